@@ -1,0 +1,67 @@
+# The two commands: `make demo` and `make test`. Both need only Python 3.10 or newer and make, and make what is missing.
+# Another Python: make demo PYTHON=/path/to/python3.12
+
+PYTHON ?= python3
+TEST_PROCESSES ?= 2
+
+VENV := .venv
+VENV_PYTHON := $(VENV)/bin/python
+PIP_INSTALL := $(VENV_PYTHON) -m pip install --disable-pip-version-check --constraint constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check bench clean
+.NOTPARALLEL:  # there is one environment to install into
+
+help:
+	@echo "make demo    train on scikit-learn's digits, evaluate, predict, save, plot"
+	@echo "make test    lint, types, and the whole test suite"
+	@echo "make check   lint and types only"
+	@echo "make bench   the benchmarks"
+	@echo "make clean   remove the environment ($(VENV))"
+
+demo: $(VENV)/.demo
+	@$(VENV_PYTHON) examples/train_digits.py
+
+test: check
+	@$(VENV_PYTHON) -m pytest --numprocesses $(TEST_PROCESSES)
+
+check: $(VENV)/.dev
+	@PYTHON=$(VENV_PYTHON) scripts/check
+
+bench: $(VENV)/.bench
+	@$(VENV_PYTHON) benchmarks/overhead.py
+
+clean:
+	rm -rf $(VENV)
+
+# An empty file marks each finished part of the environment, so that a second `make` has nothing to install.
+
+$(VENV)/.created:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+		echo "'$(PYTHON)' does not start Python 3.10 or newer, which is needed here." >&2; \
+		echo "Install one, or name one: make $(MAKECMDGOALS) PYTHON=/path/to/python3" >&2; \
+		exit 1; }
+	@$(PYTHON) -m venv --clear $(VENV) || { \
+		echo "'$(PYTHON) -m venv $(VENV)' failed (its reason stands above), so there is nowhere to install to." >&2; \
+		echo "On Debian and Ubuntu: apt install python3-venv. Or name another Python:" >&2; \
+		echo "make $(MAKECMDGOALS) PYTHON=/path/to/python3" >&2; \
+		exit 1; }
+	@touch $@
+
+# Alone and first: what comes later only asks for "torch", and is content with the build that is already there.
+$(VENV)/.torch: $(VENV)/.created constraints.txt
+	@echo "Installing torch: some minutes the first time, nothing after that."
+	@$(PIP_INSTALL) torch
+	@touch $@
+
+# Without its dependencies, which include torch again; the extras bring the others.
+$(VENV)/.torchvision: $(VENV)/.torch
+	@$(PIP_INSTALL) -qq --no-deps torchvision
+	@touch $@
+
+$(VENV)/.demo $(VENV)/.bench: $(VENV)/.torch pyproject.toml
+$(VENV)/.dev: $(VENV)/.torchvision pyproject.toml
+$(VENV)/.demo $(VENV)/.dev $(VENV)/.bench:
+	@echo "Installing this package and what 'make $(MAKECMDGOALS)' needs."
+	@$(PIP_INSTALL) -qq --editable '.[$(patsubst .%,%,$(@F))]'
+	@touch $@

@@ -1,0 +1,10 @@
+"""Trains, evaluates, predicts with and saves any PyTorch model, on any hardware that accelerate reaches."""
+
+from pytorch_accelerated.distributed import notebook_launcher
+from pytorch_accelerated.placeholders import TrainerPlaceholderValues
+from pytorch_accelerated.seeding import set_seed
+from pytorch_accelerated.trainer import Trainer
+
+__version__ = "1.0.0.dev0"
+
+__all__ = ["Trainer", "TrainerPlaceholderValues", "__version__", "notebook_launcher", "set_seed"]

@@ -1,0 +1,126 @@
+"""What the default hooks make of a batch: which part goes into the model, and where the loss comes from."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from pytorch_accelerated.data.loading import batch_size_of
+from pytorch_accelerated.errors import DataError
+
+
+def batch_loss(
+    model: Callable[..., Any], loss_func: Callable[..., Any] | None, batch: Any, *, hook: str
+) -> dict[str, Any]:
+    """The loss of a batch ``(inputs, targets)``, or of a dict batch.
+
+    A dict goes into the model by name, as far as the model's `forward` takes those names. With a loss function the
+    loss is ``loss_func(outputs, batch)``, without one it is the model's own: ``outputs["loss"]``, or the first of a
+    tuple.
+
+    Args:
+        model: called once.
+        loss_func: of outputs and targets; None if the model computes its loss.
+        batch: on the device of the model.
+        hook: the method to override for other batches, for error messages.
+
+    Returns:
+        `loss`, `model_outputs` and `batch_size`.
+
+    Raises:
+        DataError: for any other batch, or if there is no loss.
+    """
+    if isinstance(batch, Mapping):
+        outputs = model(**accepted_inputs(model, batch, hook=hook))
+        loss = own_loss(outputs) if loss_func is None else loss_func(outputs, batch)
+        return {"loss": loss, "model_outputs": outputs, "batch_size": batch_size_of(batch)}
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+        raise DataError(
+            f"The batch is {_describe(batch)}, but `{hook}` by default takes a pair of inputs and targets, or a dict "
+            f"of named inputs. Override `{hook}` for batches like this one."
+        )
+    if loss_func is None:
+        raise DataError(
+            "The trainer has no loss function (`loss_func` is None), and a pair of inputs and targets has no loss of "
+            "its own. Pass a loss function, or use dict batches with a model that returns its loss."
+        )
+    inputs, targets = batch
+    outputs = model(inputs)
+    return {"loss": loss_func(outputs, targets), "model_outputs": outputs, "batch_size": batch_size_of(batch)}
+
+
+def batch_predictions(model: Callable[..., Any], batch: Any, *, hook: str) -> Any:
+    """What the model makes of a batch without its targets.
+
+    A tensor goes in as it is, of a tuple or list the first item, of a dict everything that `forward` takes except for
+    labels. Of outputs that are a mapping, entries that are None are left out.
+    """
+    if isinstance(batch, Mapping):
+        inputs = accepted_inputs(model, batch, hook=hook)
+        outputs = model(**{name: value for name, value in inputs.items() if "label" not in name})
+    elif isinstance(batch, torch.Tensor):
+        outputs = model(batch)
+    elif isinstance(batch, (tuple, list)) and batch:
+        outputs = model(batch[0])
+    else:
+        raise DataError(
+            f"The batch is {_describe(batch)}, but `{hook}` by default takes a tensor, a tuple or list that begins "
+            f"with the inputs, or a dict of named inputs. Override `{hook}` for batches like this one."
+        )
+    if isinstance(outputs, Mapping):
+        return {name: value for name, value in outputs.items() if value is not None}
+    return outputs
+
+
+def accepted_inputs(model: Any, batch: Mapping[str, Any], *, hook: str) -> dict[str, Any]:
+    """The entries of `batch` that the model's `forward` takes by name."""
+    names = _parameter_names(type(_innermost(model)).forward)
+    if names is None:
+        return dict(batch)
+    inputs = {name: value for name, value in batch.items() if name in names}
+    if not inputs:
+        raise DataError(
+            f"The batch has the entries {', '.join(map(repr, batch))}, but the model takes {', '.join(sorted(names))}: "
+            f"none of the names fits. Rename the entries, or override `{hook}`."
+        )
+    return inputs
+
+
+def own_loss(outputs: Any) -> Any:
+    """The loss among a model's outputs."""
+    if isinstance(outputs, Mapping) and outputs.get("loss") is not None:
+        return outputs["loss"]
+    if isinstance(outputs, (tuple, list)) and outputs and isinstance(outputs[0], torch.Tensor):
+        return outputs[0]
+    raise DataError(
+        f"The trainer has no loss function (`loss_func` is None), so the model must return its loss, but it returned "
+        f"{_describe(outputs)}. Pass a loss function, or put the labels into the batch so that the model can."
+    )
+
+
+@functools.lru_cache(maxsize=16)
+def _parameter_names(forward: Callable[..., Any]) -> frozenset[str] | None:
+    """The names `forward` takes, or None if it takes any."""
+    parameters = inspect.signature(forward).parameters.values()
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
+        return None
+    return frozenset(parameter.name for parameter in parameters) - {"self"}
+
+
+def _innermost(model: Any) -> Any:
+    """The user's module within wrappers, whose own `forward` takes anything."""
+    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        return _innermost(model.module)
+    return getattr(model, "_orig_mod", model)
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return f"a {type(value).__name__} with the entries {', '.join(map(repr, value)) or '(none)'}"
+    if isinstance(value, (tuple, list)):
+        return f"a {type(value).__name__} of {len(value)} items"
+    return f"a {type(value).__name__}"

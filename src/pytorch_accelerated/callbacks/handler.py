@@ -1,0 +1,138 @@
+"""Fires events: per event, the list of methods that really do something."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from pytorch_accelerated.callbacks.base import EVENTS, TrainerCallback
+from pytorch_accelerated.errors import (
+    ArgumentTypeError,
+    CallbackMethodNotImplementedError,
+    DuplicateCallbackError,
+    StopTrainingError,
+)
+
+
+class CallbackHandler:
+    """Holds the callbacks of a trainer, in the order given, and calls them.
+
+    Args:
+        callbacks: instances, or classes that can be made without arguments.
+        custom_events: names of events that the trainer fires besides the built-in ones.
+
+    Raises:
+        ArgumentTypeError: for anything that is neither.
+        DuplicateCallbackError: if two callbacks have the same `TrainerCallback.state_key`.
+    """
+
+    def __init__(self, callbacks: Iterable[Any] = (), custom_events: Iterable[str] = ()) -> None:
+        self._callbacks: list[Any] = []
+        self._methods: dict[str, list[Callable[..., Any]]] = {}
+        self._known_events = {*EVENTS, *custom_events}
+        self.add_callbacks(callbacks)
+
+    def add_callbacks(self, callbacks: Iterable[Any]) -> None:
+        """Add several callbacks at the end, in their order."""
+        if isinstance(callbacks, (type, TrainerCallback)) or not isinstance(callbacks, Iterable):
+            raise ArgumentTypeError(
+                f"`callbacks` is {callbacks!r}, which is no list of callbacks. "
+                "Put it into a list or tuple, even if there is only one."
+            )
+        for callback in callbacks:
+            self.add_callback(callback)
+
+    def add_callback(self, callback: Any) -> None:
+        """Add one callback, an instance or a class, at the end."""
+        if isinstance(callback, type):
+            callback = self._instantiate(callback)
+        if not isinstance(callback, TrainerCallback) and not any(hasattr(callback, name) for name in EVENTS):
+            raise ArgumentTypeError(
+                f"{callback!r} cannot be used as a callback: it has none of the events. "
+                "Pass a TrainerCallback, as an instance or as a class without required arguments."
+            )
+        self._refuse_duplicate(callback)
+        self._warn_about_misspelt_events(callback)
+        self._callbacks.append(callback)
+        self._methods.clear()
+
+    def clear_callbacks(self) -> None:
+        """Forget all callbacks."""
+        self._callbacks.clear()
+        self._methods.clear()
+
+    @property
+    def callback_list(self) -> str:
+        """The names of the callback classes, one a line."""
+        return "\n".join(type(callback).__name__ for callback in self._callbacks)
+
+    @property
+    def callbacks(self) -> list[Any]:
+        """The callbacks, in order. A copy: use `add_callback` to change the handler."""
+        return list(self._callbacks)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.callbacks)
+
+    def __len__(self) -> int:
+        return len(self._callbacks)
+
+    def call_event(self, event: str, *args: Any, **kwargs: Any) -> None:
+        """Call the method named `event` of every callback that has one, in order.
+
+        `StopTrainingError` goes up when all have been called; any other exception goes up at once.
+        """
+        methods = self._methods.get(event)
+        if methods is None:
+            methods = self.acting_methods(event)
+            self._methods[event] = methods
+        stop: StopTrainingError | None = None
+        for method in methods:
+            try:
+                method(*args, **kwargs)
+            except StopTrainingError as error:
+                stop = stop or error
+            except CallbackMethodNotImplementedError:
+                continue
+        if stop is not None:
+            raise stop
+
+    def acting_methods(self, event: str) -> list[Callable[..., Any]]:
+        """The bound methods that `event` will call: those that are not the empty ones of `TrainerCallback`."""
+        empty = getattr(TrainerCallback, event, None)
+        methods = [getattr(callback, event, None) for callback in self._callbacks]
+        return [method for method in methods if callable(method) and getattr(method, "__func__", method) is not empty]
+
+    def _instantiate(self, callback_class: type) -> Any:
+        try:
+            inspect.signature(callback_class).bind()
+        except TypeError as error:
+            raise ArgumentTypeError(
+                f"The callback class {callback_class.__name__} cannot be made without arguments ({error}). "
+                f"Pass an instance: {callback_class.__name__}(...)."
+            ) from error
+        return callback_class()
+
+    def _refuse_duplicate(self, callback: Any) -> None:
+        key = getattr(callback, "state_key", None) or type(callback).__name__
+        for other in self._callbacks:
+            if key == (getattr(other, "state_key", None) or type(other).__name__):
+                raise DuplicateCallbackError(
+                    f"There is already a callback with the state key {key!r}. In a saved training state the two "
+                    "could not be told apart. Remove one of them, or give each its own `state_key`."
+                )
+
+    def _warn_about_misspelt_events(self, callback: Any) -> None:
+        for name in dir(type(callback)):
+            if not name.startswith("on_") or name in self._known_events:
+                continue
+            close = difflib.get_close_matches(name, self._known_events, n=1)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            warnings.warn(
+                f"{type(callback).__name__}.{name} will never be called by the training loop: no event has that "
+                f"name.{hint} If you fire it yourself, list it in the trainer's class attribute `custom_events`.",
+                stacklevel=5,
+            )

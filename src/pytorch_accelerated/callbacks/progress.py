@@ -1,0 +1,366 @@
+"""What a run shows on the screen: a line at its start and end, bars, and a table of the metrics.
+
+These classes keep no state that `__init__` or one certain event must have prepared, because users' subclasses call
+neither: defaults are in the class, or made at first use.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from pytorch_accelerated.callbacks.base import TrainerCallback
+from pytorch_accelerated.progress.display import Display, above_bars, display_factory
+from pytorch_accelerated.progress.formats import format_duration, format_number
+from pytorch_accelerated.progress.progress import Progress
+from pytorch_accelerated.progress.table import GrowingTable, block, screen_columns
+
+if TYPE_CHECKING:
+    from pytorch_accelerated.run_config import TrainerRunConfig
+    from pytorch_accelerated.trainer import Trainer
+
+
+class PrintProgressCallback(TrainerCallback):
+    """Says in a line what a run is going to do, and in another what it did."""
+
+    _started: float | None = None
+    _stopped_early = False
+
+    def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        """For example "Training 10 epochs of 45 updates, 32 samples each, on cpu, seed 42"."""
+        self._started = time.perf_counter()
+        self._stopped_early = False
+        config = _config_of(trainer)
+        precision = None if config.mixed_precision == "no" else config.mixed_precision
+        parts = [f"Training {_length_of(config)}", _sizes_of(config), _where(trainer), precision, f"seed {config.seed}"]
+        _print(trainer, ", ".join(filter(None, parts)))
+
+    def on_stop_training_error(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Remember it for the end of the run."""
+        self._stopped_early = True
+
+    def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        """For example "Finished 10 epochs, 450 updates in 12.3s"."""
+        state = trainer.run_state
+        word = "Stopped early after" if self._stopped_early else "Finished"
+        skipped = f" ({state.skipped_updates} skipped)" if state.skipped_updates else ""
+        duration = f" in {format_duration(time.perf_counter() - self._started)}" if self._started is not None else ""
+        epochs, updates = _count(state.epochs, "epoch"), _count(state.updates, "update")
+        _print(trainer, f"{word} {epochs}, {updates}{skipped}{duration}")
+
+    def on_evaluation_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        """For example "Evaluating 12 batches of 32 samples, on cpu"."""
+        batches, samples = _length(trainer._eval_dataloader), _config_of(trainer).eval_total_batch_size
+        work = "a stream" if batches is None else _count(batches, "batch", "batches")
+        of_samples = "" if samples is None else f" of {_count(samples, 'sample')}"
+        _print(trainer, f"Evaluating {work}{of_samples}, {_where(trainer)}")
+
+
+class ProgressBarCallback(TrainerCallback):
+    """Shows how far each pass over the data is: a bar in terminals and notebooks, now and then a line elsewhere."""
+
+    _open: tuple[Progress, ...] = ()  # the innermost pass is last: an evaluation inside a training epoch
+    _new_display: Callable[[], Display] | None = None
+
+    def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Look where the output goes."""
+        self._start_run()
+
+    def on_train_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Begin with an epoch."""
+        self._close_all()
+        config, state = _config_of(trainer), trainer.run_state
+        epoch = trainer.run_history.current_epoch  # goes on after an earlier run, whose epochs `num_epochs` leaves out
+        last = "" if config.num_epochs is None else f"/{epoch + config.num_epochs - state.epochs - 1}"
+        self._start_pass(
+            trainer,
+            f"epoch {epoch}{last}",
+            _batches_of_epoch(trainer),
+            per_device_batch_size=config.train_per_device_batch_size,
+            read_facts=functools.partial(_training_facts, trainer),
+            done=state.batches_in_epoch,
+        )
+
+    def on_train_step_end(
+        self, trainer: Trainer, batch: Any, batch_output: dict[str, Any], step: int = 0, **kwargs: Any
+    ) -> None:
+        """Count a batch."""
+        if self._open:
+            self._open[-1].advance()
+
+    def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Wipe the bar off the screen."""
+        self._close_all()
+
+    def on_eval_epoch_start(self, trainer: Trainer, is_intermediate: bool = False, **kwargs: Any) -> None:
+        """Begin with an evaluation."""
+        self._start_pass(
+            trainer,
+            "evaluation",
+            _length(trainer._eval_dataloader),
+            per_device_batch_size=_config_of(trainer).eval_per_device_batch_size,
+            read_facts=functools.partial(_loss_so_far, trainer),
+        )
+
+    def on_eval_step_end(self, trainer: Trainer, batch: Any, batch_output: dict[str, Any], **kwargs: Any) -> None:
+        """Count a batch."""
+        if self._open:
+            self._open[-1].advance()
+
+    def on_eval_epoch_end(self, trainer: Trainer, is_intermediate: bool = False, **kwargs: Any) -> None:
+        """Wipe the bar off the screen."""
+        self._close_innermost()
+
+    def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Leave no bar behind, wherever the run was stopped."""
+        self._close_all()
+
+    def on_evaluation_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Look where the output goes."""
+        self._start_run()
+
+    def on_evaluation_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Leave no bar behind."""
+        self._close_all()
+
+    def on_prediction_run_start(self, trainer: Trainer, num_batches: int | None = None, **kwargs: Any) -> None:
+        """Begin with the predictions, maybe inside another run."""
+        self._start_pass(trainer, "prediction", num_batches)
+
+    def on_prediction_step_end(self, trainer: Trainer, batch: Any, predictions: Any, **kwargs: Any) -> None:
+        """Count a batch."""
+        if self._open:
+            self._open[-1].advance()
+
+    def on_prediction_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Wipe the bar off the screen."""
+        self._close_innermost()
+
+    def on_stop_training_error(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Wipe the bar off the screen."""
+        self._close_all()
+
+    def on_exception(self, trainer: Trainer, exception: BaseException, **kwargs: Any) -> None:
+        """Wipe the bar off the screen, so that it does not run into the traceback."""
+        self._close_all()
+
+    def _start_run(self) -> None:
+        self._close_all()
+        self._new_display = None  # the output may go elsewhere by now
+
+    def _start_pass(
+        self,
+        trainer: Trainer,
+        label: str,
+        total: int | None,
+        *,
+        per_device_batch_size: int | None = None,
+        read_facts: Callable[[], Mapping[str, str]] = dict,
+        done: int = 0,
+    ) -> None:
+        if not trainer._ranks.is_first_of_node:
+            return
+        if self._new_display is None:
+            self._new_display = display_factory(functools.partial(_print, trainer))
+        progress = Progress(
+            label,
+            total,
+            self._new_display(),
+            samples_per_batch=None if per_device_batch_size is None else per_device_batch_size * trainer._ranks.count,
+            read_facts=read_facts,
+            done=done,
+        )
+        self._open = (*self._open, progress)
+
+    def _close_innermost(self) -> None:
+        if self._open:
+            self._open[-1].close()
+            self._open = self._open[:-1]
+
+    def _close_all(self) -> None:
+        while self._open:
+            self._close_innermost()
+
+
+class LogMetricsCallback(TrainerCallback):
+    """Hands new values of the run history to `log_metrics`, which by default shows them as a table.
+
+    Metrics whose names start with "train" are logged when a training epoch is over, the others after an evaluation,
+    and what came later at the end of the epoch. A value is logged once. Several loggers each see every value.
+
+    In the table an epoch is one row, evaluation included. An evaluation inside an epoch has a row of its own, such as
+    "3 @120" for epoch 3 after update 120. The metrics of `Trainer.evaluate` are shown in one line.
+    """
+
+    _row: dict[str, str] | None = None  # the row that is being filled, if there is one
+    _epoch_started: float | None = None
+
+    def log_metrics(self, trainer: Trainer, metrics: dict[str, float]) -> None:
+        """Override this to send the metrics elsewhere. Called on every rank; the default prints once per node.
+
+        Args:
+            trainer: the trainer.
+            metrics: the values by name.
+        """
+        cells = {name: format_number(value) for name, value in metrics.items()}
+        if self._row is not None:
+            self._row.update(cells)
+        else:
+            _print(trainer, "\n".join(block(cells, columns=screen_columns())))
+
+    def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Begin with a new table."""
+        self._row = None
+        self._table = _new_table()
+
+    def on_train_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Take the time."""
+        self._print_row(trainer)
+        self._epoch_started = time.perf_counter()
+
+    def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Log the metrics of the training epoch."""
+        self._start_row(trainer, f"{trainer.run_history.current_epoch}")
+        self._log_updated(trainer, "train")
+
+    def on_eval_epoch_end(self, trainer: Trainer, is_intermediate: bool = False, **kwargs: Any) -> None:
+        """Log the metrics of the evaluation."""
+        if is_intermediate:
+            self._start_row(trainer, f"{trainer.run_history.current_epoch} @{trainer.run_state.updates}")
+        self._log_updated(trainer, "other")
+        if is_intermediate:
+            self._print_row(trainer)
+
+    def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Log the rest, for example the metrics of an epoch without an evaluation, and print the row."""
+        self._log_updated(trainer, "train", "other")
+        self._print_row(trainer)
+
+    def on_evaluation_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Log the rest."""
+        self._log_updated(trainer, "train", "other")
+
+    def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Print what is left."""
+        self._print_row(trainer)
+
+    def on_stop_training_error(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Print what is left."""
+        self._print_row(trainer)
+
+    def on_exception(self, trainer: Trainer, exception: BaseException, **kwargs: Any) -> None:
+        """Print what is left: the metrics of an epoch whose evaluation failed."""
+        self._print_row(trainer)
+
+    @functools.cached_property
+    def _table(self) -> GrowingTable:
+        return _new_table()
+
+    def _log_updated(self, trainer: Trainer, *kinds: str) -> None:
+        metrics: dict[str, float] = {}
+        for kind in kinds:
+            # The history knows what each reader has seen, also after a resume.
+            records = trainer.run_history.read_new_records(f"{self.state_key} {kind}")
+            metrics.update((record.name, record.value) for record in records if _kind_of(record.name) == kind)
+        if metrics:
+            self.log_metrics(trainer, metrics)
+
+    def _start_row(self, trainer: Trainer, title: str) -> None:
+        self._print_row(trainer)
+        self._row = {"epoch": title}
+
+    def _print_row(self, trainer: Trainer) -> None:
+        row, self._row = self._row, None
+        if row is None or len(row) == 1:  # nothing but its title: `log_metrics` is overridden
+            return
+        row.setdefault("lr", _learning_rate(trainer))
+        if self._epoch_started is not None:
+            row["time"] = format_duration(time.perf_counter() - self._epoch_started)
+        _print(trainer, self._table.add_row(row))
+
+
+PrintMetricsCallback = LogMetricsCallback
+
+
+def _kind_of(metric_name: str) -> str:
+    return "train" if metric_name.startswith("train") else "other"
+
+
+def _new_table() -> GrowingTable:
+    return GrowingTable(minor_names=("lr", "time"))
+
+
+def _training_facts(trainer: Trainer) -> dict[str, str]:
+    return {**_loss_so_far(trainer), "lr": _learning_rate(trainer)}
+
+
+def _loss_so_far(trainer: Trainer) -> dict[str, str]:
+    loss = trainer._loss_tracker.peek()
+    return {} if loss is None else {"loss": format_number(loss)}
+
+
+def _learning_rate(trainer: Trainer) -> str:
+    return f"{float(trainer.optimizer.param_groups[0]['lr']):.2e}"
+
+
+def _batches_of_epoch(trainer: Trainer) -> int | None:
+    """Batches of this rank until the epoch ends, or the run inside it."""
+    batches = _length(trainer._train_dataloader)
+    config, state = _config_of(trainer), trainer.run_state
+    if config.max_num_train_steps is None:
+        return batches
+    updates_left = config.max_num_train_steps - (state.updates - state.updates_in_epoch)
+    batches_left = updates_left * (config.gradient_accumulation_steps or 1)
+    return batches_left if batches is None else min(batches, batches_left)
+
+
+def _length(loader: Any) -> int | None:
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError):
+        return None
+
+
+def _where(trainer: Trainer) -> str:
+    count = _config_of(trainer).num_processes
+    return f"on {trainer.device}" if count == 1 else f"on {count} processes ({trainer.device.type})"
+
+
+def _length_of(config: TrainerRunConfig) -> str:
+    """For example "10 epochs of 45 updates"."""
+    epochs = "" if config.num_epochs is None else _count(config.num_epochs, "epoch")
+    updates = "" if config.max_num_train_steps is None else _count(config.max_num_train_steps, "update")
+    if config.num_update_steps_per_epoch is None:  # a stream
+        return updates or epochs
+    each = _count(config.num_update_steps_per_epoch, "update")
+    is_whole = config.max_num_train_steps == (config.num_epochs or 0) * config.num_update_steps_per_epoch
+    return f"{epochs} of {each}" if is_whole else f"{updates} ({epochs} of {each})"
+
+
+def _sizes_of(config: TrainerRunConfig) -> str:
+    """For example "64 samples each (8 x 4 accumulated x 2 processes)"."""
+    if config.train_total_batch_size is None:
+        return ""
+    factors = [str(config.train_per_device_batch_size)]
+    if config.gradient_accumulation_steps != 1:
+        factors.append(f"{config.gradient_accumulation_steps} accumulated")
+    if config.num_processes != 1:
+        factors.append(f"{config.num_processes} processes")
+    product = f" ({' x '.join(factors)})" if len(factors) > 1 else ""
+    return f"{_count(config.train_total_batch_size, 'sample')} each{product}"
+
+
+def _config_of(trainer: Trainer) -> TrainerRunConfig:
+    assert trainer.run_config is not None  # there is one as soon as a run has begun
+    return trainer.run_config
+
+
+def _count(count: int, word: str, words: str | None = None) -> str:
+    return f"{count} {word if count == 1 else words or word + 's'}"
+
+
+def _print(trainer: Trainer, text: str) -> None:
+    with above_bars():
+        trainer.print(text)

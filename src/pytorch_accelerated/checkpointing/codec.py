@@ -1,0 +1,409 @@
+"""Nested Python state as strict JSON plus named tensors, and back, without pickle.
+
+`encode` takes what optimizers, schedulers, modules, random generators and callbacks hold in their state dicts:
+
+- None, bools, ints of any size, floats (NaN and infinities too), complex numbers, strings, bytes;
+- lists, tuples, `torch.Size`, and dicts, `OrderedDict`s and `Counter`s with any hashable keys of these kinds;
+- tensors of every dense dtype, numpy arrays and scalars with a dtype that torch has, `torch.dtype`, `torch.device`;
+- enum members, of which the plain value comes back: nothing is ever imported by a name that stands in a file.
+
+In JSON a value without an equivalent there is an object with the key ``"$"``, which names its kind. Kinds are compared
+exactly: a subclass may hold more than its base, so it is refused rather than flattened.
+
+Tensors that overlap in memory are stored once and overlap again when read. Dimension order in memory
+(``channels_last``, transposed weights) is restored; gaps and repeats (``x[:, ::2]``, ``expand``) are too, at the price
+of storing all bytes from a tensor's first element to its last. Tensors come back on the CPU.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import re
+from base64 import b64decode, b64encode
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from pytorch_accelerated.checkpointing.strict_json import MAX_DEPTH
+from pytorch_accelerated.checkpointing.tensor_file import DTYPE_NAMES
+from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError
+
+
+class _Sentinel(enum.Enum):
+    KEEP_LIVE = "keep live"
+
+
+KEEP_LIVE: Final = _Sentinel.KEEP_LIVE
+"""Stands in a state for a value that is not stored, because the one in the running program stays in use."""
+
+_DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (*DTYPE_NAMES, torch.complex32, torch.complex128, torch.float8_e8m0fnu)
+}
+_ALIGNMENT_BYTES = 16  # the largest element (complex128), so that every dtype can start where a stored region starts
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """What `encode` returns.
+
+    Attributes:
+        structure: what `strict_json.dump_json` takes.
+        tensors: by name, as `tensor_file.chunks` takes them. They are the live ones, on their devices, not copies.
+    """
+
+    structure: Any
+    tensors: dict[str, torch.Tensor]
+
+
+def encode(value: Any, *, path: str) -> Encoded:
+    """`value` in two parts that can be written without pickle.
+
+    Tensors are named by where they are in `value`, so a part that holds a module's state dict is, for other readers of
+    safetensors, that state dict. Nothing is copied and the host never waits for a device.
+
+    Args:
+        value: nested state, see the top of this file.
+        path: what errors call `value`, for example ``optimizer``.
+
+    Raises:
+        CheckpointError: names every value that cannot be stored, for example ``optimizer.param_groups[0].foo``.
+    """
+    encoder = _Encoder(path)
+    structure = encoder.encode(value, "", 0)
+    if encoder.complaints:
+        raise CheckpointError(
+            "Cannot be stored in a checkpoint:\n  "
+            + "\n  ".join(encoder.complaints)
+            + "\nKeep plain values and tensors there, or leave these out of the state dict."
+        )
+    return Encoded(structure, _place_tensors(encoder.found))
+
+
+def decode(structure: Any, tensors: Mapping[str, torch.Tensor], *, path: str) -> Any:
+    """The value that `encode` was given. Its tensors share memory with `tensors` wherever their layout allows.
+
+    Args:
+        structure: from `strict_json.load_json`.
+        tensors: from `tensor_file.read_tensors`.
+        path: what errors call the value.
+
+    Raises:
+        InvalidCheckpointError: names the place that does not make sense.
+    """
+    return _Decoder(tensors, path).decode(structure, "")
+
+
+def hide_callables(state: dict[str, Any]) -> dict[str, Any]:
+    """An optimizer's state dict with `KEEP_LIVE` in place of every callable in its parameter groups."""
+    groups = [
+        {key: KEEP_LIVE if callable(value) else value for key, value in group.items()}
+        for group in state["param_groups"]
+    ]
+    return {**state, "param_groups": groups}
+
+
+def restore_callables(state: dict[str, Any], live: torch.optim.Optimizer) -> dict[str, Any]:
+    """The inverse of `hide_callables`, with the callables of `live`.
+
+    Raises:
+        InvalidCheckpointError: names every callable that `live` does not have.
+    """
+    complaints = []
+    groups = []
+    for index, group in enumerate(state["param_groups"]):
+        live_group = live.param_groups[index] if index < len(live.param_groups) else {}
+        groups.append({key: live_group.get(key) if value is KEEP_LIVE else value for key, value in group.items()})
+        complaints += [
+            f"param_groups[{index}].{key}"
+            for key, value in group.items()
+            if value is KEEP_LIVE and not callable(live_group.get(key))
+        ]
+    if complaints:
+        raise InvalidCheckpointError(
+            f"The saved optimizer had functions at {', '.join(complaints)}, the {type(live).__name__} of this run has "
+            "none there. Functions are not stored: create the optimizer with the same ones, then load."
+        )
+    return {**state, "param_groups": groups}
+
+
+def _child(path: str, key: Any) -> str:
+    if type(key) is str and re.fullmatch(r"[\w.]+", key):
+        return f"{path}.{key}" if path else key
+    return f"{path}[{key!r}]"
+
+
+def _place(root: str, path: str) -> str:
+    return root + (path if path.startswith("[") or not path else f".{path}")
+
+
+@dataclass
+class _Found:
+    """A tensor on its way: `node` is its place in the structure, filled when all tensors are known."""
+
+    name: str
+    tensor: torch.Tensor
+    node: dict[str, Any]
+
+    @property
+    def layout(self) -> tuple[Any, ...]:
+        tensor = self.tensor
+        return tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
+
+    @property
+    def first_byte(self) -> int:
+        return int(self.tensor.storage_offset()) * self.tensor.element_size()
+
+    @property
+    def end_byte(self) -> int:
+        return self.first_byte + _span(self.tensor.shape, self.tensor.stride()) * self.tensor.element_size()
+
+
+class _Encoder:
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self.found: list[_Found] = []
+        self.complaints: list[str] = []
+
+    def encode(self, value: Any, path: str, depth: int) -> Any:
+        if depth > MAX_DEPTH:
+            return self._refuse(path, f"nested deeper than {MAX_DEPTH} levels, or holds itself")
+        kind = type(value)
+        if value is None or kind in (bool, str):
+            return value
+        if kind is int:
+            return value if -(2**63) <= value < 2**63 else {"$": "int", "hex": hex(value)}
+        if kind is float:
+            return value if math.isfinite(value) else {"$": "float", "text": repr(value)}
+        if kind is complex:
+            return {"$": "complex", "real": self.encode(value.real, path, 0), "imag": self.encode(value.imag, path, 0)}
+        if kind is bytes:
+            return {"$": "bytes", "base64": b64encode(value).decode("ascii")}
+        if kind in (list, tuple, torch.Size):
+            items = [self.encode(item, f"{path}[{index}]", depth + 1) for index, item in enumerate(value)]
+            return items if kind is list else {"$": "tuple" if kind is tuple else "size", "items": items}
+        if kind in (dict, OrderedDict, Counter):
+            return self._encode_dict(value, path, depth)
+        if value is KEEP_LIVE:
+            return {"$": "live"}
+        if isinstance(value, enum.Enum):
+            return {
+                "$": "enum",
+                "member": f"{kind.__name__}.{value.name}",
+                "value": self.encode(value.value, path, depth + 1),
+            }
+        if kind is torch.dtype and value in _DTYPES.values():
+            return {"$": "dtype", "name": str(value).removeprefix("torch.")}
+        if kind is torch.device:
+            return {"$": "device", "name": str(value)}
+        if isinstance(value, torch.Tensor):
+            return self._encode_tensor(value, path)
+        if kind is np.ndarray or isinstance(value, np.generic):
+            return self._encode_numpy(value, path)
+        return self._refuse(path, f"is a {kind.__module__}.{kind.__qualname__}")
+
+    def _encode_dict(self, value: dict[Any, Any], path: str, depth: int) -> Any:
+        if type(value) is dict and "$" not in value and all(type(key) is str for key in value):
+            return {key: self.encode(item, _child(path, key), depth + 1) for key, item in value.items()}
+        items = []
+        for key, item in value.items():
+            place = _child(path, key)
+            if isinstance(key, torch.Tensor):
+                self._refuse(path, "has a tensor as a key, which could not be found again")
+            else:
+                items.append([self.encode(key, place, depth + 1), self.encode(item, place, depth + 1)])
+        node = {"$": {dict: "dict", OrderedDict: "ordered dict", Counter: "counter"}[type(value)], "items": items}
+        # Modules keep the version of their state dict's format in this attribute; without it a module that changed its
+        # format would convert a current state as if it were an old one.
+        if type(value) is OrderedDict and hasattr(value, "_metadata"):
+            node["metadata"] = self.encode(value._metadata, f"{path}._metadata", depth + 1)
+        return node
+
+    def _encode_tensor(self, tensor: torch.Tensor, path: str) -> Any:
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.is_nested:
+            return self._refuse(path, f"is a {type(tensor).__name__}, a tensor of a special kind")
+        if tensor.layout is not torch.strided or tensor.dtype not in _DTYPES.values() or tensor.is_meta:
+            return self._refuse(path, f"is a tensor with {tensor.layout}, {tensor.dtype} on {tensor.device}")
+        node: dict[str, Any] = {}
+        self.found.append(_Found(path, tensor.detach().resolve_conj().resolve_neg(), node))
+        return node
+
+    def _encode_numpy(self, value: np.ndarray[Any, Any] | np.generic, path: str) -> Any:
+        try:
+            tensor = torch.from_numpy(np.array(value, order="C"))  # a copy: a read-only array would make torch warn
+        except (TypeError, ValueError):
+            return self._refuse(path, f"is a numpy value of dtype {value.dtype}")
+        return {"$": "array" if isinstance(value, np.ndarray) else "scalar", "value": self._encode_tensor(tensor, path)}
+
+    def _refuse(self, path: str, complaint: str) -> None:
+        self.complaints.append(f"{_place(self.root, path)} {complaint}")
+
+
+def _place_tensors(found: list[_Found]) -> dict[str, torch.Tensor]:
+    """The tensors to store, and in each node where its tensor is to be found in them."""
+    stored: dict[str, torch.Tensor] = {}
+    for group in _overlapping(found):
+        first = group[0]
+        name = first.name or "value"
+        while name in stored or name == "__metadata__":  # reserved by the file format
+            name += "'"
+        is_one_tensor = all(one.layout == first.layout for one in group) and first.tensor.dtype in DTYPE_NAMES
+        if is_one_tensor and _is_dense(first.tensor.shape, first.tensor.stride()):
+            stored[name] = first.tensor
+            for one in group:
+                one.node.update({"$": "tensor", "name": name})
+                if one.tensor.stride() != _contiguous_stride(one.tensor.shape):
+                    one.node["stride"] = list(one.tensor.stride())
+        else:
+            start = first_byte = min(one.first_byte for one in group)
+            start -= first_byte % _ALIGNMENT_BYTES
+            stored[name] = _bytes_of_storage(first.tensor, start, max(one.end_byte for one in group))
+            for one in group:
+                dtype = str(one.tensor.dtype).removeprefix("torch.")
+                one.node.update({"$": "view", "name": name, "dtype": dtype})
+                one.node["offset"] = (one.first_byte - start) // one.tensor.element_size()
+                one.node.update({"shape": list(one.tensor.shape), "stride": list(one.tensor.stride())})
+    return stored
+
+
+def _overlapping(found: list[_Found]) -> list[list[_Found]]:
+    """Groups of tensors that share memory, directly or through others; both levels in the order of `found`."""
+    by_storage: dict[Any, list[int]] = {}
+    for index, one in enumerate(found):
+        storage = one.tensor.untyped_storage()
+        owner: Any = index if one.tensor.numel() == 0 else (one.tensor.device, storage.data_ptr())
+        by_storage.setdefault(owner, []).append(index)
+    groups = []
+    for indices in by_storage.values():
+        end = -1
+        for index in sorted(indices, key=lambda index: found[index].first_byte):
+            if found[index].first_byte >= end:
+                groups.append([index])
+            else:
+                groups[-1].append(index)
+            end = max(end, found[index].end_byte)
+    return [[found[index] for index in sorted(group)] for group in sorted(groups, key=min)]
+
+
+def _span(shape: torch.Size, stride: tuple[int, ...]) -> int:
+    """Elements from the first to the last in memory."""
+    if 0 in shape:
+        return 0
+    return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+
+
+def _is_dense(shape: torch.Size, stride: tuple[int, ...]) -> bool:
+    """Whether the elements lie in memory without gap and repeat, in whatever order of dimensions."""
+    expected = 1
+    for step, size in sorted(zip(stride, shape, strict=True)):
+        if size > 1 and step != expected:
+            return 0 in shape
+        expected *= size
+    return True
+
+
+def _contiguous_stride(shape: torch.Size) -> tuple[int, ...]:
+    return torch.empty(shape, device="meta").stride()
+
+
+def _bytes_of_storage(tensor: torch.Tensor, start: int, end: int) -> torch.Tensor:
+    octets = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    return octets.set_(tensor.untyped_storage(), start, (end - start,), (1,))
+
+
+class _Decoder:
+    def __init__(self, tensors: Mapping[str, torch.Tensor], root: str) -> None:
+        self.tensors = tensors
+        self.root = root
+        self._kinds: dict[str, Callable[..., Any]] = {
+            "int": lambda hex: int(_checked(hex, str), 16),
+            "float": lambda text: {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}[text],
+            "complex": self._complex,
+            "bytes": lambda base64: b64decode(_checked(base64, str), validate=True),
+            "tuple": lambda items: tuple(_checked(items, list)),
+            "size": lambda items: torch.Size(_checked(items, list)),
+            "dict": lambda items: _dict_of(items),
+            "ordered dict": self._ordered_dict,
+            "counter": lambda items: Counter(_dict_of(items)),
+            "live": lambda: KEEP_LIVE,
+            "enum": lambda member, value: value,
+            "dtype": lambda name: _DTYPES[name],
+            "device": lambda name: torch.device(_checked(name, str)),
+            "array": lambda value: _checked(value, torch.Tensor).numpy(),
+            "scalar": lambda value: _checked(value, torch.Tensor).numpy()[()],
+            "tensor": self._tensor,
+            "view": self._view,
+        }
+
+    def decode(self, node: Any, path: str) -> Any:
+        if isinstance(node, list):
+            return [self.decode(item, f"{path}[{index}]") for index, item in enumerate(node)]
+        if not isinstance(node, dict):
+            return node
+        fields = {key: self.decode(item, _child(path, key)) for key, item in node.items()}
+        if "$" not in fields:
+            return fields
+        kind = fields.pop("$")
+        try:
+            return self._kinds[kind](**fields)
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            raise InvalidCheckpointError(
+                f"{_place(self.root, path)} cannot be read as a stored {kind!r} ({type(error).__name__}: {error}). "
+                "The file was changed, or written by another version of this library."
+            ) from error
+
+    @staticmethod
+    def _complex(real: Any, imag: Any) -> complex:
+        return complex(_checked(real, float), _checked(imag, float))
+
+    @staticmethod
+    def _ordered_dict(items: Any, metadata: Any = None) -> OrderedDict[Any, Any]:
+        ordered = OrderedDict(_dict_of(items))
+        if metadata is not None:
+            ordered._metadata = metadata  # type: ignore[attr-defined]
+        return ordered
+
+    def _tensor(self, name: str, stride: Any = None) -> torch.Tensor:
+        tensor = self.tensors[name]
+        if stride is None:
+            return tensor
+        steps = _checked_sizes(stride, tensor.dim())
+        if not _is_dense(tensor.shape, steps):
+            raise ValueError(f"the strides {steps} do not fit the shape {tuple(tensor.shape)}")
+        return torch.empty_strided(tensor.shape, steps, dtype=tensor.dtype).copy_(tensor)
+
+    def _view(self, name: str, dtype: str, offset: Any, shape: Any, stride: Any) -> torch.Tensor:
+        octets = self.tensors[name]
+        element = _DTYPES[dtype]
+        elements = octets[: octets.numel() // element.itemsize * element.itemsize].view(element)
+        size = torch.Size(_checked_sizes(shape, len(shape)))
+        (start,) = _checked_sizes([offset], 1)
+        steps = _checked_sizes(stride, len(size))
+        if start + _span(size, steps) > elements.numel():
+            raise ValueError(f"it reaches beyond the {octets.numel()} bytes that are stored")
+        return elements.as_strided(size, steps, elements.storage_offset() + start)
+
+
+def _checked(value: Any, kind: type) -> Any:
+    if type(value) is not kind:
+        raise TypeError(f"{kind.__name__} expected, found {type(value).__name__}")
+    return value
+
+
+def _checked_sizes(values: Any, count: int) -> tuple[int, ...]:
+    if len(_checked(values, list)) != count or any(_checked(value, int) < 0 for value in values):
+        raise ValueError(f"{count} sizes expected, found {values}")
+    return tuple(values)
+
+
+def _dict_of(items: Any) -> dict[Any, Any]:
+    pairs = [(key, value) for key, value in _checked(items, list)]
+    unique = dict(pairs)
+    if len(unique) != len(pairs):
+        raise ValueError("a key is repeated")
+    return unique

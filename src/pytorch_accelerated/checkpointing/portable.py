@@ -1,0 +1,146 @@
+"""Single ``.pt`` files that any ``torch.load(..., weights_only=True)`` can read."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import zipfile
+from collections import OrderedDict
+from collections.abc import Iterator
+from io import FileIO
+from pathlib import Path
+from typing import IO, Any, cast
+
+import torch
+from torch.utils.serialization import config
+
+from pytorch_accelerated.checkpointing import disk
+from pytorch_accelerated.checkpointing.layout import hidden_sibling
+from pytorch_accelerated.checkpointing.publish import explained, make_folders, sweep
+from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device)
+_PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
+
+
+def save_portable(path: str | os.PathLike[str], contents: dict[str, Any]) -> None:
+    """Write `contents` to one file, which appears whole or not at all; a file of that name is replaced.
+
+    Missing parents are made. Only the process that writes calls it.
+
+    Raises:
+        CheckpointError: names everything that a weights-only load would refuse; or says what the disk refused. What
+            was saved before is still there.
+    """
+    final = Path(path).resolve()
+    complaints = list(_unloadable(contents, "", ()))
+    if complaints:
+        raise CheckpointError(
+            f"{final} would not load with `weights_only=True`, because of:\n  "
+            + "\n  ".join(complaints)
+            + "\nStore plain values and tensors: an enum's value, a number's `float(...)`, an array's tensor."
+        )
+    if final.is_dir():
+        raise CheckpointError(f"{final} is a folder. Give the path of a file, for example {final / 'checkpoint.pt'}.")
+    with explained(final):
+        make_folders(final.parent)
+        partial = hidden_sibling(final, "partial")
+        try:
+            with disk.create_file(partial) as file:
+                sweep(final.parent, now=partial.stat().st_mtime)
+                _save(contents, file)
+                disk.flush(file)
+            disk.move(partial, final)
+        except BaseException:
+            with contextlib.suppress(OSError):  # the first error is the one to report
+                disk.remove(partial)
+            raise
+        disk.flush_folder(final.parent)
+
+
+def load_portable(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The contents of a file that `save_portable` or ``torch.save`` wrote, with its tensors on the CPU.
+
+    No code in the file is run. A checksum that ``torch.save`` writes for each tensor is compared, which ``torch.load``
+    alone does not do.
+
+    Raises:
+        CheckpointError: if there is no such file.
+        InvalidCheckpointError: if it is damaged, holds more than plain values and tensors, or no dict.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise CheckpointError(f"{path} is a folder. A training state is read with `load_training_state`.")
+    if not path.is_file():
+        near = ", ".join(sorted(child.name for child in path.parent.glob("*.pt"))) or "none"
+        raise CheckpointError(f"There is no file {path}. Files that end with '.pt' in its folder: {near}.")
+    try:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                changed = archive.testzip()
+            if changed is not None:
+                raise InvalidCheckpointError(f"its record {changed!r} was changed")
+        contents = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch and zipfile have many ways to report a file that they cannot read
+        raise InvalidCheckpointError(
+            f"{path} cannot be loaded ({type(error).__name__}, see above). Either it is damaged: use another file. Or "
+            "it holds more than plain values and tensors, which could run code: if you trust it, load it with "
+            "`torch.load` yourself and save its tensors again."
+        ) from error
+    if not isinstance(contents, dict):
+        raise InvalidCheckpointError(f"{path} holds a {type(contents).__name__}, not the dict of a checkpoint.")
+    return contents
+
+
+def _unloadable(value: Any, path: str, parents: tuple[Any, ...]) -> Iterator[str]:
+    """What in `value` a weights-only load refuses. Kinds not known here are really saved and loaded, one at a time."""
+    if type(value) in _PLAIN or type(value) in _PLAIN_TENSORS:
+        return
+    if type(value) not in (list, tuple, set, dict, OrderedDict):
+        try:
+            single = io.BytesIO()
+            torch.save(value, single)
+            single.seek(0)
+            torch.load(single, weights_only=True)
+        except Exception:
+            yield f"{path or 'the contents'}: {type(value).__module__}.{type(value).__qualname__}"
+    elif any(value is parent for parent in parents):
+        yield f"{path}: holds itself"
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _unloadable(key, f"the key {key!r} of {path or 'the contents'}", (*parents, value))
+            yield from _unloadable(item, f"{path}[{key!r}]" if path else str(key), (*parents, value))
+    else:
+        for index, item in enumerate(value):
+            yield from _unloadable(item, f"{path}[{index}]", (*parents, value))
+
+
+class _Output:
+    """A file as ``torch.save`` wants it, with every write going through `disk`."""
+
+    def __init__(self, file: FileIO) -> None:
+        self._file = file
+        self.error: BaseException | None = None
+
+    def write(self, data: bytes | memoryview) -> int:
+        try:
+            disk.write(self._file, data)
+        except BaseException as error:
+            self.error = error
+            raise
+        return len(data)
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+
+def _save(contents: dict[str, Any], file: FileIO) -> None:
+    output = _Output(file)
+    try:
+        with config.patch("save.compute_crc32", True):  # type: ignore[attr-defined]  # `load_portable` compares them
+            torch.save(contents, cast(IO[bytes], output))
+    except Exception:
+        if output.error is not None:
+            raise output.error from None  # torch may have put an error of its own in its place
+        raise

@@ -1,0 +1,231 @@
+"""Making a folder of files appear whole or not at all.
+
+One process calls `begin`; every rank may then add files; after all have reported success one process calls `commit`.
+The files are written into a hidden sibling, flushed, listed in a manifest, and renamed. A folder that already has the
+name is renamed aside first and deleted last, so at every moment one of the two is complete, and `verify.find_state`
+finds it. What dead processes left behind is removed, or put back, by the next `begin` in the same place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pytorch_accelerated.checkpointing import disk
+from pytorch_accelerated.checkpointing.layout import (
+    MANIFEST_NAME,
+    FileEntry,
+    HiddenName,
+    Manifest,
+    check_file_name,
+    dump_manifest,
+    hidden_sibling,
+)
+from pytorch_accelerated.checkpointing.verify import list_states
+from pytorch_accelerated.errors import CheckpointError
+
+_STALE_AFTER_SECONDS = 3600.0
+
+
+@dataclass(frozen=True)
+class StagedFolder:
+    """A folder in the making. It can be sent to other ranks, which may add files of their own.
+
+    Attributes:
+        staging: where its files are until it is published.
+        final: the name that it will have.
+    """
+
+    staging: Path
+    final: Path
+
+    def write_file(self, name: str, chunks: Iterable[bytes | memoryview]) -> FileEntry:
+        """Write and flush one file; the entry is for `commit`. Any rank.
+
+        Raises:
+            CheckpointError: if the disk refuses it; says how far it came.
+        """
+        return self._write(check_file_name(name), chunks)
+
+    def commit(self, facts: dict[str, Any], files: Iterable[FileEntry]) -> None:
+        """Publish the folder under its final name. One rank, after the others have written all of `files`.
+
+        Args:
+            facts: plain values to be known without reading the files.
+            files: what `write_file` returned, of all ranks.
+
+        Raises:
+            CheckpointError: if a file is missing here, or the disk refuses; what had the name before keeps it.
+        """
+        files = tuple(sorted(files, key=lambda entry: entry.name))
+        self._check_complete(files)
+        serial = 1 + max((manifest.serial for _, manifest in list_states(self.final.parent)), default=0)
+        manifest = dump_manifest(Manifest(serial, facts, files))
+        self._write(MANIFEST_NAME, [manifest])
+        with explained(self.final):
+            disk.flush_folder(self.staging)
+            replaced = self._move_aside()
+            try:
+                disk.move(self.staging, self.final)
+            except OSError:
+                if replaced is not None:
+                    disk.move(replaced, self.final)
+                raise
+            disk.flush_folder(self.final.parent)
+        if replaced is not None:
+            # The new state is safe; if the old one cannot be deleted now, a later run will sweep it.
+            with contextlib.suppress(OSError):
+                _remove_tree(_hide(replaced))
+
+    def abort(self) -> None:
+        """Delete what was written so far. One rank, when any has failed; does nothing after `commit`."""
+        if self.staging.exists():
+            # Called because something failed. That error is the one to report; a later run will sweep the rest.
+            with contextlib.suppress(OSError):
+                _remove_tree(self.staging)
+
+    def _write(self, name: str, chunks: Iterable[bytes | memoryview]) -> FileEntry:
+        digest = hashlib.sha256()
+        size_bytes = 0
+        with explained(self.final), disk.create_file(self.staging / name) as file:
+            for chunk in chunks:
+                with explained(self.final, f"writing {len(chunk)} bytes at position {size_bytes} of {name!r}"):
+                    disk.write(file, chunk)
+                digest.update(chunk)
+                size_bytes += len(chunk)
+            disk.flush(file)
+        return FileEntry(name, size_bytes, digest.hexdigest())
+
+    def _check_complete(self, files: tuple[FileEntry, ...]) -> None:
+        here = {path.name: path.stat().st_size for path in self.staging.iterdir()}
+        missing = [entry.name for entry in files if here.get(entry.name) != entry.size_bytes]
+        if missing:
+            raise CheckpointError(
+                f"{', '.join(missing)} cannot be seen in {self.staging} by the process that publishes it, although "
+                "the ranks wrote it. Save to a folder that all nodes share."
+            )
+
+    def _move_aside(self) -> Path | None:
+        if not self.final.exists():
+            return None
+        replaced = hidden_sibling(self.final, "replaced")
+        disk.move(self.final, replaced)
+        return replaced
+
+
+def begin(final: str | os.PathLike[str]) -> StagedFolder:
+    """A new, empty folder in the making, which will be called `final`. One rank.
+
+    Missing parents are made. What dead processes left in the same parent is cleaned up: those of this host at once,
+    those of other hosts when nothing in them has changed for an hour.
+
+    Raises:
+        CheckpointError: if `final` is something else than a training state or an empty folder, or the disk refuses.
+    """
+    final = Path(final).resolve()
+    if final.exists() and not _is_replaceable(final):
+        raise CheckpointError(
+            f"{final} is there already and is no training state, so it will not be replaced by one. "
+            "Choose another name, or delete it yourself."
+        )
+    with explained(final):
+        make_folders(final.parent)
+        staging = hidden_sibling(final, "partial")
+        disk.create_folder(staging)
+        sweep(final.parent, now=staging.stat().st_mtime)  # the clock of the file system, which may be another's
+    return StagedFolder(staging, final)
+
+
+def remove_state(folder: Path) -> None:
+    """Delete a state folder. A process that dies on the way leaves the whole state, or nothing that looks like one.
+
+    Raises:
+        CheckpointError: if the disk refuses.
+    """
+    with explained(folder, "deleting it"):
+        _remove_tree(_hide(folder))
+
+
+def make_folders(folder: Path) -> None:
+    """Make `folder` and its missing parents, and wait until they would survive a power cut."""
+    if not folder.is_dir():
+        make_folders(folder.parent)
+        with contextlib.suppress(FileExistsError):  # another rank was faster
+            disk.create_folder(folder)
+        disk.flush_folder(folder.parent)
+
+
+def sweep(parent: Path, *, now: float) -> None:
+    """Clean up what dead processes left in `parent`: half-written things go, half-replaced states come back.
+
+    Args:
+        parent: the folder to look through.
+        now: seconds since the epoch, by the clock of the file system.
+    """
+    for path in sorted(parent.iterdir()):
+        hidden = HiddenName.parse(path.name)
+        if hidden is None:
+            continue
+        with contextlib.suppress(OSError):  # it may belong to another user, or another process sweeps too
+            if not _is_abandoned(path, hidden, now=now):
+                continue
+            if hidden.kind == "replaced" and not (parent / hidden.final).exists():
+                disk.move(path, parent / hidden.final)
+            else:
+                _remove_tree(path)
+
+
+@contextlib.contextmanager
+def explained(final: Path, doing: str = "") -> Iterator[None]:
+    """Turns what the operating system says into a `CheckpointError`."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(
+            f"Saving {final} failed{' while ' if doing else ''}{doing}: {error}. What was saved before is still there. "
+            "Check free space, quota and permissions of the disk, then save again."
+        ) from error
+
+
+def _is_replaceable(final: Path) -> bool:
+    return final.is_dir() and ((final / MANIFEST_NAME).is_file() or not any(final.iterdir()))
+
+
+def _hide(folder: Path) -> Path:
+    """Rename `folder`, so that nobody reads it while it is deleted."""
+    hidden = HiddenName.parse(folder.name)
+    partial = hidden_sibling(folder.with_name(hidden.final) if hidden else folder, "partial")
+    disk.move(folder, partial)
+    return partial
+
+
+def _remove_tree(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        for child in sorted(path.iterdir()):
+            _remove_tree(child)
+    disk.remove(path)
+
+
+def _is_abandoned(path: Path, hidden: HiddenName, *, now: float) -> bool:
+    if hidden.is_on_this_host and os.name == "posix":
+        if hidden.is_of_this_process:
+            return False
+        return hidden.pid == os.getpid() or not _is_running(hidden.pid)
+    children = path.iterdir() if path.is_dir() else ()
+    last_change: float = max(one.lstat().st_mtime for one in (path, *children))
+    return now - last_change > _STALE_AFTER_SECONDS
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # of another user, but there
+    return True

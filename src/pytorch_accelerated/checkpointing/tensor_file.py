@@ -1,0 +1,118 @@
+"""The safetensors format, written and read as a stream.
+
+The file is the one that the package `safetensors` writes and reads: eight bytes with the length of a JSON header, the
+header, the bytes of all tensors without gaps (https://huggingface.co/docs/safetensors, "Format"). Streaming it here
+lets a tensor be hashed while it passes, holds one tensor of a device on the host at a time, and sends every write
+through `disk`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from pytorch_accelerated.checkpointing.strict_json import MAX_SIZE_BYTES, dump_json, load_json
+from pytorch_accelerated.errors import InvalidCheckpointError
+
+DTYPE_NAMES = {
+    torch.bool: "BOOL",
+    torch.uint8: "U8",
+    torch.uint16: "U16",
+    torch.uint32: "U32",
+    torch.uint64: "U64",
+    torch.int8: "I8",
+    torch.int16: "I16",
+    torch.int32: "I32",
+    torch.int64: "I64",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e4m3fnuz: "F8_E4M3FNUZ",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float32: "F32",
+    torch.float64: "F64",
+    torch.complex64: "C64",
+}
+"""What safetensors calls the dtypes that it knows."""
+
+_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+_PREFIX_BYTES = 8
+
+
+def chunks(tensors: Mapping[str, torch.Tensor]) -> Iterator[bytes | memoryview]:
+    """The file that holds `tensors`, piece by piece; a piece is valid until the next one is asked for.
+
+    Waits for the device of each tensor. Large elements come first, so that all are aligned in a mapped file.
+    """
+    ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())
+    header: dict[str, Any] = {}
+    end = 0
+    for name, tensor in ordered:
+        start, end = end, end + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": DTYPE_NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = dump_json(header, what="The list of tensors")
+    text += b" " * (-len(text) % _PREFIX_BYTES)
+    yield len(text).to_bytes(_PREFIX_BYTES, "little") + text
+    for _, tensor in ordered:
+        yield _octets(tensor.detach().contiguous().cpu())
+
+
+def read_tensors(read_into: Callable[[memoryview], None], size_bytes: int, *, what: str) -> dict[str, torch.Tensor]:
+    """The tensors of a file, each in memory of its own on the CPU.
+
+    Args:
+        read_into: fills a buffer with the next bytes of the file, or raises.
+        size_bytes: size of the file; nothing larger is allocated, whatever the header says.
+        what: names the file in errors.
+
+    Raises:
+        InvalidCheckpointError: if the header is not the one of a complete file without gaps and overlaps.
+    """
+    prefix = bytearray(min(_PREFIX_BYTES, size_bytes))
+    read_into(memoryview(prefix))
+    header_bytes = int.from_bytes(prefix, "little")
+    if header_bytes > min(size_bytes - _PREFIX_BYTES, MAX_SIZE_BYTES):
+        raise InvalidCheckpointError(f"{what} is no safetensors file: its header would have {header_bytes} bytes.")
+    text = bytearray(header_bytes)
+    read_into(memoryview(text))
+    layout = _tensor_layout(load_json(bytes(text), what=f"The header of {what}"), what=what)
+    stored_bytes = sum(math.prod(shape) * dtype.itemsize for _, dtype, shape in layout)
+    if stored_bytes != size_bytes - _PREFIX_BYTES - header_bytes:
+        raise InvalidCheckpointError(f"{what} has {size_bytes} bytes, which is not what its header describes.")
+    tensors = {}
+    for name, dtype, shape in layout:
+        try:
+            tensors[name] = torch.empty(shape, dtype=dtype)
+        except (RuntimeError, TypeError) as error:  # sizes beyond 64 bits, in a tensor without elements
+            raise InvalidCheckpointError(f"{what} has a tensor {name!r} of the impossible shape {shape}.") from error
+        read_into(_octets(tensors[name]))
+    return tensors
+
+
+def _tensor_layout(header: Any, *, what: str) -> list[tuple[str, torch.dtype, list[int]]]:
+    """Name, dtype and shape of all tensors, in the order of their bytes."""
+    try:
+        header.pop("__metadata__", None)
+        layout = []
+        position = 0
+        for name, facts in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+            dtype, shape = _DTYPES[facts["dtype"]], facts["shape"]
+            if not all(type(size) is int and size >= 0 for size in shape):
+                raise ValueError(f"{name!r} has the shape {shape}")
+            start, position = position, position + math.prod(shape) * dtype.itemsize
+            if facts["data_offsets"] != [start, position]:
+                raise ValueError(f"{name!r} is not where the tensor before it ends")
+            layout.append((name, dtype, shape))
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise InvalidCheckpointError(
+            f"{what} has a header that makes no sense ({type(error).__name__}: {error})."
+        ) from error
+    return layout
+
+
+def _octets(tensor: torch.Tensor) -> memoryview:
+    return tensor.reshape(-1).view(torch.uint8).numpy().data

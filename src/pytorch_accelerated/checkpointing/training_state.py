@@ -1,0 +1,139 @@
+"""Everything that a training run is, to a state folder and back.
+
+What each part holds is listed in `_shared_parts` and `_own_state`; the folder itself is `state_folder`'s business.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pytorch_accelerated.checkpointing.codec import KEEP_LIVE
+from pytorch_accelerated.checkpointing.state_folder import read_state, write_state
+from pytorch_accelerated.checkpointing.weights import canonical_state_dict, load_canonical
+from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError
+from pytorch_accelerated.run_state import RunState
+from pytorch_accelerated.seeding import generator_states, restore_generator_states
+
+if TYPE_CHECKING:
+    from pytorch_accelerated.trainer import Trainer
+
+
+def save_run(trainer: Trainer, folder: Path, extra: dict[str, Any]) -> None:
+    """Write the state of the trainer's run to `folder`. Must be called by all ranks; rank 0 writes.
+
+    Raises:
+        CheckpointError: on every rank, if something cannot be stored or written.
+    """
+    ranks = trainer._ranks
+    everyones = ranks.exchange(_own_state(trainer))
+    failure: str | None = None
+    if ranks.is_first:
+        parts = _shared_parts(trainer, extra)
+        parts.update({f"rank_{rank}": state for rank, state in enumerate(everyones)})
+        facts = {"updates": trainer.run_state.updates, "epochs": trainer.run_state.epochs, "ranks": ranks.count}
+        try:
+            write_state(folder, facts, parts)
+        except CheckpointError as error:
+            if ranks.count == 1:
+                raise
+            failure = str(error)
+    failure = ranks.from_first(failure)
+    if failure is not None:
+        raise CheckpointError(failure)
+
+
+def load_run(trainer: Trainer, folder: Path) -> dict[str, Any]:
+    """Take over the state in `folder`. Must be called by all ranks.
+
+    Everything is read and verified before anything is changed. Generators come last, since restoring the rest may
+    draw from them.
+
+    Returns:
+        The `extra` entries of the save, and `current_epoch`.
+
+    Raises:
+        InvalidCheckpointError: if the folder is damaged or belongs to another model or optimizer.
+    """
+    facts, parts = read_state(folder)
+    run, extra = parts["run"], parts["extra"]
+    if (trainer.optimizer is None) != (parts["optimizer"] is None):
+        raise InvalidCheckpointError(f"Of the training state {folder} and this trainer, only one has an optimizer.")
+    load_canonical(trainer.get_model(), parts["model"])
+    if parts["optimizer"] is not None:
+        trainer.optimizer.load_state_dict(_with_live_values(parts["optimizer"], trainer.optimizer))
+    if trainer.scheduler is not None and parts["scheduler"] is not None:
+        trainer.scheduler.load_state_dict(parts["scheduler"])
+    scaler = trainer._accelerator.scaler
+    if scaler is not None and parts["scaler"]:
+        scaler.load_state_dict(parts["scaler"])
+    trainer.run_history.load_state_dict(run["history"])
+    trainer.run_state = RunState.from_state_dict(run["run_state"])
+    trainer._run_seed = run["seed"]
+    trainer._epochs_before_run = run["epochs_before_run"]
+    for callback in trainer.callback_handler:
+        state = parts["callbacks"].get(_state_key(callback))
+        if state is not None and hasattr(callback, "load_state_dict"):
+            callback.load_state_dict(state)
+    own = parts.get(f"rank_{trainer._ranks.index}")
+    if own is not None and facts["ranks"] == trainer._ranks.count:
+        trainer._loss_tracker.load_state_dict(own["losses"])
+        trainer._gradient_norms.load_state_dict(own["gradient_norms"])
+        restore_generator_states(own["generators"])
+    return {"current_epoch": trainer.run_history.current_epoch, **extra}
+
+
+def _shared_parts(trainer: Trainer, extra: dict[str, Any]) -> dict[str, Any]:
+    """What is the same on every rank."""
+    optimizer, scheduler, scaler = trainer.optimizer, trainer.scheduler, trainer._accelerator.scaler
+    callbacks = [callback for callback in trainer.callback_handler if hasattr(callback, "state_dict")]
+    return {
+        "model": canonical_state_dict(trainer.get_model()),
+        "optimizer": None if optimizer is None else _without_callables(optimizer.state_dict()),
+        "scheduler": None if scheduler is None else scheduler.state_dict(),
+        "scaler": None if scaler is None else scaler.state_dict(),
+        "callbacks": {_state_key(callback): callback.state_dict() for callback in callbacks},
+        "run": {
+            "run_state": trainer.run_state.state_dict(),
+            "history": trainer.run_history.state_dict(),
+            "seed": trainer._run_seed,
+            "epochs_before_run": trainer._epochs_before_run,
+            "config": None if trainer.run_config is None else trainer.run_config.to_dict(),
+        },
+        "extra": extra,
+    }
+
+
+def _own_state(trainer: Trainer) -> dict[str, Any]:
+    """What every rank has for itself."""
+    return {
+        "generators": generator_states(),
+        "losses": trainer._loss_tracker.state_dict(),
+        "gradient_norms": trainer._gradient_norms.state_dict(),
+    }
+
+
+def _without_callables(state: dict[str, Any]) -> dict[str, Any]:
+    """Some optimizers keep functions among their settings. Functions are not stored: the live ones stay in use."""
+    groups = [
+        {name: KEEP_LIVE if callable(value) else value for name, value in group.items()}
+        for group in state.get("param_groups", ())
+    ]
+    return {**state, "param_groups": groups} if "param_groups" in state else state
+
+
+def _with_live_values(state: dict[str, Any], optimizer: Any) -> dict[str, Any]:
+    """The inverse of `_without_callables`."""
+    for saved, live in zip(state.get("param_groups", ()), optimizer.param_groups, strict=False):
+        for name in [name for name, value in saved.items() if value is KEEP_LIVE]:
+            if name not in live:
+                raise InvalidCheckpointError(
+                    f"The saved optimizer had a function as {name!r} of its parameter groups, which is not stored, and "
+                    f"this optimizer has no {name!r}. Make the optimizer with the same settings."
+                )
+            saved[name] = live[name]
+    return state
+
+
+def _state_key(callback: Any) -> str:
+    return getattr(callback, "state_key", None) or type(callback).__name__

@@ -1,0 +1,197 @@
+"""Finding state folders and trusting only those that match their manifest. Nothing here changes the disk."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import stat
+import warnings
+from collections.abc import Callable, Iterator
+from io import FileIO
+from pathlib import Path
+
+from pytorch_accelerated.checkpointing.layout import MANIFEST_NAME, FileEntry, HiddenName, Manifest, parse_manifest
+from pytorch_accelerated.checkpointing.strict_json import MAX_SIZE_BYTES
+from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError
+
+_CHUNK_BYTES = 2**20
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a state folder; whether the other files match it is not looked at.
+
+    Raises:
+        InvalidCheckpointError: if it is missing or damaged.
+    """
+    path = folder / MANIFEST_NAME
+    with _open_regular(path) as file:
+        return parse_manifest(file.read(MAX_SIZE_BYTES + 1), what=str(path))
+
+
+@contextlib.contextmanager
+def open_verified(folder: Path, entry: FileEntry) -> Iterator[Callable[[memoryview], None]]:
+    """A function that fills a buffer with the next bytes of a file. Leaving the block checks all that was read.
+
+    The file must be read to its end, and nothing made of it may be used before the block is left.
+
+    Raises:
+        InvalidCheckpointError: if the file is missing, is no plain file, or differs from what `entry` says.
+    """
+    path = folder / entry.name
+    digest = hashlib.sha256()
+
+    with _open_regular(path) as file:
+        size_bytes = os.fstat(file.fileno()).st_size
+        if size_bytes != entry.size_bytes:
+            raise InvalidCheckpointError(f"{path} has {size_bytes} bytes; its manifest says {entry.size_bytes}.")
+
+        def read_into(buffer: memoryview) -> None:
+            rest = buffer
+            while rest:
+                count = file.readinto(rest)
+                if not count:
+                    raise InvalidCheckpointError(f"{path} ended while it was read.")
+                rest = rest[count:]
+            digest.update(buffer)
+
+        yield read_into
+        if file.read(1) or digest.hexdigest() != entry.sha256:
+            raise InvalidCheckpointError(
+                f"{path} was changed: its SHA-256 is {digest.hexdigest()}, its manifest says {entry.sha256}."
+            )
+
+
+def verify(folder: Path) -> Manifest:
+    """The manifest of a state folder, all of whose files are as they were written. Reads every byte.
+
+    Files that the manifest does not list are ignored.
+
+    Raises:
+        InvalidCheckpointError: names every file that differs, and how.
+    """
+    manifest = read_manifest(folder)
+    complaints = []
+    buffer = memoryview(bytearray(_CHUNK_BYTES))
+    for entry in manifest.files:
+        try:
+            with open_verified(folder, entry) as read_into:
+                for position in range(0, entry.size_bytes, _CHUNK_BYTES):
+                    read_into(buffer[: entry.size_bytes - position])
+        except InvalidCheckpointError as error:
+            complaints.append(str(error))
+    if complaints:
+        raise InvalidCheckpointError(
+            f"The training state {folder} is damaged:\n  " + "\n  ".join(complaints) + "\nUse another one."
+        )
+    return manifest
+
+
+def list_states(parent: Path) -> list[tuple[Path, Manifest]]:
+    """The state folders in `parent` with a readable manifest, oldest first. Their files are not looked at."""
+    states, _ = _read_manifests(_state_folders(parent))
+    return states
+
+
+def newest_valid(parent: Path) -> Path | None:
+    """The newest state folder in `parent` that matches its manifest, or None if it holds no state at all.
+
+    Newest is what was saved last. Reads every byte of the folder that it returns. If newer or unreadable ones had to
+    be skipped, one warning says which and why.
+
+    Raises:
+        InvalidCheckpointError: if there are states, but none is valid.
+    """
+    return _newest_valid_of(_state_folders(parent), parent)
+
+
+def find_state(path: str | os.PathLike[str]) -> Path | None:
+    """The state folder to resume from: `path` itself if it is one, else the newest valid one in it.
+
+    None if there is no state at all, which includes that `path` does not exist. Where a process died while it replaced
+    `path`, the state that it was about to replace is found under its temporary name.
+
+    Raises:
+        CheckpointError: if `path` is a file.
+        InvalidCheckpointError: if `path` is a damaged state, or holds states of which none is valid.
+    """
+    folder = Path(path).resolve()
+    if _looks_like_state(folder):
+        verify(folder)
+        return folder
+    if folder.exists() and not folder.is_dir():
+        raise CheckpointError(
+            f"{folder} is a file; a training state is a folder. To read a '.pt' file use `load_checkpoint`."
+        )
+    return newest_valid(folder) if folder.exists() else _newest_valid_of(_replaced(folder), folder)
+
+
+def _newest_valid_of(folders: list[Path], place: Path) -> Path | None:
+    states, complaints = _read_manifests(folders)
+    for folder, _ in reversed(states):
+        try:
+            verify(folder)
+        except InvalidCheckpointError as error:
+            complaints.append(str(error))
+            continue
+        if complaints:
+            warnings.warn(f"Going on from {folder}; skipped:\n" + "\n".join(complaints), stacklevel=3)
+        return folder
+    if complaints:
+        raise InvalidCheckpointError(
+            f"{place} holds training states, but none of them is valid:\n" + "\n".join(complaints) + "\n"
+            "Give the folder of a valid one, or an empty or missing folder to start from the beginning."
+        )
+    return None
+
+
+def _read_manifests(folders: list[Path]) -> tuple[list[tuple[Path, Manifest]], list[str]]:
+    states = []
+    complaints = []
+    for folder in folders:
+        try:
+            states.append((folder, read_manifest(folder)))
+        except InvalidCheckpointError as error:
+            complaints.append(str(error))
+    states.sort(key=lambda state: state[1].serial)
+    return states, complaints
+
+
+def _state_folders(parent: Path) -> list[Path]:
+    """What looks like a state in `parent`, readable or not, except what is being written or deleted."""
+    if not parent.is_dir():
+        return []
+    folders = []
+    for child in sorted(parent.iterdir()):
+        hidden = HiddenName.parse(child.name)
+        is_current = hidden is None or (hidden.kind == "replaced" and not (parent / hidden.final).exists())
+        if is_current and not child.is_symlink() and _looks_like_state(child):
+            folders.append(child)
+    return folders
+
+
+def _replaced(final: Path) -> list[Path]:
+    """States that had the name `final` when a process died while it replaced them."""
+    hidden_names = ((folder, HiddenName.parse(folder.name)) for folder in _state_folders(final.parent))
+    return [folder for folder, hidden in hidden_names if hidden is not None and hidden.final == final.name]
+
+
+def _looks_like_state(folder: Path) -> bool:
+    """Whether it holds what only states hold; a state that lost its manifest must be noticed, not overlooked."""
+    try:
+        return folder.is_dir() and any(
+            child.name == MANIFEST_NAME or child.suffix == ".safetensors" for child in folder.iterdir()
+        )
+    except PermissionError:
+        return False  # a folder of somebody else, such as "lost+found"
+
+
+@contextlib.contextmanager
+def _open_regular(path: Path) -> Iterator[FileIO]:
+    try:
+        if not stat.S_ISREG(path.lstat().st_mode):
+            raise InvalidCheckpointError(f"{path} is a link or no plain file, which a training state never holds.")
+        with open(path, "rb", buffering=0) as file:
+            yield file
+    except OSError as error:
+        raise InvalidCheckpointError(f"{path} cannot be read: {error.strerror}.") from error

@@ -1,0 +1,129 @@
+"""Data that is already in memory as tensors or arrays: a whole batch is one indexing operation."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
+
+from pytorch_accelerated.errors import DataError
+
+
+class ArrayDataset(Dataset[Any]):
+    """Rows of tensors, arrays, or tuples and dicts of them, as a map-style dataset.
+
+    A sample has the structure of `data`, with one row of each array. `fetch` gives a whole batch, equal in structure,
+    dtype and values to what torch's `default_collate` makes of the samples; the batch never shares memory with the
+    data.
+
+    Args:
+        data: a tensor, an array, or a tuple or dict of them (nested dicts too), all of one length.
+        indices: the rows that belong to the dataset, in order; int64, one dimension. None: all rows.
+
+    Raises:
+        DataError: if the arrays have different lengths, or one has no rows to count.
+    """
+
+    def __init__(self, data: Any, indices: torch.Tensor | None = None) -> None:
+        self.data = data
+        self.indices = indices
+        lengths = {name: _length(name, array) for name, array in _leaves("data", data)}
+        if len(set(lengths.values())) != 1:
+            found = ", ".join(f"{name} has {length}" for name, length in lengths.items()) or "there are no arrays"
+            raise DataError(
+                f"The arrays of a dataset must have one row per sample each, but {found}. Pass arrays of one length."
+            )
+        self._rows = next(iter(lengths.values()))
+        tensors = _map(_as_tensor, data)
+        # An array that torch has no dtype for (strings, objects) is fetched row by row instead.
+        self._tensors = None if any(array is None for _, array in _leaves("data", tensors)) else tensors
+
+    def __len__(self) -> int:
+        return self._rows if self.indices is None else len(self.indices)
+
+    def __getitem__(self, index: int) -> Any:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"Sample {index} was asked for, but there are {len(self)}.")
+        row = index if self.indices is None else int(self.indices[index])
+        return _map(lambda array: array[row], self.data)
+
+    def fetch(self, indices: torch.Tensor | slice) -> Any:
+        """The batch of the samples at `indices`: an int64 tensor on the CPU, or a slice of step 1."""
+        if self._tensors is None:
+            positions = range(len(self))[indices] if isinstance(indices, slice) else indices.tolist()
+            return default_collate([self[position] for position in positions])
+        if self.indices is not None:
+            indices = self.indices[indices]
+        if isinstance(indices, slice):
+            return _map(lambda tensor: tensor[indices].clone(), self._tensors, tuple_type=list)
+        return _map(lambda tensor: tensor.index_select(0, indices.to(tensor.device)), self._tensors, tuple_type=list)
+
+
+def as_array_dataset(dataset: Any) -> ArrayDataset | None:
+    """`dataset` as an `ArrayDataset` if it is of a kind that can be, else None.
+
+    Only exact types count: a subclass of `TensorDataset` or `Subset` may have changed what a sample is.
+    """
+    if type(dataset) is ArrayDataset:
+        return dataset
+    if type(dataset) is TensorDataset:
+        return ArrayDataset(dataset.tensors)
+    if type(dataset) is Subset:
+        whole = as_array_dataset(dataset.dataset)
+        if whole is None:
+            return None
+        indices = torch.as_tensor(dataset.indices, dtype=torch.int64)
+        indices = torch.where(indices < 0, indices + len(whole), indices)  # counted from the end, as in a list
+        return ArrayDataset(whole.data, indices if whole.indices is None else whole.indices[indices])
+    if _is_array(dataset) or type(dataset) is dict:
+        return ArrayDataset(dataset)
+    if type(dataset) is tuple and dataset and all(_is_array(item) or type(item) is dict for item in dataset):
+        return ArrayDataset(dataset)
+    return None
+
+
+def _is_array(value: Any) -> bool:
+    return (type(value) is torch.Tensor and value.layout == torch.strided) or type(value) in (np.ndarray, np.memmap)
+
+
+def _leaves(name: str, data: Any) -> list[tuple[str, Any]]:
+    if isinstance(data, dict):
+        return [leaf for key, value in data.items() for leaf in _leaves(f"{name}[{key!r}]", value)]
+    if isinstance(data, (tuple, list)):
+        return [leaf for index, value in enumerate(data) for leaf in _leaves(f"{name}[{index}]", value)]
+    return [(name, data)]
+
+
+def _length(name: str, array: Any) -> int:
+    if not _is_array(array):
+        raise DataError(
+            f"{name} of the dataset is {type(array).__name__}, which is neither a tensor nor an array. Pass tensors or "
+            "numpy arrays, or a torch Dataset that returns one sample for an index."
+        )
+    if array.ndim == 0:
+        raise DataError(f"{name} of the dataset is a single number, without rows. Pass one row per sample.")
+    return len(array)
+
+
+def _map(function: Callable[[Any], Any], data: Any, tuple_type: type = tuple) -> Any:
+    if isinstance(data, dict):
+        return {key: _map(function, value, tuple_type) for key, value in data.items()}
+    if isinstance(data, (tuple, list)):
+        return tuple_type(_map(function, value, tuple_type) for value in data)
+    return function(data)
+
+
+def _as_tensor(array: Any) -> torch.Tensor | None:
+    if isinstance(array, torch.Tensor):
+        return array
+    with warnings.catch_warnings():
+        # A read-only array is fine: batches are copies.
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        try:
+            return torch.from_numpy(array)
+        except (TypeError, ValueError):  # no such dtype, or negative strides
+            return None

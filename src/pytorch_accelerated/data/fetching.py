@@ -1,0 +1,192 @@
+"""From sample indices to batches in host memory, in this process or in workers, always with the same randomness."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, default_collate, get_worker_info
+
+from pytorch_accelerated.data.arrays import ArrayDataset, as_array_dataset
+from pytorch_accelerated.seeding import host_generators_seeded, mixed_seed, seed_host_generators
+
+
+class Request(NamedTuple):
+    """One batch to fetch.
+
+    `key` seeds torch, numpy and random around fetching and collating it. It belongs to the batch, not to the worker
+    or to what was fetched before, so augmentations are the same with any number of workers and after a resume.
+    """
+
+    indices: Any
+    key: int
+
+
+class BatchFetcher:
+    """Fetches the batches of a map-style dataset.
+
+    Args:
+        loader: says how: dataset, collate function, workers. Its sampler is not used.
+        seed: of the loader's own generator, so that nothing is drawn from torch's global one.
+    """
+
+    def __init__(self, loader: DataLoader[Any], *, seed: int) -> None:
+        is_plain = loader.collate_fn is default_collate
+        self._arrays: ArrayDataset | None = as_array_dataset(loader.dataset) if is_plain else None
+        self._requests = _PendingRequests()
+        self._loader: DataLoader[Any] | None = None
+        if self._arrays is None:
+            dataset = _RequestDataset(loader.dataset, loader.collate_fn)
+            self._loader = like_loader(loader, dataset, seed=seed, batch_size=None, sampler=self._requests)
+
+    @property
+    def is_vectorised(self) -> bool:
+        """Whether a batch is one indexing operation in this process."""
+        return self._arrays is not None
+
+    def fetch(self, requests: Iterable[Request]) -> Iterator[Any]:
+        """The batches of `requests`, in order. One pass at a time."""
+        if self._loader is None:
+            assert self._arrays is not None
+            return map(self._arrays.fetch, (request.indices for request in requests))
+        self._requests.pending = requests
+        return iter(self._loader)
+
+
+class StreamFetcher:
+    """Fetches the batches of an iterable: a `DataLoader` over an `IterableDataset`, or whatever yields batches.
+
+    With an `IterableDataset` in this process, every batch has a key of its own, as in `BatchFetcher`; in workers and
+    for any other iterable, randomness follows from the iterable itself.
+
+    Args:
+        loader: yields this rank's host batches.
+        seed: mixed into the keys.
+        rank: of this process.
+        ranks: number of ranks.
+        is_sharded: whether the dataset itself gives each rank samples of its own.
+    """
+
+    def __init__(self, loader: Iterable[Any], *, seed: int, rank: int, ranks: int, is_sharded: bool = False) -> None:
+        self._seed = seed
+        self._is_keyed = False
+        self._loader = loader
+        if type(loader) is DataLoader and isinstance(loader.dataset, IterableDataset):
+            self._is_keyed = loader.num_workers == 0
+            dataset: Any = loader.dataset
+            if ranks > 1 and not is_sharded:
+                dataset = _RankSlice(dataset, loader.batch_size or 1, rank, ranks)
+            self._loader = like_loader(
+                loader, dataset, seed=seed, batch_size=loader.batch_size, drop_last=loader.drop_last
+            )
+
+    def fetch(self, epoch: int) -> Iterator[Any]:
+        """The batches of one pass."""
+        set_epoch = getattr(getattr(self._loader, "dataset", self._loader), "set_epoch", None)
+        if callable(set_epoch):
+            set_epoch(epoch)
+        return self._fetch_keyed(epoch) if self._is_keyed else iter(self._loader)
+
+    def _fetch_keyed(self, epoch: int) -> Iterator[Any]:
+        batches: Iterator[Any] | None = None
+        for number in range(2**63):
+            with host_generators_seeded(mixed_seed("stream", self._seed, epoch, number)):
+                if batches is None:
+                    batches = iter(self._loader)
+                try:
+                    batch = next(batches)
+                except StopIteration:
+                    return
+            yield batch
+
+
+def like_loader(loader: DataLoader[Any], dataset: Any, *, seed: int, **settings: Any) -> DataLoader[Any]:
+    """A `DataLoader` over `dataset` with the workers, collation and pinning of `loader`, and a generator of its own."""
+    worker_settings: dict[str, Any] = {}
+    if loader.num_workers > 0:
+        worker_settings = {
+            "persistent_workers": loader.persistent_workers,
+            "prefetch_factor": loader.prefetch_factor,
+            "multiprocessing_context": loader.multiprocessing_context,
+            "timeout": loader.timeout,
+        }
+    return DataLoader(
+        dataset,
+        num_workers=loader.num_workers,
+        collate_fn=_unchanged if settings.get("batch_size") is None else loader.collate_fn,
+        pin_memory=loader.pin_memory and torch.accelerator.is_available(),
+        worker_init_fn=_WorkerInit(loader.worker_init_fn, loader.dataset) if loader.num_workers else None,
+        generator=torch.Generator().manual_seed(mixed_seed("workers", seed)),
+        **worker_settings,
+        **settings,
+    )
+
+
+class _PendingRequests(Sampler[Request]):
+    """The requests of the pass that is about to start; a loader with persistent workers keeps its sampler for ever."""
+
+    def __init__(self) -> None:
+        self.pending: Iterable[Request] = ()
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self.pending)
+
+
+class _RequestDataset(Dataset[Any]):
+    """Answers a `Request` with a collated batch, so that both happen under the batch's own key."""
+
+    def __init__(self, dataset: Any, collate_fn: Callable[[list[Any]], Any]) -> None:
+        self.dataset = dataset
+        self.collate_fn = collate_fn
+
+    def __getitem__(self, request: Request) -> Any:
+        if get_worker_info() is not None:
+            seed_host_generators(request.key)
+            return self._fetch(request.indices)
+        with host_generators_seeded(request.key):
+            return self._fetch(request.indices)
+
+    def _fetch(self, indices: Any) -> Any:
+        if isinstance(indices, slice):
+            indices = range(indices.start, indices.stop)
+        elif isinstance(indices, torch.Tensor):
+            indices = indices.tolist()
+        fetch_many = getattr(self.dataset, "__getitems__", None)
+        if fetch_many is not None:
+            return self.collate_fn(fetch_many(list(indices)))
+        return self.collate_fn([self.dataset[index] for index in indices])
+
+
+class _RankSlice(IterableDataset[Any]):
+    """This rank's samples of a stream that every rank reads: its neighbouring share of each global batch."""
+
+    def __init__(self, dataset: IterableDataset[Any], batch_size: int, rank: int, ranks: int) -> None:
+        self.dataset = dataset
+        self.batch_size = batch_size
+        self.rank = rank
+        self.ranks = ranks
+
+    def __iter__(self) -> Iterator[Any]:
+        for position, sample in enumerate(self.dataset):
+            if position // self.batch_size % self.ranks == self.rank:
+                yield sample
+
+
+class _WorkerInit:
+    """Runs the user's `worker_init_fn` in a worker, where ``get_worker_info().dataset`` is the user's dataset."""
+
+    def __init__(self, worker_init_fn: Callable[[int], None] | None, dataset: Any) -> None:
+        self.worker_init_fn = worker_init_fn
+        self.dataset = dataset
+
+    def __call__(self, worker_id: int) -> None:
+        info = get_worker_info()
+        assert info is not None
+        object.__setattr__(info, "dataset", self.dataset)  # torch's own setter refuses
+        if self.worker_init_fn is not None:
+            self.worker_init_fn(worker_id)
+
+
+def _unchanged(batch: Any) -> Any:
+    return batch

@@ -1,0 +1,641 @@
+"""The loaders of a run: every sample where it belongs, batch after batch, on any number of ranks.
+
+A torch `DataLoader` is taken as a description (dataset, sampler, sizes, workers, collation) and rebuilt around our own
+order, so that the order is a pure function of (seed, epoch) and every rank knows the size of every batch beforehand.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import os
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler, Subset
+
+from pytorch_accelerated.data.arrays import as_array_dataset
+from pytorch_accelerated.data.fetching import BatchFetcher, Request, StreamFetcher
+from pytorch_accelerated.data.sampling import (
+    BatchListPlan,
+    Cell,
+    TrainingPlan,
+    Window,
+    epoch_order,
+    evaluation_rounds,
+    number_of_evaluation_rounds,
+)
+from pytorch_accelerated.distributed import Ranks
+from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, DataError
+from pytorch_accelerated.seeding import host_generators_seeded, mixed_seed
+
+CountItems = Callable[[Any], "int | None"]
+
+# Starting a worker process costs about as much as fetching this many ordinary samples.
+_SAMPLES_WORTH_A_WORKER = 1000
+
+
+class MicroBatch(NamedTuple):
+    """A batch of this rank within an update.
+
+    Attributes:
+        batch: on the trainer's device.
+        weight: what its mean loss is multiplied with, so that the update's gradient is the mean over all items of
+            the update on all ranks; None where the number of items is not known beforehand.
+        is_last: whether the update is complete after it.
+        is_borrowed: whether it only keeps this rank in step with the others and counts nowhere.
+    """
+
+    batch: Any
+    weight: float | None
+    is_last: bool
+    is_borrowed: bool
+
+
+class Update(NamedTuple):
+    """What one optimizer update consumes.
+
+    Attributes:
+        micro_batches: those of this rank, in order, made as they are asked for.
+        samples: over all ranks; None where batches have no size that can be told.
+    """
+
+    micro_batches: Iterable[MicroBatch]
+    samples: int | None
+
+
+class Round(NamedTuple):
+    """One batch per rank of an evaluation or prediction.
+
+    Attributes:
+        batch: this rank's, on the trainer's device; None if it has no samples in this round.
+        start: position of the batch's first sample in the order of the whole pass.
+        has_empty_rank: whether some rank has no samples; known to all ranks.
+    """
+
+    batch: Any
+    start: int
+    has_empty_rank: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class _EpochOrder:
+    """The samples of one epoch: `indices` by position (None: as they come), and how they are cut."""
+
+    indices: Any
+    size: int
+    batches: list[int] | None  # sizes of the batches of a batch sampler
+
+
+class PlannedLoader:
+    """Batches of a map-style dataset on this rank. Iterating over it yields one pass in the order of `set_epoch`.
+
+    Args:
+        loader: describes what to load.
+        ranks: the processes.
+        seed: of the run.
+        accumulation_steps: batches of a rank per update.
+        to_device: moves a batch to the trainer's device.
+    """
+
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        ranks: Ranks,
+        *,
+        seed: int,
+        accumulation_steps: int = 1,
+        to_device: Callable[[Any], Any],
+    ) -> None:
+        self.dataset = loader.dataset
+        self.collate_fn = loader.collate_fn
+        self.batch_size: int | None = loader.batch_size
+        self.drop_last: bool = bool(loader.drop_last)
+        self.num_workers = loader.num_workers
+        self.sampler = loader.sampler
+        self.batch_sampler = loader.batch_sampler
+        self._ranks = ranks
+        self._seed = seed
+        self._epoch = 0
+        self._accumulation_steps = accumulation_steps
+        self._to_device = to_device
+        self._fetcher = BatchFetcher(loader, seed=seed)
+        self._sizes: _EpochOrder | None = None
+
+    @property
+    def is_vectorised(self) -> bool:
+        """Whether a batch is one indexing operation in this process."""
+        return self._fetcher.is_vectorised
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of one pass over all ranks."""
+        return self._known_sizes.size
+
+    @property
+    def num_updates(self) -> int:
+        """Updates of one training pass."""
+        return self._plan(self._known_sizes).num_updates
+
+    def __len__(self) -> int:
+        """Batches of this rank in one pass."""
+        return self._plan(self._known_sizes).num_batches
+
+    def __iter__(self) -> Iterator[Any]:
+        for update in self.updates():
+            yield from (micro.batch for micro in update.micro_batches if not micro.is_borrowed)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the order of the next passes; epochs count from 0."""
+        self._epoch = epoch
+
+    def updates(
+        self, *, start: int = 0, max_batches: int | None = None, count_items: CountItems | None = None
+    ) -> Iterator[Update]:
+        """The updates of a training pass.
+
+        Args:
+            start: samples of this epoch that have been used already, over all ranks.
+            max_batches: batches of a rank after which the pass ends.
+            count_items: counts the items of a host batch, where an item of the loss is not a sample; the update is
+                then read ahead in host memory.
+        """
+        order = self._order()
+        windows, planned = itertools.tee(self._plan(order).windows(start, max_batches))
+        mine = (cell for window in planned for cell in window.cells_of(self._ranks.index))
+        batches = self._fetch(order, mine)
+        for window in windows:
+            cells = window.cells_of(self._ranks.index)
+            if count_items is None:
+                yield Update(self._weighted(cells, window.size, batches), window.size)
+            else:
+                host = list(itertools.islice(batches, len(cells)))
+                counts = [0 if not cell.size else count_items(batch) for cell, batch in zip(cells, host, strict=True)]
+                weights = item_weights(self._ranks, counts, [cell.size for cell in cells])
+                micro_batches = self._micro_batches(host, weights, [not cell.size for cell in cells])
+                yield Update(micro_batches, window.size)
+
+    def rounds(self, *, max_rounds: int | None = None) -> Iterator[Round]:
+        """The rounds of an evaluation or prediction pass: every sample once."""
+        order = self._order()
+        windows, planned = itertools.tee(itertools.islice(self._rounds(order), max_rounds))
+        mine = (window.rounds[0][self._ranks.index] for window in planned)
+        batches = self._fetch(order, (cell for cell in mine if cell.size))
+        for window in windows:
+            cells = window.rounds[0]
+            cell = cells[self._ranks.index]
+            batch = self._to_device(next(batches)) if cell.size else None
+            yield Round(batch, cell.start, not all(cell.size for cell in cells))
+
+    def _weighted(self, cells: list[Cell], size: int, batches: Iterator[Any]) -> Iterator[MicroBatch]:
+        last = len(cells) - 1
+        for index, cell in enumerate(cells):
+            batch = self._to_device(next(batches))
+            yield MicroBatch(batch, self._ranks.count * cell.size / size, index == last, not cell.size)
+
+    def _micro_batches(
+        self, host: list[Any], weights: Sequence[float | None], borrowed: list[bool]
+    ) -> Iterator[MicroBatch]:
+        last = len(host) - 1
+        for index, batch in enumerate(host):
+            yield MicroBatch(self._to_device(batch), weights[index], index == last, borrowed[index])
+
+    def _fetch(self, order: _EpochOrder, cells: Iterable[Cell]) -> Iterator[Any]:
+        return self._fetcher.fetch(self._request(order, cell) for cell in cells)
+
+    def _request(self, order: _EpochOrder, cell: Cell) -> Request:
+        positions = slice(cell.start, cell.stop if cell.size else cell.start + 1)
+        indices = positions if order.indices is None else order.indices[positions]
+        # The position of its first sample names a batch whatever was done before it.
+        key = 0 if self.is_vectorised else mixed_seed("batch", self._seed, self._epoch, cell.start)
+        return Request(indices, key)
+
+    def _plan(self, order: _EpochOrder) -> TrainingPlan | BatchListPlan:
+        if order.batches is not None:
+            return BatchListPlan(order.batches, self._ranks.count, self._accumulation_steps)
+        assert self.batch_size is not None
+        return TrainingPlan(order.size, self.batch_size, self._ranks.count, self._accumulation_steps, self.drop_last)
+
+    def _rounds(self, order: _EpochOrder) -> Iterator[Window]:
+        if order.batches is not None:
+            plan = BatchListPlan(order.batches, self._ranks.count, accumulation_steps=1)
+            return plan.windows()
+        assert self.batch_size is not None
+        return evaluation_rounds(
+            order.size, batch_size=self.batch_size, ranks=self._ranks.count, drop_last=self.drop_last
+        )
+
+    @property
+    def num_rounds(self) -> int:
+        """Rounds of one evaluation or prediction pass."""
+        order = self._known_sizes
+        if order.batches is not None:
+            return BatchListPlan(order.batches, self._ranks.count, 1).num_batches
+        assert self.batch_size is not None
+        return number_of_evaluation_rounds(
+            order.size, batch_size=self.batch_size, ranks=self._ranks.count, drop_last=self.drop_last
+        )
+
+    @property
+    def _known_sizes(self) -> _EpochOrder:
+        if self._sizes is None:
+            self._sizes = self._order(sizes_only=True)
+        return self._sizes
+
+    def _order(self, *, sizes_only: bool = False) -> _EpochOrder:
+        """The order of the current epoch; with `sizes_only` its indices may be missing."""
+        size = len(self.dataset)  # type: ignore[arg-type]
+        has_own_batches = type(self.batch_sampler) is not BatchSampler
+        if not has_own_batches and type(self.sampler) is SequentialSampler:
+            return _EpochOrder(None, size, None)
+        if not has_own_batches and _is_plain_shuffle(self.sampler):
+            indices = None if sizes_only else epoch_order(size, seed=self._seed, epoch=self._epoch)
+            return _EpochOrder(indices, size, None)
+        source: Any = self.batch_sampler if has_own_batches else self.sampler
+        for part in (source, getattr(source, "sampler", None)):
+            set_epoch = getattr(part, "set_epoch", None)
+            if callable(set_epoch):
+                set_epoch(self._epoch)
+        if _is_distributed(source) or _is_distributed(self.sampler):
+            batches = self._read_own_batches()
+        elif has_own_batches:
+            batches = self._read_on_first_rank(source)
+        else:
+            order = self._read_on_first_rank(source)
+            return _EpochOrder(_as_indices(order), len(order), None)
+        flat = list(itertools.chain.from_iterable(batches))
+        return _EpochOrder(_as_indices(flat), len(flat), [len(batch) for batch in batches])
+
+    def _read_on_first_rank(self, sampler: Iterable[Any]) -> list[Any]:
+        """What a user's sampler yields on rank 0, for all ranks to cut the same thing."""
+        items = None
+        if self._ranks.is_first:
+            with host_generators_seeded(mixed_seed("sampler", self._seed, self._epoch)):
+                items = list(sampler)
+        items = self._ranks.from_first(items)
+        if not items:
+            raise DataError(f"The sampler {type(sampler).__name__} yielded nothing. An epoch needs at least one batch.")
+        return items  # type: ignore[no-any-return]
+
+    def _read_own_batches(self) -> list[list[Any]]:
+        """The batches of samplers that yield this rank's share only, dealt as `BatchListPlan` deals them."""
+        everyones = self._ranks.exchange([list(batch) for batch in self.batch_sampler or ()])
+        rows = itertools.zip_longest(*everyones, fillvalue=[])
+        return [batch for row in rows for batch in row]
+
+
+class StreamLoader:
+    """Batches of an iterable on this rank, with or without a known length. Iterating over it yields one pass.
+
+    Args:
+        loader: yields host batches: a `DataLoader` over an `IterableDataset`, or any iterable of batches.
+        ranks: the processes.
+        seed: of the run.
+        accumulation_steps: batches of a rank per update.
+        to_device: moves a batch to the trainer's device.
+        is_sharded: whether the dataset gives each rank samples of its own.
+    """
+
+    def __init__(
+        self,
+        loader: Iterable[Any],
+        ranks: Ranks,
+        *,
+        seed: int,
+        accumulation_steps: int = 1,
+        to_device: Callable[[Any], Any],
+        is_sharded: bool = False,
+    ) -> None:
+        self.dataset = getattr(loader, "dataset", None)
+        self.batch_size: int | None = getattr(loader, "batch_size", None)
+        self.is_vectorised = False
+        self._loader = loader
+        self._ranks = ranks
+        self._epoch = 0
+        self._accumulation_steps = accumulation_steps
+        self._to_device = to_device
+        self._is_sharded = is_sharded or not isinstance(self.dataset, IterableDataset)
+        self._fetcher = StreamFetcher(loader, seed=seed, rank=ranks.index, ranks=ranks.count, is_sharded=is_sharded)
+
+    @property
+    def num_samples(self) -> int | None:
+        """Samples of one pass over all ranks, where the dataset tells."""
+        try:
+            return len(self.dataset)  # type: ignore[arg-type]
+        except TypeError:
+            return None
+
+    @property
+    def num_updates(self) -> int | None:
+        """Updates of one training pass, where the length is known."""
+        try:
+            return -(-len(self) // self._accumulation_steps)
+        except TypeError:
+            return None
+
+    @property
+    def num_rounds(self) -> int | None:
+        """Rounds of one evaluation or prediction pass, where the length is known."""
+        try:
+            return len(self)
+        except TypeError:
+            return None
+
+    def __len__(self) -> int:
+        """Batches of this rank in one pass.
+
+        Raises:
+            TypeError: if the iterable does not tell.
+        """
+        batches = len(self._loader)  # type: ignore[arg-type]
+        return batches if self._is_sharded else -(-batches // self._ranks.count)
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self._to_device, self._fetcher.fetch(self._epoch))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tell the iterable which pass comes next, if it wants to know; epochs count from 0."""
+        self._epoch = epoch
+
+    def updates(
+        self, *, start: int = 0, max_batches: int | None = None, count_items: CountItems | None = None
+    ) -> Iterator[Update]:
+        """The updates of a training pass; see `PlannedLoader.updates`.
+
+        The batches of an update are read ahead in host memory, so that all ranks know how many there are.
+        """
+        batches = itertools.islice(self._fetcher.fetch(self._epoch), max_batches)
+        position = 0
+        previous: Any = None
+        while True:
+            host = list(itertools.islice(batches, self._accumulation_steps))
+            sizes = [batch_size_of(batch) for batch in host]
+            everyones = self._ranks.exchange_numbers([len(host), sum(size or 0 for size in sizes), None in sizes])
+            rounds = max(number for number, _, _ in everyones)
+            if rounds == 0:
+                return
+            if any(number == 0 for number, _, _ in everyones) and position == 0:
+                raise DataError(
+                    f"Some rank got no batch at all from {_name(self._loader)} (batches by rank: "
+                    f"{[number for number, _, _ in everyones]}). Every rank needs one to keep step with the others; "
+                    "use fewer ranks, smaller batches or more data."
+                )
+            borrowed = [False] * len(host) + [True] * (rounds - len(host))
+            host += [host[-1] if host else previous] * (rounds - len(host))
+            previous = host[-1]
+            is_measured = not any(unmeasured for _, _, unmeasured in everyones)
+            total = sum(samples for _, samples, _ in everyones) if is_measured else None
+            weights = self._weights(host, sizes, borrowed, total, count_items)
+            position += total or len(host)
+            if position > start:
+                yield Update(self._micro_batches(host, weights, borrowed), total)
+
+    def rounds(self, *, max_rounds: int | None = None) -> Iterator[Round]:
+        """The rounds of an evaluation or prediction pass: every sample once."""
+        batches = itertools.islice(self._fetcher.fetch(self._epoch), max_rounds)
+        position = 0
+        while True:
+            batch = next(batches, _END)
+            size = 0 if batch is _END else batch_size_of(batch) or 1
+            sizes = [size for (size,) in self._ranks.exchange_numbers([size])]
+            if not any(sizes):
+                return
+            start = position + sum(sizes[: self._ranks.index])
+            yield Round(None if batch is _END else self._to_device(batch), start, not all(sizes))
+            position += sum(sizes)
+
+    def _weights(
+        self,
+        host: list[Any],
+        sizes: list[int | None],
+        borrowed: list[bool],
+        total: int | None,
+        count_items: CountItems | None,
+    ) -> Sequence[float | None]:
+        if self._ranks.count == len(host) == 1 and count_items is None:
+            return [1.0]
+        known = [*sizes, *[0] * (len(host) - len(sizes))]
+        if count_items is not None:
+            counts = [
+                0 if is_borrowed else count_items(batch) for batch, is_borrowed in zip(host, borrowed, strict=True)
+            ]
+            return item_weights(self._ranks, counts, known)
+        if total is None:
+            return [0.0 if is_borrowed else None for is_borrowed in borrowed]
+        return [self._ranks.count * (size or 0) / total for size in known]
+
+    def _micro_batches(
+        self, host: list[Any], weights: Sequence[float | None], borrowed: list[bool]
+    ) -> Iterator[MicroBatch]:
+        last = len(host) - 1
+        for index, batch in enumerate(host):
+            yield MicroBatch(self._to_device(batch), weights[index], index == last, borrowed[index])
+
+
+RunLoader = PlannedLoader | StreamLoader
+_END = object()
+
+
+def item_weights(ranks: Ranks, counts: Sequence[int | None], sizes: Sequence[int | None]) -> Sequence[float | None]:
+    """The weights of this rank's batches in an update, from the number of items in each.
+
+    Where some rank cannot tell (None), samples count instead. Must be called by all ranks.
+
+    Raises:
+        DataError: if no rank has any item.
+    """
+    numbers: Sequence[int | None] = counts
+    if ranks.any(None in counts):
+        numbers = sizes
+        if ranks.any(None in sizes):
+            return [None] * len(counts)
+    (total,) = ranks.sum([sum(number or 0 for number in numbers)])
+    if total == 0:
+        raise DataError(
+            "An update has no items at all: `count_batch_items` returned 0 for each of its batches. A mean over "
+            "nothing is not defined; leave such batches out of the dataset."
+        )
+    return [ranks.count * (number or 0) / total for number in numbers]
+
+
+def batch_size_of(batch: Any) -> int | None:
+    """The first dimension of the first tensor or array in `batch`, or None if it has none."""
+    if isinstance(batch, Mapping):
+        parts: Iterable[Any] = batch.values()
+    elif isinstance(batch, (tuple, list)):
+        parts = batch
+    else:
+        shape = getattr(batch, "shape", None)
+        return int(shape[0]) if shape else None
+    return next((size for size in map(batch_size_of, parts) if size is not None), None)
+
+
+def default_loader_kwargs(dataset: Any, *, batch_size: int, shuffle: bool, ranks_on_node: int) -> dict[str, Any]:
+    """The keyword arguments a `DataLoader` for `dataset` gets unless the user says otherwise."""
+    workers = default_num_workers(dataset, ranks_on_node)
+    kwargs: dict[str, Any] = {
+        "batch_size": batch_size,
+        "pin_memory": torch.cuda.is_available(),
+        "num_workers": workers,
+    }
+    if not isinstance(dataset, IterableDataset):
+        kwargs["shuffle"] = shuffle
+    return kwargs
+
+
+def default_num_workers(dataset: Any, ranks_on_node: int) -> int:
+    """Worker processes for `dataset`: none where they would cost more than they bring.
+
+    None for data in memory, for small datasets, for streams (each worker would yield the whole stream unless the
+    dataset knows better), inside a process that may not have children, and where processes are not forked. Else one
+    for each processor that this rank may use, but for one, and 8 at the most.
+    """
+    if isinstance(dataset, IterableDataset) or as_array_dataset(dataset) is not None:
+        return 0
+    if len(dataset) < _SAMPLES_WORTH_A_WORKER or torch.multiprocessing.current_process().daemon:
+        return 0
+    if torch.multiprocessing.get_start_method(allow_none=True) not in (None, "fork") or os.name != "posix":
+        return 0
+    return max(0, min(8, _usable_processors() // ranks_on_node - 1))
+
+
+def _usable_processors() -> int:
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+
+
+def build_loader(
+    dataset: Any, defaults: Mapping[str, Any], given: Mapping[str, Any] | None, collate_fn: Any
+) -> Iterable[Any]:
+    """A torch `DataLoader` over `dataset`, the keyword arguments `given` laid over `defaults`.
+
+    A dataset that is a `DataLoader` already, or that can only be iterated over, comes back as it is.
+    """
+    if isinstance(dataset, DataLoader):
+        return dataset
+    check_dataset(dataset)
+    if not isinstance(dataset, IterableDataset) and not hasattr(dataset, "__getitem__"):
+        return dataset  # type: ignore[no-any-return]
+    kwargs = effective_kwargs(defaults, given)
+    kwargs.pop("is_sharded", None)
+    arrays = as_array_dataset(dataset)
+    # A torch dataset stays itself, for those who look at the loader; plain tensors and arrays get rows.
+    source = arrays if arrays is not None and type(dataset) in _BARE_ARRAYS else dataset
+    if collate_fn is not None:
+        kwargs.setdefault("collate_fn", collate_fn)
+    if kwargs.get("num_workers", 0) > 0:
+        kwargs.setdefault("persistent_workers", True)
+    try:
+        return DataLoader(source, **kwargs)
+    except (TypeError, ValueError) as error:
+        shown = ", ".join(f"{name}={value!r}" for name, value in kwargs.items())
+        raise ConfigurationError(
+            f"torch's DataLoader refused the arguments {shown} for a {type(dataset).__name__}: {error}. "
+            "Change the loader's keyword arguments."
+        ) from error
+
+
+_BARE_ARRAYS: tuple[type, ...] = (torch.Tensor, tuple, dict)
+
+
+def effective_kwargs(defaults: Mapping[str, Any], given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """`given` laid over `defaults`, without the defaults that torch does not allow beside what is given."""
+    kwargs = {**defaults, **(given or {})}
+    if "batch_sampler" in kwargs and kwargs["batch_sampler"] is not None:
+        excluded = {"batch_size", "shuffle", "sampler", "drop_last"}
+    elif kwargs.get("sampler") is not None:
+        excluded = {"shuffle"}
+    else:
+        excluded = set()
+    return {name: value for name, value in kwargs.items() if name not in excluded or name in (given or {})}
+
+
+def adapt_loader(
+    loader: Any,
+    ranks: Ranks,
+    *,
+    seed: int,
+    accumulation_steps: int = 1,
+    to_device: Callable[[Any], Any],
+    is_sharded: bool = False,
+) -> RunLoader:
+    """Whatever yields batches as a loader of this run.
+
+    Raises:
+        ArgumentTypeError: if `loader` cannot be iterated over.
+    """
+    if isinstance(loader, (PlannedLoader, StreamLoader)):
+        return loader
+    if not isinstance(loader, Iterable) and not hasattr(loader, "__getitem__"):
+        raise ArgumentTypeError(
+            f"A {type(loader).__name__} cannot be used as a loader: it cannot be iterated over. Return a DataLoader or "
+            "another iterable of batches."
+        )
+    is_torch_loader = isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
+    settings: dict[str, Any] = {"seed": seed, "accumulation_steps": accumulation_steps, "to_device": to_device}
+    if is_torch_loader and not isinstance(loader.dataset, IterableDataset) and loader.batch_sampler is not None:
+        return PlannedLoader(loader, ranks, **settings)
+    is_stream = is_torch_loader and isinstance(loader.dataset, IterableDataset)
+    if ranks.count > 1 and not is_stream and ranks.is_first:
+        warnings.warn(
+            f"{_name(loader)} is used on each of the {ranks.count} ranks as it is: it must yield different batches on "
+            "each. Pass a map-style dataset or a torch DataLoader to have its samples shared out.",
+            stacklevel=2,
+        )
+    return StreamLoader(loader, ranks, is_sharded=is_sharded, **settings)
+
+
+def check_dataset(dataset: Any) -> None:
+    """Refuse what cannot be a dataset, before anything is started.
+
+    Raises:
+        ArgumentTypeError: for something that has no samples.
+        DataError: for a dict that is no dict of arrays, or arrays of different lengths.
+    """
+    if isinstance(dataset, (str, bytes, type)) or not (
+        hasattr(dataset, "__getitem__") or isinstance(dataset, Iterable)
+    ):
+        raise ArgumentTypeError(
+            f"{dataset!r} is not a dataset: a {type(dataset).__name__} has no samples. Pass a torch Dataset or "
+            "IterableDataset, tensors or arrays (or a tuple or dict of them), or a DataLoader."
+        )
+    if isinstance(dataset, dict) and type(dataset) is not dict and hasattr(dataset, "num_rows"):
+        raise ArgumentTypeError(
+            f"A {type(dataset).__name__} holds several datasets ({', '.join(map(repr, dataset))}). Pass one of them."
+        )
+    if as_array_dataset(dataset) is None and not isinstance(dataset, (IterableDataset, DataLoader)):
+        if hasattr(dataset, "__getitem__") and not hasattr(dataset, "__len__"):
+            raise ArgumentTypeError(
+                f"The dataset {type(dataset).__name__} has `__getitem__` but no `__len__`, so nobody knows which "
+                "samples there are. Add `__len__`, or make it an IterableDataset."
+            )
+
+
+def fingerprint(loader: RunLoader) -> str:
+    """A few words about a loader's dataset that must be the same on every rank."""
+    parts: list[str] = [str(loader.num_samples)]
+    dataset = loader.dataset
+    while isinstance(dataset, Subset):
+        parts.append(hashlib.sha256(repr(list(dataset.indices)).encode()).hexdigest())
+        dataset = dataset.dataset
+    return " ".join(parts)
+
+
+def _is_plain_shuffle(sampler: Any) -> bool:
+    return type(sampler) is RandomSampler and not sampler.replacement and sampler._num_samples is None
+
+
+def _is_distributed(sampler: Any) -> bool:
+    return hasattr(sampler, "num_replicas") and hasattr(sampler, "rank")
+
+
+def _as_indices(indices: list[Any]) -> Any:
+    """Whole numbers as a tensor, other keys as they are."""
+    return torch.tensor(indices) if all(type(index) is int for index in indices) else indices
+
+
+def _name(loader: Any) -> str:
+    return f"the {type(loader).__name__}"

@@ -1,0 +1,24 @@
+"""Taking off what was put on to make tensors fit together."""
+
+from __future__ import annotations
+
+import torch
+
+
+def remove_padding(padded_tensor: torch.Tensor, pad_value: float) -> torch.Tensor:
+    """The rows of `padded_tensor` that are not padding.
+
+    A row is padding if every entry of it equals `pad_value`; a real row that looks the same cannot be told apart.
+    `Trainer.gather` needs no padding between ranks, so choose a value that real rows never have.
+
+    Args:
+        padded_tensor: at least one dimension; the first one counts rows.
+        pad_value: what the padding consists of.
+
+    Returns:
+        A tensor with fewer or as many rows, in the same order.
+    """
+    is_padding = padded_tensor == pad_value
+    if padded_tensor.ndim > 1:
+        is_padding = is_padding.flatten(start_dim=1).all(dim=1)
+    return padded_tensor[~is_padding]

@@ -1,0 +1,193 @@
+"""Which samples, in which order, on which rank: pure functions of numbers.
+
+Everything here is arithmetic on positions. A position counts samples in the global order of an epoch, over all ranks,
+so it keeps its meaning when a run goes on with another batch size or another number of ranks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+
+from pytorch_accelerated.seeding import mixed_seed
+
+
+def epoch_order(size: int, *, seed: int, epoch: int) -> torch.Tensor:
+    """The order in which an epoch shuffles `size` samples: an int64 tensor, the same on every rank."""
+    generator = torch.Generator().manual_seed(mixed_seed("order", seed, epoch))
+    return torch.randperm(size, generator=generator)
+
+
+def deal(total: int, cells: int) -> list[int]:
+    """`total` dealt into `cells` as evenly as possible, larger shares first: ``deal(7, 3) == [3, 2, 2]``."""
+    share, rest = divmod(total, cells)
+    return [share + 1] * rest + [share] * (cells - rest)
+
+
+class Cell(NamedTuple):
+    """The samples of one batch on one rank: positions `start` to `stop` of the epoch's order.
+
+    An empty cell names a sample to borrow at `start`: its rank needs a forward and backward pass to keep step with
+    the others, but the sample counts nowhere.
+    """
+
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+
+class Window(NamedTuple):
+    """The samples of one update over all ranks: positions `start` to `stop`, in `rounds` of one cell per rank."""
+
+    start: int
+    stop: int
+    rounds: tuple[tuple[Cell, ...], ...]
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+    def cells_of(self, rank: int) -> list[Cell]:
+        return [cells[rank] for cells in self.rounds]
+
+
+def cut(start: int, stop: int, *, rounds: int, ranks: int) -> tuple[tuple[Cell, ...], ...]:
+    """Positions `start` to `stop` as `rounds` of one cell per rank, in order, as even as possible."""
+    if rounds == ranks == 1 and stop > start:  # by far the most frequent case
+        return ((Cell(start, stop),),)
+    cells = []
+    position = start
+    for size in deal(stop - start, rounds * ranks):
+        # An empty cell comes behind the others, so its position may lie at the end: borrow the window's first sample.
+        cells.append(Cell(position, position + size) if size else Cell(start, start))
+        position += size
+    return tuple(tuple(cells[first : first + ranks]) for first in range(0, len(cells), ranks))
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingPlan:
+    """How an epoch of `size` samples is cut into updates.
+
+    An update takes the next ``batch_size * ranks * accumulation_steps`` samples; the last one of the epoch takes what
+    is left, in as few batches as hold it, dealt evenly. Every rank runs the same number of batches.
+
+    Args:
+        size: samples in the epoch, over all ranks.
+        batch_size: samples of a batch on one rank.
+        ranks: number of ranks.
+        accumulation_steps: batches of one rank per update.
+        drop_last: leave out the samples at the end that do not fill a batch on every rank.
+    """
+
+    size: int
+    batch_size: int
+    ranks: int
+    accumulation_steps: int
+    drop_last: bool = False
+
+    @property
+    def samples_per_round(self) -> int:
+        return self.batch_size * self.ranks
+
+    @property
+    def samples_per_update(self) -> int:
+        return self.samples_per_round * self.accumulation_steps
+
+    @property
+    def samples_used(self) -> int:
+        return self.size - self.size % self.samples_per_round if self.drop_last else self.size
+
+    @property
+    def num_batches(self) -> int:
+        """Batches of one rank in the epoch."""
+        return -(-self.samples_used // self.samples_per_round)
+
+    @property
+    def num_updates(self) -> int:
+        return -(-self.samples_used // self.samples_per_update)
+
+    def windows(self, start: int = 0, max_batches: int | None = None) -> Iterator[Window]:
+        """The updates of an epoch from the sample at position `start` on, `max_batches` of a rank at the most."""
+        end = self.samples_used
+        if max_batches is not None:
+            end = min(end, start + max_batches * self.samples_per_round)
+        while start < end:
+            stop = min(start + self.samples_per_update, end)
+            rounds = -(-(stop - start) // self.samples_per_round)
+            yield Window(start, stop, cut(start, stop, rounds=rounds, ranks=self.ranks))
+            start = stop
+
+
+def evaluation_rounds(size: int, *, batch_size: int, ranks: int, drop_last: bool = False) -> Iterator[Window]:
+    """Rounds that show each of `size` samples once, in order; the cells of a round are neighbours.
+
+    All rounds are full but the last. Where that one has less than a sample per rank, it shares with the round before
+    it, so that every rank has samples in every round whenever there are at least as many samples as ranks and the
+    batch size is 2 or more. What is left has rounds with empty cells.
+    """
+    full = batch_size * ranks
+    rest = size % full
+    if drop_last:
+        size, rest = size - rest, 0
+    shared = full + rest if 0 < rest < ranks and size > full and batch_size > 1 else rest
+    start = 0
+    while start < size - shared:
+        yield Window(start, start + full, cut(start, start + full, rounds=1, ranks=ranks))
+        start += full
+    for cells in cut(start, size, rounds=-(-shared // full), ranks=ranks) if shared else ():
+        start, stop = cells[0].start, max(cell.stop for cell in cells)
+        yield Window(start, stop, (cells,))
+
+
+def number_of_evaluation_rounds(size: int, *, batch_size: int, ranks: int, drop_last: bool = False) -> int:
+    """The number of rounds that `evaluation_rounds` yields."""
+    full = batch_size * ranks
+    return size // full if drop_last else -(-size // full)
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchListPlan:
+    """How the batches of a user's own batch sampler are dealt to the ranks: one after the other.
+
+    Its positions count samples, like those of `TrainingPlan`, so both are stored and restored the same way.
+
+    Args:
+        sizes: samples in each batch, in order.
+        ranks: number of ranks.
+        accumulation_steps: batches of one rank per update.
+    """
+
+    sizes: Sequence[int]
+    ranks: int
+    accumulation_steps: int
+
+    @property
+    def num_batches(self) -> int:
+        return -(-len(self.sizes) // self.ranks)
+
+    @property
+    def num_updates(self) -> int:
+        return -(-len(self.sizes) // (self.ranks * self.accumulation_steps))
+
+    def windows(self, start: int = 0, max_batches: int | None = None) -> Iterator[Window]:
+        """The updates from the first batch at or behind position `start` on."""
+        position, batches = 0, []
+        for size in self.sizes:
+            if position >= start:
+                batches.append(Cell(position, position + size))
+            position += size
+        if max_batches is not None:
+            batches = batches[: max_batches * self.ranks]
+        per_update = self.ranks * self.accumulation_steps
+        for first in range(0, len(batches), per_update):
+            window = batches[first : first + per_update]
+            borrowed = Cell(window[0].start, window[0].start)
+            window += [borrowed] * (-len(window) % self.ranks)
+            rounds = tuple(tuple(window[i : i + self.ranks]) for i in range(0, len(window), self.ranks))
+            yield Window(window[0].start, max(cell.stop for cell in window), rounds)

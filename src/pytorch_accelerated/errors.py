@@ -1,0 +1,67 @@
+"""Every exception that this library raises on purpose, in one tree.
+
+Each also inherits the builtin that a reader would expect to catch.
+"""
+
+
+class PytorchAcceleratedError(Exception):
+    """Base of every error this library raises on purpose."""
+
+
+class MissingDependencyError(PytorchAcceleratedError, ImportError):
+    """An optional package is not installed."""
+
+
+class ConfigurationError(PytorchAcceleratedError, ValueError):
+    """An argument has a value that cannot work, alone or together with another one."""
+
+
+class ArgumentTypeError(PytorchAcceleratedError, TypeError):
+    """An argument, or a value returned by user code, is of a kind that cannot work."""
+
+
+class LayerGroupIndexError(PytorchAcceleratedError, IndexError):
+    """A model does not have that many layer groups."""
+
+
+class DataError(PytorchAcceleratedError, ValueError):
+    """A dataset, a loader or a batch cannot be used as it is."""
+
+
+class HookOutputError(PytorchAcceleratedError, TypeError):
+    """An overridden hook returned something that the loop cannot use."""
+
+
+class LaunchError(PytorchAcceleratedError, RuntimeError):
+    """The processes of this run were not started the way that was asked for."""
+
+
+class UnknownMetricError(PytorchAcceleratedError, ValueError):
+    """A metric name that nothing records."""
+
+
+class DuplicateCallbackError(PytorchAcceleratedError, ValueError):
+    """Two callbacks could not be told apart in a saved state."""
+
+
+class NonFiniteLossError(PytorchAcceleratedError, ArithmeticError):
+    """A loss or a parameter is NaN or infinite. Not a `StopTrainingError`: the run did not succeed."""
+
+
+class CheckpointError(PytorchAcceleratedError, RuntimeError):
+    """A checkpoint or training state cannot be written or read."""
+
+
+class InvalidCheckpointError(CheckpointError):
+    """A checkpoint is incomplete, damaged, or does not belong to these objects."""
+
+
+class StopTrainingError(PytorchAcceleratedError):
+    """Raise this in any hook or callback, on any rank, to end the run at the next safe point.
+
+    `Trainer.train` then returns normally; it is the polite way to stop early.
+    """
+
+
+class CallbackMethodNotImplementedError(PytorchAcceleratedError, AttributeError):
+    """Raised by a callback's own method to say that it does not act at this event; the handler then skips it."""

@@ -1,0 +1,538 @@
+"""The loop, written once: what happens in a run, and in which order.
+
+Read `_run_training`, `_run_epoch`, `_run_train_epoch` and `_run_update` first. The hooks that they call are in
+`hooks.py`; `docs/events.md` has the order of hooks and events for every way a run can end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from pytorch_accelerated.callbacks.handler import CallbackHandler
+from pytorch_accelerated.data.loading import (
+    CountItems,
+    MicroBatch,
+    PlannedLoader,
+    Round,
+    RunLoader,
+    StreamLoader,
+    Update,
+)
+from pytorch_accelerated.data.slicing import unsliced
+from pytorch_accelerated.errors import (
+    ConfigurationError,
+    DataError,
+    HookOutputError,
+    NonFiniteLossError,
+    StopTrainingError,
+    UnknownMetricError,
+)
+from pytorch_accelerated.hooks import TrainerHooks
+from pytorch_accelerated.prediction import PredictionCollector
+from pytorch_accelerated.run_state import RunPhase, RunState
+from pytorch_accelerated.settings import TrainSettings
+from pytorch_accelerated.tracking.history import RunHistory
+from pytorch_accelerated.tracking.loss import LossTracker
+
+# Losses are read this often. A number of updates, not of seconds: sums of a resumed run must be cut at the same places.
+UPDATES_BETWEEN_READINGS = 64
+
+
+class TrainingLoop(TrainerHooks):
+    """Runs the hooks and fires the events; `Trainer` gives it what it needs."""
+
+    callback_handler: CallbackHandler
+    run_history: RunHistory
+    run_state: RunState
+    custom_events: tuple[str, ...]
+    _settings: TrainSettings
+    _train_dataloader: Any
+    _eval_dataloader: Any
+    _loss_tracker: LossTracker
+    _gradient_norms: LossTracker
+    _epochs_before_run: int
+    _steps_scheduler_per_update: bool
+
+    def _run_training(self) -> None:
+        """Epoch after epoch, until the run is complete or something stops it."""
+        failure: NonFiniteLossError | None = None
+        try:
+            self._moment("training_run_start", "on_training_run_start")
+            self._stop_if_asked()
+            while not self._is_run_complete():
+                if self.run_state.phase is RunPhase.EPOCH_CLOSED:
+                    self.run_state.start_epoch()
+                self._run_epoch()
+        except StopTrainingError:
+            self._emit("on_stop_training_error")
+        except NonFiniteLossError as error:
+            failure = error
+            self._requested_states.clear()  # nothing is saved from a model that may be spoilt
+            self._emit("on_stop_training_error")
+        self._act_on_requests()
+        self._release_model()
+        with contextlib.suppress(StopTrainingError):  # the run is over anyway
+            self._moment("training_run_end", "on_training_run_end")
+        if failure is not None:
+            raise failure
+
+    def _run_epoch(self) -> None:
+        """One epoch and its evaluation; after a resume, what of it is still due."""
+        state = self.run_state
+        if state.phase is RunPhase.TRAINING:
+            self._run_train_epoch(self._train_dataloader)
+            self._close(RunPhase.TRAINING_EPOCH_CLOSED)
+        if state.phase is RunPhase.TRAINING_EPOCH_CLOSED:
+            if self._eval_dataloader is not None:
+                self._run_eval_epoch(self._eval_dataloader)
+            self._step_scheduler_after_epoch()
+            self._close(RunPhase.EVALUATED)
+        self._moment("training_run_epoch_end", "on_training_run_epoch_end")
+        state.finish_epoch()
+        self.run_history._increment_epoch()
+        self._close(RunPhase.EPOCH_CLOSED)
+
+    def _run_train_epoch(self, train_dl: Any) -> None:
+        """One pass over the training data, or what is left of it."""
+        self._moment("train_epoch_start", "on_train_epoch_start")
+        self._stop_if_asked()
+        for update in self._updates(train_dl):
+            self._run_update(update)
+            self._act_at_safe_point()
+            if self._is_at_step_limit():
+                break
+        if self.run_state.updates_in_epoch == 0:
+            raise DataError(
+                f"An epoch of training has no batches: {_describe_loader(train_dl)} yielded nothing. Check the "
+                "dataset's length, the batch size and `drop_last`."
+            )
+        self._read_losses("train_loss_epoch")
+        self._guarded(self.train_epoch_end)
+        self._add_epoch_loss_to_run_history("train_loss_epoch")
+        if self._settings.gradient_clip_norm is not None:
+            self.run_history.update_metric("gradient_norm", self._gradient_norms.average)
+        self._guarded(self._emit, "on_train_epoch_end")
+
+    def _run_update(self, update: Update) -> None:
+        """One optimizer update from the batches of `update`."""
+        state = self.run_state
+        self._is_at_safe_point = False
+        self._update = update
+        for micro_batch in update.micro_batches:
+            self._micro_batch = micro_batch
+            # Ranks exchange gradients in the backward pass of the last batch only.
+            with _NOTHING if micro_batch.is_last else self._accelerator.no_sync(self.model):
+                if micro_batch.is_borrowed:
+                    self._keep_in_step(micro_batch.batch)
+                    continue
+                self._guarded(self._emit, "on_train_step_start")
+                self._perform_forward_and_backward_passes(micro_batch.batch, state.batches_in_epoch)
+            state.batches_in_epoch += 1
+        is_skipped = self._complete_gradients()
+        self._guarded(self._emit, "on_optimizer_step_start")
+        self._clip_gradients()
+        self._guarded(self.optimizer_step)
+        if not is_skipped and self._steps_scheduler_per_update:
+            self._guarded(self.scheduler_step)
+        self._guarded(self.optimizer_zero_grad)
+        state.finish_update(samples=self._samples_of(update), skipped=is_skipped)
+        self._guarded(self._emit, "on_optimizer_step_end")
+        self._is_at_safe_point = True
+
+    def _perform_forward_and_backward_passes(self, batch: Any, step: int) -> None:
+        """Add the gradients of one batch. `step` counts batches of this rank in the epoch, from 0."""
+        output = self._train_output(batch)
+        loss, size = loss_and_size(output, hook="calculate_train_batch_loss")
+        self._update_loss_tracker(loss, size)
+        self._guarded(self._emit, "on_train_step_end", batch=batch, batch_output=output, step=step)
+        self._guarded(self.backward_step, self._weighted(output))
+
+    def _run_eval_epoch(self, valid_dl: Any, is_training: bool = True, is_intermediate: bool = False) -> None:
+        """Evaluate every sample once and record the mean loss.
+
+        Args:
+            valid_dl: yields batches.
+            is_training: whether this belongs to a training run.
+            is_intermediate: whether this happens inside a training epoch.
+        """
+        metric_name = "evaluation_loss"
+        if is_training:
+            metric_name = "intermediate_eval_loss" if is_intermediate else "eval_loss_epoch"
+        with self._evaluating(restore_modes=is_intermediate):
+            self._moment("eval_epoch_start", "on_eval_epoch_start", is_intermediate=is_intermediate)
+            self._stop_if_asked()
+            rounds = 0
+            with torch.no_grad():
+                for rounds, round_ in enumerate(self._rounds(valid_dl), start=1):
+                    self._in_round(round_, self._evaluate_batch, round_.batch)
+                    if rounds % UPDATES_BETWEEN_READINGS == 0:
+                        self._loss_tracker.read()
+            if rounds == 0:
+                raise DataError(
+                    f"There is nothing to evaluate: {_describe_loader(valid_dl)} yielded no batch. Check the "
+                    "evaluation dataset's length, the batch size and `drop_last`."
+                )
+            self._read_losses(metric_name)
+            self._guarded(self.eval_epoch_end)
+            self._add_epoch_loss_to_run_history(metric_name)
+            self._guarded(self._emit, "on_eval_epoch_end", is_intermediate=is_intermediate)
+
+    def _evaluate_batch(self, batch: Any) -> None:
+        self._emit("on_eval_step_start")
+        output = self.calculate_eval_batch_loss(batch)
+        loss, size = loss_and_size(output, hook="calculate_eval_batch_loss")
+        self._update_loss_tracker(loss, size)
+        self._emit("on_eval_step_end", batch=batch, batch_output=output)
+
+    def _run_evaluation(self) -> None:
+        """The run of `evaluate`."""
+        failure: NonFiniteLossError | None = None
+        try:
+            self._moment("evaluation_run_start", "on_evaluation_run_start")
+            self._stop_if_asked()
+            self._run_eval_epoch(self._eval_dataloader, is_training=False)
+            self._stop_if_asked()
+        except StopTrainingError:
+            self._emit("on_stop_training_error")
+        except NonFiniteLossError as error:
+            failure = error
+            self._emit("on_stop_training_error")
+        self._release_model()
+        with contextlib.suppress(StopTrainingError):
+            self._moment("evaluation_run_end", "on_evaluation_run_end")
+        if failure is not None:
+            raise failure
+
+    def _run_prediction(self, loader: RunLoader, collector: PredictionCollector) -> None:
+        """Every batch of `loader` into `collector`."""
+        with self._evaluating(restore_modes=True):
+            self.model.eval()
+            self._emit("on_prediction_run_start")
+            with torch.no_grad():
+                for round_ in self._rounds(loader):
+                    self._in_round(round_, self._predict_batch, round_.batch, round_.start, collector)
+            self._emit("on_prediction_run_end")
+
+    def _predict_batch(self, batch: Any, start: int, collector: PredictionCollector) -> None:
+        predictions = self.calculate_predict_batch_outputs(batch)
+        collector.add(start, predictions)
+        self._emit("on_prediction_step_end", batch=batch, predictions=predictions)
+
+    def _in_round(self, round_: Round, work: Callable[..., None], *args: Any) -> None:
+        """Do this rank's part of a round; a rank without a batch answers the others' `gather` instead."""
+        if self._ranks.count == 1:
+            work(*args)
+            return
+        self._round_has_empty_rank = round_.has_empty_rank
+        try:
+            if round_.batch is not None:
+                self._guarded(work, *args)
+        finally:
+            self._round_has_empty_rank = False
+        if round_.has_empty_rank:
+            self._ranks.finish_round(is_idle=round_.batch is None)
+
+    # ----------------------------------------------------------------------------------------- the parts of an update
+
+    def _train_output(self, batch: Any) -> Any:
+        try:
+            return self.calculate_train_batch_loss(batch)
+        except StopTrainingError as error:
+            if self._ranks.count == 1:
+                raise
+            # The other ranks wait for this rank's gradients, and there is no loss to make them from.
+            raise HookOutputError(
+                f"`calculate_train_batch_loss` raised StopTrainingError on rank {self._ranks.index} of "
+                f"{self._ranks.count}, before it returned a loss that the other ranks wait for. Raise it in "
+                "`on_train_step_end` or later."
+            ) from error
+
+    def _keep_in_step(self, batch: Any) -> None:
+        """A forward and backward pass that counts nowhere, on a rank that has no samples left in this update."""
+        output = self._train_output(batch)
+        loss, _ = loss_and_size(output, hook="calculate_train_batch_loss")
+        self.backward_step(loss * 0.0)
+        if output.get("num_items_in_batch") is not None or self._micro_batch.weight is None:
+            self._late_counts.append(0)
+
+    def _weighted(self, output: Mapping[str, Any]) -> Any:
+        """The loss times its share of the update, as far as it is known; see `_complete_gradients` for the rest."""
+        loss: Any = output["loss"]
+        weight = self._micro_batch.weight
+        count = output.get("num_items_in_batch")
+        if count is not None and self._count_items is None:
+            weight = None
+        if weight is None:
+            count = output["batch_size"] if count is None else count
+            self._late_counts.append(count)
+            return loss * (count / self._reference_count)
+        return loss if weight == 1 else loss * weight
+
+    @property
+    def _reference_count(self) -> float:
+        """A count of the order of a rank's items per update, the same on every rank: keeps late weights near 1."""
+        return max(1.0, (self._update.samples or 1) / self._ranks.count)
+
+    def _complete_gradients(self) -> bool:
+        """Bring the gradients to their true size. Returns whether fp16 found them infinite, so nothing will change."""
+        is_skipped = False
+        if self._accelerator.scaler is not None:
+            self._accelerator.unscale_gradients(self.optimizer)
+            raw = getattr(self.optimizer, "optimizer", self.optimizer)
+            found = self._accelerator.scaler._found_inf_per_device(raw)
+            is_skipped = any(flag.item() for flag in found.values())  # the one documented read of fp16
+        if self._late_counts:
+            total: Any = sum(self._late_counts)
+            if self._ranks.count > 1:
+                total = self._ranks.sum_on_device(
+                    torch.as_tensor(total, dtype=torch.float32, device=self._ranks.device)
+                )
+            elif not isinstance(total, torch.Tensor) and total == 0:
+                raise DataError(
+                    "An update has no items at all: `num_items_in_batch` was 0 for each of its batches. A mean over "
+                    "nothing is not defined; leave such batches out of the dataset."
+                )
+            factor = self._ranks.count * self._reference_count / total
+            gradients = [parameter.grad for parameter in self._parameters() if parameter.grad is not None]
+            torch._foreach_mul_(gradients, factor)
+            self._late_counts.clear()
+        return is_skipped
+
+    def _clip_gradients(self) -> None:
+        """Limit the complete gradient, once per update."""
+        settings = self._settings
+        if settings.gradient_clip_value is not None:
+            torch.nn.utils.clip_grad_value_(self._parameters(), settings.gradient_clip_value)
+        elif settings.gradient_clip_norm is not None:
+            norm = torch.nn.utils.clip_grad_norm_(self._parameters(), settings.gradient_clip_norm)
+            self._gradient_norms.update(norm)
+
+    def _parameters(self) -> list[torch.Tensor]:
+        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+
+    def _samples_of(self, update: Update) -> int:
+        return update.samples if update.samples is not None else 1
+
+    def _step_scheduler_after_epoch(self) -> None:
+        """Step schedulers that count epochs, or watch a metric."""
+        if isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            name = self._settings.scheduler_metric
+            self.scheduler.step(_latest_metric(self.run_history, name, asked_by="`scheduler_metric`"))
+        elif self._settings.step_scheduler == "epoch":
+            self.scheduler_step()
+
+    def _update_loss_tracker(self, batch_loss: torch.Tensor, batch_size: Any) -> None:
+        """Take a batch's mean loss into the epoch's. Does not wait for the device."""
+        self._loss_tracker.update(batch_loss, batch_size)
+
+    def _read_losses(self, metric_name: str) -> None:
+        """Read the pending losses in one transfer, and tell the callbacks if one of them is not finite."""
+        self._loss_tracker.read()
+        self._gradient_norms.read()
+        first_bad = self._loss_tracker.first_non_finite
+        everyones = self._ranks.exchange_numbers([-1 if first_bad is None else first_bad])
+        steps = [step for (step,) in everyones if step >= 0]
+        if steps:
+            self._loss_tracker.first_non_finite = None
+            epoch = self.run_history.current_epoch
+            self._emit("on_non_finite_loss", metric_name=metric_name, epoch=epoch, step=min(steps))
+
+    def _add_epoch_loss_to_run_history(self, metric_name: str) -> None:
+        """Record the mean loss per item over all ranks, and begin a new mean."""
+        tracker = self._loss_tracker
+        total, count = self._ranks.sum([tracker.total_loss, tracker.running_count])
+        self.run_history.update_metric(metric_name, total / count if count else 0.0)
+        tracker.reset()
+
+    # -------------------------------------------------------------------------------- requests, stopping, safe points
+
+    def _reset_control(self) -> None:
+        self._stop: StopTrainingError | None = None
+        self._evaluation_requested = False
+        self._requested_states: list[tuple[Path, dict[str, Any]]] = []
+        self._is_at_safe_point = False
+        self._round_has_empty_rank = False
+        self._late_counts: list[Any] = []
+        self._count_items: CountItems | None = None
+        self._deadline: float | None = None
+        self._update = Update((), None)
+        self._micro_batch = MicroBatch(None, 1.0, True, False)
+
+    def _emit(self, event: str, **kwargs: Any) -> None:
+        self.callback_handler.call_event(event, self, **kwargs)
+
+    def _moment(self, hook: str, event: str, **kwargs: Any) -> None:
+        """A method and the event of the same moment."""
+        self._guarded(getattr(self, hook))
+        self._guarded(self._emit, event, **kwargs)
+
+    def _guarded(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        """Call `function`; a wish to stop is kept until all ranks can stop together."""
+        try:
+            function(*args, **kwargs)
+        except StopTrainingError as error:
+            self._stop = self._stop or error
+
+    def _stop_if_asked(self) -> None:
+        """Stop if any rank wants to. Must be called by all ranks."""
+        if self._deadline is not None and time.monotonic() >= self._deadline and self._ranks.is_first:
+            self._stop = self._stop or StopTrainingError(f"`max_duration` ({self._settings.max_duration}) is over.")
+        if self._ranks.any(self._stop is not None):
+            stop, self._stop = self._stop, None
+            raise stop or StopTrainingError("Another rank asked to stop.")
+
+    def _act_at_safe_point(self) -> None:
+        """Between two updates, where everything is consistent: read losses, act on requests, stop."""
+        self.run_history._set_updates(self.run_state.updates)
+        is_asked = self._evaluation_requested or self._requested_states
+        if is_asked or self.run_state.updates_in_epoch % UPDATES_BETWEEN_READINGS == 0:
+            self._read_losses("train_loss_epoch")
+            self._act_on_requests()
+        self._stop_if_asked()
+
+    def _act_on_requests(self) -> None:
+        """Do what callbacks asked for, in a fixed order."""
+        if self._evaluation_requested:
+            self._evaluation_requested = False
+            if self._eval_dataloader is None:
+                raise ConfigurationError(
+                    "An evaluation was requested during training, but there is no evaluation dataset. Pass "
+                    "`eval_dataset` to `train`."
+                )
+            self._run_eval_epoch(self._eval_dataloader, is_intermediate=True)
+        self._is_at_safe_point = True
+        while self._requested_states:
+            self._write_training_state(*self._requested_states.pop(0))
+
+    def _close(self, phase: RunPhase) -> None:
+        """Note that a part of the epoch is over, after its last callback; then act and stop as asked."""
+        self.run_state.phase = phase
+        self._act_on_requests()
+        self._is_at_safe_point = False
+        self._stop_if_asked()
+
+    def _is_at_step_limit(self) -> bool:
+        limit = self._settings.max_num_train_steps
+        return limit is not None and self.run_state.updates >= limit
+
+    def _is_run_complete(self) -> bool:
+        if self._settings.max_num_train_steps is not None:
+            return self.run_state.phase is RunPhase.EPOCH_CLOSED and self._is_at_step_limit()
+        assert self._settings.num_epochs is not None
+        return self.run_state.epochs >= self._settings.num_epochs
+
+    @property
+    def is_last_epoch(self) -> bool:
+        """Whether the training run ends, as far as can be told, when the current epoch is over."""
+        if self._settings.max_num_train_steps is not None:
+            return self._is_at_step_limit()
+        return self.run_state.epochs + 1 >= (self._settings.num_epochs or 1)
+
+    # ----------------------------------------------------------------------------------------------- data of the loop
+
+    def _updates(self, train_dl: Any) -> Iterator[Update]:
+        """The updates of the current epoch that are still due."""
+        loader, limit = unsliced(train_dl)
+        loader = self._adapted_if_new(loader, self._train_dl_kwargs)
+        state = self.run_state
+        loader.set_epoch(self._epochs_before_run + state.epochs)
+        if limit is not None:
+            limit -= state.batches_in_epoch
+        return loader.updates(start=state.samples_in_epoch, max_batches=limit, count_items=self._count_items)
+
+    def _rounds(self, eval_dl: Any) -> Iterator[Round]:
+        loader, limit = unsliced(eval_dl)
+        return self._adapted_if_new(loader, self._eval_dl_kwargs).rounds(max_rounds=limit)
+
+    def _adapted_if_new(self, loader: Any, dl_kwargs: Mapping[str, Any]) -> RunLoader:
+        """Loaders that a callback put in place since the run started are adapted when they are used."""
+        return loader if isinstance(loader, (PlannedLoader, StreamLoader)) else self._adapted(loader, dl_kwargs)
+
+    @contextlib.contextmanager
+    def _evaluating(self, *, restore_modes: bool) -> Iterator[None]:
+        """The model without its wrapper, which would wait for ranks that have no batch; a loss tracker of its own."""
+        wrapped, tracker = self.model, self._loss_tracker
+        if isinstance(wrapped, DistributedDataParallel):
+            self.model = wrapped.module
+        if self._ranks.count > 1:
+            # Each rank has kept its own batch statistics.
+            self._ranks.copy_from_first(list(self.model.buffers()))
+        modes = [(module, module.training) for module in self.model.modules()] if restore_modes else []
+        self._loss_tracker = LossTracker()
+        try:
+            yield
+        finally:
+            for module, is_training in modes:
+                module.training = is_training
+            self.model, self._loss_tracker = wrapped, tracker
+
+    def _evaluate_other_model(
+        self, model: nn.Module, *, metric_name_prefix: str, callbacks: Iterable[Any] = ()
+    ) -> None:
+        """Evaluate `model` in place of the trainer's own, for callbacks in `on_eval_epoch_end`. All ranks must call it.
+
+        Args:
+            model: on the trainer's device.
+            metric_name_prefix: of everything that is recorded meanwhile.
+            callbacks: those whose events are fired meanwhile.
+        """
+        own_model, own_handler, own_prefix = self.model, self.callback_handler, self.run_history.metric_name_prefix
+        self.model = model
+        self.callback_handler = CallbackHandler(callbacks, custom_events=self.custom_events)
+        self.run_history.set_metric_name_prefix(metric_name_prefix)
+        try:
+            self._run_eval_epoch(self._eval_dataloader)
+        finally:
+            self.model, self.callback_handler = own_model, own_handler
+            self.run_history.set_metric_name_prefix(own_prefix)
+
+    # ---------------------------------------------------------------------------------------- what the trainer provides
+
+    def _adapted(self, loader: Any, dl_kwargs: Mapping[str, Any] | None) -> RunLoader:
+        raise NotImplementedError
+
+    def _release_model(self) -> None:
+        raise NotImplementedError
+
+    def _write_training_state(self, output_dir: Path, extra: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+
+_NOTHING = contextlib.nullcontext()
+
+
+def loss_and_size(output: Any, *, hook: str) -> tuple[torch.Tensor, Any]:
+    """The loss that a hook returned, and the number of items it is the mean of."""
+    try:
+        loss = output["loss"]
+        size = output["batch_size"]
+    except (KeyError, TypeError, IndexError) as error:
+        entries = f" with {', '.join(map(repr, output)) or 'nothing in it'}" if isinstance(output, Mapping) else ""
+        raise HookOutputError(
+            f"`{hook}` returned a {type(output).__name__}{entries}, but the loop needs a dict with 'loss' (a tensor with "
+            "one element), 'model_outputs' and 'batch_size'. Return one."
+        ) from error
+    count = output.get("num_items_in_batch")
+    return loss, size if count is None else count
+
+
+def _latest_metric(history: RunHistory, name: str, *, asked_by: str) -> float:
+    names = list(history.get_metric_names())
+    if name not in names:
+        raise UnknownMetricError(
+            f"{asked_by} is {name!r}, but no such metric has been recorded. There are: {', '.join(names) or 'none'}."
+        )
+    return history.get_latest_metric(name)
+
+
+def _describe_loader(loader: Any) -> str:
+    dataset = getattr(loader, "dataset", None)
+    return f"the loader ({type(loader).__name__}{f' of a {type(dataset).__name__}' if dataset is not None else ''})"

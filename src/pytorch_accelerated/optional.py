@@ -1,0 +1,29 @@
+"""Import an optional package at its first use, or say how to install it."""
+
+import importlib
+from types import ModuleType
+
+from pytorch_accelerated.errors import MissingDependencyError
+
+
+def require(module: str, *, extra: str, needed_by: str) -> ModuleType:
+    """Import `module` now.
+
+    Args:
+        module: dotted name of the module to import.
+        extra: the extra of this package that installs it.
+        needed_by: what the user asked for, as the subject of the error's sentence.
+
+    Raises:
+        MissingDependencyError: if the package is not installed. A package that is installed but fails to import
+            one of its own dependencies raises its own error instead.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != module.partition(".")[0]:
+            raise  # installed, but one of its own imports is broken: a different problem
+        raise MissingDependencyError(
+            f"{needed_by} needs the package {error.name!r}, which is not installed. "
+            f"Install it with: pip install 'pytorch-accelerated[{extra}]'"
+        ) from error

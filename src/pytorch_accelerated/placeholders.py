@@ -1,0 +1,213 @@
+"""Numbers that are known when a run starts, to be used before it does."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import numbers
+import operator
+from collections.abc import Callable
+from typing import Any, NoReturn, Protocol, TypeVar
+
+from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError
+from pytorch_accelerated.run_config import TrainerRunConfig
+
+T = TypeVar("T")
+
+
+class Placeholder:
+    """A number that a run fills in when it starts.
+
+    ``+ - * / //`` and the unary minus work with numbers and other placeholders on both sides, and may be chained; the
+    result is a new placeholder. Whole numbers stay whole under ``+ - * //``; ``/`` gives a float.
+
+    Raises:
+        ArgumentTypeError: (a TypeError) if it is compared or used as a number before the run has started.
+    """
+
+    __slots__ = ()
+
+    def __add__(self, other: object) -> Placeholder:
+        return _operation("+", self, other)
+
+    def __radd__(self, other: object) -> Placeholder:
+        return _operation("+", other, self)
+
+    def __sub__(self, other: object) -> Placeholder:
+        return _operation("-", self, other)
+
+    def __rsub__(self, other: object) -> Placeholder:
+        return _operation("-", other, self)
+
+    def __mul__(self, other: object) -> Placeholder:
+        return _operation("*", self, other)
+
+    def __rmul__(self, other: object) -> Placeholder:
+        return _operation("*", other, self)
+
+    def __truediv__(self, other: object) -> Placeholder:
+        return _operation("/", self, other)
+
+    def __rtruediv__(self, other: object) -> Placeholder:
+        return _operation("/", other, self)
+
+    def __floordiv__(self, other: object) -> Placeholder:
+        return _operation("//", self, other)
+
+    def __rfloordiv__(self, other: object) -> Placeholder:
+        return _operation("//", other, self)
+
+    def __neg__(self) -> Placeholder:
+        return 0 - self
+
+    def _refuse(self, *_: object) -> NoReturn:
+        raise ArgumentTypeError(
+            f"{_text(self)} has no value before a run starts, so it cannot be compared or used as a number yet. "
+            "Give it to a functools.partial that is passed to Trainer.train as create_scheduler_fn "
+            "(+ - * / // are fine, // where a whole number is needed), or use a number."
+        )
+
+    __bool__ = __int__ = __float__ = __index__ = __round__ = __trunc__ = __floor__ = __ceil__ = _refuse
+    __lt__ = __le__ = __gt__ = __ge__ = _refuse
+
+
+class TrainerPlaceholderValues(Placeholder, enum.Enum):
+    """What can be known about a run when it starts. A step is an optimizer update, the same number on every rank.
+
+    A training stream without length has no updates per epoch. With ``max_num_train_steps`` the whole run then counts
+    as one epoch: `NUM_EPOCHS` is 1 and the other training values are those of the run, so that
+    ``NUM_EPOCHS * NUM_UPDATE_STEPS_PER_EPOCH`` is its length. Without, they are a `ConfigurationError`.
+
+    Each value is the name of the field of `TrainerRunConfig` that the number is read from.
+    """
+
+    #: Epochs that will be started.
+    NUM_EPOCHS = "num_epochs"
+    #: Updates per epoch.
+    NUM_UPDATE_STEPS_PER_EPOCH = "num_update_steps_per_epoch"
+    #: Batches of one rank per training epoch.
+    TRAIN_DATALOADER_LEN = "train_dataloader_len"
+    #: Batches of one rank per evaluation.
+    EVAL_DATALOADER_LEN = "eval_dataloader_len"
+    #: The same as `NUM_UPDATE_STEPS_PER_EPOCH`: an update is an update on every rank.
+    PER_PROCESS_NUM_UPDATE_STEPS_PER_EPOCH = "num_local_update_steps_per_epoch"
+
+    @classmethod
+    def placeholder_set(cls) -> set[str]:
+        """The names of all placeholders."""
+        return {placeholder.name for placeholder in cls}
+
+
+class _HasRunConfig(Protocol):
+    """The part of a trainer that placeholders are read from."""
+
+    @property
+    def run_config(self) -> TrainerRunConfig | None: ...
+
+
+def replace_trainer_placeholder_values(trainer: _HasRunConfig, instance: Callable[..., T]) -> Callable[..., T]:
+    """`instance` with the numbers of the trainer's run in place of placeholders.
+
+    Args:
+        trainer: a trainer whose run has started; only its `run_config` is read.
+        instance: a `functools.partial` with placeholders among its positional and keyword values, also inside tuples,
+            lists, dicts and further partials. It is not changed. Any other callable is returned as it is.
+
+    Raises:
+        ConfigurationError: if there is no run yet, or the run has no number for one of the placeholders.
+    """
+    if not isinstance(instance, functools.partial):
+        return instance
+    if trainer.run_config is None:
+        raise ConfigurationError(
+            "Placeholders cannot be replaced: the trainer has no run_config, because no run has started. "
+            "Call replace_trainer_placeholder_values in Trainer.create_scheduler or later."
+        )
+    resolved: Callable[..., T] = _resolve(instance, trainer.run_config)
+    return resolved
+
+
+_OPERATORS: dict[str, tuple[int, Callable[[Any, Any], Any]]] = {
+    "+": (1, operator.add),
+    "-": (1, operator.sub),
+    "*": (2, operator.mul),
+    "/": (2, operator.truediv),
+    "//": (2, operator.floordiv),
+}
+"""How tightly an operator binds, and what it does."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, repr=False)
+class _Operation(Placeholder):
+    """Two numbers, at least one of them still unknown, and what will be done with them."""
+
+    symbol: str
+    left: Any
+    right: Any
+
+    def __repr__(self) -> str:
+        return _text(self)
+
+
+def _operation(symbol: str, left: object, right: object) -> Placeholder:
+    if all(isinstance(operand, (Placeholder, numbers.Real)) for operand in (left, right)):
+        return _Operation(symbol, left, right)
+    return NotImplemented  # type: ignore[no-any-return]  # Python turns it into a TypeError that names both types
+
+
+def _text(value: object) -> str:
+    """`value` as it would be written in Python, with no more brackets than needed."""
+    if isinstance(value, TrainerPlaceholderValues):
+        return value.name
+    if not isinstance(value, _Operation):
+        return str(value)
+    tightness, _ = _OPERATORS[value.symbol]
+
+    def bracketed(operand: object, *, below: int) -> str:
+        is_loose = isinstance(operand, _Operation) and _OPERATORS[operand.symbol][0] < below
+        return f"({_text(operand)})" if is_loose else _text(operand)
+
+    # Operators of one tightness are worked out from the left, so only the right operand needs brackets among them.
+    return f"{bracketed(value.left, below=tightness)} {value.symbol} {bracketed(value.right, below=tightness + 1)}"
+
+
+def _resolve(value: Any, run_config: TrainerRunConfig) -> Any:
+    if isinstance(value, TrainerPlaceholderValues):
+        return _number(value, run_config)
+    if isinstance(value, _Operation):
+        _, calculate = _OPERATORS[value.symbol]
+        return calculate(_resolve(value.left, run_config), _resolve(value.right, run_config))
+    if isinstance(value, functools.partial):
+        func, args, keywords = _resolve([value.func, value.args, value.keywords], run_config)
+        return functools.partial(func, *args, **keywords)
+    # Exact types only: how to rebuild a subclass is not known.
+    if type(value) in (list, tuple):
+        return type(value)(_resolve(item, run_config) for item in value)
+    if type(value) is dict:
+        return {key: _resolve(item, run_config) for key, item in value.items()}
+    return value
+
+
+def _number(placeholder: TrainerPlaceholderValues, run_config: TrainerRunConfig) -> int:
+    number: int | None = run_config[placeholder.value]
+    num_updates = run_config.max_num_train_steps
+    is_about_training = placeholder is not TrainerPlaceholderValues.EVAL_DATALOADER_LEN
+    if is_about_training and run_config.num_update_steps_per_epoch is None and num_updates is not None:
+        # A stream of known duration: the run counts as one epoch.
+        whole_run = {
+            TrainerPlaceholderValues.NUM_EPOCHS: 1,
+            TrainerPlaceholderValues.TRAIN_DATALOADER_LEN: num_updates * (run_config.gradient_accumulation_steps or 1),
+        }
+        number = whole_run.get(placeholder, num_updates)
+    if number is None:
+        reason, remedy = (
+            ("the training data does not tell its length", "give max_num_train_steps to Trainer.train")
+            if is_about_training
+            else ("there is no evaluation set, or it does not tell its length", "give eval_dataset one with a length")
+        )
+        raise ConfigurationError(
+            f"TrainerPlaceholderValues.{placeholder.name} has no value in this run: {reason}. "
+            f"Either {remedy}, or use a number instead of the placeholder."
+        )
+    return number

@@ -1,0 +1,171 @@
+"""Where progress is shown: a bar in a terminal, a bar in a notebook, lines anywhere else."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import tqdm
+
+from pytorch_accelerated.progress.formats import format_clock
+from pytorch_accelerated.progress.snapshot import Snapshot
+
+# A bar narrower than this, its frame included, says less than the words it displaces.
+_MIN_BAR_COLUMNS = 8
+# In its first and last seconds a pass needs no line: what comes before and after it is news enough.
+_QUIET_SECONDS = 10
+
+
+class Display(Protocol):
+    """Shows one pass over some data. All times are those of `time.perf_counter`."""
+
+    def start(self, now: float) -> float:
+        """A pass begins. Returns the time of the first `show`."""
+
+    def show(self, snapshot: Snapshot, now: float) -> float:
+        """Show how far the pass is. Returns the time of the next `show`."""
+
+    def close(self) -> None:
+        """The pass is over: leave nothing on the screen that would be overwritten."""
+
+
+class BarDisplay:
+    """A progress bar that disappears when the pass is over.
+
+    Args:
+        bar_class: `tqdm.tqdm`, or the tqdm class for notebooks.
+    """
+
+    seconds_between_refreshes = 0.2
+
+    def __init__(self, bar_class: Any = tqdm.tqdm) -> None:
+        # Without tqdm's monitor, which would be a thread that outlives the run: we keep the time ourselves.
+        self._bar_class: Any = type("Bar", (bar_class,), {"monitor_interval": 0})
+        self._bar: Any = None
+
+    def start(self, now: float) -> float:
+        """A quick pass ends before its bar appears, so nothing flickers."""
+        return now + self.seconds_between_refreshes
+
+    def show(self, snapshot: Snapshot, now: float) -> float:
+        """Draw the bar."""
+        if self._bar is None:
+            self._bar = self._bar_class(total=snapshot.total, initial=snapshot.done, leave=False, dynamic_ncols=True)
+        columns = self._bar.ncols  # of the terminal, where there is one
+        self._bar.bar_format = bar_format(snapshot, columns if isinstance(columns, int) else None)
+        self._bar.n = snapshot.done
+        self._bar.refresh()
+        return now + self.seconds_between_refreshes
+
+    def close(self) -> None:
+        """Wipe the bar off the screen."""
+        if self._bar is not None:
+            self._bar.total = self._bar.n  # a notebook keeps bars that stopped short
+            self._bar.close()
+            self._bar = None
+
+
+def bar_format(snapshot: Snapshot, columns: int | None) -> str:
+    """The text of a bar in tqdm's format language: as many of the words as leave room for a bar."""
+    head = f"{snapshot.label} {snapshot.percentage:>4}" if snapshot.total else f"{snapshot.label} {snapshot.count}"
+    times = format_clock(snapshot.seconds) + (f"<{snapshot.time_left}" if snapshot.time_left else "")
+    facts = [f"{name}={value}" for name, value in snapshot.facts.items()]
+    words = [times, snapshot.throughput, *facts]
+    for count, brackets in (
+        (f"{snapshot.count} " if snapshot.total else "", words),
+        ("", words),
+        ("", [times, snapshot.throughput, *facts[:1]]),
+        ("", [times, *facts[:1]]),
+    ):
+        tail = f"{count}[{', '.join(filter(None, brackets))}]"
+        if columns is None or len(head) + len(tail) + _MIN_BAR_COLUMNS <= columns:
+            return _literal(head) + ("|{bar}| " if snapshot.total else " ") + _literal(tail)
+    left = f"{snapshot.time_left} left" if snapshot.time_left else ""
+    return _literal(f"{head} {', '.join(filter(None, [left, *facts[:1]]))}")
+
+
+def _literal(text: str) -> str:
+    return text.replace("{", "{{").replace("}", "}}")
+
+
+class LineDisplay:
+    """Lines for logs, files and pipes: the first after 10 seconds, then ever fewer.
+
+    There is none in the first and last 10 seconds of a pass, so none at all for a quick one. One object serves all
+    passes of a run, because the pace is that of the run.
+
+    Args:
+        write: prints one line.
+    """
+
+    def __init__(self, write: Callable[[str], object]) -> None:
+        self._write = write
+        self._run_start: float | None = None
+        self._earliest = 0.0
+
+    def start(self, now: float) -> float:
+        """The first line is not due yet."""
+        if self._run_start is None:
+            self._run_start = now
+        return max(now + _QUIET_SECONDS, self._earliest)
+
+    def show(self, snapshot: Snapshot, now: float) -> float:
+        """Print a line. The next comes after a tenth of the time so far, but after 30 seconds to 10 minutes."""
+        if snapshot.seconds_left is not None and snapshot.seconds_left < _QUIET_SECONDS:
+            return now + _QUIET_SECONDS
+        if now >= self._earliest:
+            self._write(line_of(snapshot))
+            run_seconds = now - self._run_start if self._run_start is not None else 0
+            self._earliest = now + min(max(run_seconds / 10, 30), 600)
+        return self._earliest
+
+    def close(self) -> None:
+        """Lines stay."""
+
+
+def line_of(snapshot: Snapshot) -> str:
+    """For example "epoch 3/10: 45% (450/1000), 00:12 elapsed, 00:15 left, 1200 samples/s, loss 0.4321"."""
+    count = f"{snapshot.percentage} ({snapshot.count})" if snapshot.total else snapshot.count
+    left = f"{snapshot.time_left} left" if snapshot.time_left else ""
+    facts = [f"{name} {value}" for name, value in snapshot.facts.items()]
+    parts = [count, f"{format_clock(snapshot.seconds)} elapsed", left, snapshot.throughput, *facts]
+    return f"{snapshot.label}: {', '.join(filter(None, parts))}"
+
+
+def display_factory(write: Callable[[str], object]) -> Callable[[], Display]:
+    """What suits the surroundings, for one run: call the result for each pass, also for one inside another.
+
+    Args:
+        write: prints one line, where there can be no bar.
+    """
+    if notebook_bar := _notebook_bar_class():
+        return lambda: BarDisplay(notebook_bar)
+    # Bars go to stderr, so that `python train.py > log.txt` shows them and keeps them out of the log.
+    if sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
+        return BarDisplay
+    lines = LineDisplay(write)
+    return lambda: lines
+
+
+def _notebook_bar_class() -> Any:
+    """The tqdm class for notebooks, or None outside of a notebook.
+
+    A kernel without ipywidgets can show no widget, but it can overwrite a line, so it gets tqdm's text bar.
+    """
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython else None
+    if shell is None or "IPKernelApp" not in getattr(shell, "config", {}):
+        return None
+    import tqdm.notebook
+
+    return tqdm.tqdm if tqdm.notebook.IProgress is None else tqdm.notebook.tqdm
+
+
+@contextlib.contextmanager
+def above_bars() -> Iterator[None]:
+    """Whatever is printed inside appears above the bars that are on the screen."""
+    with tqdm.tqdm.external_write_mode():
+        yield

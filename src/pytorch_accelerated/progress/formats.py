@@ -1,0 +1,35 @@
+"""Numbers and durations as short text."""
+
+
+def format_number(value: float) -> str:
+    """A number in four significant digits, no wider than 10 characters below 1e100.
+
+    >>> [format_number(value) for value in (0.123456, 1.0, 0.0, 12345.6, 1e-9, -123456789)]
+    ['0.1235', '1.000', '0.000', '12346', '1.000e-09', '-1.235e+08']
+    """
+    size = abs(value)
+    if size == 0 or 1e-3 <= size < 1000:
+        return f"{value:#.4g}"
+    if 1000 <= size < 1e7:
+        return f"{value:.0f}"
+    return f"{value:.3e}"
+
+
+def format_clock(seconds: float) -> str:
+    """A time that runs, as on a clock.
+
+    >>> [format_clock(seconds) for seconds in (7.9, 90, 3725)]
+    ['00:07', '01:30', '1:02:05']
+    """
+    minutes, whole_seconds = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{whole_seconds:02}" if hours else f"{minutes:02}:{whole_seconds:02}"
+
+
+def format_duration(seconds: float) -> str:
+    """How long something took: with tenths below a minute.
+
+    >>> [format_duration(seconds) for seconds in (0.04, 7.9, 90, 3725)]
+    ['0.0s', '7.9s', '01:30', '1:02:05']
+    """
+    return f"{seconds:.1f}s" if seconds < 59.95 else format_clock(round(seconds))

@@ -1,0 +1,100 @@
+"""A table that grows row by row, in the width that there is."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterable, Mapping
+
+_GAP = "  "
+_ROWS_BELOW_A_HEADER = 30
+# Room for durations of up to an hour, which grow from row to row more often than other values.
+_MIN_COLUMNS = 5
+# Names are wrapped to this width when space is short: what `format_number` needs for any value.
+_WRAPPED_COLUMNS = 10
+
+
+class GrowingTable:
+    """Turns rows into aligned text, one at a time.
+
+    Columns appear in the order in which their names are first seen, and stay. The header is given again when the
+    columns change and every 30 rows. What is too wide for the screen gets its names wrapped, then loses its minor
+    columns; where even that is too wide, a row becomes a block of names and values.
+
+    Args:
+        minor_names: names of columns that stay at the right and may be left out.
+        columns: characters of the screen; left out, it is asked for at each row, since windows can be resized.
+    """
+
+    def __init__(self, minor_names: Iterable[str] = (), *, columns: int | None = None) -> None:
+        self._minor_names = tuple(minor_names)
+        self._columns = columns
+        self._value_widths: dict[str, int] = {}
+        self._header: list[str] = []
+        self._rows_below_header = 0
+
+    def add_row(self, cells: Mapping[str, str]) -> str:
+        """The row as text of one or more lines, with the header above it where it is due.
+
+        Args:
+            cells: the values by the names of their columns; the first is the title where the row becomes a block.
+        """
+        for name, value in cells.items():
+            self._value_widths[name] = max(self._value_widths.get(name, _MIN_COLUMNS), len(value))
+        columns = self._columns or screen_columns()
+        major = [name for name in self._value_widths if name not in self._minor_names]
+        minor = [name for name in self._minor_names if name in self._value_widths]
+        for names in (
+            {name: [name] for name in major + minor},
+            {name: _wrap(name) for name in major + minor},
+            {name: _wrap(name) for name in major},
+        ):
+            widths = {name: max(self._value_widths[name], *map(len, lines)) for name, lines in names.items()}
+            if sum(widths.values()) + len(_GAP) * (len(widths) - 1) <= columns:
+                return "\n".join([*self._due_header(names, widths), _line(cells, widths)])
+        title, *rest = cells.items()
+        return "\n".join([" ".join(title), *block(dict(rest), columns=columns, indent=_GAP)])
+
+    def _due_header(self, names: Mapping[str, list[str]], widths: Mapping[str, int]) -> list[str]:
+        height = max(map(len, names.values()))
+        padded = {name: [""] * (height - len(lines)) + lines for name, lines in names.items()}
+        header = [_line({name: lines[i] for name, lines in padded.items()}, widths) for i in range(height)]
+        header.append(_line({name: "-" * width for name, width in widths.items()}, widths))
+        if header == self._header and self._rows_below_header < _ROWS_BELOW_A_HEADER:
+            self._rows_below_header += 1
+            return []
+        space_above = [""] if self._header else []
+        self._header = header
+        self._rows_below_header = 1
+        return space_above + header
+
+
+def block(cells: Mapping[str, str], *, columns: int, indent: str = "") -> list[str]:
+    """Names and values in one line, or in as many aligned lines as it takes."""
+    line = indent + ", ".join(f"{name} {value}" for name, value in cells.items())
+    if len(line) <= columns:
+        return [line]
+    name_width = max(map(len, cells))
+    value_width = max(map(len, cells.values()))
+    entries = [f"{name:<{name_width}} {value:>{value_width}}" for name, value in cells.items()]
+    per_line = max((columns - len(indent) + len(_GAP)) // (len(entries[0]) + len(_GAP)), 1)
+    return [indent + _GAP.join(entries[i : i + per_line]) for i in range(0, len(entries), per_line)]
+
+
+def screen_columns() -> int:
+    """The width of the terminal, or a hundred characters where there is none."""
+    return shutil.get_terminal_size(fallback=(100, 24)).columns
+
+
+def _line(texts: Mapping[str, str], widths: Mapping[str, int]) -> str:
+    return _GAP.join(texts.get(name, "").rjust(width) for name, width in widths.items()).rstrip()
+
+
+def _wrap(name: str) -> list[str]:
+    lines = [""]
+    # After an underscore or a slash, and before a capital inside a word.
+    for piece in re.split(r"(?<=[_/])|(?<=[a-z])(?=[A-Z])", name):
+        if lines[-1] and len(lines[-1] + piece) > _WRAPPED_COLUMNS:
+            lines.append("")
+        lines[-1] += piece
+    return lines

@@ -1,0 +1,70 @@
+"""How far a run is: counts of completed things, written by the loop alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import Any
+
+
+class RunPhase(str, enum.Enum):
+    """What has been finished in the current epoch, so that a resumed run fires exactly the events still due."""
+
+    TRAINING = "training"
+    TRAINING_EPOCH_CLOSED = "training epoch closed"
+    EVALUATED = "evaluated"
+    EPOCH_CLOSED = "epoch closed"
+
+
+@dataclasses.dataclass
+class RunState:
+    """Counts of completed things. Travels in every training state; callbacks read it and leave it alone.
+
+    Attributes:
+        epochs: epochs finished, their evaluation included.
+        updates: optimizer updates whose batches have been consumed, skipped ones included.
+        skipped_updates: updates that changed nothing, because a gradient was not finite.
+        updates_in_epoch: the part of `updates` that belongs to the current epoch.
+        batches_in_epoch: batches of this rank used in the current epoch; the next one is this `step`.
+        samples_in_epoch: samples used by finished updates of this epoch, over all ranks: the position in the data.
+        phase: what has been finished in the current epoch.
+    """
+
+    epochs: int = 0
+    updates: int = 0
+    skipped_updates: int = 0
+    updates_in_epoch: int = 0
+    batches_in_epoch: int = 0
+    samples_in_epoch: int = 0
+    phase: RunPhase = RunPhase.TRAINING
+
+    @property
+    def applied_updates(self) -> int:
+        """Updates that changed the weights; what schedulers and averages count."""
+        return self.updates - self.skipped_updates
+
+    def start_epoch(self) -> None:
+        """Begin an epoch at its first sample."""
+        self.updates_in_epoch = self.batches_in_epoch = self.samples_in_epoch = 0
+        self.phase = RunPhase.TRAINING
+
+    def finish_update(self, *, samples: int, skipped: bool = False) -> None:
+        """Count an update that used `samples` samples over all ranks."""
+        self.updates += 1
+        self.updates_in_epoch += 1
+        self.samples_in_epoch += samples
+        self.skipped_updates += skipped
+
+    def finish_epoch(self) -> None:
+        """Count an epoch, its evaluation included."""
+        self.epochs += 1
+        self.phase = RunPhase.EPOCH_CLOSED
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values, ready for JSON."""
+        return {**dataclasses.asdict(self), "phase": self.phase.value}
+
+    @classmethod
+    def from_state_dict(cls, state: dict[str, Any]) -> RunState:
+        """The inverse of `state_dict`."""
+        return cls(**{**state, "phase": RunPhase(state["phase"])})

@@ -1,0 +1,19 @@
+"""Learning-rate schedules that step once per optimizer update, and the bases to write others on."""
+
+from pytorch_accelerated.schedulers.cosine_scheduler import CosineLrScheduler
+from pytorch_accelerated.schedulers.decay_scheduler import LinearLrScheduler, PolynomialLrScheduler
+from pytorch_accelerated.schedulers.scheduler_base import SchedulerBase, StatefulSchedulerBase
+from pytorch_accelerated.schedulers.warmup_scheduler import ConstantLrScheduler, InverseSqrtLrScheduler
+from pytorch_accelerated.schedulers.wsd_scheduler import WSDLrScheduler, estimate_checkpoint_steps
+
+__all__ = [
+    "ConstantLrScheduler",
+    "CosineLrScheduler",
+    "InverseSqrtLrScheduler",
+    "LinearLrScheduler",
+    "PolynomialLrScheduler",
+    "SchedulerBase",
+    "StatefulSchedulerBase",
+    "WSDLrScheduler",
+    "estimate_checkpoint_steps",
+]

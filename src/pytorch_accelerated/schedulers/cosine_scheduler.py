@@ -1,0 +1,101 @@
+"""A learning rate that falls along half a cosine."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import TypeVar
+
+from torch.optim import Optimizer
+
+from pytorch_accelerated.placeholders import Placeholder, TrainerPlaceholderValues
+from pytorch_accelerated.schedulers.decay_scheduler import DecayLrScheduler
+from pytorch_accelerated.schedulers.warmup_scheduler import check_arguments
+
+SchedulerT = TypeVar("SchedulerT", bound="CosineLrScheduler")
+
+
+class CosineLrScheduler(DecayLrScheduler):
+    """A linear warmup, half a cosine from the end of the warmup to the start of the cooldown, then the minimum.
+
+    Of T updates between warmup and cooldown, update t has
+    ``lr_min + 0.5 * (peak - lr_min) * (1 + cos(pi * t**k_decay / T**k_decay))``. The peak is each group's own rate.
+
+    Args:
+        optimizer: the optimizer.
+        total_num_epochs: epochs of the run, warmup and cooldown included.
+        num_update_steps_per_epoch: optimizer updates per epoch.
+        k_decay: above 1 the rate stays high for longer and falls faster later; below 1 the other way round.
+        lr_min: the minimum; a group with a lower peak stays at its peak.
+        min_lr_ratio: if given, the minimum is this share of each group's peak instead.
+        num_warmup_epochs: duration of the warmup; may be a fraction, is rounded to updates.
+        warmup_starting_lr: rate of update 0 of the warmup; a group with a lower peak starts at its peak.
+        warmup_starting_lr_ratio: if given, update 0 has this share of each group's peak instead.
+        num_cooldown_epochs: how long the minimum is kept at the end of the run; rounded to updates.
+
+    Raises:
+        ConfigurationError: if an argument is out of its range, or warmup and cooldown are longer than the run.
+
+    Sources: Loshchilov and Hutter (2017), "SGDR", without restarts; Zhang and Li (2020), "k-decay", as timm has it.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        total_num_epochs: float,
+        num_update_steps_per_epoch: float,
+        k_decay: float = 1.0,
+        lr_min: float = 1e-6,
+        min_lr_ratio: float | None = None,
+        num_warmup_epochs: float = 0,
+        warmup_starting_lr: float = 1e-6,
+        warmup_starting_lr_ratio: float | None = None,
+        num_cooldown_epochs: float = 0,
+    ) -> None:
+        check_arguments(self, (k_decay > 0, f"k_decay={k_decay} would not decay: give a number above 0; 1 is usual."))
+        super().__init__(
+            optimizer,
+            total_num_epochs,
+            num_update_steps_per_epoch,
+            lr_min,
+            min_lr_ratio,
+            num_warmup_epochs,
+            warmup_starting_lr,
+            warmup_starting_lr_ratio,
+            num_cooldown_epochs,
+        )
+        self.k_decay = k_decay
+
+    @classmethod
+    def create_scheduler_fn(  # type: ignore[override]  # the same arguments, each with its name
+        cls: type[SchedulerT],
+        total_num_epochs: float | Placeholder = TrainerPlaceholderValues.NUM_EPOCHS,
+        num_update_steps_per_epoch: float | Placeholder = TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH,
+        k_decay: float = 1.0,
+        lr_min: float = 1e-6,
+        min_lr_ratio: float | None = None,
+        num_warmup_epochs: float | Placeholder = 0,
+        warmup_starting_lr: float = 1e-6,
+        warmup_starting_lr_ratio: float | None = None,
+        num_cooldown_epochs: float | Placeholder = 0,
+    ) -> functools.partial[SchedulerT]:
+        """A function of the optimizer that makes this scheduler, for the `create_scheduler_fn` of `Trainer.train`.
+
+        The arguments are those of the constructor; numbers that are known when the run starts may be left out or
+        expressed with `TrainerPlaceholderValues`.
+        """
+        return super().create_scheduler_fn(
+            total_num_epochs=total_num_epochs,
+            num_update_steps_per_epoch=num_update_steps_per_epoch,
+            k_decay=k_decay,
+            lr_min=lr_min,
+            min_lr_ratio=min_lr_ratio,
+            num_warmup_epochs=num_warmup_epochs,
+            warmup_starting_lr=warmup_starting_lr,
+            warmup_starting_lr_ratio=warmup_starting_lr_ratio,
+            num_cooldown_epochs=num_cooldown_epochs,
+        )
+
+    def get_height(self, progress: float) -> float:
+        """Half a cosine of the progress, bent by `k_decay`."""
+        return 0.5 * (1 + math.cos(math.pi * progress**self.k_decay))

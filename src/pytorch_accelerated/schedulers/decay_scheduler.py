@@ -1,0 +1,151 @@
+"""Learning rates that fall from the peak to a minimum over a run of known length."""
+
+from __future__ import annotations
+
+import abc
+import functools
+import math
+from typing import Any, TypeVar
+
+from torch.optim import Optimizer
+
+from pytorch_accelerated.placeholders import TrainerPlaceholderValues
+from pytorch_accelerated.schedulers.warmup_scheduler import (
+    WarmupLrScheduler,
+    check_arguments,
+    check_rate,
+    lowered_rate,
+)
+
+SchedulerT = TypeVar("SchedulerT", bound="DecayLrScheduler")
+
+
+class DecayLrScheduler(WarmupLrScheduler):
+    """A linear warmup to each group's own learning rate, its peak, then a decay to a minimum that is kept.
+
+    The first update after the warmup has the peak. The minimum is reached with the first update of the cooldown, or,
+    without a cooldown, after the last update of the run. Subclasses define the shape of the decay.
+
+    Args:
+        optimizer: the optimizer.
+        total_num_epochs: epochs of the run, warmup and cooldown included.
+        num_update_steps_per_epoch: optimizer updates per epoch.
+        lr_min: the minimum; a group with a lower peak stays at its peak.
+        min_lr_ratio: if given, the minimum is this share of each group's peak instead.
+        num_warmup_epochs: duration of the warmup; may be a fraction, is rounded to updates.
+        warmup_starting_lr: rate of update 0 of the warmup; a group with a lower peak starts at its peak.
+        warmup_starting_lr_ratio: if given, update 0 has this share of each group's peak instead.
+        num_cooldown_epochs: how long the minimum is kept at the end of the run; rounded to updates.
+
+    Raises:
+        ConfigurationError: if an argument is out of its range, or warmup and cooldown are longer than the run.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        total_num_epochs: float,
+        num_update_steps_per_epoch: float,
+        lr_min: float = 1e-6,
+        min_lr_ratio: float | None = None,
+        num_warmup_epochs: float = 0,
+        warmup_starting_lr: float = 1e-6,
+        warmup_starting_lr_ratio: float | None = None,
+        num_cooldown_epochs: float = 0,
+    ) -> None:
+        super().__init__(
+            optimizer, num_update_steps_per_epoch, num_warmup_epochs, warmup_starting_lr, warmup_starting_lr_ratio
+        )
+        total_updates = round(total_num_epochs * num_update_steps_per_epoch)
+        num_cooldown_updates = round(num_cooldown_epochs * num_update_steps_per_epoch)
+        check_arguments(
+            self,
+            (
+                total_updates > 0,
+                f"total_num_epochs={total_num_epochs} of num_update_steps_per_epoch={num_update_steps_per_epoch} "
+                "leave no update to schedule: give a longer run.",
+            ),
+            (
+                num_cooldown_epochs >= 0,
+                f"num_cooldown_epochs={num_cooldown_epochs} is no duration: give 0 for no cooldown, or more.",
+            ),
+            (
+                self.num_warmup_updates + num_cooldown_updates <= total_updates,
+                f"num_warmup_epochs={num_warmup_epochs} and num_cooldown_epochs={num_cooldown_epochs} together are "
+                f"longer than total_num_epochs={total_num_epochs}: shorten one, or make the run longer.",
+            ),
+            *check_rate("lr_min", lr_min, min_lr_ratio, "min_lr_ratio"),
+        )
+        self.lr_min = lr_min
+        self.min_lr_ratio = min_lr_ratio
+        self.num_updates_before_cooldown = total_updates - num_cooldown_updates
+
+    @classmethod
+    def create_scheduler_fn(cls: type[SchedulerT], **kwargs: Any) -> functools.partial[SchedulerT]:
+        """A function of the optimizer that makes this scheduler: see `WarmupLrScheduler.create_scheduler_fn`."""
+        return super().create_scheduler_fn(**{"total_num_epochs": TrainerPlaceholderValues.NUM_EPOCHS, **kwargs})
+
+    def get_lr_after_warmup(self, num_updates: int, peak: float) -> float:
+        """The learning rate of a group with this peak, for the update that follows `num_updates` finished ones."""
+        minimum = lowered_rate(peak, self.lr_min, self.min_lr_ratio)
+        if num_updates >= self.num_updates_before_cooldown:
+            return minimum
+        num_decay_updates = self.num_updates_before_cooldown - self.num_warmup_updates
+        return minimum + (peak - minimum) * self.get_height((num_updates - self.num_warmup_updates) / num_decay_updates)
+
+    @abc.abstractmethod
+    def get_height(self, progress: float) -> float:
+        """The height above the minimum, as a share of that of the peak: 1 at `progress` 0, falling to 0 at 1."""
+
+
+class LinearLrScheduler(DecayLrScheduler):
+    """A linear warmup, then a straight line to the minimum. The arguments are those of `DecayLrScheduler`."""
+
+    def get_height(self, progress: float) -> float:
+        """What is left."""
+        return 1 - progress
+
+
+class PolynomialLrScheduler(DecayLrScheduler):
+    """A linear warmup, then a power of what is left of the run, down to the minimum.
+
+    Args:
+        optimizer: the optimizer.
+        total_num_epochs: see `DecayLrScheduler`, as all others but one.
+        num_update_steps_per_epoch: optimizer updates per epoch.
+        power: the rate falls as ``(1 - progress) ** power``: 1 is a line, 2 falls fast and ends gently.
+
+    Raises:
+        ConfigurationError: if an argument is out of its range, or warmup and cooldown are longer than the run.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        total_num_epochs: float,
+        num_update_steps_per_epoch: float,
+        power: float = 1.0,
+        lr_min: float = 1e-6,
+        min_lr_ratio: float | None = None,
+        num_warmup_epochs: float = 0,
+        warmup_starting_lr: float = 1e-6,
+        warmup_starting_lr_ratio: float | None = None,
+        num_cooldown_epochs: float = 0,
+    ) -> None:
+        check_arguments(self, (power > 0, f"power={power} would not decay: give a number above 0, for example 2."))
+        super().__init__(
+            optimizer,
+            total_num_epochs,
+            num_update_steps_per_epoch,
+            lr_min,
+            min_lr_ratio,
+            num_warmup_epochs,
+            warmup_starting_lr,
+            warmup_starting_lr_ratio,
+            num_cooldown_epochs,
+        )
+        self.power = power
+
+    def get_height(self, progress: float) -> float:
+        """A power of what is left."""
+        return math.pow(1 - progress, self.power)

@@ -1,0 +1,199 @@
+"""What every scheduler does: set one field of an optimizer's parameter groups from the number of updates."""
+
+from __future__ import annotations
+
+import abc
+import functools
+import numbers
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, HookOutputError, InvalidCheckpointError
+
+
+class SchedulerBase(abc.ABC):
+    """Sets a field of each parameter group, for example the learning rate, before each optimizer update.
+
+    Updates are numbered from 0. Subclasses define `get_updated_values`, the values for a given update; the values of
+    update 0 are set as soon as the constructor has run, the others by `step_update`. There is no communication: every
+    rank steps its own scheduler after each update that was applied.
+
+    The value that a group has when the scheduler first sees it is the one it is scheduled from. It is kept in the
+    group as ``initial_<field>``, which a saved optimizer brings back. A group that is added later keeps the value it
+    was added with until the next step. Tensors, as capturable optimizers have them, are filled in place.
+
+    Args:
+        optimizer: the optimizer.
+        param_group_field: the field to set; one number per group, such as "lr", "weight_decay" or "momentum".
+
+    Raises:
+        ConfigurationError: if a group has no such field.
+        ArgumentTypeError: if the field is not one number.
+    """
+
+    def __init__(self, optimizer: Optimizer, param_group_field: str = "lr") -> None:
+        self.optimizer = optimizer
+        self.param_group_field = param_group_field
+        self._initial_field = f"initial_{param_group_field}"
+        self._adopt_new_groups()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Let the constructor end by setting the values of update 0, which need all that a subclass sets in it."""
+        super().__init_subclass__(**kwargs)
+        construct = cls.__init__
+
+        @functools.wraps(construct)
+        def construct_and_set_first_values(self: SchedulerBase, *args: Any, **kwargs: Any) -> None:
+            construct(self, *args, **kwargs)
+            if type(self) is cls:  # not the constructor of a parent, called by that of a subclass
+                self.step_update(0)
+
+        cls.__init__ = construct_and_set_first_values  # type: ignore[method-assign]
+
+    @abc.abstractmethod
+    def get_updated_values(self, num_updates: int) -> None | float | Sequence[float]:
+        """The values for the update that follows `num_updates` finished ones.
+
+        Returns:
+            One number for all groups, one per group, or None to leave them as they are.
+        """
+
+    @property
+    def base_values(self) -> list[float]:
+        """The value that each group is scheduled from."""
+        return [
+            float(group.get(self._initial_field, group[self.param_group_field]))
+            for group in self.optimizer.param_groups
+        ]
+
+    def step_update(self, num_updates: int) -> None:
+        """Set the values for the update that follows `num_updates` finished ones.
+
+        Raises:
+            HookOutputError: if `get_updated_values` returned another number of values than there are groups.
+        """
+        self._adopt_new_groups()
+        values = self.get_updated_values(num_updates)
+        if values is None:
+            return
+        num_groups = len(self.optimizer.param_groups)
+        per_group = list(values) if isinstance(values, Iterable) else [values] * num_groups
+        if len(per_group) != num_groups:
+            raise HookOutputError(
+                f"{type(self).__name__}.get_updated_values returned {len(per_group)} values, but the optimizer has "
+                f"{num_groups} parameter groups. Return one value per group, one number for all, or None."
+            )
+        self._set_values(per_group)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The values as they are now and those they are scheduled from: plain values, ready for JSON.
+
+        The arguments of the constructor are not in it: a run that goes on makes its own scheduler first. A subclass
+        that counts anything of its own adds it here and in `load_state_dict`.
+        """
+        field = self.param_group_field
+        return {
+            "values": [float(group[field]) for group in self.optimizer.param_groups],
+            "base_values": self.base_values,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Put the values of a saved state into the optimizer.
+
+        Raises:
+            InvalidCheckpointError: if the state is not one of such a scheduler, or has another number of groups.
+        """
+        missing = self.state_dict().keys() - state_dict.keys()
+        if missing:
+            raise InvalidCheckpointError(
+                f"{type(self).__name__} cannot use this state, which has {sorted(state_dict)} but not "
+                f"{sorted(missing)}: another kind of scheduler wrote it. Use that one, or do not load its state."
+            )
+        num_groups = len(self.optimizer.param_groups)
+        if len(state_dict["values"]) != num_groups:
+            raise InvalidCheckpointError(
+                f"{type(self).__name__} cannot use this state of {len(state_dict['values'])} parameter groups: the "
+                f"optimizer has {num_groups}. Give it the groups it had when the state was saved, then load."
+            )
+        for group, base_value in zip(self.optimizer.param_groups, state_dict["base_values"], strict=True):
+            group[self._initial_field] = base_value
+        self._set_values(state_dict["values"])
+
+    def _adopt_new_groups(self) -> None:
+        field = self.param_group_field
+        groups = self.optimizer.param_groups
+        for index, group in enumerate(groups):
+            if isinstance(group.get(self._initial_field), float):
+                continue
+            self._check_field(index, group)
+            value = group[field]
+            sharing = next((other for other in groups[:index] if other[field] is value), None)
+            if isinstance(value, torch.Tensor) and sharing is not None:
+                # The optimizer's default, filled in place for an earlier group: no longer the initial value.
+                group[field] = value.clone()
+                value = sharing[self._initial_field]
+            group[self._initial_field] = float(group.get(self._initial_field, value))
+
+    def _check_field(self, index: int, group: dict[str, Any]) -> None:
+        field = self.param_group_field
+        if field not in group:
+            others = ", ".join(sorted(group.keys() - {"params"}))
+            raise ConfigurationError(
+                f"{type(self).__name__} got param_group_field={field!r}, which parameter group {index} of the "
+                f"optimizer does not have. Name one of its fields: {others}."
+            )
+        value = group[field]
+        if not (isinstance(value, numbers.Real) or (isinstance(value, torch.Tensor) and value.numel() == 1)):
+            raise ArgumentTypeError(
+                f"param_group_field={field!r} cannot be scheduled: in parameter group {index} it is {value!r}, "
+                "not a single number. Name another field."
+            )
+
+    def _set_values(self, values: Sequence[float]) -> None:
+        field = self.param_group_field
+        for group, value in zip(self.optimizer.param_groups, values, strict=True):
+            if isinstance(group[field], torch.Tensor):
+                group[field].fill_(value)
+            else:
+                group[field] = float(value)
+
+
+class StatefulSchedulerBase(SchedulerBase):
+    """A scheduler that counts the updates itself: call `step` after each of them.
+
+    The constructor sets the values of update 0, and the call of `step` after update u sets those of update u + 1, so
+    each value is used exactly once. Call it for updates that were applied, not for skipped ones.
+
+    Attributes:
+        last_update: the number of the last finished update, counted from 0; -1 before the first.
+    """
+
+    def __init__(self, optimizer: Optimizer, param_group_field: str = "lr") -> None:
+        super().__init__(optimizer, param_group_field)
+        self.last_update = -1
+
+    def step(self) -> None:
+        """Count an update and set the values of the next one."""
+        self.last_update += 1
+        self.step_update(self.last_update + 1)
+
+    def step_update(self, num_updates: int) -> None:
+        """Set the values for the update that follows `num_updates` finished ones, and count on from there."""
+        super().step_update(num_updates)
+        self.last_update = num_updates - 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """The counter and the values: plain values, ready for JSON."""
+        return {**super().state_dict(), "last_update": self.last_update}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Put the values of a saved state into the optimizer, and count on from there.
+
+        Raises:
+            InvalidCheckpointError: if the state is not one of such a scheduler, or has another number of groups.
+        """
+        super().load_state_dict(state_dict)
+        self.last_update = state_dict["last_update"]

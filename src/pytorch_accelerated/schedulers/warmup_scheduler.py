@@ -1,0 +1,133 @@
+"""Learning rates that rise linearly first, and two ways to go on without knowing how long the run is."""
+
+from __future__ import annotations
+
+import abc
+import functools
+import math
+from typing import Any, TypeVar
+
+from torch.optim import Optimizer
+
+from pytorch_accelerated.errors import ConfigurationError
+from pytorch_accelerated.placeholders import TrainerPlaceholderValues
+from pytorch_accelerated.schedulers.scheduler_base import StatefulSchedulerBase
+
+SchedulerT = TypeVar("SchedulerT", bound="WarmupLrScheduler")
+
+
+class WarmupLrScheduler(StatefulSchedulerBase):
+    """A linear warmup to each group's own learning rate, its peak, and after that what a subclass says.
+
+    Update 0 has the starting rate, the first update after the warmup has the peak.
+
+    Args:
+        optimizer: the optimizer.
+        num_update_steps_per_epoch: optimizer updates per epoch.
+        num_warmup_epochs: duration of the warmup; may be a fraction, is rounded to updates.
+        warmup_starting_lr: rate of update 0; a group with a lower peak starts at its peak.
+        warmup_starting_lr_ratio: if given, update 0 has this share of each group's peak instead.
+
+    Raises:
+        ConfigurationError: if an argument is out of its range.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        num_update_steps_per_epoch: float,
+        num_warmup_epochs: float = 0,
+        warmup_starting_lr: float = 1e-6,
+        warmup_starting_lr_ratio: float | None = None,
+    ) -> None:
+        check_arguments(
+            self,
+            (
+                num_update_steps_per_epoch > 0,
+                f"num_update_steps_per_epoch={num_update_steps_per_epoch} leaves no update to schedule: "
+                "give a number above 0.",
+            ),
+            (
+                num_warmup_epochs >= 0,
+                f"num_warmup_epochs={num_warmup_epochs} is no duration: give 0 for no warmup, or more.",
+            ),
+            *check_rate("warmup_starting_lr", warmup_starting_lr, warmup_starting_lr_ratio),
+        )
+        super().__init__(optimizer)
+        self.num_warmup_updates = round(num_warmup_epochs * num_update_steps_per_epoch)
+        self.warmup_starting_lr = warmup_starting_lr
+        self.warmup_starting_lr_ratio = warmup_starting_lr_ratio
+
+    @classmethod
+    def create_scheduler_fn(cls: type[SchedulerT], **kwargs: Any) -> functools.partial[SchedulerT]:
+        """A function of the optimizer that makes this scheduler, for the `create_scheduler_fn` of `Trainer.train`.
+
+        Takes the arguments of the constructor by name; each may be an expression of `TrainerPlaceholderValues`. What
+        the trainer knows itself, the number of epochs and of updates per epoch, may be left out.
+        """
+        known = {"num_update_steps_per_epoch": TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH}
+        return functools.partial(cls, **{**known, **kwargs})
+
+    def get_updated_values(self, num_updates: int) -> list[float]:
+        """The learning rate of each group for the update that follows `num_updates` finished ones."""
+        if num_updates >= self.num_warmup_updates:
+            return [self.get_lr_after_warmup(num_updates, peak) for peak in self.base_values]
+        progress = num_updates / self.num_warmup_updates
+        starts = [
+            lowered_rate(peak, self.warmup_starting_lr, self.warmup_starting_lr_ratio) for peak in self.base_values
+        ]
+        return [start + (peak - start) * progress for start, peak in zip(starts, self.base_values, strict=True)]
+
+    @abc.abstractmethod
+    def get_lr_after_warmup(self, num_updates: int, peak: float) -> float:
+        """The learning rate of a group with this peak, for the update that follows `num_updates` finished ones."""
+
+
+class ConstantLrScheduler(WarmupLrScheduler):
+    """A linear warmup, then the peak for ever. The arguments are those of `WarmupLrScheduler`."""
+
+    def get_lr_after_warmup(self, num_updates: int, peak: float) -> float:
+        """The peak."""
+        return peak
+
+
+class InverseSqrtLrScheduler(WarmupLrScheduler):
+    """A linear warmup of w updates, then ``peak * sqrt(w / u)`` in update u; the arguments of `WarmupLrScheduler`.
+
+    Without a warmup it is ``peak / sqrt(u + 1)``. It needs no end, and so suits runs of unknown length.
+
+    Source: Vaswani et al. (2017), "Attention is all you need", section 5.3.
+    """
+
+    def get_lr_after_warmup(self, num_updates: int, peak: float) -> float:
+        """The peak, divided by the root of how many times the warmup's duration has passed."""
+        if self.num_warmup_updates == 0:
+            return peak / math.sqrt(num_updates + 1)
+        return peak * math.sqrt(self.num_warmup_updates / num_updates)
+
+
+def lowered_rate(peak: float, rate: float, ratio: float | None) -> float:
+    """`ratio` of the peak if it is given, else `rate`, but never above the peak: a frozen group stays at 0."""
+    return min(rate, peak) if ratio is None else ratio * peak
+
+
+def check_rate(name: str, rate: float, ratio: float | None, ratio_name: str | None = None) -> list[tuple[bool, str]]:
+    """What must hold of the two ways to give one learning rate, for `check_arguments`."""
+    return [
+        (rate >= 0, f"{name}={rate} would climb the loss: give 0 or more."),
+        (
+            ratio is None or 0 <= ratio <= 1,
+            f"{ratio_name or name + '_ratio'}={ratio} is no share of the peak: give a number from 0 to 1, or None.",
+        ),
+    ]
+
+
+def check_arguments(scheduler: object, *requirements: tuple[bool, str]) -> None:
+    """Raise one error with the complaints of all requirements that do not hold.
+
+    Raises:
+        ConfigurationError: if there are any.
+    """
+    complaints = [complaint for holds, complaint in requirements if not holds]
+    if complaints:
+        raise ConfigurationError(f"{type(scheduler).__name__} cannot be made. " + " ".join(complaints))

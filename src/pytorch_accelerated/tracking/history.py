@@ -1,0 +1,295 @@
+"""What a run has measured: every value of every metric, with the epoch and the update that it belongs to."""
+
+from __future__ import annotations
+
+import functools
+import numbers
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Set as AbstractSet
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+
+from pytorch_accelerated.errors import ArgumentTypeError, UnknownMetricError
+from pytorch_accelerated.optional import require
+from pytorch_accelerated.tracking.plotting import plot_records
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+
+class MetricRecord(NamedTuple):
+    """One value of a metric.
+
+    Attributes:
+        name: of the metric, with its prefix.
+        value: may be NaN or infinite.
+        epoch: the epoch in which it was recorded, counted from 1.
+        update: the optimizer updates that were finished when it was recorded.
+    """
+
+    name: str
+    value: float
+    epoch: int
+    update: int
+
+
+class RunHistory(ABC):
+    """The metrics of a run. Subclass it to keep them somewhere else than `InMemoryRunHistory` does.
+
+    A subclass implements `get_metric_names`, `get_metric_values`, `get_latest_metric`, `update_metric` and `reset`,
+    and need not call ``super().__init__()``: `records`, on which loggers and training states rely, is kept here.
+    """
+
+    _current_epoch: int
+    _updates_done: int
+    _metric_name_prefix: str
+    _metric_records: list[MetricRecord]
+    _read_positions: dict[str, int]
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> RunHistory:
+        history = super().__new__(cls)
+        history._metric_name_prefix = ""
+        history._start_over()
+        return history
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "update_metric" in vars(cls):
+            cls.update_metric = _recorded(cls.update_metric)  # type: ignore[method-assign]
+        if "reset" in vars(cls):
+            cls.reset = _starting_over(cls.reset)  # type: ignore[method-assign]
+
+    @abstractmethod
+    def get_metric_names(self) -> Collection[str]:
+        """The names of all metrics that have values."""
+
+    @abstractmethod
+    def get_metric_values(self, name: str) -> Sequence[float]:
+        """All values of a metric in the order of recording; none for an unknown name."""
+
+    @abstractmethod
+    def get_latest_metric(self, name: str) -> float:
+        """The last value of a metric.
+
+        Raises:
+            UnknownMetricError: a ValueError, if it has no value.
+        """
+
+    @abstractmethod
+    def update_metric(self, name: str, value: float) -> None:
+        """Record a value under the name `metric_name_prefix` + `name`, for the current epoch and update.
+
+        Args:
+            name: of the metric, without prefix.
+            value: a number, a numpy scalar, or a 0-dim array or tensor, whose device is then waited for. What a
+                subclass implements receives it as a float.
+
+        Raises:
+            ArgumentTypeError: a TypeError, if `value` is anything else.
+        """
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Forget all values and go back to epoch 1 and update 0. The prefix stays."""
+
+    @property
+    def metric_name_prefix(self) -> str:
+        """What is put before the name of each metric that is recorded."""
+        return self._metric_name_prefix
+
+    def set_metric_name_prefix(self, prefix: str = "") -> None:
+        """Put `prefix` before the name of each metric recorded from now on."""
+        self._metric_name_prefix = prefix
+
+    @property
+    def current_epoch(self) -> int:
+        """The current epoch, counted from 1."""
+        return self._current_epoch
+
+    def _increment_epoch(self) -> None:
+        self._current_epoch += 1
+
+    def _set_epoch(self, epoch: int) -> None:
+        self._current_epoch = epoch
+
+    def _set_updates(self, updates: int) -> None:
+        """Say how many optimizer updates are finished; costs next to nothing, so it may be called after each."""
+        self._updates_done = updates
+
+    @property
+    def records(self) -> Sequence[MetricRecord]:
+        """Every value of every metric, in the order of recording."""
+        return tuple(self._metric_records)
+
+    def read_new_records(self, reader: str) -> list[MetricRecord]:
+        """What has been recorded since `reader` last asked.
+
+        The history remembers how far each reader is, also in its saved state, so each of them gets every value once,
+        whatever the others do.
+
+        Args:
+            reader: any name, for example the `state_key` of a callback.
+        """
+        start = self._read_positions.get(reader, 0)
+        self._read_positions[reader] = len(self._metric_records)
+        return self._metric_records[start:]
+
+    def delete_metric(self, name: str) -> None:
+        """Forget all values of a metric.
+
+        The others are recorded anew in a history that was reset; a subclass that can do better overrides this.
+
+        Raises:
+            UnknownMetricError: a ValueError, if it has no value.
+        """
+        if name not in self.get_metric_names():
+            raise _unknown_metric(name, self.get_metric_names())
+        kept = [record.name != name for record in self._metric_records]
+        state = self.state_dict()
+        state["records"] = [record for record, keep in zip(state["records"], kept, strict=True) if keep]
+        state["read_positions"] = {reader: sum(kept[:end]) for reader, end in self._read_positions.items()}
+        self.load_state_dict(state)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything in here as plain values, NaN and infinities among them."""
+        return {
+            "records": [list(record) for record in self._metric_records],
+            "read_positions": dict(self._read_positions),
+            "current_epoch": self._current_epoch,
+            "updates_done": self._updates_done,
+            "metric_name_prefix": self._metric_name_prefix,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` returned: everything is reset, and its values are recorded anew."""
+        self.reset()
+        self.set_metric_name_prefix("")  # the names in the state have theirs
+        for name, value, epoch, update in state["records"]:
+            self._set_epoch(epoch)
+            self._set_updates(update)
+            self.update_metric(name, value)
+        self._read_positions.update(state["read_positions"])
+        self._set_epoch(state["current_epoch"])
+        self._set_updates(state["updates_done"])
+        self.set_metric_name_prefix(state["metric_name_prefix"])
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """A table with a column for each metric and a row for each moment of recording; NaN where nothing was.
+
+        The index is (epoch, update). A metric with several values at one moment gets as many rows.
+
+        Raises:
+            MissingDependencyError: if pandas is not installed.
+        """
+        pandas = require("pandas", extra="dataframe", needed_by="RunHistory.to_dataframe")
+        moments: list[tuple[int, int]] = []
+        rows: list[dict[str, float]] = []
+        for record in self._metric_records:
+            moment = (record.epoch, record.update)
+            if not rows or moments[-1] != moment or record.name in rows[-1]:
+                moments.append(moment)
+                rows.append({})
+            rows[-1][record.name] = record.value
+        index = pandas.DataFrame(moments, columns=["epoch", "update"], dtype="int64")
+        return pandas.DataFrame(rows, index=pandas.MultiIndex.from_frame(index))
+
+    def plot(self, metric_names: Iterable[str] | None = None, path: str | os.PathLike[str] | None = None) -> Figure:
+        """A matplotlib figure of the metrics: one panel for each quantity, with training and evaluation together.
+
+        No display is needed. In a notebook, the figure is shown where ``%matplotlib inline`` is on.
+
+        Args:
+            metric_names: those to plot; by default all.
+            path: where to save the picture as well; the suffix says in which format.
+
+        Raises:
+            UnknownMetricError: a ValueError, if one of them has no value, or there are none at all.
+            MissingDependencyError: if matplotlib is not installed.
+        """
+        known = dict.fromkeys(record.name for record in self._metric_records)
+        wanted = list(known if metric_names is None else metric_names)
+        for name in wanted:
+            if name not in known:
+                raise _unknown_metric(name, known)
+        return plot_records([record for record in self._metric_records if record.name in wanted], path)
+
+    def _start_over(self) -> None:
+        self._current_epoch = 1
+        self._updates_done = 0
+        self._metric_records = []
+        self._read_positions = {}
+
+
+def _recorded(update_metric: Callable[..., None]) -> Callable[..., None]:
+    """A subclass's `update_metric` that receives floats and whose values come into the records."""
+
+    @functools.wraps(update_metric)
+    def wrapper(self: RunHistory, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+        value = _as_float(name, value)
+        records_before = len(self._metric_records)
+        update_metric(self, name, value, *args, **kwargs)
+        if len(self._metric_records) == records_before:  # else it has called that of its base class
+            full_name = self.metric_name_prefix + name
+            self._metric_records.append(MetricRecord(full_name, value, self.current_epoch, self._updates_done))
+
+    return wrapper
+
+
+def _starting_over(reset: Callable[..., None]) -> Callable[..., None]:
+    """A subclass's `reset` that clears the records as well."""
+
+    @functools.wraps(reset)
+    def wrapper(self: RunHistory, *args: Any, **kwargs: Any) -> None:
+        reset(self, *args, **kwargs)
+        self._start_over()
+
+    return wrapper
+
+
+def _as_float(name: str, value: Any) -> float:
+    number = value
+    if isinstance(number, (torch.Tensor, np.ndarray, np.generic)) and number.ndim == 0:
+        number = number.item()
+    if isinstance(number, numbers.Real):
+        return float(number)
+    shape = f" of shape {list(value.shape)}" if hasattr(value, "shape") else ""
+    raise ArgumentTypeError(
+        f"The metric {name!r} got a {type(value).__name__}{shape}, which is not one real number. "
+        "Reduce it first, for example with `.mean()`, or record its parts under names of their own."
+    )
+
+
+def _unknown_metric(name: str, known: Iterable[str]) -> UnknownMetricError:
+    known = list(known)
+    there_is = f"There is: {', '.join(map(repr, known))}." if known else "Nothing has been recorded yet."
+    return UnknownMetricError(f"The metric {name!r} has no value. {there_is}")
+
+
+class InMemoryRunHistory(RunHistory):
+    """A run history in memory, gone with the process unless it is saved with a training state."""
+
+    def __init__(self) -> None:
+        self._metrics: dict[str, list[float]] = {}
+
+    def get_metric_names(self) -> AbstractSet[str]:
+        """The names of all metrics that have values: a set, in the order in which they were first recorded."""
+        return dict.fromkeys(self._metrics).keys()
+
+    def get_metric_values(self, name: str) -> list[float]:
+        return list(self._metrics.get(name, ()))
+
+    def get_latest_metric(self, name: str) -> float:
+        if name not in self._metrics:
+            raise _unknown_metric(name, self._metrics)
+        return self._metrics[name][-1]
+
+    def update_metric(self, name: str, value: float) -> None:
+        self._metrics.setdefault(self.metric_name_prefix + name, []).append(value)
+
+    def reset(self) -> None:
+        self._metrics = {}

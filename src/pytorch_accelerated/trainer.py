@@ -1,0 +1,688 @@
+"""`Trainer`: what users call, and what has to be there before the loop can run.
+
+The loop itself is in `loop.py`, what a subclass may override in `hooks.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from pytorch_accelerated.callbacks.defaults import DEFAULT_CALLBACKS
+from pytorch_accelerated.callbacks.handler import CallbackHandler
+from pytorch_accelerated.callbacks.limits import LimitBatchesCallback
+from pytorch_accelerated.checkpointing.portable import load_portable, save_portable
+from pytorch_accelerated.checkpointing.training_state import load_run, save_run
+from pytorch_accelerated.checkpointing.verify import find_state
+from pytorch_accelerated.checkpointing.weights import canonical_state_dict, check_finite, load_canonical
+from pytorch_accelerated.data.loading import RunLoader, adapt_loader, build_loader, check_dataset, fingerprint
+from pytorch_accelerated.data.slicing import batch_limit_from_environment
+from pytorch_accelerated.distributed import Ranks, create_accelerator, send_to_device
+from pytorch_accelerated.errors import ConfigurationError, DataError, InvalidCheckpointError, NonFiniteLossError
+from pytorch_accelerated.explaining import explain_run
+from pytorch_accelerated.loop import TrainingLoop
+from pytorch_accelerated.placeholders import TrainerPlaceholderValues, replace_trainer_placeholder_values
+from pytorch_accelerated.prediction import collect_predictions
+from pytorch_accelerated.preparation import PreparedModel
+from pytorch_accelerated.run_config import TrainerRunConfig
+from pytorch_accelerated.run_state import RunState
+from pytorch_accelerated.seeding import derived_seed, mixed_seed, set_seed
+from pytorch_accelerated.settings import (
+    TrainSettings,
+    check_optimizer,
+    check_parts,
+    check_positive_count,
+    check_scheduler_factory,
+)
+from pytorch_accelerated.tracking.history import InMemoryRunHistory, RunHistory
+from pytorch_accelerated.tracking.loss import LossTracker
+
+__all__ = [
+    "DEFAULT_CALLBACKS",
+    "Trainer",
+    "TrainerPlaceholderValues",
+    "TrainerWithTimmScheduler",
+    "replace_trainer_placeholder_values",
+]
+
+
+class Trainer(TrainingLoop):
+    """Trains, evaluates, predicts with and saves any PyTorch model.
+
+    ::
+
+        trainer = Trainer(model, loss_func=nn.CrossEntropyLoss(), optimizer=optimizer)
+        trainer.train(train_dataset, num_epochs=3, eval_dataset=eval_dataset, per_device_batch_size=32)
+
+    Every method in the sections "set-up", "run", "training epoch" and "evaluation epoch" may be overridden. Those whose
+    name begins with `create`, `calculate`, `count` or `get` return a value, the others change state. A run calls them,
+    and the callbacks' events after them, in the order that `explain` shows.
+
+    The constructor stores what it is given; kinds and values are checked when a run starts.
+
+    Args:
+        model: any module. It is the bare module before and after a run; while training it may be wrapped.
+        loss_func: of the model's outputs and the targets, returning the mean over the batch. None if the model returns
+            its own loss for dict batches.
+        optimizer: over the model's parameters.
+        callbacks: `TrainerCallback` classes or instances; events are fired in this order.
+        run_history: where metrics are recorded; default `InMemoryRunHistory`.
+        seed: of everything random in training runs: order of samples, augmentations, dropout. None: derived from the
+            state of torch's generator when a run starts, without changing it.
+        mixed_precision: "no", "fp16", "bf16" or "fp8"; None: as accelerate is configured.
+        compile_model: compile the model in place when a run starts; a dict holds arguments for `torch.compile`.
+        accelerator: an `accelerate.Accelerator`, or a function that returns one. It must not accumulate gradients
+            itself.
+    """
+
+    #: Names of events that a subclass fires itself, so that callbacks with such methods are not taken for misspelt.
+    custom_events: tuple[str, ...] = ()
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_func: Callable[..., Any] | None,
+        optimizer: torch.optim.Optimizer | Any,
+        callbacks: Iterable[Any] = DEFAULT_CALLBACKS,
+        run_history: RunHistory | None = None,
+        *,
+        seed: int | None = None,
+        mixed_precision: str | None = None,
+        compile_model: bool | Mapping[str, Any] = False,
+        accelerator: Accelerator | Callable[[], Accelerator] | None = None,
+    ) -> None:
+        self.model: Any = model
+        self.loss_func = loss_func
+        self.optimizer: Any = optimizer
+        self.run_history: RunHistory = run_history if run_history is not None else InMemoryRunHistory()
+        self.seed = seed
+        self.mixed_precision = mixed_precision
+        self.compile_model = compile_model
+        self.scheduler: Any = None
+        self.create_scheduler_fn: Callable[..., Any] | None = None
+        self.collate_fn: Callable[..., Any] | None = None
+        self.train_dataset: Any = None
+        self.eval_dataset: Any = None
+        self.run_config = None  # type: ignore[assignment]  # there is none before the first run
+        self.run_state = RunState()
+
+        self._callbacks = callbacks
+        self._given_accelerator = accelerator
+        self._accelerator: Accelerator = self._create_accelerator()
+        self._ranks = Ranks(self._accelerator)
+        self.callback_handler: CallbackHandler = self._create_callback_handler()
+        limit = batch_limit_from_environment()
+        if limit is not None:
+            self.callback_handler.add_callback(LimitBatchesCallback(limit))
+
+        self._settings = TrainSettings(num_epochs=1)
+        self._train_dataloader: Any = None
+        self._eval_dataloader: Any = None
+        self._train_dl_kwargs: Mapping[str, Any] = {}
+        self._eval_dl_kwargs: Mapping[str, Any] = {}
+        self._pad_uneven_eval_batches = False  # read by scripts; nothing is padded
+        self._loss_tracker = LossTracker()
+        self._gradient_norms = LossTracker()
+        self._run_seed = 0
+        self._training_runs = 0
+        self._epochs_before_run = 0
+        self._is_running = False
+        self._prepared: PreparedModel | None = None
+        self._reset_control()
+        self._emit("on_init_end")
+
+    # ------------------------------------------------------------------------------------------------ what users call
+
+    def train(
+        self,
+        train_dataset: Any,
+        num_epochs: int | None,
+        eval_dataset: Any = None,
+        per_device_batch_size: int = 8,
+        max_num_train_steps: int | None = None,
+        gradient_accumulation_steps: int = 1,
+        gradient_clip_value: float | None = None,
+        create_scheduler_fn: Callable[..., Any] | None = None,
+        train_dataloader_kwargs: Mapping[str, Any] | None = None,
+        eval_dataloader_kwargs: Mapping[str, Any] | None = None,
+        reset_run_history: bool = True,
+        collate_fn: Callable[..., Any] | None = None,
+        resume_from: str | Path | None = None,
+        *,
+        gradient_clip_norm: float | None = None,
+        max_duration: float | str | None = None,
+        eval_per_device_batch_size: int | None = None,
+        step_scheduler: str = "update",
+        scheduler_metric: str = "eval_loss_epoch",
+    ) -> RunHistory:
+        """Train, and evaluate after each epoch if there is an evaluation set. Must be called by all ranks.
+
+        Datasets may be map-style or iterable, with or without a length; tensors or arrays, or tuples and dicts of
+        them; or ready `DataLoader` objects.
+
+        Args:
+            train_dataset: what to train on.
+            num_epochs: passes over it; None if `max_num_train_steps` is given.
+            eval_dataset: what to evaluate on.
+            per_device_batch_size: samples of a batch on one rank.
+            max_num_train_steps: optimizer updates after which the run ends; overrides `num_epochs`.
+            gradient_accumulation_steps: batches of a rank per update. The update equals that of one large batch.
+            gradient_clip_value: limit each entry of the gradient to [-value, value], once per update.
+            create_scheduler_fn: makes the scheduler from the optimizer. A `functools.partial` may hold
+                `TrainerPlaceholderValues`.
+            train_dataloader_kwargs: laid over the defaults of `get_default_train_dl_kwargs`. ``is_sharded=True`` says
+                that an iterable dataset itself gives each rank samples of its own.
+            eval_dataloader_kwargs: the same for evaluation.
+            reset_run_history: False to go on counting epochs and keep the metrics of earlier runs.
+            collate_fn: makes a batch of samples, for both datasets.
+            resume_from: a training state, or a folder of them (the newest complete one counts), to go on from until
+                `num_epochs` in total. A folder without any: start afresh.
+            gradient_clip_norm: limit of the gradient's global norm, which is recorded as ``gradient_norm``.
+            max_duration: seconds, or "HH:MM:SS", after which the run stops at the end of an update.
+            eval_per_device_batch_size: default: `per_device_batch_size`.
+            step_scheduler: step the scheduler per "update" or per "epoch". `ReduceLROnPlateau` always steps after
+                evaluation.
+            scheduler_metric: what a `ReduceLROnPlateau` watches.
+
+        Returns:
+            A copy of the run history, which a later `evaluate` does not change.
+
+        Raises:
+            ArgumentTypeError, ConfigurationError, DataError: for input that cannot work, before work is lost.
+            NonFiniteLossError: if `TerminateOnNaNCallback` met a loss that is NaN or infinite.
+        """
+        self._settings = TrainSettings(
+            num_epochs=num_epochs,
+            per_device_batch_size=per_device_batch_size,
+            eval_per_device_batch_size=eval_per_device_batch_size,
+            max_num_train_steps=max_num_train_steps,
+            gradient_accumulation_steps=gradient_accumulation_steps,
+            gradient_clip_value=gradient_clip_value,
+            gradient_clip_norm=gradient_clip_norm,
+            max_duration=max_duration,
+            step_scheduler=step_scheduler,
+            scheduler_metric=scheduler_metric,
+        )
+        check_scheduler_factory(create_scheduler_fn)
+        check_parts(self.model, self.loss_func)
+        check_optimizer(self.optimizer, has_own_step=type(self).optimizer_step is not Trainer.optimizer_step)
+        for dataset in (train_dataset, eval_dataset):
+            if dataset is not None or dataset is train_dataset:
+                check_dataset(dataset)
+        self.train_dataset = train_dataset
+        self.eval_dataset = eval_dataset
+        self.collate_fn = collate_fn
+        self.create_scheduler_fn = create_scheduler_fn
+        with self._running():
+            self._start_training_run(train_dataloader_kwargs, eval_dataloader_kwargs, reset_run_history)
+            if resume_from is not None:
+                self._resume(Path(resume_from))
+            self._run_training()
+        return copy.deepcopy(self.run_history)
+
+    def evaluate(
+        self,
+        dataset: Any = None,
+        per_device_batch_size: int = 8,
+        dataloader_kwargs: Mapping[str, Any] | None = None,
+        collate_fn: Callable[..., Any] | None = None,
+    ) -> dict[str, float]:
+        """Evaluate once; the run history is reset and holds the metrics. Must be called by all ranks.
+
+        Args:
+            dataset: default: the last evaluation dataset.
+            per_device_batch_size: samples of a batch on one rank.
+            dataloader_kwargs: laid over the defaults of `get_default_eval_dl_kwargs`.
+            collate_fn: makes a batch of samples; default: the last one given.
+
+        Returns:
+            The metrics, with the mean loss per sample as ``evaluation_loss``.
+
+        Raises:
+            ConfigurationError: without any dataset.
+            DataError: if the dataset is empty.
+        """
+        check_positive_count("per_device_batch_size", per_device_batch_size)
+        check_parts(self.model, self.loss_func)
+        self._refuse_within_a_run("evaluate", "Call `trainer.request_evaluation()` instead.")
+        if dataset is None and self.eval_dataset is None:
+            raise ConfigurationError(
+                "`evaluate` was called without a dataset, and there was no evaluation dataset before that it could use "
+                "again. Pass `dataset`."
+            )
+        if dataset is not None:
+            check_dataset(dataset)
+            self.eval_dataset = dataset
+        self.collate_fn = collate_fn if collate_fn is not None else self.collate_fn
+        self._settings = TrainSettings(num_epochs=1, eval_per_device_batch_size=per_device_batch_size)
+        self.run_history.reset()
+        with self._running():
+            self._seed_run()
+            self._train_dataloader = None
+            self._eval_dl_kwargs = dict(dataloader_kwargs or {})
+            self._eval_dataloader = self.create_eval_dataloader(per_device_batch_size, dataloader_kwargs)
+            self._prepare_model_optimizer_and_dataloaders()
+            self.run_config = self._create_run_config(per_device_batch_size, None, 1, None, None)
+            self._run_evaluation()
+        return {name: self.run_history.get_latest_metric(name) for name in self.run_history.get_metric_names()}
+
+    def predict(
+        self,
+        dataset: Any,
+        per_device_batch_size: int = 8,
+        dataloader_kwargs: Mapping[str, Any] | None = None,
+        collate_fn: Callable[..., Any] | None = None,
+        output_path: str | Path | None = None,
+    ) -> Any:
+        """All predictions, in dataset order, each once, at any number of ranks. Must be called by all ranks.
+
+        Batches may have targets or not; see `calculate_predict_batch_outputs`. May be called from a callback.
+
+        Args:
+            dataset: what to predict for; an empty one gives an empty result.
+            per_device_batch_size: samples of a batch on one rank.
+            dataloader_kwargs: laid over the defaults of `get_default_eval_dl_kwargs`.
+            collate_fn: makes a batch of samples; default: the last one given.
+            output_path: a folder to write to as predictions come, so that memory stays flat.
+
+        Returns:
+            Nested tensors on the CPU, structured as the hook returned them; with `output_path` a `StoredPredictions`.
+        """
+        check_positive_count("per_device_batch_size", per_device_batch_size)
+        check_parts(self.model, self.loss_func)
+        check_dataset(dataset)
+        collector = collect_predictions(self._ranks, output_path)
+        defaults = self._default_dl_kwargs(dataset, per_device_batch_size, shuffle=False)
+        loader = build_loader(dataset, defaults, dataloader_kwargs, collate_fn or self.collate_fn)
+        with self._running():
+            if self._prepared is None:
+                self._seed_run()
+                self._prepare_model(for_training=False)
+            loader = self._adapted(loader, dataloader_kwargs)
+            try:
+                self._run_prediction(loader, collector)
+            except BaseException:
+                collector.abort()
+                raise
+            return collector.finish()
+
+    def save_checkpoint(
+        self,
+        save_path: str | Path,
+        checkpoint_kwargs: Mapping[str, Any] | None = None,
+        save_optimizer: bool = True,
+        save_per_node: bool = True,
+        *,
+        save_scheduler: bool = True,
+    ) -> None:
+        """Write model, optimizer and scheduler to one portable `.pt` file, whole or not at all.
+
+        Args:
+            save_path: of the file; its folder is made if needed.
+            checkpoint_kwargs: further entries; plain values, containers and tensors.
+            save_optimizer: whether to write ``optimizer_state_dict``.
+            save_per_node: True: the first rank of each node writes; False: only the first of all.
+            save_scheduler: whether to write ``scheduler_state_dict``, if there is a scheduler.
+
+        Raises:
+            CheckpointError: if an entry could not be read back without running code; the message names it.
+            NonFiniteLossError: if a parameter is NaN or infinite; an existing file is left as it is.
+        """
+        if not (self._ranks.is_first_of_node if save_per_node else self._ranks.is_first):
+            return
+        model = self.get_model()
+        check_finite(model.named_parameters())
+        checkpoint: dict[str, Any] = {"model_state_dict": canonical_state_dict(model)}
+        if save_optimizer and self.optimizer is not None:
+            checkpoint["optimizer_state_dict"] = self.optimizer.state_dict()
+        if save_scheduler and self.scheduler is not None:
+            checkpoint["scheduler_state_dict"] = self.scheduler.state_dict()
+        save_portable(save_path, {**checkpoint, **(checkpoint_kwargs or {})})
+
+    def load_checkpoint(
+        self, checkpoint_path: str | Path, load_optimizer: bool = True, load_scheduler: bool = True
+    ) -> dict[str, Any]:
+        """Take over what `save_checkpoint` wrote, on every rank that calls it. Nothing in the file is executed.
+
+        Args:
+            checkpoint_path: of the file.
+            load_optimizer: take over the optimizer's state, if it is there.
+            load_scheduler: take over the scheduler's state, if it is there and there is a scheduler.
+
+        Returns:
+            The whole checkpoint.
+
+        Raises:
+            InvalidCheckpointError: if the file is damaged or belongs to another model; nothing is changed then.
+        """
+        checkpoint = load_portable(checkpoint_path)
+        if "model_state_dict" not in checkpoint:
+            raise InvalidCheckpointError(
+                f"{checkpoint_path} has no 'model_state_dict', only {', '.join(map(repr, checkpoint)) or 'nothing'}. "
+                "Load a file that `save_checkpoint` wrote."
+            )
+        load_canonical(self.get_model(), checkpoint["model_state_dict"])
+        if load_optimizer and self.optimizer is not None and "optimizer_state_dict" in checkpoint:
+            self.optimizer.load_state_dict(checkpoint["optimizer_state_dict"])
+        if load_scheduler and self.scheduler is not None and "scheduler_state_dict" in checkpoint:
+            self.scheduler.load_state_dict(checkpoint["scheduler_state_dict"])
+        return checkpoint
+
+    def save_training_state(self, output_dir: str | Path, checkpoint_kwargs: Mapping[str, Any] | None = None) -> None:
+        """Write everything this run is to a folder that appears whole or not at all. Must be called by all ranks.
+
+        Within an update, or while callbacks of an event are still due, it is written right after.
+
+        Args:
+            output_dir: the folder of this state.
+            checkpoint_kwargs: further entries, returned by `load_training_state`.
+        """
+        request = (Path(output_dir), dict(checkpoint_kwargs or {}))
+        if self._is_running and not self._is_at_safe_point:
+            self._requested_states.append(request)
+        else:
+            self._write_training_state(*request)
+
+    def load_training_state(self, input_dir: str | Path) -> dict[str, Any]:
+        """Take over a folder that `save_training_state` wrote, or the newest of several. Must be called by all ranks.
+
+        Use ``train(resume_from=...)`` to continue a run.
+
+        Returns:
+            The `checkpoint_kwargs` of the save, and ``current_epoch``.
+        """
+        state = find_state(Path(input_dir)) if self._ranks.is_first else None
+        state = self._ranks.from_first(state)
+        if state is None:
+            raise InvalidCheckpointError(f"There is no training state in {input_dir}. Check the path.")
+        return load_run(self, state)
+
+    def gather(self, tensor: Any, padding_value: float | None = None) -> Any:
+        """Tensors of all ranks, concatenated on their first dimension. Must be called by all ranks with a batch.
+
+        In `on_eval_step_end` and the evaluation hooks it works for any size of the dataset: a rank without a batch in
+        this round answers with no rows.
+
+        Args:
+            tensor: a tensor, or a nested tuple, list or dict of tensors; first dimensions may differ between ranks.
+            padding_value: fills up other dimensions where they differ.
+
+        Returns:
+            The same structure, with the rows of all ranks; a 0-dim tensor counts as one row.
+        """
+        if self._round_has_empty_rank:
+            self._ranks.announce_gather(tensor, padding_value)
+        return self._ranks.gather(tensor, padding_value)
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """`print` on the first process of each node."""
+        if self._ranks.is_first_of_node:
+            print(*args, **kwargs)
+
+    @property
+    def device(self) -> torch.device:
+        """Where batches and the model go."""
+        return self._ranks.device
+
+    def get_model(self, keep_torch_compile: bool = True) -> Any:
+        """The bare module, without what training wraps around it.
+
+        Args:
+            keep_torch_compile: False to take off what the user's own `torch.compile(model)` put around it.
+        """
+        model = self.model
+        while isinstance(model, DistributedDataParallel):
+            model = model.module
+        return model if keep_torch_compile else getattr(model, "_orig_mod", model)
+
+    def request_evaluation(self) -> None:
+        """Ask for an evaluation at the end of the current update, recorded as ``intermediate_eval_loss``.
+
+        For callbacks, during training; every rank must ask.
+        """
+        self._evaluation_requested = True
+
+    def explain(self, num_epochs: int = 1, evaluate: bool = True) -> str:
+        """The order of hooks and events of a run as text, with the callbacks that really act at each event."""
+        return explain_run(self, num_epochs=num_epochs, evaluate=evaluate)
+
+    # --------------------------------------------------------------------------------------------- before and after it
+
+    @contextlib.contextmanager
+    def _running(self) -> Iterator[None]:
+        """A run, or something within one: tells callbacks about exceptions and leaves the trainer as it was."""
+        if self._is_running:
+            yield
+            return
+        self._reset_control()
+        self._is_running = True
+        try:
+            yield
+        except NonFiniteLossError:
+            raise
+        except BaseException as exception:
+            self._emit("on_exception", exception=exception)
+            raise
+        finally:
+            self._is_running = False
+            self._release_model()
+
+    def _start_training_run(
+        self,
+        train_dl_kwargs: Mapping[str, Any] | None,
+        eval_dl_kwargs: Mapping[str, Any] | None,
+        reset_run_history: bool,
+    ) -> None:
+        settings = self._settings
+        if reset_run_history:
+            self.run_history.reset()
+            self._epochs_before_run = 0
+        else:
+            self._epochs_before_run += self.run_state.epochs
+        self._seed_run()
+        self._training_runs += 1
+        if self.seed is not None:
+            set_seed(mixed_seed("run", self.seed, self._ranks.index, self._training_runs))
+        self.run_state = RunState()
+        self._loss_tracker.reset()
+        self._gradient_norms.reset()
+        is_counted = type(self).count_batch_items is not Trainer.count_batch_items
+        self._count_items = self.count_batch_items if is_counted else None
+
+        eval_batch_size = settings.eval_per_device_batch_size or settings.per_device_batch_size
+        self._train_dl_kwargs, self._eval_dl_kwargs = dict(train_dl_kwargs or {}), dict(eval_dl_kwargs or {})
+        self._train_dataloader = self.create_train_dataloader(settings.per_device_batch_size, train_dl_kwargs)
+        self._eval_dataloader = None
+        if self.eval_dataset is not None:
+            self._eval_dataloader = self.create_eval_dataloader(eval_batch_size, eval_dl_kwargs)
+        self._prepare_model_optimizer_and_dataloaders()
+        self.run_config = self._create_run_config(
+            settings.per_device_batch_size,
+            settings.num_epochs,
+            settings.gradient_accumulation_steps,
+            settings.max_num_train_steps,
+            settings.gradient_clip_value,
+        )
+        self.scheduler = self.create_scheduler()
+        is_plateau = isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+        self._steps_scheduler_per_update = settings.step_scheduler == "update" and not is_plateau
+        self._deadline = None if settings.max_seconds is None else time.monotonic() + settings.max_seconds
+
+    def _seed_run(self) -> None:
+        seed = self.seed if self.seed is not None else derived_seed(self._training_runs)
+        self._run_seed = self._ranks.from_first(seed)
+
+    def _create_accelerator(self) -> Accelerator:
+        """The accelerate object behind this trainer."""
+        given = self._given_accelerator
+        if given is None:
+            return create_accelerator(self.mixed_precision)
+        accelerator = given if isinstance(given, Accelerator) else given()
+        if accelerator.gradient_accumulation_steps != 1:
+            raise ConfigurationError(
+                f"The accelerator has gradient_accumulation_steps={accelerator.gradient_accumulation_steps}, but this "
+                "trainer accumulates by itself: gradients would be divided twice. Leave it at 1, and pass "
+                "`gradient_accumulation_steps` to `train`."
+            )
+        return accelerator
+
+    def _create_callback_handler(self) -> CallbackHandler:
+        """The handler of the callbacks given to the constructor."""
+        return CallbackHandler(self._callbacks, custom_events=self.custom_events)
+
+    def _prepare_model_optimizer_and_dataloaders(self) -> None:
+        """Put the model on its device, wrap what must be wrapped, and share the loaders out over the ranks."""
+        self._prepare_model(for_training=self._train_dataloader is not None)
+        if self._train_dataloader is not None:
+            self._train_dataloader = self._adapted(self._train_dataloader, self._train_dl_kwargs)
+        if self._eval_dataloader is not None:
+            self._eval_dataloader = self._adapted(self._eval_dataloader, self._eval_dl_kwargs)
+            self._check_eval_batch_size()
+
+    def _prepare_model(self, *, for_training: bool) -> None:
+        self._prepared = PreparedModel(
+            self._accelerator,
+            self.model,
+            self.optimizer,
+            for_training=for_training,
+            compile_arguments=self.compile_model,
+        )
+        if self._ranks.count > 1 and not for_training:
+            # Nothing else makes sure that all ranks evaluate the same model.
+            self._ranks.copy_from_first([parameter.data for parameter in self.model.parameters()])
+        self.model, self.optimizer = self._prepared.model, self._prepared.optimizer
+        self._has_plain_backward = self._prepared.has_plain_backward
+
+    def _release_model(self) -> None:
+        if self._prepared is not None:
+            self.model, self.optimizer = self._prepared.release(self.model)
+            self._prepared = None
+
+    def _adapted(self, loader: Any, dl_kwargs: Mapping[str, Any] | None) -> RunLoader:
+        adapted = adapt_loader(
+            loader,
+            self._ranks,
+            seed=self._run_seed,
+            accumulation_steps=self._settings.gradient_accumulation_steps,
+            to_device=self._to_device,
+            is_sharded=bool((dl_kwargs or {}).get("is_sharded", False)),
+        )
+        fingerprints = self._ranks.exchange(fingerprint(adapted))
+        if len(set(fingerprints)) > 1:
+            raise DataError(
+                f"The ranks have different datasets (length and indices by rank: {fingerprints}), so samples would be "
+                "used twice or never. If it was split at random, call `set_seed(...)` before the split."
+            )
+        return adapted
+
+    def _to_device(self, batch: Any) -> Any:
+        device = self.device
+        return batch if device.type == "cpu" else send_to_device(batch, device, non_blocking=True)
+
+    def _create_run_config(
+        self,
+        per_device_batch_size: int,
+        num_epochs: int | None,
+        gradient_accumulation_steps: int,
+        max_num_train_steps: int | None,
+        gradient_clip_value: float | None,
+    ) -> TrainerRunConfig:
+        """The frozen facts of the run, from what was asked for and the loaders that exist."""
+        train, evaluation = self._train_dataloader, self._eval_dataloader
+        ranks, accelerator = self._ranks, self._accelerator
+        train_batch_size = eval_batch_size = updates_per_epoch = None
+        if evaluation is not None:
+            eval_batch_size = getattr(evaluation, "batch_size", None) or per_device_batch_size
+        if train is not None:
+            train_batch_size = getattr(train, "batch_size", None) or per_device_batch_size
+            updates_per_epoch = train.num_updates
+            if updates_per_epoch is not None and max_num_train_steps is not None:
+                num_epochs = -(-max_num_train_steps // max(updates_per_epoch, 1))
+            elif updates_per_epoch is not None and num_epochs is not None:
+                max_num_train_steps = num_epochs * updates_per_epoch
+        samples_per_round = gradient_accumulation_steps * ranks.count
+        return TrainerRunConfig(
+            num_epochs=num_epochs,
+            train_per_device_batch_size=train_batch_size,
+            train_dl_kwargs=self._train_dl_kwargs if train is not None else None,
+            eval_per_device_batch_size=eval_batch_size,
+            eval_dl_kwargs=self._eval_dl_kwargs if evaluation is not None else None,
+            gradient_accumulation_steps=gradient_accumulation_steps if train is not None else None,
+            gradient_clip_value=gradient_clip_value,
+            train_total_batch_size=train_batch_size * samples_per_round if train_batch_size else None,
+            eval_total_batch_size=eval_batch_size * ranks.count if eval_batch_size else None,
+            num_update_steps_per_epoch=updates_per_epoch,
+            num_local_update_steps_per_epoch=updates_per_epoch,
+            max_num_train_steps=max_num_train_steps,
+            is_local_process_zero=ranks.is_first_of_node,
+            is_world_process_zero=ranks.is_first,
+            is_distributed=ranks.count > 1,
+            mixed_precision=str(accelerator.mixed_precision),
+            num_processes=ranks.count,
+            seed=self._run_seed,
+            gradient_clip_norm=self._settings.gradient_clip_norm if train is not None else None,
+            train_dataloader_len=_known_length(train),
+            eval_dataloader_len=evaluation.num_rounds if evaluation is not None else None,
+        )
+
+    def _check_eval_batch_size(self) -> None:
+        """Refuse an evaluation without samples. Any batch size fits any number of ranks."""
+        if self._eval_dataloader.num_samples == 0:
+            raise DataError("The evaluation dataset is empty. Pass one with at least one sample, or leave it out.")
+
+    def _refuse_within_a_run(self, method: str, remedy: str) -> None:
+        if self._is_running:
+            raise ConfigurationError(
+                f"`{method}` was called while the trainer is at work: it would reset the run. {remedy}"
+            )
+
+    # ---------------------------------------------------------------------------------------------------------- saving
+
+    def _write_training_state(self, output_dir: Path, extra: dict[str, Any]) -> None:
+        check_finite(self.get_model().named_parameters())
+        save_run(self, output_dir, extra)
+
+    def _resume(self, source: Path) -> None:
+        """Continue from a training state, if there is one."""
+        state = find_state(source) if self._ranks.is_first else None
+        state = self._ranks.from_first(state)
+        if state is None:
+            self.print(f"No training state in {source}: starting afresh.")
+        else:
+            load_run(self, state)
+
+
+class TrainerWithTimmScheduler(Trainer):
+    """A `Trainer` for timm's schedulers, which are told the number of updates and epochs.
+
+    Attributes:
+        num_updates: applied updates of this run, as last told to the scheduler.
+    """
+
+    num_updates = 0
+
+    def scheduler_step(self) -> None:
+        """Tell the scheduler how many updates there have been."""
+        self.num_updates = self.run_state.applied_updates + 1  # the current one is counted right after
+        if self.scheduler is not None:
+            self.scheduler.step_update(num_updates=self.num_updates)
+
+    def _step_scheduler_after_epoch(self) -> None:
+        if self.scheduler is not None:
+            self.scheduler.step(self.run_state.epochs + 1)
+
+
+def _known_length(loader: Any) -> int | None:
+    try:
+        return len(loader)
+    except TypeError:
+        return None

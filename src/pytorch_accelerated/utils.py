@@ -1,0 +1,24 @@
+"""The helpers that scripts import from here, wherever they are defined."""
+
+from pytorch_accelerated.averaging import ModelEma
+from pytorch_accelerated.data.padding import remove_padding
+from pytorch_accelerated.data.slicing import LIMIT_BATCHES_ENV_VAR, DataLoaderSlice, LimitBatches
+from pytorch_accelerated.distributed import (
+    local_process_zero_first,
+    local_process_zero_only,
+    world_process_zero_only,
+)
+from pytorch_accelerated.seeding import set_seed, worker_init_fn
+
+__all__ = [
+    "LIMIT_BATCHES_ENV_VAR",
+    "DataLoaderSlice",
+    "LimitBatches",
+    "ModelEma",
+    "local_process_zero_first",
+    "local_process_zero_only",
+    "remove_padding",
+    "set_seed",
+    "worker_init_fn",
+    "world_process_zero_only",
+]

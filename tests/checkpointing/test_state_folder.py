@@ -1,0 +1,302 @@
+import copy
+import hashlib
+import json
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from torch import nn
+from torch.optim import lr_scheduler as schedulers
+
+from pytorch_accelerated.checkpointing.codec import Encoded, encode
+from pytorch_accelerated.checkpointing.layout import FileEntry
+from pytorch_accelerated.checkpointing.publish import begin, remove_state
+from pytorch_accelerated.checkpointing.state_folder import part_names, read_state, write_part, write_state
+from pytorch_accelerated.checkpointing.verify import find_state, list_states, newest_valid, read_manifest
+from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError
+from tests.checkpointing.faulty_disk import FaultyDisk
+from tests.checkpointing.same_state import assert_same_state
+
+STATE = {"model": {"weight": torch.arange(6.0).reshape(2, 3)}, "run": {"updates": 3, "best": math.inf}}
+
+
+def entries_of(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def test_a_state_comes_back_with_its_facts(tmp_path):
+    facts = {"updates": 3, "value": math.nan, "shape": (2, 3)}
+    write_state(tmp_path / "state", facts, STATE)
+    found_facts, found = read_state(tmp_path / "state")
+    assert_same_state(found_facts, facts)
+    assert_same_state(found, STATE)
+
+
+def test_nothing_but_the_state_is_left_beside_it(tmp_path):
+    write_state(tmp_path / "deep" / "er" / "state", {}, STATE)
+    write_state(tmp_path / "deep" / "er" / "state", {}, STATE)
+    assert entries_of(tmp_path / "deep" / "er") == {"state"}
+    assert entries_of(tmp_path / "deep" / "er" / "state") == {
+        "manifest.json",
+        "model.json",
+        "model.safetensors",
+        "run.json",
+        "run.safetensors",
+    }
+
+
+def test_the_files_are_plain_json_and_safetensors(tmp_path):
+    write_state(tmp_path / "state", {"updates": 3}, STATE)
+    manifest = json.loads((tmp_path / "state" / "manifest.json").read_text())
+    assert (manifest["format"], manifest["serial"], manifest["facts"]) == (1, 1, {"updates": 3})
+    for entry in manifest["files"]:
+        content = (tmp_path / "state" / entry["name"]).read_bytes()
+        assert (len(content), hashlib.sha256(content).hexdigest()) == (entry["size_bytes"], entry["sha256"])
+    weights = safetensors.torch.load_file(tmp_path / "state" / "model.safetensors")
+    assert torch.equal(weights["weight"], STATE["model"]["weight"])
+
+
+def test_only_the_parts_asked_for_are_read(tmp_path):
+    write_state(tmp_path / "state", {}, STATE)
+    (tmp_path / "state" / "model.safetensors").write_bytes(b"damaged")
+    assert read_state(tmp_path / "state", ["run"])[1] == {"run": STATE["run"]}
+    with pytest.raises(InvalidCheckpointError, match=r"no part rank_7; it has model, run"):
+        read_state(tmp_path / "state", ["run", "rank_7"])
+
+
+def test_a_value_that_cannot_be_stored_is_named_before_anything_is_written(tmp_path):
+    with pytest.raises(CheckpointError, match=r"callbacks\.hook is a builtins\.function"):
+        write_state(tmp_path / "new" / "state", {}, {**STATE, "callbacks": {"hook": lambda: None}})
+    assert entries_of(tmp_path) == set()
+
+
+@pytest.mark.parametrize("facts", [{"a": torch.ones(1)}, {"a": {1, 2}}])
+def test_facts_that_a_manifest_cannot_hold_leave_the_previous_state(facts, tmp_path):
+    write_state(tmp_path / "state", {"updates": 1}, STATE)
+    with pytest.raises(CheckpointError, match="facts"):
+        write_state(tmp_path / "state", facts, STATE)
+    assert entries_of(tmp_path) == {"state"}
+    assert read_state(tmp_path / "state")[0] == {"updates": 1}
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../a", ".a", "-a", "a b", "é", "a\0", "a" * 101, "manifest"])
+def test_parts_have_plain_names(name, tmp_path):
+    with pytest.raises(CheckpointError, match="cannot be the name"):
+        write_state(tmp_path / "state", {}, {name: 1})
+    assert entries_of(tmp_path) == set()
+
+
+@pytest.mark.parametrize("content", ["a file", "a folder of a user"])
+def test_what_is_no_state_is_not_replaced(content, tmp_path):
+    target = tmp_path / "target"
+    if content == "a file":
+        target.write_text("thesis")
+    else:
+        target.mkdir()
+        (target / "thesis.txt").write_text("thesis")
+    with pytest.raises(CheckpointError, match="no training state"):
+        write_state(target, {}, STATE)
+    assert (target if target.is_file() else target / "thesis.txt").read_text() == "thesis"
+    assert entries_of(tmp_path) == {"target"}
+
+
+def test_an_empty_folder_may_be_given(tmp_path):
+    (tmp_path / "state").mkdir()
+    write_state(tmp_path / "state", {}, STATE)
+    assert find_state(tmp_path / "state") == tmp_path / "state"
+
+
+def test_a_link_to_a_state_is_followed(tmp_path):
+    write_state(tmp_path / "disk" / "state", {"updates": 1}, STATE)
+    (tmp_path / "latest").symlink_to(tmp_path / "disk" / "state")
+    write_state(tmp_path / "latest", {"updates": 2}, STATE)
+    assert (tmp_path / "latest").is_symlink()
+    assert find_state(tmp_path / "latest") == tmp_path / "disk" / "state"
+    assert read_state(tmp_path / "disk" / "state")[0] == {"updates": 2}
+
+
+def test_a_relative_path_means_the_folder_where_the_process_is(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_state("state", {}, STATE)
+    assert find_state("state") == tmp_path / "state"
+
+
+def test_the_newest_state_is_the_one_that_was_saved_last(tmp_path):
+    """Not the one with most updates: after going back to an older state, the new branch counts."""
+    for name, updates in [("step_1", 1), ("step_3", 3), ("step_2", 2)]:
+        write_state(tmp_path / name, {"updates": updates}, STATE)
+    assert newest_valid(tmp_path) == tmp_path / "step_2"
+    write_state(tmp_path / "step_1", {"updates": 1}, STATE)
+    assert newest_valid(tmp_path) == tmp_path / "step_1"
+    assert [folder.name for folder, _ in list_states(tmp_path)] == ["step_3", "step_2", "step_1"]
+
+
+def test_a_deleted_state_is_gone(tmp_path):
+    write_state(tmp_path / "step_1", {}, STATE)
+    write_state(tmp_path / "step_2", {}, STATE)
+    (tmp_path / "step_2" / "note.txt").write_text("mine")
+    remove_state(tmp_path / "step_2")
+    assert entries_of(tmp_path) == {"step_1"}
+
+
+def test_several_ranks_write_one_state(tmp_path):
+    staged = begin(tmp_path / "state")
+    files: list[FileEntry] = []
+    for rank in range(3):
+        files += write_part(staged, f"rank_{rank}", encode({"rank": torch.tensor(rank)}, path="rank"))
+    assert newest_valid(tmp_path) is None
+    staged.commit({"world_size": 3}, files)
+    _, parts = read_state(tmp_path / "state")
+    assert {name: part["rank"].item() for name, part in parts.items()} == {"rank_0": 0, "rank_1": 1, "rank_2": 2}
+    assert part_names(read_manifest(tmp_path / "state")) == ["rank_0", "rank_1", "rank_2"]
+
+
+def test_a_file_that_the_publishing_rank_cannot_see_is_an_error(tmp_path):
+    staged = begin(tmp_path / "state")
+    files = write_part(staged, "rank_0", Encoded(1, {}))
+    with pytest.raises(CheckpointError, match=r"rank_1\.json cannot be seen.*all nodes share"):
+        staged.commit({}, [*files, FileEntry("rank_1.json", 1, "0" * 64)])
+    staged.abort()
+    staged.abort()
+    assert entries_of(tmp_path) == set()
+
+
+def test_files_are_flushed_before_the_manifest_and_the_manifest_before_the_name(tmp_path):
+    with FaultyDisk().installed() as recorded:
+        write_state(tmp_path / "state", {}, {"a": 1})
+    one_file = ["create_file", "write", "flush"]
+    assert recorded.operations == ["create_folder", *3 * one_file, "flush_folder", "move", "flush_folder"]
+
+
+def test_a_read_state_does_not_depend_on_its_folder(tmp_path):
+    write_state(tmp_path / "state", {}, STATE)
+    _, parts = read_state(tmp_path / "state")
+    parts["model"]["weight"].add_(1)
+    remove_state(tmp_path / "state")
+    assert torch.equal(parts["model"]["weight"], STATE["model"]["weight"] + 1)
+
+
+# Every optimizer and scheduler: train, save, load into a fresh pair, and go on beside the first pair.
+
+OPTIMIZERS: dict[str, Any] = {
+    "adamw": lambda params: torch.optim.AdamW(params, lr=0.1),
+    "adamw with amsgrad": lambda params: torch.optim.AdamW(params, lr=0.1, amsgrad=True, maximize=True),
+    "adamw capturable": lambda params: torch.optim.AdamW(params, lr=torch.tensor(0.1), foreach=False),
+    "adam fused": lambda params: torch.optim.Adam(params, lr=0.1, fused=True),
+    "adagrad": lambda params: torch.optim.Adagrad(params, lr=0.1),
+    "adadelta": torch.optim.Adadelta,
+    "adamax": torch.optim.Adamax,
+    "asgd": torch.optim.ASGD,
+    "nadam": torch.optim.NAdam,
+    "radam": torch.optim.RAdam,
+    "rprop": torch.optim.Rprop,
+    "rmsprop": lambda params: torch.optim.RMSprop(params, lr=0.01, momentum=0.9, centered=True),
+    "sgd": lambda params: torch.optim.SGD(params, lr=0.1),
+    "sgd with momentum": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, nesterov=True),
+    "lbfgs": lambda params: torch.optim.LBFGS(params, lr=0.1, max_iter=2),
+    "adafactor": torch.optim.Adafactor,
+}
+SCHEDULERS: dict[str, Any] = {
+    "plateau": lambda optimizer: schedulers.ReduceLROnPlateau(optimizer, patience=0),
+    "multi step": lambda optimizer: schedulers.MultiStepLR(optimizer, [2, 5, 5]),
+    "one cycle": lambda optimizer: schedulers.OneCycleLR(optimizer, max_lr=0.2, total_steps=20),
+    "step": lambda optimizer: schedulers.StepLR(optimizer, 2),
+    "cosine": lambda optimizer: schedulers.CosineAnnealingLR(optimizer, 10),
+    "cosine with restarts": lambda optimizer: schedulers.CosineAnnealingWarmRestarts(optimizer, 3),
+    "cyclic": lambda optimizer: schedulers.CyclicLR(optimizer, 0.01, 0.1, cycle_momentum=False),
+    "lambda": lambda optimizer: schedulers.LambdaLR(optimizer, lambda step: 0.9**step),
+    "linear": lambda optimizer: schedulers.LinearLR(optimizer),
+    "polynomial": lambda optimizer: schedulers.PolynomialLR(optimizer, 10),
+    "chained": lambda optimizer: schedulers.ChainedScheduler(
+        [schedulers.ConstantLR(optimizer), schedulers.ExponentialLR(optimizer, 0.9)], optimizer
+    ),
+    "sequential": lambda optimizer: schedulers.SequentialLR(
+        optimizer, [schedulers.ConstantLR(optimizer), schedulers.MultiStepLR(optimizer, [3, 6])], [3]
+    ),
+}
+
+
+class Run:
+    """A small training run whose every value is repeatable."""
+
+    def __init__(self, create_optimizer: Any, create_scheduler: Any) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.model = nn.Sequential(nn.Conv2d(2, 3, 2), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(12, 1))
+        self.model.to(memory_format=torch.channels_last)
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator))
+        self.batch = torch.randn(4, 2, 3, 3, generator=generator)
+        self.optimizer = create_optimizer(self.model.parameters())
+        self.scheduler = create_scheduler(self.optimizer)
+
+    def train(self, updates: int) -> None:
+        for _ in range(updates):
+            loss = self.optimizer.step(self._closure)
+            self.scheduler.step(*([loss.item()] if isinstance(self.scheduler, schedulers.ReduceLROnPlateau) else []))
+
+    def _closure(self) -> torch.Tensor:
+        self.optimizer.zero_grad()
+        loss = self.model(self.batch).square().mean()
+        loss.backward()
+        return loss
+
+    def state(self) -> dict[str, Any]:
+        parts = {"model": self.model, "optimizer": self.optimizer, "scheduler": self.scheduler}
+        return {name: part.state_dict() for name, part in parts.items()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scheduler.load_state_dict(state["scheduler"])
+
+
+def assert_goes_on_as_before(create_optimizer: Any, create_scheduler: Any, folder: Path) -> None:
+    first = Run(create_optimizer, create_scheduler)
+    first.train(4)
+    expected = copy.deepcopy(first.state())
+    write_state(folder, {}, first.state())
+    _, parts = read_state(folder)
+    assert_same_state(parts, expected)
+    second = Run(create_optimizer, create_scheduler)
+    second.load(parts)
+    first.train(4)
+    second.train(4)
+    assert_same_state(second.state(), first.state())
+
+
+@pytest.mark.parametrize("create_optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_a_restored_optimizer_goes_on_to_the_bit(create_optimizer, tmp_path):
+    assert_goes_on_as_before(create_optimizer, SCHEDULERS["step"], tmp_path / "state")
+
+
+@pytest.mark.parametrize("create_scheduler", SCHEDULERS.values(), ids=SCHEDULERS)
+def test_a_restored_scheduler_goes_on_to_the_bit(create_scheduler, tmp_path):
+    assert_goes_on_as_before(OPTIMIZERS["adamw"], create_scheduler, tmp_path / "state")
+
+
+def test_the_difficult_values_are_really_there():
+    """Otherwise the tests above would say nothing about them."""
+    run = Run(OPTIMIZERS["adamw"], SCHEDULERS["plateau"])
+    assert run.scheduler.state_dict()["best"] == math.inf
+    assert type(Run(OPTIMIZERS["adamw"], SCHEDULERS["multi step"]).scheduler.state_dict()["milestones"]) is Counter
+
+
+def test_restored_generators_go_on_to_the_bit(tmp_path):
+    torch_generator = torch.Generator().manual_seed(5)
+    numpy_generator = np.random.default_rng(5)
+    torch.rand(3, generator=torch_generator)
+    numpy_generator.random(3)
+    state = {"torch": torch_generator.get_state(), "numpy": numpy_generator.bit_generator.state}
+    write_state(tmp_path / "state", {}, {"rank_0": state})
+    found = read_state(tmp_path / "state")[1]["rank_0"]
+    restored_torch, restored_numpy = torch.Generator(), np.random.default_rng()
+    restored_torch.set_state(found["torch"])
+    restored_numpy.bit_generator.state = found["numpy"]
+    assert torch.equal(torch.rand(5, generator=restored_torch), torch.rand(5, generator=torch_generator))
+    assert restored_numpy.random(5).tolist() == numpy_generator.random(5).tolist()

@@ -1,0 +1,36 @@
+"""What every test has around it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support import torchvision_on_cpu
+from tests.support.leftovers import fail_on_leftovers
+
+torchvision_on_cpu.install()
+# The models are tiny: several threads would spend their time waiting for each other, and for other test processes.
+torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="there is no CUDA device"))
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_behind() -> Iterator[None]:
+    with fail_on_leftovers():
+        yield
+
+
+@pytest.fixture(scope="session")
+def mnist_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for ``torchvision.datasets.MNIST(root, download=False)``, filled with scikit-learn's digits."""
+    from tests.support.mnist import write_mnist  # scikit-learn is slow to import, and few tests need it
+
+    return write_mnist(tmp_path_factory.mktemp("mnist"))

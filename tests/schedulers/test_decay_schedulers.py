@@ -1,0 +1,141 @@
+"""Cosine, line, power and inverse root, against timm, torch and points worked out by hand."""
+
+import math
+
+import pytest
+import torch
+
+from pytorch_accelerated.schedulers.cosine_scheduler import CosineLrScheduler
+from pytorch_accelerated.schedulers.decay_scheduler import LinearLrScheduler, PolynomialLrScheduler
+from pytorch_accelerated.schedulers.warmup_scheduler import ConstantLrScheduler, InverseSqrtLrScheduler
+from tests.schedulers.curves import an_optimizer, rates
+
+
+def rates_of(scheduler: torch.optim.lr_scheduler.LRScheduler, num_updates: int) -> list[float]:
+    """The rates of a torch scheduler, update by update."""
+    used = []
+    for _ in range(num_updates):
+        used.append(scheduler.get_last_lr()[0])
+        scheduler.optimizer.step()
+        scheduler.step()
+    return [float(rate) for rate in used]
+
+
+def test_cosine_equals_torch() -> None:
+    optimizer = an_optimizer(0.8)
+    ours = rates(optimizer, CosineLrScheduler(optimizer, 3, 7, lr_min=0.01), 21)
+    assert ours == pytest.approx(
+        rates_of(torch.optim.lr_scheduler.CosineAnnealingLR(an_optimizer(0.8), 21, eta_min=0.01), 21)
+    )
+
+
+@pytest.mark.parametrize("k_decay", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize(("warmup", "cooldown"), [(0, 0), (2, 0), (0, 3), (2, 3)])
+def test_cosine_equals_timm(k_decay: float, warmup: int, cooldown: int) -> None:
+    timm_scheduler = pytest.importorskip("timm.scheduler")
+    theirs_optimizer = an_optimizer(0.8)
+    theirs = timm_scheduler.CosineLRScheduler(
+        theirs_optimizer,
+        t_initial=(10 - warmup - cooldown) * 4,
+        lr_min=0.01,
+        warmup_t=warmup * 4,
+        warmup_lr_init=0.05,
+        warmup_prefix=True,
+        t_in_epochs=False,
+        k_decay=k_decay,
+    )
+    expected = []
+    for update in range(44):
+        theirs.step_update(update)
+        expected.append(theirs_optimizer.param_groups[0]["lr"])
+    optimizer = an_optimizer(0.8)
+    ours = CosineLrScheduler(
+        optimizer,
+        total_num_epochs=10,
+        num_update_steps_per_epoch=4,
+        k_decay=k_decay,
+        lr_min=0.01,
+        num_warmup_epochs=warmup,
+        warmup_starting_lr=0.05,
+        num_cooldown_epochs=cooldown,
+    )
+    assert rates(optimizer, ours, 44) == pytest.approx(expected)
+
+
+def test_edge_11_the_warmup_is_taken_off_the_cosine_once() -> None:
+    optimizer = an_optimizer(1.0)
+    used = rates(optimizer, CosineLrScheduler(optimizer, 10, 10, lr_min=0.0, num_warmup_epochs=2), 101)
+    # 80 updates of cosine follow the 20 of the warmup: a quarter, half, three quarters and all of it.
+    assert [used[update] for update in (20, 40, 60, 80, 100)] == pytest.approx(
+        [1.0, (1 + math.sqrt(0.5)) / 2, 0.5, (1 - math.sqrt(0.5)) / 2, 0.0]
+    )
+    assert all(later <= earlier for earlier, later in zip(used[20:], used[21:], strict=False))
+
+
+def test_edge_11_a_starting_ratio_does_not_overshoot_the_peak() -> None:
+    optimizer = an_optimizer(0.8)
+    scheduler = CosineLrScheduler(optimizer, 4, 4, num_warmup_epochs=1, warmup_starting_lr_ratio=0.5)
+    assert rates(optimizer, scheduler, 5) == pytest.approx([0.4, 0.5, 0.6, 0.7, 0.8])
+    assert max(rates(optimizer, scheduler, 11)) < 0.8
+
+
+def test_the_minimum_holds_through_the_cooldown_and_can_be_a_ratio() -> None:
+    optimizer = an_optimizer(0.8)
+    scheduler = CosineLrScheduler(optimizer, 4, 4, min_lr_ratio=0.25, num_cooldown_epochs=1)
+    used = rates(optimizer, scheduler, 16)
+    assert min(used[:12]) > 0.2
+    assert used[12:] == pytest.approx([0.2] * 4)
+
+
+def test_a_run_may_be_all_warmup_and_cooldown() -> None:
+    optimizer = an_optimizer(0.8)
+    scheduler = CosineLrScheduler(optimizer, 2, 2, lr_min=0.1, num_warmup_epochs=1, num_cooldown_epochs=1)
+    assert rates(optimizer, scheduler, 4) == pytest.approx([1e-6, 0.4, 0.1, 0.1], abs=1e-6)
+
+
+def test_a_fraction_of_an_epoch_of_warmup_is_rounded_to_updates() -> None:
+    optimizer = an_optimizer(1.0)
+    scheduler = LinearLrScheduler(optimizer, 1, 100, num_warmup_epochs=0.1 * 3)  # a little more than 0.3
+    assert scheduler.num_warmup_updates == 30
+
+
+def test_linear_equals_torch() -> None:
+    optimizer = an_optimizer(0.8)
+    theirs = torch.optim.lr_scheduler.LinearLR(an_optimizer(0.8), start_factor=1.0, end_factor=0.25, total_iters=20)
+    assert rates(optimizer, LinearLrScheduler(optimizer, 4, 5, min_lr_ratio=0.25), 24) == pytest.approx(
+        rates_of(theirs, 24)
+    )
+
+
+def test_polynomial_equals_torch() -> None:
+    optimizer = an_optimizer(0.8)
+    theirs = torch.optim.lr_scheduler.PolynomialLR(an_optimizer(0.8), total_iters=20, power=2.0)
+    assert rates(optimizer, PolynomialLrScheduler(optimizer, 4, 5, power=2.0, lr_min=0.0), 21) == pytest.approx(
+        rates_of(theirs, 21)
+    )
+
+
+def test_polynomial_of_power_one_is_linear() -> None:
+    optimizer, other = an_optimizer(0.8), an_optimizer(0.8)
+    line = rates(optimizer, LinearLrScheduler(optimizer, 4, 5, 0.1, None, 1, 0.2, None, 1), 20)
+    power = rates(other, PolynomialLrScheduler(other, 4, 5, 1.0, 0.1, None, 1, 0.2, None, 1), 20)
+    assert line == power
+
+
+def test_the_warmup_equals_torch() -> None:
+    optimizer = an_optimizer(0.8)
+    ours = ConstantLrScheduler(optimizer, 5, num_warmup_epochs=2, warmup_starting_lr_ratio=0.1)
+    theirs = torch.optim.lr_scheduler.LinearLR(an_optimizer(0.8), start_factor=0.1, total_iters=10)
+    assert rates(optimizer, ours, 15) == pytest.approx(rates_of(theirs, 15))
+
+
+def test_inverse_square_root_halves_whenever_the_time_is_four_times_as_long() -> None:
+    optimizer = an_optimizer(0.8)
+    used = rates(optimizer, InverseSqrtLrScheduler(optimizer, 2, num_warmup_epochs=2), 65)
+    assert [used[update] for update in (4, 16, 64)] == pytest.approx([0.8, 0.4, 0.2])
+
+
+def test_inverse_square_root_without_warmup_starts_at_the_peak() -> None:
+    optimizer = an_optimizer(0.8)
+    used = rates(optimizer, InverseSqrtLrScheduler(optimizer, 2), 16)
+    assert [used[update] for update in (0, 3, 15)] == pytest.approx([0.8, 0.4, 0.2])

@@ -1,0 +1,196 @@
+"""What holds for all of our schedulers: the promises of the family."""
+
+import dataclasses
+import functools
+import inspect
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from torch.optim import Optimizer
+
+from pytorch_accelerated.errors import ConfigurationError
+from pytorch_accelerated.placeholders import TrainerPlaceholderValues as P
+from pytorch_accelerated.placeholders import replace_trainer_placeholder_values
+from pytorch_accelerated.run_config import TrainerRunConfig
+from pytorch_accelerated.schedulers.cosine_scheduler import CosineLrScheduler
+from pytorch_accelerated.schedulers.decay_scheduler import LinearLrScheduler, PolynomialLrScheduler
+from pytorch_accelerated.schedulers.warmup_scheduler import ConstantLrScheduler, InverseSqrtLrScheduler
+from pytorch_accelerated.schedulers.wsd_scheduler import WSDLrScheduler
+from tests.schedulers.curves import an_optimizer, rates, train
+
+WARMUP = 4
+ALL: dict[str, Any] = {
+    "cosine": functools.partial(CosineLrScheduler.create_scheduler_fn, k_decay=1.5, num_cooldown_epochs=0.25),
+    "linear": functools.partial(LinearLrScheduler.create_scheduler_fn, min_lr_ratio=0.2),
+    "polynomial": functools.partial(PolynomialLrScheduler.create_scheduler_fn, power=2),
+    "constant": ConstantLrScheduler.create_scheduler_fn,
+    "inverse square root": InverseSqrtLrScheduler.create_scheduler_fn,
+    "wsd": functools.partial(WSDLrScheduler.create_scheduler_fn, lr_min=0.1, decay_phase_ratio=0.2),
+}
+
+
+def a_trainer(**facts: Any) -> Any:
+    """What placeholders need of a trainer: its run config, here without all that `facts` do not say."""
+    fields: dict[str, Any] = dict.fromkeys(field.name for field in dataclasses.fields(TrainerRunConfig))
+    return SimpleNamespace(run_config=TrainerRunConfig(**{**fields, **facts}))
+
+
+def make(name: str, optimizer: Optimizer, num_epochs: int = 2, updates_per_epoch: int = 8, **kwargs: Any) -> Any:
+    """The scheduler, as a trainer makes it in a run of that many epochs; the warmup is `WARMUP` updates."""
+    trainer = a_trainer(num_epochs=num_epochs, num_update_steps_per_epoch=updates_per_epoch)
+    create = ALL[name](**{"num_warmup_epochs": WARMUP / P.NUM_UPDATE_STEPS_PER_EPOCH, **kwargs})
+    return replace_trainer_placeholder_values(trainer, create)(optimizer)
+
+
+@pytest.fixture(params=list(ALL))
+def name(request: pytest.FixtureRequest) -> str:
+    value: str = request.param
+    return value
+
+
+def test_the_warmup_is_a_line_from_the_starting_rate_to_the_peak(name: str) -> None:
+    optimizer = an_optimizer(0.8)
+    used = rates(optimizer, make(name, optimizer, warmup_starting_lr=0.4), WARMUP + 1)
+    assert used == pytest.approx([0.4, 0.5, 0.6, 0.7, 0.8])
+
+
+def test_without_warmup_the_first_update_has_the_peak(name: str) -> None:
+    optimizer = an_optimizer(0.8)
+    assert rates(optimizer, make(name, optimizer, num_warmup_epochs=0), 1) == pytest.approx([0.8])
+
+
+@pytest.mark.parametrize(("num_epochs", "updates_per_epoch"), [(2, 8), (4, 5)])
+def test_training_with_the_trainers_numbers_follows_the_curve_update_by_update(
+    name: str, num_epochs: int, updates_per_epoch: int
+) -> None:
+    num_updates = num_epochs * updates_per_epoch
+    optimizer = an_optimizer(0.8)
+    scheduler = make(name, optimizer, num_epochs, updates_per_epoch)
+    curve = [scheduler.get_updated_values(update)[0] for update in range(num_updates)]
+    used = [rate for _ in range(num_epochs) for rate in rates(optimizer, scheduler, updates_per_epoch)]
+    assert used == curve
+    assert max(curve) == pytest.approx(0.8)
+    assert curve.index(max(curve)) == WARMUP
+
+
+def test_every_group_follows_the_curve_at_its_own_height(name: str) -> None:
+    optimizer = an_optimizer(0.8, 0.08, 0.0)
+    kwargs: dict[str, Any] = {"min_lr_ratio": 0.1} if name in ("cosine", "linear", "polynomial") else {}
+    used = train(optimizer, make(name, optimizer, num_warmup_epochs=0, **kwargs), 16)
+    assert [low for _, low, _ in used] == pytest.approx([high / 10 for high, _, _ in used])
+    assert [frozen for *_, frozen in used] == [0.0] * 16
+
+
+def test_a_group_that_is_frozen_by_a_rate_of_zero_stays_so_under_absolute_rates(name: str) -> None:
+    optimizer = an_optimizer(0.8, 0.0)
+    used = train(optimizer, make(name, optimizer, warmup_starting_lr=0.4), 20)
+    assert [frozen for _, frozen in used] == [0.0] * 20
+
+
+@pytest.mark.parametrize("name", sorted(ALL.keys() - {"inverse square root"}))
+def test_the_last_value_lasts_beyond_the_run(name: str) -> None:
+    optimizer = an_optimizer(0.8)
+    used = rates(optimizer, make(name, optimizer), 24)
+    assert used[16:] == [used[16]] * 8
+
+
+@pytest.mark.parametrize("stop_after", [0, 1, 3, 8, 15, 16])
+def test_edge_12_a_resumed_curve_equals_the_uninterrupted_one(name: str, stop_after: int) -> None:
+    whole_optimizer = an_optimizer(0.8, 0.1)
+    whole = train(whole_optimizer, make(name, whole_optimizer), 18)
+
+    optimizer = an_optimizer(0.8, 0.1)
+    scheduler = make(name, optimizer)
+    before = train(optimizer, scheduler, stop_after)
+    state = json.loads(json.dumps(scheduler.state_dict()))
+    resumed_optimizer = an_optimizer(0.8, 0.1)
+    resumed = make(name, resumed_optimizer)
+    resumed_optimizer.load_state_dict(optimizer.state_dict())
+    resumed.load_state_dict(state)
+    assert before + train(resumed_optimizer, resumed, 18 - stop_after) == whole
+
+
+@pytest.mark.parametrize("num_epochs", [1, 3])
+def test_edge_11_the_default_covers_its_whole_curve_on_two_ranks(num_epochs: int) -> None:
+    # 8 updates per epoch are 8 on each of the ranks: nothing is multiplied by their number.
+    trainer = a_trainer(num_epochs=num_epochs, num_update_steps_per_epoch=8, num_processes=2, is_distributed=True)
+    optimizer = an_optimizer(0.8)
+    create = replace_trainer_placeholder_values(trainer, CosineLrScheduler.create_scheduler_fn(lr_min=0.1))
+    scheduler = create(optimizer)
+    used = rates(optimizer, scheduler, num_epochs * 8 + 1)
+    assert used[0] == pytest.approx(0.8)
+    assert used[num_epochs * 4] == pytest.approx(0.45)  # half way down in the middle of the run
+    assert used[-2] > used[-1] == pytest.approx(0.1)
+
+
+def test_the_default_covers_a_stream_of_known_duration() -> None:
+    trainer = a_trainer(num_epochs=1, max_num_train_steps=10)
+    optimizer = an_optimizer(0.8)
+    create = replace_trainer_placeholder_values(trainer, LinearLrScheduler.create_scheduler_fn(lr_min=0))
+    assert rates(optimizer, create(optimizer), 11) == pytest.approx([0.8 * left / 10 for left in range(10, -1, -1)])
+
+
+def test_a_stream_of_unknown_duration_can_be_scheduled_where_no_end_is_needed() -> None:
+    trainer = a_trainer(num_epochs=1)
+    optimizer = an_optimizer(0.8)
+    create = ConstantLrScheduler.create_scheduler_fn(num_update_steps_per_epoch=4, num_warmup_epochs=0.5)
+    scheduler = replace_trainer_placeholder_values(trainer, create)(optimizer)
+    assert rates(optimizer, scheduler, 4) == pytest.approx([1e-6, 0.4, 0.8, 0.8], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "lengths"),
+    [
+        (CosineLrScheduler, set()),
+        (WSDLrScheduler, {"num_epochs", "num_update_steps_per_epoch", "total_steps", "num_warmup_steps"}),
+    ],
+)
+def test_the_factory_has_the_arguments_and_defaults_of_the_constructor(scheduler: Any, lengths: set[str]) -> None:
+    def defaults(function: Any) -> dict[str, Any]:
+        parameters = inspect.signature(function).parameters.values()
+        return {parameter.name: parameter.default for parameter in parameters if parameter.name not in lengths}
+
+    required = {name for name, default in defaults(scheduler).items() if default is inspect.Parameter.empty}
+    factory = defaults(scheduler.create_scheduler_fn)
+    filled_in_by_the_trainer = {name for name, default in factory.items() if isinstance(default, P)}
+    assert required - {"optimizer"} <= filled_in_by_the_trainer
+    of_its_own = {"num_warmup_epochs"} if lengths else set()  # the warmup in epochs where the constructor has steps
+    assert {name: factory[name] for name in factory.keys() - filled_in_by_the_trainer - of_its_own} == {
+        name: default for name, default in defaults(scheduler).items() if name not in required
+    }
+
+
+def test_a_placeholder_given_to_a_constructor_is_a_clear_error() -> None:
+    with pytest.raises(TypeError, match=r"NUM_UPDATE_STEPS_PER_EPOCH has no value before a run starts"):
+        CosineLrScheduler(an_optimizer(), 3, P.NUM_UPDATE_STEPS_PER_EPOCH)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("create", "message"),
+    [
+        (lambda: ConstantLrScheduler(an_optimizer(), 0), r"num_update_steps_per_epoch=0 .*above 0"),
+        (lambda: ConstantLrScheduler(an_optimizer(), 9, num_warmup_epochs=-1), r"num_warmup_epochs=-1 .*give 0"),
+        (lambda: ConstantLrScheduler(an_optimizer(), 9, warmup_starting_lr=-1), r"warmup_starting_lr=-1 .*0 or more"),
+        (lambda: ConstantLrScheduler(an_optimizer(), 9, warmup_starting_lr_ratio=2), r"warmup_starting_lr_ratio=2 .*1"),
+        (lambda: LinearLrScheduler(an_optimizer(), 0, 9), r"total_num_epochs=0 .*longer run"),
+        (lambda: LinearLrScheduler(an_optimizer(), 3, 9, lr_min=float("nan")), r"lr_min=nan .*0 or more"),
+        (lambda: LinearLrScheduler(an_optimizer(), 3, 9, min_lr_ratio=-1), r"min_lr_ratio=-1 .*from 0 to 1"),
+        (lambda: LinearLrScheduler(an_optimizer(), 3, 9, num_cooldown_epochs=-1), r"num_cooldown_epochs=-1 .*give 0"),
+        (
+            lambda: LinearLrScheduler(an_optimizer(), 3, 9, num_warmup_epochs=2, num_cooldown_epochs=2),
+            r"num_warmup_epochs=2 and num_cooldown_epochs=2 .*longer than total_num_epochs=3.*shorten",
+        ),
+        (lambda: PolynomialLrScheduler(an_optimizer(), 3, 9, power=0), r"power=0 .*above 0"),
+        (lambda: CosineLrScheduler(an_optimizer(), 3, 9, k_decay=0), r"k_decay=0 .*above 0"),
+    ],
+)
+def test_a_bad_argument_is_an_error_with_its_name_value_reason_and_remedy(create: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        create()
+
+
+def test_several_bad_arguments_are_told_at_once() -> None:
+    with pytest.raises(ConfigurationError, match=r"num_update_steps_per_epoch=-1 .*num_warmup_epochs=-2 "):
+        ConstantLrScheduler(an_optimizer(), -1, num_warmup_epochs=-2)

@@ -1,0 +1,192 @@
+"""Warmup, stable, decay: the phases, the checkpoints and the curve."""
+
+import dataclasses
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pytorch_accelerated.errors import ConfigurationError
+from pytorch_accelerated.placeholders import replace_trainer_placeholder_values
+from pytorch_accelerated.run_config import TrainerRunConfig
+from pytorch_accelerated.schedulers.wsd_scheduler import WSDLrScheduler, estimate_checkpoint_steps
+from tests.schedulers.curves import an_optimizer, rates
+
+
+def test_the_three_phases_of_a_run_with_one_checkpoint() -> None:
+    optimizer = an_optimizer(0.8)
+    scheduler = WSDLrScheduler(
+        optimizer,
+        total_steps=20,
+        num_warmup_steps=4,
+        decay_phase_ratio=0.25,
+        lr_min=0.2,
+        warmup_starting_lr=0.4,
+        use_inverse_sqrt_decay=False,
+    )
+    used = rates(optimizer, scheduler, 22)
+    assert used[:4] == pytest.approx([0.4, 0.5, 0.6, 0.7])
+    assert used[4:15] == pytest.approx([0.8] * 11)
+    assert used[15:] == pytest.approx([0.8, 0.672, 0.544, 0.416, 0.288, 0.16, 0.16])
+
+
+def test_the_inverse_of_the_rate_grows_linearly_in_the_papers_decay() -> None:
+    optimizer = an_optimizer(0.8)
+    used = rates(optimizer, WSDLrScheduler(optimizer, total_steps=40, decay_phase_ratio=0.25, lr_min=0.1), 41)
+    assert used[29:31] == pytest.approx([0.8, 0.8])
+    assert used[40] == pytest.approx(0.08)
+    # From 1 / 0.8 = 1.25 to 1 / 0.08 = 12.5 in ten equal parts.
+    assert [1 / rate for rate in used[30:]] == pytest.approx([1.25 + 1.125 * update for update in range(11)])
+
+
+def test_the_length_can_be_given_in_epochs() -> None:
+    optimizer, other = an_optimizer(), an_optimizer()
+    in_epochs = WSDLrScheduler(optimizer, num_epochs=4, num_update_steps_per_epoch=5)
+    assert rates(optimizer, in_epochs, 20) == rates(other, WSDLrScheduler(other, total_steps=20), 20)
+
+
+def test_checkpoints_are_twice_as_far_as_the_ones_before() -> None:
+    assert estimate_checkpoint_steps(100_000, 2) == [50_000, 100_000]
+    assert estimate_checkpoint_steps(200_000) == [50_000, 100_000, 200_000]
+    assert estimate_checkpoint_steps(200_000, 4) == [25_000, 50_000, 100_000, 200_000]
+    assert estimate_checkpoint_steps(101, 3) == [25, 50, 101]
+    assert estimate_checkpoint_steps(7, 1) == [7]
+
+
+def test_a_decay_takes_its_share_of_all_updates_up_to_its_checkpoint() -> None:
+    scheduler = WSDLrScheduler(an_optimizer(), total_steps=80, decay_phase_ratio=0.1, num_checkpoints=3)
+    assert scheduler.get_checkpoint_steps() == [(18, 20), (36, 40), (72, 80)]
+    assert scheduler.get_decay_info() == {
+        "formula": "inverse",
+        "decay_phase_ratio": 0.1,
+        "lr_min": 1e-6,
+        "num_decay_steps": [2, 4, 8],
+    }
+
+
+def test_the_model_of_a_checkpoint_is_that_of_a_run_which_ends_there() -> None:
+    short, long = an_optimizer(), an_optimizer()
+    one = WSDLrScheduler(short, total_steps=40, num_warmup_steps=3, lr_min=0.1)
+    several = WSDLrScheduler(long, total_steps=80, num_warmup_steps=3, lr_min=0.1, num_checkpoints=2)
+    assert rates(short, one, 40) == rates(long, several, 40)
+
+
+def test_the_rate_returns_to_the_peak_after_a_checkpoint_and_stays_at_the_minimum_after_the_last() -> None:
+    optimizer = an_optimizer(0.8)
+    scheduler = WSDLrScheduler(optimizer, total_steps=40, decay_phase_ratio=0.2, lr_min=0.1, num_checkpoints=2)
+    used = rates(optimizer, scheduler, 43)
+    assert used[19] < 0.3
+    assert used[20:32] == pytest.approx([0.8] * 12)
+    assert used[40:] == pytest.approx([0.08] * 3)
+
+
+def test_phases_tell_where_they_begin_and_end_and_which_checkpoint_comes_next() -> None:
+    scheduler = WSDLrScheduler(an_optimizer(), total_steps=40, num_warmup_steps=4, num_checkpoints=2)
+    phases = [scheduler.get_phase_info(update) for update in (0, 3, 4, 17, 18, 19, 20, 35, 36, 39, 40, 99)]
+    assert [tuple(phase.values()) for phase in phases] == [
+        ("warmup", 0, 4, 0),
+        ("warmup", 0, 4, 0),
+        ("stable", 4, 18, 0),
+        ("stable", 4, 18, 0),
+        ("decay", 18, 20, 0),
+        ("decay", 18, 20, 0),
+        ("stable", 20, 36, 1),
+        ("stable", 20, 36, 1),
+        ("decay", 36, 40, 1),
+        ("decay", 36, 40, 1),
+        ("finished", 40, None, 1),
+        ("finished", 40, None, 1),
+    ]
+    assert list(phases[0]) == ["phase", "start", "end", "checkpoint"]
+
+
+def test_the_current_step_counts_finished_updates_and_the_current_phase_is_that_of_the_next_update() -> None:
+    scheduler = WSDLrScheduler(an_optimizer(), total_steps=10, num_warmup_steps=2)
+    seen = []
+    for _ in range(11):
+        seen.append((scheduler.get_current_step(), scheduler.get_current_phase_info()["phase"]))
+        scheduler.step()
+    assert seen == list(enumerate(["warmup"] * 2 + ["stable"] * 7 + ["decay", "finished"]))
+
+
+def test_a_continuation_starts_at_the_peak() -> None:
+    optimizer = an_optimizer(0.8)
+    scheduler = WSDLrScheduler(optimizer, total_steps=20, num_warmup_steps=10, is_continuation_from_checkpoint=True)
+    assert rates(optimizer, scheduler, 18) == [0.8] * 18
+
+
+def test_a_pre_decay_state_continues_as_if_the_longer_run_had_been_meant_from_the_start() -> None:
+    long = an_optimizer(0.8)
+    whole = rates(long, WSDLrScheduler(long, total_steps=40, num_warmup_steps=4, lr_min=0.1), 40)
+
+    optimizer = an_optimizer(0.8)
+    short = WSDLrScheduler(optimizer, total_steps=20, num_warmup_steps=4, lr_min=0.1)
+    ((pre_decay_step, _),) = short.get_checkpoint_steps()
+    before = rates(optimizer, short, pre_decay_step)
+    other = an_optimizer(0.8)
+    continued = WSDLrScheduler(other, total_steps=40, lr_min=0.1, is_continuation_from_checkpoint=True)
+    continued.load_state_dict(short.state_dict())
+    assert before + rates(other, continued, 40 - pre_decay_step) == whole
+
+
+def warmup_updates(**kwargs: Any) -> int:
+    """The warmup of a run of 10 epochs of 20 updates, made as a trainer makes it."""
+    fields: dict[str, Any] = dict.fromkeys(field.name for field in dataclasses.fields(TrainerRunConfig))
+    facts = {**fields, "num_epochs": 10, "num_update_steps_per_epoch": 20}
+    trainer = SimpleNamespace(run_config=TrainerRunConfig(**facts))
+    create = replace_trainer_placeholder_values(trainer, WSDLrScheduler.create_scheduler_fn(**kwargs))
+    return create(an_optimizer()).num_warmup_updates
+
+
+def test_edge_12_the_default_warmup_of_the_factory_is_a_tenth_of_the_run() -> None:
+    assert warmup_updates() == 20
+    assert warmup_updates(num_warmup_epochs=0) == 0
+    assert warmup_updates(num_warmup_epochs=1.5) == 30
+    assert warmup_updates(is_continuation_from_checkpoint=True) == 0
+    assert WSDLrScheduler.create_scheduler_fn(5, 8)(an_optimizer()).num_warmup_updates == 4
+
+
+def test_edge_12_a_decay_ratio_of_zero_is_no_decay() -> None:
+    optimizer = an_optimizer(0.8)
+    scheduler = WSDLrScheduler(optimizer, total_steps=8, decay_phase_ratio=0, num_checkpoints=2)
+    assert rates(optimizer, scheduler, 10) == [0.8] * 10
+    assert scheduler.get_checkpoint_steps() == [(4, 4), (8, 8)]
+
+
+def test_edge_12_instances_share_nothing() -> None:
+    one, two = an_optimizer(0.8), an_optimizer(0.8)
+    early = WSDLrScheduler(one, total_steps=10, decay_phase_ratio=0.8, lr_min=0.1)
+    late = WSDLrScheduler(two, total_steps=10, decay_phase_ratio=0.2, lr_min=0.1)
+    assert [early.get_updated_values(5), late.get_updated_values(5)] == [pytest.approx([0.8 / 4.375]), [0.8]]
+    assert early.get_phase_info(5)["phase"] == "decay"
+    assert late.get_phase_info(5)["phase"] == "stable"
+
+
+def test_a_decay_that_was_asked_for_has_an_update_in_the_shortest_run() -> None:
+    assert WSDLrScheduler(an_optimizer(), total_steps=2).get_checkpoint_steps() == [(1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, r"num_epochs=None.*total_steps=None.*Give the first two, or total_steps"),
+        ({"num_epochs": 3}, r"num_update_steps_per_epoch=None.*Give the first two, or total_steps"),
+        ({"total_steps": 10, "num_warmup_steps": -1}, r"num_warmup_steps=-1 .*give 0"),
+        ({"total_steps": 10, "decay_phase_ratio": 1.5}, r"decay_phase_ratio=1.5 .*from 0 to 1"),
+        ({"total_steps": 10, "lr_min": 0}, r"lr_min=0 .*above 0.*use_inverse_sqrt_decay=False"),
+        ({"total_steps": 10, "lr_min": 2, "use_inverse_sqrt_decay": False}, r"lr_min=2 .*up to 1"),
+        ({"total_steps": 10, "num_warmup_steps": 10}, r"num_warmup_steps=10.*start at 9.*ends at 10.*Shorten"),
+        ({"total_steps": 10, "decay_phase_ratio": 0.8, "num_checkpoints": 2}, r"num_checkpoints=2.*take fewer"),
+        ({"total_steps": 10, "num_checkpoints": 0}, r"num_checkpoints=0 .*at least 1"),
+        ({"total_steps": 3, "num_checkpoints": 3}, r"num_checkpoints=3 .*total_steps=3.*fewer"),
+    ],
+)
+def test_a_bad_argument_is_an_error_with_its_name_value_reason_and_remedy(arguments: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        WSDLrScheduler(an_optimizer(), **arguments)
+
+
+def test_the_straight_decay_may_go_down_to_zero() -> None:
+    optimizer = an_optimizer(0.8)
+    scheduler = WSDLrScheduler(optimizer, total_steps=4, decay_phase_ratio=0.5, lr_min=0, use_inverse_sqrt_decay=False)
+    assert rates(optimizer, scheduler, 5) == pytest.approx([0.8, 0.8, 0.8, 0.4, 0.0])

@@ -1,0 +1,138 @@
+"""Run scripts as a user would, in processes of their own."""
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+REPOSITORY = Path(__file__).parents[2]
+_PYTHON_PATH = os.pathsep.join(map(str, [REPOSITORY / "src", REPOSITORY, REPOSITORY / "tests" / "support"]))
+# A launcher's variables and the settings around the tests, were they inherited, would change what a script does.
+_LAUNCH_VARIABLES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+_SETTINGS = ("ACCELERATE_", "PT_ACC_", "TORCHELASTIC_")
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a script printed.
+
+    Attributes:
+        stdout: all of it, rank after rank.
+        stderr: all of it, what the launcher says first, then rank after rank.
+        stdout_of_ranks: the standard output of each rank alone.
+    """
+
+    stdout: str
+    stderr: str
+    stdout_of_ranks: tuple[str, ...]
+
+
+def run_script(
+    script: str | Path,
+    *args: object,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    timeout_seconds: float = 300,
+) -> Output:
+    """Run `script` in one process, and return what it printed.
+
+    Args:
+        script: a path, or the source itself as a string.
+        args: its command line arguments.
+        env: environment variables on top of the usual ones. GPUs are hidden unless ``CUDA_VISIBLE_DEVICES`` is given.
+        cwd: the working directory; the current one by default.
+        timeout_seconds: after this time the script and everything it started are killed.
+
+    Raises:
+        AssertionError: if it fails or takes too long; the message has everything it printed.
+    """
+    return _run(script, args, world_size=None, env=env, cwd=cwd, timeout_seconds=timeout_seconds)
+
+
+def run_on_ranks(
+    script: str | Path,
+    world_size: int,
+    *args: object,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    timeout_seconds: float = 300,
+) -> Output:
+    """Run `script` on `world_size` processes under torchrun, at a free port. The rest is as in `run_script`."""
+    return _run(script, args, world_size=world_size, env=env, cwd=cwd, timeout_seconds=timeout_seconds)
+
+
+def _run(
+    script: str | Path,
+    args: Sequence[object],
+    *,
+    world_size: int | None,
+    env: Mapping[str, str] | None,
+    cwd: Path | None,
+    timeout_seconds: float,
+) -> Output:
+    with tempfile.TemporaryDirectory() as folder:
+        if isinstance(script, str):
+            path = Path(folder) / "script.py"
+            path.write_text(script, encoding="utf-8")
+        else:
+            path = script.resolve()
+        launcher = [] if world_size is None else _torchrun(world_size, log_folder=folder)
+        process = subprocess.Popen(
+            [sys.executable, *launcher, str(path), *map(str, args)],
+            cwd=cwd,
+            env={**_clean_environment(), **(env or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+        )
+        try:
+            stdout, stderr = process.communicate(timeout=timeout_seconds)
+            ending = f"ended with exit code {process.returncode}"
+        except subprocess.TimeoutExpired:
+            _kill_with_children(process)
+            stdout, stderr = process.communicate()
+            ending = f"did not end within {timeout_seconds} seconds"
+        stdout_of_ranks = _read_logs(folder, "stdout.log") if launcher else (stdout,)
+        stderr += "".join(_read_logs(folder, "stderr.log"))
+    output = Output("".join(stdout_of_ranks), stderr, stdout_of_ranks)
+    assert process.returncode == 0, f"{path.name} {ending}\n--- stdout\n{output.stdout}\n--- stderr\n{output.stderr}"
+    return output
+
+
+def _torchrun(world_size: int, *, log_folder: str) -> list[str]:
+    # Each rank prints into files of its own: lines of processes that share a pipe are torn apart.
+    logging = ["--redirects", "3", "--log-dir", log_folder]
+    return ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world_size), *logging]
+
+
+def _read_logs(log_folder: str, name: str) -> tuple[str, ...]:
+    """What torchrun wrote per rank, into the folders ``run/attempt/rank``."""
+    files = Path(log_folder).glob(f"*/*/*/{name}")
+    return tuple(file.read_text(encoding="utf-8") for file in sorted(files, key=lambda file: int(file.parent.name)))
+
+
+def _clean_environment() -> dict[str, str]:
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in _LAUNCH_VARIABLES and not name.startswith(_SETTINGS)
+    }
+    return {**inherited, "PYTHONPATH": _PYTHON_PATH, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+
+
+def _kill_with_children(process: "subprocess.Popen[str]") -> None:
+    """Kill a running process and all it has started.
+
+    Killing its process group would miss the ranks, because torchrun gives each of them a session of its own.
+    """
+    launcher = psutil.Process(process.pid)
+    for running in [launcher, *launcher.children(recursive=True)]:
+        with contextlib.suppress(psutil.NoSuchProcess):  # it ended by itself in the meantime
+            running.kill()

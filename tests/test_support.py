@@ -1,0 +1,115 @@
+"""The helpers of the tests keep their own promises."""
+
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from tests.support.leftovers import fail_on_leftovers
+from tests.support.processes import run_on_ranks, run_script
+
+SAY_WHERE = """
+import os, sys, torch.distributed as dist
+dist.init_process_group("gloo")
+assert dist.get_world_size() == int(os.environ["WORLD_SIZE"])
+print(f"rank {dist.get_rank()} of {dist.get_world_size()} got {sys.argv[1:]}")
+dist.destroy_process_group()
+"""
+
+
+def test_torchvision_reads_the_digits_as_mnist(mnist_root: Path) -> None:
+    from sklearn.datasets import load_digits
+    from torchvision.datasets import MNIST
+
+    parts = [MNIST(mnist_root, train=is_train, download=False) for is_train in (True, False)]
+
+    labels = torch.cat([part.targets for part in parts])
+    images = torch.cat([part.data for part in parts])
+    digits = load_digits()
+    assert labels.tolist() == digits.target.tolist()
+    assert images.shape == (len(digits.images), 28, 28)
+    small_images = images[:, 2:-2:3, 2:-2:3]  # one of each nine equal pixels
+    levels = (small_images * (16 / 255)).round()  # digits have 17 levels of grey, bytes have 256
+    assert torch.equal(levels.double(), torch.tensor(digits.images))
+
+
+@pytest.mark.processes
+def test_a_child_process_can_import_torchvision_and_timm() -> None:
+    run_script("import torchvision, timm; timm.create_model('resnet10t', num_classes=2)")
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_every_rank_runs_the_script(world_size: int) -> None:
+    output = run_on_ranks(SAY_WHERE, world_size, "--size", 3)
+    assert output.stdout_of_ranks == tuple(
+        f"rank {rank} of {world_size} got ['--size', '3']\n" for rank in range(world_size)
+    )
+    assert output.stdout == "".join(output.stdout_of_ranks)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("run", [run_script, partial(run_on_ranks, world_size=2)], ids=["alone", "on ranks"])
+def test_a_failing_script_shows_what_it_printed(run: Callable[..., object], tmp_path: Path) -> None:
+    script = tmp_path / "unlucky.py"
+    script.write_text("import sys; print('a word before'); print('the reason', file=sys.stderr); sys.exit(3)")
+    with pytest.raises(AssertionError, match=r"(?s)unlucky.py ended with exit code \d.*a word before.*the reason"):
+        run(script)
+
+
+HANG_WITH_A_CHILD = """
+import pathlib, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+pathlib.Path(sys.argv[1]).write_text(str(child.pid))
+time.sleep(600)
+"""
+
+
+@pytest.mark.processes
+def test_a_script_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="did not end within 5 seconds"):
+        run_script(HANG_WITH_A_CHILD, tmp_path / "child", timeout_seconds=5)
+    assert not _is_running(int((tmp_path / "child").read_text()))
+
+
+def _is_running(process_id: int) -> bool:
+    try:
+        status = psutil.Process(process_id).status()
+    except psutil.NoSuchProcess:
+        return False
+    return bool(status != psutil.STATUS_ZOMBIE)
+
+
+@pytest.mark.processes
+def test_a_child_process_starts_without_the_settings_around_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    script = "import os; print([name in os.environ for name in ('RANK', 'ACCELERATE_MIXED_PRECISION', 'GIVEN')])"
+    assert run_script(script, env={"GIVEN": "1"}).stdout == "[False, False, True]\n"
+
+
+@pytest.mark.parametrize(("before", "after"), [(None, "3"), ("3", None), ("3", "4")])
+def test_a_changed_setting_is_put_back_and_reported(
+    before: str | None, after: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _set_limit(monkeypatch, before)
+    with pytest.raises(AssertionError, match="PT_ACC_LIMIT_BATCHES"), fail_on_leftovers():
+        _set_limit(monkeypatch, after)
+    assert os.environ.get("PT_ACC_LIMIT_BATCHES") == before
+
+
+def _set_limit(monkeypatch: pytest.MonkeyPatch, value: str | None) -> None:
+    if value is None:
+        monkeypatch.delenv("PT_ACC_LIMIT_BATCHES", raising=False)
+    else:
+        monkeypatch.setenv("PT_ACC_LIMIT_BATCHES", value)
+
+
+def test_a_process_group_left_behind_is_destroyed_and_reported(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="process group"), fail_on_leftovers():
+        torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    assert not torch.distributed.is_initialized()
