@@ -32,15 +32,20 @@ RANKS = {
     "settings": 1,
     "tracking.history": 1,
     "tracking.loss": 1,
+    "tracking.plotting": 1,
     # machinery
     "batches": 2,
     "checkpointing": 2,
     "data": 2,
+    "explaining": 2,
     "prediction": 2,
+    "preparation": 2,
     "progress": 2,
     "tracking": 2,
     # watchers, the loop, faces and tools
     "callbacks": 3,
+    "hooks": 4,
+    "loop": 4,
     "trainer": 4,
     "huggingface": 5,
     "tuning": 5,
@@ -116,7 +121,8 @@ def find_complaints(modules: list[Module]) -> list[str]:
     own_imports = {module.name: _own_imports(module) for module in modules}
     complaints = []
     for module in modules:
-        if not module.is_facade and _rank(module.name) is None:
+        rank = None if module.is_facade else _rank(module.name)
+        if rank is None and not module.is_facade:
             complaints.append(f"{module} has no rank: add it to the table RANKS in {Path(__file__).name}.")
         if module.name not in ACCELERATE_DOORS and any(name.split(".")[0] == "accelerate" for name in module.imports):
             complaints.append(f"{module} imports accelerate: go through {' or '.join(sorted(ACCELERATE_DOORS))}.")
@@ -129,7 +135,7 @@ def find_complaints(modules: list[Module]) -> list[str]:
                     f"{module} imports a name through {target}, which is for users: "
                     "import it from the module that defines it."
                 )
-            elif not module.is_facade and (_rank(name) or 0) > (_rank(module.name) or 0):
+            elif rank is not None and (_rank(name) or 0) > rank:
                 complaints.append(f"{module} imports {target}, which stands above it in the table.")
     try:
         graphlib.TopologicalSorter(own_imports).prepare()

@@ -131,12 +131,11 @@ class InMemoryPredictions:
             sizes[piece.rank] += piece.rows
         begins = list(itertools.accumulate(sizes, initial=0))
         for path, rows in block.items():
+            # Bytes travel, because not every dtype can.
             source, target = self._ranks.gather(_octets(rows)), _octets(result[path])
             for position, piece in targets:
                 first = begins[piece.rank] + piece.first
                 target[position : position + piece.rows] = source[first : first + piece.rows]
-
-    # Bytes are gathered, so that every dtype can be.
 
 
 class StoredPredictionsWriter:
@@ -206,7 +205,7 @@ class StoredPredictionsWriter:
         self, everyones: list[tuple[_Facts, list[FileEntry]]], kinds: Kinds, structure: Any, rows_per_block: int
     ) -> None:
         pieces = pieces_in_order([facts.batches for facts, _ in everyones], rows_per_block)
-        order = torch.tensor(pieces, dtype=torch.int64).reshape(-1, len(Piece._fields))
+        order = torch.tensor(pieces, dtype=torch.int64, device="cpu").reshape(-1, len(Piece._fields))
         files = [self._staged.write_file(_ORDER_NAME, chunks({"pieces": order}))]
         facts = {
             "predictions_format": _FORMAT,
@@ -241,8 +240,9 @@ class StoredPredictions:
         manifest = read_manifest(self.path)
         written = manifest.facts.get("predictions_format")
         if written != _FORMAT:
+            found = "something else than predictions" if written is None else f"predictions of format {written}"
             raise InvalidCheckpointError(
-                f"{self.path} has predictions of format {written}; this version of pytorch-accelerated reads "
+                f"{self.path} holds {found}; this version of pytorch-accelerated reads predictions of format "
                 f"{_FORMAT}. Give another folder, or install the version that wrote it."
             )
         self._rows: int = manifest.facts["rows"]
@@ -291,15 +291,13 @@ class StoredPredictions:
 
     def _blocks(self, block_bytes: int) -> Iterator[Leaves]:
         blocks = _Blocks(self._kinds, _rows_per_block(self._kinds, block_bytes))
-        files: dict[int, tuple[int, Any]] = {}  # by rank: the block that is open, for each rank's come one by one
+        opened: dict[int, tuple[int, Any]] = {}  # one block of each rank, because they come one after the other
         for piece in self._pieces():
-            block, file = files.get(piece.rank, (None, None))
-            if block != piece.block:
-                file = self._open_block(_block_name(piece.rank, piece.block))
-                files[piece.rank] = piece.block, file
-            yield from blocks.put(
-                {path: file.get_slice(path)[piece.first : piece.first + piece.rows] for path in self._kinds}
-            )
+            if piece.rank not in opened or opened[piece.rank][0] != piece.block:
+                opened[piece.rank] = piece.block, self._open_block(_block_name(piece.rank, piece.block))
+            _, file = opened[piece.rank]
+            rows = slice(piece.first, piece.first + piece.rows)
+            yield from blocks.put({path: file.get_slice(path)[rows] for path in self._kinds})
         yield from blocks.rest()
 
     def _pieces(self) -> Iterator[Piece]:
@@ -340,18 +338,20 @@ def pieces_in_order(batches: Sequence[Sequence[tuple[int, int]]], rows_per_block
     """
     placed = []
     for rank, theirs in enumerate(batches):
-        begins = itertools.accumulate((rows for _, rows in theirs), initial=0)
-        placed += [(start, rank, begin, begin + rows) for (start, rows), begin in zip(theirs, begins)]
+        row = 0
+        for start, rows in theirs:
+            placed.append((start, rank, row, row + rows))
+            row += rows
     pieces: list[Piece] = []
-    for _, rank, begin, end in sorted(placed):
-        while begin < end:
-            block, first = divmod(begin, rows_per_block)
-            rows = min(end - begin, rows_per_block - first)
+    for _, rank, row, end in sorted(placed):
+        while row < end:
+            block, first = divmod(row, rows_per_block)
+            rows = min(end - row, rows_per_block - first)
             if pieces and pieces[-1] == (rank, block, first - pieces[-1].rows, pieces[-1].rows):
                 pieces[-1] = pieces[-1]._replace(rows=pieces[-1].rows + rows)
             else:
                 pieces.append(Piece(rank, block, first, rows))
-            begin += rows
+            row += rows
     return pieces
 
 
@@ -457,11 +457,8 @@ class _CollectedRows:
                 "row per sample from `calculate_predict_batch_outputs`, alone or in tuples, lists and dicts, and leave "
                 "the rest out."
             )
-        if (
-            not leaves
-            or len({leaf.shape[:1] for leaf in leaves.values()}) > 1
-            or any(leaf.ndim == 0 for leaf in leaves.values())
-        ):
+        lengths = {leaf.shape[0] if leaf.ndim else None for leaf in leaves.values()}
+        if len(lengths) != 1 or None in lengths:
             found = ", ".join(
                 f"{path} has {len(leaf)}" if leaf.ndim else f"{path} is a single number"
                 for path, leaf in leaves.items()
@@ -528,8 +525,8 @@ def _map_leaves(function: Callable[[str, Any], Any], data: Any, path: str = _ROO
     if isinstance(data, Mapping):
         return {key: _map_leaves(function, item, f"{path}[{key!r}]") for key, item in data.items()}
     if isinstance(data, tuple) and hasattr(data, "_fields"):
-        items = zip(data._fields, data, strict=True)
-        return type(data)(*(_map_leaves(function, item, f"{path}.{field}") for field, item in items))
+        fields = zip(data._fields, data, strict=True)
+        return type(data)(*(_map_leaves(function, item, f"{path}.{field}") for field, item in fields))
     if isinstance(data, (tuple, list)):
         items = (_map_leaves(function, item, f"{path}[{index}]") for index, item in enumerate(data))
         return tuple(items) if isinstance(data, tuple) else list(items)
@@ -581,7 +578,7 @@ def _as_tensor(leaf: Any) -> torch.Tensor:
 def _empty_rows(kinds: Kinds, rows: int) -> Leaves:
     # Not inference tensors, in whatever mode the pass runs: the result is for any use.
     with torch.inference_mode(False):
-        return {path: torch.empty((rows, *shape), dtype=dtype) for path, (dtype, shape) in kinds.items()}
+        return {path: torch.empty((rows, *shape), dtype=dtype, device="cpu") for path, (dtype, shape) in kinds.items()}
 
 
 def _number_of_rows(leaves: Leaves) -> int:

@@ -50,7 +50,9 @@ class FaultyDisk:
                 raise OSError(errno.ENOSPC, "No space left on device")
             self.is_dead = True
             if self.how == "death after":
-                operation(*args)
+                result = operation(*args)
+                if name == "create_file":
+                    result.close()  # as the operating system does when a process ends
             if self.how == "torn" and name == "write":
                 file, data = args
                 operation(file, memoryview(data)[: len(data) // 2])

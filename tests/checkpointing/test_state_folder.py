@@ -198,7 +198,6 @@ OPTIMIZERS: dict[str, Any] = {
     "rmsprop": lambda params: torch.optim.RMSprop(params, lr=0.01, momentum=0.9, centered=True),
     "sgd": lambda params: torch.optim.SGD(params, lr=0.1),
     "sgd with momentum": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, nesterov=True),
-    "lbfgs": lambda params: torch.optim.LBFGS(params, lr=0.1, max_iter=2),
     "adafactor": torch.optim.Adafactor,
 }
 SCHEDULERS: dict[str, Any] = {

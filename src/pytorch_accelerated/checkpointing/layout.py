@@ -96,14 +96,14 @@ def parse_manifest(data: bytes, *, what: str) -> Manifest:
     """
     content = load_json(data, what=what)
     written = content.pop("format", None) if isinstance(content, dict) else None
-    if type(written) is int and written > FORMAT:
+    if _is_size(written) and written > FORMAT:
         raise InvalidCheckpointError(
             f"{what} has format {written}; this version of pytorch-accelerated reads up to {FORMAT}. "
             "Update the package to read this checkpoint."
         )
     try:
         content.pop("sha256")
-        if written != FORMAT or _with_checksum({"format": written, **content}) != data:
+        if type(written) is not int or written != FORMAT or _with_checksum({"format": written, **content}) != data:
             raise ValueError("its checksum does not fit its content")
         files = tuple(FileEntry(**entry) for entry in content["files"])
         for entry in files:

@@ -53,8 +53,14 @@ class BarDisplay:
     def show(self, snapshot: Snapshot, now: float) -> float:
         """Draw the bar."""
         if self._bar is None:
-            self._bar = self._bar_class(total=snapshot.total, initial=snapshot.done, leave=False, dynamic_ncols=True)
-        columns = self._bar.ncols  # of the terminal, where there is one
+            self._bar = self._bar_class(
+                total=snapshot.total,
+                initial=snapshot.done,
+                bar_format=bar_format(snapshot, columns=None),
+                leave=False,
+                dynamic_ncols=True,
+            )
+        columns = getattr(self._bar, "ncols", None)  # none where TQDM_DISABLE is set
         self._bar.bar_format = bar_format(snapshot, columns if isinstance(columns, int) else None)
         self._bar.n = snapshot.done
         self._bar.refresh()

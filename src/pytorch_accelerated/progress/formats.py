@@ -27,9 +27,11 @@ def format_clock(seconds: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """How long something took: with tenths below a minute.
+    """How long something took.
 
-    >>> [format_duration(seconds) for seconds in (0.04, 7.9, 90, 3725)]
-    ['0.0s', '7.9s', '01:30', '1:02:05']
+    >>> [format_duration(seconds) for seconds in (0.0042, 7.94, 90, 3725)]
+    ['4ms', '7.9s', '01:30', '1:02:05']
     """
+    if seconds < 0.9995:
+        return f"{1000 * seconds:.0f}ms"
     return f"{seconds:.1f}s" if seconds < 59.95 else format_clock(round(seconds))

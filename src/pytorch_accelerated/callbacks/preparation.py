@@ -1,0 +1,77 @@
+"""Gets modules ready before a run."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from pytorch_accelerated.callbacks.base import TrainerCallback
+from pytorch_accelerated.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pytorch_accelerated.trainer import Trainer
+
+
+class MoveModulesToDeviceCallback(TrainerCallback):
+    """Moves every module that is an attribute of the trainer to its device, such as a loss function with weights.
+
+    The model itself is moved by the trainer.
+    """
+
+    def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Move them."""
+        self._move_modules(trainer)
+
+    def on_evaluation_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Move them."""
+        self._move_modules(trainer)
+
+    def on_prediction_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Move them."""
+        self._move_modules(trainer)
+
+    def _move_modules(self, trainer: Trainer) -> None:
+        for name, value in vars(trainer).items():
+            if isinstance(value, nn.Module) and name != "model":
+                value.to(trainer.device)
+
+
+class ConvertSyncBatchNormCallback(TrainerCallback):
+    """Makes the model's BatchNorm layers compute their statistics over the batches of all ranks.
+
+    The layers are converted when the trainer is made, before anything is wrapped around the model; their parameters
+    stay the same objects, so the optimizer keeps them. With one rank there is nothing to do. On the CPU torch has no
+    such layers: the model stays as it is, and a warning says so.
+    """
+
+    def on_init_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Convert the layers."""
+        if trainer._ranks.count == 1:
+            return
+        if trainer.device.type != "cpu":
+            trainer.model = nn.SyncBatchNorm.convert_sync_batchnorm(trainer.model)  # type: ignore[no-untyped-call]
+        elif trainer._ranks.is_first:
+            warnings.warn(
+                "ConvertSyncBatchNormCallback does nothing here: torch synchronises BatchNorm layers on accelerators "
+                "only, and this run is on the CPU. Each rank will use the statistics of its own batches.",
+                stacklevel=5,
+            )
+
+    def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Refuse layers that came too late, with a model that was put in after the trainer was made."""
+        if trainer._ranks.count == 1 or trainer.device.type == "cpu":
+            return
+        late = [name for name, module in trainer.get_model().named_modules() if _is_unsynchronised(module)]
+        if late:
+            raise ConfigurationError(
+                f"The model has BatchNorm layers that are not synchronised ({', '.join(late)}): it was put into the "
+                "trainer after ConvertSyncBatchNormCallback had done its work. Convert it before, with "
+                "`torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)`."
+            )
+
+
+def _is_unsynchronised(module: nn.Module) -> bool:
+    return isinstance(module, _BatchNorm) and not isinstance(module, nn.SyncBatchNorm)

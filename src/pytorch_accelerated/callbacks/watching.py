@@ -1,0 +1,97 @@
+"""A metric that callbacks judge by: which values of it are new, and which are better."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING
+
+from pytorch_accelerated.errors import ConfigurationError, UnknownMetricError
+
+if TYPE_CHECKING:
+    from pytorch_accelerated.trainer import Trainer
+
+_OF_EVALUATION = ("eval_", "intermediate_", "ema_model_")
+
+
+@dataclasses.dataclass(frozen=True)
+class WatchedMetric:
+    """A metric of the run history that something is decided by.
+
+    Rank 0's values count, so that all ranks decide alike; except for `is_better`, all ranks must call each method.
+
+    Attributes:
+        name: in the run history.
+        greater_is_better: whether larger values are better.
+    """
+
+    name: str
+    greater_is_better: bool = False
+
+    def check_before_run(self, trainer: Trainer) -> None:
+        """Refuse a name that this training run will not record, as far as can be told before it.
+
+        Raises:
+            ConfigurationError: for a metric of evaluation without an evaluation set.
+            UnknownMetricError: for a metric that only `Trainer.evaluate` records.
+        """
+        if self.name == "evaluation_loss":
+            raise UnknownMetricError(
+                "The watched metric is 'evaluation_loss', which only `Trainer.evaluate` records, but this is a "
+                "training run. Watch 'eval_loss_epoch'."
+            )
+        if self.name.startswith(_OF_EVALUATION) and trainer.eval_dataset is None:
+            raise ConfigurationError(
+                f"The watched metric is {self.name!r}, but there is no evaluation set that it could be measured on. "
+                "Pass `eval_dataset` to `train`, or watch a metric of training, such as 'train_loss_epoch'."
+            )
+
+    def check_recorded(self, trainer: Trainer) -> None:
+        """Refuse a name that has no value at the end of an epoch.
+
+        Names that start with "intermediate_" may wait until there was an evaluation inside an epoch.
+
+        Raises:
+            UnknownMetricError: naming the metrics that exist.
+        """
+        names = trainer._ranks.from_first(list(trainer.run_history.get_metric_names()))
+        may_come_later = self.name.startswith("intermediate_") and "intermediate_eval_loss" not in names
+        if self.name not in names and not may_come_later:
+            raise UnknownMetricError(
+                f"The watched metric is {self.name!r}, but at the end of the epoch it has no value. There is: "
+                f"{', '.join(map(repr, names))}. Watch one of these, or record {self.name!r} with "
+                "`run_history.update_metric` before the end of each epoch."
+            )
+
+    def latest(self, trainer: Trainer) -> float:
+        """The last value.
+
+        Raises:
+            UnknownMetricError: a ValueError, if there is none; it names the metrics that exist.
+        """
+        self.check_recorded(trainer)
+        value: float = trainer._ranks.from_first(trainer.run_history.get_latest_metric(self.name))
+        return value
+
+    def new_values(self, trainer: Trainer, reader: str) -> list[float]:
+        """What has been recorded since `reader` last asked, so that each value is judged once.
+
+        Args:
+            trainer: whose run history is asked.
+            reader: any name that nobody else reads under; the position is saved with the run history.
+        """
+        new = [record.value for record in trainer.run_history.read_new_records(reader) if record.name == self.name]
+        values: list[float] = trainer._ranks.from_first(new)
+        return values
+
+    def is_better(self, new: float, best: float | None, threshold: float = 0.0) -> bool:
+        """Whether `new` beats `best` by at least `threshold`. NaN is never better, not even than nothing.
+
+        Args:
+            new: a value.
+            best: the best one so far, or None.
+            threshold: the least difference that counts.
+        """
+        sign = 1 if self.greater_is_better else -1
+        gain = sign * (new - (-sign * math.inf if best is None else best))
+        return gain > 0 and gain >= threshold

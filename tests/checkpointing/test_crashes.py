@@ -1,0 +1,285 @@
+"""Every file operation of a save fails, or is the last thing that a process does."""
+
+import ast
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import torch
+
+from pytorch_accelerated.checkpointing import disk, layout
+from pytorch_accelerated.checkpointing.layout import HiddenName
+from pytorch_accelerated.checkpointing.portable import load_portable, save_portable
+from pytorch_accelerated.checkpointing.publish import remove_state
+from pytorch_accelerated.checkpointing.state_folder import read_state, write_state
+from pytorch_accelerated.checkpointing.verify import find_state
+from pytorch_accelerated.errors import CheckpointError
+from tests.checkpointing.faulty_disk import FaultyDisk, Killed, count_operations
+
+Death = Literal["death before", "death after", "torn"]
+DEATHS: tuple[Death, ...] = ("death before", "death after", "torn")
+
+
+def save(folder: Path, version: int) -> None:
+    parts = {"model": {"weight": torch.full((9,), float(version))}, "run": {"version": version}}
+    write_state(folder, {"version": version}, parts)
+
+
+def version_found(place: Path) -> int | None:
+    """Which version a resuming run would find; fails if it is a mix of several."""
+    folder = find_state(place)
+    if folder is None:
+        return None
+    facts, parts = read_state(folder)
+    versions = {facts["version"], parts["run"]["version"], *parts["model"]["weight"].tolist()}
+    assert len(versions) == 1
+    return facts["version"]
+
+
+def become_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What runs from here on has the number of a process that is dead, as in a container that was started again."""
+    monkeypatch.setattr(layout, "_process_token", lambda pid: "feedbeef")
+
+
+SAVES: dict[str, Any] = {
+    # name: the folders of the first and the second save, and where a run looks for them
+    "a new name beside the old": ("step_1", "step_2", "."),
+    "the same name": ("state", "state", "state"),
+    "the same name, found by its parent": ("state", "state", "."),
+}
+
+
+@pytest.mark.parametrize("how", DEATHS)
+@pytest.mark.parametrize(("first", "second", "place"), SAVES.values(), ids=SAVES)
+def test_a_death_at_any_operation_leaves_the_old_or_the_new_state(first, second, place, how, tmp_path, monkeypatch):
+    def paths(number: int) -> tuple[Path, Path, Path]:
+        parent = tmp_path / str(number)
+        return parent / first, parent / second, parent / place
+
+    whole_old, whole_new, _ = paths(-1)
+    save(whole_old, 1)
+    versions = []
+    for number in range(count_operations(lambda: save(whole_new, 2))):
+        old, new, where = paths(number)
+        save(old, 1)
+        with FaultyDisk(number, how).installed(), pytest.raises(Killed):
+            save(new, 2)
+        versions.append(version_found(where))
+    assert set(versions) == {1, 2}
+    assert versions == sorted(versions)  # once the new state was there it stays
+
+    become_another_process(monkeypatch)
+    for number in range(len(versions)):
+        old, new, where = paths(number)
+        save(new, 3)
+        assert version_found(where) == 3
+        assert {path.name for path in new.parent.iterdir()} == {first, second}
+
+
+@pytest.mark.parametrize("how", DEATHS)
+def test_a_death_during_the_first_save_leaves_nothing_or_the_state(how, tmp_path):
+    versions = []
+    for number in range(count_operations(lambda: save(tmp_path / "whole" / "state", 1))):
+        with FaultyDisk(number, how).installed(), pytest.raises(Killed):
+            save(tmp_path / str(number) / "state", 1)
+        versions.append(version_found(tmp_path / str(number)))
+    assert set(versions) == {None, 1}
+
+
+@pytest.mark.parametrize("how", ["death before", "death after"])
+def test_a_death_while_deleting_leaves_the_whole_state_or_none(how, tmp_path, monkeypatch):
+    save(tmp_path / "whole" / "old", 1)
+    versions = []
+    for number in range(count_operations(lambda: remove_state(tmp_path / "whole" / "old"))):
+        save(tmp_path / str(number) / "old", 1)
+        with FaultyDisk(number, how).installed(), pytest.raises(Killed):
+            remove_state(tmp_path / str(number) / "old")
+        versions.append(version_found(tmp_path / str(number)))
+    assert versions[-1] is None
+    assert set(versions) <= {1, None}
+    become_another_process(monkeypatch)
+    for number in range(len(versions)):
+        save(tmp_path / str(number) / "new", 2)
+        assert {path.name for path in (tmp_path / str(number)).iterdir()} <= {"old", "new"}
+
+
+@pytest.mark.parametrize(("first", "second", "place"), SAVES.values(), ids=SAVES)
+def test_a_full_disk_at_any_operation_is_reported_and_loses_nothing(first, second, place, tmp_path, monkeypatch):
+    save(tmp_path / "whole" / first, 1)
+    operations = count_operations(lambda: save(tmp_path / "whole" / second, 2))
+    for number in range(operations):
+        parent = tmp_path / str(number)
+        save(parent / first, 1)
+        with FaultyDisk(number, "error").installed():
+            try:
+                save(parent / second, 2)
+                reported = None
+            except CheckpointError as error:
+                reported = str(error)
+        found = version_found(parent / place)
+        if reported is None:
+            assert found == 2  # only deleting the old one failed
+        else:
+            assert found in (1, 2)
+            assert f"Saving {parent / second} failed" in reported
+            assert "No space left on device" in reported
+        save(parent / second, 3)  # the disk has room again
+        assert version_found(parent / place) == 3
+    become_another_process(monkeypatch)
+    for number in range(operations):
+        save(tmp_path / str(number) / second, 4)
+        assert {path.name for path in (tmp_path / str(number)).iterdir()} == {first, second}
+
+
+def test_a_failed_write_says_which_file_and_how_much_and_is_cleaned_up(tmp_path):
+    with FaultyDisk(5, "error").installed() as full, pytest.raises(CheckpointError) as caught:
+        save(tmp_path / "state", 1)
+    assert full.operations[5] == "write"
+    assert "bytes at position 0 of 'model.safetensors'" in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupted_save_is_cleaned_up(tmp_path, monkeypatch):
+    def interrupted(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(disk, "flush_folder", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        save(tmp_path / "state", 1)
+    assert list(tmp_path.iterdir()) == []
+
+
+# The single file of `save_portable`.
+
+
+def save_file(path: Path, version: int) -> None:
+    save_portable(path, {"weight": torch.full((9,), float(version)), "version": version})
+
+
+def file_version(path: Path) -> int:
+    contents = load_portable(path)
+    assert {contents["version"], *contents["weight"].tolist()} == {contents["version"]}
+    return contents["version"]
+
+
+@pytest.mark.parametrize("how", DEATHS)
+def test_a_death_at_any_operation_leaves_the_old_or_the_new_file(how, tmp_path, monkeypatch):
+    path = tmp_path / "best.pt"
+    save_file(path, 1)
+    versions = []
+    for number in range(count_operations(lambda: save_file(path, 1))):
+        with FaultyDisk(number, how).installed(), pytest.raises(Killed):
+            save_file(path, 2)
+        versions.append(file_version(path))
+    assert versions[0] == 1
+    assert versions[-1] == 2
+    assert versions == sorted(versions)
+    become_another_process(monkeypatch)
+    save_file(path, 3)
+    assert [child.name for child in tmp_path.iterdir()] == ["best.pt"]
+
+
+def test_a_full_disk_at_any_operation_keeps_the_file(tmp_path):
+    path = tmp_path / "best.pt"
+    save_file(path, 1)
+    for number in range(count_operations(lambda: save_file(path, 1))):
+        with (
+            FaultyDisk(number, "error").installed() as full,
+            pytest.raises(CheckpointError, match="No space left on device"),
+        ):
+            save_file(path, 2)
+        is_moved = "move" in full.operations[:-1]  # then only the last flush failed
+        assert file_version(path) == (2 if is_moved and number == len(full.operations) - 1 else 1)
+        assert [child.name for child in tmp_path.iterdir()] == ["best.pt"]
+        save_file(path, 1)
+
+
+# What is left behind belongs to somebody.
+
+
+def leftover(parent: Path, name: HiddenName) -> Path:
+    path = parent / str(name)
+    path.mkdir()
+    (path / "model.safetensors").write_bytes(b"half")
+    return path
+
+
+def test_what_a_running_process_is_writing_is_left_alone(tmp_path, monkeypatch):
+    mine = leftover(tmp_path, HiddenName.new("a", "partial"))
+    running = HiddenName("a", "partial", layout._this_host(), os.getppid(), "00000000", "00000000")
+    theirs = leftover(tmp_path, running)
+    save(tmp_path / "state", 1)
+    assert mine.is_dir()
+    assert theirs.is_dir()
+
+
+@pytest.mark.parametrize(("seconds", "stays"), [(3500, True), (3700, False)])
+def test_what_another_host_is_writing_is_left_alone_for_an_hour(seconds, stays, tmp_path):
+    path = leftover(tmp_path, HiddenName("a", "partial", "0a0a0a0a", 1, "00000000", "00000000"))
+    for one in (path / "model.safetensors", path):
+        os.utime(one, (time.time() - seconds,) * 2)
+    save(tmp_path / "state", 1)
+    assert path.exists() == stays
+
+
+def test_what_a_dead_process_was_writing_is_removed(tmp_path):
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    path = leftover(tmp_path, HiddenName("a", "partial", layout._this_host(), child.pid, "00000000", "00000000"))
+    save(tmp_path / "state", 1)
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["..a.partial", ".a.partial", ".a.0a0a0a0a-1-00000000-00000000.partial.bak", ".git", ".a.0A0A0A0A-1-x-y.old"],
+)
+def test_hidden_things_of_others_are_never_touched(name, tmp_path):
+    (tmp_path / name).mkdir()
+    save(tmp_path / "state", 1)
+    assert (tmp_path / name).is_dir()
+
+
+@pytest.mark.parametrize("kind", ["partial", "replaced"])
+@pytest.mark.parametrize("final", ["state", ".state", "a.b", "with space", "é", "a\nb", "..."])
+def test_hidden_names_can_be_read_back(final, kind):
+    name = HiddenName.new(final, kind)
+    assert HiddenName.parse(str(name)) == name
+    assert name.is_of_this_process
+    assert HiddenName.new(final, kind) != name
+
+
+CHANGES_THE_DISK = {
+    "fsync",
+    "mkdir",
+    "remove",
+    "rename",
+    "replace",
+    "rmdir",
+    "touch",
+    "unlink",
+    "write_bytes",
+    "write_text",
+}
+
+
+def changes_of_the_disk(file: Path) -> list[str]:
+    """Calls in a source file that change the disk without going through `disk`."""
+    calls = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
+    methods = [call.func for call in calls if isinstance(call.func, ast.Attribute)]
+    found = [ast.unparse(method) for method in methods if method.attr in CHANGES_THE_DISK]
+    opened = [ast.unparse(call) for call in calls if isinstance(call.func, ast.Name) and call.func.id == "open"]
+    found = [name for name in found if name.partition(".")[0] not in ("disk", "dataclasses")]
+    return found + [call for call in opened if "'rb'" not in call]
+
+
+def test_no_other_module_changes_the_disk():
+    """Otherwise the tests above would not see everything."""
+    folder = Path(disk.__file__).parent
+    assert len(changes_of_the_disk(folder / "disk.py")) > 5
+    others = [file for file in folder.glob("*.py") if file.name != "disk.py"]
+    assert [call for file in others for call in changes_of_the_disk(file)] == []

@@ -1,0 +1,187 @@
+import datetime
+import enum
+import os
+import pickle
+from collections import Counter, OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from pytorch_accelerated.checkpointing.portable import load_portable, save_portable
+from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError
+from tests.checkpointing.same_state import assert_same_state
+
+CONTENTS = {
+    "model_state_dict": nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)).state_dict(),
+    "plain": [None, True, 3, 2.5, 1j, "é", b"x", (1, (2,)), {1: {"a"}}, 10**400],
+    "kinds": [torch.Size([2]), torch.float16, torch.device("cpu"), nn.Parameter(torch.ones(1)), OrderedDict(a=1)],
+    "milestones": Counter({30: 1}),
+    "sparse": 3,
+}
+
+
+def test_contents_come_back_and_plain_torch_reads_them_too(tmp_path):
+    save_portable(tmp_path / "new" / "folder" / "model.pt", CONTENTS)
+    assert_same_state(load_portable(tmp_path / "new" / "folder" / "model.pt"), CONTENTS)
+    assert_same_state(torch.load(tmp_path / "new" / "folder" / "model.pt", weights_only=True), CONTENTS)
+    assert [path.name for path in (tmp_path / "new" / "folder").iterdir()] == ["model.pt"]
+
+
+def test_a_relative_path_and_text_are_fine(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    save_portable("model.pt", {"a": 1})
+    save_portable("model.pt", {"a": 2})
+    assert load_portable("model.pt") == {"a": 2}
+
+
+def test_a_link_stays_a_link(tmp_path):
+    save_portable(tmp_path / "real.pt", {"a": 1})
+    (tmp_path / "best.pt").symlink_to(tmp_path / "real.pt")
+    save_portable(tmp_path / "best.pt", {"a": 2})
+    assert (tmp_path / "best.pt").is_symlink()
+    assert load_portable(tmp_path / "real.pt") == {"a": 2}
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+holds_itself: list = []
+holds_itself.append(holds_itself)
+REFUSED: dict[str, Any] = {
+    "numpy scalar": np.float64(1),
+    "numpy array": np.arange(3),
+    "enum": Colour.RED,
+    "path": Path("x"),
+    "date": datetime.date(2020, 1, 1),
+    "frozenset": frozenset(),
+    "function": len,
+    "lambda": lambda: None,
+    "module": nn.Linear(1, 1),
+    "open file": torch.Generator(),
+    "itself": holds_itself,
+    "subclass of dict": type("MyDict", (dict,), {})(),
+}
+
+
+@pytest.mark.parametrize("value", REFUSED.values(), ids=REFUSED)
+def test_what_would_not_load_is_refused_by_its_key_before_anything_is_written(value, tmp_path):
+    with pytest.raises(CheckpointError) as caught:
+        save_portable(
+            tmp_path / "model.pt", {"good": 1, "extra": [0, {"deep": value}], "bad": {value: 1} if False else 1}
+        )
+    assert "extra[1]['deep']" in str(caught.value)
+    assert "good" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_everything_that_would_not_load_is_named(tmp_path):
+    with pytest.raises(CheckpointError) as caught:
+        save_portable(tmp_path / "model.pt", {"a": len, "b": {Colour.RED: 1}, "c": {1: (np.int8(1),)}})
+    assert "a: builtins.builtin_function_or_method" in str(caught.value)
+    assert "the key <Colour.RED: 1> of b" in str(caught.value)
+    assert "c[1][0]: numpy.int8" in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [torch.eye(2).to_sparse(), bytearray(b"x"), torch.strided])
+@pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
+def test_unusual_values_that_do_load_are_accepted(value, tmp_path):
+    save_portable(tmp_path / "model.pt", {"value": value})
+    found = load_portable(tmp_path / "model.pt")["value"]
+    assert repr(found) == repr(value)
+
+
+def test_a_folder_of_the_name_is_not_replaced(tmp_path):
+    (tmp_path / "model.pt").mkdir()
+    with pytest.raises(CheckpointError, match="is a folder"):
+        save_portable(tmp_path / "model.pt", {})
+    with pytest.raises(CheckpointError, match="is a folder.*load_training_state"):
+        load_portable(tmp_path / "model.pt")
+
+
+def test_a_missing_file_is_told_with_what_is_there(tmp_path):
+    save_portable(tmp_path / "last.pt", {})
+    with pytest.raises(CheckpointError, match=r"no file .*best\.pt.*: last\.pt\."):
+        load_portable(tmp_path / "best.pt")
+
+
+def test_a_flipped_bit_never_changes_what_is_loaded(tmp_path):
+    """Unlike with plain ``torch.load``, which does not look at the checksums in the file."""
+    path = tmp_path / "model.pt"
+    contents = {"weight": torch.arange(40.0), "epoch": 7}
+    save_portable(path, contents)
+    content = path.read_bytes()
+    refused = silently_wrong_in_torch = 0
+    for position in range(len(content)):
+        changed = bytearray(content)
+        changed[position] ^= 1 << (position % 8)
+        path.write_bytes(changed)
+        try:
+            found = load_portable(path)
+        except InvalidCheckpointError as error:
+            assert str(path) in str(error)
+            refused += 1
+            silently_wrong_in_torch += torch_reads_something_else(path, contents)
+        else:
+            assert_same_state(found, contents)  # a byte without meaning, as in the padding between records
+    assert refused > 160
+    assert silently_wrong_in_torch > 100  # so the test can fail
+
+
+def torch_reads_something_else(path: Path, contents: dict[str, Any]) -> bool:
+    try:
+        assert_same_state(torch.load(path, weights_only=True), contents)
+    except AssertionError:
+        return True
+    except Exception:
+        return False
+    return False
+
+
+def test_a_truncated_file_is_refused(tmp_path):
+    path = tmp_path / "model.pt"
+    save_portable(path, CONTENTS)
+    content = path.read_bytes()
+    for length in (0, 1, 100, len(content) // 2, len(content) - 1):
+        path.write_bytes(content[:length])
+        with pytest.raises(InvalidCheckpointError, match=r"model\.pt cannot be loaded"):
+            load_portable(path)
+
+
+class Gadget:
+    def __reduce__(self):
+        return os.mkdir, ("trap",)
+
+
+@pytest.mark.parametrize("write", [torch.save, lambda value, path: path.write_bytes(pickle.dumps(value))])
+def test_code_in_a_file_is_never_run(write, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write({"a": Gadget()}, tmp_path / "model.pt")
+    with pytest.raises(InvalidCheckpointError, match="could run code"):
+        load_portable(tmp_path / "model.pt")
+    assert not (tmp_path / "trap").exists()
+
+
+def test_something_else_than_a_dict_is_no_checkpoint(tmp_path):
+    torch.save([1, 2], tmp_path / "model.pt")
+    with pytest.raises(InvalidCheckpointError, match="holds a list"):
+        load_portable(tmp_path / "model.pt")
+
+
+def test_files_of_older_torch_versions_are_read(tmp_path):
+    torch.save({"a": torch.ones(2)}, tmp_path / "model.pt", _use_new_zipfile_serialization=False)
+    assert_same_state(load_portable(tmp_path / "model.pt"), {"a": torch.ones(2)})
+
+
+def test_checksums_are_written_even_where_they_are_switched_off(tmp_path):
+    torch.serialization.set_crc32_options(False)
+    try:
+        save_portable(tmp_path / "model.pt", {"a": torch.arange(9)})
+        assert not torch.serialization.get_crc32_options()
+    finally:
+        torch.serialization.set_crc32_options(True)
+    assert load_portable(tmp_path / "model.pt")["a"].tolist() == list(range(9))

@@ -1,0 +1,198 @@
+import copy
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel
+
+from pytorch_accelerated.checkpointing.weights import canonical_state_dict, check_finite, load_canonical
+from pytorch_accelerated.errors import InvalidCheckpointError, NonFiniteLossError
+from tests.checkpointing.same_state import assert_same_state
+
+
+class Net(nn.Module):
+    """With a submodule that is really called ``module``, and one that is really called ``_orig_mod``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+        self.head = nn.ModuleDict({"module": nn.Linear(3, 1), "_orig_mod": nn.Linear(1, 1)})
+
+
+@pytest.fixture
+def _process_group() -> Iterator[None]:
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def compile_a_part(net: Net) -> nn.Module:
+    net.module[0] = torch.compile(net.module[0])
+    net.head["module"] = torch.compile(net.head["module"])
+    return net
+
+
+class MyParallel(DataParallel):  # type: ignore[type-arg]
+    """A wrapper of a user's."""
+
+
+WRAPPERS: dict[str, Callable[[Net], nn.Module]] = {
+    "bare": lambda net: net,
+    "data parallel": DataParallel,
+    "subclass": MyParallel,
+    "distributed": DistributedDataParallel,
+    "compiled": torch.compile,
+    "compiled in place": lambda net: (net.compile(), net)[1],
+    "compiled, then distributed": lambda net: DistributedDataParallel(torch.compile(net)),
+    "distributed, then compiled": lambda net: torch.compile(DistributedDataParallel(net)),
+    "compiled parts": compile_a_part,
+    "compiled parts, then distributed": lambda net: DistributedDataParallel(compile_a_part(net)),
+}
+
+
+@pytest.mark.usefixtures("_process_group")
+@pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
+def test_names_and_versions_are_those_of_the_bare_model_and_load_back(wrap):
+    bare = Net()
+    wrapped = wrap(copy.deepcopy(bare))
+    state = canonical_state_dict(wrapped)
+    assert_same_state(state, bare.state_dict())
+
+    other = Net()
+    load_canonical(other, state)
+    assert_same_state(other.state_dict(), bare.state_dict())
+
+    third = Net()
+    load_canonical(wrapped, third.state_dict())
+    assert_same_state(canonical_state_dict(wrapped), third.state_dict())
+
+
+def test_what_only_looks_like_a_wrapper_keeps_its_names():
+    assert_same_state(canonical_state_dict(Net()), Net_like := Net_state())
+    averaged = AveragedModel(nn.Linear(1, 1))
+    assert list(canonical_state_dict(averaged)) == ["n_averaged", "module.weight", "module.bias"]
+    assert Net_like
+
+
+def Net_state() -> Any:
+    torch.manual_seed(0)
+    return Net().state_dict()
+
+
+def test_tied_weights_keep_both_names():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[1].weight = model[0].weight
+    wrapped = DataParallel(model)
+    assert list(canonical_state_dict(wrapped)) == list(model.state_dict())
+    load_canonical(wrapped, nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)).state_dict())
+
+
+def test_tensors_are_not_copied():
+    model = nn.Linear(2, 2)
+    assert canonical_state_dict(model)["weight"].data_ptr() == model.weight.data_ptr()
+
+
+def test_all_differences_are_named_and_nothing_is_loaded():
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    before = copy.deepcopy(model.state_dict())
+    state = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 4)).state_dict()
+    del state["0.bias"]
+    state["2.weight"] = torch.ones(1)
+    with pytest.raises(InvalidCheckpointError, match="Sequential; nothing was loaded") as caught:
+        load_canonical(model, state)
+    assert set(str(caught.value).splitlines()[1:-1]) == {
+        "  missing: 0.bias",
+        "  unexpected: 2.weight",
+        "  1.weight: saved as a tensor (4, 3), the model has a tensor (1, 3)",
+        "  1.bias: saved as a tensor (4,), the model has a tensor (1,)",
+    }
+    assert_same_state(model.state_dict(), before)
+
+
+def test_a_value_that_is_no_tensor_does_not_fit():
+    state: dict[str, Any] = {**nn.Linear(2, 1).state_dict(), "bias": 3}
+    with pytest.raises(InvalidCheckpointError, match="bias: saved as a int, the model has a tensor"):
+        load_canonical(nn.Linear(2, 1), state)
+
+
+def test_lazy_parameters_take_their_shape_from_the_state():
+    state = nn.Linear(4, 2).state_dict()
+    with pytest.warns(UserWarning, match="Lazy"):
+        lazy = nn.LazyLinear(2)
+    load_canonical(lazy, state)
+    assert_same_state(lazy.state_dict(), state)
+
+
+class Versioned(nn.Module):
+    """Its states of version 1 were half as large."""
+
+    _version = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, *args):
+        if local_metadata.get("version", 1) < 2:
+            state_dict[prefix + "weight"] = state_dict[prefix + "weight"] * 2
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
+
+
+def test_modules_learn_which_version_they_load():
+    model = DataParallel(nn.Sequential(Versioned()))
+    load_canonical(model, canonical_state_dict(model))
+    assert model.module[0].weight.tolist() == [1, 1]
+
+
+# Finite or not.
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64])
+@pytest.mark.parametrize("position", [0, 5, 39])
+def test_one_bad_value_among_many_is_found_and_named(value, dtype, position):
+    parameters = [(f"layer.{index}", torch.ones(40, dtype=torch.float32)) for index in range(3)]
+    bad = torch.ones(40, dtype=dtype)
+    bad[position] = value
+    with pytest.raises(NonFiniteLossError, match=r"in 1 of 4 parameters: 'head\.weight'\."):
+        check_finite([*parameters, ("head.weight", bad)])
+
+
+def test_several_bad_parameters_are_counted():
+    bad = torch.tensor([math.nan])
+    with pytest.raises(NonFiniteLossError, match="in 5 of 6 parameters: 'a', 'b', 'c' and 2 more"):
+        check_finite([*((name, bad) for name in "abcde"), ("f", torch.ones(1))])
+
+
+def test_finite_parameters_of_every_kind_pass():
+    largest = [torch.full((1000,), torch.finfo(dtype).max, dtype=dtype) for dtype in (torch.float16, torch.float32)]
+    others = [torch.empty(0), torch.tensor([1, 2]), torch.tensor([True]), torch.ones(3).to(torch.float8_e4m3fn)]
+    check_finite([(str(index), tensor) for index, tensor in enumerate([*largest, *others])])
+    check_finite([])
+    check_finite([("empty", torch.empty(0))])
+    check_finite(nn.Linear(2, 2).named_parameters())
+
+
+def test_an_eight_bit_nan_is_found():
+    with pytest.raises(NonFiniteLossError, match="'weight'"):
+        check_finite([("weight", torch.tensor([math.nan]).to(torch.float8_e5m2))])
+
+
+def test_the_host_reads_once(monkeypatch):
+    reads = []
+    monkeypatch.setattr(torch.Tensor, "item", counted(torch.Tensor.item, reads))
+    monkeypatch.setattr(torch.Tensor, "__bool__", counted(torch.Tensor.__bool__, reads))
+    check_finite([(str(index), torch.ones(3)) for index in range(50)])
+    assert len(reads) == 1
+
+
+def counted(method: Callable[..., Any], calls: list[int]) -> Callable[..., Any]:
+    def count(tensor: torch.Tensor) -> Any:
+        calls.append(1)
+        return method(tensor)
+
+    return count

@@ -1,0 +1,398 @@
+import copy
+import json
+import math
+import pickle
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+
+from pytorch_accelerated.errors import ArgumentTypeError, UnknownMetricError
+from pytorch_accelerated.tracking.history import InMemoryRunHistory, MetricRecord, RunHistory
+from tests.support.processes import run_script
+
+
+class MinimalHistory(RunHistory):
+    """What a user may write: only what is abstract, and no ``super().__init__()``."""
+
+    def __init__(self):
+        self.stored = []
+
+    def get_metric_names(self):
+        return list(dict.fromkeys(name for name, _ in self.stored))
+
+    def get_metric_values(self, name):
+        return [value for stored_name, value in self.stored if stored_name == name]
+
+    def get_latest_metric(self, name):
+        return self.get_metric_values(name)[-1]
+
+    def update_metric(self, name, value):
+        self.stored.append((self.metric_name_prefix + name, value))
+
+    def reset(self):
+        self.stored.clear()
+
+
+class DoublingHistory(InMemoryRunHistory):
+    """Calls the method it overrides, once under the same name and once under another."""
+
+    def update_metric(self, name, value):
+        super().update_metric(name, value)
+        super().update_metric(f"twice_{name}", 2 * value)
+
+
+@pytest.fixture(params=[InMemoryRunHistory, MinimalHistory])
+def history(request):
+    return request.param()
+
+
+def record_two_epochs(history):
+    for epoch in (1, 2):
+        history._set_updates(10 * epoch)
+        history.update_metric("train_loss_epoch", 1 / epoch)
+        history.update_metric("eval_loss_epoch", 2 / epoch)
+        history._increment_epoch()
+
+
+def test_values_come_back_by_name_in_the_order_of_recording(history):
+    record_two_epochs(history)
+    assert list(history.get_metric_names()) == ["train_loss_epoch", "eval_loss_epoch"]
+    assert history.get_metric_values("train_loss_epoch") == [1.0, 0.5]
+    assert history.get_latest_metric("eval_loss_epoch") == 1.0
+
+
+def test_each_value_is_recorded_with_its_epoch_and_update(history):
+    record_two_epochs(history)
+    assert history.records == (
+        MetricRecord("train_loss_epoch", 1.0, epoch=1, update=10),
+        MetricRecord("eval_loss_epoch", 2.0, epoch=1, update=10),
+        MetricRecord("train_loss_epoch", 0.5, epoch=2, update=20),
+        MetricRecord("eval_loss_epoch", 1.0, epoch=2, update=20),
+    )
+
+
+def test_epochs_count_from_one(history):
+    assert history.current_epoch == 1
+    history._increment_epoch()
+    assert history.current_epoch == 2
+    history._set_epoch(7)
+    assert history.current_epoch == 7
+
+
+def test_names_of_metrics_are_a_set_that_later_recording_leaves_alone():
+    history = InMemoryRunHistory()
+    record_two_epochs(history)
+    names = history.get_metric_names()
+    assert names == {"train_loss_epoch", "eval_loss_epoch"}
+    for name in names:
+        history.update_metric(f"{name}_again", 1)
+    assert len(names) == 2
+
+
+def test_reading_an_unknown_metric_creates_nothing_and_names_what_there_is():  # rough edge 19
+    history = InMemoryRunHistory()
+    with pytest.raises(ValueError, match="'loss' has no value. Nothing has been recorded yet"):
+        history.get_latest_metric("loss")
+    history.update_metric("train_loss", 1)
+    history.update_metric("eval_loss", 1)
+    with pytest.raises(UnknownMetricError, match="'loss' has no value. There is: 'train_loss', 'eval_loss'"):
+        history.get_latest_metric("loss")
+    assert history.get_metric_values("loss") == []
+    assert history.get_metric_names() == {"train_loss", "eval_loss"}
+
+
+def test_changing_the_returned_values_changes_no_history():
+    history = InMemoryRunHistory()
+    history.update_metric("loss", 1)
+    history.get_metric_values("loss").append(2)
+    assert history.get_metric_values("loss") == [1]
+
+
+def test_the_prefix_is_put_before_names_while_it_is_set(history):
+    assert history.metric_name_prefix == ""
+    history.set_metric_name_prefix("ema_model_")
+    assert history.metric_name_prefix == "ema_model_"
+    history.update_metric("loss", 1)
+    history.set_metric_name_prefix()
+    history.update_metric("loss", 2)
+    assert history.get_metric_values("ema_model_loss") == [1]
+    assert [record.name for record in history.records] == ["ema_model_loss", "loss"]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        2,
+        2.0,
+        Fraction(2),
+        np.float32(2),
+        np.int64(2),
+        np.array(2.0),
+        torch.tensor(2),
+        torch.tensor(2.0, dtype=torch.bfloat16),
+        torch.tensor(2.0, requires_grad=True),
+    ],
+)
+def test_every_kind_of_number_is_stored_as_a_float(history, value):
+    history.update_metric("loss", value)
+    stored = history.get_latest_metric("loss")
+    assert type(stored) is float
+    assert stored == 2
+    assert history.records[0].value == 2
+
+
+@pytest.mark.parametrize("value", [True, np.bool_(True), torch.tensor(True)])
+def test_truth_values_are_numbers(history, value):
+    history.update_metric("is_best", value)
+    assert history.get_latest_metric("is_best") == 1.0
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, torch.tensor(-math.inf)])
+def test_values_that_are_not_finite_are_recorded(history, value):
+    history.update_metric("loss", value)
+    assert not math.isfinite(history.get_latest_metric("loss"))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "0.5",
+        np.str_("0.5"),
+        None,
+        1j,
+        torch.tensor(1j),
+        torch.ones(1),
+        torch.ones(2, 3),
+        np.ones(2),
+        [1.0],
+        {"f1": 1.0},
+    ],
+)
+def test_anything_else_is_an_error_that_names_the_metric_and_records_nothing(history, value):
+    with pytest.raises(TypeError, match="The metric 'accuracy' got a") as caught:
+        history.update_metric("accuracy", value)
+    assert isinstance(caught.value, ArgumentTypeError)
+    assert list(history.get_metric_names()) == []
+    assert history.records == ()
+
+
+def test_reset_forgets_everything_but_the_prefix(history):
+    history.set_metric_name_prefix("x_")
+    record_two_epochs(history)
+    history.read_new_records("logger")
+    history.reset()
+    assert list(history.get_metric_names()) == []
+    assert history.records == ()
+    assert history.current_epoch == 1
+    assert history.metric_name_prefix == "x_"
+    history.update_metric("loss", 1)
+    assert history.read_new_records("logger") == [MetricRecord("x_loss", 1.0, epoch=1, update=0)]
+
+
+def test_each_reader_sees_every_value_once(history):
+    assert history.read_new_records("printer") == []
+    history.update_metric("loss", 1)
+    assert [record.value for record in history.read_new_records("printer")] == [1]
+    history.update_metric("loss", 1)  # the same value again is news
+    history.update_metric("accuracy", 2)
+    assert [record.value for record in history.read_new_records("printer")] == [1, 2]
+    assert [record.value for record in history.read_new_records("file")] == [1, 1, 2]
+    assert history.read_new_records("printer") == []
+
+
+def test_deleting_a_metric_keeps_the_others_and_the_readers_where_they_are(history):
+    record_two_epochs(history)
+    history.set_metric_name_prefix("now_")
+    history.read_new_records("printer")
+    history.update_metric("last", 5)
+    history.delete_metric("train_loss_epoch")
+    assert list(history.get_metric_names()) == ["eval_loss_epoch", "now_last"]
+    assert history.get_metric_values("eval_loss_epoch") == [2.0, 1.0]
+    assert [record.update for record in history.records] == [10, 20, 20]
+    assert [record.name for record in history.read_new_records("printer")] == ["now_last"]
+    assert history.current_epoch == 3
+    assert history.metric_name_prefix == "now_"
+    with pytest.raises(UnknownMetricError, match="'train_loss_epoch' has no value"):
+        history.delete_metric("train_loss_epoch")
+
+
+def test_a_saved_history_goes_on_where_it_was(history):
+    record_two_epochs(history)
+    history.read_new_records("printer")
+    history.update_metric("late", math.nan)
+    history.set_metric_name_prefix("x_")
+    state = json.loads(json.dumps(history.state_dict()))
+
+    restored = type(history)()
+    restored.update_metric("forgotten", 1)
+    restored.load_state_dict(state)
+    assert repr(restored.records) == repr(history.records)  # repr, as NaN is not equal to itself
+    assert list(restored.get_metric_names()) == list(history.get_metric_names())
+    for each in (history, restored):
+        each._increment_epoch()
+        each.update_metric("loss", 3)
+        assert [record.name for record in each.read_new_records("printer")] == ["late", "x_loss"]
+    assert restored.records[-1] == history.records[-1] == MetricRecord("x_loss", 3.0, epoch=4, update=20)
+
+
+def test_a_state_is_not_changed_by_what_is_recorded_later(history):
+    record_two_epochs(history)
+    state = history.state_dict()
+    before = copy.deepcopy(state)
+    record_two_epochs(history)
+    history.read_new_records("printer")
+    assert state == before
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda history: pickle.loads(pickle.dumps(history))])
+def test_a_copy_has_a_life_of_its_own(history, copied):
+    record_two_epochs(history)
+    other = copied(history)
+    history.reset()
+    assert other.get_latest_metric("eval_loss_epoch") == 1.0
+    assert other.current_epoch == 3
+    assert len(other.records) == 4
+
+
+def test_a_subclass_that_calls_what_it_overrides_records_each_value_once():
+    history = DoublingHistory()
+    history.update_metric("loss", 1)
+    assert [(record.name, record.value) for record in history.records] == [("loss", 1.0), ("twice_loss", 2.0)]
+
+
+def test_a_subclass_must_implement_what_is_abstract_and_no_more():
+    assert RunHistory.__abstractmethods__ == {
+        "get_metric_names",
+        "get_metric_values",
+        "get_latest_metric",
+        "update_metric",
+        "reset",
+    }
+    with pytest.raises(TypeError, match="abstract"):
+        RunHistory()  # type: ignore[abstract]
+
+
+def test_the_table_has_a_row_for_each_moment_and_a_column_for_each_metric(history):
+    pytest.importorskip("pandas")
+    record_two_epochs(history)
+    history._set_updates(25)
+    history.update_metric("intermediate_eval_loss", 0.25)
+    table = history.to_dataframe()
+    assert list(table.columns) == ["train_loss_epoch", "eval_loss_epoch", "intermediate_eval_loss"]
+    assert table.index.names == ["epoch", "update"]
+    assert list(table.index) == [(1, 10), (2, 20), (3, 25)]
+    assert list(table["train_loss_epoch"].dropna()) == [1.0, 0.5]
+    assert table.loc[(3, 25), "intermediate_eval_loss"] == 0.25
+    assert table["eval_loss_epoch"].isna().tolist() == [False, False, True]
+
+
+def test_several_values_at_one_moment_all_are_in_the_table():
+    pytest.importorskip("pandas")
+    history = InMemoryRunHistory()
+    for value in (1, 2, 3):
+        history.update_metric("loss", value)
+    table = history.to_dataframe()
+    assert list(table["loss"]) == [1, 2, 3]
+    assert list(table.index) == [(1, 0)] * 3
+
+
+def test_an_empty_history_gives_an_empty_table():
+    pytest.importorskip("pandas")
+    table = InMemoryRunHistory().to_dataframe()
+    assert table.empty
+    assert table.index.names == ["epoch", "update"]
+
+
+def drawn(figure):
+    """What a figure shows: by panel, the lines with their names, positions and values."""
+    return {
+        axes.get_title(loc="left"): {
+            line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in axes.get_lines()
+        }
+        for axes in figure.axes
+    }
+
+
+def test_the_plot_has_a_panel_for_each_quantity_with_losses_first():
+    pytest.importorskip("matplotlib")
+    history = InMemoryRunHistory()
+    for epoch in (1, 2):
+        for name in ["train_accuracy", "eval_accuracy", "train_loss_epoch", "eval_loss_epoch", "learning_rate"]:
+            history.update_metric(name, epoch / 2)
+        history.set_metric_name_prefix("ema_model_")
+        history.update_metric("eval_loss_epoch", 3)
+        history.set_metric_name_prefix()
+        history._increment_epoch()
+    panels = drawn(history.plot())
+    assert {title: list(lines) for title, lines in panels.items()} == {
+        "loss": ["train_loss_epoch", "eval_loss_epoch", "ema_model_eval_loss_epoch"],
+        "accuracy": ["train_accuracy", "eval_accuracy"],
+        "learning rate": ["learning_rate"],
+    }
+    assert list(panels)[0] == "loss"
+    assert panels["accuracy"]["eval_accuracy"] == ([1, 2], [0.5, 1.0])
+
+
+def test_a_role_has_the_same_colour_in_every_panel():
+    pytest.importorskip("matplotlib")
+    history = InMemoryRunHistory()
+    for name in ["train_loss_epoch", "eval_loss_epoch", "eval_accuracy"]:
+        history.update_metric(name, 1)
+    losses, accuracies = history.plot().axes
+    train_loss, eval_loss = losses.get_lines()
+    (eval_accuracy,) = accuracies.get_lines()
+    assert eval_accuracy.get_color() == eval_loss.get_color() != train_loss.get_color()
+
+
+def test_the_plot_counts_updates_where_an_epoch_has_several_values_and_values_where_nothing_else_differs():
+    pytest.importorskip("matplotlib")
+    history = InMemoryRunHistory()
+    for updates in (5, 10):
+        history._set_updates(updates)
+        history.update_metric("intermediate_eval_loss", 1)
+    figure = history.plot()
+    assert figure.axes[0].get_xlabel() == "update"
+    assert drawn(figure)["loss"]["intermediate_eval_loss"][0] == [5, 10]
+    history.update_metric("intermediate_eval_loss", 2)
+    figure = history.plot()
+    assert figure.axes[0].get_xlabel() == "value"
+    assert drawn(figure)["loss"]["intermediate_eval_loss"] == ([1, 2, 3], [1, 1, 2])
+
+
+def test_the_plot_is_saved_where_asked(tmp_path):
+    pytest.importorskip("matplotlib")
+    history = InMemoryRunHistory()
+    record_two_epochs(history)
+    history.update_metric("eval_loss_epoch", math.nan)
+    figure = history.plot(["eval_loss_epoch"], path=tmp_path / "history.png")
+    assert list(drawn(figure)["loss"]) == ["eval_loss_epoch"]
+    assert (tmp_path / "history.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_plotting_needs_no_pyplot_and_importing_needs_no_matplotlib(tmp_path):
+    pytest.importorskip("matplotlib")
+    run_script(
+        """
+import sys
+from pytorch_accelerated.tracking.history import InMemoryRunHistory
+assert not {"matplotlib", "pandas"} & sys.modules.keys()
+history = InMemoryRunHistory()
+history.update_metric("loss", 1)
+history.plot(path=sys.argv[1])
+assert "matplotlib.pyplot" not in sys.modules
+""",
+        tmp_path / "history.svg",
+    )
+    assert "svg" in (tmp_path / "history.svg").read_text(encoding="utf-8")
+
+
+def test_nothing_to_plot_is_an_error_that_names_what_there_is():
+    pytest.importorskip("matplotlib")
+    history = InMemoryRunHistory()
+    with pytest.raises(UnknownMetricError, match="nothing to plot"):
+        history.plot()
+    history.update_metric("loss", 1)
+    with pytest.raises(UnknownMetricError, match="'accuracy' has no value. There is: 'loss'"):
+        history.plot(["loss", "accuracy"])

@@ -1,0 +1,419 @@
+"""What a run shows on the screen, with real runs."""
+
+import itertools
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import tqdm
+from torch import nn
+from torch.utils.data import IterableDataset, TensorDataset
+
+from pytorch_accelerated.callbacks.base import TrainerCallback
+from pytorch_accelerated.callbacks.progress import (
+    LogMetricsCallback,
+    PrintMetricsCallback,
+    PrintProgressCallback,
+    ProgressBarCallback,
+)
+from pytorch_accelerated.errors import StopTrainingError
+from pytorch_accelerated.progress.display import BarDisplay
+from pytorch_accelerated.progress.formats import format_number
+from pytorch_accelerated.tracking.history import InMemoryRunHistory
+from pytorch_accelerated.trainer import Trainer
+from tests.support.processes import run_on_ranks
+from tests.support.terminal import Terminal, in_a_terminal
+
+SCREEN = (PrintProgressCallback, ProgressBarCallback, LogMetricsCallback)
+
+
+def rows(count: int) -> TensorDataset:
+    inputs = torch.arange(count * 2, dtype=torch.float32).reshape(count, 2) / count
+    return TensorDataset(inputs, inputs.sum(1, keepdim=True))
+
+
+def make_trainer(*callbacks: Any, trainer_class: type[Trainer] = Trainer, **kwargs: Any) -> Trainer:
+    torch.manual_seed(0)
+    model = nn.Linear(2, 1)
+    return trainer_class(
+        model,
+        nn.functional.mse_loss,
+        torch.optim.SGD(model.parameters(), lr=0.01),
+        callbacks=callbacks or SCREEN,
+        seed=7,
+        **kwargs,
+    )
+
+
+def without_times(text: str) -> list[str]:
+    return re.sub(r" +(\d+ms|\d+\.\ds)$", " TIME", text, flags=re.MULTILINE).splitlines()
+
+
+@pytest.fixture(autouse=True)
+def _no_bar_is_left() -> Iterator[None]:
+    yield
+    assert not tqdm.tqdm._instances
+
+
+@pytest.fixture
+def every_refresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bars are drawn after every batch, so that short runs have some."""
+    monkeypatch.setattr(BarDisplay, "seconds_between_refreshes", 0)
+    monkeypatch.setattr("pytorch_accelerated.progress.progress._MAX_BATCHES_BETWEEN_LOOKS", 1)
+    monkeypatch.setenv("TERM", "xterm")
+
+
+class Watch(TrainerCallback):
+    """Notes what is on the screen at an event."""
+
+    def __init__(self, terminal: Terminal, event: str) -> None:
+        self.screens: list[list[str]] = []
+        self.event = event
+        setattr(self, event, lambda *args, **kwargs: self.screens.append(terminal.screen))
+
+    @property
+    def state_key(self) -> str:
+        return f"watch {self.event}"
+
+
+# The table
+
+
+def test_a_run_is_announced_shown_as_a_table_and_summed_up(capsys):
+    trainer = make_trainer()
+    history = trainer.train(rows(12), num_epochs=2, eval_dataset=rows(6), per_device_batch_size=4)
+    train, evaluation = (
+        [format_number(value) for value in history.get_metric_values(name)]
+        for name in ("train_loss_epoch", "eval_loss_epoch")
+    )
+    assert without_times(capsys.readouterr().out) == [
+        "Training 2 epochs of 3 updates, 4 samples each, on cpu, seed 7",
+        "epoch  train_loss_epoch  eval_loss_epoch        lr   time",
+        "-----  ----------------  ---------------  --------  -----",
+        f"    1  {train[0]:>16}  {evaluation[0]:>15}  1.00e-02 TIME",
+        f"    2  {train[1]:>16}  {evaluation[1]:>15}  1.00e-02 TIME",
+        "Finished 2 epochs, 6 updates in TIME",
+    ]
+
+
+def test_evaluate_prints_its_metrics_in_one_line(capsys):
+    class Scoring(Trainer):
+        def eval_epoch_end(self) -> None:
+            self.run_history.update_metric("accuracy", 0.91234)
+
+    metrics = make_trainer(trainer_class=Scoring).evaluate(rows(6), per_device_batch_size=4)
+    assert capsys.readouterr().out.splitlines() == [
+        "Evaluating 2 batches of 4 samples, on cpu",
+        f"accuracy 0.9123, evaluation_loss {format_number(metrics['evaluation_loss'])}",
+    ]
+
+
+class Recorder(LogMetricsCallback):
+    """A logger as users write them: without `super().__init__()`, and with nothing but `log_metrics`."""
+
+    def __init__(self, name: str = "recorder") -> None:
+        self.name = name
+        self.logged: list[dict[str, float]] = []
+
+    @property
+    def state_key(self) -> str:
+        return self.name
+
+    def log_metrics(self, trainer: Trainer, metrics: dict[str, float]) -> None:
+        self.logged.append(metrics)
+
+
+class Measuring(Trainer):
+    """Records a metric of its own at the end of each training epoch and each evaluation."""
+
+    def train_epoch_end(self) -> None:
+        self.run_history.update_metric("train_accuracy", torch.tensor(0.5))  # type: ignore[arg-type]
+        self.run_history.update_metric("gradient_noise", 2)
+
+    def eval_epoch_end(self) -> None:
+        self.run_history.update_metric("accuracy", 0.75)
+
+
+def test_a_logger_gets_each_value_once_and_at_its_time(capsys):
+    first, second = Recorder("first"), Recorder("second")
+    trainer = make_trainer(first, second, trainer_class=Measuring)
+    history = trainer.train(rows(8), num_epochs=2, eval_dataset=rows(4))
+    for recorder in (first, second):
+        assert [set(metrics) for metrics in recorder.logged] == [
+            {"train_loss_epoch", "train_accuracy"},
+            {"eval_loss_epoch", "accuracy", "gradient_noise"},
+        ] * 2
+        assert all(type(value) is float for metrics in recorder.logged for value in metrics.values())
+    losses = [metrics["train_loss_epoch"] for metrics in first.logged[::2]]
+    assert losses == history.get_metric_values("train_loss_epoch")
+    assert capsys.readouterr().out == ""  # its `log_metrics` is overridden
+
+
+def test_without_an_evaluation_set_other_metrics_are_logged_at_the_end_of_the_epoch():
+    recorder = Recorder()
+    make_trainer(recorder, trainer_class=Measuring).train(rows(8), num_epochs=1)
+    assert [set(metrics) for metrics in recorder.logged] == [{"train_loss_epoch", "train_accuracy"}, {"gradient_noise"}]
+
+
+def test_a_second_run_with_as_many_values_as_the_first_is_logged_too():
+    recorder = Recorder()
+    trainer = make_trainer(recorder)
+    trainer.train(rows(8), num_epochs=1)
+    trainer.train(rows(8), num_epochs=1)
+    assert len(recorder.logged) == 2
+
+
+def test_metrics_recorded_after_the_logger_are_in_the_row_of_their_epoch(capsys):
+    class LateMetric(TrainerCallback):
+        def on_eval_epoch_end(self, trainer: Trainer, is_intermediate: bool = False, **kwargs: Any) -> None:
+            trainer.run_history.update_metric("ema_model_accuracy", trainer.run_history.current_epoch / 8)
+
+    trainer = make_trainer(LogMetricsCallback, LateMetric)
+    trainer.train(rows(8), num_epochs=2, eval_dataset=rows(4))
+    header, _, first, second = capsys.readouterr().out.splitlines()
+    column = header.split().index("ema_model_accuracy")
+    assert [line.split()[column] for line in (first, second)] == ["0.1250", "0.2500"]
+
+
+@pytest.mark.parametrize(
+    "event", ["on_training_run_start", "on_train_epoch_start", "on_training_run_epoch_end", "on_training_run_end"]
+)
+def test_a_subclass_may_take_over_any_event_without_losing_a_row(capsys, event):
+    silent = type("Silent", (LogMetricsCallback,), {event: lambda self, trainer, **kwargs: None})
+    make_trainer(silent).train(rows(8), num_epochs=3, eval_dataset=rows(4))
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[2:]] == ["1", "2", "3"]
+
+
+def test_a_subclass_may_add_to_the_table(capsys):
+    class Doubled(LogMetricsCallback):
+        def log_metrics(self, trainer: Trainer, metrics: dict[str, float]) -> None:
+            super().log_metrics(trainer, {**metrics, **{f"2*{name}": 2 * value for name, value in metrics.items()}})
+
+    make_trainer(Doubled).train(rows(8), num_epochs=1)
+    header = capsys.readouterr().out.splitlines()[0]
+    assert header.split() == ["epoch", "train_loss_epoch", "2*train_loss_epoch", "lr", "time"]
+
+
+def test_an_evaluation_inside_an_epoch_has_a_row_marked_with_its_update(capsys):
+    class EverySecondUpdate(TrainerCallback):
+        def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
+            if trainer.run_state.updates % 2 == 0:
+                trainer.request_evaluation()
+
+    trainer = make_trainer(LogMetricsCallback, EverySecondUpdate)
+    trainer.train(rows(12), num_epochs=2, eval_dataset=rows(4), per_device_batch_size=4)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.strip()]
+    titles = [line[:6].strip() for line in lines if "epoch" not in line and not line.startswith("-")]
+    assert titles == ["1 @2", "1", "2 @4", "2 @6", "2"]
+
+
+def test_the_learning_rate_may_be_a_tensor_or_a_metric_of_its_own(capsys):
+    trainer = make_trainer(LogMetricsCallback)
+    trainer.optimizer.param_groups[0]["lr"] = torch.tensor(0.025)
+    trainer.train(rows(8), num_epochs=1)
+    assert capsys.readouterr().out.splitlines()[-1].split()[-2] == "2.50e-02"
+
+    class RecordsRate(Trainer):
+        def train_epoch_end(self) -> None:
+            self.run_history.update_metric("lr", 0.5)
+
+    make_trainer(LogMetricsCallback, trainer_class=RecordsRate).train(rows(8), num_epochs=1)
+    assert capsys.readouterr().out.splitlines()[-1].split()[-2] == "0.5000"
+
+
+def test_a_history_of_the_users_own_is_logged_all_the_same():
+    class OwnHistory(InMemoryRunHistory):
+        def __init__(self) -> None:
+            self._metrics = {}
+
+        def update_metric(self, name: str, value: float) -> None:
+            self._metrics.setdefault(name, []).append(value)
+
+    recorder = Recorder()
+    make_trainer(recorder, run_history=OwnHistory()).train(rows(8), num_epochs=2, eval_dataset=rows(4))
+    assert [set(metrics) for metrics in recorder.logged] == [{"train_loss_epoch"}, {"eval_loss_epoch"}] * 2
+
+
+def test_print_metrics_callback_is_another_name_of_log_metrics_callback():
+    assert PrintMetricsCallback is LogMetricsCallback
+
+
+# Announcements
+
+
+class Stream(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        return iter(rows(12))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "announced"),
+    [
+        ({"num_epochs": 1}, "1 epoch of 3 updates, 4 samples each"),
+        ({"num_epochs": 1, "max_num_train_steps": 4}, "4 updates (2 epochs of 3 updates), 4 samples each"),
+        (
+            {"num_epochs": 2, "gradient_accumulation_steps": 3},
+            "2 epochs of 1 update, 12 samples each (4 x 3 accumulated)",
+        ),
+        ({"num_epochs": 2, "train_dataset": Stream()}, "2 epochs, 4 samples each"),
+        ({"num_epochs": None, "max_num_train_steps": 2, "train_dataset": Stream()}, "2 updates, 4 samples each"),
+        ({"num_epochs": 1, "train_dataloader_kwargs": {"batch_size": 6}}, "1 epoch of 2 updates, 6 samples each"),
+    ],
+)
+def test_a_run_says_what_it_is_going_to_do(capsys, arguments, announced):
+    make_trainer(PrintProgressCallback).train(**{"train_dataset": rows(12), "per_device_batch_size": 4, **arguments})
+    assert capsys.readouterr().out.splitlines()[0] == f"Training {announced}, on cpu, seed 7"
+
+
+def test_mixed_precision_is_announced(capsys):
+    make_trainer(PrintProgressCallback, mixed_precision="bf16").train(rows(4), num_epochs=1)
+    assert ", on cpu, bf16, seed 7" in capsys.readouterr().out
+
+
+def test_an_early_stop_is_said_and_forgotten_in_the_next_run(capsys):
+    class StopInSecondEpoch(TrainerCallback):
+        def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+            if trainer.run_history.current_epoch == 2:
+                raise StopTrainingError
+
+    trainer = make_trainer(*SCREEN, StopInSecondEpoch)
+    trainer.train(rows(8), num_epochs=5)
+    lines = without_times(capsys.readouterr().out)
+    assert lines[-1] == "Stopped early after 1 epoch, 2 updates in TIME"
+    assert lines[-2].split()[0] == "2"  # the metrics of the epoch that was stopped are shown
+    trainer.train(rows(8), num_epochs=1)
+    assert without_times(capsys.readouterr().out)[-1] == "Finished 1 epoch, 1 update in TIME"
+
+
+# Bars
+
+
+@pytest.mark.usefixtures("every_refresh")
+def test_in_a_terminal_bars_come_and_go_and_the_table_stays(capsys):
+    with in_a_terminal(100) as terminal:
+        in_training, in_evaluation = Watch(terminal, "on_optimizer_step_end"), Watch(terminal, "on_eval_step_end")
+        trainer = make_trainer(*SCREEN, in_training, in_evaluation)
+        trainer.train(rows(8), num_epochs=2, eval_dataset=rows(8), per_device_batch_size=4)
+        left = terminal.screen
+    assert re.fullmatch(
+        r"epoch 2/2 100%\|█+\| 2/2 \[00:00<00:00, \d\S* samples/s, loss=\S+, lr=1.00e-02\]", in_training.screens[-1][-1]
+    )
+    assert re.fullmatch(r"evaluation  50%\|█+\S* +\| 1/2 \[.*, loss=\S+\]", in_evaluation.screens[0][-1])
+    assert [line.split()[0] for line in left] == ["Training", "epoch", "-----", "1", "2", "Finished"]
+
+
+@pytest.mark.usefixtures("every_refresh")
+def test_an_evaluation_inside_an_epoch_has_its_bar_below_and_its_row_above():
+    class AfterFirstUpdate(TrainerCallback):
+        def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
+            if trainer.run_state.updates == 1:
+                trainer.request_evaluation()
+
+    with in_a_terminal(100) as terminal:
+        within, after = Watch(terminal, "on_eval_step_end"), Watch(terminal, "on_train_step_end")
+        trainer = make_trainer(ProgressBarCallback, LogMetricsCallback, AfterFirstUpdate, within, after)
+        trainer.train(rows(8), num_epochs=1, eval_dataset=rows(4), per_device_batch_size=4)
+    assert [line.split()[0] for line in within.screens[0]] == ["epoch", "evaluation"]
+    assert [line.split()[:2] for line in after.screens[1]][2:] == [["1", "@1"], ["epoch", "1/1"]]
+
+
+@pytest.mark.usefixtures("every_refresh")
+def test_predictions_inside_an_epoch_leave_its_bar_alone():
+    class Predicts(TrainerCallback):
+        def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
+            trainer.predict(rows(4))
+
+    with in_a_terminal(100) as terminal:
+        watch = Watch(terminal, "on_train_epoch_end")
+        trainer = make_trainer(watch, ProgressBarCallback, Predicts)
+        trainer.train(rows(8), num_epochs=1)
+        assert "prediction" in terminal.received
+    assert [line.split()[0] for line in watch.screens[0]] == ["epoch"]
+
+
+@pytest.mark.usefixtures("every_refresh")
+def test_predictions_alone_have_a_bar_too():
+    with in_a_terminal(100) as terminal:
+        make_trainer(ProgressBarCallback).predict(rows(8), per_device_batch_size=4)
+        assert "prediction" in terminal.received
+        assert terminal.screen == []
+
+
+@pytest.mark.usefixtures("every_refresh")
+@pytest.mark.parametrize("event", ["on_train_step_end", "on_eval_step_end"])
+def test_after_an_exception_no_bar_is_left(event):
+    class Fails(TrainerCallback):
+        pass
+
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("a mistake")
+
+    setattr(Fails, event, fail)
+    with in_a_terminal(100) as terminal:
+        trainer = make_trainer(ProgressBarCallback, LogMetricsCallback, Fails)
+        with pytest.raises(RuntimeError, match="a mistake"):
+            trainer.train(rows(8), num_epochs=1, eval_dataset=rows(8))
+        left = terminal.screen
+    # The metrics of a training epoch whose evaluation failed are not lost.
+    assert [line.split()[0] for line in left] == ([] if event == "on_train_step_end" else ["epoch", "-----", "1"])
+    assert not tqdm.tqdm._instances
+
+
+@pytest.mark.usefixtures("every_refresh")
+def test_a_run_that_goes_on_after_another_counts_its_epochs_on():
+    trainer = make_trainer(ProgressBarCallback)
+    with in_a_terminal(100) as terminal:
+        trainer.train(rows(8), num_epochs=2)
+        trainer.train(rows(8), num_epochs=2, reset_run_history=False)
+        labels = [label for label, _ in itertools.groupby(re.findall(r"epoch \d/\d", terminal.received))]
+    assert labels == ["epoch 1/2", "epoch 2/2", "epoch 3/4", "epoch 4/4"]
+
+
+@pytest.mark.usefixtures("every_refresh")
+def test_the_bar_of_an_epoch_that_the_step_limit_cuts_ends_at_the_limit():
+    with in_a_terminal(100) as terminal:
+        trainer = make_trainer(ProgressBarCallback)
+        trainer.train(
+            rows(16), num_epochs=1, per_device_batch_size=2, gradient_accumulation_steps=2, max_num_train_steps=3
+        )
+        assert "| 6/6 [" in terminal.received
+
+
+@pytest.mark.usefixtures("every_refresh")
+def test_a_stream_is_counted_without_an_end():
+    with in_a_terminal(100) as terminal:
+        make_trainer(ProgressBarCallback).train(Stream(), num_epochs=1, per_device_batch_size=4)
+        assert "epoch 1/1 3 batches [00:00, " in terminal.received
+
+
+def test_a_run_in_a_log_prints_nothing_but_its_lines(capsys):
+    make_trainer().train(rows(8), num_epochs=1)
+    output = capsys.readouterr()
+    assert "\r" not in output.out
+    assert output.err == ""
+
+
+TWO_PROCESSES = """
+import torch
+from torch.utils.data import TensorDataset
+from pytorch_accelerated import Trainer
+
+torch.manual_seed(0)
+data = TensorDataset(torch.randn(12, 2), torch.randn(12, 1))
+model = torch.nn.Linear(2, 1)
+trainer = Trainer(model, torch.nn.functional.mse_loss, torch.optim.SGD(model.parameters(), lr=0.01), seed=7)
+trainer.train(data, num_epochs=1, eval_dataset=data, per_device_batch_size=2)
+trainer.evaluate(data, per_device_batch_size=2)
+"""
+
+
+@pytest.mark.processes
+def test_of_two_processes_only_the_first_prints():
+    first, second = run_on_ranks(TWO_PROCESSES, 2).stdout_of_ranks
+    words = [line.split()[0] for line in first.splitlines()]
+    assert words == ["Training", "epoch", "-----", "1", "Finished", "Evaluating", "evaluation_loss"]
+    assert "3 updates, 4 samples each (2 x 2 processes), on 2 processes (cpu)" in first
+    assert second == ""
