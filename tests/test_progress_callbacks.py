@@ -1,13 +1,16 @@
 """What a run shows on the screen, with real runs."""
 
+import functools
 import itertools
 import re
+import textwrap
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 import tqdm
+from accelerate.state import AcceleratorState
 from torch import nn
 from torch.utils.data import IterableDataset, TensorDataset
 
@@ -23,7 +26,7 @@ from pytorch_accelerated.progress.display import BarDisplay
 from pytorch_accelerated.progress.formats import format_number
 from pytorch_accelerated.tracking.history import InMemoryRunHistory
 from pytorch_accelerated.trainer import Trainer
-from tests.support.processes import run_on_ranks
+from tests.support.processes import run_on_ranks, run_script
 from tests.support.terminal import Terminal, in_a_terminal
 
 SCREEN = (PrintProgressCallback, ProgressBarCallback, LogMetricsCallback)
@@ -42,8 +45,7 @@ def make_trainer(*callbacks: Any, trainer_class: type[Trainer] = Trainer, **kwar
         nn.functional.mse_loss,
         torch.optim.SGD(model.parameters(), lr=0.01),
         callbacks=callbacks or SCREEN,
-        seed=7,
-        **kwargs,
+        **{"seed": 7, "mixed_precision": "no", **kwargs},
     )
 
 
@@ -224,6 +226,30 @@ def test_the_learning_rate_may_be_a_tensor_or_a_metric_of_its_own(capsys):
     assert capsys.readouterr().out.splitlines()[-1].split()[-2] == "0.5000"
 
 
+def test_a_row_shows_the_learning_rate_of_its_epoch_not_of_the_next(capsys):
+    decay = functools.partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.1)
+    trainer = make_trainer(LogMetricsCallback)
+    trainer.train(rows(8), num_epochs=2, create_scheduler_fn=decay, step_scheduler="epoch")
+    assert [line.split()[-2] for line in capsys.readouterr().out.splitlines()[2:]] == ["1.00e-02", "1.00e-03"]
+
+
+def test_a_row_in_a_log_survives_a_kill():
+    script = """
+    import os, torch
+    from pytorch_accelerated import Trainer
+
+    class Killed(Trainer):
+        def training_run_end(self):
+            os._exit(0)
+
+    model = torch.nn.Linear(1, 1)
+    trainer = Killed(model, torch.nn.functional.mse_loss, torch.optim.SGD(model.parameters(), lr=0.01))
+    trainer.train((torch.ones(4, 1), torch.ones(4, 1)), num_epochs=1)
+    """
+    lines = run_script(textwrap.dedent(script)).stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["Training", "epoch", "-----", "1"]
+
+
 def test_a_history_of_the_users_own_is_logged_all_the_same():
     class OwnHistory(InMemoryRunHistory):
         def __init__(self) -> None:
@@ -271,6 +297,7 @@ def test_a_run_says_what_it_is_going_to_do(capsys, arguments, announced):
 def test_mixed_precision_is_announced(capsys):
     make_trainer(PrintProgressCallback, mixed_precision="bf16").train(rows(4), num_epochs=1)
     assert ", on cpu, bf16, seed 7" in capsys.readouterr().out
+    AcceleratorState._reset_state()  # else the next trainer of this process would inherit the precision
 
 
 def test_an_early_stop_is_said_and_forgotten_in_the_next_run(capsys):
@@ -370,6 +397,25 @@ def test_a_run_that_goes_on_after_another_counts_its_epochs_on():
         trainer.train(rows(8), num_epochs=2, reset_run_history=False)
         labels = [label for label, _ in itertools.groupby(re.findall(r"epoch \d/\d", terminal.received))]
     assert labels == ["epoch 1/2", "epoch 2/2", "epoch 3/4", "epoch 4/4"]
+
+
+@pytest.mark.usefixtures("every_refresh")
+def test_a_resumed_run_goes_on_with_its_bar_and_its_table_where_they_were(tmp_path):
+    class SaveInSecondEpoch(TrainerCallback):
+        def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
+            if trainer.run_state.updates == 6:  # two of the four of the second epoch
+                trainer.save_training_state(tmp_path / "state")
+                raise StopTrainingError
+
+    make_trainer(LogMetricsCallback, SaveInSecondEpoch).train(rows(8), num_epochs=3, per_device_batch_size=2)
+    with in_a_terminal(100) as terminal:
+        trainer = make_trainer(ProgressBarCallback, LogMetricsCallback)
+        trainer.train(rows(8), num_epochs=3, per_device_batch_size=2, resume_from=tmp_path / "state")
+        drawn = re.findall(r"(epoch \d/\d).*?(\d/4) \[", terminal.received)
+        left = terminal.screen
+    seen = [step for step, _ in itertools.groupby(drawn)]
+    assert seen == [("epoch 2/3", "3/4"), ("epoch 2/3", "4/4"), *[("epoch 3/3", f"{n}/4") for n in (1, 2, 3, 4)]]
+    assert [line.split()[0] for line in left] == ["epoch", "-----", "2", "3"]
 
 
 @pytest.mark.usefixtures("every_refresh")

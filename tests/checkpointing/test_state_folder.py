@@ -22,7 +22,7 @@ from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError
 from tests.checkpointing.faulty_disk import FaultyDisk
 from tests.checkpointing.same_state import assert_same_state
 
-STATE = {"model": {"weight": torch.arange(6.0).reshape(2, 3)}, "run": {"updates": 3, "best": math.inf}}
+STATE: dict[str, Any] = {"model": {"weight": torch.arange(6.0).reshape(2, 3)}, "run": {"updates": 3, "best": math.inf}}
 
 
 def entries_of(folder: Path) -> set[str]:
@@ -226,7 +226,7 @@ class Run:
     def __init__(self, create_optimizer: Any, create_scheduler: Any) -> None:
         generator = torch.Generator().manual_seed(0)
         self.model = nn.Sequential(nn.Conv2d(2, 3, 2), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(12, 1))
-        self.model.to(memory_format=torch.channels_last)
+        self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         with torch.no_grad():
             for parameter in self.model.parameters():
                 parameter.copy_(torch.randn(parameter.shape, generator=generator))
@@ -241,7 +241,7 @@ class Run:
 
     def _closure(self) -> torch.Tensor:
         self.optimizer.zero_grad()
-        loss = self.model(self.batch).square().mean()
+        loss: torch.Tensor = self.model(self.batch).square().mean()
         loss.backward()
         return loss
 

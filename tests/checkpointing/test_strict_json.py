@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 
 from pytorch_accelerated.checkpointing.strict_json import MAX_DEPTH, MAX_SIZE_BYTES, dump_json, load_json
@@ -28,7 +30,7 @@ def test_hostile_json_is_refused(data):
 
 
 def test_what_is_written_can_be_read():
-    deepest: list = []
+    deepest: list[Any] = []
     for _ in range(MAX_DEPTH - 1):
         deepest = [deepest]
     value = {"a": [1, -0.0, 1e-320, None, True, "é\ud800\n"], "deepest": deepest[0], "large": 2**62}
@@ -38,7 +40,7 @@ def test_what_is_written_can_be_read():
 
 @pytest.mark.parametrize("depth", [MAX_DEPTH, MAX_DEPTH + 1])
 def test_writer_and_reader_agree_on_the_deepest_nesting(depth):
-    value: list = []
+    value: list[Any] = []
     for _ in range(depth - 1):
         value = [value]
     data = b"[" * depth + b"]" * depth

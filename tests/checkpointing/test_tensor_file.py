@@ -88,7 +88,12 @@ def test_tensors_are_given_one_at_a_time(monkeypatch):
     """A model on a device needs room for its largest tensor on the host, not for all of them."""
     copied: list[int] = []
     cpu = torch.Tensor.cpu
-    monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: copied.append(tensor.numel()) or cpu(tensor))
+
+    def record(tensor: torch.Tensor) -> torch.Tensor:
+        copied.append(tensor.numel())
+        return cpu(tensor)
+
+    monkeypatch.setattr(torch.Tensor, "cpu", record)
     pieces = chunks({"a": torch.ones(1), "b": torch.ones(2), "c": torch.ones(3)})
     progress = [list(copied) for _ in pieces]
     assert progress == [[], [1], [1, 2], [1, 2, 3]]

@@ -1,0 +1,62 @@
+"""Everything that watches a run."""
+
+from pytorch_accelerated.callbacks.base import TrainerCallback
+from pytorch_accelerated.callbacks.defaults import DEFAULT_CALLBACKS, get_default_callbacks
+from pytorch_accelerated.callbacks.evaluation import LimitEvalStepsCallback, StepBasedEvaluationCallback
+from pytorch_accelerated.callbacks.handler import CallbackHandler
+from pytorch_accelerated.callbacks.limits import LimitBatchesCallback
+from pytorch_accelerated.callbacks.loggers import (
+    CSVLoggerCallback,
+    JSONLoggerCallback,
+    LearningRateMonitorCallback,
+)
+from pytorch_accelerated.callbacks.metrics import MetricsCallback
+from pytorch_accelerated.callbacks.preparation import ConvertSyncBatchNormCallback, MoveModulesToDeviceCallback
+from pytorch_accelerated.callbacks.profiling import ProfilerCallback
+from pytorch_accelerated.callbacks.progress import (
+    LogMetricsCallback,
+    PrintMetricsCallback,
+    PrintProgressCallback,
+    ProgressBarCallback,
+)
+from pytorch_accelerated.callbacks.saving import SaveBestModelCallback, SaveTrainingStateCallback
+from pytorch_accelerated.callbacks.stopping import EarlyStoppingCallback, TerminateOnNaNCallback
+from pytorch_accelerated.callbacks.weights import ModelEmaCallback
+from pytorch_accelerated.callbacks.wsd import WSDCheckpointCallback
+from pytorch_accelerated.errors import (
+    CallbackMethodNotImplementedError,
+    DuplicateCallbackError,
+    NonFiniteLossError,
+    StopTrainingError,
+)
+
+__all__ = [
+    "DEFAULT_CALLBACKS",
+    "CSVLoggerCallback",
+    "CallbackHandler",
+    "CallbackMethodNotImplementedError",
+    "ConvertSyncBatchNormCallback",
+    "DuplicateCallbackError",
+    "EarlyStoppingCallback",
+    "JSONLoggerCallback",
+    "LearningRateMonitorCallback",
+    "LimitBatchesCallback",
+    "LimitEvalStepsCallback",
+    "LogMetricsCallback",
+    "MetricsCallback",
+    "ModelEmaCallback",
+    "MoveModulesToDeviceCallback",
+    "NonFiniteLossError",
+    "PrintMetricsCallback",
+    "PrintProgressCallback",
+    "ProfilerCallback",
+    "ProgressBarCallback",
+    "SaveBestModelCallback",
+    "SaveTrainingStateCallback",
+    "StepBasedEvaluationCallback",
+    "StopTrainingError",
+    "TerminateOnNaNCallback",
+    "TrainerCallback",
+    "WSDCheckpointCallback",
+    "get_default_callbacks",
+]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from pytorch_accelerated.callbacks.base import EVENTS, TrainerCallback
+from pytorch_accelerated.callbacks.progress import LogMetricsCallback
 from pytorch_accelerated.errors import (
     ArgumentTypeError,
     CallbackMethodNotImplementedError,
@@ -54,6 +55,8 @@ class CallbackHandler:
                 f"{callback!r} cannot be used as a callback: it has none of the events. "
                 "Pass a TrainerCallback, as an instance or as a class without required arguments."
             )
+        if type(callback) is LogMetricsCallback and any(type(other) is LogMetricsCallback for other in self):
+            return  # scripts list it under its other name beside the defaults; every line would be printed twice
         self._refuse_duplicate(callback)
         self._warn_about_misspelt_events(callback)
         self._callbacks.append(callback)

@@ -269,13 +269,13 @@ class LogMetricsCallback(TrainerCallback):
 
     def _start_row(self, trainer: Trainer, title: str) -> None:
         self._print_row(trainer)
-        self._row = {"epoch": title}
+        # The learning rate of this epoch: schedulers may step before the row is complete.
+        self._row = {"epoch": title, "lr": _learning_rate(trainer)}
 
     def _print_row(self, trainer: Trainer) -> None:
         row, self._row = self._row, None
-        if row is None or len(row) == 1:  # nothing but its title: `log_metrics` is overridden
+        if row is None or len(row) == 2:  # no metrics in it: `log_metrics` is overridden
             return
-        row.setdefault("lr", _learning_rate(trainer))
         if self._epoch_started is not None:
             row["time"] = format_duration(time.perf_counter() - self._epoch_started)
         _print(trainer, self._table.add_row(row))
@@ -363,4 +363,4 @@ def _count(count: int, word: str, words: str | None = None) -> str:
 
 def _print(trainer: Trainer, text: str) -> None:
     with above_bars():
-        trainer.print(text)
+        trainer.print(text, flush=True)  # a log must not lag behind, nor lose its end to a kill

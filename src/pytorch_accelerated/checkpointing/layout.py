@@ -95,7 +95,7 @@ def parse_manifest(data: bytes, *, what: str) -> Manifest:
         InvalidCheckpointError: if it was damaged, or written in a format that this version does not know.
     """
     content = load_json(data, what=what)
-    written = content.pop("format", None) if isinstance(content, dict) else None
+    written: Any = content.pop("format", None) if isinstance(content, dict) else None
     if _is_size(written) and written > FORMAT:
         raise InvalidCheckpointError(
             f"{what} has format {written}; this version of pytorch-accelerated reads up to {FORMAT}. "

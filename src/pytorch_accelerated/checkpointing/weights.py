@@ -12,6 +12,7 @@ from torch import nn
 from pytorch_accelerated.errors import InvalidCheckpointError, NonFiniteLossError
 
 _INNER_NAMES = {
+    "ActivationWrapper": "_checkpoint_wrapped_module",
     "DataParallel": "module",
     "DistributedDataParallel": "module",
     "FullyShardedDataParallel": "_fsdp_wrapped_module",
@@ -23,8 +24,8 @@ _INNER_NAMES = {
 def canonical_state_dict(module: nn.Module) -> OrderedDict[str, Any]:
     """The state dict of `module` with the names that the bare module has, however it and its parts are wrapped.
 
-    Only what torch's own wrappers (DDP, FSDP, compiled modules) add is removed: a submodule of yours that is really
-    called ``module`` keeps its name. The tensors are the live ones, not copies.
+    Only what torch's own wrappers (such as DDP, FSDP and compiled modules) add is removed: a submodule of yours that
+    is really called ``module`` keeps its name. The tensors are the live ones, not copies.
     """
     inner = _wrapped_paths(module)
     return _renamed(module.state_dict(), lambda name: _canonical(name, inner))

@@ -7,6 +7,7 @@ so it keeps its meaning when a run goes on with another batch size or another nu
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -158,7 +159,7 @@ class BatchListPlan:
     Its positions count samples, like those of `TrainingPlan`, so both are stored and restored the same way.
 
     Args:
-        sizes: samples in each batch, in order.
+        sizes: samples in each batch, in order; 0 where a rank has none while another one has.
         ranks: number of ranks.
         accumulation_steps: batches of one rank per update.
     """
@@ -176,18 +177,20 @@ class BatchListPlan:
         return -(-len(self.sizes) // (self.ranks * self.accumulation_steps))
 
     def windows(self, start: int = 0, max_batches: int | None = None) -> Iterator[Window]:
-        """The updates from the first batch at or behind position `start` on."""
-        position, batches = 0, []
-        for size in self.sizes:
-            if position >= start:
-                batches.append(Cell(position, position + size))
-            position += size
+        """The updates from the first batch at or behind position `start` on, `max_batches` of a rank at the most."""
+        begins = list(itertools.accumulate(self.sizes, initial=0))
+        first = next((index for index, begin in enumerate(begins) if begin >= start), len(self.sizes))
+        # Empty batches end the row of batches, one per rank, that came before `start`.
+        while first % self.ranks and first < len(self.sizes) and not self.sizes[first]:
+            first += 1
+        last = len(self.sizes)
         if max_batches is not None:
-            batches = batches[: max_batches * self.ranks]
+            last = min(last, first + max(0, max_batches) * self.ranks)
         per_update = self.ranks * self.accumulation_steps
-        for first in range(0, len(batches), per_update):
-            window = batches[first : first + per_update]
-            borrowed = Cell(window[0].start, window[0].start)
-            window += [borrowed] * (-len(window) % self.ranks)
-            rounds = tuple(tuple(window[i : i + self.ranks]) for i in range(0, len(window), self.ranks))
-            yield Window(window[0].start, max(cell.stop for cell in window), rounds)
+        for begin in range(first, last, per_update):
+            end = min(begin + per_update, last)
+            borrowed = Cell(begins[begin], begins[begin])
+            cells = [Cell(begins[i], begins[i + 1]) if self.sizes[i] else borrowed for i in range(begin, end)]
+            cells += [borrowed] * (-len(cells) % self.ranks)
+            rounds = tuple(tuple(cells[i : i + self.ranks]) for i in range(0, len(cells), self.ranks))
+            yield Window(begins[begin], begins[end], rounds)

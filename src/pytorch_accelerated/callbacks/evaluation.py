@@ -1,0 +1,102 @@
+"""When to evaluate within an epoch, and how much."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pytorch_accelerated.callbacks.base import TrainerCallback
+from pytorch_accelerated.data.slicing import DataLoaderSlice, checked_limit
+from pytorch_accelerated.errors import ConfigurationError
+from pytorch_accelerated.settings import check_positive_count
+
+if TYPE_CHECKING:
+    from pytorch_accelerated.trainer import Trainer
+
+
+class StepBasedEvaluationCallback(TrainerCallback):
+    """Evaluates within training epochs too, and records the loss as ``intermediate_eval_loss``.
+
+    The run goes on as if nothing had happened: modules are in the modes that they had before.
+
+    Args:
+        eval_every_n_steps: optimizer updates from one evaluation to the next, counted through the whole run.
+
+    Raises:
+        ArgumentTypeError, ConfigurationError: if that is not a whole number of at least 1.
+    """
+
+    def __init__(self, eval_every_n_steps: int) -> None:
+        check_positive_count("eval_every_n_steps", eval_every_n_steps)
+        self.eval_every_n_steps = eval_every_n_steps
+
+    def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Refuse a run without an evaluation set."""
+        if trainer._eval_dataloader is None:
+            raise ConfigurationError(
+                f"StepBasedEvaluationCallback is to evaluate every {self.eval_every_n_steps} updates, but there is no "
+                "evaluation set. Pass `eval_dataset` to `train`, or leave the callback out."
+            )
+
+    def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Ask for an evaluation if one is due."""
+        if trainer.run_state.updates % self.eval_every_n_steps == 0:
+            trainer.request_evaluation()
+
+
+class LimitEvalStepsCallback(TrainerCallback):
+    """Ends evaluations after a number of batches.
+
+    Args:
+        num_eval_steps: batches of one rank, at least 1.
+        limit_intermediate_only: False to limit all evaluations, not only those within a training epoch.
+
+    Raises:
+        ConfigurationError: if `num_eval_steps` is not a positive whole number.
+    """
+
+    limit_intermediate_only = True
+    _unlimited: Any = None  # the loader whose place a slice of it has taken
+
+    def __init__(self, num_eval_steps: int, limit_intermediate_only: bool = True) -> None:
+        self.num_eval_steps = checked_limit(num_eval_steps, name="num_eval_steps")
+        self.limit_intermediate_only = limit_intermediate_only
+
+    def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Limit all evaluations of the run, if all are meant."""
+        if not self.limit_intermediate_only:
+            self._limit(trainer)
+
+    def on_evaluation_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Limit the evaluation, if all are meant."""
+        if not self.limit_intermediate_only:
+            self._limit(trainer)
+
+    def on_train_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Limit the evaluations until the training epoch is over: those are the intermediate ones."""
+        self._limit(trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Give the whole loader back to the evaluation that comes next, unless all are meant."""
+        if self.limit_intermediate_only:
+            self._restore(trainer)
+
+    def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Give the whole loader back, wherever the run was stopped."""
+        self._restore(trainer)
+
+    def on_evaluation_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Give the whole loader back."""
+        self._restore(trainer)
+
+    def on_exception(self, trainer: Trainer, exception: BaseException, **kwargs: Any) -> None:
+        """Give the whole loader back."""
+        self._restore(trainer)
+
+    def _limit(self, trainer: Trainer) -> None:
+        if self._unlimited is None and trainer._eval_dataloader is not None:
+            self._unlimited = trainer._eval_dataloader
+            trainer._eval_dataloader = DataLoaderSlice(self._unlimited, self.num_eval_steps)
+
+    def _restore(self, trainer: Trainer) -> None:
+        if self._unlimited is not None:
+            trainer._eval_dataloader, self._unlimited = self._unlimited, None

@@ -1,0 +1,159 @@
+"""Logs in files of one's own, and values that are worth logging."""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import csv
+import io
+import json
+import math
+import os
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pytorch_accelerated.callbacks.base import TrainerCallback
+from pytorch_accelerated.tracking.history import MetricRecord
+
+if TYPE_CHECKING:
+    from pytorch_accelerated.trainer import Trainer
+
+
+class _FileLogger(TrainerCallback, abc.ABC):
+    """Keeps every value of the run history in a file, which is whole and up to date after each epoch and evaluation.
+
+    The file is written anew each time and then put in the place of the old one, so no crash leaves half a line. A
+    resumed run goes on where its training state was saved; what had been logged after that is logged again.
+
+    Args:
+        path: of the file; its folder is made if needed, and a file that is there is replaced.
+    """
+
+    path: Path
+    _records: tuple[MetricRecord, ...] = ()
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+
+    @property
+    def state_key(self) -> str:
+        """The class and the path."""
+        return f"{type(self).__name__}({self.path})"
+
+    @abc.abstractmethod
+    def _text(self, rows: list[dict[str, float]]) -> str:
+        """The content of the file: one row for each moment of recording, with `epoch`, `update` and the metrics."""
+
+    def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Log the training epoch."""
+        self._log(trainer)
+
+    def on_eval_epoch_end(self, trainer: Trainer, is_intermediate: bool = False, **kwargs: Any) -> None:
+        """Log the evaluation."""
+        self._log(trainer)
+
+    def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Log what later callbacks have recorded."""
+        self._log(trainer)
+
+    def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Log the rest."""
+        self._log(trainer)
+
+    def on_evaluation_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Log the rest."""
+        self._log(trainer)
+
+    def on_exception(self, trainer: Trainer, exception: BaseException, **kwargs: Any) -> None:
+        """Log what was recorded before."""
+        self._log(trainer)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that has been logged."""
+        return {"records": [list(record) for record in self._records]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on after that."""
+        self._records = tuple(MetricRecord(*record) for record in state["records"])
+
+    def _log(self, trainer: Trainer) -> None:
+        new = trainer.run_history.read_new_records(self.state_key)
+        self._records += tuple(new)
+        if new and trainer._ranks.is_first:
+            try:
+                _replace(self.path, self._text(_rows(self._records)))
+            except OSError as error:
+                warnings.warn(
+                    f"{type(self).__name__} could not write {self.path}: {error}. Training goes on; the next attempt "
+                    "writes everything. Check the disk's free space and the permissions.",
+                    stacklevel=2,
+                )
+
+
+class CSVLoggerCallback(_FileLogger):
+    """A table with the columns `epoch`, `update` and one for each metric; empty where nothing was recorded."""
+
+    def _text(self, rows: list[dict[str, float]]) -> str:
+        columns = dict.fromkeys(name for row in rows for name in row)
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        return text.getvalue()
+
+
+class JSONLoggerCallback(_FileLogger):
+    """One JSON object a line, with `epoch`, `update` and the metrics.
+
+    JSON has no numbers that are not finite: they are the strings "NaN", "Infinity" and "-Infinity", from which
+    Python's `float` and JavaScript's `Number` make numbers.
+    """
+
+    def _text(self, rows: list[dict[str, float]]) -> str:
+        return "".join(json.dumps({name: _json_value(value) for name, value in row.items()}) + "\n" for row in rows)
+
+
+class LearningRateMonitorCallback(TrainerCallback):
+    """Records the learning rate after each training epoch's last update.
+
+    The first parameter group's is `learning_rate`; those of others, if there are any, are `learning_rate_1` and so on.
+    """
+
+    def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Record them."""
+        for index, group in enumerate(trainer.optimizer.param_groups):
+            trainer.run_history.update_metric(f"learning_rate_{index}" if index else "learning_rate", group["lr"])
+
+
+def _rows(records: Iterable[MetricRecord]) -> list[dict[str, float]]:
+    """Values that were recorded at the same moment, together."""
+    rows: list[dict[str, float]] = []
+    for record in records:
+        moment = {"epoch": record.epoch, "update": record.update}
+        if not rows or not moment.items() <= rows[-1].items() or record.name in rows[-1]:
+            rows.append({**moment})
+        rows[-1][record.name] = record.value
+    return rows
+
+
+def _json_value(value: float) -> float | str:
+    if math.isnan(value):
+        return "NaN"
+    return value if math.isfinite(value) else f"{'-' if value < 0 else ''}Infinity"
+
+
+def _replace(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        with open(partial, "w", encoding="utf-8", newline="") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except BaseException:
+        with contextlib.suppress(OSError):  # the first error is the one to report
+            partial.unlink()
+        raise

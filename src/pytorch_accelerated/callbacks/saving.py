@@ -1,0 +1,346 @@
+"""Saving while training: the best model to a file, and everything that a run is to folders it can be resumed from."""
+
+from __future__ import annotations
+
+import re
+import time
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pytorch_accelerated.callbacks.base import TrainerCallback
+from pytorch_accelerated.callbacks.watching import WatchedMetric
+from pytorch_accelerated.checkpointing.policy import SavePolicy
+from pytorch_accelerated.checkpointing.publish import remove_state
+from pytorch_accelerated.checkpointing.retention import Retention, SavedState
+from pytorch_accelerated.checkpointing.state_folder import read_state
+from pytorch_accelerated.checkpointing.verify import list_states
+from pytorch_accelerated.errors import CheckpointError, DuplicateCallbackError, InvalidCheckpointError
+
+if TYPE_CHECKING:
+    from pytorch_accelerated.trainer import Trainer
+
+
+class SaveBestModelCallback(TrainerCallback):
+    """Saves the model whenever a metric is better than ever, and loads the best one at the end of the run.
+
+    Values are judged at the end of each epoch, and after evaluations inside an epoch if they recorded the metric; not
+    in `Trainer.evaluate`. NaN is never better, and a model with parameters that are not finite is never saved. The
+    best checkpoint is loaded however a training run ends, except by an exception other than `NonFiniteLossError`.
+
+    The file is one of `Trainer.save_checkpoint`, written by the first rank of each node. Its further entries are the
+    value, under the name of the metric, and ``epoch``.
+
+    Args:
+        save_path: of the file; replaced, whole or not at all, by each better model.
+        watch_metric: the metric's name in the run history.
+        greater_is_better: whether larger values are better.
+        reset_on_train: whether each call of `Trainer.train` starts its own search for the best; a run that is resumed
+            goes on with what it had found.
+        save_optimizer: whether the optimizer's state is saved, and so loaded, with the model.
+        save_scheduler: the same for the scheduler's state.
+        load_saved_checkpoint: whether to load the best checkpoint at the end of a training run.
+
+    Attributes:
+        best_metric: the best value so far, or None.
+        best_metric_epoch: the epoch, from 1, that it was found in.
+    """
+
+    save_path: str | Path = "best_model.pt"
+    watch_metric: str = "eval_loss_epoch"
+    greater_is_better: bool = False
+    reset_on_train: bool = True
+    save_optimizer: bool = True
+    save_scheduler: bool = True
+    load_saved_checkpoint: bool = True
+    best_metric: float | None = None
+    best_metric_epoch: int | None = None
+
+    def __init__(
+        self,
+        save_path: str | Path = "best_model.pt",
+        watch_metric: str = "eval_loss_epoch",
+        greater_is_better: bool = False,
+        reset_on_train: bool = True,
+        *,
+        save_optimizer: bool = True,
+        save_scheduler: bool = True,
+        load_saved_checkpoint: bool = True,
+    ) -> None:
+        self.save_path = save_path
+        self.watch_metric = watch_metric
+        self.greater_is_better = greater_is_better
+        self.reset_on_train = reset_on_train
+        self.save_optimizer = save_optimizer
+        self.save_scheduler = save_scheduler
+        self.load_saved_checkpoint = load_saved_checkpoint
+
+    def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Check path and metric; forget the best of an earlier run, or one whose file is gone."""
+        self._refuse_shared_path(trainer)
+        self._watched.check_before_run(trainer)
+        if trainer.run_state.updates == 0:  # else the run was resumed
+            self._watched.new_values(trainer, self.state_key)  # those of earlier runs belong to other weights
+            if self.reset_on_train:
+                self._forget_best()
+        # Whether there is a best one is the same on all ranks; whether they see the file may not be.
+        if self.best_metric is not None and not trainer._ranks.from_first(Path(self.save_path).is_file()):
+            warn_user(
+                trainer,
+                f"The best model so far ({self.watch_metric} {self.best_metric} in epoch {self.best_metric_epoch}) is "
+                f"not in {self.save_path} any more. The search for the best starts again. To go on with it, put the "
+                "file back before you resume.",
+            )
+            self._forget_best()
+
+    def on_eval_epoch_end(self, trainer: Trainer, is_intermediate: bool = False, **kwargs: Any) -> None:
+        """Judge the metrics of an evaluation inside an epoch."""
+        if is_intermediate:
+            self._judge(trainer)
+
+    def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Judge the metrics of the epoch."""
+        self._watched.check_recorded(trainer)
+        self._judge(trainer)
+
+    def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Load the best checkpoint, on every rank."""
+        if not self.load_saved_checkpoint:
+            return
+        if self.best_metric is None:
+            warn_user(
+                trainer,
+                f"The model is as the run left it: no best one was saved to {self.save_path}, since "
+                f"{self.watch_metric!r} had no value, or only NaN, when it was judged at the end of an epoch.",
+            )
+            return
+        trainer._ranks.wait()  # other ranks read what the first of their node may still be writing
+        trainer.load_checkpoint(self.save_path)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was found so far. The best model itself is in its file only."""
+        return {"best_metric": self.best_metric, "best_metric_epoch": self.best_metric_epoch}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with the search of the run that is being resumed."""
+        self.best_metric = state["best_metric"]
+        self.best_metric_epoch = state["best_metric_epoch"]
+
+    @property
+    def state_key(self) -> str:
+        """The class and the path: two of them may watch two metrics."""
+        return f"{type(self).__name__}({self.save_path})"
+
+    @property
+    def _watched(self) -> WatchedMetric:
+        return WatchedMetric(self.watch_metric, self.greater_is_better)
+
+    def _judge(self, trainer: Trainer) -> None:
+        values = self._watched.new_values(trainer, reader=self.state_key)
+        # Only the last one belongs to the weights that the model has now.
+        if values and self._watched.is_better(values[-1], self.best_metric):
+            epoch = trainer.run_history.current_epoch
+            self._save(trainer, {self.watch_metric: values[-1], "epoch": epoch})
+            self.best_metric, self.best_metric_epoch = values[-1], epoch
+
+    def _save(self, trainer: Trainer, entries: dict[str, Any]) -> None:
+        """Write the checkpoint, with further entries."""
+        trainer.save_checkpoint(
+            self.save_path, entries, save_optimizer=self.save_optimizer, save_scheduler=self.save_scheduler
+        )
+
+    def _forget_best(self) -> None:
+        self.best_metric = self.best_metric_epoch = None
+
+    def _refuse_shared_path(self, trainer: Trainer) -> None:
+        path = Path(self.save_path).resolve()
+        for other in trainer.callback_handler:
+            if other is self or not isinstance(other, SaveBestModelCallback):
+                continue
+            if Path(other.save_path).resolve() == path:
+                raise DuplicateCallbackError(
+                    f"{type(self).__name__} and {type(other).__name__} both save to {self.save_path}: each would "
+                    "replace what the other has saved. Give them different values of `save_path`."
+                )
+
+
+class SaveTrainingStateCallback(TrainerCallback):
+    """Saves everything that a run is, in folders from which it can go on as if it had never stopped.
+
+    In `save_dir` there are ``epoch_<N>`` after epochs (counted from 1, as in the run history), ``step_<N>`` after
+    optimizer updates, and ``final`` at the end of the run, also if it was stopped early, but not if a loss was not
+    finite. Each appears whole or not at all. To go on: ``trainer.train(..., resume_from=save_dir)``.
+
+    Older states are deleted when a new one is complete, by one rank, and judged by what is in the folder, so a resumed
+    run deletes those of the run before it. The newest is always kept, and folders with other names are left alone.
+
+    Args:
+        save_dir: the folder of the states.
+        save_every_n_epochs: save after every so many epochs.
+        save_every_n_steps: save after every so many optimizer updates.
+        save_at_end: whether to save ``final``.
+        max_checkpoints: keep so many of the newest states; None, with `keep_best` None too, keeps all.
+        keep_best: keep so many of the best as well. A state counts with the value of `watch_metric` that was recorded
+            after the same update, before it was saved; those without one are not among the best.
+        watch_metric: the metric's name in the run history.
+        greater_is_better: whether larger values are better.
+        save_every_n_minutes: save when so much time has passed since the last state, by the clock of rank 0, give or
+            take a second or an update; named ``step_<N>``.
+
+    Attributes:
+        policy: when to save.
+        retention: what to keep.
+
+    Raises:
+        ConfigurationError: if a number is not positive.
+    """
+
+    save_dir: str | Path = "training_states"
+    policy = SavePolicy()
+    retention = Retention()
+    watch_metric: str = "eval_loss_epoch"
+    save_at_end: bool = True
+    _clock = staticmethod(time.monotonic)
+    _is_final_requested = False
+    _is_retention_due = False
+    _saved_at: float | None = None
+    _looked_at = 0.0
+    _updates_at_look = 0
+    _updates_between_looks = 1
+
+    def __init__(
+        self,
+        save_dir: str | Path = "training_states",
+        save_every_n_epochs: int | None = None,
+        save_every_n_steps: int | None = None,
+        save_at_end: bool = True,
+        max_checkpoints: int | None = None,
+        *,
+        keep_best: int | None = None,
+        watch_metric: str = "eval_loss_epoch",
+        greater_is_better: bool = False,
+        save_every_n_minutes: float | None = None,
+    ) -> None:
+        self.save_dir = save_dir
+        self.policy = SavePolicy(
+            every_n_updates=save_every_n_steps,
+            every_n_epochs=save_every_n_epochs,
+            every_n_minutes=save_every_n_minutes,
+        )
+        self.retention = Retention(last=max_checkpoints, best=keep_best, greater_is_better=greater_is_better)
+        self.watch_metric = watch_metric
+        self.save_at_end = save_at_end
+
+    def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Check the metric and start the clock."""
+        if self.retention.best is not None:
+            WatchedMetric(self.watch_metric).check_before_run(trainer)
+        self._is_final_requested = False
+        self._saved_at = None
+
+    def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Save after every so many updates or minutes."""
+        self._delete_outdated(trainer)
+        updates = trainer.run_state.updates
+        seconds = 0.0 if self.policy.every_n_minutes is None else self._agreed_seconds_since_save(trainer)
+        if self.policy.is_due(
+            updates=updates, saved_updates=updates - 1, epochs=0, saved_epochs=0, seconds_since_save=seconds
+        ):
+            self._request(trainer, f"step_{updates}")
+
+    def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Save after every so many epochs, and after the last one."""
+        self._delete_outdated(trainer)
+        epoch = trainer.run_history.current_epoch
+        if self.policy.is_due(updates=0, saved_updates=0, epochs=epoch, saved_epochs=epoch - 1, seconds_since_save=0.0):
+            self._request(trainer, f"epoch_{epoch}")
+        if trainer.is_last_epoch:
+            self._request_final(trainer)
+
+    def on_stop_training_error(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Save where the run was stopped. After a loss that is not finite the trainer discards the request."""
+        self._request_final(trainer)
+
+    def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Delete what the last state made superfluous."""
+        self._delete_outdated(trainer)
+
+    @property
+    def state_key(self) -> str:
+        """The class and the folder."""
+        return f"{type(self).__name__}({self.save_dir})"
+
+    def _request(self, trainer: Trainer, name: str) -> None:
+        trainer.save_training_state(Path(self.save_dir) / name)
+        self._is_retention_due = True
+        self._saved_at = self._clock()
+
+    def _request_final(self, trainer: Trainer) -> None:
+        is_training = trainer._train_dataloader is not None  # an evaluation can be stopped, too
+        if self.save_at_end and is_training and not self._is_final_requested:
+            self._is_final_requested = True
+            self._request(trainer, "final")
+
+    def _agreed_seconds_since_save(self, trainer: Trainer) -> float:
+        """By the clock of rank 0, which is asked about once a second. Must be called by all ranks after each update."""
+        updates = trainer.run_state.updates
+        if self._saved_at is None:
+            self._saved_at = self._looked_at = self._clock()
+            self._updates_at_look, self._updates_between_looks = updates, 1
+        if updates < self._updates_at_look + self._updates_between_looks:
+            return 0.0
+        # Ranks agree in a fraction of a millisecond. That is too long for each update, and nothing for each second.
+        now = self._clock()
+        per_second = (updates - self._updates_at_look) / max(now - self._looked_at, 1e-9)
+        until_next_look = max(1, min(2 * self._updates_between_looks, int(per_second)))
+        seconds: float
+        seconds, self._updates_between_looks = trainer._ranks.from_first((now - self._saved_at, until_next_look))
+        self._looked_at, self._updates_at_look = now, updates
+        return seconds
+
+    def _delete_outdated(self, trainer: Trainer) -> None:
+        """Apply the retention, now that the states requested in earlier events are complete."""
+        is_due, self._is_retention_due = self._is_retention_due, False
+        if not (is_due and trainer._ranks.is_first):
+            return
+        for state in self.retention.states_to_delete(self._saved_states()):
+            try:
+                remove_state(Path(self.save_dir) / state.name)
+            except CheckpointError as error:
+                warnings.warn(f"A training state that is not needed any more cannot be deleted. {error}", stacklevel=2)
+
+    def _saved_states(self) -> list[SavedState]:
+        """The complete states in the folder that are named as this callback names them."""
+        states = []
+        seen = set()
+        for folder, manifest in list_states(Path(self.save_dir)):
+            if not _NAME.fullmatch(folder.name):
+                continue
+            updates = manifest.facts["updates"]
+            value = None if self.retention.best is None else _value_in(folder, self.watch_metric, updates)
+            # The last epoch is often saved as "final", too: the same model takes only one place among the best.
+            states.append(
+                SavedState(folder.name, manifest.serial, updates, None if (updates, value) in seen else value)
+            )
+            seen.add((updates, value))
+        return states
+
+
+def warn_user(trainer: Trainer, message: str) -> None:
+    """Warn on one process, pointing at the user's call of `Trainer.train`, from an event at the start or end of it."""
+    if trainer._ranks.is_first:
+        warnings.warn(message, stacklevel=9)
+
+
+_NAME = re.compile(r"epoch_\d+|step_\d+|final")
+
+
+def _value_in(folder: Path, metric_name: str, updates: int) -> float | None:
+    """The last value of a metric in the history of a saved state, if it was recorded at the state's own update."""
+    try:
+        _, parts = read_state(folder, ["run"])
+    except InvalidCheckpointError:
+        return None
+    records = parts["run"]["history"].get("records", ())
+    values = [(value, update) for name, value, _, update in records if name == metric_name]
+    return values[-1][0] if values and values[-1][1] == updates else None

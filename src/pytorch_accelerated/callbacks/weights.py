@@ -1,0 +1,151 @@
+"""Averages of the weights, made and saved while training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pytorch_accelerated.averaging import ModelEma
+from pytorch_accelerated.callbacks.saving import SaveBestModelCallback, warn_user
+from pytorch_accelerated.checkpointing.weights import canonical_state_dict, check_finite, load_canonical
+from pytorch_accelerated.errors import NonFiniteLossError
+
+if TYPE_CHECKING:
+    from pytorch_accelerated.trainer import Trainer
+
+
+class ModelEmaCallback(SaveBestModelCallback):
+    """Keeps an exponential moving average of the model's weights, and saves the best one.
+
+    The average starts as a copy of the model when a run begins, and moves once per applied optimizer update. After
+    each evaluation of the model it is evaluated, too; what is recorded then has the prefix ``ema_model_``. Its weights
+    are in training states, so a resumed run goes on with them. The trainer's own model is never changed.
+
+    The file has the average as ``model_state_dict``, for `Trainer.load_checkpoint`, and no state of optimizer or
+    scheduler, which belongs to the model itself.
+
+    On several ranks the averages of parameters are equal. Those of buffers that each rank has for itself (BatchNorm's
+    statistics) are not: what is evaluated and saved is rank 0's.
+
+    Args:
+        decay: weight of the past, in [0, 1).
+        evaluate_during_training: False to save the average at the end of the run instead, whatever it is worth.
+        save_path: of the file.
+        watch_metric: which metric tells the best average.
+        greater_is_better: whether larger values are better.
+        model_ema: makes the average, from the model and ``decay``; a subclass of `ModelEma` can have another rule.
+        callbacks: classes or instances whose events are fired while the average is evaluated.
+
+    Attributes:
+        ema_model: the average, with its model as ``ema_model.module``; None before the first run.
+        best_metric: the best value so far, or None.
+        best_metric_epoch: the epoch, from 1, that it was found in.
+
+    Source: Tarvainen and Valpola (2017), "Mean teachers are better role models", arXiv 1703.01780.
+    """
+
+    decay: float = 0.99
+    evaluate_during_training: bool = True
+    save_path: str | Path = "ema_model.pt"
+    watch_metric: str = "ema_model_eval_loss_epoch"
+    model_ema: Callable[..., ModelEma] = ModelEma
+    callbacks: Iterable[Any] = ()
+    _ema_model: ModelEma | None = None
+    _loaded_weights: dict[str, Any] | None = None
+    _applied_updates = 0
+
+    def __init__(
+        self,
+        decay: float = 0.99,
+        evaluate_during_training: bool = True,
+        save_path: str | Path = "ema_model.pt",
+        watch_metric: str = "ema_model_eval_loss_epoch",
+        greater_is_better: bool = False,
+        model_ema: Callable[..., ModelEma] = ModelEma,
+        callbacks: Iterable[Any] = (),
+    ) -> None:
+        super().__init__(
+            save_path,
+            watch_metric,
+            greater_is_better,
+            save_optimizer=False,
+            save_scheduler=False,
+            load_saved_checkpoint=False,
+        )
+        self.decay = decay
+        self.evaluate_during_training = evaluate_during_training
+        self.model_ema = model_ema
+        # Made once: what they remember should outlast an evaluation.
+        self.callbacks = [callback() if isinstance(callback, type) else callback for callback in callbacks]
+
+    @property
+    def ema_model(self) -> ModelEma | None:
+        """The average; None before the first run."""
+        if self._ema_model is not None and self._loaded_weights is not None:
+            load_canonical(self._ema_model, self._loaded_weights)
+            self._loaded_weights = None
+        return self._ema_model
+
+    def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Start the average with the model as it is, or go on with that of the run that is being resumed."""
+        if self.evaluate_during_training:
+            super().on_training_run_start(trainer, **kwargs)
+        else:
+            self._refuse_shared_path(trainer)
+        if trainer.run_state.updates == 0:
+            self._loaded_weights = None
+        self._ema_model = None
+        self._average(trainer)
+        self._applied_updates = trainer.run_state.applied_updates
+
+    def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Move the average, unless the update was skipped. Does not wait for the device."""
+        if trainer.run_state.applied_updates > self._applied_updates:
+            self._applied_updates = trainer.run_state.applied_updates
+            self._average(trainer).update(trainer.get_model())
+
+    def on_eval_epoch_end(self, trainer: Trainer, is_intermediate: bool = False, **kwargs: Any) -> None:
+        """Evaluate the average, at the end of an epoch of training."""
+        is_training = trainer._train_dataloader is not None
+        if self.evaluate_during_training and is_training and not is_intermediate:
+            trainer._evaluate_other_model(
+                self._average(trainer).module, metric_name_prefix="ema_model_", callbacks=self.callbacks
+            )
+
+    def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Save the average if it is the best so far."""
+        if self.evaluate_during_training:
+            super().on_training_run_epoch_end(trainer, **kwargs)
+
+    def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Save the average if it was never evaluated."""
+        if self.evaluate_during_training:
+            return
+        trainer._ranks.copy_from_first(list(self._average(trainer).buffers()))
+        try:
+            self._save(trainer, {})
+        except NonFiniteLossError as error:
+            warn_user(trainer, f"The average of the weights was not saved to {self.save_path}. {error}")
+
+    def state_dict(self) -> dict[str, Any]:
+        """The average, and what was found so far."""
+        weights = None if self.ema_model is None else dict(canonical_state_dict(self.ema_model))
+        return {**super().state_dict(), "ema_model": weights}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with the average of the run that is being resumed."""
+        super().load_state_dict(state)
+        self._loaded_weights = state["ema_model"]  # a resumed run loads states before it makes the average
+
+    def _average(self, trainer: Trainer) -> ModelEma:
+        if self._ema_model is None:
+            self._ema_model = self.model_ema(trainer.get_model(), decay=self.decay)
+        average = self.ema_model
+        assert average is not None
+        return average
+
+    def _save(self, trainer: Trainer, entries: dict[str, Any]) -> None:
+        module = self._average(trainer).module
+        check_finite(module.named_parameters())
+        super()._save(trainer, {**entries, "model_state_dict": canonical_state_dict(module)})

@@ -1,0 +1,97 @@
+"""Checkpoints of a warmup-stable-decay schedule: before each decay to go on from, and after it to use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pytorch_accelerated.callbacks.base import TrainerCallback
+from pytorch_accelerated.errors import ConfigurationError
+from pytorch_accelerated.schedulers.wsd_scheduler import WSDLrScheduler
+
+if TYPE_CHECKING:
+    from pytorch_accelerated.trainer import Trainer
+
+
+class WSDCheckpointCallback(TrainerCallback):
+    """Saves at the checkpoints of a `WSDLrScheduler`: where a decay begins, and where it ends.
+
+    In `save_dir` there are training states ``checkpoint_<step>_wsd_pre_decay``, from which training can go on to
+    another length, and files ``checkpoint_<step>_wsd_post_decay.pt`` of `Trainer.save_checkpoint`, the better models.
+    A step is an optimizer update that was applied.
+
+    To go on from a training state, pass it as `initial_checkpoint`, with a scheduler for the new length. The run then
+    goes on where it was saved: all counts, the order of the data and everything else come from the state, and the
+    number of epochs or steps is that of the whole run, not of what is added. So it ends as a run of the new length
+    would have ended that was never cut short, if both had the same warmup.
+
+    Args:
+        save_dir: the folder of the checkpoints.
+        save_optimizer: whether the files have the optimizer's state.
+        save_scheduler: whether the files have the scheduler's state.
+        initial_checkpoint: a training state to go on from, unless the run is resumed from another one.
+    """
+
+    save_dir: str | Path = "checkpoints"
+    save_optimizer: bool = True
+    save_scheduler: bool = True
+    initial_checkpoint: str | Path | None = None
+    _last_step = 0
+
+    def __init__(
+        self,
+        save_dir: str | Path = "checkpoints",
+        save_optimizer: bool = True,
+        save_scheduler: bool = True,
+        initial_checkpoint: str | Path | None = None,
+    ) -> None:
+        self.save_dir = save_dir
+        self.save_optimizer = save_optimizer
+        self.save_scheduler = save_scheduler
+        self.initial_checkpoint = initial_checkpoint
+
+    def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Check the scheduler and load the state to go on from.
+
+        Raises:
+            ConfigurationError: if the scheduler is of another kind.
+            CheckpointError: if there is no such state, or it is damaged or belongs to another model.
+        """
+        scheduler = _scheduler_of(trainer)
+        is_resumed = trainer.run_state.updates > 0
+        if self.initial_checkpoint is not None and not is_resumed:
+            trainer.load_training_state(self.initial_checkpoint)
+        self._last_step = scheduler.get_current_step()
+
+    def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Save, if a decay begins or ends here."""
+        scheduler = _scheduler_of(trainer)
+        step = scheduler.get_current_step()
+        if step == self._last_step:
+            return  # the update was skipped
+        self._last_step = step
+        for before_decay, after_decay in scheduler.get_checkpoint_steps():
+            if step == before_decay:
+                trainer.save_training_state(Path(self.save_dir) / f"checkpoint_{step}_wsd_pre_decay")
+            if step == after_decay:
+                trainer.save_checkpoint(
+                    Path(self.save_dir) / f"checkpoint_{step}_wsd_post_decay.pt",
+                    {"step": step, "epoch": trainer.run_history.current_epoch},
+                    save_optimizer=self.save_optimizer,
+                    save_scheduler=self.save_scheduler,
+                )
+
+    @property
+    def state_key(self) -> str:
+        """The class and the folder."""
+        return f"{type(self).__name__}({self.save_dir})"
+
+
+def _scheduler_of(trainer: Trainer) -> WSDLrScheduler:
+    if not isinstance(trainer.scheduler, WSDLrScheduler):
+        raise ConfigurationError(
+            f"WSDCheckpointCallback saves where a WSDLrScheduler says, but the scheduler of this run is "
+            f"{trainer.scheduler!r}. Pass `create_scheduler_fn=WSDLrScheduler.create_scheduler_fn()` to `train`, or "
+            "remove the callback."
+        )
+    return trainer.scheduler

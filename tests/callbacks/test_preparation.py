@@ -1,0 +1,128 @@
+"""Modules are ready before a run begins."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pytorch_accelerated.callbacks.preparation import ConvertSyncBatchNormCallback, MoveModulesToDeviceCallback
+from pytorch_accelerated.errors import ConfigurationError
+from pytorch_accelerated.trainer import Trainer
+from tests.support.processes import run_on_ranks
+from tests.support.reference import regression_data, sgd, tiny_model
+
+
+class CountsMoves(nn.Module):
+    """A module that counts how often it is moved."""
+
+    moves = 0
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        self.moves += 1
+        return super().to(*args, **kwargs)
+
+
+class Loss(CountsMoves):
+    def forward(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return nn.functional.mse_loss(outputs, targets)
+
+
+class Model(CountsMoves, nn.Linear):
+    pass
+
+
+def test_modules_of_the_trainer_are_moved_at_the_start_of_every_kind_of_run():
+    data = regression_data(8)
+    model = tiny_model()
+    trainer = Trainer(model, Loss(), sgd(model), callbacks=[MoveModulesToDeviceCallback])
+    trainer.teacher = CountsMoves()
+    for kind_of_run in (lambda: trainer.train(data, 1), lambda: trainer.evaluate(data), lambda: trainer.predict(data)):
+        moves_before = trainer.loss_func.moves
+        kind_of_run()
+        assert trainer.loss_func.moves == trainer.teacher.moves == moves_before + 1
+
+
+def test_the_model_is_left_to_the_trainer():
+    def moves_of_model(*callbacks: Any) -> int:
+        model = Model(3, 2, dtype=torch.float64)
+        Trainer(model, nn.MSELoss(), sgd(model), callbacks=callbacks).train(regression_data(8), 1)
+        return model.moves
+
+    assert moves_of_model(MoveModulesToDeviceCallback) == moves_of_model()
+
+
+@pytest.mark.gpu
+def test_a_loss_function_with_weights_follows_the_model_to_the_gpu():
+    data = torch.randn(8, 3), torch.randint(2, (8,))
+    model = nn.Linear(3, 2)
+    loss_func = nn.CrossEntropyLoss(weight=torch.tensor([0.5, 2.0]))
+    trainer = Trainer(model, loss_func, sgd(model), callbacks=[MoveModulesToDeviceCallback])
+    trainer.train(data, 1)
+    assert loss_func.weight.device.type == "cuda"
+
+
+def batch_norm_model() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+
+
+def one_of_two_gpus(model: nn.Module) -> Any:
+    """The part of a trainer that matters here, in a process with a GPU of its own."""
+    return SimpleNamespace(
+        model=model,
+        get_model=lambda: model,
+        device=torch.device("cuda"),
+        _ranks=SimpleNamespace(count=2, is_first=True),
+    )
+
+
+def test_batch_norm_layers_are_converted_and_keep_their_parameters():
+    model = batch_norm_model()
+    parameters = list(model.parameters())
+    trainer = one_of_two_gpus(model)
+    ConvertSyncBatchNormCallback().on_init_end(trainer)
+    assert isinstance(trainer.model[1], nn.SyncBatchNorm)
+    assert all(old is new for old, new in zip(parameters, trainer.model.parameters(), strict=True))
+
+
+def test_a_model_that_comes_later_with_unconverted_layers_is_refused():
+    callback = ConvertSyncBatchNormCallback()
+    converted = one_of_two_gpus(nn.SyncBatchNorm.convert_sync_batchnorm(batch_norm_model()))
+    callback.on_training_run_start(converted)
+    with pytest.raises(ConfigurationError, match=r"not synchronised \(1\).* Convert it before"):
+        callback.on_training_run_start(one_of_two_gpus(batch_norm_model()))
+
+
+def test_one_process_keeps_its_batch_norm_layers():
+    model = batch_norm_model()
+    layer = model[1]
+    trainer = Trainer(model, nn.MSELoss(), sgd(model), callbacks=[ConvertSyncBatchNormCallback])
+    trainer.train((torch.randn(8, 3), torch.randn(8, 2)), 1)
+    assert trainer.model[1] is layer
+
+
+SYNC_ON_CPU = """
+import warnings
+import torch
+from torch import nn
+from pytorch_accelerated.callbacks.preparation import ConvertSyncBatchNormCallback
+from pytorch_accelerated.trainer import Trainer
+
+model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    trainer = Trainer(
+        model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1), callbacks=[ConvertSyncBatchNormCallback]
+    )
+print([str(warning.message)[:51] for warning in caught if warning.filename == __file__])
+trainer.train((torch.randn(8, 3), torch.randn(8, 2)), 1, per_device_batch_size=2)
+assert type(model[1]) is nn.BatchNorm1d
+torch.distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.processes
+def test_ranks_on_the_cpu_train_unsynchronised_and_the_first_one_says_so():
+    output = run_on_ranks(SYNC_ON_CPU, 2)
+    assert output.stdout_of_ranks == ("['ConvertSyncBatchNormCallback does nothing here: tor']\n", "[]\n")

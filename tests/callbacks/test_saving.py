@@ -1,0 +1,564 @@
+"""The best model is found, saved and loaded; training states appear when they should, and stay as long as they should."""
+
+import math
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pytorch_accelerated import Trainer
+from pytorch_accelerated.callbacks.base import TrainerCallback
+from pytorch_accelerated.callbacks.evaluation import StepBasedEvaluationCallback
+from pytorch_accelerated.callbacks.saving import SaveBestModelCallback, SaveTrainingStateCallback
+from pytorch_accelerated.callbacks.stopping import TerminateOnNaNCallback
+from pytorch_accelerated.callbacks.weights import ModelEmaCallback
+from pytorch_accelerated.checkpointing import disk
+from pytorch_accelerated.checkpointing.verify import verify
+from pytorch_accelerated.errors import (
+    ConfigurationError,
+    DuplicateCallbackError,
+    NonFiniteLossError,
+    StopTrainingError,
+    UnknownMetricError,
+)
+from tests.callbacks.runs import (
+    DATA,
+    Die,
+    DieAfter,
+    Score,
+    SpoilAfter,
+    StopAfter,
+    a_trainer,
+    assert_same_weights,
+    fit,
+    values_of,
+    weights_of,
+)
+from tests.support.processes import run_on_ranks
+
+NAN = math.nan
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def save_best_score(**kwargs: Any) -> SaveBestModelCallback:
+    return SaveBestModelCallback(watch_metric="score", **kwargs)
+
+
+# ------------------------------------------------------------------------------------------------------ the best model
+
+
+@pytest.mark.parametrize(
+    ("scores", "greater_is_better", "best"),
+    [
+        ([3.0, 1.0, 2.0], False, 1),
+        ([3.0, 1.0, 2.0], True, 0),
+        ([1.0, 1.0, 1.0], False, 0),
+        ([-1.0, -2.0, -3.0], False, 2),
+        ([NAN, 2.0, 3.0], False, 1),
+        ([NAN, 2.0, 3.0], True, 2),
+        ([2.0, NAN, 1.0], False, 2),
+        ([math.inf, 5.0, NAN], False, 1),
+    ],
+)
+def test_a_run_ends_with_the_weights_of_the_best_epoch(
+    scores: list[float], greater_is_better: bool, best: int
+) -> None:
+    score, callback = Score(scores), save_best_score(greater_is_better=greater_is_better)
+    trainer = a_trainer(score, callback)
+    fit(trainer)
+    assert_same_weights(weights_of(trainer.model), score.weights[best])
+    assert (callback.best_metric, callback.best_metric_epoch) == (scores[best], best + 1)
+    saved = torch.load("best_model.pt", weights_only=True)
+    assert_same_weights(saved["model_state_dict"], score.weights[best])
+    assert (saved["score"], saved["epoch"]) == (scores[best], best + 1)
+
+
+def test_the_evaluation_loss_is_watched_by_default() -> None:
+    callback = SaveBestModelCallback()
+    losses = fit(a_trainer(callback)).get_metric_values("eval_loss_epoch")
+    assert callback.best_metric == min(losses)
+
+
+@pytest.mark.parametrize("save_optimizer", [True, False])
+@pytest.mark.parametrize("save_scheduler", [True, False])
+def test_every_save_has_the_entries_that_were_asked_for(save_optimizer: bool, save_scheduler: bool) -> None:
+    class Look(TrainerCallback):
+        def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+            found.append(set(torch.load("best_model.pt", weights_only=True)))
+
+    found: list[set[str]] = []
+    callback = save_best_score(save_optimizer=save_optimizer, save_scheduler=save_scheduler)
+    fit(a_trainer(Score([3, 2, 1]), callback, Look()), create_scheduler_fn=_decay)
+    expected = {"model_state_dict", "score", "epoch"}
+    expected |= {"optimizer_state_dict"} if save_optimizer else set()
+    expected |= {"scheduler_state_dict"} if save_scheduler else set()
+    assert found == [expected] * 3
+
+
+def _decay(optimizer: torch.optim.Optimizer) -> Any:
+    return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+
+
+def test_optimizer_and_scheduler_of_the_best_epoch_come_with_its_weights() -> None:
+    trainer = a_trainer(Score([1, 2, 3]), save_best_score())
+    fit(trainer, create_scheduler_fn=_decay)
+    assert trainer.scheduler.last_epoch == 5
+    steps = {state["step"].item() for state in trainer.optimizer.state.values()}
+    assert steps == {5}
+
+
+def test_the_last_weights_stay_if_loading_is_switched_off() -> None:
+    score = Score([1, 2, 3])
+    trainer = a_trainer(score, save_best_score(load_saved_checkpoint=False))
+    fit(trainer)
+    assert_same_weights(weights_of(trainer.model), score.weights[2])
+    assert_same_weights(torch.load("best_model.pt")["model_state_dict"], score.weights[0])
+
+
+def test_the_best_weights_are_loaded_after_an_early_stop() -> None:
+    score = Score([1, 2, 3])
+    trainer = a_trainer(score, save_best_score(), StopAfter(12))
+    fit(trainer)
+    assert trainer.run_state.updates == 12
+    assert_same_weights(weights_of(trainer.model), score.weights[0])
+
+
+def test_the_best_weights_are_loaded_after_a_loss_that_is_not_finite() -> None:
+    score = Score([2, 1, 3])
+    trainer = a_trainer(score, save_best_score(), TerminateOnNaNCallback, SpoilAfter(12))
+    with pytest.raises(NonFiniteLossError, match="epoch 3"):
+        fit(trainer)
+    assert_same_weights(weights_of(trainer.model), score.weights[1])
+
+
+def test_no_model_is_saved_whose_parameters_are_not_finite() -> None:
+    # Without TerminateOnNaNCallback, and with a metric that does not show it.
+    trainer = a_trainer(Score([3, 2, 1]), save_best_score(), SpoilAfter(7))
+    with pytest.raises(NonFiniteLossError, match="parameters"):
+        fit(trainer)
+    saved = torch.load("best_model.pt")
+    assert saved["epoch"] == 1
+    assert all(torch.isfinite(tensor).all() for tensor in saved["model_state_dict"].values())
+
+
+def test_a_run_that_saved_nothing_says_so_and_keeps_its_weights() -> None:
+    score = Score([NAN, NAN, NAN])
+    trainer = a_trainer(score, save_best_score())
+    with pytest.warns(UserWarning, match="'score' had no value, or only NaN") as caught:
+        fit(trainer)
+    assert [Path(warning.filename).name for warning in caught] == ["runs.py"]  # where `train` is called
+    assert_same_weights(weights_of(trainer.model), score.weights[2])
+    assert not Path("best_model.pt").exists()
+
+
+def test_evaluations_inside_an_epoch_are_judged_at_once() -> None:
+    class Look(TrainerCallback):
+        def on_eval_epoch_end(self, trainer: Trainer, is_intermediate: bool = False, **kwargs: Any) -> None:
+            if is_intermediate:
+                weights.append(weights_of(trainer.get_model()))
+
+    weights: list[Any] = []
+    callback = SaveBestModelCallback(watch_metric="intermediate_eval_loss", greater_is_better=True)
+    trainer = a_trainer(StepBasedEvaluationCallback(2), Look(), callback)
+    values = fit(trainer).get_metric_values("intermediate_eval_loss")
+    assert len(values) == 7
+    best = values.index(max(values))
+    assert (2 * (best + 1)) % 5 != 0  # else the end of an epoch could have found it, too
+    assert callback.best_metric == values[best]
+    assert_same_weights(weights_of(trainer.model), weights[best])
+
+
+def test_evaluate_is_not_judged() -> None:
+    callback = SaveBestModelCallback(greater_is_better=True)
+    trainer = a_trainer(callback)
+    fit(trainer, num_epochs=1)
+    found = (callback.best_metric, callback.best_metric_epoch)
+    trainer.evaluate(tuple(100 * tensor for tensor in DATA))
+    assert (callback.best_metric, callback.best_metric_epoch) == found
+    assert torch.load("best_model.pt")["eval_loss_epoch"] == found[0]
+
+
+@pytest.mark.parametrize(("reset_on_train", "best"), [(True, 5.0), (False, 1.0)])
+def test_a_second_run_starts_its_own_search_unless_told_otherwise(reset_on_train: bool, best: float) -> None:
+    score, callback = Score([1]), save_best_score(reset_on_train=reset_on_train)
+    trainer = a_trainer(score, callback)
+    fit(trainer, num_epochs=1)
+    score.values = [5]
+    fit(trainer, num_epochs=1)
+    assert callback.best_metric == best
+    assert_same_weights(weights_of(trainer.model), score.weights[int(reset_on_train)])
+
+
+def test_a_metric_that_nothing_records_is_an_error_at_the_end_of_the_first_epoch() -> None:
+    trainer = a_trainer(SaveBestModelCallback(watch_metric="acuracy"))
+    with pytest.raises(UnknownMetricError, match="'acuracy'.*'eval_loss_epoch'"):
+        fit(trainer)
+    assert trainer.run_state.updates == 5
+
+
+def test_a_metric_of_evaluation_needs_an_evaluation_set() -> None:
+    trainer = a_trainer(SaveBestModelCallback())
+    with pytest.raises(ConfigurationError, match="no evaluation set"):
+        fit(trainer, eval_dataset=None)
+    assert trainer.run_state.updates == 0
+
+
+def test_two_metrics_can_be_watched_and_the_last_callback_loads() -> None:
+    score = Score([1, 2, 3])
+    low, high = save_best_score(save_path="low.pt"), save_best_score(save_path="high.pt", greater_is_better=True)
+    trainer = a_trainer(score, low, high)
+    fit(trainer)
+    assert (low.best_metric, high.best_metric) == (1, 3)
+    assert_same_weights(torch.load("low.pt")["model_state_dict"], score.weights[0])
+    assert_same_weights(weights_of(trainer.model), score.weights[2])
+
+
+def test_two_callbacks_with_one_path_are_refused() -> None:
+    with pytest.raises(DuplicateCallbackError):
+        a_trainer(SaveBestModelCallback(), SaveBestModelCallback(watch_metric="train_loss_epoch"))
+    other_name_of_it = Path("best_model.pt").resolve()
+    for other in (SaveBestModelCallback(other_name_of_it), ModelEmaCallback(save_path="best_model.pt")):
+        trainer = a_trainer(SaveBestModelCallback(), other)
+        with pytest.raises(DuplicateCallbackError, match="save_path"):
+            fit(trainer)
+
+
+def test_a_subclass_need_not_call_the_constructor_nor_every_event() -> None:
+    class Mine(SaveBestModelCallback):
+        def __init__(self) -> None:
+            self.watch_metric = "train_loss_epoch"
+
+        def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+            pass
+
+    callback = Mine()
+    losses = fit(a_trainer(callback)).get_metric_values("train_loss_epoch")
+    assert callback.best_metric == min(losses)
+    assert Path("best_model.pt").is_file()
+
+
+def test_a_resumed_run_goes_on_with_the_best_of_the_run_before_it() -> None:
+    scores = [3.0, 1.0, 2.0, 4.0]
+    whole = a_trainer(Score(scores), save_best_score(save_path="whole.pt"))
+    fit(whole, num_epochs=4)
+
+    states = SaveTrainingStateCallback(save_every_n_epochs=1)
+    with pytest.raises(Die):
+        fit(a_trainer(Score(scores), save_best_score(), states, DieAfter(12)), num_epochs=4)
+    callback = save_best_score()
+    resumed = a_trainer(Score(scores), callback)
+    fit(resumed, num_epochs=4, resume_from="training_states")
+    assert (callback.best_metric, callback.best_metric_epoch) == (1.0, 2)
+    assert_same_weights(weights_of(resumed.model), weights_of(whole.model))
+
+
+def test_a_best_model_whose_file_is_gone_is_forgotten_when_the_run_is_resumed() -> None:
+    with pytest.raises(Die):
+        states = SaveTrainingStateCallback(save_every_n_epochs=1)
+        fit(a_trainer(Score([1, 3, 2]), save_best_score(), states, DieAfter(7)))
+    Path("best_model.pt").unlink()
+    score, callback = Score([1, 3, 2]), save_best_score()
+    trainer = a_trainer(score, callback)
+    with pytest.warns(UserWarning, match="not in best_model.pt any more"):
+        fit(trainer, resume_from="training_states")
+    assert (callback.best_metric, callback.best_metric_epoch) == (2, 3)
+    assert_same_weights(weights_of(trainer.model), score.weights[-1])
+
+
+# ----------------------------------------------------------------------------------------------------- training states
+
+
+def states_in(folder: str = "training_states") -> set[str]:
+    """The names of the states in a folder, all of which must be as they were written."""
+    names = {path.name for path in Path(folder).iterdir()}
+    for name in names:
+        verify(Path(folder, name))
+    return names
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({}, {"final"}),
+        ({"save_at_end": False, "save_every_n_epochs": 2}, {"epoch_2", "epoch_4"}),
+        ({"save_every_n_epochs": 3}, {"epoch_3", "final"}),
+        ({"save_every_n_steps": 8}, {"step_8", "step_16", "step_24", "final"}),
+        ({"save_every_n_epochs": 2, "save_every_n_steps": 10}, {"epoch_2", "epoch_4", "step_10", "step_20", "final"}),
+    ],
+)
+def test_states_are_saved_when_asked_for(arguments: dict[str, Any], expected: set[str]) -> None:
+    fit(a_trainer(SaveTrainingStateCallback(**arguments)), num_epochs=5)
+    assert states_in() == expected
+
+
+def test_a_step_is_an_optimizer_update() -> None:
+    callback = SaveTrainingStateCallback(save_every_n_steps=2, save_at_end=False)
+    fit(a_trainer(callback), num_epochs=2, gradient_accumulation_steps=2)  # three updates an epoch
+    assert states_in() == {"step_2", "step_4", "step_6"}
+
+
+def test_final_is_saved_where_the_step_limit_ends_the_run() -> None:
+    fit(a_trainer(SaveTrainingStateCallback()), num_epochs=None, max_num_train_steps=7)
+    assert verify(Path("training_states/final")).facts["updates"] == 7
+
+
+@pytest.mark.parametrize("name", ["step_4", "epoch_1", "step_8", "epoch_2", "final"])
+def test_a_run_resumed_from_any_state_equals_the_uninterrupted_one(name: str) -> None:
+    def callbacks() -> list[TrainerCallback]:
+        return [
+            SaveBestModelCallback(greater_is_better=True),
+            ModelEmaCallback(decay=0.5),
+            SaveTrainingStateCallback(save_every_n_epochs=1, save_every_n_steps=4),
+        ]
+
+    whole = a_trainer(*callbacks())
+    expected = values_of(fit(whole))
+    best, average = whole.callback_handler.callbacks[:2]
+    resumed = a_trainer(*callbacks())
+    assert values_of(fit(resumed, resume_from=f"training_states/{name}")) == expected
+    assert_same_weights(weights_of(resumed.model), weights_of(whole.model))
+    best_again, average_again = resumed.callback_handler.callbacks[:2]
+    assert best_again.state_dict() == best.state_dict()
+    assert_same_weights(average_again.state_dict(), average.state_dict())
+
+
+def test_a_run_that_was_stopped_goes_on_from_its_final_state() -> None:
+    whole = a_trainer()
+    expected = fit(whole).get_metric_values("eval_loss_epoch")
+    for updates in (3, 5, 12):
+        stopped = a_trainer(SaveTrainingStateCallback(f"after_{updates}"), StopAfter(updates))
+        fit(stopped)
+        assert stopped.run_state.updates == updates
+        assert states_in(f"after_{updates}") == {"final"}
+        resumed = a_trainer()
+        history = fit(resumed, resume_from=f"after_{updates}")
+        assert history.get_metric_values("eval_loss_epoch") == expected
+        assert_same_weights(weights_of(resumed.model), weights_of(whole.model))
+
+
+def test_final_is_saved_once_if_the_last_epoch_asks_for_a_stop() -> None:
+    class StopAtTheEnd(TrainerCallback):
+        def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+            raise StopTrainingError
+
+    fit(a_trainer(SaveTrainingStateCallback(), StopAtTheEnd()), num_epochs=1)
+    assert verify(Path("training_states/final")).serial == 1
+
+
+@pytest.mark.parametrize("updates", [3, 5, 9])
+def test_nothing_is_saved_after_a_loss_that_is_not_finite(updates: int) -> None:
+    callback = SaveTrainingStateCallback(save_every_n_steps=4)
+    trainer = a_trainer(callback, TerminateOnNaNCallback, SpoilAfter(updates))
+    with pytest.raises(NonFiniteLossError, match="batch"):
+        fit(trainer)
+    saved = {f"step_{step}" for step in (4, 8) if step <= updates}
+    assert {path.name for path in Path().glob("training_states/*")} == saved
+
+
+def test_a_stopped_evaluation_saves_nothing() -> None:
+    class StopEvaluation(TrainerCallback):
+        def on_eval_step_end(self, trainer: Trainer, batch: Any, batch_output: dict[str, Any], **kwargs: Any) -> None:
+            raise StopTrainingError
+
+    a_trainer(SaveTrainingStateCallback(), StopEvaluation()).evaluate(DATA)
+    assert not Path("training_states").exists()
+
+
+def test_the_newest_states_are_kept_also_over_a_restart() -> None:
+    def callback() -> SaveTrainingStateCallback:
+        return SaveTrainingStateCallback(save_every_n_steps=2, save_at_end=False, max_checkpoints=2)
+
+    with pytest.raises(Die):
+        fit(a_trainer(callback(), DieAfter(7)))
+    assert states_in() == {"step_4", "step_6"}
+    fit(a_trainer(callback(), StopAfter(9)), resume_from="training_states")
+    assert states_in() == {"step_6", "step_8"}
+
+
+def test_an_older_state_is_there_until_the_new_one_is_complete() -> None:
+    class Look(TrainerCallback):
+        def on_train_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
+            found.append(states_in() if Path("training_states").exists() else set())
+
+    found: list[set[str]] = []
+    fit(a_trainer(SaveTrainingStateCallback(save_every_n_steps=1, max_checkpoints=1), Look()), num_epochs=1)
+    assert found == [set(), {"step_1"}, {"step_1", "step_2"}, {"step_2", "step_3"}, {"step_3", "step_4"}]
+    assert states_in() == {"final"}
+
+
+@pytest.mark.parametrize(
+    ("scores", "arguments", "expected"),
+    [
+        ([2, 1, 4, 3], {"keep_best": 1}, {"epoch_2", "epoch_4"}),
+        ([2, 1, 4, 3], {"keep_best": 2}, {"epoch_1", "epoch_2", "epoch_4"}),
+        ([2, 1, 4, 3], {"keep_best": 1, "greater_is_better": True}, {"epoch_3", "epoch_4"}),
+        ([1, 2, 3, 4], {"keep_best": 1, "max_checkpoints": 2}, {"epoch_1", "epoch_3", "epoch_4"}),
+        ([NAN, 2, 1, NAN], {"keep_best": 2}, {"epoch_2", "epoch_3", "epoch_4"}),
+        # The last epoch is the best one, and is there twice: it takes one of the two places.
+        ([4, 3, 2, 1], {"keep_best": 2, "save_at_end": True}, {"epoch_3", "epoch_4", "final"}),
+    ],
+)
+def test_the_best_states_are_kept(scores: list[float], arguments: dict[str, Any], expected: set[str]) -> None:
+    arguments = {"save_every_n_epochs": 1, "save_at_end": False, "watch_metric": "score", **arguments}
+    fit(a_trainer(Score(scores), SaveTrainingStateCallback(**arguments)), num_epochs=4)
+    assert states_in() == expected
+
+
+def test_a_state_inside_an_epoch_counts_with_the_evaluation_of_the_same_update() -> None:
+    evaluations = StepBasedEvaluationCallback(2)
+    arguments: dict[str, Any] = {"watch_metric": "intermediate_eval_loss", "greater_is_better": True}
+    states = SaveTrainingStateCallback(save_every_n_steps=1, keep_best=2, save_at_end=False, **arguments)
+    values = fit(a_trainer(states, evaluations)).get_metric_values("intermediate_eval_loss")
+    steps = sorted(range(2, 15, 2), key=lambda step: -values[step // 2 - 1])
+    assert states_in() == {f"step_{step}" for step in steps[:2]} | {"step_15"}
+
+
+def test_folders_with_other_names_are_left_alone() -> None:
+    class SaveOne(TrainerCallback):
+        def on_train_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
+            trainer.save_training_state("training_states/my_own")
+
+    Path("training_states/epoch_1_notes").mkdir(parents=True)
+    callback = SaveTrainingStateCallback(save_every_n_epochs=1, max_checkpoints=1, save_at_end=False)
+    fit(a_trainer(SaveOne(), callback))
+    assert {path.name for path in Path("training_states").iterdir()} == {"epoch_1_notes", "my_own", "epoch_3"}
+
+
+def test_a_state_that_cannot_be_deleted_is_a_warning_and_the_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    really_move = disk.move
+
+    def move(source: Path, target: Path) -> None:
+        if source.name == "epoch_1":
+            raise PermissionError(13, "Permission denied")
+        really_move(source, target)
+
+    monkeypatch.setattr(disk, "move", move)
+    callback = SaveTrainingStateCallback(save_every_n_epochs=1, max_checkpoints=1, save_at_end=False)
+    trainer = a_trainer(callback)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fit(trainer)
+    assert trainer.run_state.epochs == 3
+    assert states_in() == {"epoch_1", "epoch_3"}
+    assert all("cannot be deleted" in str(warning.message) for warning in caught)
+    assert len(caught) == 2
+
+
+class Clock:
+    """Time passes where the test says so."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+class Tick(TrainerCallback):
+    """Lets seconds pass during each update."""
+
+    def __init__(self, clock: Clock, seconds: float) -> None:
+        self.clock, self.seconds = clock, seconds
+
+    def on_train_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        self.clock.seconds += self.seconds
+
+
+def timed(minutes: float, *, seconds_per_update: float) -> list[TrainerCallback]:
+    class Timed(SaveTrainingStateCallback):
+        _clock = clock = Clock()  # type: ignore[assignment]
+
+    return [Tick(Timed.clock, seconds_per_update), Timed(save_every_n_minutes=minutes, save_at_end=False)]
+
+
+def test_states_are_saved_by_the_clock() -> None:
+    fit(a_trainer(*timed(1, seconds_per_update=20)))
+    # The clock starts with the first update, at its end.
+    assert states_in() == {"step_4", "step_7", "step_10", "step_13"}
+
+
+def test_a_fast_run_looks_at_the_clock_about_once_a_second() -> None:
+    looks = []
+
+    trainer = a_trainer(*timed(0.1, seconds_per_update=0.05))
+    really_ask = trainer._ranks.from_first
+
+    def ask(value: Any) -> Any:
+        if isinstance(value, tuple):
+            looks.append(trainer.run_state.updates)
+        return really_ask(value)
+
+    trainer._ranks.from_first = ask  # type: ignore[method-assign]
+    fit(trainer, num_epochs=60)
+    gaps = [after - before for before, after in zip(looks, looks[1:], strict=False)]
+    assert max(gaps) == 20
+    assert len(looks) < 25
+    assert {int(name.removeprefix("step_")) for name in states_in()} <= set(looks)
+    assert len(states_in()) == 2
+
+
+def test_numbers_that_cannot_work_are_refused_at_once() -> None:
+    for arguments in (
+        {"save_every_n_epochs": 0},
+        {"save_every_n_steps": -1},
+        {"save_every_n_minutes": 0.0},
+        {"max_checkpoints": 0},
+        {"keep_best": 0},
+    ):
+        with pytest.raises(ConfigurationError):
+            SaveTrainingStateCallback(**arguments)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="no evaluation set"):
+        fit(a_trainer(SaveTrainingStateCallback(keep_best=1)), eval_dataset=None)
+
+
+# ------------------------------------------------------------------------------------------------------ several ranks
+
+SCRIPT = """
+import sys
+
+import torch
+
+from pytorch_accelerated.callbacks.saving import SaveBestModelCallback, SaveTrainingStateCallback
+from pytorch_accelerated.callbacks.weights import ModelEmaCallback
+from tests.callbacks.runs import Score, a_trainer, assert_same_weights, fit, values_of, weights_of
+
+def callbacks():
+    return [
+        Score([3.0, 1.0, 2.0]),
+        SaveBestModelCallback(watch_metric="score"),
+        ModelEmaCallback(decay=0.5),
+        SaveTrainingStateCallback(
+            save_every_n_epochs=1,
+            save_every_n_steps=2,
+            save_every_n_minutes=100,
+            max_checkpoints=2,
+            keep_best=1,
+            watch_metric="score",
+        ),
+    ]
+
+whole = a_trainer(*callbacks())
+assert whole._ranks.count == 2
+history = fit(whole)
+score, best = whole.callback_handler.callbacks[:2]
+assert best.best_metric_epoch == 2
+saved = torch.load("best_model.pt")["model_state_dict"]
+assert_same_weights(weights_of(whole.model), saved)
+whole._ranks.wait()
+
+resumed = a_trainer(*callbacks())
+assert values_of(fit(resumed, resume_from="training_states/epoch_2")) == values_of(history)
+assert_same_weights(weights_of(resumed.model), weights_of(whole.model))
+"""
+
+
+@pytest.mark.processes
+def test_two_ranks_save_once_and_load_the_same(tmp_path: Path) -> None:
+    run_on_ranks(SCRIPT, 2, cwd=tmp_path)
+    assert states_in() == {"epoch_2", "epoch_3", "final"}

@@ -1,0 +1,410 @@
+"""Runs that end before their time: broken ones with an error, others as a success."""
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from pytorch_accelerated.callbacks.base import TrainerCallback
+from pytorch_accelerated.callbacks.evaluation import StepBasedEvaluationCallback
+from pytorch_accelerated.callbacks.stopping import EarlyStoppingCallback, TerminateOnNaNCallback
+from pytorch_accelerated.callbacks.watching import WatchedMetric
+from pytorch_accelerated.errors import ConfigurationError, NonFiniteLossError, UnknownMetricError
+from pytorch_accelerated.tracking.history import InMemoryRunHistory
+from pytorch_accelerated.trainer import Trainer
+from tests.support.processes import run_on_ranks
+from tests.support.reference import regression_data, sgd, tiny_model
+
+NAN, INF = math.nan, math.inf
+
+
+class ScoreTrainer(Trainer):
+    """Evaluations measure a score that was laid down before: one for each evaluation of the run."""
+
+    scores: Sequence[float] = ()
+
+    def training_run_start(self) -> None:
+        self.remaining = iter(self.scores[self.run_state.epochs :])
+
+    def eval_epoch_end(self) -> None:
+        self.run_history.update_metric("score", next(self.remaining, 0.0))
+
+
+def score_trainer(scores: Sequence[float], *callbacks: Any, run_history: Any = None) -> ScoreTrainer:
+    model = tiny_model()
+    trainer = ScoreTrainer(model, nn.MSELoss(), sgd(model), callbacks=callbacks, run_history=run_history, seed=5)
+    trainer.scores = scores
+    return trainer
+
+
+def epochs_run(trainer: Trainer, num_epochs: int, *, evaluate: bool = True, **kwargs: Any) -> int:
+    trainer.train(regression_data(4), num_epochs, regression_data(2) if evaluate else None, **kwargs)
+    return trainer.run_state.epochs
+
+
+# Early stopping
+
+
+@pytest.mark.parametrize(
+    ("scores", "patience", "threshold", "greater", "epochs"),
+    [
+        ([5, 4, 3, 2], 1, 0.5, False, 4),
+        ([5, 4, 4, 1], 1, 0.5, False, 3),
+        ([5, 4, 4, 1], 2, 0.5, False, 4),
+        ([5, 4.6, 4.3, 4.1], 2, 0.5, False, 4),  # 4.3 is 0.7 better than 5, the last one that counted
+        ([5, 4.5, 4, 3.5], 1, 0.5, False, 4),  # exactly the threshold counts
+        ([5, 4.51, 4, 3], 1, 0.5, False, 2),
+        ([1, 2, 3, 2.9], 1, 0.5, True, 4),
+        ([1, 2, 1.5, 9], 1, 0.5, True, 3),
+        ([3, 3, 3, 3], 2, 0, False, 3),  # no change is no improvement, whatever the threshold
+        ([NAN, NAN, 1, 0], 2, 0, False, 2),
+        ([NAN, 3, NAN, 2], 2, 0, False, 4),
+        ([INF, 3, 2, 1], 1, 0, False, 1),
+        ([-INF, 1, 2, 3], 1, 0, True, 1),
+    ],
+)
+def test_a_run_stops_after_that_many_evaluations_in_a_row_without_improvement(
+    scores, patience, threshold, greater, epochs, capsys
+):
+    stopping = EarlyStoppingCallback(patience, threshold, watch_metric="score", greater_is_better=greater)
+    assert epochs_run(score_trainer(scores, stopping), 4) == epochs
+    assert ("Stopping early: score has not improved" in capsys.readouterr().out) == (
+        stopping.evaluations_without_improvement >= patience
+    )
+
+
+def test_the_evaluation_loss_is_watched_by_default():
+    model = tiny_model()
+    trainer = Trainer(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0), callbacks=[EarlyStoppingCallback])
+    assert epochs_run(trainer, 5) == 2
+    assert trainer.run_history.get_metric_values("eval_loss_epoch") == [
+        trainer.run_history.get_latest_metric("eval_loss_epoch")
+    ] * 2
+
+
+def test_the_epoch_that_stops_the_run_is_closed_first():
+    class Events(TrainerCallback):
+        seen: tuple[str, ...] = ()
+
+        def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+            self.seen += (f"epoch {trainer.run_history.current_epoch} closed",)
+
+        def on_stop_training_error(self, trainer: Trainer, **kwargs: Any) -> None:
+            self.seen += ("stop",)
+
+        def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
+            self.seen += ("end",)
+
+    events = Events()
+    trainer = score_trainer([1, 2, 3], EarlyStoppingCallback(watch_metric="score"), events)
+    epochs_run(trainer, 3)
+    assert events.seen == ("epoch 1 closed", "epoch 2 closed", "stop", "end")
+
+
+class RecordsLater(TrainerCallback):
+    """Records a score after the other callbacks have heard that the evaluation is over, as averaged weights do."""
+
+    def on_eval_epoch_end(self, trainer: Trainer, is_intermediate: bool = False, **kwargs: Any) -> None:
+        trainer.run_history.set_metric_name_prefix("ema_model_")
+        trainer.run_history.update_metric("score", trainer.run_history.current_epoch)
+        trainer.run_history.set_metric_name_prefix("")
+
+
+def test_metrics_of_later_callbacks_count_in_the_same_epoch():
+    stopping = EarlyStoppingCallback(watch_metric="ema_model_score")
+    assert epochs_run(score_trainer([], stopping, RecordsLater()), 5) == 2
+
+
+def test_without_an_evaluation_set_a_training_metric_can_be_watched():
+    model = tiny_model()
+    stopping = EarlyStoppingCallback(watch_metric="train_loss_epoch")
+    trainer = Trainer(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0), callbacks=[stopping])
+    assert epochs_run(trainer, 5, evaluate=False) == 2
+
+
+def test_evaluations_within_an_epoch_can_stop_the_run_at_once():
+    model = tiny_model()
+    trainer = Trainer(
+        model,
+        nn.MSELoss(),
+        torch.optim.SGD(model.parameters(), lr=0),
+        callbacks=[
+            StepBasedEvaluationCallback(3),
+            EarlyStoppingCallback(early_stopping_patience=2, watch_metric="intermediate_eval_loss"),
+        ],
+    )
+    trainer.train(regression_data(20), 5, regression_data(4), per_device_batch_size=1)
+    assert trainer.run_state.updates == 9
+
+
+def test_a_metric_of_evaluations_within_epochs_may_come_epochs_later():
+    stopping = EarlyStoppingCallback(watch_metric="intermediate_eval_loss")
+    trainer = score_trainer([], StepBasedEvaluationCallback(5), stopping)
+    trainer.train(regression_data(4), 6, regression_data(2), per_device_batch_size=2)
+    assert stopping.best_metric_epoch == 3
+
+
+def test_evaluate_is_not_judged():
+    stopping = EarlyStoppingCallback(early_stopping_patience=1, watch_metric="score")
+    trainer = score_trainer([3, 2, 1], stopping)
+    epochs_run(trainer, 2)
+    trainer.remaining = iter([100.0])
+    trainer.evaluate(regression_data(2))
+    assert (stopping.best_metric, stopping.evaluations_without_improvement) == (2, 0)
+
+
+@pytest.mark.parametrize("reset_run_history", [True, False])
+def test_each_run_is_judged_by_itself_unless_told_otherwise(reset_run_history):
+    forgetting = EarlyStoppingCallback(watch_metric="score")
+    trainer = score_trainer([1, 0], forgetting)
+    epochs_run(trainer, 2)
+    trainer.scores = [5, 4]
+    assert epochs_run(trainer, 2, reset_run_history=reset_run_history) == 2
+
+    remembering = EarlyStoppingCallback(watch_metric="score", reset_on_train=False)
+    trainer = score_trainer([1, 0], remembering)
+    epochs_run(trainer, 2)
+    trainer.scores = [5, 4]
+    assert epochs_run(trainer, 2, reset_run_history=reset_run_history) == 1
+
+
+def test_values_from_before_the_callback_was_there_are_not_judged():
+    trainer = score_trainer([1, 2, 3])
+    epochs_run(trainer, 3)
+    trainer.callback_handler.add_callback(EarlyStoppingCallback(watch_metric="score"))
+    trainer.scores = [9, 8]
+    assert epochs_run(trainer, 2, reset_run_history=False) == 2
+
+
+def save_every_epoch(folder: Path) -> TrainerCallback:
+    class Save(TrainerCallback):
+        def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+            trainer.save_training_state(folder / f"epoch_{trainer.run_history.current_epoch}")
+
+    return Save()
+
+
+@pytest.mark.parametrize("resume_after", [1, 2, 3, 4, 5])
+def test_a_resumed_run_stops_where_the_uninterrupted_one_does(resume_after, tmp_path):
+    scores = [5, 4, 6, 6, 6, 6, 6, 1]
+    whole = EarlyStoppingCallback(3, watch_metric="score")
+    assert epochs_run(score_trainer(scores, whole, save_every_epoch(tmp_path)), 8) == 5
+    resumed = EarlyStoppingCallback(3, watch_metric="score")
+    trainer = score_trainer(scores, resumed)
+    assert epochs_run(trainer, 8, resume_from=tmp_path / f"epoch_{resume_after}") == 5
+    assert resumed.state_dict() == whole.state_dict()
+
+
+def test_several_metrics_can_be_watched_in_one_run():
+    trainer = score_trainer(
+        [3, 2, 1, 2],
+        EarlyStoppingCallback(watch_metric="score"),
+        EarlyStoppingCallback(early_stopping_patience=100),
+    )
+    assert epochs_run(trainer, 6) == 4
+
+
+def test_a_subclass_needs_neither_constructor_nor_other_events():
+    class Mine(EarlyStoppingCallback):
+        watch_metric = "score"
+
+        def __init__(self) -> None:
+            pass
+
+        def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+            pass
+
+    assert epochs_run(score_trainer([1, 2, 3], Mine()), 3) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ({"early_stopping_patience": 0}, "early_stopping_patience` is 0"),
+        ({"early_stopping_threshold": -0.1}, "early_stopping_threshold` is -0.1"),
+        ({"early_stopping_threshold": NAN}, "early_stopping_threshold` is nan"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(arguments, complaint):
+    with pytest.raises(ConfigurationError, match=complaint):
+        EarlyStoppingCallback(**arguments)
+
+
+# Which names can be watched
+
+
+@pytest.mark.parametrize("name", ["eval_loss_epoch", "intermediate_eval_loss", "ema_model_eval_loss_epoch"])
+def test_a_metric_of_evaluations_without_an_evaluation_set_is_refused_before_the_run(name):
+    trainer = score_trainer([], EarlyStoppingCallback(watch_metric=name))
+    with pytest.raises(ConfigurationError, match=f"'{name}', but there is no evaluation set"):
+        epochs_run(trainer, 1, evaluate=False)
+    assert trainer.run_state.updates == 0
+
+
+def test_the_metric_of_evaluate_is_refused_before_a_training_run():
+    trainer = score_trainer([], EarlyStoppingCallback(watch_metric="evaluation_loss"))
+    with pytest.raises(UnknownMetricError, match="Watch 'eval_loss_epoch'"):
+        epochs_run(trainer, 1)
+    assert trainer.run_state.updates == 0
+
+
+def test_a_name_that_nobody_records_is_refused_after_the_first_evaluation():
+    trainer = score_trainer([1, 1], EarlyStoppingCallback(watch_metric="scores"))
+    with pytest.raises(
+        UnknownMetricError, match="'scores'.* There is: 'train_loss_epoch', 'score', 'eval_loss_epoch'.* record"
+    ):
+        epochs_run(trainer, 3)
+    assert trainer.run_state.updates == 1
+
+
+# Which values are better
+
+
+numbers = st.floats(allow_nan=False)
+
+
+@given(new=numbers, best=numbers, threshold=st.floats(0, 10))
+def test_better_means_beyond_the_best_one_by_at_least_the_threshold(new, best, threshold):
+    assert WatchedMetric("m").is_better(new, best, threshold) == (new < best and best - new >= threshold)
+    assert WatchedMetric("m", True).is_better(new, best, threshold) == (new > best and new - best >= threshold)
+
+
+@given(best=st.none() | st.floats(), greater=st.booleans())
+def test_a_value_that_is_not_a_number_is_never_better(best, greater):
+    assert not WatchedMetric("m", greater).is_better(NAN, best)
+
+
+@given(new=st.floats(allow_nan=False, allow_infinity=False), greater=st.booleans())
+def test_any_finite_value_is_better_than_none(new, greater):
+    assert WatchedMetric("m", greater).is_better(new, None)
+
+
+def test_the_latest_value_is_found_in_the_history_of_users_too():
+    class OwnHistory(InMemoryRunHistory):
+        pass
+
+    trainer = score_trainer([4, 3], run_history=OwnHistory())
+    epochs_run(trainer, 2)
+    assert WatchedMetric("score").latest(trainer) == 3
+    with pytest.raises(UnknownMetricError, match="There is: "):
+        WatchedMetric("other").latest(trainer)
+
+
+# Losses that are not finite
+
+
+class BadLoss(Trainer):
+    """The loss of one training batch, or of the first evaluation batch, is made bad."""
+
+    bad_step: int | None = None
+    bad_value = NAN
+
+    def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
+        output = super().calculate_train_batch_loss(batch)
+        if self.run_state.epochs == 1 and self.run_state.batches_in_epoch == self.bad_step:
+            output["loss"] = output["loss"] * self.bad_value
+        return output
+
+    def calculate_eval_batch_loss(self, batch: Any) -> dict[str, Any]:
+        output = super().calculate_eval_batch_loss(batch)
+        return output if self.bad_step is not None else {**output, "loss": output["loss"] * self.bad_value}
+
+
+class Endings(TrainerCallback):
+    seen: tuple[str, ...] = ()
+
+    def on_stop_training_error(self, trainer: Trainer, **kwargs: Any) -> None:
+        self.seen += ("stop",)
+
+    def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        self.seen += ("training end",)
+
+    def on_evaluation_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        self.seen += ("evaluation end",)
+
+
+def bad_loss_trainer(bad_step: int | None, bad_value: float) -> tuple[BadLoss, Endings]:
+    endings = Endings()
+    model = tiny_model()
+    trainer = BadLoss(model, nn.MSELoss(), sgd(model), callbacks=[TerminateOnNaNCallback, endings])
+    trainer.bad_step, trainer.bad_value = bad_step, bad_value
+    return trainer, endings
+
+
+@pytest.mark.parametrize("bad_value", [NAN, INF, -INF])
+@pytest.mark.parametrize("bad_step", [0, 3, 70, 79])
+def test_a_bad_training_loss_ends_the_run_with_an_error_that_names_the_batch(bad_step, bad_value):
+    trainer, endings = bad_loss_trainer(bad_step, bad_value)
+    with pytest.raises(NonFiniteLossError, match=f"In epoch 2, the loss of batch {bad_step} .*'train_loss_epoch'.*try"):
+        trainer.train(regression_data(80), 5, per_device_batch_size=1)
+    assert endings.seen == ("stop", "training end")
+    assert trainer.run_history.get_metric_values("train_loss_epoch") == [
+        trainer.run_history.get_latest_metric("train_loss_epoch")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("run", "metric", "endings"),
+    [
+        (lambda trainer, data: trainer.train(data, 3, data), "eval_loss_epoch", ("stop", "training end")),
+        (lambda trainer, data: trainer.evaluate(data), "evaluation_loss", ("stop", "evaluation end")),
+    ],
+)
+def test_a_bad_evaluation_loss_ends_the_run_with_an_error(
+    run: Callable[[Trainer, Any], Any], metric: str, endings: tuple[str, ...]
+):
+    trainer, seen = bad_loss_trainer(None, NAN)
+    with pytest.raises(NonFiniteLossError, match=f"In epoch 1, the loss of batch 0 .*'{metric}'"):
+        run(trainer, regression_data(8))
+    assert seen.seen == endings
+
+
+ON_RANKS = """
+import torch
+from torch import nn
+from pytorch_accelerated.callbacks.stopping import EarlyStoppingCallback, TerminateOnNaNCallback
+from pytorch_accelerated.errors import NonFiniteLossError
+from pytorch_accelerated.trainer import Trainer
+from tests.support.reference import regression_data, sgd, tiny_model
+
+
+class OneBadRank(Trainer):
+    def calculate_train_batch_loss(self, batch):
+        output = super().calculate_train_batch_loss(batch)
+        if self._ranks.index == 1 and self.run_state.batches_in_epoch == 2:
+            output["loss"] = output["loss"] * float("nan")
+        return output
+
+
+trainer = OneBadRank(model := tiny_model(), nn.MSELoss(), sgd(model), callbacks=[TerminateOnNaNCallback])
+try:
+    trainer.train(regression_data(20), 3, per_device_batch_size=1)
+except NonFiniteLossError as error:
+    print(str(error)[:34])
+
+
+class OwnScores(Trainer):
+    def eval_epoch_end(self):
+        # Each rank has another opinion; that of rank 0 counts.
+        self.run_history.update_metric("score", (self._ranks.index or -1) * self.run_history.current_epoch)
+
+
+stopping = EarlyStoppingCallback(2, watch_metric="score", greater_is_better=True)
+trainer = OwnScores(model := tiny_model(), nn.MSELoss(), sgd(model), callbacks=[stopping])
+trainer.train(regression_data(20), 9, regression_data(5))
+print(trainer.run_state.epochs, stopping.best_metric)
+torch.distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.processes
+def test_all_ranks_end_together_and_each_with_the_same_reason():
+    for stdout in run_on_ranks(ON_RANKS, 2).stdout_of_ranks:
+        assert re.sub(r"Stopping early.*\n", "", stdout) == "In epoch 1, the loss of batch 2 (c\n3 -1\n"

@@ -1,0 +1,322 @@
+"""Batches of data in memory equal what torch makes of the single samples, and never share its memory."""
+
+from collections import OrderedDict, namedtuple
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
+
+from pytorch_accelerated.data.arrays import ArrayDataset, as_array_dataset
+from pytorch_accelerated.data.loading import check_dataset
+from pytorch_accelerated.errors import ArgumentTypeError, DataError
+
+ROWS = 6
+PICKED = [4, 0, 0, 5]  # in any order, one of them twice
+
+TORCH_DTYPES = [
+    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.complex64,
+    torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32, torch.uint64,
+    torch.bool,
+]  # fmt: skip
+NUMPY_DTYPES = ["?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "c8", "c16"]
+
+
+def rows(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Rows that differ from each other as far as the dtype can tell."""
+    return torch.arange(1, 1 + ROWS * torch.Size(shape).numel()).view(ROWS, *shape).to(dtype)
+
+
+def array(*shape: int, dtype: Any = "f4") -> np.ndarray[Any, Any]:
+    return np.arange(1, 1 + ROWS * int(np.prod(shape))).reshape(ROWS, *shape).astype(dtype)
+
+
+def as_it_should_be(dataset: Any, indices: list[int]) -> Any:
+    return default_collate([dataset[index] for index in indices])
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    """Equal types, structure, dtypes and values."""
+    assert type(found) is type(expected)
+    if isinstance(expected, torch.Tensor):
+        assert found.dtype == expected.dtype
+        assert found.shape == expected.shape
+        assert found.device == expected.device
+        octets = [tensor.contiguous().view(torch.uint8) if tensor.ndim else tensor for tensor in (found, expected)]
+        assert torch.equal(*octets)
+    elif isinstance(expected, dict):
+        assert list(found) == list(expected)
+        for key, value in expected.items():
+            assert_same(found[key], value)
+    elif isinstance(expected, (tuple, list)):
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            assert_same(one, other)
+    else:
+        assert found == expected
+
+
+def assert_batches_are_torchs(dataset: Any, samples: Any = None) -> None:
+    """The batches of `dataset` are those that `default_collate` makes of `samples`, by default its own."""
+    arrays = as_array_dataset(dataset)
+    assert arrays is not None
+    reference = arrays if samples is None else samples
+    assert len(arrays) == len(reference)
+    for picked in (PICKED, [3], list(range(ROWS))):
+        picked = [index for index in picked if index < len(reference)]
+        assert_same(arrays.fetch(torch.tensor(picked)), as_it_should_be(reference, picked))
+    assert_same(arrays.fetch(slice(1, 3)), as_it_should_be(reference, [1, 2]))
+    # A slice over the end has fewer rows, as in a list.
+    assert_same(arrays.fetch(slice(2, 100)), as_it_should_be(reference, list(range(2, len(reference)))))
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3)])
+@pytest.mark.parametrize("dtype", TORCH_DTYPES, ids=str)
+def test_batches_of_tensors_are_torchs(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    tensor = rows(*shape, dtype=dtype)
+    assert_batches_are_torchs(tensor, samples=tensor)
+    assert_batches_are_torchs(TensorDataset(tensor), samples=TensorDataset(tensor))
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3)])
+@pytest.mark.parametrize("dtype", NUMPY_DTYPES)
+def test_batches_of_arrays_are_torchs(dtype: str, shape: tuple[int, ...]) -> None:
+    data = array(*shape, dtype=dtype)
+    if dtype == "u8" and not shape:  # torch cannot collate single numbers of this dtype
+        fetched = ArrayDataset(data).fetch(torch.tensor(PICKED))
+        assert_same(fetched, torch.from_numpy(data[PICKED]))
+    else:
+        assert_batches_are_torchs(data, samples=data)
+
+
+Point = namedtuple("Point", ["x", "y"])
+
+STRUCTURES: dict[str, Callable[[], Any]] = {
+    "pair": lambda: (rows(2), rows(dtype=torch.int64)),
+    "tuple of one": lambda: (rows(2),),
+    "mixed": lambda: (rows(2), array(3, dtype="i4"), array(dtype="f8")),
+    "dict": lambda: {"inputs": rows(2), "labels": array(dtype="i8")},
+    "nested dict": lambda: {"inputs": {"ids": rows(2), "mask": array(2, dtype="?")}, "labels": rows()},
+    "dict in a tuple": lambda: ({"ids": rows(2), "mask": rows(2)}, rows()),
+    "tuple in a dict": lambda: {"pair": (rows(2), rows(3)), "list": [rows(), array(2)]},
+    "deep": lambda: {"a": {"b": ({"c": rows()}, [rows(1), (array(),)])}},
+}
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_batches_of_structures_are_torchs(structure: str) -> None:
+    data = STRUCTURES[structure]()
+    assert_batches_are_torchs(data)
+    sample = as_array_dataset(data)[1]  # type: ignore[index]
+    assert_same(sample, _row_of(data, 1))
+
+
+def _row_of(data: Any, row: int) -> Any:
+    if isinstance(data, dict):
+        return {key: _row_of(value, row) for key, value in data.items()}
+    if isinstance(data, (tuple, list)):
+        return type(data)(_row_of(value, row) for value in data)
+    return data[row]
+
+
+UNUSUAL_ARRAYS: dict[str, Callable[[], np.ndarray[Any, Any]]] = {
+    "strings": lambda: np.array(["a", "bc", "d", "", "e", "f"]),
+    "bytes": lambda: np.array([b"a", b"bc", b"d", b"", b"e", b"f"]),
+    "object strings": lambda: np.array(["a", "bc", "d", "", "e", "f"], dtype=object),
+    "object numbers": lambda: np.array([3, 1, 4, 1, 5, 9], dtype=object),
+    "reversed": lambda: array(2)[::-1],
+    "other byte order": lambda: array(dtype=">f4"),
+    "transposed": lambda: np.asfortranarray(array(3, 2)).swapaxes(1, 2),
+    "broadcast": lambda: np.broadcast_to(np.arange(3.0), (ROWS, 3)),
+    "every other row": lambda: np.arange(4.0 * ROWS).reshape(2 * ROWS, 2)[::2],
+    "without columns": lambda: np.zeros((ROWS, 0)),
+}
+
+
+@pytest.mark.parametrize("kind", UNUSUAL_ARRAYS)
+def test_batches_of_unusual_arrays_are_torchs(kind: str) -> None:
+    data = UNUSUAL_ARRAYS[kind]()
+    assert_batches_are_torchs(data, samples=data)
+    assert_batches_are_torchs({"a": data, "b": rows(2)})
+
+
+def test_a_transposed_tensor_and_one_with_a_graph_are_nothing_special() -> None:
+    assert_batches_are_torchs(torch.arange(2.0 * ROWS).view(2, ROWS).T)
+    weights = rows(2).requires_grad_()
+    batch = as_array_dataset(weights).fetch(torch.tensor(PICKED))  # type: ignore[union-attr]
+    batch.sum().backward()
+    assert torch.equal(weights.grad[:, 0], torch.tensor([2.0, 0, 0, 0, 1, 1]))  # type: ignore[index]
+
+
+# ---------------------------------------------------------------------------------------------------------- read-only
+
+
+def test_a_memory_map_and_a_read_only_array_need_no_copy_and_cause_no_warning(tmp_path: Path) -> None:
+    np.save(tmp_path / "data.npy", array(3))
+    mapped = np.load(tmp_path / "data.npy", mmap_mode="r")
+    assert_batches_are_torchs(mapped, samples=array(3))
+
+    read_only = array(3)
+    read_only.flags.writeable = False
+    assert_batches_are_torchs(read_only, samples=array(3))
+    arrays = as_array_dataset((mapped, read_only))
+    assert arrays is not None
+    for part in arrays.fetch(slice(0, ROWS)):
+        part.zero_()
+    assert np.array_equal(mapped, array(3))
+    assert np.array_equal(read_only, array(3))
+
+
+@pytest.mark.parametrize("with_indices", [False, True])
+@pytest.mark.parametrize("structure", ["pair", "mixed", "nested dict"])
+def test_batches_never_share_memory_with_the_data(structure: str, with_indices: bool) -> None:
+    data, untouched = STRUCTURES[structure](), STRUCTURES[structure]()
+    arrays = ArrayDataset(data, torch.arange(ROWS) if with_indices else None)
+    # All rows in order is where a view would be most tempting.
+    for indices in (slice(0, ROWS), slice(2, 3), torch.arange(ROWS), torch.tensor([3])):
+        _overwrite(arrays.fetch(indices))
+    assert_same(_as_tensors(data), _as_tensors(untouched))
+
+
+def _overwrite(batch: Any) -> None:
+    if isinstance(batch, torch.Tensor):
+        batch.zero_()
+    else:
+        for part in batch.values() if isinstance(batch, dict) else batch:
+            _overwrite(part)
+
+
+def _as_tensors(data: Any) -> Any:
+    if isinstance(data, dict):
+        return {key: _as_tensors(value) for key, value in data.items()}
+    if isinstance(data, tuple):
+        return tuple(map(_as_tensors, data))
+    return torch.as_tensor(data)
+
+
+# --------------------------------------------------------------------------------------------------------- subsets
+
+
+SUBSET_INDICES: dict[str, Any] = {
+    "list": [5, 1, 1, 3],
+    "negative": [-1, 1, -6, 3],
+    "range": range(4, 0, -1),
+    "array": np.array([5, 1, 2]),
+    "tensor": torch.tensor([5, 1, 2]),
+    "numbers of torch": list(torch.tensor([5, 1, 2])),
+    "numbers of numpy": list(np.array([5, 1, 2], dtype="i4")),
+}
+
+
+@pytest.mark.parametrize("indices", SUBSET_INDICES)
+def test_batches_of_a_subset_are_torchs(indices: str) -> None:
+    subset = Subset(TensorDataset(rows(2), rows()), SUBSET_INDICES[indices])
+    assert_batches_are_torchs(subset, samples=subset)
+    assert_batches_are_torchs(Subset(array(2), SUBSET_INDICES[indices]), samples=array(2)[SUBSET_INDICES[indices]])
+
+
+def test_subsets_of_subsets_are_composed() -> None:
+    inner = Subset(TensorDataset(rows(2), rows()), [5, 4, -4, 1])
+    outer = Subset(inner, [-1, 0, 2])
+    assert_batches_are_torchs(outer, samples=outer)
+    assert_batches_are_torchs(Subset(outer, [2, 1, 0]), samples=Subset(outer, [2, 1, 0]))
+    arrays = ArrayDataset((rows(2), rows()), torch.tensor([3, 3, 0, 1]))
+    assert_batches_are_torchs(Subset(arrays, [1, 2, -1]), samples=Subset(arrays, [1, 2, -1]))
+
+
+def test_a_subset_is_seen_as_it_was_made_and_the_data_as_it_is() -> None:
+    data = rows(2)
+    subset = Subset(TensorDataset(data), [4, 5])
+    arrays = as_array_dataset(subset)
+    data[4] = -1.0
+    assert_same(arrays.fetch(torch.tensor([0])), [torch.tensor([[-1.0, -1.0]])])  # type: ignore[union-attr]
+
+
+def test_an_empty_subset_has_no_rows() -> None:
+    arrays = as_array_dataset(Subset(TensorDataset(rows(2)), []))
+    assert arrays is not None
+    assert len(arrays) == 0
+
+
+def test_samples_are_counted_from_the_end_too_and_end_where_the_data_does() -> None:
+    arrays = ArrayDataset(rows(2), torch.tensor([5, 3]))
+    assert torch.equal(arrays[-1], rows(2)[3])
+    assert torch.equal(arrays[0], rows(2)[5])
+    for index in (2, -3):
+        with pytest.raises(IndexError, match=f"Sample {index} .* there are 2"):
+            arrays[index]
+    assert [tuple(sample.tolist()) for sample in arrays] == [(11.0, 12.0), (7.0, 8.0)]  # a plain loop ends
+
+
+# ----------------------------------------------------------------------------------------- what is no array dataset
+
+
+class Doubled(TensorDataset):
+    def __getitem__(self, index: int) -> Any:
+        return tuple(2 * tensor for tensor in super().__getitem__(index))
+
+
+class Shifted(Subset[Any]):
+    def __getitem__(self, index: Any) -> Any:
+        return super().__getitem__(index + 1)
+
+
+class Squares(Dataset[Any]):
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.tensor(index**2)
+
+
+NO_ARRAYS: dict[str, Callable[[], Any]] = {
+    "subclass of TensorDataset": lambda: Doubled(rows()),
+    "subclass of Subset": lambda: Shifted(TensorDataset(rows()), [0, 1, 2]),
+    "Subset of something else": lambda: Subset(Squares(), [0, 1]),
+    "sparse tensors": lambda: TensorDataset(rows(3).to_sparse(), rows()),
+    "parameter": lambda: TensorDataset(torch.nn.Parameter(rows(2)), rows()),
+    "list of samples": lambda: list(zip(rows(2), rows(), strict=True)),
+    "tuple of samples": lambda: tuple(zip(rows(2), rows(), strict=True)),
+    "dataset": Squares,
+}
+
+
+@pytest.mark.parametrize("kind", NO_ARRAYS)
+def test_what_may_have_other_samples_is_left_to_torch(kind: str) -> None:
+    dataset = NO_ARRAYS[kind]()
+    assert as_array_dataset(dataset) is None
+    check_dataset(dataset)
+
+
+BAD_DATA: dict[str, tuple[Any, str]] = {
+    "lengths": ((rows(2), rows()[:5]), r"data\[0\] has 6, data\[1\] has 5"),
+    "nested lengths": ({"a": {"b": rows()[:4]}, "c": array()}, r"data\['a'\]\['b'\] has 4, data\['c'\] has 6"),
+    "numbers": ({"a": rows(), "b": 3}, r"data\['b'\] of the dataset is int"),
+    "list of numbers": ((rows(2), [0, 1, 0, 1, 1, 0]), r"data\[1\]\[0\] of the dataset is int"),
+    "0-dim": ((rows(), torch.tensor(3.0)), r"data\[1\] of the dataset is a single number"),
+    "0-dim array": (np.float32(3.0) * np.ones(()), r"data of the dataset is a single number"),
+    "nothing": ({}, "there are no arrays"),
+    "nothing within": ({"a": {}, "b": ()}, "there are no arrays"),
+    "named tuple": ({"a": Point(rows(), rows())}, r"data\['a'\] of the dataset is Point"),
+    "ordered dict": ({"a": OrderedDict(b=rows())}, r"data\['a'\] of the dataset is OrderedDict"),
+    "sparse": ((rows(3).to_sparse(), rows()), r"data\[0\] of the dataset is a sparse Tensor"),
+    "matrix": ((np.ma.masked_array(array()), rows()), r"data\[0\] of the dataset is MaskedArray"),
+    "string": ({"text": "abc"}, r"data\['text'\] of the dataset is str"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_DATA)
+def test_bad_data_is_refused_by_name(kind: str) -> None:
+    data, message = BAD_DATA[kind]
+    with pytest.raises(DataError, match=message) as raised:
+        check_dataset(data)
+    assert "Pass" in str(raised.value)
+
+
+def test_a_mapping_of_another_kind_is_refused_with_what_to_do() -> None:
+    with pytest.raises(ArgumentTypeError, match=r"OrderedDict.*dict\(") as raised:
+        check_dataset(OrderedDict(inputs=rows(2), labels=rows()))
+    assert "Pass" in str(raised.value)
