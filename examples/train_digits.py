@@ -18,7 +18,7 @@ from pytorch_accelerated.schedulers import CosineLrScheduler
 
 
 def load_datasets():
-    """Training, evaluation and held-out digits: pairs of an image, 1x8x8 from 0 to 1, and its label."""
+    """Digits to train on, to evaluate on, and to hold out: pairs of an image, 1x8x8 from 0 to 1, and its label."""
     digits = load_digits()
     images = torch.tensor(digits.images[:, None] / 16, dtype=torch.float32)
     return random_split(TensorDataset(images, torch.tensor(digits.target)), [1197, 300, 300])
@@ -27,19 +27,14 @@ def load_datasets():
 class DigitsNet(nn.Sequential):
     def __init__(self):
         super().__init__(
-            nn.Conv2d(1, 32, kernel_size=3, padding=1),
-            nn.ReLU(),
-            nn.Conv2d(32, 64, kernel_size=3, padding=1),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Flatten(),
-            nn.Dropout(0.25),
-            nn.Linear(64 * 4 * 4, 10),
+            *(nn.Conv2d(1, 32, kernel_size=3, padding=1), nn.BatchNorm2d(32), nn.ReLU()),
+            *(nn.Conv2d(32, 64, kernel_size=3, padding=1), nn.BatchNorm2d(64), nn.ReLU()),
+            *(nn.MaxPool2d(2), nn.Flatten(), nn.Dropout(0.25), nn.Linear(64 * 4 * 4, 10)),
         )
 
 
 class AccuracyCallback(TrainerCallback):
-    """Records how many of the evaluated digits are recognised."""
+    """Records the share of evaluated digits that are recognised."""
 
     def on_eval_epoch_start(self, trainer, **kwargs):
         self.is_right = []
@@ -76,9 +71,20 @@ def main(num_epochs, output_dir):
 
     predictions = trainer.predict(test_set, per_device_batch_size=100).argmax(dim=1)
     labels = torch.tensor([label for _, label in test_set])
-    num_right = (predictions == labels).sum().item()
-    trainer.print(f"\nHeld-out digits: {num_right} of {len(labels)} recognised ({num_right / len(labels):.1%})")
-    trainer.print(f"Model:  {output_dir / 'model.pt'}\nCurves: {output_dir / 'curves.png'}")
+    mistaken = (predictions != labels).nonzero().flatten().tolist()
+    num_right = len(test_set) - len(mistaken)
+
+    trainer.print(f"\nHeld-out digits: {num_right} of {len(test_set)} recognised, {num_right / len(test_set):.1%}")
+    if mistaken:
+        trainer.print("\n" + side_by_side([test_set[index][0] for index in mistaken[:4]]))
+        trainer.print("".join(f"{f'{labels[i]}, taken for {predictions[i]}':20}" for i in mistaken[:4]))
+    trainer.print(f"\nModel:  {output_dir / 'model.pt'}\nCurves: {output_dir / 'curves.png'}")
+
+
+def side_by_side(images, shades=" .:+#@"):
+    """Up to four images as text."""
+    rows = torch.cat([nn.functional.pad(image[0], (0, 2)) for image in images], dim=1)
+    return "\n".join("".join(2 * shades[round(pixel * 5)] for pixel in row) for row in rows.tolist())
 
 
 if __name__ == "__main__":

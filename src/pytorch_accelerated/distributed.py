@@ -18,6 +18,8 @@ from pytorch_accelerated.errors import ArgumentTypeError, LaunchError
 
 __all__ = ["Ranks", "create_accelerator", "notebook_launcher", "send_to_device"]
 
+_ASKED_BY_TRAINER = "_precision_was_asked_for_by_a_trainer"
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -27,10 +29,11 @@ def create_accelerator(mixed_precision: str | None = None) -> Accelerator:
     Raises:
         LaunchError: if the launcher asked for several processes that would train together, and they would not.
     """
-    if mixed_precision is not None and AcceleratorState._shared_state:
-        if AcceleratorState().mixed_precision != mixed_precision:
-            # accelerate keeps one precision per process; a trainer that asks for another one starts afresh.
-            AcceleratorState._reset_state()
+    # accelerate keeps one precision per process. One that a trainer asked for must not become the next one's; one that
+    # the user's own Accelerator has stays unless something else is asked for.
+    shared = AcceleratorState._shared_state
+    if shared and (mixed_precision or shared.get(_ASKED_BY_TRAINER)) and mixed_precision != shared["_mixed_precision"]:
+        AcceleratorState._reset_state()
     asked = int(os.environ.get("WORLD_SIZE", "1"))
     accelerator = Accelerator(
         mixed_precision=mixed_precision,
@@ -41,6 +44,8 @@ def create_accelerator(mixed_precision: str | None = None) -> Accelerator:
         gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
         step_scheduler_with_optimizer=False,
     )
+    if mixed_precision is not None:
+        shared[_ASKED_BY_TRAINER] = True
     if accelerator.num_processes != asked and "WORLD_SIZE" in os.environ:
         raise LaunchError(
             f"The launcher started {asked} processes that should train together (WORLD_SIZE={asked}), but accelerate "

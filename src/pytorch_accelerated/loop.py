@@ -71,12 +71,12 @@ class TrainingLoop(TrainerHooks):
                 if self.run_state.phase is RunPhase.EPOCH_CLOSED:
                     self.run_state.start_epoch()
                 self._run_epoch()
-        except StopTrainingError:
-            self._emit("on_stop_training_error")
+        except StopTrainingError as stop:
+            self._emit("on_stop_training_error", reason=str(stop))
         except NonFiniteLossError as error:
             failure = error
+            self._emit("on_stop_training_error", reason=str(error))
             self._requested_states.clear()  # nothing is saved from a model that may be spoilt
-            self._emit("on_stop_training_error")
         self._act_on_requests()
         self._release_model()
         with contextlib.suppress(StopTrainingError):  # the run is over anyway
@@ -200,11 +200,11 @@ class TrainingLoop(TrainerHooks):
             self._stop_if_asked()
             self._run_eval_epoch(self._eval_dataloader, is_training=False)
             self._stop_if_asked()
-        except StopTrainingError:
-            self._emit("on_stop_training_error")
+        except StopTrainingError as stop:
+            self._emit("on_stop_training_error", reason=str(stop))
         except NonFiniteLossError as error:
             failure = error
-            self._emit("on_stop_training_error")
+            self._emit("on_stop_training_error", reason=str(error))
         self._release_model()
         with contextlib.suppress(StopTrainingError):
             self._moment("evaluation_run_end", "on_evaluation_run_end")
@@ -215,7 +215,7 @@ class TrainingLoop(TrainerHooks):
         """Every batch of `loader` into `collector`."""
         with self._evaluating(restore_modes=True):
             self.model.eval()
-            self._emit("on_prediction_run_start")
+            self._emit("on_prediction_run_start", num_batches=loader.num_rounds)
             with torch.no_grad():
                 for round_ in self._rounds(loader):
                     self._in_round(round_, self._predict_batch, round_.batch, round_.start, collector)
@@ -517,8 +517,8 @@ def loss_and_size(output: Any, *, hook: str) -> tuple[torch.Tensor, Any]:
     except (KeyError, TypeError, IndexError) as error:
         entries = f" with {', '.join(map(repr, output)) or 'nothing in it'}" if isinstance(output, Mapping) else ""
         raise HookOutputError(
-            f"`{hook}` returned a {type(output).__name__}{entries}, but the loop needs a dict with 'loss' (a tensor with "
-            "one element), 'model_outputs' and 'batch_size'. Return one."
+            f"`{hook}` returned a {type(output).__name__}{entries}, but the loop needs a dict with 'loss' (a tensor "
+            "with one element), 'model_outputs' and 'batch_size'. Return one."
         ) from error
     count = output.get("num_items_in_batch")
     return loss, size if count is None else count

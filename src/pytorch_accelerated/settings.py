@@ -107,7 +107,7 @@ def _check_limit(name: str, value: Any, wrong_kinds: list[str], wrong_values: li
         return
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         wrong_kinds.append(f"`{name}` is {value!r}, a {type(value).__name__}: give a number, or None not to clip")
-    elif not (value > 0 and math.isfinite(value)):
+    elif not 0 < float(value) < math.inf:
         wrong_values.append(f"`{name}` is {value}, which would leave no gradient: give a number above 0, or None")
 
 

@@ -33,6 +33,7 @@ from pytorch_accelerated.loop import TrainingLoop
 from pytorch_accelerated.placeholders import TrainerPlaceholderValues, replace_trainer_placeholder_values
 from pytorch_accelerated.prediction import collect_predictions
 from pytorch_accelerated.preparation import PreparedModel
+from pytorch_accelerated.progress.display import above_bars
 from pytorch_accelerated.run_config import TrainerRunConfig
 from pytorch_accelerated.run_state import RunState
 from pytorch_accelerated.seeding import derived_seed, mixed_seed, set_seed
@@ -118,6 +119,7 @@ class Trainer(TrainingLoop):
         self._callbacks = callbacks
         self._given_accelerator = accelerator
         self._accelerator: Accelerator = self._create_accelerator()
+        self._precision = str(self._accelerator.mixed_precision)
         self._ranks = Ranks(self._accelerator)
         self.callback_handler: CallbackHandler = self._create_callback_handler()
         limit = batch_limit_from_environment()
@@ -426,7 +428,8 @@ class Trainer(TrainingLoop):
     def print(self, *args: Any, **kwargs: Any) -> None:
         """`print` on the first process of each node."""
         if self._ranks.is_first_of_node:
-            print(*args, **kwargs)
+            with above_bars():
+                print(*args, **{"flush": True, **kwargs})
 
     @property
     def device(self) -> torch.device:
@@ -463,6 +466,7 @@ class Trainer(TrainingLoop):
         if self._is_running:
             yield
             return
+        self._renew_accelerator()
         self._reset_control()
         self._is_running = True
         try:
@@ -534,6 +538,11 @@ class Trainer(TrainingLoop):
                 "`gradient_accumulation_steps` to `train`."
             )
         return accelerator
+
+    def _renew_accelerator(self) -> None:
+        """accelerate has one precision per process: come back to ours if another trainer has changed it."""
+        if str(self._accelerator.mixed_precision) != self._precision:
+            self._accelerator = self._create_accelerator()
 
     def _create_callback_handler(self) -> CallbackHandler:
         """The handler of the callbacks given to the constructor."""

@@ -66,9 +66,7 @@ def save_best_score(**kwargs: Any) -> SaveBestModelCallback:
         ([math.inf, 5.0, NAN], False, 1),
     ],
 )
-def test_a_run_ends_with_the_weights_of_the_best_epoch(
-    scores: list[float], greater_is_better: bool, best: int
-) -> None:
+def test_a_run_ends_with_the_weights_of_the_best_epoch(scores: list[float], greater_is_better: bool, best: int) -> None:
     score, callback = Score(scores), save_best_score(greater_is_better=greater_is_better)
     trainer = a_trainer(score, callback)
     fit(trainer)

@@ -19,7 +19,13 @@ SEED = 5
 
 
 def compare_with_big_batches(
-    size: int, batch_size: int, steps: int, *, ranks: int, clip_norm: float | None = None, clip_value: float | None = None
+    size: int,
+    batch_size: int,
+    steps: int,
+    *,
+    ranks: int,
+    clip_norm: float | None = None,
+    clip_value: float | None = None,
 ) -> None:
     """Train two epochs with accumulation on `ranks` ranks; the result must be that of one big batch per update."""
     data = regression_data(size)

@@ -31,7 +31,7 @@ class TrainerCallback:
         """A batch is about to be used for training."""
 
     def on_train_step_end(
-        self, trainer: Trainer, batch: Any, batch_output: dict[str, Any], step: int = 0, **kwargs: Any
+        self, trainer: Trainer, *, batch: Any, batch_output: dict[str, Any], step: int = 0, **kwargs: Any
     ) -> None:
         """The loss of a batch is known; the backward pass comes next and uses ``batch_output["loss"]``.
 
@@ -52,16 +52,16 @@ class TrainerCallback:
     def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """A training epoch is over and its loss is in the run history."""
 
-    def on_eval_epoch_start(self, trainer: Trainer, is_intermediate: bool = False, **kwargs: Any) -> None:
+    def on_eval_epoch_start(self, trainer: Trainer, *, is_intermediate: bool = False, **kwargs: Any) -> None:
         """An evaluation begins; `is_intermediate` inside a training epoch."""
 
     def on_eval_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """A batch is about to be evaluated."""
 
-    def on_eval_step_end(self, trainer: Trainer, batch: Any, batch_output: dict[str, Any], **kwargs: Any) -> None:
+    def on_eval_step_end(self, trainer: Trainer, *, batch: Any, batch_output: dict[str, Any], **kwargs: Any) -> None:
         """A batch has been evaluated; `Trainer.gather` may be called here."""
 
-    def on_eval_epoch_end(self, trainer: Trainer, is_intermediate: bool = False, **kwargs: Any) -> None:
+    def on_eval_epoch_end(self, trainer: Trainer, *, is_intermediate: bool = False, **kwargs: Any) -> None:
         """An evaluation is over and its loss is in the run history."""
 
     def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
@@ -76,16 +76,16 @@ class TrainerCallback:
     def on_evaluation_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """`Trainer.evaluate` is over."""
 
-    def on_prediction_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        """`Trainer.predict` begins."""
+    def on_prediction_run_start(self, trainer: Trainer, *, num_batches: int | None = None, **kwargs: Any) -> None:
+        """`Trainer.predict` begins; `num_batches` of each rank, None where that is not known."""
 
-    def on_prediction_step_end(self, trainer: Trainer, batch: Any, predictions: Any, **kwargs: Any) -> None:
+    def on_prediction_step_end(self, trainer: Trainer, *, batch: Any, predictions: Any, **kwargs: Any) -> None:
         """The predictions of a batch are known, still on the trainer's device."""
 
     def on_prediction_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """`Trainer.predict` is over."""
 
-    def on_non_finite_loss(self, trainer: Trainer, metric_name: str, epoch: int, step: int, **kwargs: Any) -> None:
+    def on_non_finite_loss(self, trainer: Trainer, *, metric_name: str, epoch: int, step: int, **kwargs: Any) -> None:
         """A loss that has just been read is NaN or infinite on some rank.
 
         Losses are read in bulk, so up to 64 updates may have followed.
@@ -98,10 +98,16 @@ class TrainerCallback:
             kwargs: room for more.
         """
 
-    def on_stop_training_error(self, trainer: Trainer, **kwargs: Any) -> None:
-        """The run is about to end early, because `StopTrainingError` was raised or a loss was not finite."""
+    def on_stop_training_error(self, trainer: Trainer, *, reason: str = "", **kwargs: Any) -> None:
+        """The run is about to end early, because `StopTrainingError` was raised or a loss was not finite.
 
-    def on_exception(self, trainer: Trainer, exception: BaseException, **kwargs: Any) -> None:
+        Args:
+            trainer: the trainer.
+            reason: the message of the error, which another rank may have raised.
+            kwargs: room for more.
+        """
+
+    def on_exception(self, trainer: Trainer, *, exception: BaseException, **kwargs: Any) -> None:
         """The run ends with an exception, which goes on up after this. Close what is open."""
 
     def state_dict(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
-from pytorch_accelerated.progress.display import Display, above_bars, display_factory
+from pytorch_accelerated.progress.display import Display, display_factory
 from pytorch_accelerated.progress.formats import format_duration, format_number
 from pytorch_accelerated.progress.progress import Progress
 from pytorch_accelerated.progress.table import GrowingTable, block, screen_columns
@@ -26,36 +26,37 @@ class PrintProgressCallback(TrainerCallback):
     """Says in a line what a run is going to do, and in another what it did."""
 
     _started: float | None = None
-    _stopped_early = False
+    _reason_to_stop: str | None = None
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """For example "Training 10 epochs of 45 updates, 32 samples each, on cpu, seed 42"."""
         self._started = time.perf_counter()
-        self._stopped_early = False
+        self._reason_to_stop = None
         config = _config_of(trainer)
         precision = None if config.mixed_precision == "no" else config.mixed_precision
         parts = [f"Training {_length_of(config)}", _sizes_of(config), _where(trainer), precision, f"seed {config.seed}"]
-        _print(trainer, ", ".join(filter(None, parts)))
+        trainer.print(", ".join(filter(None, parts)))
 
-    def on_stop_training_error(self, trainer: Trainer, **kwargs: Any) -> None:
+    def on_stop_training_error(self, trainer: Trainer, reason: str = "", **kwargs: Any) -> None:
         """Remember it for the end of the run."""
-        self._stopped_early = True
+        self._reason_to_stop = reason
 
     def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        """For example "Finished 10 epochs, 450 updates in 12.3s"."""
+        """For example "Finished 10 epochs, 450 updates in 12.3s", or why it stopped before."""
         state = trainer.run_state
-        word = "Stopped early after" if self._stopped_early else "Finished"
+        word = "Finished" if self._reason_to_stop is None else "Stopped early after"
+        reason = f": {self._reason_to_stop}" if self._reason_to_stop else ""
         skipped = f" ({state.skipped_updates} skipped)" if state.skipped_updates else ""
         duration = f" in {format_duration(time.perf_counter() - self._started)}" if self._started is not None else ""
         epochs, updates = _count(state.epochs, "epoch"), _count(state.updates, "update")
-        _print(trainer, f"{word} {epochs}, {updates}{skipped}{duration}")
+        trainer.print(f"{word} {epochs}, {updates}{skipped}{duration}{reason}")
 
     def on_evaluation_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """For example "Evaluating 12 batches of 32 samples, on cpu"."""
         batches, samples = _length(trainer._eval_dataloader), _config_of(trainer).eval_total_batch_size
         work = "a stream" if batches is None else _count(batches, "batch", "batches")
         of_samples = "" if samples is None else f" of {_count(samples, 'sample')}"
-        _print(trainer, f"Evaluating {work}{of_samples}, {_where(trainer)}")
+        trainer.print(f"Evaluating {work}{of_samples}, {_where(trainer)}")
 
 
 class ProgressBarCallback(TrainerCallback):
@@ -163,7 +164,7 @@ class ProgressBarCallback(TrainerCallback):
         if not trainer._ranks.is_first_of_node:
             return
         if self._new_display is None:
-            self._new_display = display_factory(functools.partial(_print, trainer))
+            self._new_display = display_factory(trainer.print)
         progress = Progress(
             label,
             total,
@@ -208,7 +209,7 @@ class LogMetricsCallback(TrainerCallback):
         if self._row is not None:
             self._row.update(cells)
         else:
-            _print(trainer, "\n".join(block(cells, columns=screen_columns())))
+            trainer.print("\n".join(block(cells, columns=screen_columns())))
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Begin with a new table."""
@@ -278,7 +279,7 @@ class LogMetricsCallback(TrainerCallback):
             return
         if self._epoch_started is not None:
             row["time"] = format_duration(time.perf_counter() - self._epoch_started)
-        _print(trainer, self._table.add_row(row))
+        trainer.print(self._table.add_row(row))
 
 
 PrintMetricsCallback = LogMetricsCallback
@@ -359,8 +360,3 @@ def _config_of(trainer: Trainer) -> TrainerRunConfig:
 
 def _count(count: int, word: str, words: str | None = None) -> str:
     return f"{count} {word if count == 1 else words or word + 's'}"
-
-
-def _print(trainer: Trainer, text: str) -> None:
-    with above_bars():
-        trainer.print(text, flush=True)  # a log must not lag behind, nor lose its end to a kill

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.watching import WatchedMetric
 from pytorch_accelerated.errors import ConfigurationError, NonFiniteLossError, StopTrainingError
-from pytorch_accelerated.progress.display import above_bars
 from pytorch_accelerated.settings import check_positive_count
 
 if TYPE_CHECKING:
@@ -156,10 +155,7 @@ class EarlyStoppingCallback(TrainerCallback):
     def _stop(self, trainer: Trainer) -> None:
         best = "" if self.best_metric is None else f"; best {self.best_metric:.6g} in epoch {self.best_metric_epoch}"
         evaluations = f"evaluation{'s' if self.evaluations_without_improvement > 1 else ''}"
-        message = (
-            f"Stopping early: {self.watch_metric} has not improved by {self.early_stopping_threshold:g} in the last "
+        raise StopTrainingError(
+            f"{self.watch_metric} has not improved by {self.early_stopping_threshold:g} in the last "
             f"{self.evaluations_without_improvement} {evaluations}{best}"
         )
-        with above_bars():
-            trainer.print(message)
-        raise StopTrainingError(message)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -60,7 +60,7 @@ class ArrayDataset(Dataset[Any]):
             indices = self.indices[indices]
         if isinstance(indices, slice):
             return _map(lambda tensor: tensor[indices].clone(), self._tensors, tuple_type=list)
-        return _map(lambda tensor: tensor.index_select(0, indices.to(tensor.device)), self._tensors, tuple_type=list)
+        return _map(lambda tensor: _rows_at(indices, tensor), self._tensors, tuple_type=list)
 
 
 def as_array_dataset(dataset: Any) -> ArrayDataset | None:
@@ -71,7 +71,7 @@ def as_array_dataset(dataset: Any) -> ArrayDataset | None:
     if type(dataset) is ArrayDataset:
         return dataset
     if type(dataset) is TensorDataset:
-        return ArrayDataset(dataset.tensors)
+        return ArrayDataset(dataset.tensors) if all(map(_is_array, dataset.tensors)) else None
     if type(dataset) is Subset:
         whole = as_array_dataset(dataset.dataset)
         if whole is None:
@@ -79,30 +79,34 @@ def as_array_dataset(dataset: Any) -> ArrayDataset | None:
         indices = torch.as_tensor(dataset.indices, dtype=torch.int64)
         indices = torch.where(indices < 0, indices + len(whole), indices)  # counted from the end, as in a list
         return ArrayDataset(whole.data, indices if whole.indices is None else whole.indices[indices])
-    if _is_array(dataset) or type(dataset) is dict:
-        return ArrayDataset(dataset)
-    if type(dataset) is tuple and dataset and all(_is_array(item) or type(item) is dict for item in dataset):
-        return ArrayDataset(dataset)
-    return None
+    # Without any array among its items, a tuple is a sequence of samples.
+    is_columns = type(dataset) is tuple and any(isinstance(item, (torch.Tensor, np.ndarray)) for item in dataset)
+    return ArrayDataset(dataset) if is_columns or _is_array(dataset) or type(dataset) is dict else None
 
 
 def _is_array(value: Any) -> bool:
     return (type(value) is torch.Tensor and value.layout == torch.strided) or type(value) in (np.ndarray, np.memmap)
 
 
-def _leaves(name: str, data: Any) -> list[tuple[str, Any]]:
-    if isinstance(data, dict):
-        return [leaf for key, value in data.items() for leaf in _leaves(f"{name}[{key!r}]", value)]
-    if isinstance(data, (tuple, list)):
-        return [leaf for index, value in enumerate(data) for leaf in _leaves(f"{name}[{index}]", value)]
-    return [(name, data)]
+def _leaves(name: str, data: Any) -> Iterator[tuple[str, Any]]:
+    if type(data) is dict:
+        for key, value in data.items():
+            yield from _leaves(f"{name}[{key!r}]", value)
+    elif type(data) in (tuple, list):
+        for index, value in enumerate(data):
+            yield from _leaves(f"{name}[{index}]", value)
+    else:
+        yield name, data
 
 
 def _length(name: str, array: Any) -> int:
     if not _is_array(array):
+        is_sparse = isinstance(array, torch.Tensor) and array.layout != torch.strided
+        kind = "a sparse tensor" if is_sparse else f"of type {type(array).__name__}"
         raise DataError(
-            f"{name} of the dataset is {type(array).__name__}, which is neither a tensor nor an array. Pass tensors or "
-            "numpy arrays, or a torch Dataset that returns one sample for an index."
+            f"{name} of the dataset is {kind}, but a whole batch of rows can be taken only from dense "
+            "tensors and numpy arrays, in plain tuples, lists and dicts. Pass such, or a torch Dataset that returns one "
+            "sample for an index."
         )
     if array.ndim == 0:
         raise DataError(f"{name} of the dataset is a single number, without rows. Pass one row per sample.")
@@ -110,11 +114,18 @@ def _length(name: str, array: Any) -> int:
 
 
 def _map(function: Callable[[Any], Any], data: Any, tuple_type: type = tuple) -> Any:
-    if isinstance(data, dict):
+    if type(data) is dict:
         return {key: _map(function, value, tuple_type) for key, value in data.items()}
-    if isinstance(data, (tuple, list)):
-        return tuple_type(_map(function, value, tuple_type) for value in data)
+    if type(data) in (tuple, list):
+        make = tuple_type if type(data) is tuple else list
+        return make(_map(function, value, tuple_type) for value in data)
     return function(data)
+
+
+def _rows_at(indices: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.ndim == 1 and tensor.dtype in (torch.uint16, torch.uint32, torch.uint64):
+        return tensor[indices]  # many times slower for large rows, but index_select does not know these
+    return tensor.index_select(0, indices.to(tensor.device))
 
 
 def _as_tensor(array: Any) -> torch.Tensor | None:

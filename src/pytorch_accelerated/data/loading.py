@@ -11,6 +11,7 @@ import hashlib
 import itertools
 import os
 import warnings
+from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -602,9 +603,10 @@ def check_dataset(dataset: Any) -> None:
             f"{dataset!r} is not a dataset: a {type(dataset).__name__} has no samples. Pass a torch Dataset or "
             "IterableDataset, tensors or arrays (or a tuple or dict of them), or a DataLoader."
         )
-    if isinstance(dataset, dict) and type(dataset) is not dict and hasattr(dataset, "num_rows"):
+    if isinstance(dataset, (dict, UserDict)) and type(dataset) is not dict:
         raise ArgumentTypeError(
-            f"A {type(dataset).__name__} holds several datasets ({', '.join(map(repr, dataset))}). Pass one of them."
+            f"A {type(dataset).__name__} with the entries {', '.join(map(repr, dataset)) or '(none)'} could be several "
+            "datasets, or one in columns. Pass one of its entries, or `dict(...)` of it if they are arrays."
         )
     if as_array_dataset(dataset) is None and not isinstance(dataset, (IterableDataset, DataLoader)):
         if hasattr(dataset, "__getitem__") and not hasattr(dataset, "__len__"):

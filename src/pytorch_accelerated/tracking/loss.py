@@ -115,7 +115,7 @@ def _summarise(losses: Sequence[Any], weights: Sequence[Any]) -> list[float]:
     first_bad = torch.where(bad.any(), bad.to(torch.uint8).argmax(), -1)
     # A weight of 0 leaves a batch out, whatever its loss: 0 * nan would not.
     total = torch.where(shares == 0, torch.zeros_like(values), values * shares).sum()
-    return torch.stack([total, shares.sum(), values[-1], first_bad.to(dtype)]).tolist()  # type: ignore[no-any-return]
+    return torch.stack([total, shares.sum(), values[-1], first_bad.to(dtype)]).tolist()
 
 
 def _stack(values: Sequence[Any], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -1,0 +1,161 @@
+"""Evaluations within training epochs, and shortened ones."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pytorch_accelerated.callbacks.base import TrainerCallback
+from pytorch_accelerated.callbacks.evaluation import LimitEvalStepsCallback, StepBasedEvaluationCallback
+from pytorch_accelerated.callbacks.limits import LimitBatchesCallback
+from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, StopTrainingError
+from pytorch_accelerated.trainer import Trainer
+from tests.support.reference import assert_same_parameters, regression_data, sgd, tiny_model
+
+
+class CountEvaluations(TrainerCallback):
+    """For each evaluation: whether it was an intermediate one, after how many updates, and its batches."""
+
+    def __init__(self) -> None:
+        self.seen: list[list[Any]] = []
+
+    def on_eval_epoch_start(self, trainer: Trainer, is_intermediate: bool = False, **kwargs: Any) -> None:
+        self.seen.append([is_intermediate, trainer.run_state.updates, 0])
+
+    def on_eval_step_end(self, trainer: Trainer, batch: Any, batch_output: dict[str, Any], **kwargs: Any) -> None:
+        self.seen[-1][2] += 1
+
+
+def trainer_with(*callbacks: Any, model: nn.Module | None = None) -> tuple[Trainer, CountEvaluations]:
+    model, counter = model or tiny_model(), CountEvaluations()
+    return Trainer(model, nn.MSELoss(), sgd(model), callbacks=[*callbacks, counter], seed=4), counter
+
+
+def train(trainer: Trainer, **kwargs: Any) -> None:
+    """Two epochs of 5 updates; an evaluation has 3 batches."""
+    trainer.train(regression_data(20), 2, regression_data(12), per_device_batch_size=4, **kwargs)
+
+
+# Evaluations every n updates
+
+
+def test_updates_are_counted_through_the_whole_run():
+    trainer, counter = trainer_with(StepBasedEvaluationCallback(3))
+    train(trainer)
+    assert counter.seen == [[True, 3, 3], [False, 5, 3], [True, 6, 3], [True, 9, 3], [False, 10, 3]]
+    records = [record for record in trainer.run_history.records if record.name == "intermediate_eval_loss"]
+    assert [(record.epoch, record.update) for record in records] == [(1, 3), (2, 6), (2, 9)]
+
+
+def test_batches_that_are_accumulated_are_one_update():
+    trainer, counter = trainer_with(StepBasedEvaluationCallback(2))
+    train(trainer, gradient_accumulation_steps=2)
+    assert [updates for is_intermediate, updates, _ in counter.seen if is_intermediate] == [2, 4, 6]
+
+
+def test_training_goes_on_as_if_there_had_been_no_evaluation():
+    def model() -> nn.Module:
+        return nn.Sequential(tiny_model(), nn.Dropout(0.5), nn.BatchNorm1d(2, dtype=torch.float64))
+
+    watched, _ = trainer_with(StepBasedEvaluationCallback(1), model=model())
+    unwatched, _ = trainer_with(model=model())
+    for trainer in (watched, unwatched):
+        torch.manual_seed(0)
+        train(trainer)
+    assert_same_parameters(watched.model, unwatched.model, tolerance=0)
+
+
+def test_every_module_is_back_in_its_own_mode_after_an_evaluation():
+    class Modes(TrainerCallback):
+        def __init__(self) -> None:
+            self.seen: list[list[bool]] = []
+
+        def on_train_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
+            trainer.model[0].eval()  # a frozen part
+
+        def on_train_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
+            self.seen.append([module.training for module in trainer.model])
+
+    modes = Modes()
+    trainer, _ = trainer_with(StepBasedEvaluationCallback(1), modes)
+    train(trainer)
+    assert modes.seen == [[False, True, True]] * 10
+
+
+def test_an_evaluation_set_is_needed():
+    trainer, _ = trainer_with(StepBasedEvaluationCallback(3))
+    with pytest.raises(ConfigurationError, match="every 3 updates, but there is no evaluation set"):
+        trainer.train(regression_data(4), 1)
+    assert trainer.run_state.updates == 0
+
+
+@pytest.mark.parametrize(("interval", "error"), [(0, ConfigurationError), (1.5, ArgumentTypeError)])
+def test_an_interval_that_is_no_number_of_updates_is_refused(interval, error):
+    with pytest.raises(error, match="eval_every_n_steps"):
+        StepBasedEvaluationCallback(interval)
+
+
+# Shorter evaluations
+
+
+def test_only_evaluations_within_an_epoch_are_shortened_unless_told_otherwise():
+    trainer, counter = trainer_with(StepBasedEvaluationCallback(4), LimitEvalStepsCallback(2))
+    train(trainer)
+    assert counter.seen == [[True, 4, 2], [False, 5, 3], [True, 8, 2], [False, 10, 3]]
+    trainer.evaluate(regression_data(12), per_device_batch_size=4)
+    assert counter.seen[-1] == [False, 10, 3]
+
+
+def test_all_evaluations_can_be_shortened():
+    trainer, counter = trainer_with(StepBasedEvaluationCallback(4), LimitEvalStepsCallback(2, False))
+    train(trainer)
+    assert [batches for _, _, batches in counter.seen] == [2, 2, 2, 2]
+    trainer.evaluate(regression_data(12), per_device_batch_size=4)
+    assert counter.seen[-1][2] == 2
+
+
+def test_the_evaluation_on_the_last_update_of_an_epoch_is_one_within_it():
+    trainer, counter = trainer_with(StepBasedEvaluationCallback(5), LimitEvalStepsCallback(1))
+    train(trainer)
+    assert counter.seen == [[True, 5, 1], [False, 5, 3], [True, 10, 1], [False, 10, 3]]
+
+
+def test_the_shorter_of_two_limits_counts():
+    limits = LimitEvalStepsCallback(2, False), LimitBatchesCallback(1)
+    for callbacks in (limits, limits[::-1]):
+        trainer, counter = trainer_with(*callbacks)
+        trainer.evaluate(regression_data(12), per_device_batch_size=4)
+        assert counter.seen[-1][2] == 1
+
+
+def raise_in_update(number: int, error: Exception) -> TrainerCallback:
+    class Raise(TrainerCallback):
+        def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
+            if trainer.run_state.updates == number:
+                raise error
+
+    return Raise()
+
+
+@pytest.mark.parametrize("limit_intermediate_only", [True, False])
+@pytest.mark.parametrize("error", [StopTrainingError(), RuntimeError("broken")])
+def test_the_whole_loader_is_back_however_the_run_ended(error, limit_intermediate_only):
+    limit = LimitEvalStepsCallback(1, limit_intermediate_only)
+    trainer, counter = trainer_with(limit, raise_in_update(3, error))
+    try:
+        train(trainer)
+    except RuntimeError as caught:
+        assert caught is error
+    assert len(trainer._eval_dataloader) == 3
+    limit.limit_intermediate_only = True
+    trainer.callback_handler.clear_callbacks()
+    trainer.callback_handler.add_callbacks([limit, counter])
+    train(trainer)
+    assert [batches for _, _, batches in counter.seen] == [3, 3]
+
+
+def test_a_run_without_evaluations_has_nothing_to_shorten():
+    trainer, _ = trainer_with(LimitEvalStepsCallback(1, False))
+    trainer.train(regression_data(4), 1)
+    assert trainer._eval_dataloader is None

@@ -1,0 +1,114 @@
+"""A profile of a few updates."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pytorch_accelerated.callbacks.base import TrainerCallback
+from pytorch_accelerated.callbacks.profiling import ProfilerCallback
+from pytorch_accelerated.errors import ConfigurationError, StopTrainingError
+from pytorch_accelerated.trainer import Trainer
+from tests.support.processes import run_on_ranks
+from tests.support.reference import regression_data, sgd, tiny_model
+
+
+def trainer_with(*callbacks: Any) -> Trainer:
+    model = tiny_model()
+    return Trainer(model, nn.MSELoss(), sgd(model), callbacks=callbacks, seed=1)
+
+
+def train(trainer: Trainer) -> None:
+    """12 updates."""
+    trainer.train(regression_data(12), 2, per_device_batch_size=2)
+
+
+def optimizer_steps(folder: Path) -> int:
+    trace = json.loads((folder / "trace_rank_0.json").read_text())
+    assert "SGD" in (folder / "table_rank_0.txt").read_text()
+    return sum(event["name"] == "Optimizer.step#SGD.step" for event in trace["traceEvents"])
+
+
+@pytest.mark.parametrize("active", [1, 3, 9])
+def test_the_trace_holds_as_many_updates_as_were_asked_for(active, tmp_path):
+    train(trainer_with(ProfilerCallback(tmp_path / "new" / "folder", wait=2, warmup=1, active=active)))
+    assert optimizer_steps(tmp_path / "new" / "folder") == active
+
+
+def test_nothing_is_profiled_any_more_when_the_files_are_there(tmp_path):
+    class Look(TrainerCallback):
+        def __init__(self) -> None:
+            self.states: list[bool] = []
+
+        def on_train_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
+            self.states.append(torch.autograd._profiler_enabled())
+
+    look = Look()
+    train(trainer_with(ProfilerCallback(tmp_path, wait=2, warmup=1, active=2), look))
+    assert look.states[3:] == [True, True] + [False] * 7
+
+
+@pytest.mark.parametrize("error", [StopTrainingError(), RuntimeError("broken")])
+def test_a_run_that_ends_before_leaves_what_there_was_and_no_profiler_behind(error, tmp_path):
+    class Raise(TrainerCallback):
+        def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
+            if trainer.run_state.updates == 5:
+                raise error
+
+    trainer = trainer_with(ProfilerCallback(tmp_path, wait=2, warmup=1, active=100), Raise())
+    try:
+        train(trainer)
+    except RuntimeError as caught:
+        assert caught is error
+    assert not torch.autograd._profiler_enabled()
+    assert optimizer_steps(tmp_path) == 2
+
+
+def test_a_run_that_is_over_before_the_first_profiled_update_leaves_no_profiler_behind(tmp_path):
+    train(trainer_with(ProfilerCallback(tmp_path, wait=10, warmup=100)))
+    assert not torch.autograd._profiler_enabled()
+
+
+def test_a_second_run_is_profiled_anew(tmp_path):
+    trainer = trainer_with(ProfilerCallback(tmp_path, wait=1, warmup=1, active=2))
+    for _ in range(2):
+        train(trainer)
+        assert optimizer_steps(tmp_path) == 2
+        (tmp_path / "trace_rank_0.json").unlink()
+
+
+@pytest.mark.parametrize("name", ["wait", "warmup", "active"])
+def test_counts_below_one_are_refused(name):
+    with pytest.raises(ConfigurationError, match=name):
+        ProfilerCallback(**{name: 0})
+
+
+@pytest.mark.gpu
+def test_work_on_the_gpu_is_in_the_table(tmp_path):
+    train(trainer_with(ProfilerCallback(tmp_path, wait=2, warmup=1, active=2)))
+    assert "Self CUDA" in (tmp_path / "table_rank_0.txt").read_text()
+
+
+ON_RANKS = """
+import sys
+import torch
+from torch import nn
+from pytorch_accelerated.callbacks.profiling import ProfilerCallback
+from pytorch_accelerated.trainer import Trainer
+from tests.support.reference import regression_data, sgd, tiny_model
+
+profiler = ProfilerCallback(sys.argv[1], wait=1, warmup=1, active=2)
+Trainer(model := tiny_model(), nn.MSELoss(), sgd(model), callbacks=[profiler]).train(regression_data(40), 1)
+torch.distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.processes
+def test_every_rank_writes_its_own_files(tmp_path):
+    run_on_ranks(ON_RANKS, 2, tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "table_rank_0.txt", "table_rank_1.txt", "trace_rank_0.json", "trace_rank_1.json",
+    ]  # fmt: skip

@@ -1,0 +1,296 @@
+"""The average moves once per applied update, is evaluated beside the model, saved, and resumed."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pytorch_accelerated import Trainer
+from pytorch_accelerated.averaging import ModelEma
+from pytorch_accelerated.callbacks.base import TrainerCallback
+from pytorch_accelerated.callbacks.evaluation import StepBasedEvaluationCallback
+from pytorch_accelerated.callbacks.saving import SaveBestModelCallback, SaveTrainingStateCallback
+from pytorch_accelerated.callbacks.stopping import TerminateOnNaNCallback
+from pytorch_accelerated.callbacks.weights import ModelEmaCallback
+from pytorch_accelerated.errors import ConfigurationError, NonFiniteLossError
+from tests.callbacks.runs import (
+    DATA,
+    Die,
+    DieAfter,
+    SpoilAfter,
+    a_trainer,
+    assert_same_weights,
+    fit,
+    noisy_model,
+    values_of,
+    weights_of,
+)
+from tests.support.processes import run_on_ranks
+from tests.support.reference import TOLERANCE
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+class Record(TrainerCallback):
+    """Keeps the model's weights from the start of the run on, after each update."""
+
+    def __init__(self) -> None:
+        self.weights: list[dict[str, torch.Tensor]] = []
+
+    def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        self.weights = [weights_of(trainer.get_model())]
+
+    def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        self.weights.append(weights_of(trainer.get_model()))
+
+
+def average_of(callback: ModelEmaCallback) -> dict[str, torch.Tensor]:
+    assert callback.ema_model is not None
+    return weights_of(callback.ema_model.module)
+
+
+def saved_average() -> dict[str, torch.Tensor]:
+    saved: dict[str, torch.Tensor] = torch.load("ema_model.pt", weights_only=True)["model_state_dict"]
+    return saved
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_the_average_is_the_closed_form_over_all_updates(accumulation: int) -> None:
+    decay = 0.7
+    record, callback = Record(), ModelEmaCallback(decay=decay)
+    trainer = a_trainer(record, callback)
+    fit(trainer, gradient_accumulation_steps=accumulation)
+    first, *others = record.weights
+    assert len(others) == trainer.run_state.updates == {1: 15, 2: 9}[accumulation]
+    for name, average in average_of(callback).items():
+        if average.is_floating_point():
+            expected = decay ** len(others) * first[name]
+            for age, weights in enumerate(reversed(others)):
+                expected += (1 - decay) * decay**age * weights[name]
+            torch.testing.assert_close(average, expected, rtol=TOLERANCE, atol=TOLERANCE)
+        else:
+            assert average == others[-1][name] == 15, "batches are counted, not averaged"
+
+
+def test_skipped_updates_leave_the_average() -> None:
+    class Skips(Trainer):
+        """As if every second update had found infinite gradients; it moves the weights all the same."""
+
+        def _complete_gradients(self) -> bool:
+            super()._complete_gradients()
+            return self.run_state.updates % 2 == 1
+
+    record, callback = Record(), ModelEmaCallback(decay=0.5)
+    model = nn.Linear(3, 2).double()
+    trainer = Skips(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1), callbacks=[record, callback])
+    fit(trainer, num_epochs=1)
+    assert trainer.run_state.skipped_updates == 2
+    for name, average in average_of(callback).items():
+        start, applied = record.weights[0][name], [record.weights[update][name] for update in (1, 3, 5)]
+        expected = start / 8 + applied[0] / 8 + applied[1] / 4 + applied[2] / 2
+        torch.testing.assert_close(average, expected, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def test_training_is_the_same_with_and_without_the_average() -> None:
+    plain, averaged = a_trainer(), a_trainer(ModelEmaCallback())
+    expected = values_of(fit(plain))
+    found = values_of(fit(averaged))
+    assert len(found.pop("ema_model_eval_loss_epoch")) == 3
+    assert found == expected
+    assert_same_weights(weights_of(averaged.model), weights_of(plain.model))
+    assert all(parameter.requires_grad for parameter in averaged.model.parameters())
+
+
+def test_what_is_recorded_for_the_average_is_what_its_file_evaluates_to() -> None:
+    callback = ModelEmaCallback(decay=0.5)
+    values = fit(a_trainer(callback)).get_metric_values("ema_model_eval_loss_epoch")
+    assert (callback.best_metric, callback.best_metric_epoch) == (min(values), values.index(min(values)) + 1)
+    other = a_trainer(model=noisy_model(seed=1))
+    loaded = other.load_checkpoint("ema_model.pt")
+    assert loaded.keys() == {"model_state_dict", "ema_model_eval_loss_epoch", "epoch"}
+    assert other.evaluate(DATA)["evaluation_loss"] == callback.best_metric == loaded["ema_model_eval_loss_epoch"]
+    assert_same_weights(weights_of(other.model), saved_average())
+
+
+def test_the_file_has_the_best_average_and_not_the_last() -> None:
+    callback = ModelEmaCallback(decay=0.1, greater_is_better=True)
+    # Of a model that learns, the first average is the worst one.
+    fit(a_trainer(callback, lr=0.1))
+    assert callback.best_metric_epoch == 1
+    first = ModelEmaCallback(decay=0.1, save_path="first.pt")
+    fit(a_trainer(first, lr=0.1), num_epochs=1)
+    assert_same_weights(saved_average(), average_of(first))
+    assert not torch.equal(saved_average()["0.weight"], average_of(callback)["0.weight"])
+
+
+def test_callbacks_of_the_average_see_its_evaluation_only() -> None:
+    made = []
+
+    class Error(TrainerCallback):
+        """The mean absolute error, recorded as a metric."""
+
+        def __init__(self) -> None:
+            made.append(self)
+            self.errors: list[torch.Tensor] = []
+
+        def on_eval_step_end(self, trainer: Trainer, batch: Any, batch_output: dict[str, Any], **kwargs: Any) -> None:
+            self.errors.append((batch_output["model_outputs"] - batch[1]).abs())
+
+        def on_eval_epoch_end(self, trainer: Trainer, is_intermediate: bool = False, **kwargs: Any) -> None:
+            trainer.run_history.update_metric("error", torch.cat(self.errors).mean())
+            self.errors = []
+
+    callback = ModelEmaCallback(watch_metric="ema_model_error", callbacks=[Error])
+    history = fit(a_trainer(StepBasedEvaluationCallback(2), callback))
+    assert len(made) == 1
+    values = values_of(history)
+    assert "error" not in values
+    assert len(values["ema_model_error"]) == len(values["ema_model_eval_loss_epoch"]) == 3
+    assert callback.best_metric == min(values["ema_model_error"])
+    average = a_trainer().get_model()
+    average.load_state_dict(saved_average())
+    with torch.no_grad():
+        error = (average.eval()(DATA[0]) - DATA[1]).abs().mean().item()
+    assert error == pytest.approx(callback.best_metric, rel=TOLERANCE)
+
+
+def test_evaluate_does_not_evaluate_the_average() -> None:
+    trainer = a_trainer(ModelEmaCallback())
+    fit(trainer, num_epochs=1)
+    assert trainer.evaluate(DATA).keys() == {"evaluation_loss"}
+
+
+def test_without_evaluation_the_average_is_saved_at_the_end_of_the_run() -> None:
+    callback = ModelEmaCallback(decay=0.5, evaluate_during_training=False)
+    history = fit(a_trainer(callback), eval_dataset=None)
+    assert history.get_metric_names() == {"train_loss_epoch"}
+    assert_same_weights(saved_average(), average_of(callback))
+    evaluated = ModelEmaCallback(decay=0.5, save_path="evaluated.pt")
+    fit(a_trainer(evaluated))
+    assert_same_weights(average_of(callback), average_of(evaluated))
+
+
+def test_an_average_that_is_to_be_evaluated_needs_an_evaluation_set() -> None:
+    with pytest.raises(ConfigurationError, match="no evaluation set"):
+        fit(a_trainer(ModelEmaCallback()), eval_dataset=None)
+
+
+@pytest.mark.parametrize("updates", [3, 5, 7])
+@pytest.mark.parametrize("evaluate_during_training", [True, False])
+def test_a_resumed_run_ends_with_the_same_average(updates: int, evaluate_during_training: bool) -> None:
+    def callback(save_path: str = "ema_model.pt") -> ModelEmaCallback:
+        return ModelEmaCallback(0.7, evaluate_during_training, save_path)
+
+    whole = callback("whole.pt")
+    expected = fit(a_trainer(whole)).get_metric_names()
+    states = SaveTrainingStateCallback(save_every_n_steps=updates)
+    with pytest.raises(Die):
+        fit(a_trainer(callback(), states, DieAfter(updates)))
+    resumed = callback()
+    history = fit(a_trainer(resumed), resume_from="training_states")
+    assert history.get_metric_names() == expected
+    assert_same_weights(average_of(resumed), average_of(whole))
+    assert_same_weights(saved_average(), torch.load("whole.pt")["model_state_dict"])
+    assert (resumed.best_metric, resumed.best_metric_epoch) == (whole.best_metric, whole.best_metric_epoch)
+
+
+def test_a_second_run_starts_a_new_average() -> None:
+    record, callback = Record(), ModelEmaCallback(decay=0.9)
+    trainer = a_trainer(record, callback)
+    fit(trainer, num_epochs=1)
+    fit(trainer, num_epochs=1, max_num_train_steps=1)
+    start, after = record.weights
+    expected = 0.9 * start["0.weight"] + 0.1 * after["0.weight"]
+    torch.testing.assert_close(average_of(callback)["0.weight"], expected, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def test_another_rule_can_be_given() -> None:
+    class Last(ModelEma):
+        """The weights of the last update."""
+
+        def update_fn(self, ema_value: torch.Tensor, model_value: torch.Tensor) -> torch.Tensor:
+            return model_value
+
+    callback = ModelEmaCallback(model_ema=Last)
+    trainer = a_trainer(callback)
+    fit(trainer)
+    assert_same_weights(average_of(callback), weights_of(trainer.model))
+
+
+def test_the_best_model_and_the_best_average_are_saved_side_by_side() -> None:
+    callbacks = [SaveBestModelCallback(greater_is_better=True), ModelEmaCallback(decay=0.5)]
+    trainer = a_trainer(*callbacks)
+    fit(trainer)
+    assert_same_weights(weights_of(trainer.model), torch.load("best_model.pt")["model_state_dict"])
+    assert not torch.equal(saved_average()["0.weight"], trainer.model.state_dict()["0.weight"])
+
+
+def test_the_best_average_survives_a_loss_that_is_not_finite() -> None:
+    callback = ModelEmaCallback()
+    trainer = a_trainer(callback, TerminateOnNaNCallback, SpoilAfter(7))
+    with pytest.raises(NonFiniteLossError, match="epoch 2"):
+        fit(trainer)
+    assert callback.best_metric_epoch == 1
+    assert all(torch.isfinite(tensor).all() for tensor in saved_average().values())
+
+
+def test_an_average_that_is_not_finite_is_not_saved_at_the_end() -> None:
+    callback = ModelEmaCallback(evaluate_during_training=False)
+    trainer = a_trainer(callback, TerminateOnNaNCallback, SpoilAfter(7))
+    with (
+        pytest.warns(UserWarning, match="not saved to ema_model.pt"),
+        pytest.raises(NonFiniteLossError, match="epoch 2"),
+    ):
+        fit(trainer)
+    assert not Path("ema_model.pt").exists()
+
+
+def test_a_subclass_need_not_call_the_constructor_nor_every_event() -> None:
+    class Mine(ModelEmaCallback):
+        def __init__(self) -> None:
+            self.decay = 0.0
+
+        def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+            pass
+
+    callback = Mine()
+    trainer = a_trainer(callback)
+    fit(trainer)
+    assert_same_weights(average_of(callback), weights_of(trainer.model))
+    assert Path("ema_model.pt").is_file()
+
+
+SCRIPT = """
+import torch
+
+from pytorch_accelerated.callbacks.saving import SaveTrainingStateCallback
+from pytorch_accelerated.callbacks.weights import ModelEmaCallback
+from tests.callbacks.runs import a_trainer, assert_same_weights, fit, values_of, weights_of
+
+for evaluate in (True, False):
+    callback = ModelEmaCallback(0.5, evaluate, f"{evaluate}.pt", greater_is_better=True)
+    states = SaveTrainingStateCallback(f"states_{evaluate}", save_every_n_epochs=1)
+    whole = a_trainer(callback, states)
+    assert whole._ranks.count == 2
+    history = fit(whole)
+    everyones = whole._ranks.exchange(weights_of(callback.ema_model.module))
+    for name, average in everyones[0].items():
+        assert torch.equal(average, everyones[1][name]), name
+    assert len(set(map(str, whole._ranks.exchange(values_of(history))))) == 1
+
+    again = ModelEmaCallback(0.5, evaluate, f"{evaluate}.pt", greater_is_better=True)
+    resumed = a_trainer(again)
+    assert values_of(fit(resumed, resume_from=f"states_{evaluate}/epoch_2")) == values_of(history)
+    whole._ranks.wait()
+    assert_same_weights(weights_of(again.ema_model.module), weights_of(callback.ema_model.module))
+"""
+
+
+@pytest.mark.processes
+def test_two_ranks_have_one_average(tmp_path: Path) -> None:
+    run_on_ranks(SCRIPT, 2, cwd=tmp_path)

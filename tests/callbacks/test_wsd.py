@@ -1,0 +1,139 @@
+"""Checkpoints around the decays of a warmup-stable-decay schedule, and runs that go on from them."""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pytorch_accelerated import Trainer
+from pytorch_accelerated.callbacks.base import TrainerCallback
+from pytorch_accelerated.callbacks.saving import SaveBestModelCallback, SaveTrainingStateCallback
+from pytorch_accelerated.callbacks.weights import ModelEmaCallback
+from pytorch_accelerated.callbacks.wsd import WSDCheckpointCallback
+from pytorch_accelerated.checkpointing.verify import verify
+from pytorch_accelerated.errors import CheckpointError, ConfigurationError
+from pytorch_accelerated.schedulers.wsd_scheduler import WSDLrScheduler
+from tests.callbacks.runs import Die, DieAfter, a_trainer, assert_same_weights, fit, values_of, weights_of
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def schedule(total_steps: int, **kwargs: Any) -> functools.partial[WSDLrScheduler]:
+    arguments = {"num_warmup_steps": 2, "decay_phase_ratio": 0.2, "lr_min": 0.1, **kwargs}
+    return functools.partial(WSDLrScheduler, total_steps=total_steps, **arguments)
+
+
+def names_in(folder: str) -> set[str]:
+    return {path.name for path in Path(folder).iterdir()}
+
+
+class Record(TrainerCallback):
+    """Keeps the model's weights after each update."""
+
+    def __init__(self) -> None:
+        self.weights: dict[int, dict[str, torch.Tensor]] = {}
+
+    def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        self.weights[trainer.run_state.updates] = weights_of(trainer.get_model())
+
+
+def test_there_is_a_state_before_and_a_file_after_each_decay() -> None:
+    record = Record()
+    trainer = a_trainer(record, WSDCheckpointCallback())
+    fit(trainer, num_epochs=4, create_scheduler_fn=schedule(20, num_checkpoints=2))
+    assert trainer.scheduler.get_checkpoint_steps() == [(8, 10), (16, 20)]
+    assert names_in("checkpoints") == {
+        "checkpoint_8_wsd_pre_decay",
+        "checkpoint_10_wsd_post_decay.pt",
+        "checkpoint_16_wsd_pre_decay",
+        "checkpoint_20_wsd_post_decay.pt",
+    }
+    for step in (8, 16):
+        assert verify(Path(f"checkpoints/checkpoint_{step}_wsd_pre_decay")).facts["updates"] == step
+    for step in (10, 20):
+        saved = torch.load(f"checkpoints/checkpoint_{step}_wsd_post_decay.pt")
+        assert_same_weights(saved["model_state_dict"], record.weights[step])
+        assert (saved["step"], saved["epoch"]) == (step, step // 5)
+        assert {"optimizer_state_dict", "scheduler_state_dict"} < saved.keys()
+
+
+@pytest.mark.parametrize("save_optimizer", [True, False])
+@pytest.mark.parametrize("save_scheduler", [True, False])
+def test_the_files_have_what_was_asked_for(save_optimizer: bool, save_scheduler: bool) -> None:
+    fit(a_trainer(WSDCheckpointCallback("here", save_optimizer, save_scheduler)), create_scheduler_fn=schedule(15))
+    saved = torch.load("here/checkpoint_15_wsd_post_decay.pt")
+    assert ("optimizer_state_dict" in saved, "scheduler_state_dict" in saved) == (save_optimizer, save_scheduler)
+
+
+def callbacks(folder: str, **kwargs: Any) -> list[Any]:
+    return [
+        SaveBestModelCallback(f"{folder}/best.pt"),
+        WSDCheckpointCallback(folder, **kwargs),
+        ModelEmaCallback(decay=0.5, save_path=f"{folder}/ema.pt"),
+    ]
+
+
+@pytest.mark.parametrize("arguments", [{}, {"is_continuation_from_checkpoint": True}], ids=["plain", "continuation"])
+def test_a_short_run_continued_before_its_decay_equals_a_long_run(arguments: dict[str, Any]) -> None:
+    long = a_trainer(*callbacks("long"))
+    expected = values_of(fit(long, num_epochs=4, create_scheduler_fn=schedule(20)))
+    fit(a_trainer(*callbacks("short")), num_epochs=2, create_scheduler_fn=schedule(10))
+
+    # Only the callbacks with the same paths take over the state of the short run.
+    continued = a_trainer(*callbacks("short", initial_checkpoint="short/checkpoint_8_wsd_pre_decay"))
+    found = values_of(fit(continued, num_epochs=4, create_scheduler_fn=schedule(20, **arguments)))
+    assert found["eval_loss_epoch"] == expected["eval_loss_epoch"]
+    assert found["ema_model_eval_loss_epoch"] == expected["ema_model_eval_loss_epoch"]
+    assert_same_weights(weights_of(continued.model), weights_of(long.model))
+    assert "checkpoint_20_wsd_post_decay.pt" in names_in("short")
+    assert "checkpoint_16_wsd_pre_decay" in names_in("short")
+
+
+def test_a_run_that_is_resumed_does_not_go_back_to_the_initial_checkpoint() -> None:
+    def continued(*others: Any) -> Trainer:
+        initial = WSDCheckpointCallback("short", initial_checkpoint="short/checkpoint_8_wsd_pre_decay")
+        return a_trainer(initial, SaveTrainingStateCallback(save_every_n_steps=13), *others)
+
+    fit(a_trainer(WSDCheckpointCallback("short")), num_epochs=2, create_scheduler_fn=schedule(10))
+    whole = continued()
+    fit(whole, num_epochs=4, create_scheduler_fn=schedule(20))
+    with pytest.raises(Die):
+        fit(continued(DieAfter(14)), num_epochs=4, create_scheduler_fn=schedule(20))
+    record = Record()
+    resumed = continued(record)
+    fit(resumed, num_epochs=4, create_scheduler_fn=schedule(20), resume_from="training_states/step_13")
+    assert min(record.weights) == 14
+    assert_same_weights(weights_of(resumed.model), weights_of(whole.model))
+
+
+def test_a_skipped_update_saves_nothing_again() -> None:
+    class Skips(Trainer):
+        """As if update 9 had found infinite gradients."""
+
+        def _complete_gradients(self) -> bool:
+            super()._complete_gradients()
+            return self.run_state.updates == 8
+
+    plain = a_trainer(WSDCheckpointCallback())
+    trainer = Skips(plain.model, plain.loss_func, plain.optimizer, plain.callback_handler.callbacks, seed=5)
+    fit(trainer, num_epochs=2, create_scheduler_fn=schedule(10))
+    assert names_in("checkpoints") == {"checkpoint_8_wsd_pre_decay"}
+    assert verify(Path("checkpoints/checkpoint_8_wsd_pre_decay")).facts["updates"] == 8
+
+
+def test_another_scheduler_is_refused_before_the_run() -> None:
+    for factory in (None, functools.partial(torch.optim.lr_scheduler.StepLR, step_size=3)):
+        trainer = a_trainer(WSDCheckpointCallback())
+        with pytest.raises(ConfigurationError, match="WSDLrScheduler"):
+            fit(trainer, create_scheduler_fn=factory)
+        assert trainer.run_state.updates == 0
+
+
+def test_an_initial_checkpoint_that_is_not_there_is_an_error() -> None:
+    with pytest.raises(CheckpointError, match="nowhere"):
+        fit(a_trainer(WSDCheckpointCallback(initial_checkpoint="nowhere")), create_scheduler_fn=schedule(15))
