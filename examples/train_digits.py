@@ -1,5 +1,7 @@
 """Train a small network on scikit-learn's handwritten digits, and see what it makes of digits it has never met.
 
+In one process, and in two:
+
     python examples/train_digits.py
     python -m torch.distributed.run --nproc-per-node 2 examples/train_digits.py
 """

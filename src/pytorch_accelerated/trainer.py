@@ -21,13 +21,19 @@ from pytorch_accelerated.callbacks.defaults import DEFAULT_CALLBACKS
 from pytorch_accelerated.callbacks.handler import CallbackHandler
 from pytorch_accelerated.callbacks.limits import LimitBatchesCallback
 from pytorch_accelerated.checkpointing.portable import load_portable, save_portable
-from pytorch_accelerated.checkpointing.training_state import load_run, save_run
+from pytorch_accelerated.checkpointing.training_state import load_run, save_run, seed_of_run
 from pytorch_accelerated.checkpointing.verify import find_state
 from pytorch_accelerated.checkpointing.weights import canonical_state_dict, check_finite, load_canonical
 from pytorch_accelerated.data.loading import RunLoader, adapt_loader, build_loader, check_dataset, fingerprint
 from pytorch_accelerated.data.slicing import batch_limit_from_environment
 from pytorch_accelerated.distributed import Ranks, create_accelerator, send_to_device
-from pytorch_accelerated.errors import ConfigurationError, DataError, InvalidCheckpointError, NonFiniteLossError
+from pytorch_accelerated.errors import (
+    CheckpointError,
+    ConfigurationError,
+    DataError,
+    InvalidCheckpointError,
+    NonFiniteLossError,
+)
 from pytorch_accelerated.explaining import explain_run
 from pytorch_accelerated.loop import TrainingLoop
 from pytorch_accelerated.placeholders import TrainerPlaceholderValues, replace_trainer_placeholder_values
@@ -225,9 +231,10 @@ class Trainer(TrainingLoop):
         self.collate_fn = collate_fn
         self.create_scheduler_fn = create_scheduler_fn
         with self._running():
-            self._start_training_run(train_dataloader_kwargs, eval_dataloader_kwargs, reset_run_history)
-            if resume_from is not None:
-                self._resume(Path(resume_from))
+            state = None if resume_from is None else self._find_state(resume_from)
+            if resume_from is not None and state is None:
+                self.print(f"No training state in {resume_from}: starting afresh")
+            self._start_training_run(train_dataloader_kwargs, eval_dataloader_kwargs, reset_run_history, state)
             self._run_training()
         return copy.deepcopy(self.run_history)
 
@@ -402,8 +409,7 @@ class Trainer(TrainingLoop):
         Returns:
             The `checkpoint_kwargs` of the save, and ``current_epoch``.
         """
-        state = find_state(Path(input_dir)) if self._ranks.is_first else None
-        state = self._ranks.from_first(state)
+        state = self._find_state(input_dir)
         if state is None:
             raise InvalidCheckpointError(f"There is no training state in {input_dir}. Check the path.")
         return load_run(self, state)
@@ -485,6 +491,7 @@ class Trainer(TrainingLoop):
         train_dl_kwargs: Mapping[str, Any] | None,
         eval_dl_kwargs: Mapping[str, Any] | None,
         reset_run_history: bool,
+        state: Path | None,
     ) -> None:
         settings = self._settings
         if reset_run_history:
@@ -492,7 +499,7 @@ class Trainer(TrainingLoop):
             self._epochs_before_run = 0
         else:
             self._epochs_before_run += self.run_state.epochs
-        self._seed_run()
+        self._seed_run(state)
         self._training_runs += 1
         if self.seed is not None:
             set_seed(mixed_seed("run", self.seed, self._ranks.index, self._training_runs))
@@ -519,10 +526,15 @@ class Trainer(TrainingLoop):
         self.scheduler = self.create_scheduler()
         is_plateau = isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
         self._steps_scheduler_per_update = settings.step_scheduler == "update" and not is_plateau
+        if state is not None:
+            load_run(self, state)
         self._deadline = None if settings.max_seconds is None else time.monotonic() + settings.max_seconds
 
-    def _seed_run(self) -> None:
+    def _seed_run(self, state: Path | None = None) -> None:
+        """Fix the seed of the run; one that goes on from a training state keeps that one's."""
         seed = self.seed if self.seed is not None else derived_seed(self._training_runs)
+        if state is not None:
+            seed = seed_of_run(state)
         self._run_seed = self._ranks.from_first(seed)
 
     def _create_accelerator(self) -> Accelerator:
@@ -660,14 +672,18 @@ class Trainer(TrainingLoop):
         check_finite(self.get_model().named_parameters())
         save_run(self, output_dir, extra)
 
-    def _resume(self, source: Path) -> None:
-        """Continue from a training state, if there is one."""
-        state = find_state(source) if self._ranks.is_first else None
-        state = self._ranks.from_first(state)
-        if state is None:
-            self.print(f"No training state in {source}: starting afresh.")
-        else:
-            load_run(self, state)
+    def _find_state(self, source: str | Path) -> Path | None:
+        """The training state that `source` is or holds, the same for all ranks."""
+        found, error = None, None
+        if self._ranks.is_first:
+            try:
+                found = find_state(source)
+            except CheckpointError as caught:
+                error = caught
+        found, error = self._ranks.from_first((found, error))
+        if error is not None:
+            raise error
+        return found
 
 
 class TrainerWithTimmScheduler(Trainer):

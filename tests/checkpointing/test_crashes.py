@@ -120,6 +120,7 @@ def test_a_full_disk_at_any_operation_is_reported_and_loses_nothing(first, secon
             except CheckpointError as error:
                 reported = str(error)
         found = version_found(parent / place)
+        assert (parent / first / "manifest.json").is_file()  # under its own name, not only to be found
         if reported is None:
             assert found == 2  # only deleting the old one failed
         else:

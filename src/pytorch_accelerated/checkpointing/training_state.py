@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.checkpointing.codec import KEEP_LIVE
 from pytorch_accelerated.checkpointing.state_folder import read_state, write_state
+from pytorch_accelerated.checkpointing.verify import read_manifest
 from pytorch_accelerated.checkpointing.weights import canonical_state_dict, load_canonical
 from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError
 from pytorch_accelerated.run_state import RunState
@@ -31,7 +32,12 @@ def save_run(trainer: Trainer, folder: Path, extra: dict[str, Any]) -> None:
     if ranks.is_first:
         parts = _shared_parts(trainer, extra)
         parts.update({f"rank_{rank}": state for rank, state in enumerate(everyones)})
-        facts = {"updates": trainer.run_state.updates, "epochs": trainer.run_state.epochs, "ranks": ranks.count}
+        facts = {
+            "updates": trainer.run_state.updates,
+            "epochs": trainer.run_state.epochs,
+            "ranks": ranks.count,
+            "seed": trainer._run_seed,
+        }
         try:
             write_state(folder, facts, parts)
         except CheckpointError as error:
@@ -69,7 +75,6 @@ def load_run(trainer: Trainer, folder: Path) -> dict[str, Any]:
         scaler.load_state_dict(parts["scaler"])
     trainer.run_history.load_state_dict(run["history"])
     trainer.run_state = RunState.from_state_dict(run["run_state"])
-    trainer._run_seed = run["seed"]
     trainer._epochs_before_run = run["epochs_before_run"]
     for callback in trainer.callback_handler:
         state = parts["callbacks"].get(_state_key(callback))
@@ -81,6 +86,14 @@ def load_run(trainer: Trainer, folder: Path) -> dict[str, Any]:
         trainer._gradient_norms.load_state_dict(own["gradient_norms"])
         restore_generator_states(own["generators"])
     return {"current_epoch": trainer.run_history.current_epoch, **extra}
+
+
+def seed_of_run(folder: Path) -> int:
+    """The seed of the run that was saved in `folder`. The loaders of a run that goes on are made with it."""
+    seed = read_manifest(folder).facts.get("seed")
+    if not isinstance(seed, int):
+        raise InvalidCheckpointError(f"The training state {folder} does not say what the seed of its run was.")
+    return seed
 
 
 def _shared_parts(trainer: Trainer, extra: dict[str, Any]) -> dict[str, Any]:
@@ -96,7 +109,6 @@ def _shared_parts(trainer: Trainer, extra: dict[str, Any]) -> dict[str, Any]:
         "run": {
             "run_state": trainer.run_state.state_dict(),
             "history": trainer.run_history.state_dict(),
-            "seed": trainer._run_seed,
             "epochs_before_run": trainer._epochs_before_run,
             "config": None if trainer.run_config is None else trainer.run_config.to_dict(),
         },

@@ -1,0 +1,67 @@
+"""A model and a learning-rate scheduler from timm.
+
+timm's schedulers are told the number of updates and epochs so far, which `TrainerWithTimmScheduler` does.
+"""
+
+import argparse
+from functools import partial
+
+import timm
+import torch
+from timm.scheduler import CosineLRScheduler
+from torch import nn
+from train_digits import load_datasets
+
+from pytorch_accelerated import TrainerPlaceholderValues, set_seed
+from pytorch_accelerated.trainer import TrainerWithTimmScheduler
+
+
+class EnlargedDigits(torch.utils.data.Dataset):
+    """Digits as timm's models expect images: with three channels, and 32x32 pixels."""
+
+    def __init__(self, digits):
+        self.digits = digits
+
+    def __len__(self):
+        return len(self.digits)
+
+    def __getitem__(self, index):
+        image, label = self.digits[index]
+        return nn.functional.interpolate(image.expand(1, 3, 8, 8), size=32)[0], label
+
+
+def main(model_name, num_epochs, batch_size):
+    set_seed(42)
+    train_set, eval_set, test_set = map(EnlargedDigits, load_datasets())
+    model = timm.create_model(model_name, num_classes=10)
+
+    trainer = TrainerWithTimmScheduler(
+        model,
+        loss_func=nn.CrossEntropyLoss(),
+        optimizer=timm.optim.create_optimizer_v2(model, opt="adamw", lr=2e-3, weight_decay=0.01),
+    )
+    trainer.train(
+        train_set,
+        num_epochs,
+        eval_dataset=eval_set,
+        per_device_batch_size=batch_size,
+        create_scheduler_fn=partial(
+            CosineLRScheduler,
+            # Known when the run starts, and put in then.
+            t_initial=TrainerPlaceholderValues.NUM_EPOCHS * TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH,
+            warmup_t=TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH,
+            warmup_lr_init=1e-5,
+            lr_min=1e-5,
+            t_in_epochs=False,
+        ),
+    )
+    metrics = trainer.evaluate(test_set, per_device_batch_size=batch_size)
+    trainer.print(f"Loss on held-out digits after {trainer.num_updates} updates: {metrics['evaluation_loss']:.3f}")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model-name", default="resnet10t")
+    parser.add_argument("--num-epochs", type=int, default=5)
+    parser.add_argument("--batch-size", type=int, default=32, help="per process")
+    main(**vars(parser.parse_args()))

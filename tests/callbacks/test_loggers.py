@@ -1,0 +1,247 @@
+"""Logs in files: whole at any time, and the same after a resume."""
+
+import csv
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pytorch_accelerated.callbacks.base import TrainerCallback
+from pytorch_accelerated.callbacks.evaluation import StepBasedEvaluationCallback
+from pytorch_accelerated.callbacks.loggers import CSVLoggerCallback, JSONLoggerCallback, LearningRateMonitorCallback
+from pytorch_accelerated.errors import StopTrainingError
+from pytorch_accelerated.trainer import Trainer
+from tests.support.processes import run_on_ranks
+from tests.support.reference import regression_data, sgd, tiny_model
+
+
+def trainer_with(*callbacks: Any, trainer_class: type[Trainer] = Trainer) -> Trainer:
+    model = tiny_model()
+    return trainer_class(model, nn.MSELoss(), sgd(model), callbacks=callbacks, seed=1)
+
+
+def train(trainer: Trainer, num_epochs: int = 2, **kwargs: Any) -> None:
+    """5 updates an epoch."""
+    trainer.train(regression_data(20), num_epochs, regression_data(8), per_device_batch_size=4, **kwargs)
+
+
+def read_csv(path: Path) -> list[dict[str, float]]:
+    """The rows without their empty cells."""
+    with open(path, newline="") as file:
+        return [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
+
+
+def read_json(path: Path) -> list[dict[str, float]]:
+    rows = [json.loads(line, parse_constant=pytest.fail) for line in path.read_text().splitlines()]
+    return [{name: float(value) for name, value in row.items()} for row in rows]
+
+
+LOGGERS = [(CSVLoggerCallback, read_csv), (JSONLoggerCallback, read_json)]
+both_loggers = pytest.mark.parametrize(("logger_class", "read"), LOGGERS)
+
+
+def expected_rows(trainer: Trainer, *moments: tuple[int, int]) -> list[dict[str, float]]:
+    """What the history holds, by epoch and update."""
+    return [
+        {"epoch": epoch, "update": update}
+        | {record.name: record.value for record in trainer.run_history.records if record[2:] == (epoch, update)}
+        for epoch, update in moments
+    ]
+
+
+@both_loggers
+def test_every_value_is_logged_exactly_in_the_row_of_its_moment(logger_class, read, tmp_path):
+    path = tmp_path / "new" / "folder" / "log"
+    trainer = trainer_with(StepBasedEvaluationCallback(3), logger_class(path))
+    train(trainer)
+    rows = read(path)
+    assert rows == expected_rows(trainer, (1, 3), (1, 5), (2, 6), (2, 9), (2, 10))
+    assert sum(len(row) - 2 for row in rows) == len(trainer.run_history.records) == 7
+
+
+@both_loggers
+def test_what_later_callbacks_record_comes_into_the_same_row(logger_class, read, tmp_path):
+    class Later(TrainerCallback):
+        def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+            trainer.run_history.update_metric("train_extra", 1)
+
+        def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+            trainer.run_history.update_metric("last", 2)
+
+    train(trainer_with(logger_class(tmp_path / "log"), Later()))
+    assert [list(row) for row in read(tmp_path / "log")] == [
+        ["epoch", "update", "train_loss_epoch", "train_extra", "eval_loss_epoch", "last"]
+    ] * 2
+
+
+@both_loggers
+def test_evaluations_after_training_are_added(logger_class, read, tmp_path):
+    trainer = trainer_with(logger_class(tmp_path / "log"))
+    train(trainer)
+    before = read(tmp_path / "log")
+    loss = trainer.evaluate(regression_data(8))["evaluation_loss"]
+    assert read(tmp_path / "log") == [*before, {"epoch": 1, "update": 0, "evaluation_loss": loss}]
+
+
+@both_loggers
+def test_several_values_of_a_metric_at_one_moment_get_rows_of_their_own(logger_class, read, tmp_path):
+    class Twice(TrainerCallback):
+        def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+            trainer.run_history.update_metric("value", 1)
+            trainer.run_history.update_metric("value", 2)
+
+    train(trainer_with(Twice(), logger_class(tmp_path / "log")), 1)
+    assert [row["value"] for row in read(tmp_path / "log")] == [1, 2]
+
+
+@both_loggers
+def test_values_that_are_not_finite_survive(logger_class, read, tmp_path):
+    class NotFinite(TrainerCallback):
+        def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+            for name, value in {"a": math.nan, "b": math.inf, "c": -math.inf}.items():
+                trainer.run_history.update_metric(name, value)
+
+    train(trainer_with(NotFinite(), logger_class(tmp_path / "log")), 1)
+    (row,) = read(tmp_path / "log")
+    assert math.isnan(row["a"])
+    assert (row["b"], row["c"]) == (math.inf, -math.inf)
+
+
+@both_loggers
+def test_the_file_is_up_to_date_when_the_evaluation_fails(logger_class, read, tmp_path):
+    class Fails(Trainer):
+        def calculate_eval_batch_loss(self, batch: Any) -> dict[str, Any]:
+            (row,) = read(tmp_path / "log")
+            assert row["train_loss_epoch"] == self.run_history.get_latest_metric("train_loss_epoch")
+            raise RuntimeError("broken")
+
+    with pytest.raises(RuntimeError, match="broken"):
+        train(trainer_with(logger_class(tmp_path / "log"), trainer_class=Fails))
+
+
+@both_loggers
+@pytest.mark.parametrize("error", [StopTrainingError(), RuntimeError("broken")])
+def test_what_was_recorded_right_before_the_end_is_logged(logger_class, read, error, tmp_path):
+    class RecordAndRaise(TrainerCallback):
+        def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
+            if trainer.run_state.updates == 3:
+                trainer.run_history.update_metric("last_words", 7)
+                raise error
+
+    try:
+        train(trainer_with(logger_class(tmp_path / "log"), RecordAndRaise()))
+    except RuntimeError as caught:
+        assert caught is error
+    assert read(tmp_path / "log")[-1]["last_words"] == 7
+
+
+@both_loggers
+@pytest.mark.parametrize("resume_after", [1, 3, 5, 8])
+def test_the_log_of_a_resumed_run_equals_that_of_the_uninterrupted_one(logger_class, read, resume_after, tmp_path):
+    class Save(TrainerCallback):
+        def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
+            if trainer.run_state.updates == resume_after:
+                trainer.save_training_state(tmp_path / "state")
+
+    train(trainer_with(StepBasedEvaluationCallback(3), Save(), logger_class(tmp_path / "log")), 3)
+    whole = (tmp_path / "log").read_bytes()
+    resumed = trainer_with(StepBasedEvaluationCallback(3), logger_class(tmp_path / "log"))
+    train(resumed, 3, resume_from=tmp_path / "state")
+    assert (tmp_path / "log").read_bytes() == whole
+
+
+@both_loggers
+def test_a_disk_that_refuses_costs_a_warning_and_not_the_run(logger_class, read, tmp_path, monkeypatch):
+    path = tmp_path / "log"
+    real_fsync, refuse = os.fsync, True
+
+    def fsync(descriptor: int) -> None:
+        if refuse:
+            raise OSError(28, "No space left on device")
+        real_fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    trainer = trainer_with(logger_class(path))
+    with pytest.warns(UserWarning, match=r"could not write .*log: .*No space left.* next attempt writes everything"):
+        train(trainer)
+    assert list(tmp_path.iterdir()) == []
+    refuse = False
+    trainer.evaluate(regression_data(8))
+    assert len(read(path)) == 3
+
+
+@both_loggers
+def test_nobody_ever_reads_half_a_file(logger_class, read, tmp_path, monkeypatch):
+    path = tmp_path / "log"
+    seen: list[int] = []
+    real_fsync = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        if path.exists():  # the next version has been written, but not put in place
+            seen.append(len(read(path)))
+        real_fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    train(trainer_with(logger_class(path)), 3)
+    assert seen == [1, 1, 2, 2, 3]
+
+
+@both_loggers
+def test_two_logs_can_be_kept_in_one_run(logger_class, read, tmp_path):
+    train(trainer_with(logger_class(tmp_path / "one"), logger_class(tmp_path / "other")))
+    assert read(tmp_path / "one") == read(tmp_path / "other")
+
+
+ON_RANKS = """
+import sys
+import torch
+from torch import nn
+from pytorch_accelerated.callbacks import loggers
+from pytorch_accelerated.trainer import Trainer
+from tests.support.reference import regression_data, sgd, tiny_model
+
+writes = []
+replace = loggers._replace
+loggers._replace = lambda path, text: (writes.append(path.name), replace(path, text))
+trainer = Trainer(model := tiny_model(), nn.MSELoss(), sgd(model), callbacks=[loggers.CSVLoggerCallback(sys.argv[1])])
+trainer.train(regression_data(20), 2)
+print(writes)
+torch.distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.processes
+def test_only_the_first_of_all_ranks_writes(tmp_path):
+    output = run_on_ranks(ON_RANKS, 2, tmp_path / "log.csv")
+    assert output.stdout_of_ranks == ("['log.csv', 'log.csv']\n", "[]\n")
+    assert len(read_csv(tmp_path / "log.csv")) == 2
+
+
+# The learning rate
+
+
+def test_the_learning_rate_after_each_epoch_is_recorded():
+    trainer = trainer_with(LearningRateMonitorCallback)
+    train(trainer, 3, create_scheduler_fn=lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5))
+    expected = [0.1 * 0.5**updates for updates in (5, 10, 15)]
+    assert trainer.run_history.get_metric_values("learning_rate") == pytest.approx(expected)
+    assert list(trainer.run_history.get_metric_names()) == ["train_loss_epoch", "learning_rate", "eval_loss_epoch"]
+
+
+def test_every_parameter_group_has_a_learning_rate_of_its_own():
+    class Unfreeze(TrainerCallback):
+        """A group comes in after the first epoch; the name of the other one stays."""
+
+        def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+            if trainer.run_history.current_epoch == 1:
+                trainer.optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))], "lr": 0.5})
+
+    trainer = trainer_with(LearningRateMonitorCallback, Unfreeze)
+    train(trainer)
+    assert trainer.run_history.get_metric_values("learning_rate") == [0.1, 0.1]
+    assert trainer.run_history.get_metric_values("learning_rate_1") == [0.5]

@@ -1,0 +1,435 @@
+"""Metrics over whole epochs equal those of one process that sees all samples at once."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torchmetrics
+from torch import nn
+
+from pytorch_accelerated.callbacks.base import TrainerCallback
+from pytorch_accelerated.callbacks.defaults import DEFAULT_CALLBACKS
+from pytorch_accelerated.callbacks.evaluation import StepBasedEvaluationCallback
+from pytorch_accelerated.callbacks.metrics import MetricsCallback
+from pytorch_accelerated.callbacks.progress import LogMetricsCallback
+from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, HookOutputError
+from pytorch_accelerated.trainer import Trainer
+from tests.support.processes import run_on_ranks
+
+CLASSES = 3
+
+
+def classification_data(size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Points whose class can be told from them, mostly."""
+    generator = torch.Generator().manual_seed(size)
+    targets = torch.arange(size) % CLASSES
+    return torch.randn(size, CLASSES, generator=generator) + 2 * nn.functional.one_hot(targets, CLASSES), targets
+
+
+def make_trainer(*callbacks: Any, trainer_class: type[Trainer] = Trainer, lr: float = 0.1) -> Trainer:
+    model = nn.Linear(CLASSES, CLASSES)
+    with torch.no_grad():
+        model.weight.copy_(torch.eye(CLASSES))
+        model.bias.copy_(torch.tensor([0.0, 1.0, -1.0]))
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    return trainer_class(model, nn.CrossEntropyLoss(), optimizer, callbacks=callbacks, seed=2)
+
+
+def several_metrics() -> dict[str, torchmetrics.Metric]:
+    """Metrics whose states are merged in different ways: sums, concatenated lists, and by themselves."""
+    return {
+        "accuracy": torchmetrics.Accuracy(task="multiclass", num_classes=CLASSES),
+        "recall": torchmetrics.Recall(task="multiclass", num_classes=CLASSES, average="macro"),
+        "auroc": torchmetrics.AUROC(task="multiclass", num_classes=CLASSES),
+        "worst": torchmetrics.wrappers.ClasswiseWrapper(
+            torchmetrics.Accuracy(task="multiclass", num_classes=CLASSES, average=None)
+        ),
+    }
+
+
+def values_at_once(trainer: Trainer, data: tuple[torch.Tensor, torch.Tensor], prefix: str) -> dict[str, float]:
+    metrics = torchmetrics.MetricCollection(several_metrics(), compute_groups=False)
+    with torch.no_grad():
+        metrics.update(trainer.model(data[0]), data[1])
+    return {prefix + name: float(value) for name, value in metrics.compute().items()}
+
+
+def recorded(trainer: Trainer, prefix: str) -> dict[str, float]:
+    names = [name for name in trainer.run_history.get_metric_names() if name.startswith(prefix) and "loss" not in name]
+    return {name: trainer.run_history.get_latest_metric(name) for name in names}
+
+
+def test_metrics_over_batches_equal_those_over_all_samples_at_once():
+    trainer = make_trainer(MetricsCallback(several_metrics()), lr=0)
+    train_data, eval_data = classification_data(29), classification_data(17)
+    trainer.train(train_data, 2, eval_data, per_device_batch_size=4)
+    assert recorded(trainer, "train_") == pytest.approx(values_at_once(trainer, train_data, "train_"))
+    assert recorded(trainer, "eval_") == pytest.approx(values_at_once(trainer, eval_data, "eval_"))
+    assert len(recorded(trainer, "eval_")) == 3 + CLASSES
+    assert len(set(recorded(trainer, "eval_").values())) > 3  # numbers that tell something
+
+
+def test_each_epoch_is_measured_by_itself():
+    trainer = make_trainer(MetricsCallback(several_metrics()), lr=1.0)
+    data = classification_data(20)
+    trainer.train(data, 3, data)
+    assert recorded(trainer, "eval_") == pytest.approx(values_at_once(trainer, data, "eval_"))
+    values = trainer.run_history.get_metric_values("train_auroc")
+    assert len(set(values)) == 3
+
+
+def test_evaluate_returns_the_metrics():
+    trainer = make_trainer(MetricsCallback(several_metrics()))
+    data = classification_data(10)
+    metrics = trainer.evaluate(data, per_device_batch_size=3)
+    assert metrics.keys() == {"evaluation_loss", *values_at_once(trainer, data, "eval_")}
+    del metrics["evaluation_loss"]
+    assert metrics == pytest.approx(values_at_once(trainer, data, "eval_"))
+
+
+def test_evaluations_within_an_epoch_do_not_touch_the_metrics_of_the_epoch():
+    accuracy = torchmetrics.Accuracy(task="multiclass", num_classes=CLASSES)
+
+    def train(*callbacks: Any) -> Trainer:
+        trainer = make_trainer(*callbacks, MetricsCallback({"accuracy": accuracy}))
+        trainer.train(classification_data(20), 2, classification_data(9), per_device_batch_size=4)
+        return trainer
+
+    plain, interrupted = train(), train(StepBasedEvaluationCallback(2))
+    for name in ("train_accuracy", "eval_accuracy"):
+        assert interrupted.run_history.get_metric_values(name) == plain.run_history.get_metric_values(name)
+    updates = [r.update for r in interrupted.run_history.records if r.name == "intermediate_eval_accuracy"]
+    assert updates == [2, 4, 6, 8, 10]
+
+
+@pytest.mark.parametrize(("during_training", "during_evaluation"), [(True, False), (False, True)])
+def test_either_half_can_be_left_out(during_training, during_evaluation):
+    callback = MetricsCallback(
+        several_metrics(), during_training=during_training, during_evaluation=during_evaluation
+    )
+    trainer = make_trainer(callback)
+    trainer.train(classification_data(9), 1, classification_data(9))
+    assert bool(recorded(trainer, "train_")) == during_training
+    assert bool(recorded(trainer, "eval_")) == during_evaluation
+
+
+@pytest.mark.parametrize("metrics_first", [True, False])
+def test_the_metrics_of_another_model_are_measured_by_themselves(metrics_first):
+    class EvaluateZeros(TrainerCallback):
+        """Evaluates a model that always says class 0, as averaged weights are evaluated."""
+
+        def on_eval_epoch_end(self, trainer: Trainer, is_intermediate: bool = False, **kwargs: Any) -> None:
+            model = nn.Linear(CLASSES, CLASSES)
+            with torch.no_grad():
+                model.weight.zero_()
+                model.bias.copy_(torch.tensor([1.0, 0, 0]))
+            trainer._evaluate_other_model(model, metric_name_prefix="ema_model_", callbacks=[metrics])
+
+    metrics = MetricsCallback({"accuracy": torchmetrics.Accuracy(task="multiclass", num_classes=CLASSES)})
+    callbacks = [metrics, EvaluateZeros()]
+    trainer = make_trainer(*(callbacks if metrics_first else callbacks[::-1]))
+    data = classification_data(9)
+    trainer.train(data, 2, data, per_device_batch_size=2)
+    expected = (trainer.model(data[0]).argmax(1) == data[1]).float().mean().item()
+    assert trainer.run_history.get_latest_metric("eval_accuracy") == pytest.approx(expected)
+    assert trainer.run_history.get_metric_values("ema_model_eval_accuracy") == pytest.approx([1 / 3, 1 / 3])
+    assert len(trainer.run_history.get_metric_values("eval_accuracy")) == 2
+
+
+@pytest.mark.parametrize(
+    ("metrics", "names"),
+    [
+        (torchmetrics.MeanSquaredError(), ["eval_MeanSquaredError"]),
+        ([torchmetrics.MeanSquaredError(), torchmetrics.R2Score()], ["eval_MeanSquaredError", "eval_R2Score"]),
+        (
+            torchmetrics.MetricCollection({"mse": torchmetrics.MeanSquaredError()}, prefix="my_", postfix="_here"),
+            ["eval_my_mse_here"],
+        ),
+        ({"a": torchmetrics.MetricCollection([torchmetrics.MeanSquaredError()])}, ["eval_a_MeanSquaredError"]),
+    ],
+    ids=["metric", "sequence", "collection", "collection by name"],
+)
+def test_metrics_can_be_given_in_every_form_that_torchmetrics_has(metrics, names):
+    model = nn.Linear(3, 1)
+    callback = MetricsCallback(metrics)
+    trainer = Trainer(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1), callbacks=[callback])
+    trainer.evaluate((torch.randn(8, 3), torch.randn(8, 1)))
+    assert list(recorded(trainer, "eval_")) == names
+
+
+def test_metrics_are_not_mistaken_for_equal_because_their_first_batch_was():
+    trainer = make_trainer(
+        MetricsCallback(
+            {
+                "top_1": torchmetrics.Accuracy(task="multiclass", num_classes=CLASSES, average="micro"),
+                "top_3": torchmetrics.Accuracy(task="multiclass", num_classes=CLASSES, average="micro", top_k=CLASSES),
+            }
+        )
+    )
+    inputs = torch.eye(CLASSES).repeat(2, 1) * 10
+    targets = torch.tensor([0, 1, 2, 2, 2, 2])  # the first batch is all right
+    trainer.evaluate((inputs, targets), per_device_batch_size=3)
+    assert recorded(trainer, "eval_") == pytest.approx({"eval_top_1": 4 / 6, "eval_top_3": 1.0})
+
+
+def test_the_given_metrics_stay_as_they_are():
+    accuracy = torchmetrics.Accuracy(task="multiclass", num_classes=CLASSES)
+    accuracy.update(torch.tensor([0, 1]), torch.tensor([0, 0]))
+    trainer = make_trainer(MetricsCallback({"accuracy": accuracy}))
+    trainer.evaluate(classification_data(9))
+    assert accuracy.update_count == 1
+    assert accuracy.compute() == 0.5
+
+
+def test_dict_batches_and_outputs_have_logits_and_labels():
+    class Classifier(nn.Linear):
+        def forward(self, inputs: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+            logits = super().forward(inputs)
+            return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+    model = Classifier(CLASSES, CLASSES)
+    inputs, labels = classification_data(12)
+    callback = MetricsCallback({"accuracy": torchmetrics.Accuracy(task="multiclass", num_classes=CLASSES)})
+    trainer = Trainer(model, None, torch.optim.SGD(model.parameters(), lr=0.1), callbacks=[callback])
+    trainer.evaluate({"inputs": inputs, "labels": labels}, per_device_batch_size=5)
+    expected = torchmetrics.functional.accuracy(
+        nn.functional.linear(inputs, model.weight, model.bias), labels, "multiclass", num_classes=CLASSES
+    )
+    assert recorded(trainer, "eval_") == pytest.approx({"eval_accuracy": expected.item()})
+
+
+def test_predictions_and_targets_may_be_anywhere():
+    class Elsewhere(MetricsCallback):
+        def get_predictions_and_targets(self, batch: Any, batch_output: dict[str, Any]) -> tuple[Any, Any]:
+            return torch.zeros(len(batch[0])), torch.full((len(batch[0]),), 3.0)
+
+    trainer = make_trainer(Elsewhere({"error": torchmetrics.MeanAbsoluteError()}))
+    trainer.evaluate(classification_data(7))
+    assert recorded(trainer, "eval_") == {"eval_error": 3.0}
+
+
+def test_outputs_without_predictions_are_an_error_that_names_what_to_override():
+    class NoTargets(Trainer):
+        def calculate_eval_batch_loss(self, batch: Any) -> dict[str, Any]:
+            return {"loss": torch.tensor(1.0), "model_outputs": {"other": batch}, "batch_size": len(batch)}
+
+    trainer = make_trainer(MetricsCallback(torchmetrics.MeanMetric()), trainer_class=NoTargets)
+    with pytest.raises(HookOutputError, match="Override `get_predictions_and_targets`"):
+        trainer.evaluate(torch.zeros(4, 3))
+
+
+def test_a_metric_with_several_values_is_an_error_that_names_it():
+    recall = torchmetrics.Recall(task="multiclass", num_classes=CLASSES, average=None)
+    trainer = make_trainer(MetricsCallback({"recall": recall}))
+    with pytest.raises(ArgumentTypeError, match="'eval_recall'"):
+        trainer.evaluate(classification_data(7))
+
+
+def test_metrics_that_keep_predictions_do_not_keep_the_graph():
+    class Graphs(TrainerCallback):
+        kept: tuple[bool, ...] = ()
+
+        def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+            collection = metrics._collections["train_"]
+            self.kept += tuple(prediction.requires_grad for prediction in collection["cat"].value)
+
+    class Predictions(MetricsCallback):
+        def get_predictions_and_targets(self, batch: Any, batch_output: dict[str, Any]) -> tuple[Any, Any]:
+            return batch_output["model_outputs"], 1.0
+
+    metrics, graphs = Predictions({"cat": torchmetrics.CatMetric()}, during_evaluation=False), Graphs()
+    with pytest.raises(ArgumentTypeError):  # what it keeps is no number
+        make_trainer(graphs, metrics).train(classification_data(8), 1, per_device_batch_size=4)
+    assert graphs.kept == (False, False)
+
+
+# Order of callbacks
+
+
+def test_metrics_are_logged_together_with_the_loss():
+    class Log(LogMetricsCallback):
+        seen: tuple[list[str], ...] = ()
+
+        def log_metrics(self, trainer: Trainer, metrics: dict[str, float]) -> None:
+            self.seen += (sorted(metrics),)
+
+    log = Log()
+    accuracy = torchmetrics.Accuracy(task="multiclass", num_classes=CLASSES)
+    trainer = make_trainer(MetricsCallback({"accuracy": accuracy}), log)
+    trainer.train(classification_data(9), 1, classification_data(9))
+    assert log.seen == (["train_accuracy", "train_loss_epoch"], ["eval_accuracy", "eval_loss_epoch"])
+
+
+def test_metrics_behind_the_logger_are_warned_about_once(capsys):
+    trainer = make_trainer(*DEFAULT_CALLBACKS, MetricsCallback(several_metrics()))
+    with pytest.warns(UserWarning, match="MetricsCallback comes after LogMetricsCallback") as caught:
+        trainer.train(classification_data(9), 1)
+        trainer.train(classification_data(9), 1)
+    assert len(caught) == 1
+
+
+# Saved states
+
+
+def save_after(update: int, folder: Path) -> TrainerCallback:
+    class Save(TrainerCallback):
+        def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
+            if trainer.run_state.updates == update:
+                trainer.save_training_state(folder)
+
+    return Save()
+
+
+@pytest.mark.parametrize("resume_after", [1, 3, 5, 6])
+def test_a_resumed_epoch_has_the_metrics_of_the_uninterrupted_one(resume_after, tmp_path):
+    def train(*callbacks: Any, **kwargs: Any) -> Trainer:
+        metrics = {**several_metrics(), "r2": torchmetrics.CosineSimilarity()}
+        del metrics["r2"]
+        trainer = make_trainer(MetricsCallback(metrics), *callbacks)
+        trainer.train(classification_data(20), 2, classification_data(9), per_device_batch_size=4, **kwargs)
+        return trainer
+
+    whole = train(save_after(resume_after, tmp_path / "state"))
+    resumed = train(resume_from=tmp_path / "state")
+    assert resumed.run_history.records == whole.run_history.records
+
+
+def test_a_state_that_was_loaded_and_not_yet_used_is_saved_again():
+    callback = MetricsCallback(several_metrics())
+    state = {"train_": [{"accuracy": {"updates": 1, "values": {}}}]}
+    callback.load_state_dict(state)
+    assert callback.state_dict() == state
+
+
+# Several ranks
+
+ON_RANKS = """
+import torch
+import torchmetrics
+from torch import nn
+from pytorch_accelerated.callbacks.base import TrainerCallback
+from pytorch_accelerated.callbacks.metrics import MetricsCallback
+from pytorch_accelerated.errors import ConfigurationError
+from pytorch_accelerated.trainer import Trainer
+from tests.callbacks.test_metrics import CLASSES, classification_data, make_trainer, recorded, several_metrics
+from tests.callbacks.test_metrics import values_at_once
+
+RANKS = torch.distributed.get_world_size() if torch.distributed.is_initialized() else None
+
+
+def check(trainer, data, prefix):
+    expected = values_at_once(trainer, data, prefix)
+    actual = recorded(trainer, prefix)
+    assert actual.keys() == expected.keys()
+    for name, value in expected.items():
+        assert abs(actual[name] - value) < 1e-6, (len(data[0]), name, actual[name], value)
+
+
+for size in range(1, 8):
+    for batch_size in (1, 2):
+        data = classification_data(size)
+        if len(data[1].unique()) < CLASSES:
+            # Curves need every class.
+            data = data[0], torch.arange(size) % CLASSES
+        trainer = make_trainer(MetricsCallback(several_metrics()), lr=0)
+        trainer.train(data, 1, data, per_device_batch_size=batch_size)
+        check(trainer, data, "train_")
+        check(trainer, data, "eval_")
+        trainer.evaluate(data, per_device_batch_size=batch_size)
+        check(trainer, data, "eval_")
+
+
+class SharesOfAnEpoch(TrainerCallback):
+    def on_optimizer_step_end(self, trainer, **kwargs):
+        if trainer.run_state.updates == 2:
+            self.state = metrics.state_dict()
+
+
+# What has been seen within an epoch is shared out over any number of ranks.
+data = classification_data(24)
+shares, metrics = SharesOfAnEpoch(), MetricsCallback(several_metrics())
+trainer = make_trainer(metrics, shares, lr=0)
+trainer.train(data, 1, per_device_batch_size=2)
+states = shares.state["train_"]
+assert len(states) == trainer._ranks.count and all(state["accuracy"]["updates"] == 2 for state in states), states
+samples = 2 * 2 * trainer._ranks.count
+
+
+def seen_after_restoring(states):
+    restored = MetricsCallback(several_metrics())
+    restored.load_state_dict({"train_": states})
+    trainer.run_state.updates_in_epoch = 2
+    restored.on_train_epoch_start(trainer)
+    restored._record(trainer, "train_")
+    return recorded(trainer, "train_")
+
+
+before = seen_after_restoring(states)
+print(sorted(before.items()))
+assert seen_after_restoring(states + [{}]) == before
+doubled = seen_after_restoring(states * 2)  # twice as many ranks, which had seen the same
+for name, value in before.items():
+    assert abs(doubled[name] - value) < 1e-6
+if torch.distributed.is_initialized():
+    torch.distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_metrics_on_several_ranks_equal_those_over_all_samples_at_once(ranks):
+    output = run_on_ranks(ON_RANKS, ranks)
+    assert len(set(output.stdout_of_ranks)) == 1
+
+
+UNMERGEABLE = """
+import torch
+import torchmetrics
+from torch import nn
+from pytorch_accelerated.callbacks.metrics import MetricsCallback
+from pytorch_accelerated.trainer import Trainer
+
+generator = torch.Generator().manual_seed(0)
+inputs = torch.randn(11, 1, generator=generator)
+targets = inputs + torch.randn(11, 1, generator=generator)
+
+
+class Flat(MetricsCallback):
+    def get_predictions_and_targets(self, batch, batch_output):
+        return batch_output["model_outputs"][:, 0], batch[1][:, 0]
+
+
+model = nn.Linear(1, 1)
+metrics = Flat({"correlation": torchmetrics.PearsonCorrCoef()})
+trainer = Trainer(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1), callbacks=[metrics])
+value = trainer.evaluate((inputs, targets), per_device_batch_size=3)["eval_correlation"]
+expected = torch.corrcoef(torch.stack([inputs[:, 0], targets[:, 0]]))[0, 1].item()
+expected *= model.weight.sign().item()
+assert abs(value - expected) < 1e-5, (value, expected)
+torch.distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.processes
+def test_metrics_that_merge_their_states_themselves_are_right_on_several_ranks():
+    run_on_ranks(UNMERGEABLE, 2)
+
+
+def test_states_that_cannot_be_merged_are_refused_on_fewer_ranks():
+    def train(callback: MetricsCallback, **kwargs: Any) -> Trainer:
+        trainer = make_trainer(callback, save_after(1, Path()) if False else TrainerCallback())
+        trainer.train((np.zeros((6, 3), np.float32), np.zeros(6, int)), 1, per_device_batch_size=2, **kwargs)
+        return trainer
+
+    class Flat(MetricsCallback):
+        def get_predictions_and_targets(self, batch: Any, batch_output: dict[str, Any]) -> tuple[Any, Any]:
+            return batch[0][:, 0], batch[0][:, 1]
+
+    callback = Flat({"correlation": torchmetrics.PearsonCorrCoef()})
+    trainer = make_trainer(callback)
+    callback.load_state_dict({"train_": [{}, {}]})
+    trainer.run_state.updates_in_epoch = 1
+    with pytest.raises(ConfigurationError, match="'correlation'.*PearsonCorrCoef.*Resume on at least as many ranks"):
+        callback._collection(trainer, "train_")

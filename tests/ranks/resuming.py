@@ -1,0 +1,22 @@
+"""Runs under torchrun on two ranks: a resumed run equals the whole one, at an epoch border and inside an epoch."""
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+from tests.support.resuming import SaveAndStop, SaveAtEpochEnd, everything, run
+from tests.test_resume import assert_same
+
+folder = Path(sys.argv[1])
+whole_trainer, whole_ema = run(folder)
+assert whole_trainer._ranks.count == int(os.environ["WORLD_SIZE"]) == 2
+whole = everything(whole_trainer, whole_ema)
+for name, saver in {
+    "inside": SaveAndStop(folder / "inside", 3),
+    "border": SaveAtEpochEnd(folder / "border", 1),
+}.items():
+    run(folder, saver)
+    assert_same(everything(*run(folder, process_seed=99, resume_from=folder / name)), whole, name)
+torch.distributed.destroy_process_group()

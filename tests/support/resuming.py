@@ -1,0 +1,101 @@
+"""One run, whole or interrupted and resumed, with everything in it that has a state."""
+
+import functools
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from pytorch_accelerated import Trainer
+from pytorch_accelerated.callbacks import EarlyStoppingCallback, SaveBestModelCallback, TrainerCallback
+from pytorch_accelerated.callbacks.weights import ModelEmaCallback
+from pytorch_accelerated.errors import StopTrainingError
+from tests.support.reference import regression_data
+
+
+class AugmentedData(Dataset[Any]):
+    """Rows with noise of all three generators that user code draws from."""
+
+    def __init__(self, size: int) -> None:
+        self.inputs, self.targets = regression_data(size)
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, index: int) -> Any:
+        noise = torch.rand(3, dtype=torch.float64) + np.random.rand() + random.random()
+        return self.inputs[index] + 0.1 * noise, self.targets[index]
+
+
+class SaveAndStop(TrainerCallback):
+    """Saves after `updates` updates and ends the run there, as a kill would."""
+
+    def __init__(self, folder: Path, updates: int) -> None:
+        self.folder = folder
+        self.updates = updates
+
+    def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        if trainer.run_state.updates == self.updates:
+            trainer.save_training_state(self.folder, {"note": "interrupted"})
+            raise StopTrainingError
+
+
+class SaveAtEpochEnd(SaveAndStop):
+    """The same after `updates` epochs, when everything of the epoch is over."""
+
+    def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        pass
+
+    def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        if trainer.run_history.current_epoch == self.updates:
+            trainer.save_training_state(self.folder)
+            raise StopTrainingError
+
+
+def run(
+    folder: Path,
+    *extra: TrainerCallback,
+    seed: int | None = 11,
+    num_workers: int = 0,
+    process_seed: int = 0,
+    **arguments: Any,
+) -> tuple[Trainer, ModelEmaCallback]:
+    """Three epochs over 22 rows; dropout, batch norm, momentum, a schedule, EMA, early stopping, best model.
+
+    `process_seed` stands for whatever the process did before: a resumed run must not depend on it.
+    """
+    torch.manual_seed(process_seed)
+    model = nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.Dropout(0.3), nn.Tanh(), nn.Linear(6, 2)).double()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    ema = ModelEmaCallback(decay=0.8, save_path=folder / "ema.pt")
+    callbacks = [ema, EarlyStoppingCallback(5), SaveBestModelCallback(folder / "best.pt"), *extra]
+    trainer = Trainer(model, nn.MSELoss(), optimizer, callbacks=callbacks, seed=seed)
+    trainer.train(
+        AugmentedData(22),
+        num_epochs=3,
+        eval_dataset=regression_data(5),
+        per_device_batch_size=3,
+        gradient_accumulation_steps=2,
+        create_scheduler_fn=functools.partial(torch.optim.lr_scheduler.OneCycleLR, max_lr=0.05, total_steps=30),
+        train_dataloader_kwargs={"num_workers": num_workers},
+        **arguments,
+    )
+    return trainer, ema
+
+
+def everything(trainer: Trainer, ema: ModelEmaCallback) -> dict[str, Any]:
+    """What must be the same in the end, to the bit."""
+    return {
+        "model": trainer.model.state_dict(),
+        "optimizer": trainer.optimizer.state_dict(),
+        "scheduler": trainer.scheduler.state_dict(),
+        "ema": ema.state_dict(),
+        "history": trainer.run_history.state_dict(),
+        "run_state": trainer.run_state.state_dict(),
+        "torch": torch.default_generator.get_state(),
+        "numpy": torch.from_numpy(np.random.get_state(legacy=False)["state"]["key"].astype(np.int64)),
+    }

@@ -1,0 +1,99 @@
+"""A run that was interrupted and resumed equals the run that was never interrupted, to the bit."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pytorch_accelerated import Trainer
+from pytorch_accelerated.errors import InvalidCheckpointError
+from tests.support.processes import run_on_ranks
+from tests.support.reference import regression_data, sgd, tiny_model
+from tests.support.resuming import SaveAndStop, SaveAtEpochEnd, everything, run
+
+RANKS = Path(__file__).parent / "ranks"
+# An interrupted run ends before its first evaluation, so it has no best model to load.
+pytestmark = pytest.mark.filterwarnings("ignore:The model is as the run left it")
+
+
+def assert_same(actual: Any, expected: Any, path: str = "") -> None:
+    if isinstance(expected, torch.Tensor):
+        assert torch.equal(actual, expected), path
+    elif isinstance(expected, dict):
+        assert actual.keys() == expected.keys(), path
+        for key in expected:
+            assert_same(actual[key], expected[key], f"{path}[{key!r}]")
+    elif isinstance(expected, (list, tuple)):
+        assert len(actual) == len(expected), path
+        for index, item in enumerate(expected):
+            assert_same(actual[index], item, f"{path}[{index}]")
+    elif not callable(expected):
+        assert actual == expected, path
+
+
+@pytest.mark.parametrize("seed", [11, None])
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_a_run_resumed_at_an_epoch_border_equals_the_uninterrupted_run(
+    epochs: int, seed: int | None, tmp_path: Path
+) -> None:
+    whole = everything(*run(tmp_path, seed=seed))
+    run(tmp_path, SaveAtEpochEnd(tmp_path / "states" / "s", epochs), seed=seed)
+    resumed = everything(*run(tmp_path, seed=seed, process_seed=99, resume_from=tmp_path / "states"))
+    assert_same(resumed, whole)
+
+
+@pytest.mark.parametrize(("updates", "num_workers"), [(1, 0), (3, 1), (4, 0), (5, 2), (7, 0), (12, 0)])
+def test_a_run_resumed_after_any_update_equals_the_uninterrupted_run(
+    updates: int, num_workers: int, tmp_path: Path
+) -> None:
+    whole = everything(*run(tmp_path))
+    run(tmp_path, SaveAndStop(tmp_path / "state", updates))
+    resumed = everything(*run(tmp_path, process_seed=99, resume_from=tmp_path / "state", num_workers=num_workers))
+    assert_same(resumed, whole)
+
+
+@pytest.mark.processes
+def test_a_run_resumed_on_two_ranks_equals_the_uninterrupted_run(tmp_path: Path) -> None:
+    run_on_ranks(RANKS / "resuming.py", 2, tmp_path)
+
+
+def test_resuming_a_complete_run_changes_nothing(tmp_path: Path) -> None:
+    trainer, _ = run(tmp_path)
+    trainer.save_training_state(tmp_path / "final")
+    again, _ = run(tmp_path, process_seed=99, resume_from=tmp_path / "final")
+    assert_same(again.model.state_dict(), trainer.model.state_dict())
+    assert again.run_state == trainer.run_state
+
+
+def test_a_folder_without_states_means_a_fresh_start_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fresh = everything(*run(tmp_path))
+    assert_same(everything(*run(tmp_path, resume_from=tmp_path / "nothing")), fresh)
+    assert f"No training state in {tmp_path / 'nothing'}: starting afresh" in capsys.readouterr().out
+
+
+def test_a_damaged_state_is_an_error_before_training(tmp_path: Path) -> None:
+    run(tmp_path, SaveAndStop(tmp_path / "state", 2))
+    weights = tmp_path / "state" / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    with pytest.raises(InvalidCheckpointError, match="model.safetensors"):
+        run(tmp_path, process_seed=99, resume_from=tmp_path / "state")
+
+
+def test_load_training_state_returns_what_was_saved_beside(tmp_path: Path) -> None:
+    trainer = Trainer(model := tiny_model(), nn.MSELoss(), sgd(model), callbacks=())
+    trainer.train(regression_data(8), 2)
+    trainer.save_training_state(tmp_path / "state", {"note": "mine"})
+    expected = {name: value.clone() for name, value in model.state_dict().items()}
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    loaded = trainer.load_training_state(tmp_path / "state")
+    assert loaded["note"] == "mine"
+    assert loaded["current_epoch"] == 3
+    assert_same(model.state_dict(), expected)
