@@ -29,7 +29,7 @@ class JSONLinesLogger(LogMetricsCallback):
 
 def main(num_epochs, log_path):
     set_seed(42)
-    train_set, eval_set, test_set = load_datasets()
+    train_set, eval_set, _ = load_datasets()
     model = DigitsNet()
 
     trainer = Trainer(
@@ -39,7 +39,6 @@ def main(num_epochs, log_path):
         callbacks=[*DEFAULT_CALLBACKS, JSONLinesLogger(log_path)],  # beside the table, not in its place
     )
     trainer.train(train_set, num_epochs, eval_dataset=eval_set, per_device_batch_size=32)
-    trainer.evaluate(test_set, per_device_batch_size=32)
     trainer.print(f"Every metric is also in {log_path}")
 
 

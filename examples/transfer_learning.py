@@ -1,6 +1,6 @@
 """Transfer learning: train the new head of a model first, and then all of it, with the rest at a lower rate.
 
-    python examples/transfer_learning.py --pretrained
+python examples/transfer_learning.py --pretrained
 """
 
 import argparse

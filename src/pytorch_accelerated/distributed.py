@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 import os
 import warnings
+import zlib
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator, PartialState, notebook_launcher
@@ -108,8 +110,10 @@ class Ranks:
         self.local_index: int = accelerator.local_process_index
         self.device: torch.device = accelerator.device
         self._group = _control_group(dist.group.WORLD) if self.count > 1 and dist.is_initialized() else None
-        self._flag = torch.zeros(1, dtype=torch.int64)
-        self._flag_view = self._flag.numpy()  # reading it is no tensor operation
+        self._message = torch.zeros(_MESSAGE_LENGTH, dtype=torch.int64)
+        self._messages = torch.zeros(self.count, _MESSAGE_LENGTH, dtype=torch.int64)
+        # Reading and writing arrays is no tensor operation.
+        self._message_view, self._messages_view = self._message.numpy(), self._messages.numpy()
 
     @property
     def count_on_node(self) -> int:
@@ -126,58 +130,55 @@ class Ranks:
 
     def highest(self, value: int) -> int:
         """The highest `value` that any rank has."""
-        if self._group is None:
-            return value
-        self._flag_view[0] = value
-        dist.all_reduce(self._flag, dist.ReduceOp.MAX, group=self._group)
-        return int(self._flag_view[0])
+        return max(number for (number,) in self.exchange_numbers([value]))
 
     def any(self, flag: bool) -> bool:
         """Whether any rank says yes."""
-        return self.highest(int(flag)) > 0
+        return flag if self._group is None else self.highest(int(flag)) > 0
 
     def wait(self) -> None:
         """Return when all ranks have come here."""
-        self.highest(0)
+        self.exchange_numbers([])
 
     def exchange(self, value: Any) -> list[Any]:
         """The `value` of every rank, by rank. Small plain values only."""
         if self._group is None:
             return [value]
+        self.wait()
         values: list[Any] = [None] * self.count
         dist.all_gather_object(values, value, group=self._group)
         return values
 
     def exchange_numbers(self, numbers: Sequence[int]) -> list[list[int]]:
-        """The whole `numbers` of every rank, by rank; as many on each rank."""
-        if self._group is None:
-            return [list(numbers)]
-        mine = torch.tensor(list(numbers), dtype=torch.int64)
-        everyones = [torch.empty_like(mine) for _ in range(self.count)]
-        dist.all_gather(everyones, mine, group=self._group)
-        return [numbers.numpy().tolist() for numbers in everyones]
+        """The whole `numbers` of every rank, by rank."""
+        return [list(numbers)] if self._group is None else self._tell(_OTHERWISE, numbers)
 
     def from_first(self, value: Any) -> Any:
         """What rank 0 has as `value`. Small plain values only."""
         if self._group is None:
             return value
+        self.wait()
         values = [value]
         dist.broadcast_object_list(values, src=0, group=self._group)
         return values[0]
 
     def sum(self, numbers: Sequence[float]) -> list[float]:
         """The sums of `numbers` over the ranks, in float64."""
-        if self._group is None:
-            return list(numbers)
-        total = torch.tensor(list(numbers), dtype=torch.float64)
-        dist.all_reduce(total, group=self._group)
-        return total.numpy().tolist()  # type: ignore[no-any-return]
+        bits = np.array(numbers, dtype=np.float64).view(np.int64)
+        everyones = np.array(self.exchange_numbers(bits.tolist())).view(np.float64)
+        return everyones.sum(axis=0).tolist()  # type: ignore[no-any-return]
 
     def copy_from_first(self, tensors: Sequence[torch.Tensor]) -> None:
         """Overwrite `tensors`, on this process's device, with those of rank 0."""
-        if self._group is not None:
-            for tensor in tensors:
-                dist.broadcast(tensor, src=0)
+        if self._group is None:
+            return
+        for tensor in tensors:
+            target = _without_repeats(tensor.detach())
+            octets = _octets(target)
+            if len(octets):
+                dist.broadcast(octets, src=0)
+            if octets.data_ptr() != target.data_ptr():
+                target.copy_(octets.view(target.dtype).view(target.shape))
 
     def sum_on_device(self, tensor: torch.Tensor) -> torch.Tensor:
         """`tensor` summed over the ranks in place, without waiting for the device."""
@@ -194,22 +195,27 @@ class Ranks:
             padding_value: fills up the other dimensions where they differ between ranks.
 
         Returns:
-            The same structure; tensors on the device of the input, first dimension the sum of all ranks'.
+            The same structure; tensors on the device of the input, first dimension the sum of all ranks'. Of a rank
+            without rows neither shape nor dtype count.
 
         Raises:
-            ArgumentTypeError: if there is something else in `data`, or shapes or dtypes do not fit together.
+            ArgumentTypeError: if there is something else in `data`, shapes, dtypes or structures do not fit together,
+                or some rank has gone on without calling it.
         """
-        return map_tensors(lambda tensor: self._gather_tensor(tensor, padding_value), data)
+        if self._group is None:
+            return map_tensors(_as_rows, data)
+        structure = repr(map_tensors(lambda _: None, data))
+        return map_tensors(lambda tensor: self._gather_rows(_as_rows(tensor), structure, padding_value), data)
 
     def announce_gather(self, data: Any, padding_value: float | None) -> None:
         """Before `gather`, where some ranks are idle: tell them what to take part in."""
-        self._refuse_disagreement(self.exchange((map_tensors(_without_rows, data), padding_value)))
+        self._refuse_disagreement(self.exchange((map_tensors(without_rows, data), padding_value)))
 
     def finish_round(self, *, is_idle: bool) -> None:
         """End a round in which some ranks are idle. An idle rank takes part in what the others announce until then."""
         while True:
-            calls = self.exchange(None if is_idle else "done")
-            announced = [call for call in calls if call is not None and call != "done"]
+            calls = self.exchange(None if is_idle else _DONE)
+            announced = [call for call in calls if call not in (None, _DONE)]
             if not announced:
                 return
             self._refuse_disagreement(calls)
@@ -217,58 +223,103 @@ class Ranks:
             self.gather(map_tensors(lambda tensor: tensor.to(self.device), data), padding_value)
 
     def _refuse_disagreement(self, calls: list[Any]) -> None:
-        if "done" in calls:
-            done = [rank for rank, call in enumerate(calls) if call == "done"]
+        done = [rank for rank, call in enumerate(calls) if call == _DONE]
+        if done:
+            self._refuse_lonely_gather(missing=done)
+
+    def _refuse_lonely_gather(self, missing: list[int]) -> NoReturn:
+        raise ArgumentTypeError(
+            f"`gather` was called on some ranks but not on rank {', '.join(map(str, missing))}, so they would wait for "
+            "each other for ever. Every rank that has a batch must call it equally often; take the call out of the "
+            "condition it stands in."
+        )
+
+    def _tell(self, code: int, numbers: Sequence[int]) -> list[list[int]]:
+        """The `numbers` of every rank, after making sure that all are here for the same thing.
+
+        Whatever ranks say to each other begins with such a message of one length: where messages of two lengths meet,
+        the backend ends the process or waits for ever.
+        """
+        length = len(numbers)
+        self._message_view[:2] = code, length
+        self._message_view[2 : 2 + length] = numbers
+        dist.all_gather(list(self._messages), self._message, group=self._group)
+        messages = self._messages_view.tolist()
+        if any(message[0] != code for message in messages):
+            self._refuse_lonely_gather(missing=[rank for rank, (code, *_) in enumerate(messages) if code != _GATHER])
+        return [message[2 : 2 + message[1]] for message in messages]
+
+    def _gather_rows(self, rows: torch.Tensor, structure: str, padding_value: float | None) -> torch.Tensor:
+        facts = [zlib.crc32(structure.encode()), rows.ndim, _DTYPES.index(rows.dtype), *rows.shape]
+        everyones = self._tell(_GATHER, facts)
+        if len({checksum for checksum, *_ in everyones}) > 1:
+            structures = ", ".join(self.exchange(structure))
             raise ArgumentTypeError(
-                f"`gather` was called for a batch on some ranks but not on rank {', '.join(map(str, done))}. Every rank "
-                "that has a batch must call it equally often; take the call out of the condition it stands in."
+                "Data to gather must have one structure on every rank, with the keys of a dict in one order, but it is "
+                f"(by rank, None for each tensor) {structures}. Gather the same things on every rank."
             )
-
-    def _gather_tensor(self, tensor: torch.Tensor, padding_value: float | None) -> torch.Tensor:
-        rows = tensor.detach()[None] if tensor.ndim == 0 else tensor.detach()
-        if self._group is None:
-            return rows
-        shapes = self._gather_shapes(rows)
-        widest = [max(sizes) for sizes in zip(*shapes, strict=True)]
-        if padding_value is None and any(shape[1:] != widest[1:] for shape in shapes if shape[0]):
+        counts = [count for _, _, _, count, *_ in everyones]
+        # A rank without rows has often no way to know what they would be like.
+        telling = [theirs for theirs, count in zip(everyones, counts, strict=True) if count] or everyones[:1]
+        kinds = {(ndim, dtype) for _, ndim, dtype, *_ in telling}
+        if len(kinds) > 1:
+            found = ", ".join(f"{ndim}-dim {_DTYPES[dtype]}" for _, ndim, dtype, *_ in everyones)
             raise ArgumentTypeError(
-                f"Tensors of the shapes {shapes} (by rank) cannot be put below each other: they differ in more than "
-                "the first dimension. Pad them, or pass `padding_value` to have it done."
+                f"Tensors to gather must be of one kind on every rank, but they are (by rank) {found}. Convert them "
+                "before gathering."
             )
-        fill = padding_value if padding_value is not None else 0
-        padded = torch.full(widest, fill, dtype=rows.dtype, device=self.device)
-        padded[tuple(slice(size) for size in rows.shape)] = rows
-        everyones = [torch.empty_like(padded) for _ in range(self.count)]
-        # Not every backend can move booleans.
-        views = [part.view(torch.uint8) if rows.dtype is torch.bool else part for part in (*everyones, padded)]
-        dist.all_gather(views[:-1], views[-1])
-        return torch.cat([part[: shape[0]] for part, shape in zip(everyones, shapes, strict=True)]).to(tensor.device)
-
-    def _gather_shapes(self, tensor: torch.Tensor) -> list[list[int]]:
-        limit = 16
-        facts = [tensor.ndim, _DTYPES.index(tensor.dtype), *tensor.shape, *[0] * (limit - tensor.ndim)]
-        everyones = self.exchange_numbers(facts)
-        with_rows = [theirs for theirs in everyones if theirs[2]] or everyones
-        if len({(ndim, dtype) for ndim, dtype, *_ in with_rows}) > 1:
-            kinds = [f"{ndim}-dim {_DTYPES[dtype]}" for ndim, dtype, *_ in everyones]
+        row_shapes = [shape for _, _, _, _, *shape in telling]
+        widest = [max(sizes) for sizes in zip(*row_shapes, strict=True)]
+        if padding_value is None and any(shape != widest for shape in row_shapes):
             raise ArgumentTypeError(
-                f"Tensors to gather must be of one kind on every rank, but they are (by rank) {', '.join(kinds)}. "
-                "Convert them before gathering."
+                f"Tensors whose rows have the shapes {', '.join(map(str, row_shapes))} (by rank) cannot be put below "
+                "each other. Pad them, or pass `padding_value` to have it done."
             )
-        return [sizes[: tensor.ndim] for _, _, *sizes in everyones]
+        dtype = _DTYPES[telling[0][2]]
+        padded = torch.full((max(counts), *widest), padding_value or 0, dtype=dtype, device=self.device)
+        if len(rows):
+            padded[tuple(slice(size) for size in rows.shape)] = rows
+        # Bytes travel, because not every backend can move every dtype.
+        octets = _octets(padded)
+        parts = [torch.empty_like(octets) for _ in counts]
+        if len(octets):
+            dist.all_gather(parts, octets)
+        row_length = len(octets) // max(1, *counts)
+        joined = torch.cat([part[: count * row_length] for part, count in zip(parts, counts, strict=True)])
+        return joined.view(dtype).view(sum(counts), *widest).to(rows.device)
 
 
-_DTYPES = [
-    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
-    torch.uint8, torch.bool, torch.complex64, torch.complex128,
-]  # fmt: skip
+# The first number of a message: whether it belongs to a `gather` that user code called, or to anything else.
+_OTHERWISE, _GATHER = 0, 1
+_MESSAGE_LENGTH = 80  # a tensor has 64 dimensions at the most
+_DONE = "done"
+
+_DTYPES = sorted({value for value in vars(torch).values() if isinstance(value, torch.dtype)}, key=str)
 
 
-def _without_rows(tensor: torch.Tensor) -> torch.Tensor:
+def _as_rows(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach()[None] if tensor.ndim == 0 else tensor.detach()
+
+
+def without_rows(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor on the CPU that is like `tensor`, but has no rows."""
     return torch.empty((0, *tensor.shape[1:]), dtype=tensor.dtype)
 
 
-def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], data: Any) -> Any:
+def _octets(tensor: torch.Tensor) -> torch.Tensor:
+    """What is in `tensor` as uint8, in one dimension; its own memory if that is in order."""
+    return tensor.detach().contiguous().flatten().view(torch.uint8)
+
+
+def _without_repeats(tensor: torch.Tensor) -> torch.Tensor:
+    """An expanded tensor as small as it is in memory: what is written to it is not written several times."""
+    for dimension, stride in enumerate(tensor.stride()):
+        if stride == 0 and tensor.shape[dimension] > 1:
+            tensor = tensor.narrow(dimension, 0, 1)
+    return tensor
+
+
+def map_tensors(function: Callable[[torch.Tensor], Any], data: Any) -> Any:
     """`function` applied to every tensor of a nested tuple, list, dict or named tuple.
 
     Raises:

@@ -104,7 +104,8 @@ class TrainingLoop(TrainerHooks):
         """One pass over the training data, or what is left of it."""
         self._moment("train_epoch_start", "on_train_epoch_start")
         self._stop_if_asked()
-        for update in self._updates(train_dl):
+        # A run may be resumed right behind the last update that it is allowed.
+        for update in () if self._is_at_step_limit() else self._updates(train_dl):
             self._run_update(update)
             self._act_at_safe_point()
             if self._is_at_step_limit():
@@ -114,12 +115,14 @@ class TrainingLoop(TrainerHooks):
                 f"An epoch of training has no batches: {_describe_loader(train_dl)} yielded nothing. Check the "
                 "dataset's length, the batch size and `drop_last`."
             )
-        self._read_losses("train_loss_epoch")
+        self._loss_tracker.read()
+        self._report_non_finite("train_loss_epoch")
         self._guarded(self.train_epoch_end)
         self._add_epoch_loss_to_run_history("train_loss_epoch")
         if self._settings.gradient_clip_norm is not None:
             self.run_history.update_metric("gradient_norm", self._gradient_norms.average)
-        self._guarded(self._emit, "on_train_epoch_end")
+            self._gradient_norms.reset()
+        self._fire("on_train_epoch_end")
 
     def _run_update(self, update: Update) -> None:
         """One optimizer update from the batches of `update`."""
@@ -133,18 +136,18 @@ class TrainingLoop(TrainerHooks):
                 if micro_batch.is_borrowed:
                     self._keep_in_step(micro_batch.batch)
                     continue
-                self._guarded(self._emit, "on_train_step_start")
+                self._fire("on_train_step_start")
                 self._perform_forward_and_backward_passes(micro_batch.batch, state.batches_in_epoch)
             state.batches_in_epoch += 1
         is_skipped = self._complete_gradients()
-        self._guarded(self._emit, "on_optimizer_step_start")
+        self._fire("on_optimizer_step_start")
         self._clip_gradients()
         self._guarded(self.optimizer_step)
         if not is_skipped and self._steps_scheduler_per_update:
             self._guarded(self.scheduler_step)
         self._guarded(self.optimizer_zero_grad)
         state.finish_update(samples=self._samples_of(update), skipped=is_skipped)
-        self._guarded(self._emit, "on_optimizer_step_end")
+        self._fire("on_optimizer_step_end")
         self._is_at_safe_point = True
 
     def _perform_forward_and_backward_passes(self, batch: Any, step: int) -> None:
@@ -152,7 +155,7 @@ class TrainingLoop(TrainerHooks):
         output = self._train_output(batch)
         loss, size = loss_and_size(output, hook="calculate_train_batch_loss")
         self._update_loss_tracker(loss, size)
-        self._guarded(self._emit, "on_train_step_end", batch=batch, batch_output=output, step=step)
+        self._fire("on_train_step_end", batch=batch, batch_output=output, step=step)
         self._guarded(self.backward_step, self._weighted(output))
 
     def _run_eval_epoch(self, valid_dl: Any, is_training: bool = True, is_intermediate: bool = False) -> None:
@@ -180,10 +183,11 @@ class TrainingLoop(TrainerHooks):
                     f"There is nothing to evaluate: {_describe_loader(valid_dl)} yielded no batch. Check the "
                     "evaluation dataset's length, the batch size and `drop_last`."
                 )
-            self._read_losses(metric_name)
+            self._loss_tracker.read()
+            self._report_non_finite(metric_name)
             self._guarded(self.eval_epoch_end)
             self._add_epoch_loss_to_run_history(metric_name)
-            self._guarded(self._emit, "on_eval_epoch_end", is_intermediate=is_intermediate)
+            self._fire("on_eval_epoch_end", is_intermediate=is_intermediate)
 
     def _evaluate_batch(self, batch: Any) -> None:
         self._emit("on_eval_step_start")
@@ -333,10 +337,8 @@ class TrainingLoop(TrainerHooks):
         """Take a batch's mean loss into the epoch's. Does not wait for the device."""
         self._loss_tracker.update(batch_loss, batch_size)
 
-    def _read_losses(self, metric_name: str) -> None:
-        """Read the pending losses in one transfer, and tell the callbacks if one of them is not finite."""
-        self._loss_tracker.read()
-        self._gradient_norms.read()
+    def _report_non_finite(self, metric_name: str) -> None:
+        """Tell the callbacks, on all ranks, if a loss that has been read on any of them is not finite."""
         first_bad = self._loss_tracker.first_non_finite
         everyones = self._ranks.exchange_numbers([-1 if first_bad is None else first_bad])
         steps = [step for (step,) in everyones if step >= 0]
@@ -369,13 +371,20 @@ class TrainingLoop(TrainerHooks):
     def _emit(self, event: str, **kwargs: Any) -> None:
         self.callback_handler.call_event(event, self, **kwargs)
 
+    def _fire(self, event: str, **kwargs: Any) -> None:
+        """Fire an event; a wish to stop is kept until all ranks can stop together."""
+        try:
+            self.callback_handler.call_event(event, self, **kwargs)
+        except StopTrainingError as error:
+            self._stop = self._stop or error
+
     def _moment(self, hook: str, event: str, **kwargs: Any) -> None:
         """A method and the event of the same moment."""
         self._guarded(getattr(self, hook))
-        self._guarded(self._emit, event, **kwargs)
+        self._fire(event, **kwargs)
 
     def _guarded(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        """Call `function`; a wish to stop is kept until all ranks can stop together."""
+        """Call a hook; a wish to stop is kept until all ranks can stop together."""
         try:
             function(*args, **kwargs)
         except StopTrainingError as error:
@@ -392,9 +401,13 @@ class TrainingLoop(TrainerHooks):
     def _act_at_safe_point(self) -> None:
         """Between two updates, where everything is consistent: read losses, act on requests, stop."""
         self.run_history._set_updates(self.run_state.updates)
-        is_asked = self._evaluation_requested or self._requested_states
-        if is_asked or self.run_state.updates_in_epoch % UPDATES_BETWEEN_READINGS == 0:
-            self._read_losses("train_loss_epoch")
+        if self.run_state.updates_in_epoch % UPDATES_BETWEEN_READINGS == 0:
+            self._loss_tracker.read()
+            self._gradient_norms.read()
+            self._report_non_finite("train_loss_epoch")
+        if self._evaluation_requested or self._requested_states:
+            self._loss_tracker.look_for_non_finite()
+            self._report_non_finite("train_loss_epoch")
             self._act_on_requests()
         self._stop_if_asked()
 

@@ -674,13 +674,14 @@ class Trainer(TrainingLoop):
 
     def _find_state(self, source: str | Path) -> Path | None:
         """The training state that `source` is or holds, the same for all ranks."""
-        found, error = None, None
+        found: Path | None = None
+        error: CheckpointError | None = None
         if self._ranks.is_first:
             try:
                 found = find_state(source)
             except CheckpointError as caught:
                 error = caught
-        found, error = self._ranks.from_first((found, error))
+        found, error = self._ranks.from_first((found, error))  # type: ignore[assignment]
         if error is not None:
             raise error
         return found

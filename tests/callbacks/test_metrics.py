@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torchmetrics
@@ -37,6 +36,14 @@ def make_trainer(*callbacks: Any, trainer_class: type[Trainer] = Trainer, lr: fl
     return trainer_class(model, nn.CrossEntropyLoss(), optimizer, callbacks=callbacks, seed=2)
 
 
+class Probabilities(MetricsCallback):
+    """torchmetrics takes a batch of logits that happen to lie in [0, 1] for probabilities."""
+
+    def get_predictions_and_targets(self, batch: Any, batch_output: dict[str, Any]) -> tuple[Any, Any]:
+        predictions, targets = super().get_predictions_and_targets(batch, batch_output)
+        return predictions.softmax(1), targets
+
+
 def several_metrics() -> dict[str, torchmetrics.Metric]:
     """Metrics whose states are merged in different ways: sums, concatenated lists, and by themselves."""
     return {
@@ -52,7 +59,7 @@ def several_metrics() -> dict[str, torchmetrics.Metric]:
 def values_at_once(trainer: Trainer, data: tuple[torch.Tensor, torch.Tensor], prefix: str) -> dict[str, float]:
     metrics = torchmetrics.MetricCollection(several_metrics(), compute_groups=False)
     with torch.no_grad():
-        metrics.update(trainer.model(data[0]), data[1])
+        metrics.update(trainer.model(data[0]).softmax(1), data[1])
     return {prefix + name: float(value) for name, value in metrics.compute().items()}
 
 
@@ -62,7 +69,7 @@ def recorded(trainer: Trainer, prefix: str) -> dict[str, float]:
 
 
 def test_metrics_over_batches_equal_those_over_all_samples_at_once():
-    trainer = make_trainer(MetricsCallback(several_metrics()), lr=0)
+    trainer = make_trainer(Probabilities(several_metrics()), lr=0)
     train_data, eval_data = classification_data(29), classification_data(17)
     trainer.train(train_data, 2, eval_data, per_device_batch_size=4)
     assert recorded(trainer, "train_") == pytest.approx(values_at_once(trainer, train_data, "train_"))
@@ -72,7 +79,7 @@ def test_metrics_over_batches_equal_those_over_all_samples_at_once():
 
 
 def test_each_epoch_is_measured_by_itself():
-    trainer = make_trainer(MetricsCallback(several_metrics()), lr=1.0)
+    trainer = make_trainer(Probabilities(several_metrics()), lr=1.0)
     data = classification_data(20)
     trainer.train(data, 3, data)
     assert recorded(trainer, "eval_") == pytest.approx(values_at_once(trainer, data, "eval_"))
@@ -81,7 +88,7 @@ def test_each_epoch_is_measured_by_itself():
 
 
 def test_evaluate_returns_the_metrics():
-    trainer = make_trainer(MetricsCallback(several_metrics()))
+    trainer = make_trainer(Probabilities(several_metrics()))
     data = classification_data(10)
     metrics = trainer.evaluate(data, per_device_batch_size=3)
     assert metrics.keys() == {"evaluation_loss", *values_at_once(trainer, data, "eval_")}
@@ -106,9 +113,7 @@ def test_evaluations_within_an_epoch_do_not_touch_the_metrics_of_the_epoch():
 
 @pytest.mark.parametrize(("during_training", "during_evaluation"), [(True, False), (False, True)])
 def test_either_half_can_be_left_out(during_training, during_evaluation):
-    callback = MetricsCallback(
-        several_metrics(), during_training=during_training, during_evaluation=during_evaluation
-    )
+    callback = Probabilities(several_metrics(), during_training=during_training, during_evaluation=during_evaluation)
     trainer = make_trainer(callback)
     trainer.train(classification_data(9), 1, classification_data(9))
     assert bool(recorded(trainer, "train_")) == during_training
@@ -232,16 +237,10 @@ def test_metrics_that_keep_predictions_do_not_keep_the_graph():
         kept: tuple[bool, ...] = ()
 
         def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
-            collection = metrics._collections["train_"]
-            self.kept += tuple(prediction.requires_grad for prediction in collection["cat"].value)
+            self.kept += tuple(kept.requires_grad for kept in metrics._collections["train_"]["auroc"].preds)
 
-    class Predictions(MetricsCallback):
-        def get_predictions_and_targets(self, batch: Any, batch_output: dict[str, Any]) -> tuple[Any, Any]:
-            return batch_output["model_outputs"], 1.0
-
-    metrics, graphs = Predictions({"cat": torchmetrics.CatMetric()}, during_evaluation=False), Graphs()
-    with pytest.raises(ArgumentTypeError):  # what it keeps is no number
-        make_trainer(graphs, metrics).train(classification_data(8), 1, per_device_batch_size=4)
+    metrics, graphs = Probabilities(several_metrics()), Graphs()
+    make_trainer(graphs, metrics).train(classification_data(8), 1, per_device_batch_size=4)
     assert graphs.kept == (False, False)
 
 
@@ -263,8 +262,8 @@ def test_metrics_are_logged_together_with_the_loss():
 
 
 def test_metrics_behind_the_logger_are_warned_about_once(capsys):
-    trainer = make_trainer(*DEFAULT_CALLBACKS, MetricsCallback(several_metrics()))
-    with pytest.warns(UserWarning, match="MetricsCallback comes after LogMetricsCallback") as caught:
+    trainer = make_trainer(*DEFAULT_CALLBACKS, Probabilities(several_metrics()))
+    with pytest.warns(UserWarning, match="Probabilities comes after LogMetricsCallback") as caught:
         trainer.train(classification_data(9), 1)
         trainer.train(classification_data(9), 1)
     assert len(caught) == 1
@@ -285,9 +284,7 @@ def save_after(update: int, folder: Path) -> TrainerCallback:
 @pytest.mark.parametrize("resume_after", [1, 3, 5, 6])
 def test_a_resumed_epoch_has_the_metrics_of_the_uninterrupted_one(resume_after, tmp_path):
     def train(*callbacks: Any, **kwargs: Any) -> Trainer:
-        metrics = {**several_metrics(), "r2": torchmetrics.CosineSimilarity()}
-        del metrics["r2"]
-        trainer = make_trainer(MetricsCallback(metrics), *callbacks)
+        trainer = make_trainer(Probabilities(several_metrics()), *callbacks)
         trainer.train(classification_data(20), 2, classification_data(9), per_device_batch_size=4, **kwargs)
         return trainer
 
@@ -297,139 +294,103 @@ def test_a_resumed_epoch_has_the_metrics_of_the_uninterrupted_one(resume_after, 
 
 
 def test_a_state_that_was_loaded_and_not_yet_used_is_saved_again():
-    callback = MetricsCallback(several_metrics())
+    callback = Probabilities(several_metrics())
     state = {"train_": [{"accuracy": {"updates": 1, "values": {}}}]}
     callback.load_state_dict(state)
     assert callback.state_dict() == state
 
 
+def test_states_that_cannot_be_merged_are_refused_on_fewer_ranks():
+    callback = MetricsCallback({"correlation": torchmetrics.PearsonCorrCoef()})
+    callback.load_state_dict({"train_": [{}, {}]})
+    trainer = make_trainer(callback)
+    trainer.run_state.updates_in_epoch = 1
+    with pytest.raises(
+        ConfigurationError, match=r"'correlation' \(PearsonCorrCoef\).*Resume on at least as many ranks"
+    ):
+        callback.on_train_epoch_start(trainer)
+
+
 # Several ranks
+
+
+def check_metrics_against_all_samples_at_once() -> None:
+    """Every size around the number of ranks: also with ranks that have no batch."""
+    for size in (1, 2, 3, 5, 7):
+        data = classification_data(size)
+        for batch_size in (1, 2):
+            trainer = make_trainer(Probabilities(several_metrics()), lr=0)
+            trainer.train(data, 1, data, per_device_batch_size=batch_size)
+            assert recorded(trainer, "train_") == pytest.approx(values_at_once(trainer, data, "train_"))
+            assert recorded(trainer, "eval_") == pytest.approx(values_at_once(trainer, data, "eval_"))
+            trainer.evaluate(data, per_device_batch_size=batch_size)
+            assert recorded(trainer, "eval_") == pytest.approx(values_at_once(trainer, data, "eval_"))
+
+
+def check_a_metric_that_merges_its_states_itself() -> None:
+    class Correlation(MetricsCallback):
+        def get_predictions_and_targets(self, batch: Any, batch_output: dict[str, Any]) -> tuple[Any, Any]:
+            return batch_output["model_outputs"][:, 0], batch[0][:, 1]
+
+    trainer = make_trainer(Correlation({"correlation": torchmetrics.PearsonCorrCoef()}))
+    inputs, targets = classification_data(11)
+    metrics = trainer.evaluate((inputs, targets), per_device_batch_size=3)
+    with torch.no_grad():
+        expected = torch.corrcoef(torch.stack([trainer.model(inputs)[:, 0], inputs[:, 1]]))[0, 1].item()
+    assert metrics["eval_correlation"] == pytest.approx(expected, rel=1e-4)
+
+
+def check_that_an_unfinished_epoch_is_shared_out_over_any_number_of_ranks() -> None:
+    class StateAfterTwoUpdates(TrainerCallback):
+        def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
+            if trainer.run_state.updates == 2:
+                self.by_rank = metrics.state_dict()["train_"]
+
+    data = classification_data(24)
+    state, metrics = StateAfterTwoUpdates(), Probabilities(several_metrics())
+    make_trainer(metrics, state, lr=0).train(data, 1, per_device_batch_size=2)
+    trainer = make_trainer(Probabilities(several_metrics()), lr=0)
+    trainer.train(data, None, max_num_train_steps=2, per_device_batch_size=2)
+    expected = recorded(trainer, "train_")
+
+    def values_of(states: list[dict[str, Any]]) -> dict[str, float]:
+        callback = Probabilities(several_metrics())
+        callback.load_state_dict({"train_": states})
+        trainer.run_state.updates_in_epoch = 2
+        callback.on_train_epoch_start(trainer)
+        callback.on_train_epoch_end(trainer)
+        return recorded(trainer, "train_")
+
+    assert len(state.by_rank) == trainer.run_config.num_processes
+    assert values_of(state.by_rank) == expected
+    assert values_of([*state.by_rank, {}]) == expected  # of one rank more, which had not had a batch
+    assert values_of(state.by_rank * 2) == pytest.approx(expected)  # of twice as many, which had seen the same
+
+
+CHECKS = [
+    check_metrics_against_all_samples_at_once,
+    check_a_metric_that_merges_its_states_itself,
+    check_that_an_unfinished_epoch_is_shared_out_over_any_number_of_ranks,
+]
+
+
+@pytest.mark.filterwarnings("ignore:No (positive|negative) samples in targets:UserWarning")  # of AUROC, on three rows
+@pytest.mark.parametrize("check", CHECKS)
+def test_metrics_on_one_rank(check):
+    check()
+
 
 ON_RANKS = """
 import torch
-import torchmetrics
-from torch import nn
-from pytorch_accelerated.callbacks.base import TrainerCallback
-from pytorch_accelerated.callbacks.metrics import MetricsCallback
-from pytorch_accelerated.errors import ConfigurationError
-from pytorch_accelerated.trainer import Trainer
-from tests.callbacks.test_metrics import CLASSES, classification_data, make_trainer, recorded, several_metrics
-from tests.callbacks.test_metrics import values_at_once
+from tests.callbacks.test_metrics import CHECKS
 
-RANKS = torch.distributed.get_world_size() if torch.distributed.is_initialized() else None
-
-
-def check(trainer, data, prefix):
-    expected = values_at_once(trainer, data, prefix)
-    actual = recorded(trainer, prefix)
-    assert actual.keys() == expected.keys()
-    for name, value in expected.items():
-        assert abs(actual[name] - value) < 1e-6, (len(data[0]), name, actual[name], value)
-
-
-for size in range(1, 8):
-    for batch_size in (1, 2):
-        data = classification_data(size)
-        if len(data[1].unique()) < CLASSES:
-            # Curves need every class.
-            data = data[0], torch.arange(size) % CLASSES
-        trainer = make_trainer(MetricsCallback(several_metrics()), lr=0)
-        trainer.train(data, 1, data, per_device_batch_size=batch_size)
-        check(trainer, data, "train_")
-        check(trainer, data, "eval_")
-        trainer.evaluate(data, per_device_batch_size=batch_size)
-        check(trainer, data, "eval_")
-
-
-class SharesOfAnEpoch(TrainerCallback):
-    def on_optimizer_step_end(self, trainer, **kwargs):
-        if trainer.run_state.updates == 2:
-            self.state = metrics.state_dict()
-
-
-# What has been seen within an epoch is shared out over any number of ranks.
-data = classification_data(24)
-shares, metrics = SharesOfAnEpoch(), MetricsCallback(several_metrics())
-trainer = make_trainer(metrics, shares, lr=0)
-trainer.train(data, 1, per_device_batch_size=2)
-states = shares.state["train_"]
-assert len(states) == trainer._ranks.count and all(state["accuracy"]["updates"] == 2 for state in states), states
-samples = 2 * 2 * trainer._ranks.count
-
-
-def seen_after_restoring(states):
-    restored = MetricsCallback(several_metrics())
-    restored.load_state_dict({"train_": states})
-    trainer.run_state.updates_in_epoch = 2
-    restored.on_train_epoch_start(trainer)
-    restored._record(trainer, "train_")
-    return recorded(trainer, "train_")
-
-
-before = seen_after_restoring(states)
-print(sorted(before.items()))
-assert seen_after_restoring(states + [{}]) == before
-doubled = seen_after_restoring(states * 2)  # twice as many ranks, which had seen the same
-for name, value in before.items():
-    assert abs(doubled[name] - value) < 1e-6
-if torch.distributed.is_initialized():
-    torch.distributed.destroy_process_group()
-"""
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_metrics_on_several_ranks_equal_those_over_all_samples_at_once(ranks):
-    output = run_on_ranks(ON_RANKS, ranks)
-    assert len(set(output.stdout_of_ranks)) == 1
-
-
-UNMERGEABLE = """
-import torch
-import torchmetrics
-from torch import nn
-from pytorch_accelerated.callbacks.metrics import MetricsCallback
-from pytorch_accelerated.trainer import Trainer
-
-generator = torch.Generator().manual_seed(0)
-inputs = torch.randn(11, 1, generator=generator)
-targets = inputs + torch.randn(11, 1, generator=generator)
-
-
-class Flat(MetricsCallback):
-    def get_predictions_and_targets(self, batch, batch_output):
-        return batch_output["model_outputs"][:, 0], batch[1][:, 0]
-
-
-model = nn.Linear(1, 1)
-metrics = Flat({"correlation": torchmetrics.PearsonCorrCoef()})
-trainer = Trainer(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1), callbacks=[metrics])
-value = trainer.evaluate((inputs, targets), per_device_batch_size=3)["eval_correlation"]
-expected = torch.corrcoef(torch.stack([inputs[:, 0], targets[:, 0]]))[0, 1].item()
-expected *= model.weight.sign().item()
-assert abs(value - expected) < 1e-5, (value, expected)
+for check in CHECKS:
+    check()
 torch.distributed.destroy_process_group()
 """
 
 
 @pytest.mark.processes
-def test_metrics_that_merge_their_states_themselves_are_right_on_several_ranks():
-    run_on_ranks(UNMERGEABLE, 2)
-
-
-def test_states_that_cannot_be_merged_are_refused_on_fewer_ranks():
-    def train(callback: MetricsCallback, **kwargs: Any) -> Trainer:
-        trainer = make_trainer(callback, save_after(1, Path()) if False else TrainerCallback())
-        trainer.train((np.zeros((6, 3), np.float32), np.zeros(6, int)), 1, per_device_batch_size=2, **kwargs)
-        return trainer
-
-    class Flat(MetricsCallback):
-        def get_predictions_and_targets(self, batch: Any, batch_output: dict[str, Any]) -> tuple[Any, Any]:
-            return batch[0][:, 0], batch[0][:, 1]
-
-    callback = Flat({"correlation": torchmetrics.PearsonCorrCoef()})
-    trainer = make_trainer(callback)
-    callback.load_state_dict({"train_": [{}, {}]})
-    trainer.run_state.updates_in_epoch = 1
-    with pytest.raises(ConfigurationError, match="'correlation'.*PearsonCorrCoef.*Resume on at least as many ranks"):
-        callback._collection(trainer, "train_")
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_metrics_on_several_ranks_equal_those_over_all_samples_at_once(ranks):
+    run_on_ranks(ON_RANKS, ranks)

@@ -35,8 +35,9 @@ class MetricsCallback(TrainerCallback):
     a copy of its own, without waiting for the others, and the copies are merged when the value is computed. A rank
     that had no batch does not count. States are saved with training states, so a resumed epoch has the same metrics.
 
-    Many metrics look at the values of each batch to check them, which makes the host wait for the device; with
-    ``validate_args=False`` they don't.
+    Two things to know about torchmetrics. Many metrics look at the values of each batch to check them, which makes the
+    host wait for the device; with ``validate_args=False`` they don't. Those that want probabilities, such as AUROC,
+    convert a batch of logits only if one of them is outside [0, 1]: better give them probabilities.
 
     Args:
         metrics: a metric, a sequence of metrics or a `MetricCollection` (named by their classes), or metrics by name.

@@ -48,11 +48,22 @@ class LossTracker:
         self._total += total
         self._count += count
         self._last = last
-        if self.first_non_finite is None and first_non_finite >= 0:
-            self.first_non_finite = self._batches_read + int(first_non_finite)
+        self._note_non_finite(first_non_finite)
         self._batches_read += len(self._pending_losses)
         self._pending_losses.clear()
         self._pending_weights.clear()
+
+    def look_for_non_finite(self) -> None:
+        """Set `first_non_finite` as `read` would, but leave what is pending as it is. Waits for the device.
+
+        Where a sum is cut changes its last bit. Looking in between, as before a save, must not.
+        """
+        if self._pending_losses:
+            self._note_non_finite(_summarise(self._pending_losses, self._pending_weights)[3])
+
+    def _note_non_finite(self, pending_index: float) -> None:
+        if self.first_non_finite is None and pending_index >= 0:
+            self.first_non_finite = self._batches_read + int(pending_index)
 
     def peek(self) -> float | None:
         """The mean so far, or None before the first batch; leaves what is pending as it is. Waits for the device."""
@@ -87,9 +98,10 @@ class LossTracker:
         return self._count
 
     def state_dict(self) -> dict[str, Any]:
-        """The sums so far, as plain values."""
-        self.read()
+        """The sums so far and what is pending, as plain values. Waits for the device."""
         return {
+            "pending_losses": _to_numbers(self._pending_losses),
+            "pending_weights": _to_numbers(self._pending_weights),
             "total": self._total,
             "count": self._count,
             "last": self._last,
@@ -100,13 +112,15 @@ class LossTracker:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what `state_dict` returned."""
         self.reset()
+        self._pending_losses = list(state["pending_losses"])
+        self._pending_weights = list(state["pending_weights"])
         self._total, self._count, self._last = state["total"], state["count"], state["last"]
         self._batches_read, self.first_non_finite = state["batches_read"], state["first_non_finite"]
 
 
 def _summarise(losses: Sequence[Any], weights: Sequence[Any]) -> list[float]:
     """Weighted sum, sum of weights, last loss and index of the first non-finite one (-1: none), in one transfer."""
-    device = next((loss.device for loss in losses if isinstance(loss, torch.Tensor)), torch.device("cpu"))
+    device = _device_of(losses)
     # Devices without double precision sum in single.
     dtype = torch.float32 if device.type == "mps" else torch.float64
     values = _stack(losses, dtype, device)
@@ -116,6 +130,17 @@ def _summarise(losses: Sequence[Any], weights: Sequence[Any]) -> list[float]:
     # A weight of 0 leaves a batch out, whatever its loss: 0 * nan would not.
     total = torch.where(shares == 0, torch.zeros_like(values), values * shares).sum()
     return torch.stack([total, shares.sum(), values[-1], first_bad.to(dtype)]).tolist()
+
+
+def _to_numbers(values: Sequence[Any]) -> list[float]:
+    """In one transfer, and exactly: every loss dtype fits into a Python float."""
+    if not any(isinstance(value, torch.Tensor) for value in values):
+        return [float(value) for value in values]
+    return _stack(values, next(v.dtype for v in values if isinstance(v, torch.Tensor)), _device_of(values)).tolist()
+
+
+def _device_of(values: Sequence[Any]) -> torch.device:
+    return next((value.device for value in values if isinstance(value, torch.Tensor)), torch.device("cpu"))
 
 
 def _stack(values: Sequence[Any], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
