@@ -8,6 +8,7 @@ from functools import partial
 
 import timm
 import torch
+from timm.optim import create_optimizer_v2
 from timm.scheduler import CosineLRScheduler
 from torch import nn
 from train_digits import load_datasets
@@ -38,7 +39,7 @@ def main(model_name, num_epochs, batch_size):
     trainer = TrainerWithTimmScheduler(
         model,
         loss_func=nn.CrossEntropyLoss(),
-        optimizer=timm.optim.create_optimizer_v2(model, opt="adamw", lr=2e-3, weight_decay=0.01),
+        optimizer=create_optimizer_v2(model, opt="adamw", lr=2e-3, weight_decay=0.01),
     )
     trainer.train(
         train_set,

@@ -4,13 +4,12 @@ import pickle
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytorch_accelerated.averaging import ModelEma
 from pytorch_accelerated.errors import ConfigurationError
+from tests.support.processes import run_on_ranks
 
 
 def make_model(seed=0):
@@ -18,14 +17,15 @@ def make_model(seed=0):
     return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
 
 
-def train(model, updates, after_update):
+def train(model, updates, after_update, first_row=0):
     """Train for real on 16 rows, and call `after_update` after each update."""
     generator = torch.Generator().manual_seed(1)
     inputs = torch.randn(16, 4, generator=generator) + 2
     targets = inputs.sum(1, keepdim=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     for update in range(updates):
-        rows = slice(4 * (update % 4), 4 * (update % 4) + 4)
+        start = (first_row + 4 * update) % 16
+        rows = slice(start, start + 4)
         nn.functional.mse_loss(model(inputs[rows]), targets[rows]).backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -362,6 +362,39 @@ def test_a_model_compiled_in_place_gives_a_plain_average():
     assert ema(torch.zeros(2, 4)).shape == (2, 1)
 
 
+TWO_RANKS = """
+import sys
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from pytorch_accelerated.averaging import ModelEma
+from tests.test_averaging import NamedModule, average, make_model, train
+
+dist.init_process_group("gloo")
+assert dist.get_world_size() == 2
+for model_class in (make_model, NamedModule):
+    model = model_class()
+    wrapped = DistributedDataParallel(model)
+    made_of_model, made_of_wrapped = ModelEma(model, decay=0.5), ModelEma(wrapped, decay=0.5)
+    assert type(made_of_wrapped.module) is type(model)
+
+    def after_update():
+        made_of_model.update(wrapped)
+        made_of_wrapped.update(model)
+
+    train(wrapped, 3, after_update, first_row=8 * dist.get_rank())
+    assert list(made_of_model.module.state_dict()) == list(model.state_dict())
+    for name, entry in model.state_dict().items():
+        assert torch.equal(average(made_of_model, name), average(made_of_wrapped, name)), name
+        if name.endswith(("weight", "bias")):
+            assert not torch.equal(average(made_of_model, name), entry), name
+            everyones = [torch.empty_like(entry) for _ in range(2)]
+            dist.all_gather(everyones, average(made_of_model, name))
+            assert torch.equal(*everyones), name
+dist.destroy_process_group()
+"""
+
+
 class NamedModule(nn.Module):
     """The key that wrappers use may as well be an attribute of a user's model."""
 
@@ -373,21 +406,9 @@ class NamedModule(nn.Module):
         return self.module(inputs)
 
 
-@pytest.mark.parametrize("model_class", [make_model, NamedModule])
-def test_a_data_parallel_model_is_matched_by_its_own_names(model_class, tmp_path):
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
-    try:
-        model = model_class()
-        wrapped = DistributedDataParallel(model)
-        inside, outside = ModelEma(model, decay=0.5), ModelEma(wrapped, decay=0.5)
-        assert type(outside.module) is type(model)
-        train(wrapped, 2, lambda: (inside.update(wrapped), outside.update(model)))
-    finally:
-        dist.destroy_process_group()
-    for name, entry in inside.module.state_dict().items():
-        assert torch.equal(entry, outside.module.state_dict()[name])
-        assert name in model.state_dict()
-    assert not torch.equal(inside.module.state_dict()[name], model.state_dict()[name])
+@pytest.mark.processes
+def test_a_data_parallel_model_is_matched_by_its_own_names_and_averaged_alike_on_all_ranks():
+    run_on_ranks(TWO_RANKS, 2)
 
 
 def test_average_survives_a_state_dict_round_trip():

@@ -656,6 +656,7 @@ def test_what_several_ranks_wrote_is_the_same_for_a_single_reader(tmp_path: Path
         for first in range(3 * ranks.index, 42, 6):
             writer.add(first, predictions_of(first, first + 3))
         writer.finish()
+        ranks.wait()
         torch.distributed.destroy_process_group()
     """
     run_on_ranks(dedent(script), 2, tmp_path / "predictions")

@@ -9,6 +9,7 @@ import torch
 
 from pytorch_accelerated.batches import batch_loss, batch_predictions
 from pytorch_accelerated.data.loading import build_loader, default_loader_kwargs, effective_kwargs
+from pytorch_accelerated.errors import HookOutputError
 from pytorch_accelerated.placeholders import replace_trainer_placeholder_values
 
 if TYPE_CHECKING:
@@ -122,6 +123,12 @@ class TrainerHooks:
 
     def backward_step(self, loss: torch.Tensor) -> None:
         """Add the gradients of `loss`, which is weighted by its share of the update already."""
+        if not getattr(loss, "requires_grad", False):
+            raise HookOutputError(
+                f"The loss is a {type(loss).__name__} that no gradient can be computed from. Return it from "
+                "`calculate_train_batch_loss` as it is, without `.item()` or `.detach()`, and check that some "
+                "parameter of the model has `requires_grad=True`."
+            )
         if self._has_plain_backward:
             loss.backward()  # type: ignore[no-untyped-call]
         else:

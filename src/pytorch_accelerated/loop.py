@@ -7,6 +7,7 @@ Read `_run_training`, `_run_epoch`, `_run_train_epoch` and `_run_update` first. 
 from __future__ import annotations
 
 import contextlib
+import numbers
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -17,6 +18,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pytorch_accelerated.callbacks.handler import CallbackHandler
+from pytorch_accelerated.callbacks.watching import WatchedMetric
 from pytorch_accelerated.data.loading import (
     CountItems,
     MicroBatch,
@@ -25,6 +27,7 @@ from pytorch_accelerated.data.loading import (
     RunLoader,
     StreamLoader,
     Update,
+    empty_loader_error,
 )
 from pytorch_accelerated.data.slicing import unsliced
 from pytorch_accelerated.errors import (
@@ -33,7 +36,6 @@ from pytorch_accelerated.errors import (
     HookOutputError,
     NonFiniteLossError,
     StopTrainingError,
-    UnknownMetricError,
 )
 from pytorch_accelerated.hooks import TrainerHooks
 from pytorch_accelerated.prediction import PredictionCollector
@@ -63,26 +65,14 @@ class TrainingLoop(TrainerHooks):
 
     def _run_training(self) -> None:
         """Epoch after epoch, until the run is complete or something stops it."""
-        failure: NonFiniteLossError | None = None
-        try:
+        self._is_at_safe_point = False
+        with self._ending("training_run_end", "on_training_run_end"):
             self._moment("training_run_start", "on_training_run_start")
             self._stop_if_asked()
             while not self._is_run_complete():
                 if self.run_state.phase is RunPhase.EPOCH_CLOSED:
                     self.run_state.start_epoch()
                 self._run_epoch()
-        except StopTrainingError as stop:
-            self._emit("on_stop_training_error", reason=str(stop))
-        except NonFiniteLossError as error:
-            failure = error
-            self._emit("on_stop_training_error", reason=str(error))
-            self._requested_states.clear()  # nothing is saved from a model that may be spoilt
-        self._act_on_requests()
-        self._release_model()
-        with contextlib.suppress(StopTrainingError):  # the run is over anyway
-            self._moment("training_run_end", "on_training_run_end")
-        if failure is not None:
-            raise failure
 
     def _run_epoch(self) -> None:
         """One epoch and its evaluation; after a resume, what of it is still due."""
@@ -111,10 +101,7 @@ class TrainingLoop(TrainerHooks):
             if self._is_at_step_limit():
                 break
         if self.run_state.updates_in_epoch == 0:
-            raise DataError(
-                f"An epoch of training has no batches: {_describe_loader(train_dl)} yielded nothing. Check the "
-                "dataset's length, the batch size and `drop_last`."
-            )
+            raise empty_loader_error(train_dl, "train on")
         self._loss_tracker.read()
         self._report_non_finite("train_loss_epoch")
         self._guarded(self.train_epoch_end)
@@ -179,10 +166,7 @@ class TrainingLoop(TrainerHooks):
                     if rounds % UPDATES_BETWEEN_READINGS == 0:
                         self._loss_tracker.read()
             if rounds == 0:
-                raise DataError(
-                    f"There is nothing to evaluate: {_describe_loader(valid_dl)} yielded no batch. Check the "
-                    "evaluation dataset's length, the batch size and `drop_last`."
-                )
+                raise empty_loader_error(valid_dl, "evaluate")
             self._loss_tracker.read()
             self._report_non_finite(metric_name)
             self._guarded(self.eval_epoch_end)
@@ -198,28 +182,17 @@ class TrainingLoop(TrainerHooks):
 
     def _run_evaluation(self) -> None:
         """The run of `evaluate`."""
-        failure: NonFiniteLossError | None = None
-        try:
+        with self._ending("evaluation_run_end", "on_evaluation_run_end"):
             self._moment("evaluation_run_start", "on_evaluation_run_start")
             self._stop_if_asked()
             self._run_eval_epoch(self._eval_dataloader, is_training=False)
             self._stop_if_asked()
-        except StopTrainingError as stop:
-            self._emit("on_stop_training_error", reason=str(stop))
-        except NonFiniteLossError as error:
-            failure = error
-            self._emit("on_stop_training_error", reason=str(error))
-        self._release_model()
-        with contextlib.suppress(StopTrainingError):
-            self._moment("evaluation_run_end", "on_evaluation_run_end")
-        if failure is not None:
-            raise failure
 
     def _run_prediction(self, loader: RunLoader, collector: PredictionCollector) -> None:
         """Every batch of `loader` into `collector`."""
         with self._evaluating(restore_modes=True):
             self.model.eval()
-            self._emit("on_prediction_run_start", num_batches=loader.num_rounds)
+            self._emit("on_prediction_run_start", num_batches=loader.num_batches)
             with torch.no_grad():
                 for round_ in self._rounds(loader):
                     self._in_round(round_, self._predict_batch, round_.batch, round_.start, collector)
@@ -328,8 +301,8 @@ class TrainingLoop(TrainerHooks):
     def _step_scheduler_after_epoch(self) -> None:
         """Step schedulers that count epochs, or watch a metric."""
         if isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-            name = self._settings.scheduler_metric
-            self.scheduler.step(_latest_metric(self.run_history, name, asked_by="`scheduler_metric`"))
+            metric = WatchedMetric(self._settings.scheduler_metric)
+            self.scheduler.step(metric.latest(self))  # type: ignore[arg-type]  # the loop is always a Trainer's
         elif self._settings.step_scheduler == "epoch":
             self.scheduler_step()
 
@@ -360,7 +333,7 @@ class TrainingLoop(TrainerHooks):
         self._stop: StopTrainingError | None = None
         self._evaluation_requested = False
         self._requested_states: list[tuple[Path, dict[str, Any]]] = []
-        self._is_at_safe_point = False
+        self._is_at_safe_point = True  # only training makes it unsafe to save
         self._round_has_empty_rank = False
         self._late_counts: list[Any] = []
         self._count_items: CountItems | None = None
@@ -398,6 +371,31 @@ class TrainingLoop(TrainerHooks):
             stop, self._stop = self._stop, None
             raise stop or StopTrainingError("Another rank asked to stop.")
 
+    @contextlib.contextmanager
+    def _ending(self, hook: str, event: str) -> Iterator[None]:
+        """The events that end a run, unless an exception does; a loss that is not finite is raised after them."""
+        stop: StopTrainingError | NonFiniteLossError | None = None
+        failure: NonFiniteLossError | None = None
+        try:
+            yield
+        except StopTrainingError as error:
+            stop = error
+        except NonFiniteLossError as error:
+            stop = failure = error
+        if stop is not None:
+            self._fire("on_stop_training_error", reason=str(stop))
+        self._evaluation_requested = False
+        if failure is not None:
+            self._requested_states.clear()  # nothing is saved from a model that may be spoilt
+        try:
+            self._act_on_requests()
+        except NonFiniteLossError as error:  # the parameters are
+            failure = error
+        self._release_model()
+        self._moment(hook, event)
+        if failure is not None:
+            raise failure
+
     def _act_at_safe_point(self) -> None:
         """Between two updates, where everything is consistent: read losses, act on requests, stop."""
         self.run_history._set_updates(self.run_state.updates)
@@ -420,6 +418,7 @@ class TrainingLoop(TrainerHooks):
                     "An evaluation was requested during training, but there is no evaluation dataset. Pass "
                     "`eval_dataset` to `train`."
                 )
+            self._is_at_safe_point = False  # what callbacks want to save must wait for the evaluation's end
             self._run_eval_epoch(self._eval_dataloader, is_intermediate=True)
         self._is_at_safe_point = True
         while self._requested_states:
@@ -522,30 +521,47 @@ class TrainingLoop(TrainerHooks):
 _NOTHING = contextlib.nullcontext()
 
 
-def loss_and_size(output: Any, *, hook: str) -> tuple[torch.Tensor, Any]:
-    """The loss that a hook returned, and the number of items it is the mean of."""
-    try:
-        loss = output["loss"]
-        size = output["batch_size"]
-    except (KeyError, TypeError, IndexError) as error:
-        entries = f" with {', '.join(map(repr, output)) or 'nothing in it'}" if isinstance(output, Mapping) else ""
+def loss_and_size(output: Any, *, hook: str) -> tuple[Any, Any]:
+    """The loss that a hook returned, and the number of items it is the mean of.
+
+    Raises:
+        HookOutputError: if one of them is missing or of a kind that cannot be used.
+    """
+    # Exact types first: this runs for every batch, and general checks take microseconds.
+    is_mapping = type(output) is dict or isinstance(output, Mapping)
+    if not is_mapping or "loss" not in output or "batch_size" not in output:
+        entries = f" with {', '.join(map(repr, output)) or 'nothing in it'}" if is_mapping else ""
         raise HookOutputError(
             f"`{hook}` returned a {type(output).__name__}{entries}, but the loop needs a dict with 'loss' (a tensor "
             "with one element), 'model_outputs' and 'batch_size'. Return one."
-        ) from error
-    count = output.get("num_items_in_batch")
-    return loss, size if count is None else count
-
-
-def _latest_metric(history: RunHistory, name: str, *, asked_by: str) -> float:
-    names = list(history.get_metric_names())
-    if name not in names:
-        raise UnknownMetricError(
-            f"{asked_by} is {name!r}, but no such metric has been recorded. There are: {', '.join(names) or 'none'}."
         )
-    return history.get_latest_metric(name)
+    loss, size = output["loss"], output["batch_size"]
+    count = output.get("num_items_in_batch")
+    if count is not None:
+        size = count
+    if not is_one_number(loss):
+        raise HookOutputError(
+            f"`{hook}` returned {_described(loss)} as 'loss', but the loop needs the mean over the batch, one number. "
+            "Return a tensor with one element, for example with `.mean()` in the hook or the loss function."
+        )
+    if not is_one_number(size):
+        name = "batch_size" if count is None else "num_items_in_batch"
+        raise HookOutputError(
+            f"`{hook}` returned {_described(size)} as {name!r}, but the loop needs the number of items that the loss "
+            "is the mean of. Return a number."
+        )
+    return loss, size
 
 
-def _describe_loader(loader: Any) -> str:
-    dataset = getattr(loader, "dataset", None)
-    return f"the loader ({type(loader).__name__}{f' of a {type(dataset).__name__}' if dataset is not None else ''})"
+def is_one_number(value: Any) -> bool:
+    """Whether `value` is a number or a tensor with one. Does not wait for the device."""
+    if type(value) is int:
+        return True
+    if isinstance(value, torch.Tensor):
+        return value.ndim == 0 or value.numel() == 1
+    return isinstance(value, numbers.Real)
+
+
+def _described(value: Any) -> str:
+    shape = f" of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else ""
+    return f"{'None' if value is None else f'a {type(value).__name__}'}{shape}"

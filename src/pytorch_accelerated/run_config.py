@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import numbers
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pytorch_accelerated.data.loading import RunLoader
+    from pytorch_accelerated.distributed import Ranks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,9 +83,68 @@ class TrainerRunConfig:
         return {field.name: _plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
 
 
+def describe_run(
+    train: RunLoader | None,
+    evaluation: RunLoader | None,
+    ranks: Ranks,
+    *,
+    per_device_batch_size: int,
+    num_epochs: int | None,
+    gradient_accumulation_steps: int,
+    max_num_train_steps: int | None,
+    gradient_clip_value: float | None,
+    gradient_clip_norm: float | None,
+    train_dl_kwargs: Mapping[str, Any],
+    eval_dl_kwargs: Mapping[str, Any],
+    mixed_precision: str,
+    seed: int,
+) -> TrainerRunConfig:
+    """The run config that follows from what was asked for and the loaders that exist.
+
+    Where a loader has a batch size of its own, it counts instead of `per_device_batch_size`. Where only one of epochs
+    and updates was asked for, the other follows, as far as the training data has a length.
+    """
+    train_batch_size = eval_batch_size = updates_per_epoch = None
+    if evaluation is not None:
+        eval_batch_size = evaluation.batch_size or per_device_batch_size
+    if train is not None:
+        train_batch_size = train.batch_size or per_device_batch_size
+        updates_per_epoch = train.num_updates
+        if updates_per_epoch is not None and max_num_train_steps is not None:
+            num_epochs = -(-max_num_train_steps // max(updates_per_epoch, 1))
+        elif updates_per_epoch is not None and num_epochs is not None:
+            max_num_train_steps = num_epochs * updates_per_epoch
+    per_update = gradient_accumulation_steps * ranks.count
+    return TrainerRunConfig(
+        num_epochs=num_epochs,
+        train_per_device_batch_size=train_batch_size,
+        train_dl_kwargs=None if train is None else train_dl_kwargs,
+        eval_per_device_batch_size=eval_batch_size,
+        eval_dl_kwargs=None if evaluation is None else eval_dl_kwargs,
+        gradient_accumulation_steps=None if train is None else gradient_accumulation_steps,
+        gradient_clip_value=gradient_clip_value,
+        train_total_batch_size=train_batch_size * per_update if train_batch_size else None,
+        eval_total_batch_size=eval_batch_size * ranks.count if eval_batch_size else None,
+        num_update_steps_per_epoch=updates_per_epoch,
+        num_local_update_steps_per_epoch=updates_per_epoch,
+        max_num_train_steps=max_num_train_steps,
+        is_local_process_zero=ranks.is_first_of_node,
+        is_world_process_zero=ranks.is_first,
+        is_distributed=ranks.count > 1,
+        mixed_precision=mixed_precision,
+        num_processes=ranks.count,
+        seed=seed,
+        gradient_clip_norm=None if train is None else gradient_clip_norm,
+        train_dataloader_len=None if train is None else train.num_batches,
+        eval_dataloader_len=None if evaluation is None else evaluation.num_batches,
+    )
+
+
 def _plain(value: Any) -> Any:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
+    if isinstance(value, numbers.Real):
+        return int(value) if isinstance(value, numbers.Integral) else float(value)
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 import math
 import numbers
+import os
 import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 
-from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError
+from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, HookOutputError
+from pytorch_accelerated.tracking.history import RunHistory
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,13 +39,15 @@ class TrainSettings:
     def __post_init__(self) -> None:
         wrong_kinds: list[str] = []
         wrong_values: list[str] = []
-        optional = ("eval_per_device_batch_size", "max_num_train_steps")
-        for name in ("num_epochs", "per_device_batch_size", "gradient_accumulation_steps", *optional):
+        optional = ("num_epochs", "eval_per_device_batch_size", "max_num_train_steps")
+        counts = ("per_device_batch_size", "gradient_accumulation_steps", *optional)
+        limits = ("gradient_clip_value", "gradient_clip_norm")
+        for name in counts:
             _check_count(name, getattr(self, name), name in optional, wrong_kinds, wrong_values)
+        for name in limits:
+            _check_limit(name, getattr(self, name), wrong_kinds, wrong_values)
         if self.num_epochs is None and self.max_num_train_steps is None:
             wrong_values.append("`num_epochs` and `max_num_train_steps` are both None: give one of them")
-        for name in ("gradient_clip_value", "gradient_clip_norm"):
-            _check_limit(name, getattr(self, name), wrong_kinds, wrong_values)
         if self.gradient_clip_value is not None and self.gradient_clip_norm is not None:
             wrong_values.append(
                 f"`gradient_clip_value` is {self.gradient_clip_value} and `gradient_clip_norm` is "
@@ -50,6 +55,8 @@ class TrainSettings:
             )
         if self.step_scheduler not in ("update", "epoch"):
             wrong_values.append(f"`step_scheduler` is {self.step_scheduler!r}: choose 'update' or 'epoch'")
+        if not isinstance(self.scheduler_metric, str):
+            wrong_kinds.append(f"`scheduler_metric` is {self.scheduler_metric!r}: give the name of a metric")
         if self.max_duration is not None:
             try:
                 seconds = parse_duration(self.max_duration)
@@ -61,9 +68,15 @@ class TrainSettings:
             raise ArgumentTypeError("; ".join(wrong_kinds) + ".")
         if wrong_values:
             raise ConfigurationError("; ".join(wrong_values) + ".")
+        # Numpy's numbers are welcome, but what is saved and shown is Python's.
+        for names, kind in ((counts, int), (limits, float)):
+            for name in names:
+                if getattr(self, name) is not None:
+                    object.__setattr__(self, name, kind(getattr(self, name)))
 
     @property
     def max_seconds(self) -> float | None:
+        """`max_duration` in seconds."""
         return None if self.max_duration is None else parse_duration(self.max_duration)
 
 
@@ -94,10 +107,10 @@ def parse_duration(duration: float | str) -> float:
 
 
 def _check_count(name: str, value: Any, may_be_none: bool, wrong_kinds: list[str], wrong_values: list[str]) -> None:
-    if value is None and (may_be_none or name == "num_epochs"):
+    if value is None and may_be_none:
         return
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        wrong_kinds.append(f"`{name}` is {value!r}, a {type(value).__name__}: give a whole number of at least 1")
+        wrong_kinds.append(f"`{name}` is {value!r} ({type(value).__name__}): give a whole number of at least 1")
     elif value < 1:
         wrong_values.append(f"`{name}` is {value}, but nothing can be done with less than 1: give 1 or more")
 
@@ -106,9 +119,74 @@ def _check_limit(name: str, value: Any, wrong_kinds: list[str], wrong_values: li
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        wrong_kinds.append(f"`{name}` is {value!r}, a {type(value).__name__}: give a number, or None not to clip")
+        wrong_kinds.append(f"`{name}` is {value!r} ({type(value).__name__}): give a number, or None not to clip")
     elif not 0 < float(value) < math.inf:
         wrong_values.append(f"`{name}` is {value}, which would leave no gradient: give a number above 0, or None")
+
+
+def check_run_arguments(*, collate_fn: Any, resume_from: Any = None, **loader_kwargs: Any) -> None:
+    """Refuse arguments of a run that are of the wrong kind; `loader_kwargs` by the names of those arguments."""
+    wrong_kinds = [
+        f"`{name}` is {value!r} ({type(value).__name__}): give a dict of arguments for torch's DataLoader"
+        for name, value in loader_kwargs.items()
+        if value is not None and not isinstance(value, Mapping)
+    ]
+    if collate_fn is not None and not callable(collate_fn):
+        wrong_kinds.append(f"`collate_fn` is {collate_fn!r}, which cannot be called: give a function of some samples")
+    if resume_from is not None and not isinstance(resume_from, (str, os.PathLike)):
+        wrong_kinds.append(f"`resume_from` is {resume_from!r}: give the path of a training state or a folder of them")
+    if wrong_kinds:
+        raise ArgumentTypeError("; ".join(wrong_kinds) + ".")
+
+
+def check_parts(*, model: Any, loss_func: Any, run_history: Any, seed: Any, compile_model: Any) -> None:
+    """Refuse what a trainer was made of, the optimizer aside, if it cannot work. All complaints come in one error."""
+    wrong_kinds: list[str] = []
+    if not callable(model) or isinstance(model, type):
+        wrong_kinds.append(f"`model` is {model!r}, which is no module to be called: give an instance of nn.Module")
+    if loss_func is not None and (not callable(loss_func) or isinstance(loss_func, type)):
+        wrong_kinds.append(
+            f"`loss_func` is {loss_func!r}, which does not take outputs and targets: give a function or an instance of "
+            "a loss module, or None if the model returns its loss"
+        )
+    if not isinstance(run_history, RunHistory):
+        wrong_kinds.append(f"`run_history` is {run_history!r}: give an instance of a subclass of RunHistory, or None")
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, numbers.Integral)):
+        wrong_kinds.append(f"`seed` is {seed!r} ({type(seed).__name__}): give a whole number, or None")
+    if not isinstance(compile_model, (bool, Mapping)):
+        wrong_kinds.append(f"`compile_model` is {compile_model!r}: give a bool, or a dict of `torch.compile` arguments")
+    if wrong_kinds:
+        raise ArgumentTypeError("; ".join(wrong_kinds) + ".")
+
+
+def check_optimizer(optimizer: Any, modules: Iterable[Any], *, has_own_step: bool) -> None:
+    """Refuse an optimizer that cannot be stepped, or whose steps would change nothing.
+
+    Args:
+        optimizer: of the run.
+        modules: what there is to train.
+        has_own_step: whether the trainer's `optimizer_step` is overridden.
+    """
+    if isinstance(optimizer, type) or not hasattr(optimizer, "step"):
+        raise ArgumentTypeError(
+            f"`optimizer` is {optimizer!r}, which has no state to step. Pass an optimizer that was made with the "
+            "model's parameters, for example `torch.optim.AdamW(model.parameters())`."
+        )
+    if has_own_step:
+        return
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ConfigurationError(
+            "LBFGS evaluates the loss several times per update, through a closure that the loop cannot make for it. "
+            "Use another optimizer, or override `optimizer_step` and pass it a closure there."
+        )
+    optimized = {id(parameter) for group in getattr(optimizer, "param_groups", ()) for parameter in group["params"]}
+    trained = {id(parameter) for module in modules for parameter in module.parameters()}
+    if optimized and trained and not optimized & trained:
+        raise ConfigurationError(
+            f"The optimizer has {len(optimized)} parameters, but none of them is among the {len(trained)} of the "
+            "model, so training would change nothing. Make the optimizer after the model has its final form, with "
+            "`model.parameters()`."
+        )
 
 
 def check_scheduler_factory(factory: Any) -> None:
@@ -128,28 +206,18 @@ def check_scheduler_factory(factory: Any) -> None:
         )
 
 
-def check_parts(model: Any, loss_func: Any) -> None:
-    """Refuse a model or loss function that cannot be called."""
-    if not callable(model) or isinstance(model, type):
-        raise ArgumentTypeError(
-            f"`model` is {model!r}, which is no module that can be called. Pass an instance of nn.Module."
-        )
-    if loss_func is not None and (not callable(loss_func) or isinstance(loss_func, type)):
-        raise ArgumentTypeError(
-            f"`loss_func` is {loss_func!r}, which does not take outputs and targets. Pass a function or an instance of "
-            "a loss module, or None if the model returns its loss."
-        )
+def check_scheduler(scheduler: Any, *, is_expected: bool, has_own_step: bool) -> None:
+    """Refuse what is no scheduler.
 
-
-def check_optimizer(optimizer: Any, *, has_own_step: bool) -> None:
-    """Refuse an optimizer that cannot be stepped; `has_own_step`: the trainer's `optimizer_step` is overridden."""
-    if isinstance(optimizer, type) or not hasattr(optimizer, "step"):
-        raise ArgumentTypeError(
-            f"`optimizer` is {optimizer!r}, which has no state to step. Pass an optimizer that was made with the "
-            "model's parameters, for example `torch.optim.AdamW(model.parameters())`."
-        )
-    if isinstance(optimizer, torch.optim.LBFGS) and not has_own_step:
-        raise ConfigurationError(
-            "LBFGS evaluates the loss several times per update, through a closure that the loop cannot make for it. "
-            "Use another optimizer, or override `optimizer_step` and pass it a closure there."
+    Args:
+        scheduler: what `create_scheduler` returned.
+        is_expected: whether None would mean that somebody forgot to return it.
+        has_own_step: whether the trainer's `scheduler_step` is overridden, and knows how to step it.
+    """
+    if scheduler is None and not is_expected:
+        return
+    if scheduler is None or not (has_own_step or callable(getattr(scheduler, "step", None))):
+        raise HookOutputError(
+            f"`create_scheduler_fn` or `create_scheduler` returned {scheduler!r}, which cannot be stepped as a "
+            "scheduler. Return one with a method `step`, or override `scheduler_step` for another kind."
         )

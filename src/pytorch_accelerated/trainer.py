@@ -20,14 +20,23 @@ from torch.nn.parallel import DistributedDataParallel
 from pytorch_accelerated.callbacks.defaults import DEFAULT_CALLBACKS
 from pytorch_accelerated.callbacks.handler import CallbackHandler
 from pytorch_accelerated.callbacks.limits import LimitBatchesCallback
+from pytorch_accelerated.callbacks.watching import WatchedMetric
 from pytorch_accelerated.checkpointing.portable import load_portable, save_portable
 from pytorch_accelerated.checkpointing.training_state import load_run, save_run, seed_of_run
 from pytorch_accelerated.checkpointing.verify import find_state
 from pytorch_accelerated.checkpointing.weights import canonical_state_dict, check_finite, load_canonical
-from pytorch_accelerated.data.loading import RunLoader, adapt_loader, build_loader, check_dataset, fingerprint
+from pytorch_accelerated.data.loading import (
+    RunLoader,
+    adapt_loader,
+    build_loader,
+    check_dataset,
+    fingerprint,
+    refuse_empty,
+)
 from pytorch_accelerated.data.slicing import batch_limit_from_environment
 from pytorch_accelerated.distributed import Ranks, create_accelerator, send_to_device
 from pytorch_accelerated.errors import (
+    ArgumentTypeError,
     CheckpointError,
     ConfigurationError,
     DataError,
@@ -38,9 +47,10 @@ from pytorch_accelerated.explaining import explain_run
 from pytorch_accelerated.loop import TrainingLoop
 from pytorch_accelerated.placeholders import TrainerPlaceholderValues, replace_trainer_placeholder_values
 from pytorch_accelerated.prediction import collect_predictions
+from pytorch_accelerated.preflight import PreflightReport, rehearse
 from pytorch_accelerated.preparation import PreparedModel
 from pytorch_accelerated.progress.display import above_bars
-from pytorch_accelerated.run_config import TrainerRunConfig
+from pytorch_accelerated.run_config import TrainerRunConfig, describe_run
 from pytorch_accelerated.run_state import RunState
 from pytorch_accelerated.seeding import derived_seed, mixed_seed, set_seed
 from pytorch_accelerated.settings import (
@@ -48,6 +58,8 @@ from pytorch_accelerated.settings import (
     check_optimizer,
     check_parts,
     check_positive_count,
+    check_run_arguments,
+    check_scheduler,
     check_scheduler_factory,
 )
 from pytorch_accelerated.tracking.history import InMemoryRunHistory, RunHistory
@@ -208,7 +220,8 @@ class Trainer(TrainingLoop):
             ArgumentTypeError, ConfigurationError, DataError: for input that cannot work, before work is lost.
             NonFiniteLossError: if `TerminateOnNaNCallback` met a loss that is NaN or infinite.
         """
-        self._settings = TrainSettings(
+        self._refuse_within_a_run("train", "Call it when the run is over, or use another trainer.")
+        settings = TrainSettings(
             num_epochs=num_epochs,
             per_device_batch_size=per_device_batch_size,
             eval_per_device_batch_size=eval_per_device_batch_size,
@@ -220,12 +233,21 @@ class Trainer(TrainingLoop):
             step_scheduler=step_scheduler,
             scheduler_metric=scheduler_metric,
         )
+        check_run_arguments(
+            train_dataloader_kwargs=train_dataloader_kwargs,
+            eval_dataloader_kwargs=eval_dataloader_kwargs,
+            collate_fn=collate_fn,
+            resume_from=resume_from,
+        )
         check_scheduler_factory(create_scheduler_fn)
-        check_parts(self.model, self.loss_func)
-        check_optimizer(self.optimizer, has_own_step=type(self).optimizer_step is not Trainer.optimizer_step)
-        for dataset in (train_dataset, eval_dataset):
-            if dataset is not None or dataset is train_dataset:
-                check_dataset(dataset)
+        self._check_parts()
+        modules = [value for value in vars(self).values() if isinstance(value, nn.Module)]
+        check_optimizer(self.optimizer, modules, has_own_step=self._overrides("optimizer_step"))
+        if not self._overrides("create_train_dataloader"):
+            check_dataset(train_dataset)
+        if eval_dataset is not None and not self._overrides("create_eval_dataloader"):
+            check_dataset(eval_dataset)
+        self._settings = settings
         self.train_dataset = train_dataset
         self.eval_dataset = eval_dataset
         self.collate_fn = collate_fn
@@ -260,16 +282,18 @@ class Trainer(TrainingLoop):
             ConfigurationError: without any dataset.
             DataError: if the dataset is empty.
         """
-        check_positive_count("per_device_batch_size", per_device_batch_size)
-        check_parts(self.model, self.loss_func)
         self._refuse_within_a_run("evaluate", "Call `trainer.request_evaluation()` instead.")
+        check_positive_count("per_device_batch_size", per_device_batch_size)
+        check_run_arguments(dataloader_kwargs=dataloader_kwargs, collate_fn=collate_fn)
+        self._check_parts()
         if dataset is None and self.eval_dataset is None:
             raise ConfigurationError(
                 "`evaluate` was called without a dataset, and there was no evaluation dataset before that it could use "
                 "again. Pass `dataset`."
             )
         if dataset is not None:
-            check_dataset(dataset)
+            if not self._overrides("create_eval_dataloader"):
+                check_dataset(dataset)
             self.eval_dataset = dataset
         self.collate_fn = collate_fn if collate_fn is not None else self.collate_fn
         self._settings = TrainSettings(num_epochs=1, eval_per_device_batch_size=per_device_batch_size)
@@ -307,9 +331,9 @@ class Trainer(TrainingLoop):
             Nested tensors on the CPU, structured as the hook returned them; with `output_path` a `StoredPredictions`.
         """
         check_positive_count("per_device_batch_size", per_device_batch_size)
-        check_parts(self.model, self.loss_func)
+        check_run_arguments(dataloader_kwargs=dataloader_kwargs, collate_fn=collate_fn)
+        self._check_parts()
         check_dataset(dataset)
-        collector = collect_predictions(self._ranks, output_path)
         defaults = self._default_dl_kwargs(dataset, per_device_batch_size, shuffle=False)
         loader = build_loader(dataset, defaults, dataloader_kwargs, collate_fn or self.collate_fn)
         with self._running():
@@ -317,6 +341,7 @@ class Trainer(TrainingLoop):
                 self._seed_run()
                 self._prepare_model(for_training=False)
             loader = self._adapted(loader, dataloader_kwargs)
+            collector = collect_predictions(self._ranks, output_path)
             try:
                 self._run_prediction(loader, collector)
             except BaseException:
@@ -358,7 +383,7 @@ class Trainer(TrainingLoop):
         save_portable(save_path, {**checkpoint, **(checkpoint_kwargs or {})})
 
     def load_checkpoint(
-        self, checkpoint_path: str | Path, load_optimizer: bool = True, load_scheduler: bool = True
+        self, checkpoint_path: str | Path, load_optimizer: bool = True, *, load_scheduler: bool = True
     ) -> dict[str, Any]:
         """Take over what `save_checkpoint` wrote, on every rank that calls it. Nothing in the file is executed.
 
@@ -464,6 +489,24 @@ class Trainer(TrainingLoop):
         """The order of hooks and events of a run as text, with the callbacks that really act at each event."""
         return explain_run(self, num_epochs=num_epochs, evaluate=evaluate)
 
+    def preflight(
+        self, train_dataset: Any, num_epochs: int | None, eval_dataset: Any = None, **train_arguments: Any
+    ) -> PreflightReport:
+        """Rehearse a run before it is started: one update, one evaluated batch, metric names, save, reload, disk space.
+
+        Takes the arguments of `train`. Callbacks that print or write files are left out. Afterwards everything that
+        the trainer can see is as before. Must be called by all ranks.
+
+        Returns:
+            What was found; print it.
+
+        Raises:
+            Whatever the run would have raised: better now than after the first epoch.
+        """
+        self._refuse_within_a_run("preflight", "Call it before `train`.")
+        arguments = {"train_dataset": train_dataset, "num_epochs": num_epochs, "eval_dataset": eval_dataset}
+        return rehearse(self, {**arguments, **train_arguments})
+
     # --------------------------------------------------------------------------------------------- before and after it
 
     @contextlib.contextmanager
@@ -480,7 +523,7 @@ class Trainer(TrainingLoop):
         except NonFiniteLossError:
             raise
         except BaseException as exception:
-            self._emit("on_exception", exception=exception)
+            self._fire("on_exception", exception=exception)
             raise
         finally:
             self._is_running = False
@@ -502,12 +545,11 @@ class Trainer(TrainingLoop):
         self._seed_run(state)
         self._training_runs += 1
         if self.seed is not None:
-            set_seed(mixed_seed("run", self.seed, self._ranks.index, self._training_runs))
+            set_seed(mixed_seed("run", int(self.seed), self._ranks.index, self._training_runs))
         self.run_state = RunState()
         self._loss_tracker.reset()
         self._gradient_norms.reset()
-        is_counted = type(self).count_batch_items is not Trainer.count_batch_items
-        self._count_items = self.count_batch_items if is_counted else None
+        self._count_items = self.count_batch_items if self._overrides("count_batch_items") else None
 
         eval_batch_size = settings.eval_per_device_batch_size or settings.per_device_batch_size
         self._train_dl_kwargs, self._eval_dl_kwargs = dict(train_dl_kwargs or {}), dict(eval_dl_kwargs or {})
@@ -524,7 +566,14 @@ class Trainer(TrainingLoop):
             settings.gradient_clip_value,
         )
         self.scheduler = self.create_scheduler()
+        check_scheduler(
+            self.scheduler,
+            is_expected=self.create_scheduler_fn is not None,
+            has_own_step=self._overrides("scheduler_step"),
+        )
         is_plateau = isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+        if is_plateau:
+            WatchedMetric(settings.scheduler_metric).check_before_run(self)
         self._steps_scheduler_per_update = settings.step_scheduler == "update" and not is_plateau
         if state is not None:
             load_run(self, state)
@@ -532,7 +581,7 @@ class Trainer(TrainingLoop):
 
     def _seed_run(self, state: Path | None = None) -> None:
         """Fix the seed of the run; one that goes on from a training state keeps that one's."""
-        seed = self.seed if self.seed is not None else derived_seed(self._training_runs)
+        seed = int(self.seed) if self.seed is not None else derived_seed(self._training_runs)
         if state is not None:
             seed = seed_of_run(state)
         self._run_seed = self._ranks.from_first(seed)
@@ -542,7 +591,12 @@ class Trainer(TrainingLoop):
         given = self._given_accelerator
         if given is None:
             return create_accelerator(self.mixed_precision)
-        accelerator = given if isinstance(given, Accelerator) else given()
+        accelerator = given() if callable(given) and not isinstance(given, Accelerator) else given
+        if not isinstance(accelerator, Accelerator):
+            raise ArgumentTypeError(
+                f"`accelerator` is {given!r}, from which no Accelerator can be had. Pass an `accelerate.Accelerator`, "
+                "or a function that returns one."
+            )
         if accelerator.gradient_accumulation_steps != 1:
             raise ConfigurationError(
                 f"The accelerator has gradient_accumulation_steps={accelerator.gradient_accumulation_steps}, but this "
@@ -565,6 +619,7 @@ class Trainer(TrainingLoop):
         self._prepare_model(for_training=self._train_dataloader is not None)
         if self._train_dataloader is not None:
             self._train_dataloader = self._adapted(self._train_dataloader, self._train_dl_kwargs)
+            refuse_empty(self._train_dataloader, "train on")
         if self._eval_dataloader is not None:
             self._eval_dataloader = self._adapted(self._eval_dataloader, self._eval_dl_kwargs)
             self._check_eval_batch_size()
@@ -618,47 +673,38 @@ class Trainer(TrainingLoop):
         gradient_clip_value: float | None,
     ) -> TrainerRunConfig:
         """The frozen facts of the run, from what was asked for and the loaders that exist."""
-        train, evaluation = self._train_dataloader, self._eval_dataloader
-        ranks, accelerator = self._ranks, self._accelerator
-        train_batch_size = eval_batch_size = updates_per_epoch = None
-        if evaluation is not None:
-            eval_batch_size = getattr(evaluation, "batch_size", None) or per_device_batch_size
-        if train is not None:
-            train_batch_size = getattr(train, "batch_size", None) or per_device_batch_size
-            updates_per_epoch = train.num_updates
-            if updates_per_epoch is not None and max_num_train_steps is not None:
-                num_epochs = -(-max_num_train_steps // max(updates_per_epoch, 1))
-            elif updates_per_epoch is not None and num_epochs is not None:
-                max_num_train_steps = num_epochs * updates_per_epoch
-        samples_per_round = gradient_accumulation_steps * ranks.count
-        return TrainerRunConfig(
+        return describe_run(
+            self._train_dataloader,
+            self._eval_dataloader,
+            self._ranks,
+            per_device_batch_size=per_device_batch_size,
             num_epochs=num_epochs,
-            train_per_device_batch_size=train_batch_size,
-            train_dl_kwargs=self._train_dl_kwargs if train is not None else None,
-            eval_per_device_batch_size=eval_batch_size,
-            eval_dl_kwargs=self._eval_dl_kwargs if evaluation is not None else None,
-            gradient_accumulation_steps=gradient_accumulation_steps if train is not None else None,
-            gradient_clip_value=gradient_clip_value,
-            train_total_batch_size=train_batch_size * samples_per_round if train_batch_size else None,
-            eval_total_batch_size=eval_batch_size * ranks.count if eval_batch_size else None,
-            num_update_steps_per_epoch=updates_per_epoch,
-            num_local_update_steps_per_epoch=updates_per_epoch,
+            gradient_accumulation_steps=gradient_accumulation_steps,
             max_num_train_steps=max_num_train_steps,
-            is_local_process_zero=ranks.is_first_of_node,
-            is_world_process_zero=ranks.is_first,
-            is_distributed=ranks.count > 1,
-            mixed_precision=str(accelerator.mixed_precision),
-            num_processes=ranks.count,
+            gradient_clip_value=gradient_clip_value,
+            gradient_clip_norm=self._settings.gradient_clip_norm,
+            train_dl_kwargs=self._train_dl_kwargs,
+            eval_dl_kwargs=self._eval_dl_kwargs,
+            mixed_precision=str(self._accelerator.mixed_precision),
             seed=self._run_seed,
-            gradient_clip_norm=self._settings.gradient_clip_norm if train is not None else None,
-            train_dataloader_len=_known_length(train),
-            eval_dataloader_len=evaluation.num_rounds if evaluation is not None else None,
         )
 
     def _check_eval_batch_size(self) -> None:
-        """Refuse an evaluation without samples. Any batch size fits any number of ranks."""
-        if self._eval_dataloader.num_samples == 0:
-            raise DataError("The evaluation dataset is empty. Pass one with at least one sample, or leave it out.")
+        """Refuse an evaluation without batches. Any batch size fits any number of ranks."""
+        refuse_empty(self._eval_dataloader, "evaluate")
+
+    def _check_parts(self) -> None:
+        check_parts(
+            model=self.model,
+            loss_func=self.loss_func,
+            run_history=self.run_history,
+            seed=self.seed,
+            compile_model=self.compile_model,
+        )
+
+    def _overrides(self, hook: str) -> bool:
+        """Whether a subclass has a method of its own in place of `Trainer`'s."""
+        return getattr(type(self), hook) is not getattr(Trainer, hook)
 
     def _refuse_within_a_run(self, method: str, remedy: str) -> None:
         if self._is_running:
@@ -681,7 +727,7 @@ class Trainer(TrainingLoop):
                 found = find_state(source)
             except CheckpointError as caught:
                 error = caught
-        found, error = self._ranks.from_first((found, error))  # type: ignore[assignment]
+        found, error = self._ranks.from_first((found, error))
         if error is not None:
             raise error
         return found
@@ -705,10 +751,3 @@ class TrainerWithTimmScheduler(Trainer):
     def _step_scheduler_after_epoch(self) -> None:
         if self.scheduler is not None:
             self.scheduler.step(self.run_state.epochs + 1)
-
-
-def _known_length(loader: Any) -> int | None:
-    try:
-        return len(loader)
-    except TypeError:
-        return None

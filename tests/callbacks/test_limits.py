@@ -19,10 +19,10 @@ class CountBatches(TrainerCallback):
     def __init__(self) -> None:
         self.train = self.evaluate = 0
 
-    def on_train_step_end(self, trainer: Trainer, **kwargs: Any) -> None:  # type: ignore[override]
+    def on_train_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
         self.train += 1
 
-    def on_eval_step_end(self, trainer: Trainer, **kwargs: Any) -> None:  # type: ignore[override]
+    def on_eval_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
         self.evaluate += 1
 
     def take(self) -> tuple[int, int]:

@@ -1,7 +1,6 @@
 """Runs that end before their time: broken ones with an error, others as a success."""
 
 import math
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -71,13 +70,20 @@ def epochs_run(trainer: Trainer, num_epochs: int, *, evaluate: bool = True, **kw
     ],
 )
 def test_a_run_stops_after_that_many_evaluations_in_a_row_without_improvement(
-    scores, patience, threshold, greater, epochs, capsys
+    scores, patience, threshold, greater, epochs
 ):
     stopping = EarlyStoppingCallback(patience, threshold, watch_metric="score", greater_is_better=greater)
     assert epochs_run(score_trainer(scores, stopping), 4) == epochs
-    assert ("score has not improved" in capsys.readouterr().out) == (
-        stopping.evaluations_without_improvement >= patience
-    )
+
+
+def test_the_reason_tells_how_long_ago_the_best_value_was():
+    class Reason(TrainerCallback):
+        def on_stop_training_error(self, trainer: Trainer, reason: str = "", **kwargs: Any) -> None:
+            self.text = reason
+
+    reason = Reason()
+    epochs_run(score_trainer([3, 2, 4, 5], EarlyStoppingCallback(2, 0.5, watch_metric="score"), reason), 4)
+    assert reason.text == "score has not improved by 0.5 in the last 2 evaluations; best 2 in epoch 2"
 
 
 def test_the_evaluation_loss_is_watched_by_default():

@@ -291,9 +291,10 @@ HOSTILE_VIEWS = {
     "stride beyond the end": {**VIEW, "stride": [4]},
     "negative stride": {**VIEW, "stride": [-1]},
     "huge shape and stride": {**VIEW, "shape": [2**40, 2**40], "stride": [2**40, 1]},
+    "a size that overflows to a small one": {**VIEW, "shape": [2**32 + 1, 2], "stride": [2**32, 1]},
     "shape that is text": {**VIEW, "shape": "22"},
     "shape that is a number": {**VIEW, "shape": 2},
-    "offset that is a bool": {**VIEW, "offset": True},
+    "offset that is text": {**VIEW, "offset": "0"},
     "dtype that is none": {**VIEW, "dtype": "float33"},
     "strides for another shape": {**VIEW, "stride": [1, 1]},
 }

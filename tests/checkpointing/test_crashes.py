@@ -2,6 +2,7 @@
 
 import ast
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -22,6 +23,12 @@ from tests.checkpointing.faulty_disk import FaultyDisk, Killed, count_operations
 
 Death = Literal["death before", "death after", "torn"]
 DEATHS: tuple[Death, ...] = ("death before", "death after", "torn")
+
+
+@pytest.fixture(autouse=True)
+def _quick_flushes(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A process that dies loses nothing that it has written; waiting for the disk would only take time here.
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 def save(folder: Path, version: int) -> None:
@@ -77,6 +84,30 @@ def test_a_death_at_any_operation_leaves_the_old_or_the_new_state(first, second,
         save(new, 3)
         assert version_found(where) == 3
         assert {path.name for path in new.parent.iterdir()} == {first, second}
+
+
+def test_a_second_death_on_the_way_back_loses_nothing_either(tmp_path, monkeypatch):
+    """What the next process cleans up at the start of its first save is never the only complete state."""
+    save(tmp_path / "whole" / "state", 1)
+    operations = count_operations(lambda: save(tmp_path / "whole" / "state", 2))
+    half_replaced = []
+    for first in range(operations):
+        save(tmp_path / str(first) / "state", 1)
+        with FaultyDisk(first, "death before").installed(), pytest.raises(Killed):
+            save(tmp_path / str(first) / "state", 2)
+        if list((tmp_path / str(first)).glob(".state.*.replaced")):
+            half_replaced.append(first)
+    assert half_replaced
+    become_another_process(monkeypatch)
+    for first in half_replaced:
+        versions = []
+        for second in range(operations):
+            copy = shutil.copytree(tmp_path / str(first), tmp_path / f"{first} {second}")
+            with FaultyDisk(second, "death before").installed(), pytest.raises(Killed):
+                save(copy / "state", 3)
+            versions.append(version_found(copy / "state"))
+        assert versions[0] in (1, 2)
+        assert set(versions) <= {versions[0], 3}
 
 
 @pytest.mark.parametrize("how", DEATHS)

@@ -18,6 +18,9 @@ class TrainerCallback:
     class attribute ``custom_events``, so that a misspelt event can be told from a new one.
     """
 
+    #: False for callbacks that print or write files: a rehearsal (`Trainer.preflight`) leaves them out.
+    takes_part_in_preflight: bool = True
+
     def on_init_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """The trainer has been constructed."""
 

@@ -48,13 +48,13 @@ class CallbackHandler:
 
     def add_callback(self, callback: Any) -> None:
         """Add one callback, an instance or a class, at the end."""
-        if isinstance(callback, type):
-            callback = self._instantiate(callback)
-        if not isinstance(callback, TrainerCallback) and not any(hasattr(callback, name) for name in EVENTS):
+        if not any(hasattr(callback, name) for name in self._known_events):
             raise ArgumentTypeError(
                 f"{callback!r} cannot be used as a callback: it has none of the events. "
                 "Pass a TrainerCallback, as an instance or as a class without required arguments."
             )
+        if isinstance(callback, type):
+            callback = self._instantiate(callback)
         if type(callback) is LogMetricsCallback and any(type(other) is LogMetricsCallback for other in self):
             return  # scripts list it under its other name beside the defaults; every line would be printed twice
         self._refuse_duplicate(callback)

@@ -9,12 +9,12 @@ import io
 import json
 import math
 import os
-import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
+from pytorch_accelerated.callbacks.saving import warn_user
 from pytorch_accelerated.tracking.history import MetricRecord
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ class _FileLogger(TrainerCallback, abc.ABC):
     Args:
         path: of the file; its folder is made if needed, and a file that is there is replaced.
     """
+
+    takes_part_in_preflight = False
 
     path: Path
     _records: tuple[MetricRecord, ...] = ()
@@ -85,10 +87,10 @@ class _FileLogger(TrainerCallback, abc.ABC):
             try:
                 _replace(self.path, self._text(_rows(self._records)))
             except OSError as error:
-                warnings.warn(
+                warn_user(
+                    trainer,
                     f"{type(self).__name__} could not write {self.path}: {error}. Training goes on; the next attempt "
                     "writes everything. Check the disk's free space and the permissions.",
-                    stacklevel=2,
                 )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +9,7 @@ import torch
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.progress import LogMetricsCallback
+from pytorch_accelerated.callbacks.saving import warn_user
 from pytorch_accelerated.errors import ConfigurationError, HookOutputError
 from pytorch_accelerated.optional import require
 
@@ -57,7 +57,7 @@ class MetricsCallback(TrainerCallback):
 
     def __init__(
         self,
-        metrics: Metric | MetricCollection | Sequence[Metric] | Mapping[str, Metric],
+        metrics: Metric | MetricCollection | Sequence[Metric] | Mapping[str, Metric | MetricCollection],
         *,
         during_training: bool = True,
         during_evaluation: bool = True,
@@ -97,8 +97,10 @@ class MetricsCallback(TrainerCallback):
 
     def on_train_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Begin with the epoch, unless it is a resumed one."""
-        if self.during_training and trainer.run_state.updates_in_epoch == 0:
-            self._collection(trainer, "train_").reset()
+        if self.during_training:
+            collection = self._collection(trainer, "train_")
+            if trainer.run_state.updates_in_epoch == 0:
+                collection.reset()
 
     def on_train_step_end(
         self, trainer: Trainer, batch: Any, batch_output: dict[str, Any], step: int = 0, **kwargs: Any
@@ -170,12 +172,12 @@ class MetricsCallback(TrainerCallback):
         callbacks = list(trainer.callback_handler)
         before = callbacks[: callbacks.index(self)] if self in callbacks else []
         loggers = [callback for callback in before if isinstance(callback, LogMetricsCallback)]
-        if loggers and not self._has_warned and trainer._ranks.is_first:
+        if loggers and not self._has_warned:
             self._has_warned = True
-            warnings.warn(
+            warn_user(
+                trainer,
                 f"{type(self).__name__} comes after {type(loggers[0]).__name__} in the list of callbacks, so its "
                 "metrics are recorded too late to be logged together with the loss. Put it before.",
-                stacklevel=2,
             )
 
 
@@ -244,11 +246,10 @@ def _merged(metric: Metric, parts: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _refuse_what_cannot_be_continued(collection: MetricCollection, parts: Sequence[Mapping[str, Any]]) -> None:
     """Some metrics can be computed from the states of several ranks, but not updated any more after that."""
-    if len(parts) < 2:
-        return
     for name, metric in _metrics_within(collection):
+        is_merge = sum(name in part for part in parts) > 1
         for attribute, reduction in metric._reductions.items():
-            if reduction is None and isinstance(getattr(metric, attribute), torch.Tensor):
+            if is_merge and reduction is None and isinstance(getattr(metric, attribute), torch.Tensor):
                 raise ConfigurationError(
                     f"The metric {name!r} ({type(metric).__name__}) was saved within an epoch on more ranks than there "
                     "are now, and torchmetrics cannot merge its states into fewer. Resume on at least as many ranks, "

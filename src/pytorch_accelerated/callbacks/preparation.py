@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
+from pytorch_accelerated.callbacks.saving import warn_user
 from pytorch_accelerated.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -53,11 +53,11 @@ class ConvertSyncBatchNormCallback(TrainerCallback):
             return
         if trainer.device.type != "cpu":
             trainer.model = nn.SyncBatchNorm.convert_sync_batchnorm(trainer.model)  # type: ignore[no-untyped-call]
-        elif trainer._ranks.is_first:
-            warnings.warn(
+        else:
+            warn_user(
+                trainer,
                 "ConvertSyncBatchNormCallback does nothing here: torch synchronises BatchNorm layers on accelerators "
                 "only, and this run is on the CPU. Each rank will use the statistics of its own batches.",
-                stacklevel=5,
             )
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 class PrintProgressCallback(TrainerCallback):
     """Says in a line what a run is going to do, and in another what it did."""
 
+    takes_part_in_preflight = False
+
     _started: float | None = None
     _reason_to_stop: str | None = None
 
@@ -61,6 +63,8 @@ class PrintProgressCallback(TrainerCallback):
 
 class ProgressBarCallback(TrainerCallback):
     """Shows how far each pass over the data is: a bar in terminals and notebooks, now and then a line elsewhere."""
+
+    takes_part_in_preflight = False
 
     _open: tuple[Progress, ...] = ()  # the innermost pass is last: an evaluation inside a training epoch
     _new_display: Callable[[], Display] | None = None
@@ -194,6 +198,8 @@ class LogMetricsCallback(TrainerCallback):
     In the table an epoch is one row, evaluation included. An evaluation inside an epoch has a row of its own, such as
     "3 @120" for epoch 3 after update 120. The metrics of `Trainer.evaluate` are shown in one line.
     """
+
+    takes_part_in_preflight = False
 
     _row: dict[str, str] | None = None  # the row that is being filled, if there is one
     _epoch_started: float | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import time
 import warnings
 from pathlib import Path
@@ -45,6 +46,8 @@ class SaveBestModelCallback(TrainerCallback):
         best_metric: the best value so far, or None.
         best_metric_epoch: the epoch, from 1, that it was found in.
     """
+
+    takes_part_in_preflight = False
 
     save_path: str | Path = "best_model.pt"
     watch_metric: str = "eval_loss_epoch"
@@ -195,6 +198,8 @@ class SaveTrainingStateCallback(TrainerCallback):
         ConfigurationError: if a number is not positive.
     """
 
+    takes_part_in_preflight = False
+
     save_dir: str | Path = "training_states"
     policy = SavePolicy()
     retention = Retention()
@@ -327,11 +332,16 @@ class SaveTrainingStateCallback(TrainerCallback):
 
 
 def warn_user(trainer: Trainer, message: str) -> None:
-    """Warn on one process, pointing at the user's call of `Trainer.train`, from an event at the start or end of it."""
-    if trainer._ranks.is_first:
-        warnings.warn(message, stacklevel=9)
+    """Warn on one process, pointing at the line of the user's that all this comes from."""
+    if not trainer._ranks.is_first:
+        return
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_globals["__name__"].partition(".")[0] in _NOT_THE_USERS:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, stacklevel=level)
 
 
+_NOT_THE_USERS = (__name__.partition(".")[0], "contextlib")
 _NAME = re.compile(r"epoch_\d+|step_\d+|final")
 
 

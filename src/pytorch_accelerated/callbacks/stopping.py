@@ -56,6 +56,8 @@ class EarlyStoppingCallback(TrainerCallback):
         ConfigurationError: if the patience is less than 1, or the threshold is negative or not a number.
     """
 
+    takes_part_in_preflight = False
+
     early_stopping_patience = 1
     early_stopping_threshold = 0.01
     watch_metric = "eval_loss_epoch"

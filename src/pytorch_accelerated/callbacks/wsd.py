@@ -32,6 +32,8 @@ class WSDCheckpointCallback(TrainerCallback):
         initial_checkpoint: a training state to go on from, unless the run is resumed from another one.
     """
 
+    takes_part_in_preflight = False
+
     save_dir: str | Path = "checkpoints"
     save_optimizer: bool = True
     save_scheduler: bool = True

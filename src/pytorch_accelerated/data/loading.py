@@ -141,9 +141,13 @@ class PlannedLoader:
         """Updates of one training pass."""
         return self._plan(self._known_sizes).num_updates
 
-    def __len__(self) -> int:
-        """Batches of this rank in one pass."""
+    @property
+    def num_batches(self) -> int:
+        """Batches of this rank in one pass: of training, evaluation or prediction."""
         return self._plan(self._known_sizes).num_batches
+
+    def __len__(self) -> int:
+        return self.num_batches
 
     def __iter__(self) -> Iterator[Any]:
         for update in self.updates():
@@ -226,17 +230,6 @@ class PlannedLoader:
             return plan.windows()
         assert self.batch_size is not None
         return evaluation_rounds(
-            order.size, batch_size=self.batch_size, ranks=self._ranks.count, drop_last=self.drop_last
-        )
-
-    @property
-    def num_rounds(self) -> int:
-        """Rounds of one evaluation or prediction pass."""
-        order = self._known_sizes
-        if order.batches is not None:
-            return BatchListPlan(order.batches, self._ranks.count, 1).num_batches
-        assert self.batch_size is not None
-        return number_of_evaluation_rounds(
             order.size, batch_size=self.batch_size, ranks=self._ranks.count, drop_last=self.drop_last
         )
 
@@ -338,8 +331,8 @@ class StreamLoader:
             return None
 
     @property
-    def num_rounds(self) -> int | None:
-        """Rounds of one evaluation or prediction pass, where the length is known."""
+    def num_batches(self) -> int | None:
+        """Batches of this rank in one pass, where the length is known."""
         try:
             return len(self)
         except TypeError:
@@ -529,6 +522,8 @@ def build_loader(
         kwargs.setdefault("collate_fn", collate_fn)
     if kwargs.get("num_workers", 0) > 0:
         kwargs.setdefault("persistent_workers", True)
+    if kwargs.get("shuffle") and hasattr(source, "__len__") and len(source) == 0:
+        kwargs["shuffle"] = False  # which torch refuses for no samples; `refuse_empty` has clearer words
     try:
         return DataLoader(source, **kwargs)
     except (TypeError, ValueError) as error:
@@ -614,6 +609,29 @@ def check_dataset(dataset: Any) -> None:
                 f"The dataset {type(dataset).__name__} has `__getitem__` but no `__len__`, so nobody knows which "
                 "samples there are. Add `__len__`, or make it an IterableDataset."
             )
+
+
+def refuse_empty(loader: RunLoader, purpose: str) -> None:
+    """Refuse a loader that is known to have no batches.
+
+    Raises:
+        DataError: saying that there is nothing to `purpose`, for example "train on".
+    """
+    if loader.num_batches == 0:
+        raise empty_loader_error(loader, purpose)
+
+
+def empty_loader_error(loader: Any, purpose: str) -> DataError:
+    """What to raise where `loader` yields no batches."""
+    dataset = getattr(loader, "dataset", None)
+    of_dataset = "" if dataset is None else f" of the {type(dataset).__name__}"
+    names = {"num_samples": "samples", "batch_size": "batch size", "drop_last": "drop_last"}
+    facts = {word: getattr(loader, name, None) for name, word in names.items()}
+    shown = ", ".join(f"{word}: {value}" for word, value in facts.items() if value is not None)
+    return DataError(
+        f"There is nothing to {purpose}: the loader{of_dataset} yields no batches{f' ({shown})' if shown else ''}. "
+        "Check the length of the data, the batch size and `drop_last`."
+    )
 
 
 def fingerprint(loader: RunLoader) -> str:

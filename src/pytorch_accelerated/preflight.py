@@ -1,0 +1,149 @@
+"""A rehearsal of a run: one update, one evaluated batch, one save and reload; then everything is as before."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pytorch_accelerated.callbacks.base import TrainerCallback
+from pytorch_accelerated.callbacks.handler import CallbackHandler
+from pytorch_accelerated.callbacks.limits import LimitBatchesCallback
+from pytorch_accelerated.callbacks.saving import SaveTrainingStateCallback
+from pytorch_accelerated.checkpointing.training_state import load_run, save_run
+from pytorch_accelerated.errors import CheckpointError, UnknownMetricError
+
+if TYPE_CHECKING:
+    from pytorch_accelerated.trainer import Trainer
+
+_EMA_PREFIX = "ema_model_"
+
+
+@dataclasses.dataclass(frozen=True)
+class PreflightReport:
+    """What `Trainer.preflight` found; ``print(report)`` shows it.
+
+    Attributes:
+        metric_names: what the run will record.
+        seconds: the rehearsal took, all included.
+        state_size_bytes: of one training state.
+        free_bytes: on the disk that training states go to, or that of temporary files if none are saved.
+        rehearsed: the callbacks that took part.
+        left_out: the callbacks that would have printed or written something.
+    """
+
+    metric_names: tuple[str, ...]
+    seconds: float
+    state_size_bytes: int
+    free_bytes: int
+    rehearsed: tuple[str, ...]
+    left_out: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return "\n".join(
+            [
+                f"Preflight passed in {self.seconds:.1f} s: one update, one evaluated batch, one save and reload.",
+                f"  metrics:        {', '.join(self.metric_names)}",
+                f"  training state: {_megabytes(self.state_size_bytes)}, of {_megabytes(self.free_bytes)} free",
+                f"  callbacks:      {', '.join(self.rehearsed) or 'none'}",
+                f"  left out:       {', '.join(self.left_out) or 'none'}",
+                "  Model, optimizer, history, generators and callbacks with a state are as before. Objects that the",
+                "  trainer cannot see, such as what your callbacks or datasets keep elsewhere, are not restored.",
+            ]
+        )
+
+
+def rehearse(trainer: Trainer, arguments: dict[str, Any]) -> PreflightReport:
+    """Rehearse ``trainer.train(**arguments)``. Must be called by all ranks.
+
+    Raises:
+        Whatever the run would have raised; CheckpointError also if the disk cannot hold what will be saved, and
+        UnknownMetricError if a callback watches a metric that nothing records.
+    """
+    started = time.perf_counter()
+    callbacks = list(trainer.callback_handler)
+    taking_part = [callback for callback in callbacks if getattr(callback, "takes_part_in_preflight", True)]
+    savers = [callback for callback in callbacks if isinstance(callback, SaveTrainingStateCallback)]
+    places = [_existing_parent(Path(saver.save_dir)) for saver in savers] or [Path(tempfile.gettempdir())]
+    attributes = dict(vars(trainer))
+    modes = [(module, module.training) for module in trainer.get_model().modules()]
+    scratch = Path(trainer._ranks.from_first(_scratch_folder(places[0]) if trainer._ranks.is_first else None))
+    try:
+        save_run(trainer, scratch / "before", {})
+        try:
+            trainer.callback_handler = CallbackHandler([*taking_part, _Limit(1)], custom_events=trainer.custom_events)
+            trainer.train(**{**arguments, "max_num_train_steps": 1, "resume_from": None})
+            metric_names = tuple(trainer.run_history.get_metric_names())
+            save_run(trainer, scratch / "after", {})
+            load_run(trainer, scratch / "after")
+        finally:
+            vars(trainer).clear()
+            vars(trainer).update(attributes)
+            load_run(trainer, scratch / "before")
+            for module, is_training in modes:
+                module.training = is_training
+        size_bytes = sum(file.stat().st_size for file in (scratch / "after").iterdir())
+        trainer._ranks.wait()
+    finally:
+        if trainer._ranks.is_first:
+            shutil.rmtree(scratch, ignore_errors=True)
+    _check_watched_metrics(callbacks, metric_names)
+    for saver, place in zip(savers, places, strict=False):
+        _check_space(saver, shutil.disk_usage(place).free, size_bytes)
+    left_out = [callback for callback in callbacks if callback not in taking_part]
+    return PreflightReport(
+        metric_names=metric_names,
+        seconds=time.perf_counter() - started,
+        state_size_bytes=size_bytes,
+        free_bytes=shutil.disk_usage(places[0]).free,
+        rehearsed=tuple(type(callback).__name__ for callback in taking_part),
+        left_out=tuple(type(callback).__name__ for callback in left_out),
+    )
+
+
+class _Limit(LimitBatchesCallback):
+    """Beside a limit that the user has set."""
+
+
+def _check_watched_metrics(callbacks: list[TrainerCallback], metric_names: tuple[str, ...]) -> None:
+    for callback in callbacks:
+        name = getattr(callback, "watch_metric", None)
+        is_used = not isinstance(callback, SaveTrainingStateCallback) or callback.retention.best is not None
+        if name is None or not is_used or name.startswith("intermediate_"):
+            continue
+        if name.removeprefix(_EMA_PREFIX) not in metric_names:
+            raise UnknownMetricError(
+                f"{type(callback).__name__} watches {name!r}, which nothing records. The run records "
+                f"{', '.join(map(repr, metric_names))}. Watch one of these, or record {name!r}."
+            )
+
+
+def _check_space(saver: SaveTrainingStateCallback, free_bytes: int, size_bytes: int) -> None:
+    retention = saver.retention
+    if retention.last is None and retention.best is None:
+        kept, rule = 2, "at least two training states"
+    else:
+        # The new state is complete before an old one is deleted.
+        kept = (retention.last or 0) + (retention.best or 0) + 1
+        rule = f"{kept} training states, the one being written included"
+    if kept * size_bytes > free_bytes:
+        raise CheckpointError(
+            f"{saver.save_dir} needs room for {rule}, {_megabytes(kept * size_bytes)}, but only "
+            f"{_megabytes(free_bytes)} are free on its disk. Free some, save elsewhere, or keep fewer."
+        )
+
+
+def _scratch_folder(place: Path) -> str:
+    return tempfile.mkdtemp(prefix=".preflight-", dir=place)
+
+
+def _existing_parent(path: Path) -> Path:
+    path = path.resolve()
+    return next(folder for folder in (path, *path.parents) if folder.is_dir())
+
+
+def _megabytes(size_bytes: int) -> str:
+    return f"{size_bytes / 1e6:,.1f} MB"
