@@ -6,7 +6,6 @@ The loop itself is in `loop.py`, what a subclass may override in `hooks.py`.
 from __future__ import annotations
 
 import contextlib
-import copy
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -258,7 +257,7 @@ class Trainer(TrainingLoop):
                 self.print(f"No training state in {resume_from}: starting afresh")
             self._start_training_run(train_dataloader_kwargs, eval_dataloader_kwargs, reset_run_history, state)
             self._run_training()
-        return copy.deepcopy(self.run_history)
+        return self.run_history.copy()
 
     def evaluate(
         self,

@@ -30,7 +30,7 @@ def a_trainer(*callbacks: Any, model: nn.Module | None = None, lr: float = 0.01)
     return Trainer(model, nn.MSELoss(), torch.optim.Adam(model.parameters(), lr=lr), callbacks=callbacks, seed=5)
 
 
-def fit(trainer: Trainer, num_epochs: int = 3, **kwargs: Any) -> RunHistory:
+def fit(trainer: Trainer, num_epochs: int | None = 3, **kwargs: Any) -> RunHistory:
     return trainer.train(DATA, num_epochs, **{"eval_dataset": DATA, "per_device_batch_size": BATCH_SIZE, **kwargs})
 
 

@@ -1,4 +1,4 @@
-"""The best model is found, saved and loaded; training states appear when they should, and stay as long as they should."""
+"""The best model is found, saved and loaded; training states appear, and stay, as long as they should."""
 
 import math
 import warnings
@@ -257,8 +257,8 @@ def test_a_resumed_run_goes_on_with_the_best_of_the_run_before_it() -> None:
 
 
 def test_a_best_model_whose_file_is_gone_is_forgotten_when_the_run_is_resumed() -> None:
+    states = SaveTrainingStateCallback(save_every_n_epochs=1)
     with pytest.raises(Die):
-        states = SaveTrainingStateCallback(save_every_n_epochs=1)
         fit(a_trainer(Score([1, 3, 2]), save_best_score(), states, DieAfter(7)))
     Path("best_model.pt").unlink()
     score, callback = Score([1, 3, 2]), save_best_score()
@@ -469,7 +469,7 @@ class Tick(TrainerCallback):
 
 def timed(minutes: float, *, seconds_per_update: float) -> list[TrainerCallback]:
     class Timed(SaveTrainingStateCallback):
-        _clock = clock = Clock()  # type: ignore[assignment]
+        _clock = clock = Clock()
 
     return [Tick(Timed.clock, seconds_per_update), Timed(save_every_n_minutes=minutes, save_at_end=False)]
 
@@ -509,7 +509,7 @@ def test_numbers_that_cannot_work_are_refused_at_once() -> None:
         {"keep_best": 0},
     ):
         with pytest.raises(ConfigurationError):
-            SaveTrainingStateCallback(**arguments)  # type: ignore[arg-type]
+            SaveTrainingStateCallback(**arguments)
     with pytest.raises(ConfigurationError, match="no evaluation set"):
         fit(a_trainer(SaveTrainingStateCallback(keep_best=1)), eval_dataset=None)
 

@@ -142,7 +142,7 @@ def test_callbacks_of_the_average_see_its_evaluation_only() -> None:
             self.errors.append((batch_output["model_outputs"] - batch[1]).abs())
 
         def on_eval_epoch_end(self, trainer: Trainer, is_intermediate: bool = False, **kwargs: Any) -> None:
-            trainer.run_history.update_metric("error", torch.cat(self.errors).mean())
+            trainer.run_history.update_metric("error", torch.cat(self.errors).mean().item())
             self.errors = []
 
     callback = ModelEmaCallback(watch_metric="ema_model_error", callbacks=[Error])

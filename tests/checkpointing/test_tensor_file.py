@@ -124,6 +124,7 @@ HOSTILE = {
     "bytes behind": file_with_header({"a": FLOATS}, bytes(9)),
     "bytes missing": file_with_header({"a": FLOATS}, bytes(7)),
     "two tensors in one place": file_with_header({"a": FLOATS, "b": FLOATS}, bytes(8)),
+    "an overlap and a gap": file_with_header({"a": FLOATS, "b": {**FLOATS, "data_offsets": [4, 12]}}, bytes(16)),
     "offsets of different kinds": file_with_header(
         {"a": FLOATS, "b": {**FLOATS, "data_offsets": ["0", "8"]}}, bytes(8)
     ),

@@ -78,7 +78,7 @@ def encode(value: Any, *, path: str) -> Encoded:
     structure = encoder.encode(value, "", 0)
     if encoder.complaints:
         raise CheckpointError(
-            "Cannot be stored in a checkpoint:\n  "
+            "Cannot be stored in a training state:\n  "
             + "\n  ".join(encoder.complaints)
             + "\nKeep plain values and tensors there, or leave these out of the state dict."
         )

@@ -1,4 +1,4 @@
-"""What a checkpoint folder holds: names, and the manifest. Nothing here touches the disk.
+"""What a state folder holds: names, and the manifest. Nothing here touches the disk.
 
 A folder holds ``<part>.json`` and ``<part>.safetensors`` for each part, and ``manifest.json``, which lists the other
 files with size and SHA-256 and ends with a checksum of itself. While it is written, or deleted, it has a hidden name
@@ -28,14 +28,14 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def check_file_name(name: Any) -> str:
-    """`name`, if a checkpoint may hold a file of that name.
+    """`name`, if a training state may hold a file of that name.
 
     Raises:
         CheckpointError: if it is no plain name of letters, digits, ``_``, ``-`` and ``.``, or the manifest's.
     """
     if not isinstance(name, str) or not _FILE_NAME.fullmatch(name) or name == MANIFEST_NAME:
         raise CheckpointError(
-            f"{name!r} cannot be the name of a file in a checkpoint. Use up to 100 letters, digits, '_', '-' and '.', "
+            f"{name!r} cannot be the name of a file in a training state. Use up to 100 letters, digits, '_', '-' and '.', "
             f"not starting with '.' or '-', and not {MANIFEST_NAME!r}."
         )
     return name
@@ -52,13 +52,13 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a complete checkpoint says about itself.
+    """What a complete training state says about itself.
 
     Attributes:
         serial: how many saves came before it among its siblings. The highest is the newest: clocks jump, and counts
             of updates go back when a run is resumed from an older state.
         facts: what the caller wanted to be known without reading the parts.
-        files: every file that belongs to the checkpoint, except the manifest.
+        files: every file that belongs to the state, except the manifest.
     """
 
     serial: int
@@ -75,7 +75,7 @@ def dump_manifest(manifest: Manifest) -> bytes:
     facts = encode(manifest.facts, path="facts")
     if facts.tensors:
         raise CheckpointError(
-            f"The facts of a checkpoint hold a tensor at {', '.join(facts.tensors)}. Facts are read without the tensor "
+            f"The facts of a training state hold a tensor at {', '.join(facts.tensors)}. Facts are read without the tensor "
             "files: give plain numbers, or put it into one of the parts."
         )
     return _with_checksum(
@@ -99,7 +99,7 @@ def parse_manifest(data: bytes, *, what: str) -> Manifest:
     if _is_size(written) and written > FORMAT:
         raise InvalidCheckpointError(
             f"{what} has format {written}; this version of pytorch-accelerated reads up to {FORMAT}. "
-            "Update the package to read this checkpoint."
+            "Update the package to read this state."
         )
     try:
         content.pop("sha256")
@@ -138,8 +138,8 @@ class HiddenName:
 
     Attributes:
         final: the name that it will have, or had.
-        kind: ``partial`` is being written or deleted and is never read. ``replaced`` is a complete checkpoint whose
-            successor is taking its name; where no checkpoint has that name, it is still the valid one.
+        kind: ``partial`` is being written or deleted and is never read. ``replaced`` is a complete state whose
+            successor is taking its name; where no state has that name, it is still the valid one.
         host: of the process at work, with its process namespace.
         pid: of the process at work.
         process: tells apart two processes that had the same number, one after the other.

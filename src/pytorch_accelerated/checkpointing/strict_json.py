@@ -28,7 +28,7 @@ def dump_json(value: Any, *, what: str, indent: int | None = None) -> bytes:
     data = json.dumps(value, allow_nan=False, indent=indent, separators=separators).encode("ascii")
     if len(data) > MAX_SIZE_BYTES:
         raise CheckpointError(
-            f"{what} needs {len(data)} bytes of JSON; a checkpoint holds at most {MAX_SIZE_BYTES} in one file. "
+            f"{what} needs {len(data)} bytes of JSON; a training state holds at most {MAX_SIZE_BYTES} in one file. "
             "Keep large numbers of values in tensors, which are stored apart."
         )
     return data

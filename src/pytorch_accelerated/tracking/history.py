@@ -178,6 +178,12 @@ class RunHistory(ABC):
         self._set_updates(state["updates_done"])
         self.set_metric_name_prefix(state["metric_name_prefix"])
 
+    def copy(self) -> InMemoryRunHistory:
+        """The same values in memory, which nothing changes later."""
+        copied = InMemoryRunHistory()
+        copied.load_state_dict(self.state_dict())
+        return copied
+
     def to_dataframe(self) -> pd.DataFrame:
         """A table with a column for each metric and a row for each moment of recording; NaN where nothing was.
 

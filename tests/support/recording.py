@@ -1,0 +1,144 @@
+"""Every hook, event and metric of a run in the order in which they come, and the same order read from text."""
+
+import functools
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import nn
+
+from pytorch_accelerated.callbacks.base import EVENTS, TrainerCallback
+from pytorch_accelerated.tracking.history import InMemoryRunHistory
+from pytorch_accelerated.trainer import Trainer
+from tests.support.reference import sgd, tiny_model
+
+HOOKS = (
+    "create_train_dataloader",
+    "create_eval_dataloader",
+    "get_default_train_dl_kwargs",
+    "get_default_eval_dl_kwargs",
+    "create_scheduler",
+    "training_run_start",
+    "training_run_epoch_end",
+    "training_run_end",
+    "evaluation_run_start",
+    "evaluation_run_end",
+    "train_epoch_start",
+    "calculate_train_batch_loss",
+    "backward_step",
+    "optimizer_step",
+    "scheduler_step",
+    "optimizer_zero_grad",
+    "train_epoch_end",
+    "eval_epoch_start",
+    "calculate_eval_batch_loss",
+    "eval_epoch_end",
+    "calculate_predict_batch_outputs",
+)
+INTERNAL_HOOKS = (
+    "_create_accelerator",
+    "_create_callback_handler",
+    "_prepare_model_optimizer_and_dataloaders",
+    "_create_run_config",
+    "_run_training",
+    "_run_train_epoch",
+    "_run_eval_epoch",
+    "_run_evaluation",
+    "_clip_gradients",
+    "_perform_forward_and_backward_passes",
+    "_update_loss_tracker",
+    "_add_epoch_loss_to_run_history",
+    "_check_eval_batch_size",
+)
+
+
+class Recorder(TrainerCallback):
+    """Notes what happens. Make trainers with `trainer`; everything goes to `calls`.
+
+    Args:
+        hooks: the trainer's methods to note.
+    """
+
+    def __init__(self, hooks: Iterable[str] = HOOKS) -> None:
+        self.calls: list[str] = []
+        self.hooks = tuple(hooks)
+
+    def trainer(self, *callbacks: Any, base: type[Trainer] = Trainer, **kwargs: Any) -> Trainer:
+        """A trainer of a tiny model whose hooks, events and metrics are noted; events before other callbacks act."""
+        kind = type(f"Recorded{base.__name__}", (base,), {hook: self._recorded(base, hook) for hook in self.hooks})
+        model = tiny_model()
+        history = _RecordedHistory(self.calls)
+        return kind(model, nn.MSELoss(), sgd(model), callbacks=(self, *callbacks), run_history=history, **kwargs)
+
+    def _recorded(self, base: type[Trainer], hook: str) -> Any:
+        original = getattr(base, hook)
+
+        @functools.wraps(original)
+        def method(*args: Any, **kwargs: Any) -> Any:
+            self.calls.append(hook)
+            return original(*args, **kwargs)
+
+        return method
+
+
+def _event(name: str) -> Any:
+    def method(self: Recorder, trainer: Trainer, **kwargs: Any) -> None:
+        self.calls.append(name)
+
+    return method
+
+
+for _name in EVENTS:
+    setattr(Recorder, _name, _event(_name))
+
+
+class _RecordedHistory(InMemoryRunHistory):
+    def __init__(self, calls: list[str]) -> None:
+        super().__init__()
+        self.calls = calls
+
+    def update_metric(self, name: str, value: float) -> None:
+        self.calls.append(f"[{name}]")
+        super().update_metric(name, value)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        calls, self.calls = self.calls, []  # what was recorded before the run was interrupted
+        super().load_state_dict(state)
+        self.calls = calls
+
+
+def expand(text: str, *, counts: Mapping[str, int] | None = None, parts: Mapping[str, str] | None = None) -> list[str]:
+    """The names that `text` stands for, in order.
+
+    What is indented below ``each of 3 updates:`` comes three times; below ``each update:`` so often as `counts` says
+    for "update", below ``the epoch:`` once. Whatever stands behind two spaces or more is a remark.
+
+    Args:
+        text: one name, or the name of a part, in each line.
+        counts: of things, in the singular.
+        parts: texts by the line that stands for them.
+    """
+    lines = [line for line in text.splitlines() if line.strip()]
+    names = []
+    while lines:
+        line = lines.pop(0)
+        depth = len(line) - len(line.lstrip())
+        below = []
+        while lines and len(lines[0]) - len(lines[0].lstrip()) > depth:
+            below.append(lines.pop(0))
+        name = re.split(r"\s{2,}", line.strip())[0]
+        if not name.endswith(":"):
+            # Lines below a name are a column of remarks.
+            names += expand(parts[name], counts=counts, parts=parts) if parts and name in parts else [name]
+            continue
+        names += expand("\n".join(below), counts=counts, parts=parts) * _times(name, counts or {})
+    return names
+
+
+def _times(heading: str, counts: Mapping[str, int]) -> int:
+    if match := re.fullmatch(r"each of (\d+) \w+:", heading):
+        return int(match[1])
+    if match := re.fullmatch(r"each (\w+):", heading):
+        return counts[match[1]]
+    assert heading.startswith("the "), heading
+    return 1
