@@ -346,6 +346,7 @@ def test_compiled_models_and_layers_are_matched_by_their_own_names(wrap):
     wrapped = wrap(model)
     ema = ModelEma(model, decay=0.5)
     made_of_wrapped = ModelEma(wrapped, decay=0.5)
+    assert type(made_of_wrapped.module) is nn.Sequential
     train(model, 2, lambda: (ema.update(wrapped), made_of_wrapped.update(model)))
     for (name, entry), other in zip(
         ema.module.state_dict().items(), made_of_wrapped.module.state_dict().values(), strict=True
@@ -432,6 +433,14 @@ def test_a_copy_of_the_average_goes_on_by_itself(copied):
     train(model, 1, lambda: other.update(model))
     assert torch.equal(average(ema, "0.weight"), before)
     torch.testing.assert_close(average(other, "0.weight"), (before + model[0].weight) / 2)
+
+
+def test_a_pickled_average_holds_no_copy_of_the_model():
+    model = make_model()
+    ema = ModelEma(model)
+    before = len(pickle.dumps(ema))
+    ema.update(model)
+    assert len(pickle.dumps(ema)) == before
 
 
 def test_models_without_floating_point_entries_and_without_any_are_fine():

@@ -65,9 +65,10 @@ class TrainingLoop(TrainerHooks):
 
     def _run_training(self) -> None:
         """Epoch after epoch, until the run is complete or something stops it."""
-        self._is_at_safe_point = False
+        self._defers_saves = True
         with self._ending("training_run_end", "on_training_run_end"):
             self._moment("training_run_start", "on_training_run_start")
+            self._act_on_requests()
             self._stop_if_asked()
             while not self._is_run_complete():
                 if self.run_state.phase is RunPhase.EPOCH_CLOSED:
@@ -93,6 +94,7 @@ class TrainingLoop(TrainerHooks):
     def _run_train_epoch(self, train_dl: Any) -> None:
         """One pass over the training data, or what is left of it."""
         self._moment("train_epoch_start", "on_train_epoch_start")
+        self._act_on_requests()
         self._stop_if_asked()
         # A run may be resumed right behind the last update that it is allowed.
         for update in () if self._is_at_step_limit() else self._updates(train_dl):
@@ -114,7 +116,6 @@ class TrainingLoop(TrainerHooks):
     def _run_update(self, update: Update) -> None:
         """One optimizer update from the batches of `update`."""
         state = self.run_state
-        self._is_at_safe_point = False
         self._update = update
         for micro_batch in update.micro_batches:
             self._micro_batch = micro_batch
@@ -135,7 +136,6 @@ class TrainingLoop(TrainerHooks):
         self._guarded(self.optimizer_zero_grad)
         state.finish_update(samples=self._samples_of(update), skipped=is_skipped)
         self._fire("on_optimizer_step_end")
-        self._is_at_safe_point = True
 
     def _perform_forward_and_backward_passes(self, batch: Any, step: int) -> None:
         """Add the gradients of one batch. `step` counts batches of this rank in the epoch, from 0."""
@@ -333,7 +333,7 @@ class TrainingLoop(TrainerHooks):
         self._stop: StopTrainingError | None = None
         self._evaluation_requested = False
         self._requested_states: list[tuple[Path, dict[str, Any]]] = []
-        self._is_at_safe_point = True  # only training makes it unsafe to save
+        self._defers_saves = False  # only while training there are moments that are not to be saved
         self._round_has_empty_rank = False
         self._late_counts: list[Any] = []
         self._count_items: CountItems | None = None
@@ -384,7 +384,7 @@ class TrainingLoop(TrainerHooks):
             stop = failure = error
         if stop is not None:
             self._fire("on_stop_training_error", reason=str(stop))
-        self._evaluation_requested = False
+        self._evaluation_requested = self._defers_saves = False
         if failure is not None:
             self._requested_states.clear()  # nothing is saved from a model that may be spoilt
         try:
@@ -418,9 +418,7 @@ class TrainingLoop(TrainerHooks):
                     "An evaluation was requested during training, but there is no evaluation dataset. Pass "
                     "`eval_dataset` to `train`."
                 )
-            self._is_at_safe_point = False  # what callbacks want to save must wait for the evaluation's end
             self._run_eval_epoch(self._eval_dataloader, is_intermediate=True)
-        self._is_at_safe_point = True
         while self._requested_states:
             self._write_training_state(*self._requested_states.pop(0))
 
@@ -428,7 +426,6 @@ class TrainingLoop(TrainerHooks):
         """Note that a part of the epoch is over, after its last callback; then act and stop as asked."""
         self.run_state.phase = phase
         self._act_on_requests()
-        self._is_at_safe_point = False
         self._stop_if_asked()
 
     def _is_at_step_limit(self) -> bool:

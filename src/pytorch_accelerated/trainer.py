@@ -420,7 +420,7 @@ class Trainer(TrainingLoop):
             checkpoint_kwargs: further entries, returned by `load_training_state`.
         """
         request = (Path(output_dir), dict(checkpoint_kwargs or {}))
-        if self._is_running and not self._is_at_safe_point:
+        if self._is_running and self._defers_saves:
             self._requested_states.append(request)
         else:
             self._write_training_state(*request)
@@ -478,9 +478,10 @@ class Trainer(TrainingLoop):
         return model if keep_torch_compile else getattr(model, "_orig_mod", model)
 
     def request_evaluation(self) -> None:
-        """Ask for an evaluation at the end of the current update, recorded as ``intermediate_eval_loss``.
+        """Ask for an evaluation as soon as possible, recorded as ``intermediate_eval_loss``.
 
-        For callbacks, during training; every rank must ask.
+        That is when the current update is finished, or after the current event, with all its callbacks. For callbacks,
+        during training; every rank must ask.
         """
         self._evaluation_requested = True
 

@@ -13,6 +13,7 @@ from torch import nn
 
 from pytorch_accelerated.checkpointing.portable import load_portable, save_portable
 from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError
+from tests.checkpointing.faulty_disk import FaultyDisk
 from tests.checkpointing.same_state import assert_same_state
 
 CONTENTS = {
@@ -35,6 +36,13 @@ def test_a_relative_path_and_text_are_fine(tmp_path, monkeypatch):
     save_portable("model.pt", {"a": 1})
     save_portable("model.pt", {"a": 2})
     assert load_portable("model.pt") == {"a": 2}
+
+
+def test_the_file_is_flushed_before_it_gets_its_name(tmp_path):
+    with FaultyDisk().installed() as recorded:
+        save_portable(tmp_path / "model.pt", {"a": 1})
+    in_order = [name for name in recorded.operations if name != "write"]
+    assert in_order == ["create_file", "flush", "move", "flush_folder"]
 
 
 def test_a_link_stays_a_link(tmp_path):

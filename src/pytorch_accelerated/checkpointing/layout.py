@@ -35,8 +35,8 @@ def check_file_name(name: Any) -> str:
     """
     if not isinstance(name, str) or not _FILE_NAME.fullmatch(name) or name == MANIFEST_NAME:
         raise CheckpointError(
-            f"{name!r} cannot be the name of a file in a training state. Use up to 100 letters, digits, '_', '-' and '.', "
-            f"not starting with '.' or '-', and not {MANIFEST_NAME!r}."
+            f"{name!r} cannot be the name of a file in a training state. Use up to 100 letters, digits, '_', '-' and "
+            f"'.', not starting with '.' or '-', and not {MANIFEST_NAME!r}."
         )
     return name
 
@@ -75,8 +75,8 @@ def dump_manifest(manifest: Manifest) -> bytes:
     facts = encode(manifest.facts, path="facts")
     if facts.tensors:
         raise CheckpointError(
-            f"The facts of a training state hold a tensor at {', '.join(facts.tensors)}. Facts are read without the tensor "
-            "files: give plain numbers, or put it into one of the parts."
+            f"The facts of a training state hold a tensor at {', '.join(facts.tensors)}. Facts are read without the "
+            "tensor files: give plain numbers, or put it into one of the parts."
         )
     return _with_checksum(
         {
