@@ -27,18 +27,6 @@ INTERNAL = (
 )
 TRAIN, EVALUATE = regression_data(6), regression_data(4)
 
-# What each heading of the page describes: it gets the recorder and a folder, and returns what is called.
-Scenario = Callable[[Recorder, Path], Callable[[], Any]]
-SCENARIOS: dict[str, Scenario] = {}
-
-
-def describes(heading: str) -> Callable[[Scenario], Scenario]:
-    def register(scenario: Scenario) -> Scenario:
-        SCENARIOS[heading] = scenario
-        return scenario
-
-    return register
-
 
 def read_page() -> tuple[dict[str, str], dict[str, str]]:
     """The parts by name, and the other blocks by the heading they stand under."""
@@ -59,33 +47,14 @@ def read_page() -> tuple[dict[str, str], dict[str, str]]:
 PARTS, BLOCKS = read_page()
 
 
-def test_every_block_of_the_page_is_tested_and_every_part_is_used() -> None:
-    assert BLOCKS.keys() == SCENARIOS.keys()
-    lines = {line.strip() for text in [*PARTS.values(), *BLOCKS.values()] for line in text.splitlines()}
-    assert PARTS.keys() <= lines
-
-
-@pytest.mark.filterwarnings("ignore:Seems like `optimizer.step")
-@pytest.mark.parametrize("heading", SCENARIOS)
-def test_the_page_shows_what_really_happens(heading: str, tmp_path: Path) -> None:
-    recorder = Recorder((*HOOKS, *INTERNAL))
-    call = SCENARIOS[heading](recorder, tmp_path)
-    try:
-        call()
-        recorder.calls.append("returns")
-    except Exception as error:
-        recorder.calls.append(f"raises {type(error).__name__}")
-    assert recorder.calls == expand(BLOCKS[heading], parts=PARTS)
-
-
 class Act(TrainerCallback):
     """Does something at the n-th time that an event is fired, counted from 1."""
 
     def __init__(self, event: str, action: Callable[[Trainer], object], *, at: int = 1) -> None:
         self.event = event
-        self.times = 0
-        self.at = at
         self.action = action
+        self.at = at
+        self.times = 0
         setattr(self, event, self.act)
 
     def act(self, trainer: Trainer, **kwargs: Any) -> None:
@@ -98,32 +67,23 @@ class Act(TrainerCallback):
         return f"{self.event} {id(self)}"
 
 
-def raising(error: BaseException) -> Callable[[Trainer], object]:
+def raises(error: BaseException, event: str, *, at: int = 1) -> Act:
     def action(trainer: Trainer) -> None:
         raise error
 
-    return action
+    return Act(event, action, at=at)
 
 
-def training(trainer: Trainer, **kwargs: Any) -> Callable[[], object]:
-    """Everything that happens before the call is forgotten."""
-    trainer.run_history.calls.clear()  # type: ignore[attr-defined]
-    arguments = {"num_epochs": 2, "eval_dataset": EVALUATE, "per_device_batch_size": 2, **kwargs}
-    return functools.partial(trainer.train, TRAIN, **arguments)
+def stops(event: str, *, at: int = 1) -> Act:
+    return raises(StopTrainingError("enough"), event, at=at)
 
 
-def evaluating(trainer: Trainer) -> Callable[[], object]:
-    trainer.run_history.calls.clear()  # type: ignore[attr-defined]
-    return functools.partial(trainer.evaluate, EVALUATE, per_device_batch_size=2)
+def saves(folder: Path, event: str, *, at: int = 1) -> Act:
+    return Act(event, lambda trainer: trainer.save_training_state(folder / "state"), at=at)
 
 
-def predicting(trainer: Trainer) -> Callable[[], object]:
-    trainer.run_history.calls.clear()  # type: ignore[attr-defined]
-    return functools.partial(trainer.predict, EVALUATE, per_device_batch_size=2)
-
-
-class BadBatch(Trainer):
-    """The loss of every second batch is not a number."""
+class BadLosses(Trainer):
+    """The loss of the second batch of a run is not a number, nor is any in an evaluation."""
 
     def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
         output = super().calculate_train_batch_loss(batch)
@@ -133,205 +93,123 @@ class BadBatch(Trainer):
         return {**super().calculate_eval_batch_loss(batch), "loss": torch.tensor(math.nan)}
 
 
-@describes("Making a trainer")
-def _(recorder: Recorder, folder: Path) -> Any:
-    return recorder.trainer
+def broken_factory(optimizer: Any) -> Any:
+    raise RuntimeError
 
 
-@describes("A whole run")
-def _(recorder: Recorder, folder: Path) -> Any:
-    return training(recorder.trainer())
+class Scene:
+    """What a heading of the page is about: runs that are noted by `recorder`, and may save something to `folder`."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        self.monkeypatch = monkeypatch
+        self.recorder = Recorder((*HOOKS, *INTERNAL))
+
+    def make(self, *callbacks: Any, base: type[Trainer] = Trainer) -> Trainer:
+        """A trainer; that it is made is not noted."""
+        trainer = self.recorder.trainer(*callbacks, base=base)
+        self.recorder.calls.clear()
+        return trainer
+
+    def train(self, *callbacks: Any, base: type[Trainer] = Trainer, **kwargs: Any) -> None:
+        arguments = {"num_epochs": 2, "eval_dataset": EVALUATE, "per_device_batch_size": 2, **kwargs}
+        self.make(*callbacks, base=base).train(TRAIN, **arguments)
+
+    def evaluate(self, *callbacks: Any, base: type[Trainer] = Trainer) -> None:
+        self.make(*callbacks, base=base).evaluate(EVALUATE, per_device_batch_size=2)
+
+    def predict(self, *callbacks: Any) -> None:
+        self.make(*callbacks).predict(EVALUATE, per_device_batch_size=2)
+
+    def resume(self, event: str, *, at: int) -> None:
+        """Go on from what another run saved at the n-th time of an event."""
+        self.train(saves(self.folder, event, at=at))
+        self.train(resume_from=self.folder / "state")
+
+    def run_out_of_time(self) -> None:
+        """In the second update."""
+        clock = types.SimpleNamespace(now=0.0)
+        for module in ("loop", "trainer"):
+            times = types.SimpleNamespace(monotonic=lambda: clock.now)
+            self.monkeypatch.setattr(f"pytorch_accelerated.{module}.time", times)
+        wait = Act("on_train_step_start", lambda trainer: setattr(clock, "now", 60.0), at=2)
+        self.train(wait, max_duration="00:01:00")
 
 
-@describes("Without an evaluation set")
-def _(recorder: Recorder, folder: Path) -> Any:
-    return training(recorder.trainer(), eval_dataset=None)
+STEP_LR = functools.partial(torch.optim.lr_scheduler.StepLR, step_size=1)
+SCENES: dict[str, Callable[[Scene], object]] = {
+    "Making a trainer": lambda scene: scene.recorder.trainer(),
+    "A whole run": lambda scene: scene.train(),
+    "Without an evaluation set": lambda scene: scene.train(eval_dataset=None),
+    "With gradient accumulation": lambda scene: scene.train(gradient_accumulation_steps=2),
+    "With a scheduler that steps per epoch": lambda scene: scene.train(
+        step_scheduler="epoch", create_scheduler_fn=STEP_LR
+    ),
+    "With an evaluation inside an epoch": lambda scene: scene.train(
+        Act("on_train_step_end", Trainer.request_evaluation, at=2), num_epochs=1
+    ),
+    "At the step limit inside an epoch": lambda scene: scene.train(max_num_train_steps=4),
+    "When the time is over": Scene.run_out_of_time,
+    "StopTrainingError inside an update": lambda scene: scene.train(stops("on_train_step_end", at=2)),
+    "StopTrainingError before the first update": lambda scene: scene.train(stops("on_training_run_start")),
+    "StopTrainingError after an epoch of training": lambda scene: scene.train(stops("on_train_epoch_end")),
+    "StopTrainingError in an evaluation": lambda scene: scene.train(stops("on_eval_step_end")),
+    "StopTrainingError after an evaluation": lambda scene: scene.train(stops("on_eval_epoch_end")),
+    "StopTrainingError at the end of an epoch": lambda scene: scene.train(stops("on_training_run_epoch_end")),
+    "A loss that is not finite": lambda scene: scene.train(TerminateOnNaNCallback, base=BadLosses),
+    "Parameters that are not finite when they should be saved": lambda scene: scene.train(
+        saves(scene.folder, "on_training_run_epoch_end"), base=BadLosses, eval_dataset=None
+    ),
+    "Another exception": lambda scene: scene.train(raises(RuntimeError(), "on_train_step_end", at=2)),
+    "An exception in the set-up": lambda scene: scene.train(create_scheduler_fn=broken_factory),
+    "Resumed between two epochs": lambda scene: scene.resume("on_training_run_epoch_end", at=1),
+    "Resumed inside an epoch": lambda scene: scene.resume("on_train_step_end", at=2),
+    "Resumed before an evaluation": lambda scene: scene.resume("on_train_epoch_end", at=2),
+    "Resumed when there is nothing left to do": lambda scene: scene.resume("on_training_run_epoch_end", at=2),
+    "evaluate": lambda scene: scene.evaluate(),
+    "evaluate, stopped early": lambda scene: scene.evaluate(stops("on_eval_step_end")),
+    "evaluate, with a loss that is not finite": lambda scene: scene.evaluate(TerminateOnNaNCallback, base=BadLosses),
+    "predict": lambda scene: scene.predict(),
+    "predict, stopped early": lambda scene: scene.predict(stops("on_prediction_step_end")),
+}
 
 
-@describes("With gradient accumulation")
-def _(recorder: Recorder, folder: Path) -> Any:
-    return training(recorder.trainer(), gradient_accumulation_steps=2)
+def test_every_block_of_the_page_is_tested_and_every_part_is_used():
+    assert BLOCKS.keys() == SCENES.keys()
+    lines = {line.strip() for text in [*PARTS.values(), *BLOCKS.values()] for line in text.splitlines()}
+    assert PARTS.keys() <= lines
 
 
-@describes("With a scheduler that steps per epoch")
-def _(recorder: Recorder, folder: Path) -> Any:
-    factory = functools.partial(torch.optim.lr_scheduler.StepLR, step_size=1)
-    return training(recorder.trainer(), step_scheduler="epoch", create_scheduler_fn=factory)
+@pytest.mark.parametrize("heading", SCENES)
+def test_the_page_shows_what_really_happens(heading: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    scene = Scene(tmp_path, monkeypatch)
+    try:
+        SCENES[heading](scene)
+        ending = "returns"
+    except Exception as error:
+        ending = f"raises {type(error).__name__}"
+    assert [*scene.recorder.calls, ending] == expand(BLOCKS[heading], parts=PARTS)
 
 
-@describes("With an evaluation inside an epoch")
-def _(recorder: Recorder, folder: Path) -> Any:
-    ask = Act("on_train_step_end", Trainer.request_evaluation, at=2)
-    return training(recorder.trainer(ask), num_epochs=1)
-
-
-@describes("At the step limit inside an epoch")
-def _(recorder: Recorder, folder: Path) -> Any:
-    return training(recorder.trainer(), max_num_train_steps=4)
-
-
-@describes("When the time is over")
-def _(recorder: Recorder, folder: Path) -> Any:
-    clock = types.SimpleNamespace(now=0.0)
-    patch = pytest.MonkeyPatch()
-    for module in ("loop", "trainer"):
-        patch.setattr(f"pytorch_accelerated.{module}.time", types.SimpleNamespace(monotonic=lambda: clock.now))
-
-    def wait(trainer: Trainer) -> None:
-        clock.now += 61
-
-    call = training(recorder.trainer(Act("on_train_step_start", wait, at=2)), max_duration="00:01:00")
-
-    def timed() -> None:
-        with patch.context():
-            call()
-        patch.undo()
-
-    return timed
-
-
-@describes("StopTrainingError inside an update")
-def _(recorder: Recorder, folder: Path) -> Any:
-    return training(recorder.trainer(Act("on_train_step_end", raising(StopTrainingError()), at=2)))
-
-
-@describes("StopTrainingError before the first update")
-def _(recorder: Recorder, folder: Path) -> Any:
-    return training(recorder.trainer(Act("on_training_run_start", raising(StopTrainingError()))))
-
-
-@describes("StopTrainingError after an epoch of training")
-def _(recorder: Recorder, folder: Path) -> Any:
-    return training(recorder.trainer(Act("on_train_epoch_end", raising(StopTrainingError()))))
-
-
-@describes("StopTrainingError in an evaluation")
-def _(recorder: Recorder, folder: Path) -> Any:
-    return training(recorder.trainer(Act("on_eval_step_end", raising(StopTrainingError()))))
-
-
-@describes("StopTrainingError after an evaluation")
-def _(recorder: Recorder, folder: Path) -> Any:
-    return training(recorder.trainer(Act("on_eval_epoch_end", raising(StopTrainingError()))))
-
-
-@describes("StopTrainingError at the end of an epoch")
-def _(recorder: Recorder, folder: Path) -> Any:
-    return training(recorder.trainer(Act("on_training_run_epoch_end", raising(StopTrainingError()))))
-
-
-@describes("A loss that is not finite")
-def _(recorder: Recorder, folder: Path) -> Any:
-    return training(recorder.trainer(TerminateOnNaNCallback, base=BadBatch))
-
-
-@describes("Parameters that are not finite when they should be saved")
-def _(recorder: Recorder, folder: Path) -> Any:
-    save = Act("on_training_run_epoch_end", lambda trainer: trainer.save_training_state(folder / "state"))
-    return training(recorder.trainer(save, base=BadBatch), eval_dataset=None)
-
-
-@describes("Another exception")
-def _(recorder: Recorder, folder: Path) -> Any:
-    return training(recorder.trainer(Act("on_train_step_end", raising(RuntimeError()), at=2)))
-
-
-@describes("An exception in the set-up")
-def _(recorder: Recorder, folder: Path) -> Any:
-    def factory(optimizer: Any) -> Any:
-        raise RuntimeError
-
-    return training(recorder.trainer(), create_scheduler_fn=factory)
-
-
-def resumed(recorder: Recorder, folder: Path, event: str, *, at: int) -> Any:
-    """A run that goes on from the state which another one saved, at the n-th time of an event."""
-    save = Act(event, lambda trainer: trainer.save_training_state(folder / "state"), at=at)
-    training(Recorder().trainer(save))()
-    return training(recorder.trainer(), resume_from=folder / "state")
-
-
-@describes("Resumed between two epochs")
-def _(recorder: Recorder, folder: Path) -> Any:
-    return resumed(recorder, folder, "on_training_run_epoch_end", at=1)
-
-
-@describes("Resumed inside an epoch")
-def _(recorder: Recorder, folder: Path) -> Any:
-    return resumed(recorder, folder, "on_train_step_end", at=2)
-
-
-@describes("Resumed before an evaluation")
-def _(recorder: Recorder, folder: Path) -> Any:
-    return resumed(recorder, folder, "on_train_epoch_end", at=2)
-
-
-@describes("Resumed when there is nothing left to do")
-def _(recorder: Recorder, folder: Path) -> Any:
-    return resumed(recorder, folder, "on_training_run_epoch_end", at=2)
-
-
-@describes("evaluate")
-def _(recorder: Recorder, folder: Path) -> Any:
-    return evaluating(recorder.trainer())
-
-
-@describes("evaluate, stopped early")
-def _(recorder: Recorder, folder: Path) -> Any:
-    return evaluating(recorder.trainer(Act("on_eval_step_end", raising(StopTrainingError()))))
-
-
-@describes("evaluate, with a loss that is not finite")
-def _(recorder: Recorder, folder: Path) -> Any:
-    return evaluating(recorder.trainer(TerminateOnNaNCallback, base=BadBatch))
-
-
-@describes("predict")
-def _(recorder: Recorder, folder: Path) -> Any:
-    return predicting(recorder.trainer())
-
-
-@describes("predict, stopped early")
-def _(recorder: Recorder, folder: Path) -> Any:
-    return predicting(recorder.trainer(Act("on_prediction_step_end", raising(StopTrainingError()))))
-
-
-def test_step_events_say_which_batch_it_is_and_evaluation_events_whether_it_is_intermediate() -> None:
+def test_events_get_what_they_are_about_by_keyword(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     class Arguments(TrainerCallback):
-        def __init__(self) -> None:
-            self.steps: list[int] = []
-            self.evaluations: list[bool] = []
+        seen: tuple[Any, ...] = ()
 
         def on_train_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
             assert kwargs.keys() == {"batch", "batch_output", "step"}
-            self.steps.append(kwargs["step"])
-
-        def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
-            assert kwargs == {}
-            if trainer.run_state.updates == 2:
-                trainer.request_evaluation()
+            self.seen += (kwargs["step"],)
 
         def on_eval_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
-            self.evaluations.append(kwargs["is_intermediate"])
+            self.seen += tuple(kwargs.items())
+
+        def on_eval_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
+            assert kwargs.keys() == {"batch", "batch_output"}
 
         def on_eval_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
-            self.evaluations.append(kwargs["is_intermediate"])
+            self.seen += tuple(kwargs.items())
 
     arguments = Arguments()
-    training(Recorder().trainer(arguments), gradient_accumulation_steps=2)()
-    assert arguments.steps == [0, 1, 2, 0, 1, 2]
-    assert arguments.evaluations == [True, True, False, False, False, False]
-
-
-def test_an_exception_in_on_exception_does_not_hide_the_first_one() -> None:
-    broken = Act("on_exception", raising(StopTrainingError("too late")))
-    with pytest.raises(RuntimeError, match="the cause"):
-        training(Recorder().trainer(Act("on_train_epoch_start", raising(RuntimeError("the cause"))), broken))()
-
-
-@pytest.mark.parametrize("event", ["on_stop_training_error", "on_training_run_end"])
-def test_a_wish_to_stop_when_the_run_is_ending_anyway_changes_nothing(event: str) -> None:
-    stop = Act("on_train_epoch_end", raising(StopTrainingError("enough")))
-    recorder = Recorder()
-    training(recorder.trainer(stop, Act(event, raising(StopTrainingError("again")))))()
-    assert recorder.calls[-3:] == ["on_stop_training_error", "training_run_end", "on_training_run_end"]
+    ask = Act("on_optimizer_step_end", Trainer.request_evaluation)
+    Scene(tmp_path, monkeypatch).train(ask, arguments, gradient_accumulation_steps=2)
+    inside, after = [("is_intermediate", True)] * 2, [("is_intermediate", False)] * 2
+    assert list(arguments.seen) == [0, 1, *inside, 2, *after, 0, 1, 2, *after]

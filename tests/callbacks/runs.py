@@ -54,7 +54,7 @@ class Score(TrainerCallback):
         self.values = values
         self.weights: list[dict[str, torch.Tensor]] = []
 
-    def on_eval_epoch_end(self, trainer: Trainer, is_intermediate: bool = False, **kwargs: Any) -> None:
+    def on_eval_epoch_end(self, trainer: Trainer, *, is_intermediate: bool = False, **kwargs: Any) -> None:
         if not is_intermediate and trainer._train_dataloader is not None:
             trainer.run_history.update_metric("score", self.values[trainer.run_state.epochs])
             self.weights.append(weights_of(trainer.get_model()))

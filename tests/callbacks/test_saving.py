@@ -157,7 +157,7 @@ def test_a_run_that_saved_nothing_says_so_and_keeps_its_weights() -> None:
 
 def test_evaluations_inside_an_epoch_are_judged_at_once() -> None:
     class Look(TrainerCallback):
-        def on_eval_epoch_end(self, trainer: Trainer, is_intermediate: bool = False, **kwargs: Any) -> None:
+        def on_eval_epoch_end(self, trainer: Trainer, *, is_intermediate: bool = False, **kwargs: Any) -> None:
             if is_intermediate:
                 weights.append(weights_of(trainer.get_model()))
 
@@ -173,13 +173,30 @@ def test_evaluations_inside_an_epoch_are_judged_at_once() -> None:
 
 
 def test_evaluate_is_not_judged() -> None:
-    callback = SaveBestModelCallback(greater_is_better=True)
-    trainer = a_trainer(callback)
+    class AlwaysBetter(TrainerCallback):
+        evaluations = 0
+
+        def on_eval_epoch_end(self, trainer: Trainer, *, is_intermediate: bool = False, **kwargs: Any) -> None:
+            self.evaluations += 1
+            trainer.run_history.update_metric("score", -self.evaluations)
+
+    callback = save_best_score()
+    trainer = a_trainer(AlwaysBetter(), callback)
+    fit(trainer, num_epochs=2)
+    assert trainer.evaluate(DATA)["score"] == -3
+    assert (callback.best_metric, callback.best_metric_epoch) == (-2, 2)
+    assert torch.load("best_model.pt")["score"] == -2
+
+
+def test_values_of_an_earlier_run_are_not_judged() -> None:
+    trainer = a_trainer()
     fit(trainer, num_epochs=1)
-    found = (callback.best_metric, callback.best_metric_epoch)
-    trainer.evaluate(tuple(100 * tensor for tensor in DATA))
-    assert (callback.best_metric, callback.best_metric_epoch) == found
-    assert torch.load("best_model.pt")["eval_loss_epoch"] == found[0]
+    callback = SaveBestModelCallback()
+    # An evaluation inside the epoch is the first chance to judge, and has nothing new of the watched metric.
+    trainer.callback_handler.add_callbacks([StepBasedEvaluationCallback(2), StopAfter(3), callback])
+    with pytest.warns(UserWarning, match="no best one was saved"):
+        fit(trainer, num_epochs=1, reset_run_history=False)
+    assert callback.best_metric is None
 
 
 @pytest.mark.parametrize(("reset_on_train", "best"), [(True, 5.0), (False, 1.0)])
@@ -360,7 +377,9 @@ def test_nothing_is_saved_after_a_loss_that_is_not_finite(updates: int) -> None:
 
 def test_a_stopped_evaluation_saves_nothing() -> None:
     class StopEvaluation(TrainerCallback):
-        def on_eval_step_end(self, trainer: Trainer, batch: Any, batch_output: dict[str, Any], **kwargs: Any) -> None:
+        def on_eval_step_end(
+            self, trainer: Trainer, *, batch: Any, batch_output: dict[str, Any], **kwargs: Any
+        ) -> None:
             raise StopTrainingError
 
     a_trainer(SaveTrainingStateCallback(), StopEvaluation()).evaluate(DATA)

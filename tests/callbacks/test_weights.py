@@ -138,10 +138,12 @@ def test_callbacks_of_the_average_see_its_evaluation_only() -> None:
             made.append(self)
             self.errors: list[torch.Tensor] = []
 
-        def on_eval_step_end(self, trainer: Trainer, batch: Any, batch_output: dict[str, Any], **kwargs: Any) -> None:
+        def on_eval_step_end(
+            self, trainer: Trainer, *, batch: Any, batch_output: dict[str, Any], **kwargs: Any
+        ) -> None:
             self.errors.append((batch_output["model_outputs"] - batch[1]).abs())
 
-        def on_eval_epoch_end(self, trainer: Trainer, is_intermediate: bool = False, **kwargs: Any) -> None:
+        def on_eval_epoch_end(self, trainer: Trainer, *, is_intermediate: bool = False, **kwargs: Any) -> None:
             trainer.run_history.update_metric("error", torch.cat(self.errors).mean().item())
             self.errors = []
 

@@ -89,6 +89,8 @@ def test_names_and_versions_are_those_of_the_bare_model_and_load_back(wrap):
 
 
 def test_what_only_looks_like_a_wrapper_keeps_its_names():
+    namesake = type("DataParallel", (Net,), {})()
+    assert list(canonical_state_dict(namesake)) == list(Net().state_dict())
     averaged = AveragedModel(Net())
     assert list(canonical_state_dict(averaged)) == ["n_averaged", *(f"module.{name}" for name in Net().state_dict())]
 

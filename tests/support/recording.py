@@ -65,7 +65,7 @@ class Recorder(TrainerCallback):
 
     def trainer(self, *callbacks: Any, base: type[Trainer] = Trainer, **kwargs: Any) -> Trainer:
         """A trainer of a tiny model whose hooks, events and metrics are noted; events before other callbacks act."""
-        kind = type(f"Recorded{base.__name__}", (base,), {hook: self._recorded(base, hook) for hook in self.hooks})
+        kind: type[Trainer] = type(f"Recorded{base.__name__}", (base,), {hook: self._recorded(base, hook) for hook in self.hooks})
         model = tiny_model()
         history = _RecordedHistory(self.calls)
         return kind(model, nn.MSELoss(), sgd(model), callbacks=(self, *callbacks), run_history=history, **kwargs)
@@ -119,7 +119,7 @@ def expand(text: str, *, counts: Mapping[str, int] | None = None, parts: Mapping
         parts: texts by the line that stands for them.
     """
     lines = [line for line in text.splitlines() if line.strip()]
-    names = []
+    names: list[str] = []
     while lines:
         line = lines.pop(0)
         depth = len(line) - len(line.lstrip())

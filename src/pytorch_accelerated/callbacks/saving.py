@@ -96,7 +96,7 @@ class SaveBestModelCallback(TrainerCallback):
             )
             self._forget_best()
 
-    def on_eval_epoch_end(self, trainer: Trainer, is_intermediate: bool = False, **kwargs: Any) -> None:
+    def on_eval_epoch_end(self, trainer: Trainer, *, is_intermediate: bool = False, **kwargs: Any) -> None:
         """Judge the metrics of an evaluation inside an epoch."""
         if is_intermediate:
             self._judge(trainer)

@@ -105,7 +105,7 @@ class ModelEmaCallback(SaveBestModelCallback):
             self._applied_updates = trainer.run_state.applied_updates
             self._average(trainer).update(trainer.get_model())
 
-    def on_eval_epoch_end(self, trainer: Trainer, is_intermediate: bool = False, **kwargs: Any) -> None:
+    def on_eval_epoch_end(self, trainer: Trainer, *, is_intermediate: bool = False, **kwargs: Any) -> None:
         """Evaluate the average, at the end of an epoch of training."""
         is_training = trainer._train_dataloader is not None
         if self.evaluate_during_training and is_training and not is_intermediate:

@@ -1,0 +1,153 @@
+"""`Trainer.explain` tells beforehand what a run then does."""
+
+from typing import Any
+
+import pytest
+
+from pytorch_accelerated import Trainer
+from pytorch_accelerated.callbacks import DEFAULT_CALLBACKS, ConvertSyncBatchNormCallback, TrainerCallback
+from tests.support.recording import HOOKS, Recorder, expand
+from tests.support.reference import regression_data
+
+EPOCHS, UPDATES, BATCHES = 2, 3, 2  # batches of an update, and of an evaluation
+COUNTS = {"update": UPDATES, "batch": BATCHES}
+TRAIN, EVALUATE = regression_data(UPDATES * BATCHES * 2), regression_data(BATCHES * 2)
+# Called within other hooks, where one looks them up when one overrides those.
+WITHIN_OTHERS = ("get_default_train_dl_kwargs", "get_default_eval_dl_kwargs")
+
+
+class Beginning(TrainerCallback):
+    def __init__(self, acted: list[str]) -> None:
+        self.acted = acted
+
+    def on_init_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        self.acted.append("on_init_end Beginning")
+
+    def on_train_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        self.acted.append("on_train_epoch_start Beginning")
+
+    def on_eval_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        self.acted.append("on_eval_epoch_start Beginning")
+
+
+class Everything(Beginning):
+    """Overrides an event of its base class, and adds others."""
+
+    def on_train_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        self.acted.append("on_train_epoch_start Everything")
+
+    def on_init_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        self.acted.append("on_init_end Everything")
+
+    def on_eval_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        self.acted.append("on_eval_epoch_start Everything")
+
+    def on_train_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        self.acted.append("on_train_step_end Everything")
+
+    def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        self.acted.append("on_optimizer_step_end Everything")
+
+    def on_prediction_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        self.acted.append("on_prediction_step_end Everything")
+
+
+class CountsItems(Trainer):
+    def count_batch_items(self, batch: Any) -> int:
+        return len(batch[0])
+
+
+def section(text: str, name: str) -> str:
+    """What is indented below ``name(...):``."""
+    (found,) = [part for part in text.split("\n\n") if part.startswith(f"{name}(...):\n")]
+    return found.partition("\n")[2]
+
+
+def run(trainer: Trainer, what: str) -> None:
+    if what == "predict":
+        trainer.predict(EVALUATE, per_device_batch_size=2)
+    elif what == "evaluate":
+        trainer.evaluate(EVALUATE, per_device_batch_size=2)
+    else:
+        evaluation_set = EVALUATE if what == "train" else None
+        arguments = {"per_device_batch_size": 2, "gradient_accumulation_steps": BATCHES}
+        trainer.train(TRAIN, EPOCHS, evaluation_set, **arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("base", [Trainer, CountsItems])
+@pytest.mark.parametrize("what", ["train", "train without evaluation", "evaluate", "predict"])
+def test_the_text_is_what_a_run_does(what: str, base: type[Trainer]):
+    own = ["count_batch_items"] if base is CountsItems else []
+    recorder = Recorder([*(hook for hook in HOOKS if hook not in WITHIN_OTHERS), "_clip_gradients", *own])
+    trainer = recorder.trainer(base=base)
+    text = section(trainer.explain(EPOCHS, evaluate=what == "train" or what == "evaluate"), what.split()[0])
+    recorder.calls.clear()
+    run(trainer, what)
+    assert recorder.calls == expand(text, counts=COUNTS)
+
+
+def test_the_callbacks_beside_an_event_are_those_that_act_there():
+    acted: list[str] = []
+    trainer = Recorder().trainer(Beginning(acted), Everything(acted))
+    text = trainer.explain(EPOCHS)
+    promised = [step for name in ("Trainer", "train", "evaluate", "predict") for step in expand_actors(text, name)]
+    for what in ("train", "evaluate", "predict"):
+        run(trainer, what)
+    assert acted == [step for step in promised if not step.endswith("Recorder")]
+
+
+def expand_actors(text: str, name: str) -> list[str]:
+    """The same order, with a line of its own for each callback at an event, as "event callback"."""
+    lines = []
+    event, depth = "", 0
+    for line in section(text, name).splitlines():
+        words = line.split()
+        if len(words) == 1 and len(line) - len(words[0]) > 40:  # a further callback of the event above
+            lines.append(f"{' ' * depth}{event} {words[0]}")
+        elif words[0].startswith("on_"):
+            event, depth = words[0], len(line) - len(line.lstrip())
+            lines.append(f"{' ' * depth}{event} {words[1]}")
+        elif line.endswith(":"):
+            lines.append(line)
+    return expand("\n".join(lines), counts=COUNTS)
+
+
+def test_overridden_hooks_and_custom_events_are_shown():
+    class Middle(Trainer):
+        custom_events = ("batch_was_strange",)
+
+        def backward_step(self, loss: Any) -> None:
+            super().backward_step(loss)
+
+    class Mine(Middle):
+        def _clip_gradients(self) -> None:
+            pass
+
+    class Strange(TrainerCallback):
+        def batch_was_strange(self, trainer: Trainer, **kwargs: Any) -> None:
+            pass
+
+    lines = Recorder([]).trainer(Strange(), base=Mine).explain().splitlines()
+    assert [line.split() for line in lines if "overridden" in line] == [
+        ["backward_step", "overridden", "in", "Middle"],
+        ["_clip_gradients", "overridden", "in", "Mine"],
+    ]
+    assert lines[-1].split() == ["batch_was_strange", "Strange"]
+
+
+def test_the_text_is_easy_to_read():
+    text = Recorder([]).trainer(*DEFAULT_CALLBACKS, ConvertSyncBatchNormCallback).explain(num_epochs=3)
+    assert max(map(len, text.splitlines())) < 80
+    assert "  each of 3 epochs:\n    train_epoch_start\n    on_train_epoch_start" in text
+    assert "backward_step\n" in text, "nothing stands beside a hook that is as it was"
+    assert all(text.count(f"{name}(...):") == 1 for name in ("Trainer", "train", "evaluate", "predict"))
+    assert "create_eval_dataloader" not in Recorder([]).trainer().explain(evaluate=False)
+
+
+def test_nothing_is_run():
+    recorder = Recorder()
+    trainer = recorder.trainer()
+    recorder.calls.clear()
+    trainer.explain()
+    assert recorder.calls == []
+    assert trainer.run_config is None
