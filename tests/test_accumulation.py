@@ -31,7 +31,7 @@ def test_accumulation_on_several_ranks_equals_big_batches_for_every_remainder(ra
 class TokenTrainer(Trainer):
     """Sequences with 1 to 4 real tokens; the loss is the mean over the tokens of a batch."""
 
-    def calculate_train_batch_loss(self, batch):  # type: ignore[no-untyped-def]
+    def calculate_train_batch_loss(self, batch):
         inputs, targets, mask = batch
         errors = (self.model(inputs) - targets).square().mean(-1)
         count = mask.sum()
@@ -53,12 +53,12 @@ class CountsOnTheHost(TokenTrainer):
 
 
 class CountsBeforehand(TokenTrainer):
-    def calculate_train_batch_loss(self, batch):  # type: ignore[no-untyped-def]
+    def calculate_train_batch_loss(self, batch):
         output = super().calculate_train_batch_loss(batch)
         del output["num_items_in_batch"]
         return output
 
-    def count_batch_items(self, batch):  # type: ignore[no-untyped-def]
+    def count_batch_items(self, batch):
         return int(batch[2].sum())
 
 

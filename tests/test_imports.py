@@ -39,6 +39,7 @@ RANKS = {
     "data": 2,
     "explaining": 2,
     "prediction": 2,
+    "preflight": 4,
     "preparation": 2,
     "progress": 2,
     "tracking": 2,

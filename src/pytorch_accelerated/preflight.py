@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.handler import CallbackHandler
-from pytorch_accelerated.callbacks.limits import LimitBatchesCallback
+from pytorch_accelerated.callbacks.limits import OuterLimit
 from pytorch_accelerated.callbacks.saving import SaveTrainingStateCallback
 from pytorch_accelerated.checkpointing.training_state import load_run, save_run
 from pytorch_accelerated.errors import CheckpointError, UnknownMetricError
@@ -74,7 +74,9 @@ def rehearse(trainer: Trainer, arguments: dict[str, Any]) -> PreflightReport:
     try:
         save_run(trainer, scratch / "before", {})
         try:
-            trainer.callback_handler = CallbackHandler([*taking_part, _Limit(1)], custom_events=trainer.custom_events)
+            trainer.callback_handler = CallbackHandler(
+                [*taking_part, OuterLimit(1)], custom_events=trainer.custom_events
+            )
             trainer.train(**{**arguments, "max_num_train_steps": 1, "resume_from": None})
             metric_names = tuple(trainer.run_history.get_metric_names())
             save_run(trainer, scratch / "after", {})
@@ -102,10 +104,6 @@ def rehearse(trainer: Trainer, arguments: dict[str, Any]) -> PreflightReport:
         rehearsed=tuple(type(callback).__name__ for callback in taking_part),
         left_out=tuple(type(callback).__name__ for callback in left_out),
     )
-
-
-class _Limit(LimitBatchesCallback):
-    """Beside a limit that the user has set."""
 
 
 def _check_watched_metrics(callbacks: list[TrainerCallback], metric_names: tuple[str, ...]) -> None:

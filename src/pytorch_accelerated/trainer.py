@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pytorch_accelerated.callbacks.defaults import DEFAULT_CALLBACKS
 from pytorch_accelerated.callbacks.handler import CallbackHandler
-from pytorch_accelerated.callbacks.limits import LimitBatchesCallback
+from pytorch_accelerated.callbacks.limits import OuterLimit
 from pytorch_accelerated.callbacks.watching import WatchedMetric
 from pytorch_accelerated.checkpointing.portable import load_portable, save_portable
 from pytorch_accelerated.checkpointing.training_state import load_run, save_run, seed_of_run
@@ -141,7 +141,7 @@ class Trainer(TrainingLoop):
         self.callback_handler: CallbackHandler = self._create_callback_handler()
         limit = batch_limit_from_environment()
         if limit is not None:
-            self.callback_handler.add_callback(LimitBatchesCallback(limit))
+            self.callback_handler.add_callback(OuterLimit(limit))
 
         self._settings = TrainSettings(num_epochs=1)
         self._train_dataloader: Any = None
@@ -549,6 +549,8 @@ class Trainer(TrainingLoop):
         self.run_state = RunState()
         self._loss_tracker.reset()
         self._gradient_norms.reset()
+        if isinstance(self.model, nn.Module):
+            self.model.zero_grad()  # an interrupted run may have left half of an update
         self._count_items = self.count_batch_items if self._overrides("count_batch_items") else None
 
         eval_batch_size = settings.eval_per_device_batch_size or settings.per_device_batch_size

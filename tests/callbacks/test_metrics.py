@@ -396,19 +396,32 @@ def test_metrics_on_one_rank(check):
 
 
 ON_RANKS = """
-import sys
-from pathlib import Path
 import torch
-from tests.callbacks.test_metrics import CHECKS, check_that_a_resumed_epoch_has_the_metrics_of_the_uninterrupted_one
+from tests.callbacks.test_metrics import CHECKS
 
 for check in CHECKS:
     check()
-check_that_a_resumed_epoch_has_the_metrics_of_the_uninterrupted_one(1, Path(sys.argv[1]))
 torch.distributed.destroy_process_group()
 """
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_metrics_on_several_ranks(ranks, tmp_path):
-    run_on_ranks(ON_RANKS, ranks, tmp_path / "state")
+def test_metrics_on_several_ranks(ranks):
+    run_on_ranks(ON_RANKS, ranks)
+
+
+RESUME = """
+import sys
+from pathlib import Path
+import torch
+from tests.callbacks.test_metrics import check_that_a_resumed_epoch_has_the_metrics_of_the_uninterrupted_one
+
+check_that_a_resumed_epoch_has_the_metrics_of_the_uninterrupted_one(1, Path(sys.argv[1]))
+torch.distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.processes
+def test_a_resumed_epoch_on_two_ranks_has_the_metrics_of_the_uninterrupted_one(tmp_path):
+    run_on_ranks(RESUME, 2, tmp_path / "state", timeout_seconds=120)

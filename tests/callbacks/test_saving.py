@@ -477,26 +477,32 @@ class Clock:
 
 
 class Tick(TrainerCallback):
-    """Lets seconds pass during each update."""
+    """Lets seconds pass during each update, from the one that follows so many."""
 
-    def __init__(self, clock: Clock, seconds: float) -> None:
-        self.clock, self.seconds = clock, seconds
+    def __init__(self, clock: Clock, seconds: float, after: int) -> None:
+        self.clock, self.seconds, self.after = clock, seconds, after
 
     def on_train_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        self.clock.seconds += self.seconds
+        if trainer.run_state.updates >= self.after:
+            self.clock.seconds += self.seconds
 
 
-def timed(minutes: float, *, seconds_per_update: float) -> list[TrainerCallback]:
+def timed(minutes: float, *, seconds_per_update: float, after: int = 0) -> list[TrainerCallback]:
     class Timed(SaveTrainingStateCallback):
         _clock = clock = Clock()
 
-    return [Tick(Timed.clock, seconds_per_update), Timed(save_every_n_minutes=minutes, save_at_end=False)]
+    return [Tick(Timed.clock, seconds_per_update, after), Timed(save_every_n_minutes=minutes, save_at_end=False)]
 
 
 def test_states_are_saved_by_the_clock() -> None:
     fit(a_trainer(*timed(1, seconds_per_update=20)))
     # The clock starts with the first update, at its end.
     assert states_in() == {"step_4", "step_7", "step_10", "step_13"}
+
+
+def test_a_run_that_becomes_slow_is_not_lost_sight_of() -> None:
+    fit(a_trainer(*timed(1, seconds_per_update=60, after=4)))
+    assert states_in() == {f"step_{step}" for step in range(8, 16)}
 
 
 def test_a_fast_run_looks_at_the_clock_about_once_a_second() -> None:

@@ -211,6 +211,17 @@ def test_a_second_run_starts_a_new_average() -> None:
     torch.testing.assert_close(average_of(callback)["0.weight"], expected, rtol=TOLERANCE, atol=TOLERANCE)
 
 
+def test_a_state_that_was_loaded_without_resuming_leaves_the_average_of_a_new_run() -> None:
+    fit(a_trainer(ModelEmaCallback(decay=0.9), SaveTrainingStateCallback()))
+    record, callback = Record(), ModelEmaCallback(decay=0.9)
+    trainer = a_trainer(record, callback)
+    trainer.load_training_state("training_states/final")
+    fit(trainer, num_epochs=1, max_num_train_steps=1)
+    start, after = record.weights
+    expected = 0.9 * start["0.weight"] + 0.1 * after["0.weight"]
+    torch.testing.assert_close(average_of(callback)["0.weight"], expected, rtol=TOLERANCE, atol=TOLERANCE)
+
+
 def test_another_rule_can_be_given() -> None:
     class Last(ModelEma):
         """The weights of the last update."""
@@ -243,12 +254,14 @@ def test_the_best_average_survives_a_loss_that_is_not_finite() -> None:
 
 def test_an_average_that_is_not_finite_is_not_saved_at_the_end() -> None:
     callback = ModelEmaCallback(evaluate_during_training=False)
-    trainer = a_trainer(callback, TerminateOnNaNCallback, SpoilAfter(7))
+    # The best model is loaded first, so that the model itself is finite when the average is saved.
+    trainer = a_trainer(SaveBestModelCallback(), callback, TerminateOnNaNCallback, SpoilAfter(7))
     with (
         pytest.warns(UserWarning, match="not saved to ema_model.pt"),
         pytest.raises(NonFiniteLossError, match="epoch 2"),
     ):
         fit(trainer)
+    assert all(torch.isfinite(parameter).all() for parameter in trainer.model.parameters())
     assert not Path("ema_model.pt").exists()
 
 

@@ -172,6 +172,13 @@ def test_overlapping_views_overlap_again():
         assert minus_ones.startswith(bits_of(view))
 
 
+def test_overlapping_views_of_different_sizes_of_element_are_restored():
+    octets = torch.arange(64, dtype=torch.uint8)
+    floats, doubles = octets.view(torch.float32), octets.view(torch.float64)
+    state = {"octets": octets[5:40], "floats": floats[3:6], "doubles": doubles[2:3]}
+    assert_same_state(through_files(state), state)
+
+
 def test_neighbours_in_one_storage_stay_apart():
     flat = torch.arange(10.0)
     encoded = encode({"weight": flat[:6].view(2, 3), "bias": flat[6:]}, path="part")

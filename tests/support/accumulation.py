@@ -1,6 +1,8 @@
 """One comparison of the trainer with the plain loop, used with one process and with several."""
 
 import functools
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import nn
@@ -41,7 +43,7 @@ def compare_with_big_batches(
     )
     per_update = batch_size * steps * ranks
     windows = [windows_of_epoch(size, per_update, seed=SEED, epoch=epoch) for epoch in range(2)]
-    clip = None
+    clip: Callable[[Iterable[nn.Parameter]], Any] | None = None
     if clip_norm is not None:
         clip = functools.partial(torch.nn.utils.clip_grad_norm_, max_norm=clip_norm)
     if clip_value is not None:

@@ -65,7 +65,9 @@ class Recorder(TrainerCallback):
 
     def trainer(self, *callbacks: Any, base: type[Trainer] = Trainer, **kwargs: Any) -> Trainer:
         """A trainer of a tiny model whose hooks, events and metrics are noted; events before other callbacks act."""
-        kind: type[Trainer] = type(f"Recorded{base.__name__}", (base,), {hook: self._recorded(base, hook) for hook in self.hooks})
+        kind: type[Trainer] = type(
+            f"Recorded{base.__name__}", (base,), {hook: self._recorded(base, hook) for hook in self.hooks}
+        )
         model = tiny_model()
         history = _RecordedHistory(self.calls)
         return kind(model, nn.MSELoss(), sgd(model), callbacks=(self, *callbacks), run_history=history, **kwargs)

@@ -43,3 +43,7 @@ class LimitBatchesCallback(TrainerCallback):
     def _limit_evaluation(self, trainer: Trainer) -> None:
         if trainer._eval_dataloader is not None:
             trainer._eval_dataloader = DataLoaderSlice(trainer._eval_dataloader, self.num_batches)
+
+
+class OuterLimit(LimitBatchesCallback):
+    """A limit that comes from outside, beside whatever callbacks the user has: the environment, or a rehearsal."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
-from pytorch_accelerated.callbacks.saving import warn_user
+from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.tracking.history import MetricRecord
 
 if TYPE_CHECKING:

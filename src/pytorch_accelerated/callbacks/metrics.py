@@ -9,7 +9,7 @@ import torch
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.progress import LogMetricsCallback
-from pytorch_accelerated.callbacks.saving import warn_user
+from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.errors import ConfigurationError, HookOutputError
 from pytorch_accelerated.optional import require
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
-from pytorch_accelerated.callbacks.saving import warn_user
+from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.errors import ConfigurationError
 
 if TYPE_CHECKING:

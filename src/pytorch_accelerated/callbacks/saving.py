@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import sys
 import time
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
+from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.callbacks.watching import WatchedMetric
 from pytorch_accelerated.checkpointing.policy import SavePolicy
 from pytorch_accelerated.checkpointing.publish import remove_state
@@ -331,17 +331,6 @@ class SaveTrainingStateCallback(TrainerCallback):
         return states
 
 
-def warn_user(trainer: Trainer, message: str) -> None:
-    """Warn on one process, pointing at the line of the user's that all this comes from."""
-    if not trainer._ranks.is_first:
-        return
-    level, frame = 1, sys._getframe()
-    while frame.f_back is not None and frame.f_globals["__name__"].partition(".")[0] in _NOT_THE_USERS:
-        level, frame = level + 1, frame.f_back
-    warnings.warn(message, stacklevel=level)
-
-
-_NOT_THE_USERS = (__name__.partition(".")[0], "contextlib")
 _NAME = re.compile(r"epoch_\d+|step_\d+|final")
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.averaging import ModelEma
-from pytorch_accelerated.callbacks.saving import SaveBestModelCallback, warn_user
+from pytorch_accelerated.callbacks.saving import SaveBestModelCallback
+from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.checkpointing.weights import canonical_state_dict, check_finite, load_canonical
 from pytorch_accelerated.errors import NonFiniteLossError
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytorch_accelerated.checkpointing.codec import KEEP_LIVE
+from pytorch_accelerated.checkpointing.codec import hide_callables, restore_callables
 from pytorch_accelerated.checkpointing.state_folder import read_state, write_state
 from pytorch_accelerated.checkpointing.verify import read_manifest
 from pytorch_accelerated.checkpointing.weights import canonical_state_dict, load_canonical
@@ -28,9 +28,10 @@ def save_run(trainer: Trainer, folder: Path, extra: dict[str, Any]) -> None:
     """
     ranks = trainer._ranks
     everyones = ranks.exchange(_own_state(trainer))
+    callbacks = _callback_states(trainer)  # on every rank: some callbacks ask the others
     failure: str | None = None
     if ranks.is_first:
-        parts = _shared_parts(trainer, extra)
+        parts = {**_shared_parts(trainer), "callbacks": callbacks, "extra": extra}
         parts.update({f"rank_{rank}": state for rank, state in enumerate(everyones)})
         facts = {
             "updates": trainer.run_state.updates,
@@ -67,7 +68,7 @@ def load_run(trainer: Trainer, folder: Path) -> dict[str, Any]:
         raise InvalidCheckpointError(f"Of the training state {folder} and this trainer, only one has an optimizer.")
     load_canonical(trainer.get_model(), parts["model"])
     if parts["optimizer"] is not None:
-        trainer.optimizer.load_state_dict(_with_live_values(parts["optimizer"], trainer.optimizer))
+        trainer.optimizer.load_state_dict(restore_callables(parts["optimizer"], trainer.optimizer))
     if trainer.scheduler is not None and parts["scheduler"] is not None:
         trainer.scheduler.load_state_dict(parts["scheduler"])
     scaler = trainer._accelerator.scaler
@@ -96,24 +97,26 @@ def seed_of_run(folder: Path) -> int:
     return seed
 
 
-def _shared_parts(trainer: Trainer, extra: dict[str, Any]) -> dict[str, Any]:
+def _shared_parts(trainer: Trainer) -> dict[str, Any]:
     """What is the same on every rank."""
     optimizer, scheduler, scaler = trainer.optimizer, trainer.scheduler, trainer._accelerator.scaler
-    callbacks = [callback for callback in trainer.callback_handler if hasattr(callback, "state_dict")]
     return {
         "model": canonical_state_dict(trainer.get_model()),
-        "optimizer": None if optimizer is None else _without_callables(optimizer.state_dict()),
+        "optimizer": None if optimizer is None else hide_callables(optimizer.state_dict()),
         "scheduler": None if scheduler is None else scheduler.state_dict(),
         "scaler": None if scaler is None else scaler.state_dict(),
-        "callbacks": {_state_key(callback): callback.state_dict() for callback in callbacks},
         "run": {
             "run_state": trainer.run_state.state_dict(),
             "history": trainer.run_history.state_dict(),
             "epochs_before_run": trainer._epochs_before_run,
             "config": None if trainer.run_config is None else trainer.run_config.to_dict(),
         },
-        "extra": extra,
     }
+
+
+def _callback_states(trainer: Trainer) -> dict[str, Any]:
+    callbacks = [callback for callback in trainer.callback_handler if hasattr(callback, "state_dict")]
+    return {_state_key(callback): callback.state_dict() for callback in callbacks}
 
 
 def _own_state(trainer: Trainer) -> dict[str, Any]:
@@ -123,28 +126,6 @@ def _own_state(trainer: Trainer) -> dict[str, Any]:
         "losses": trainer._loss_tracker.state_dict(),
         "gradient_norms": trainer._gradient_norms.state_dict(),
     }
-
-
-def _without_callables(state: dict[str, Any]) -> dict[str, Any]:
-    """Some optimizers keep functions among their settings. Functions are not stored: the live ones stay in use."""
-    groups = [
-        {name: KEEP_LIVE if callable(value) else value for name, value in group.items()}
-        for group in state.get("param_groups", ())
-    ]
-    return {**state, "param_groups": groups} if "param_groups" in state else state
-
-
-def _with_live_values(state: dict[str, Any], optimizer: Any) -> dict[str, Any]:
-    """The inverse of `_without_callables`."""
-    for saved, live in zip(state.get("param_groups", ()), optimizer.param_groups, strict=False):
-        for name in [name for name, value in saved.items() if value is KEEP_LIVE]:
-            if name not in live:
-                raise InvalidCheckpointError(
-                    f"The saved optimizer had a function as {name!r} of its parameter groups, which is not stored, and "
-                    f"this optimizer has no {name!r}. Make the optimizer with the same settings."
-                )
-            saved[name] = live[name]
-    return state
 
 
 def _state_key(callback: Any) -> str:

@@ -105,8 +105,8 @@ def _length(name: str, array: Any) -> int:
         kind = "a sparse tensor" if is_sparse else f"of type {type(array).__name__}"
         raise DataError(
             f"{name} of the dataset is {kind}, but a whole batch of rows can be taken only from dense "
-            "tensors and numpy arrays, in plain tuples, lists and dicts. Pass such, or a torch Dataset that returns one "
-            "sample for an index."
+            "tensors and numpy arrays, in plain tuples, lists and dicts. Pass such, or a torch Dataset that returns "
+            "one sample for an index."
         )
     if array.ndim == 0:
         raise DataError(f"{name} of the dataset is a single number, without rows. Pass one row per sample.")

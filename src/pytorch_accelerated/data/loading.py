@@ -27,7 +27,6 @@ from pytorch_accelerated.data.sampling import (
     Window,
     epoch_order,
     evaluation_rounds,
-    number_of_evaluation_rounds,
 )
 from pytorch_accelerated.distributed import Ranks
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, DataError
@@ -603,12 +602,12 @@ def check_dataset(dataset: Any) -> None:
             f"A {type(dataset).__name__} with the entries {', '.join(map(repr, dataset)) or '(none)'} could be several "
             "datasets, or one in columns. Pass one of its entries, or `dict(...)` of it if they are arrays."
         )
-    if as_array_dataset(dataset) is None and not isinstance(dataset, (IterableDataset, DataLoader)):
-        if hasattr(dataset, "__getitem__") and not hasattr(dataset, "__len__"):
-            raise ArgumentTypeError(
-                f"The dataset {type(dataset).__name__} has `__getitem__` but no `__len__`, so nobody knows which "
-                "samples there are. Add `__len__`, or make it an IterableDataset."
-            )
+    needs_length = as_array_dataset(dataset) is None and not isinstance(dataset, (IterableDataset, DataLoader))
+    if needs_length and hasattr(dataset, "__getitem__") and not hasattr(dataset, "__len__"):
+        raise ArgumentTypeError(
+            f"The dataset {type(dataset).__name__} has `__getitem__` but no `__len__`, so nobody knows which "
+            "samples there are. Add `__len__`, or make it an IterableDataset."
+        )
 
 
 def refuse_empty(loader: RunLoader, purpose: str) -> None:

@@ -1,0 +1,318 @@
+"""Runs that end early leave everything in order, and what callbacks ask for happens between two updates."""
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pytorch_accelerated import Trainer
+from pytorch_accelerated.callbacks import SaveTrainingStateCallback, TerminateOnNaNCallback, TrainerCallback
+from pytorch_accelerated.callbacks.base import EVENTS
+from pytorch_accelerated.errors import NonFiniteLossError, StopTrainingError
+from tests.support.processes import run_on_ranks
+from tests.support.reference import assert_same_parameters, regression_data, sgd, tiny_model
+
+DATA = regression_data(12)
+# An epoch has 3 updates of 2 batches.
+ARGUMENTS: dict[str, Any] = {"eval_dataset": DATA, "per_device_batch_size": 2, "gradient_accumulation_steps": 2}
+NOT_IN_TRAINING = ("on_init_end", "on_exception", "on_stop_training_error", "on_non_finite_loss")
+EVENTS_OF_TRAINING = [
+    event
+    for event in EVENTS
+    if event not in NOT_IN_TRAINING and "prediction" not in event and "evaluation" not in event
+]
+
+
+class Once(TrainerCallback):
+    """Does something the first time that an event is fired after so many updates."""
+
+    def __init__(self, event: str, action: Any, *, updates: int = 0) -> None:
+        self.action = action
+        self.updates = updates
+        self.is_done = False
+        self.endings: list[str] = []
+        setattr(self, event, self.act)
+
+    def act(self, trainer: Trainer, **kwargs: Any) -> None:
+        if trainer.run_state.updates >= self.updates and not self.is_done:
+            self.is_done = True
+            self.action(trainer)
+
+
+class Endings(TrainerCallback):
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def on_stop_training_error(self, trainer: Trainer, reason: str = "", **kwargs: Any) -> None:
+        self.seen.append(reason)
+
+    def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        self.seen.append("end")
+
+    def on_exception(self, trainer: Trainer, exception: BaseException, **kwargs: Any) -> None:
+        self.seen.append(type(exception).__name__)
+
+
+def stop(trainer: Trainer) -> None:
+    raise StopTrainingError("enough")
+
+
+def make(*callbacks: Any, base: type[Trainer] = Trainer, **kwargs: Any) -> Trainer:
+    return base(model := tiny_model(), nn.MSELoss(), sgd(model), callbacks=callbacks, seed=3, **kwargs)
+
+
+def trained_for(updates: int) -> nn.Module:
+    """The model after so many updates."""
+    trainer = make()
+    if updates:
+        trainer.train(DATA, 9, max_num_train_steps=updates, **ARGUMENTS)
+    model: nn.Module = trainer.model
+    return model
+
+
+@pytest.mark.parametrize("event", EVENTS_OF_TRAINING)
+def test_a_stop_at_any_event_comes_between_two_updates_and_train_returns(event: str):
+    trainer = make(Once(event, stop), endings := Endings())
+    bare_model, bare_optimizer = trainer.model, trainer.optimizer
+    history = trainer.train(DATA, 1, **ARGUMENTS)
+    assert_same_parameters(trainer.model, trained_for(trainer.run_state.updates), tolerance=0)
+    assert all(parameter.grad is None for parameter in trainer.model.parameters())
+    assert trainer.model is bare_model
+    assert trainer.optimizer is bare_optimizer
+    assert history.get_metric_names() == trainer.run_history.get_metric_names()
+    assert endings.seen == (["end"] if event == "on_training_run_end" else ["enough", "end"])
+
+
+@pytest.mark.parametrize(
+    "hook",
+    [
+        "training_run_start",
+        "train_epoch_start",
+        "backward_step",
+        "optimizer_step",
+        "scheduler_step",
+        "optimizer_zero_grad",
+        "train_epoch_end",
+        "eval_epoch_start",
+        "calculate_eval_batch_loss",
+        "eval_epoch_end",
+        "training_run_epoch_end",
+        "training_run_end",
+    ],
+)
+def test_a_stop_in_any_hook_ends_the_run_and_train_returns(hook: str):
+    def and_stop(self: Trainer, *args: Any, **kwargs: Any) -> None:
+        getattr(Trainer, hook)(self, *args, **kwargs)
+        raise StopTrainingError("enough")
+
+    trainer = make(endings := Endings(), base=type("Stopping", (Trainer,), {hook: and_stop}))
+    trainer.train(DATA, 1, **ARGUMENTS)
+    assert_same_parameters(trainer.model, trained_for(trainer.run_state.updates), tolerance=0)
+    assert endings.seen == (["end"] if hook == "training_run_end" else ["enough", "end"])
+
+
+class Failing(Trainer):
+    """Fails in the second batch of an update, when the first has left its gradients."""
+
+    failure: BaseException | None = None
+
+    def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
+        if self.failure is not None and self.run_state.batches_in_epoch == 1:
+            failure, self.failure = self.failure, None
+            raise failure
+        return super().calculate_train_batch_loss(batch)
+
+
+@pytest.mark.parametrize("failure", [KeyboardInterrupt(), RuntimeError(), StopTrainingError()])
+def test_a_run_after_one_that_died_inside_an_update_begins_afresh(failure: BaseException):
+    trainer = make(endings := Endings(), base=Failing)
+    vars(trainer)["failure"] = failure
+    is_polite = isinstance(failure, StopTrainingError)
+    with contextlib.nullcontext() if is_polite else pytest.raises(type(failure)):
+        trainer.train(DATA, 2, **ARGUMENTS)
+    assert endings.seen == (["", "end"] if is_polite else [type(failure).__name__])
+    trainer.train(DATA, 2, **ARGUMENTS)
+    assert_same_parameters(trainer.model, trained_for(6), tolerance=0)
+
+
+def test_a_time_limit_ends_the_run_after_an_update():
+    trainer = make(endings := Endings())
+    trainer.train(DATA, 1, max_duration=1e-9, **ARGUMENTS)
+    assert endings.seen == ["`max_duration` (1e-09) is over.", "end"]
+    assert trainer.run_state.updates == 0
+    trainer.train(DATA, 1, max_duration="01:00:00", **ARGUMENTS)
+    assert trainer.run_state.updates == 3
+
+
+def test_a_stopped_run_can_be_followed_by_another():
+    trainer = make(Once("on_train_step_end", stop, updates=1))
+    trainer.train(DATA, 2, **ARGUMENTS)
+    assert trainer.run_state.updates == 2
+    history = trainer.train(DATA, 2, reset_run_history=False, **ARGUMENTS)
+    assert trainer.run_state.updates == 6
+    assert len(history.get_metric_values("train_loss_epoch")) == 2
+
+
+ON_RANKS = """
+import torch
+from torch import nn
+from pytorch_accelerated import Trainer
+from pytorch_accelerated.callbacks import TrainerCallback
+from pytorch_accelerated.errors import HookOutputError, StopTrainingError
+from tests.support.reference import assert_same_parameters, regression_data, sgd, tiny_model
+
+class OneStops(TrainerCallback):
+    def __init__(self, event, times):
+        self.times = times
+        setattr(self, event, self.act)
+
+    def act(self, trainer, **kwargs):
+        self.times -= trainer._ranks.index
+        if self.times == 0 and trainer._ranks.index:
+            raise StopTrainingError("enough")
+
+    def on_stop_training_error(self, trainer, reason, **kwargs):
+        print(reason)
+
+def train(*callbacks, steps=None, base=Trainer):
+    trainer = base(model := tiny_model(), nn.MSELoss(), sgd(model), callbacks=callbacks, seed=3)
+    trainer.train(regression_data(24), 2, regression_data(9), 2, steps, 2)
+    return trainer
+
+for event, times, updates in [
+    ("on_training_run_start", 1, 0), ("on_train_step_end", 3, 2),
+    ("on_eval_epoch_start", 1, 3), ("on_eval_step_end", 1, 3),
+]:
+    trainer = train(OneStops(event, times))
+    assert trainer.run_state.updates == updates, (event, trainer.run_state)
+assert_same_parameters(trainer.model, train(steps=3).model, tolerance=0)
+
+class StopsTooEarly(Trainer):
+    def calculate_train_batch_loss(self, batch):
+        if self._ranks.index:
+            raise StopTrainingError("no loss")
+        return super().calculate_train_batch_loss(batch)
+
+if trainer._ranks.index:
+    try:
+        StopsTooEarly(model := tiny_model(), nn.MSELoss(), sgd(model), callbacks=())._train_output(None)
+    except Exception as error:
+        print(type(error).__name__)
+torch.distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.processes
+def test_if_one_rank_stops_all_stop_at_the_same_place():
+    first, second = run_on_ranks(ON_RANKS, 2).stdout_of_ranks
+    assert first.splitlines() == ["Another rank asked to stop."] * 4
+    assert second.splitlines() == [*["enough"] * 4, "HookOutputError"]
+
+
+# What callbacks ask for
+
+
+class SpoiltAtTheEnd(Trainer):
+    """Its parameters are infinite after the last update, and no loss shows it."""
+
+    def optimizer_step(self) -> None:
+        super().optimizer_step()
+        if self.run_state.updates == 2:
+            next(self.model.parameters()).data.fill_(float("inf"))
+
+
+@pytest.mark.parametrize("event", ["on_training_run_epoch_end", "on_train_epoch_end"])
+def test_a_run_that_cannot_be_saved_at_its_end_is_an_error_after_the_events_of_the_end(event: str, tmp_path: Path):
+    save = SaveTrainingStateCallback(tmp_path)
+    trainer = make(Once(event, stop), save, endings := Endings(), base=SpoiltAtTheEnd)
+    with pytest.raises(NonFiniteLossError, match="0.weight"):
+        trainer.train(DATA, 1, **{**ARGUMENTS, "eval_dataset": None})
+    assert len(endings.seen) == 2
+    assert endings.seen[-1] == "end"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_evaluation_that_was_asked_for_is_not_made_with_a_model_that_is_not_finite():
+    class Bad(Trainer):
+        def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
+            output = super().calculate_train_batch_loss(batch)
+            return {**output, "loss": output["loss"] * float("nan")}
+
+    ask = Once("on_optimizer_step_end", Trainer.request_evaluation)
+    trainer = make(ask, TerminateOnNaNCallback, endings := Endings(), base=Bad)
+    with pytest.raises(NonFiniteLossError, match="'train_loss_epoch'"):
+        trainer.train(DATA, 1, **ARGUMENTS)
+    assert endings.seen[1:] == ["end"]
+    assert list(trainer.run_history.get_metric_names()) == []
+
+
+@pytest.mark.parametrize(
+    ("event", "updates", "is_intermediate"),
+    [
+        ("on_training_run_start", 0, False),
+        ("on_train_epoch_start", 0, False),
+        ("on_train_step_start", 1, False),
+        ("on_train_step_end", 2, False),
+        ("on_optimizer_step_start", 1, False),
+        ("on_optimizer_step_end", 2, False),
+        ("on_train_epoch_end", 3, False),
+        ("on_eval_epoch_start", 3, False),
+        ("on_eval_step_end", 3, False),
+        ("on_eval_epoch_start", 2, True),
+        ("on_eval_step_end", 2, True),
+        ("on_eval_epoch_end", 2, True),
+        ("on_eval_epoch_end", 3, False),
+        ("on_training_run_epoch_end", 3, False),
+    ],
+)
+def test_a_state_that_is_asked_for_at_any_event_resumes_to_the_same_end(
+    event: str, updates: int, is_intermediate: bool, tmp_path: Path
+):
+    def fit(*callbacks: Any, **kwargs: Any) -> Trainer:
+        trainer = make(*callbacks)
+        trainer.train(DATA, 2, **ARGUMENTS, **kwargs)
+        return trainer
+
+    class AskInTime(TrainerCallback):
+        """Lets every run evaluate in the second update, where the case is about that."""
+
+        def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
+            if is_intermediate and trainer.run_state.updates == 2:
+                trainer.request_evaluation()
+
+    def save(trainer: Trainer) -> None:
+        trainer.save_training_state(tmp_path / "state")
+
+    whole = fit(AskInTime())
+    interrupted = fit(AskInTime(), Once(event, save, updates=updates))
+    resumed = fit(AskInTime(), resume_from=tmp_path / "state")
+    assert interrupted.run_history.state_dict() == whole.run_history.state_dict()
+    assert resumed.run_history.state_dict() == whole.run_history.state_dict()
+    assert resumed.run_state == whole.run_state
+    assert_same_parameters(resumed.model, whole.model, tolerance=0)
+
+
+@pytest.mark.parametrize("event", ["on_eval_step_end", "on_evaluation_run_end", "on_prediction_step_end"])
+def test_a_state_that_is_asked_for_outside_of_training_is_written(event: str, tmp_path: Path):
+    trainer = make(Once(event, lambda trainer: trainer.save_training_state(tmp_path / "state")))
+    trainer.evaluate(DATA)
+    trainer.predict(DATA[0])
+    assert trainer.load_training_state(tmp_path / "state")["current_epoch"] == 1
+
+
+def test_an_evaluation_can_be_asked_for_before_the_first_update():
+    trainer = make(Once("on_training_run_start", Trainer.request_evaluation))
+    untrained = trainer.evaluate(DATA)["evaluation_loss"]
+    history = trainer.train(DATA, 1, **ARGUMENTS)
+    assert history.get_metric_values("intermediate_eval_loss") == [untrained]
+
+
+def test_a_time_limit_that_is_over_leaves_no_gradients_behind():
+    trainer = make(Once("on_train_step_end", lambda trainer: setattr(trainer, "_deadline", 0.0)))
+    trainer.train(DATA, 1, max_duration=1000, **ARGUMENTS)
+    assert trainer.run_state.updates == 1
+    assert all(parameter.grad is None for parameter in trainer.model.parameters())
+    assert torch.isfinite(next(trainer.model.parameters())).all()
