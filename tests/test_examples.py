@@ -129,7 +129,8 @@ def test_predictions_to_csv_has_each_sample_once(tmp_path, ranks):
     set_seed(42)
     held_out = torch.randperm(1797)[1500:].tolist()
     assert sorted(int(row["index"]) for row in rows) == sorted(held_out)
-    assert all(int(row["label"]) == load_digits().target[int(row["index"])] for row in rows)
+    targets = load_digits().target
+    assert all(int(row["label"]) == targets[int(row["index"])] for row in rows)
     assert all(0.1 <= float(row["probability"]) <= 1 for row in rows)
     assert sum(row["prediction"] == row["label"] for row in rows) > 0.8 * len(rows)
 

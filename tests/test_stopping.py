@@ -198,7 +198,8 @@ class StopsTooEarly(Trainer):
 
 if trainer._ranks.index:
     try:
-        StopsTooEarly(model := tiny_model(), nn.MSELoss(), sgd(model), callbacks=())._train_output(None)
+        trainer = StopsTooEarly(model := tiny_model(), nn.MSELoss(), sgd(model), callbacks=())
+        trainer._output_of(trainer.calculate_train_batch_loss, None)
     except Exception as error:
         print(type(error).__name__)
 torch.distributed.destroy_process_group()

@@ -78,7 +78,9 @@ def batch_predictions(model: Callable[..., Any], batch: Any, *, hook: str) -> An
 
 def accepted_inputs(model: Any, batch: Mapping[str, Any], *, hook: str) -> dict[str, Any]:
     """The entries of `batch` that the model's `forward` takes by name."""
-    names = _parameter_names(type(_innermost(model)).forward)
+    model = _innermost(model)
+    # A module's own `forward` of its class: accelerate puts another one, which takes anything, into the instance.
+    names = _parameter_names(type(model).forward if isinstance(model, torch.nn.Module) else model)
     if names is None:
         return dict(batch)
     inputs = {name: value for name, value in batch.items() if name in names}

@@ -209,7 +209,8 @@ class Ranks:
 
     def announce_gather(self, data: Any, padding_value: float | None) -> None:
         """Before `gather`, where some ranks are idle: tell them what to take part in."""
-        self._refuse_disagreement(self.exchange((map_tensors(without_rows, data), padding_value)))
+        nothing = map_tensors(lambda tensor: without_rows(tensor).cpu(), data)
+        self._refuse_disagreement(self.exchange((nothing, padding_value)))
 
     def finish_round(self, *, is_idle: bool) -> None:
         """End a round in which some ranks are idle. An idle rank takes part in what the others announce until then."""
@@ -302,8 +303,8 @@ def _as_rows(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def without_rows(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor on the CPU that is like `tensor`, but has no rows."""
-    return torch.empty((0, *tensor.shape[1:]), dtype=tensor.dtype)
+    """A tensor that is like `tensor`, but has no rows."""
+    return tensor.new_empty((0, *tensor.shape[1:]))
 
 
 def _octets(tensor: torch.Tensor) -> torch.Tensor:

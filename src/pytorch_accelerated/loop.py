@@ -27,6 +27,7 @@ from pytorch_accelerated.data.loading import (
     RunLoader,
     StreamLoader,
     Update,
+    batch_size_of,
     empty_loader_error,
 )
 from pytorch_accelerated.data.slicing import unsliced
@@ -79,6 +80,9 @@ class TrainingLoop(TrainerHooks):
         """One epoch and its evaluation; after a resume, what of it is still due."""
         state = self.run_state
         if state.phase is RunPhase.TRAINING:
+            loader, _ = unsliced(self._train_dataloader)
+            if isinstance(loader, RunLoader):  # a subclass may iterate over it without `_updates`
+                loader.set_epoch(self._data_epoch)
             self._run_train_epoch(self._train_dataloader)
             self._close(RunPhase.TRAINING_EPOCH_CLOSED)
         if state.phase is RunPhase.TRAINING_EPOCH_CLOSED:
@@ -124,7 +128,7 @@ class TrainingLoop(TrainerHooks):
                 if micro_batch.is_borrowed:
                     self._keep_in_step(micro_batch.batch)
                     continue
-                self._fire("on_train_step_start")
+                self._fire_of_batch("on_train_step_start")
                 self._perform_forward_and_backward_passes(micro_batch.batch, state.batches_in_epoch)
             state.batches_in_epoch += 1
         is_skipped = self._complete_gradients()
@@ -139,10 +143,10 @@ class TrainingLoop(TrainerHooks):
 
     def _perform_forward_and_backward_passes(self, batch: Any, step: int) -> None:
         """Add the gradients of one batch. `step` counts batches of this rank in the epoch, from 0."""
-        output = self._train_output(batch)
+        output = self._output_of(self.calculate_train_batch_loss, batch)
         loss, size = loss_and_size(output, hook="calculate_train_batch_loss")
         self._update_loss_tracker(loss, size)
-        self._fire("on_train_step_end", batch=batch, batch_output=output, step=step)
+        self._fire_of_batch("on_train_step_end", batch=batch, batch_output=output, step=step)
         self._guarded(self.backward_step, self._weighted(output))
 
     def _run_eval_epoch(self, valid_dl: Any, is_training: bool = True, is_intermediate: bool = False) -> None:
@@ -162,7 +166,7 @@ class TrainingLoop(TrainerHooks):
             rounds = 0
             with torch.no_grad():
                 for rounds, round_ in enumerate(self._rounds(valid_dl), start=1):
-                    self._in_round(round_, self._evaluate_batch, round_.batch)
+                    self._in_round(round_.batch is None, round_.has_empty_rank, self._evaluate_batch, round_.batch)
                     if rounds % UPDATES_BETWEEN_READINGS == 0:
                         self._loss_tracker.read()
             if rounds == 0:
@@ -174,11 +178,11 @@ class TrainingLoop(TrainerHooks):
             self._fire("on_eval_epoch_end", is_intermediate=is_intermediate)
 
     def _evaluate_batch(self, batch: Any) -> None:
-        self._emit("on_eval_step_start")
-        output = self.calculate_eval_batch_loss(batch)
+        self._fire_in_pass("on_eval_step_start")
+        output = self._output_of(self.calculate_eval_batch_loss, batch)
         loss, size = loss_and_size(output, hook="calculate_eval_batch_loss")
         self._update_loss_tracker(loss, size)
-        self._emit("on_eval_step_end", batch=batch, batch_output=output)
+        self._fire_in_pass("on_eval_step_end", batch=batch, batch_output=output)
 
     def _run_evaluation(self) -> None:
         """The run of `evaluate`."""
@@ -192,50 +196,63 @@ class TrainingLoop(TrainerHooks):
         """Every batch of `loader` into `collector`."""
         with self._evaluating(restore_modes=True):
             self.model.eval()
-            self._emit("on_prediction_run_start", num_batches=loader.num_batches)
+            self._fire_in_pass("on_prediction_run_start", num_batches=loader.num_batches)
             with torch.no_grad():
                 for round_ in self._rounds(loader):
-                    self._in_round(round_, self._predict_batch, round_.batch, round_.start, collector)
-            self._emit("on_prediction_run_end")
+                    is_idle = round_.batch is None
+                    self._in_round(
+                        is_idle, round_.has_empty_rank, self._predict_batch, round_.batch, round_.start, collector
+                    )
+            self._fire_in_pass("on_prediction_run_end")
 
     def _predict_batch(self, batch: Any, start: int, collector: PredictionCollector) -> None:
-        predictions = self.calculate_predict_batch_outputs(batch)
+        predictions = self._output_of(self.calculate_predict_batch_outputs, batch)
+        samples, rows = batch_size_of(batch), batch_size_of(predictions)
+        if samples is not None and rows is not None and rows != samples:
+            raise HookOutputError(
+                f"`calculate_predict_batch_outputs` returned {rows} rows for a batch of {samples} samples, so nobody "
+                "could tell which prediction belongs to which sample. Return one row per sample."
+            )
         collector.add(start, predictions)
-        self._emit("on_prediction_step_end", batch=batch, predictions=predictions)
+        self._fire_in_pass("on_prediction_step_end", batch=batch, predictions=predictions)
 
-    def _in_round(self, round_: Round, work: Callable[..., None], *args: Any) -> None:
+    def _in_round(
+        self, is_idle: bool, has_empty_rank: bool, work: Callable[..., None], *args: Any, **kwargs: Any
+    ) -> None:
         """Do this rank's part of a round; a rank without a batch answers the others' `gather` instead."""
-        if self._ranks.count == 1:
-            work(*args)
-            return
-        self._round_has_empty_rank = round_.has_empty_rank
+        self._round_has_empty_rank = has_empty_rank
         try:
-            if round_.batch is not None:
-                self._guarded(work, *args)
+            if not is_idle:
+                work(*args, **kwargs)
         finally:
             self._round_has_empty_rank = False
-        if round_.has_empty_rank:
-            self._ranks.finish_round(is_idle=round_.batch is None)
+        if has_empty_rank:
+            self._ranks.finish_round(is_idle=is_idle)
 
     # ----------------------------------------------------------------------------------------- the parts of an update
 
-    def _train_output(self, batch: Any) -> Any:
+    def _output_of(self, hook: Callable[[Any], Any], batch: Any) -> Any:
+        """What `hook` makes of a batch."""
         try:
-            return self.calculate_train_batch_loss(batch)
+            return hook(batch)
         except StopTrainingError as error:
             if self._ranks.count == 1:
                 raise
-            # The other ranks wait for this rank's gradients, and there is no loss to make them from.
+            # The other ranks wait for what would be made from it: gradients, or what their callbacks gather.
             raise HookOutputError(
-                f"`calculate_train_batch_loss` raised StopTrainingError on rank {self._ranks.index} of "
-                f"{self._ranks.count}, before it returned a loss that the other ranks wait for. Raise it in "
-                "`on_train_step_end` or later."
+                f"`{getattr(hook, '__name__', hook)}` raised StopTrainingError on rank {self._ranks.index} of "
+                f"{self._ranks.count}, before it returned what the other ranks wait for. Raise it in the event after "
+                "it, or later."
             ) from error
 
     def _keep_in_step(self, batch: Any) -> None:
         """A forward and backward pass that counts nowhere, on a rank that has no samples left in this update."""
-        output = self._train_output(batch)
+        self._fire_of_batch("on_train_step_start")
+        self._gathers_no_rows = True
+        output = self._output_of(self.calculate_train_batch_loss, batch)
+        self._gathers_no_rows = False
         loss, _ = loss_and_size(output, hook="calculate_train_batch_loss")
+        self._fire_of_batch("on_train_step_end")
         self.backward_step(loss * 0.0)
         if output.get("num_items_in_batch") is not None or self._micro_batch.weight is None:
             self._late_counts.append(0)
@@ -335,11 +352,12 @@ class TrainingLoop(TrainerHooks):
         self._requested_states: list[tuple[Path, dict[str, Any]]] = []
         self._defers_saves = False  # only while training there are moments that are not to be saved
         self._round_has_empty_rank = False
+        self._gathers_no_rows = False
         self._late_counts: list[Any] = []
         self._count_items: CountItems | None = None
         self._deadline: float | None = None
         self._update = Update((), None)
-        self._micro_batch = MicroBatch(None, 1.0, True, False)
+        self._micro_batch = MicroBatch(None, 1.0, is_last=True, is_borrowed=False, has_empty_rank=False)
 
     def _emit(self, event: str, **kwargs: Any) -> None:
         self.callback_handler.call_event(event, self, **kwargs)
@@ -350,6 +368,20 @@ class TrainingLoop(TrainerHooks):
             self.callback_handler.call_event(event, self, **kwargs)
         except StopTrainingError as error:
             self._stop = self._stop or error
+
+    def _fire_of_batch(self, event: str, **kwargs: Any) -> None:
+        """Fire an event of the current batch; a rank that only borrowed it answers the others' `gather` instead."""
+        if self._micro_batch.has_empty_rank:
+            self._in_round(self._micro_batch.is_borrowed, True, self._fire, event, **kwargs)
+        else:
+            self._fire(event, **kwargs)
+
+    def _fire_in_pass(self, event: str, **kwargs: Any) -> None:
+        """Fire an event of an evaluation or prediction: several ranks finish it together, one may give it up."""
+        if self._ranks.count == 1:
+            self._emit(event, **kwargs)
+        else:
+            self._fire(event, **kwargs)
 
     def _moment(self, hook: str, event: str, **kwargs: Any) -> None:
         """A method and the event of the same moment."""
@@ -447,12 +479,17 @@ class TrainingLoop(TrainerHooks):
 
     # ----------------------------------------------------------------------------------------------- data of the loop
 
+    @property
+    def _data_epoch(self) -> int:
+        """What the order of the samples is made from: epochs of this run and of those that it goes on from."""
+        return self._epochs_before_run + self.run_state.epochs
+
     def _updates(self, train_dl: Any) -> Iterator[Update]:
         """The updates of the current epoch that are still due."""
         loader, limit = unsliced(train_dl)
         loader = self._adapted_if_new(loader, self._train_dl_kwargs)
         state = self.run_state
-        loader.set_epoch(self._epochs_before_run + state.epochs)
+        loader.set_epoch(self._data_epoch)
         if limit is not None:
             limit -= state.batches_in_epoch
         return loader.updates(start=state.samples_in_epoch, max_batches=limit, count_items=self._count_items)

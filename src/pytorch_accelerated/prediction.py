@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from safetensors import safe_open
 
-from pytorch_accelerated.checkpointing.layout import MANIFEST_NAME, FileEntry
+from pytorch_accelerated.checkpointing.layout import MANIFEST_NAME, PREDICTIONS_FORMAT, FileEntry
 from pytorch_accelerated.checkpointing.publish import StagedFolder, begin, explained
 from pytorch_accelerated.checkpointing.tensor_file import DTYPE_NAMES, chunks, read_tensors
 from pytorch_accelerated.checkpointing.verify import open_verified, read_manifest
@@ -208,7 +208,7 @@ class StoredPredictionsWriter:
         order = torch.tensor(pieces, dtype=torch.int64, device="cpu").reshape(-1, len(Piece._fields))
         files = [self._staged.write_file(_ORDER_NAME, chunks({"pieces": order}))]
         facts = {
-            "predictions_format": _FORMAT,
+            PREDICTIONS_FORMAT: _FORMAT,
             "rows": sum(piece.rows for piece in pieces),
             "structure": structure,
             "tensors": kinds,
@@ -238,7 +238,7 @@ class StoredPredictions:
                 "was the `output_path` of `Trainer.predict`."
             )
         manifest = read_manifest(self.path)
-        written = manifest.facts.get("predictions_format")
+        written = manifest.facts.get(PREDICTIONS_FORMAT)
         if written != _FORMAT:
             found = "something else than predictions" if written is None else f"predictions of format {written}"
             raise InvalidCheckpointError(

@@ -33,7 +33,7 @@ from pytorch_accelerated.data.loading import (
     refuse_empty,
 )
 from pytorch_accelerated.data.slicing import batch_limit_from_environment
-from pytorch_accelerated.distributed import Ranks, create_accelerator, send_to_device
+from pytorch_accelerated.distributed import Ranks, create_accelerator, map_tensors, send_to_device, without_rows
 from pytorch_accelerated.errors import (
     ArgumentTypeError,
     CheckpointError,
@@ -370,10 +370,10 @@ class Trainer(TrainingLoop):
             CheckpointError: if an entry could not be read back without running code; the message names it.
             NonFiniteLossError: if a parameter is NaN or infinite; an existing file is left as it is.
         """
+        model = self.get_model()
+        check_finite(model.named_parameters())  # on every rank, so that all of them hear of it
         if not (self._ranks.is_first_of_node if save_per_node else self._ranks.is_first):
             return
-        model = self.get_model()
-        check_finite(model.named_parameters())
         checkpoint: dict[str, Any] = {"model_state_dict": canonical_state_dict(model)}
         if save_optimizer and self.optimizer is not None:
             checkpoint["optimizer_state_dict"] = self.optimizer.state_dict()
@@ -441,8 +441,8 @@ class Trainer(TrainingLoop):
     def gather(self, tensor: Any, padding_value: float | None = None) -> Any:
         """Tensors of all ranks, concatenated on their first dimension. Must be called by all ranks with a batch.
 
-        In `on_eval_step_end` and the evaluation hooks it works for any size of the dataset: a rank without a batch in
-        this round answers with no rows.
+        In the hooks and events of a batch it works for any size of the dataset: a rank without a batch in this round
+        answers with no rows.
 
         Args:
             tensor: a tensor, or a nested tuple, list or dict of tensors; first dimensions may differ between ranks.
@@ -453,6 +453,8 @@ class Trainer(TrainingLoop):
         """
         if self._round_has_empty_rank:
             self._ranks.announce_gather(tensor, padding_value)
+        elif self._gathers_no_rows:
+            tensor = map_tensors(without_rows, tensor)
         return self._ranks.gather(tensor, padding_value)
 
     def print(self, *args: Any, **kwargs: Any) -> None:

@@ -61,6 +61,4 @@ def assert_same_parameters(actual: nn.Module, expected: nn.Module, *, tolerance:
     expected_state = expected.state_dict()
     assert actual.state_dict().keys() == expected_state.keys()
     for name, tensor in actual.state_dict().items():
-        torch.testing.assert_close(
-            tensor, expected_state[name], rtol=tolerance, atol=tolerance, msg=lambda text, name=name: f"{name}: {text}"
-        )
+        torch.testing.assert_close(tensor, expected_state[name], rtol=tolerance, atol=tolerance, msg=f"{name} differs")

@@ -34,7 +34,7 @@ class TrainerCallback:
         """A batch is about to be used for training."""
 
     def on_train_step_end(
-        self, trainer: Trainer, *, batch: Any, batch_output: dict[str, Any], step: int = 0, **kwargs: Any
+        self, trainer: Trainer, *, batch: Any, batch_output: dict[str, Any], step: int, **kwargs: Any
     ) -> None:
         """The loss of a batch is known; the backward pass comes next and uses ``batch_output["loss"]``.
 
@@ -55,7 +55,7 @@ class TrainerCallback:
     def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """A training epoch is over and its loss is in the run history."""
 
-    def on_eval_epoch_start(self, trainer: Trainer, *, is_intermediate: bool = False, **kwargs: Any) -> None:
+    def on_eval_epoch_start(self, trainer: Trainer, *, is_intermediate: bool, **kwargs: Any) -> None:
         """An evaluation begins; `is_intermediate` inside a training epoch."""
 
     def on_eval_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
@@ -64,7 +64,7 @@ class TrainerCallback:
     def on_eval_step_end(self, trainer: Trainer, *, batch: Any, batch_output: dict[str, Any], **kwargs: Any) -> None:
         """A batch has been evaluated; `Trainer.gather` may be called here."""
 
-    def on_eval_epoch_end(self, trainer: Trainer, *, is_intermediate: bool = False, **kwargs: Any) -> None:
+    def on_eval_epoch_end(self, trainer: Trainer, *, is_intermediate: bool, **kwargs: Any) -> None:
         """An evaluation is over and its loss is in the run history."""
 
     def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:

@@ -22,6 +22,7 @@ from pytorch_accelerated.checkpointing.strict_json import dump_json, load_json
 from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError
 
 FORMAT = 1
+PREDICTIONS_FORMAT = "predictions_format"  # a fact of folders that hold predictions instead of a run
 MANIFEST_NAME = "manifest.json"
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")

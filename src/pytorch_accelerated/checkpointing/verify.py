@@ -11,7 +11,14 @@ from collections.abc import Callable, Iterator
 from io import FileIO
 from pathlib import Path
 
-from pytorch_accelerated.checkpointing.layout import MANIFEST_NAME, FileEntry, HiddenName, Manifest, parse_manifest
+from pytorch_accelerated.checkpointing.layout import (
+    MANIFEST_NAME,
+    PREDICTIONS_FORMAT,
+    FileEntry,
+    HiddenName,
+    Manifest,
+    parse_manifest,
+)
 from pytorch_accelerated.checkpointing.strict_json import MAX_SIZE_BYTES
 from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError
 
@@ -128,7 +135,9 @@ def find_state(path: str | os.PathLike[str]) -> Path | None:
 
 def _newest_valid_of(folders: list[Path], place: Path) -> Path | None:
     states, complaints = _read_manifests(folders)
-    for folder, _ in reversed(states):
+    for folder, manifest in reversed(states):
+        if PREDICTIONS_FORMAT in manifest.facts:
+            continue  # complete and valid, but nothing to go on from
         try:
             verify(folder)
         except InvalidCheckpointError as error:

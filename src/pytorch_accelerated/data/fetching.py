@@ -38,7 +38,8 @@ class BatchFetcher:
         self._loader: DataLoader[Any] | None = None
         if self._arrays is None:
             dataset = _RequestDataset(loader.dataset, loader.collate_fn)
-            self._loader = like_loader(loader, dataset, seed=seed, batch_size=None, sampler=self._requests)
+            self._loader = like_loader(loader, dataset, batch_size=None, sampler=self._requests, collate_fn=_unchanged)
+            _seed_generator(self._loader, "workers", seed)
 
     @property
     def is_vectorised(self) -> bool:
@@ -70,30 +71,33 @@ class StreamFetcher:
 
     def __init__(self, loader: Iterable[Any], *, seed: int, rank: int, ranks: int, is_sharded: bool = False) -> None:
         self._seed = seed
-        self._is_keyed = False
-        self._loader = loader
+        self._told_epochs = [loader, getattr(loader, "dataset", None), getattr(loader, "sampler", None)]
+        self._source = loader
+        self._loader: DataLoader[Any] | None = None
         if type(loader) is DataLoader and isinstance(loader.dataset, IterableDataset):
-            self._is_keyed = loader.num_workers == 0
             dataset: Any = loader.dataset
             if ranks > 1 and not is_sharded:
                 dataset = _RankSlice(dataset, loader.batch_size or 1, rank, ranks)
-            self._loader = like_loader(
-                loader, dataset, seed=seed, batch_size=loader.batch_size, drop_last=loader.drop_last
-            )
+            sizes: dict[str, Any] = {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+            self._loader = like_loader(loader, dataset, collate_fn=loader.collate_fn, **sizes)
 
     def fetch(self, epoch: int) -> Iterator[Any]:
         """The batches of one pass."""
-        set_epoch = getattr(getattr(self._loader, "dataset", self._loader), "set_epoch", None)
-        if callable(set_epoch):
-            set_epoch(epoch)
-        return self._fetch_keyed(epoch) if self._is_keyed else iter(self._loader)
+        for part in self._told_epochs:
+            set_epoch = getattr(part, "set_epoch", None)
+            if callable(set_epoch):
+                set_epoch(epoch)
+        if self._loader is None:
+            return iter(self._source)
+        _seed_generator(self._loader, "stream workers", self._seed, epoch)
+        return self._fetch_keyed(self._loader, epoch) if self._loader.num_workers == 0 else iter(self._loader)
 
-    def _fetch_keyed(self, epoch: int) -> Iterator[Any]:
+    def _fetch_keyed(self, loader: DataLoader[Any], epoch: int) -> Iterator[Any]:
         batches: Iterator[Any] | None = None
         for number in range(2**63):
             with host_generators_seeded(mixed_seed("stream", self._seed, epoch, number)):
                 if batches is None:
-                    batches = iter(self._loader)
+                    batches = iter(loader)
                 try:
                     batch = next(batches)
                 except StopIteration:
@@ -101,8 +105,8 @@ class StreamFetcher:
             yield batch
 
 
-def like_loader(loader: DataLoader[Any], dataset: Any, *, seed: int, **settings: Any) -> DataLoader[Any]:
-    """A `DataLoader` over `dataset` with the workers, collation and pinning of `loader`, and a generator of its own."""
+def like_loader(loader: DataLoader[Any], dataset: Any, **settings: Any) -> DataLoader[Any]:
+    """A `DataLoader` over `dataset` with the workers and pinning of `loader`, and a generator of its own."""
     worker_settings: dict[str, Any] = {}
     if loader.num_workers > 0:
         worker_settings = {
@@ -114,13 +118,18 @@ def like_loader(loader: DataLoader[Any], dataset: Any, *, seed: int, **settings:
     return DataLoader(
         dataset,
         num_workers=loader.num_workers,
-        collate_fn=_unchanged if settings.get("batch_size") is None else loader.collate_fn,
         pin_memory=loader.pin_memory and torch.accelerator.is_available(),
         worker_init_fn=_WorkerInit(loader.worker_init_fn, loader.dataset) if loader.num_workers else None,
-        generator=torch.Generator().manual_seed(mixed_seed("workers", seed)),
+        generator=torch.Generator(),
         **worker_settings,
         **settings,
     )
+
+
+def _seed_generator(loader: DataLoader[Any], *parts: object) -> None:
+    """Seed what torch seeds the workers from."""
+    assert loader.generator is not None
+    loader.generator.manual_seed(mixed_seed(*parts))
 
 
 class _PendingRequests(Sampler[Request]):
@@ -148,10 +157,6 @@ class _RequestDataset(Dataset[Any]):
             return self._fetch(request.indices)
 
     def _fetch(self, indices: Any) -> Any:
-        if isinstance(indices, slice):
-            indices = range(indices.start, indices.stop)
-        elif isinstance(indices, torch.Tensor):
-            indices = indices.tolist()
         fetch_many = getattr(self.dataset, "__getitems__", None)
         if fetch_many is not None:
             return self.collate_fn(fetch_many(list(indices)))

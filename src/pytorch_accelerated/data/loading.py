@@ -9,14 +9,16 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import itertools
+import operator
 import os
+import sys
 import warnings
 from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler, Subset
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, Subset
 
 from pytorch_accelerated.data.arrays import as_array_dataset
 from pytorch_accelerated.data.fetching import BatchFetcher, Request, StreamFetcher
@@ -47,12 +49,14 @@ class MicroBatch(NamedTuple):
             the update on all ranks; None where the number of items is not known beforehand.
         is_last: whether the update is complete after it.
         is_borrowed: whether it only keeps this rank in step with the others and counts nowhere.
+        has_empty_rank: whether that is so for some rank; known to all ranks.
     """
 
     batch: Any
     weight: float | None
     is_last: bool
     is_borrowed: bool
+    has_empty_rank: bool
 
 
 class Update(NamedTuple):
@@ -124,6 +128,7 @@ class PlannedLoader:
         self._to_device = to_device
         self._fetcher = BatchFetcher(loader, seed=seed)
         self._sizes: _EpochOrder | None = None
+        self._read_ahead: tuple[int, _EpochOrder] | None = None  # with the epoch that it is for
 
     @property
     def is_vectorised(self) -> bool:
@@ -172,15 +177,15 @@ class PlannedLoader:
         mine = (cell for window in planned for cell in window.cells_of(self._ranks.index))
         batches = self._fetch(order, mine)
         for window in windows:
-            cells = window.cells_of(self._ranks.index)
+            sizes = [cell.size for cell in window.cells_of(self._ranks.index)]
             if count_items is None:
-                yield Update(self._weighted(cells, window.size, batches), window.size)
+                weights: Sequence[float | None] = [self._ranks.count * size / window.size for size in sizes]
+                yield Update(self._micro_batches(window, batches, weights), window.size)
             else:
-                host = list(itertools.islice(batches, len(cells)))
-                counts = [0 if not cell.size else count_items(batch) for cell, batch in zip(cells, host, strict=True)]
-                weights = item_weights(self._ranks, counts, [cell.size for cell in cells])
-                micro_batches = self._micro_batches(host, weights, [not cell.size for cell in cells])
-                yield Update(micro_batches, window.size)
+                host = list(itertools.islice(batches, len(sizes)))
+                counts = [count_items(batch) if size else 0 for size, batch in zip(sizes, host, strict=True)]
+                weights = item_weights(self._ranks, counts, sizes)
+                yield Update(self._micro_batches(window, iter(host), weights), window.size)
 
     def rounds(self, *, max_rounds: int | None = None) -> Iterator[Round]:
         """The rounds of an evaluation or prediction pass: every sample once."""
@@ -194,18 +199,15 @@ class PlannedLoader:
             batch = self._to_device(next(batches)) if cell.size else None
             yield Round(batch, cell.start, not all(cell.size for cell in cells))
 
-    def _weighted(self, cells: list[Cell], size: int, batches: Iterator[Any]) -> Iterator[MicroBatch]:
-        last = len(cells) - 1
-        for index, cell in enumerate(cells):
-            batch = self._to_device(next(batches))
-            yield MicroBatch(batch, self._ranks.count * cell.size / size, index == last, not cell.size)
-
     def _micro_batches(
-        self, host: list[Any], weights: Sequence[float | None], borrowed: list[bool]
+        self, window: Window, batches: Iterator[Any], weights: Sequence[float | None]
     ) -> Iterator[MicroBatch]:
-        last = len(host) - 1
-        for index, batch in enumerate(host):
-            yield MicroBatch(self._to_device(batch), weights[index], index == last, borrowed[index])
+        last = len(weights) - 1
+        for index, cells in enumerate(window.rounds):
+            is_borrowed = not cells[self._ranks.index].size
+            has_empty_rank = not all(cell.size for cell in cells)
+            batch = self._to_device(next(batches))
+            yield MicroBatch(batch, weights[index], index == last, is_borrowed, has_empty_rank)
 
     def _fetch(self, order: _EpochOrder, cells: Iterable[Cell]) -> Iterator[Any]:
         return self._fetcher.fetch(self._request(order, cell) for cell in cells)
@@ -213,9 +215,14 @@ class PlannedLoader:
     def _request(self, order: _EpochOrder, cell: Cell) -> Request:
         positions = slice(cell.start, cell.stop if cell.size else cell.start + 1)
         indices = positions if order.indices is None else order.indices[positions]
+        if self.is_vectorised:
+            return Request(indices, key=0)
+        if isinstance(indices, slice):
+            indices = range(indices.start, indices.stop)
+        elif isinstance(indices, torch.Tensor):
+            indices = indices.tolist()  # a tensor would travel to a worker by way of shared memory
         # The position of its first sample names a batch whatever was done before it.
-        key = 0 if self.is_vectorised else mixed_seed("batch", self._seed, self._epoch, cell.start)
-        return Request(indices, key)
+        return Request(indices, mixed_seed("batch", self._seed, self._epoch, cell.start))
 
     def _plan(self, order: _EpochOrder) -> TrainingPlan | BatchListPlan:
         if order.batches is not None:
@@ -241,43 +248,42 @@ class PlannedLoader:
     def _order(self, *, sizes_only: bool = False) -> _EpochOrder:
         """The order of the current epoch; with `sizes_only` its indices may be missing."""
         size = len(self.dataset)  # type: ignore[arg-type]
-        has_own_batches = type(self.batch_sampler) is not BatchSampler
+        has_own_batches = self.batch_size is None
         if not has_own_batches and type(self.sampler) is SequentialSampler:
             return _EpochOrder(None, size, None)
         if not has_own_batches and _is_plain_shuffle(self.sampler):
             indices = None if sizes_only else epoch_order(size, seed=self._seed, epoch=self._epoch)
             return _EpochOrder(indices, size, None)
-        source: Any = self.batch_sampler if has_own_batches else self.sampler
-        for part in (source, getattr(source, "sampler", None)):
+        if self._read_ahead is not None and self._read_ahead[0] == self._epoch:
+            order = self._read_ahead[1]
+        else:
+            order = self._read_sampler(self.batch_sampler if has_own_batches else self.sampler)
+        # A sampler may know how often it has been read, so what was read for its length is used for a pass too.
+        self._read_ahead = (self._epoch, order) if sizes_only else None
+        return order
+
+    def _read_sampler(self, sampler: Any) -> _EpochOrder:
+        """The order of a user's sampler or batch sampler in the current epoch."""
+        parts = (sampler, getattr(sampler, "sampler", None))
+        for part in parts:
             set_epoch = getattr(part, "set_epoch", None)
             if callable(set_epoch):
                 set_epoch(self._epoch)
-        if _is_distributed(source) or _is_distributed(self.sampler):
-            batches = self._read_own_batches()
-        elif has_own_batches:
-            batches = self._read_on_first_rank(source)
+        if any(map(_is_distributed, parts)):
+            rows = itertools.zip_longest(*self._ranks.exchange(self._read(self.batch_sampler)), fillvalue=[])
+            batches = list(itertools.chain.from_iterable(rows))  # as `BatchListPlan` deals them
         else:
-            order = self._read_on_first_rank(source)
-            return _EpochOrder(_as_indices(order), len(order), None)
-        flat = list(itertools.chain.from_iterable(batches))
-        return _EpochOrder(_as_indices(flat), len(flat), [len(batch) for batch in batches])
+            # Each rank could draw another order.
+            items = self._ranks.from_first(self._read(sampler) if self._ranks.is_first else None)
+            if self.batch_size is not None:
+                return _EpochOrder(_as_indices(items), len(items), None)
+            batches = [batch for batch in items if len(batch)]
+        indices = _as_indices(list(itertools.chain.from_iterable(batches)))
+        return _EpochOrder(indices, len(indices), [len(batch) for batch in batches])
 
-    def _read_on_first_rank(self, sampler: Iterable[Any]) -> list[Any]:
-        """What a user's sampler yields on rank 0, for all ranks to cut the same thing."""
-        items = None
-        if self._ranks.is_first:
-            with host_generators_seeded(mixed_seed("sampler", self._seed, self._epoch)):
-                items = list(sampler)
-        items = self._ranks.from_first(items)
-        if not items:
-            raise DataError(f"The sampler {type(sampler).__name__} yielded nothing. An epoch needs at least one batch.")
-        return items  # type: ignore[no-any-return]
-
-    def _read_own_batches(self) -> list[list[Any]]:
-        """The batches of samplers that yield this rank's share only, dealt as `BatchListPlan` deals them."""
-        everyones = self._ranks.exchange([list(batch) for batch in self.batch_sampler or ()])
-        rows = itertools.zip_longest(*everyones, fillvalue=[])
-        return [batch for row in rows for batch in row]
+    def _read(self, sampler: Any) -> list[Any]:
+        with host_generators_seeded(mixed_seed("sampler", self._seed, self._epoch)):
+            return list(sampler)
 
 
 class StreamLoader:
@@ -310,7 +316,7 @@ class StreamLoader:
         self._epoch = 0
         self._accumulation_steps = accumulation_steps
         self._to_device = to_device
-        self._is_sharded = is_sharded or not isinstance(self.dataset, IterableDataset)
+        self.is_sharded = is_sharded or not isinstance(self.dataset, IterableDataset)
         self._fetcher = StreamFetcher(loader, seed=seed, rank=ranks.index, ranks=ranks.count, is_sharded=is_sharded)
 
     @property
@@ -344,7 +350,7 @@ class StreamLoader:
             TypeError: if the iterable does not tell.
         """
         batches = len(self._loader)  # type: ignore[arg-type]
-        return batches if self._is_sharded else -(-batches // self._ranks.count)
+        return batches if self.is_sharded else -(-batches // self._ranks.count)
 
     def __iter__(self) -> Iterator[Any]:
         return map(self._to_device, self._fetcher.fetch(self._epoch))
@@ -360,11 +366,13 @@ class StreamLoader:
 
         The batches of an update are read ahead in host memory, so that all ranks know how many there are.
         """
-        batches = itertools.islice(self._fetcher.fetch(self._epoch), max_batches)
+        batches = self._host_batches()
+        left = sys.maxsize if max_batches is None else max(0, max_batches)
         position = 0
         previous: Any = None
         while True:
-            host = list(itertools.islice(batches, self._accumulation_steps))
+            size = self._accumulation_steps if position < start else min(self._accumulation_steps, left)
+            host = list(itertools.islice(batches, size))
             sizes = [batch_size_of(batch) for batch in host]
             everyones = self._ranks.exchange_numbers([len(host), sum(size or 0 for size in sizes), None in sizes])
             rounds = max(number for number, _, _ in everyones)
@@ -376,19 +384,19 @@ class StreamLoader:
                     f"{[number for number, _, _ in everyones]}). Every rank needs one to keep step with the others; "
                     "use fewer ranks, smaller batches or more data."
                 )
-            borrowed = [False] * len(host) + [True] * (rounds - len(host))
             host += [host[-1] if host else previous] * (rounds - len(host))
             previous = host[-1]
             is_measured = not any(unmeasured for _, _, unmeasured in everyones)
             total = sum(samples for _, samples, _ in everyones) if is_measured else None
-            weights = self._weights(host, sizes, borrowed, total, count_items)
-            position += total or len(host)
+            weights = self._weights(host, sizes, total, count_items)
+            position += 1 if total is None else total
             if position > start:
-                yield Update(self._micro_batches(host, weights, borrowed), total)
+                left -= rounds
+                yield Update(self._micro_batches(host, weights, [number for number, _, _ in everyones]), total)
 
     def rounds(self, *, max_rounds: int | None = None) -> Iterator[Round]:
         """The rounds of an evaluation or prediction pass: every sample once."""
-        batches = itertools.islice(self._fetcher.fetch(self._epoch), max_rounds)
+        batches = itertools.islice(self._host_batches(), max_rounds)
         position = 0
         while True:
             batch = next(batches, _END)
@@ -400,32 +408,33 @@ class StreamLoader:
             yield Round(None if batch is _END else self._to_device(batch), start, not all(sizes))
             position += sum(sizes)
 
+    def _host_batches(self) -> Iterator[Any]:
+        """The batches of a pass; an empty one would be one too many for most models."""
+        return (batch for batch in self._fetcher.fetch(self._epoch) if batch_size_of(batch) != 0)
+
     def _weights(
-        self,
-        host: list[Any],
-        sizes: list[int | None],
-        borrowed: list[bool],
-        total: int | None,
-        count_items: CountItems | None,
+        self, host: list[Any], sizes: list[int | None], total: int | None, count_items: CountItems | None
     ) -> Sequence[float | None]:
+        """The weights of the batches of an update; those behind the end of `sizes` are borrowed."""
         if self._ranks.count == len(host) == 1 and count_items is None:
             return [1.0]
-        known = [*sizes, *[0] * (len(host) - len(sizes))]
+        borrowed = [0] * (len(host) - len(sizes))
         if count_items is not None:
-            counts = [
-                0 if is_borrowed else count_items(batch) for batch, is_borrowed in zip(host, borrowed, strict=True)
-            ]
-            return item_weights(self._ranks, counts, known)
+            counts = [count_items(batch) for batch in host[: len(sizes)]]
+            return item_weights(self._ranks, [*counts, *borrowed], [*sizes, *borrowed])
         if total is None:
-            return [0.0 if is_borrowed else None for is_borrowed in borrowed]
-        return [self._ranks.count * (size or 0) / total for size in known]
+            return [None] * len(host)
+        return [self._ranks.count * (size or 0) / total for size in [*sizes, *borrowed]]
 
     def _micro_batches(
-        self, host: list[Any], weights: Sequence[float | None], borrowed: list[bool]
+        self, host: list[Any], weights: Sequence[float | None], numbers: list[int]
     ) -> Iterator[MicroBatch]:
+        """`numbers`: of batches on each rank."""
         last = len(host) - 1
         for index, batch in enumerate(host):
-            yield MicroBatch(self._to_device(batch), weights[index], index == last, borrowed[index])
+            is_borrowed = index >= numbers[self._ranks.index]
+            has_empty_rank = index >= min(numbers)
+            yield MicroBatch(self._to_device(batch), weights[index], index == last, is_borrowed, has_empty_rank)
 
 
 RunLoader = PlannedLoader | StreamLoader
@@ -519,7 +528,8 @@ def build_loader(
     source = arrays if arrays is not None and type(dataset) in _BARE_ARRAYS else dataset
     if collate_fn is not None:
         kwargs.setdefault("collate_fn", collate_fn)
-    if kwargs.get("num_workers", 0) > 0:
+    if kwargs.get("num_workers", 0) > 0 and not isinstance(dataset, IterableDataset):
+        # The workers of a stream begin each pass anew: its `set_epoch` would not reach those that stay.
         kwargs.setdefault("persistent_workers", True)
     if kwargs.get("shuffle") and hasattr(source, "__len__") and len(source) == 0:
         kwargs["shuffle"] = False  # which torch refuses for no samples; `refuse_empty` has clearer words
@@ -635,6 +645,8 @@ def empty_loader_error(loader: Any, purpose: str) -> DataError:
 
 def fingerprint(loader: RunLoader) -> str:
     """A few words about a loader's dataset that must be the same on every rank."""
+    if isinstance(loader, StreamLoader) and loader.is_sharded:
+        return "a share of its own"
     parts: list[str] = [str(loader.num_samples)]
     dataset = loader.dataset
     while isinstance(dataset, Subset):
@@ -652,8 +664,11 @@ def _is_distributed(sampler: Any) -> bool:
 
 
 def _as_indices(indices: list[Any]) -> Any:
-    """Whole numbers as a tensor, other keys as they are."""
-    return torch.tensor(indices) if all(type(index) is int for index in indices) else indices
+    """Whole numbers of any kind as a tensor, other keys as they are."""
+    try:
+        return torch.tensor([operator.index(index) for index in indices], dtype=torch.int64)
+    except TypeError:
+        return indices
 
 
 def _name(loader: Any) -> str:

@@ -121,32 +121,30 @@ class LossTracker:
 def _summarise(losses: Sequence[Any], weights: Sequence[Any]) -> list[float]:
     """Weighted sum, sum of weights, last loss and index of the first non-finite one (-1: none), in one transfer."""
     device = _device_of(losses)
-    # Devices without double precision sum in single.
-    dtype = torch.float32 if device.type == "mps" else torch.float64
-    values = _stack(losses, dtype, device)
-    shares = _stack(weights, dtype, device)
+    values = _stack(losses, device)
+    shares = _stack(weights, device)
     bad = ~torch.isfinite(values)
     first_bad = torch.where(bad.any(), bad.to(torch.uint8).argmax(), -1)
     # A weight of 0 leaves a batch out, whatever its loss: 0 * nan would not.
     total = torch.where(shares == 0, torch.zeros_like(values), values * shares).sum()
-    return torch.stack([total, shares.sum(), values[-1], first_bad.to(dtype)]).tolist()
+    return torch.stack([total, shares.sum(), values[-1], first_bad.to(values.dtype)]).tolist()
 
 
 def _to_numbers(values: Sequence[Any]) -> list[float]:
     """In one transfer, and exactly: every loss dtype fits into a Python float."""
-    if not any(isinstance(value, torch.Tensor) for value in values):
-        return [float(value) for value in values]
-    return _stack(values, next(v.dtype for v in values if isinstance(v, torch.Tensor)), _device_of(values)).tolist()
+    return _stack(values, _device_of(values)).tolist()
 
 
 def _device_of(values: Sequence[Any]) -> torch.device:
     return next((value.device for value in values if isinstance(value, torch.Tensor)), torch.device("cpu"))
 
 
-def _stack(values: Sequence[Any], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def _stack(values: Sequence[Any], device: torch.device) -> torch.Tensor:
+    # Devices without double precision sum in single.
+    dtype = torch.float32 if device.type == "mps" else torch.float64
     if not any(isinstance(value, torch.Tensor) for value in values):
         return torch.tensor(values, dtype=dtype, device=device)
-    kinds = {(value.dtype, value.ndim) if isinstance(value, torch.Tensor) else None for value in values}
-    if len(kinds) == 1 and next(iter(kinds))[1] == 0:  # type: ignore[index]
+    kinds = {(value.dtype, value.device, value.ndim) if isinstance(value, torch.Tensor) else None for value in values}
+    if len(kinds) == 1 and next(iter(kinds))[2] == 0:  # type: ignore[index]
         return torch.stack(list(values)).to(device=device, dtype=dtype)
     return torch.stack([torch.as_tensor(value, dtype=dtype, device=device).reshape(()) for value in values])

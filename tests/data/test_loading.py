@@ -1,0 +1,516 @@
+"""Whatever yields samples or batches: each of them is used once, where it belongs."""
+
+import itertools
+import warnings
+from collections import UserList
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    Subset,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+from pytorch_accelerated.data.loading import (
+    PlannedLoader,
+    StreamLoader,
+    batch_size_of,
+    build_loader,
+    default_loader_kwargs,
+    effective_kwargs,
+    fingerprint,
+)
+from pytorch_accelerated.data.sampling import epoch_order
+from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError
+from tests.data.loaders import Numbers, SizedStream, Stream, adapted, evaluated_on, numbers_in, trained_on
+
+SIZE = 11
+
+
+def flat(batches: list[list[int]]) -> list[int]:
+    return list(itertools.chain.from_iterable(batches))
+
+
+# ------------------------------------------------------------------------------------------- planned data, all ranks
+
+
+@given(
+    size=st.integers(1, 40),
+    batch_size=st.integers(1, 4),
+    ranks=st.integers(1, 4),
+    steps=st.integers(1, 3),
+    epoch=st.integers(0, 3),
+    is_vectorised=st.booleans(),
+)
+def test_all_ranks_together_train_on_the_order_of_the_epoch(
+    size: int, batch_size: int, ranks: int, steps: int, epoch: int, is_vectorised: bool
+) -> None:
+    dataset: Any = TensorDataset(torch.arange(size)) if is_vectorised else Numbers(size)
+    collate = {} if not is_vectorised else {}
+    loaders = [
+        adapted(DataLoader(dataset, batch_size, shuffle=True, **collate), rank=rank, ranks=ranks, steps=steps, seed=7)
+        for rank in range(ranks)
+    ]
+    assert [loader.is_vectorised for loader in loaders] == [is_vectorised] * ranks
+    for loader in loaders:
+        loader.set_epoch(epoch)
+    passes = [list(loader.updates()) for loader in loaders]
+    assert {len(updates) for updates in passes} == {loaders[0].num_updates}
+    used: list[int] = []
+    for updates in zip(*passes, strict=True):
+        micro_batches = [list(update.micro_batches) for update in updates]
+        counted = 0
+        for row in zip(*micro_batches, strict=True):  # every rank has as many
+            assert len({micro.has_empty_rank for micro in row}) == len({micro.is_last for micro in row}) == 1
+            assert row[0].has_empty_rank == any(micro.is_borrowed for micro in row)
+            for micro in row:
+                numbers = (micro.batch[0] if is_vectorised else micro.batch).tolist()
+                share = 0 if micro.is_borrowed else len(numbers)
+                assert micro.weight == ranks * share / updates[0].samples  # type: ignore[operator]
+                counted += share
+                used += [] if micro.is_borrowed else numbers
+        assert [micro.is_last for micro in micro_batches[0]] == [False] * (len(micro_batches[0]) - 1) + [True]
+        assert {update.samples for update in updates} == {counted}
+    assert used == epoch_order(size, seed=7, epoch=epoch).tolist()
+
+
+@given(size=st.integers(1, 40), batch_size=st.integers(1, 4), ranks=st.integers(1, 4))
+def test_all_ranks_together_evaluate_everything_in_order(size: int, batch_size: int, ranks: int) -> None:
+    loaders = [
+        adapted(DataLoader(TensorDataset(torch.arange(size)), batch_size), rank=rank, ranks=ranks)
+        for rank in range(ranks)
+    ]
+    shown: list[int] = []
+    for rounds in zip(*(loader.rounds() for loader in loaders), strict=True):
+        assert {round_.has_empty_rank for round_ in rounds} == {any(round_.batch is None for round_ in rounds)}
+        for round_ in rounds:
+            if round_.batch is not None:
+                assert round_.start == len(shown)
+                shown += round_.batch[0].tolist()
+    assert shown == list(range(size))
+
+
+@pytest.mark.parametrize("start", [0, 4, 8, 10])
+@pytest.mark.parametrize("make", [lambda: Numbers(SIZE), lambda: Stream(SIZE)], ids=["planned", "stream"])
+def test_a_pass_goes_on_where_it_was_left(make: Callable[[], Any], start: int) -> None:
+    loader = adapted(DataLoader(make(), 2), steps=2)
+    assert (
+        flat(trained_on(loader, start=start))
+        == list(range(SIZE))[start // 4 * 4 if start < 8 else start :][
+            0 if start < 8 or isinstance(loader, PlannedLoader) else 8 - start :
+        ]
+    )
+
+
+def test_a_stream_whose_batches_have_no_size_goes_on_by_updates() -> None:
+    class Words:
+        def __iter__(self) -> Iterator[list[str]]:
+            return iter([["a"], ["b", "c"], ["d"], ["e"], ["f"]])
+
+    loader = adapted(Words(), steps=2)
+    updates = [[micro.batch for micro in update.micro_batches] for update in loader.updates()]
+    assert updates == [[["a"], ["b", "c"]], [["d"], ["e"]], [["f"]]]
+    assert [update.samples for update in loader.updates()] == [None] * 3
+    again = [[micro.batch for micro in update.micro_batches] for update in loader.updates(start=1)]
+    assert again == updates[1:]
+
+
+@pytest.mark.parametrize("make", [lambda: Numbers(SIZE), lambda: Stream(SIZE)], ids=["planned", "stream"])
+def test_a_limit_counts_from_where_the_pass_goes_on(make: Callable[[], Any]) -> None:
+    loader = adapted(DataLoader(make(), 2), steps=2)
+    assert flat(trained_on(loader, max_batches=3)) == [0, 1, 2, 3, 4, 5]
+    assert flat(trained_on(loader, start=4, max_batches=1)) == [4, 5]
+    assert flat(trained_on(loader, start=4, max_batches=3)) == [4, 5, 6, 7, 8, 9]
+    assert flat(trained_on(loader, start=4, max_batches=0)) == []
+    assert flat(trained_on(loader, start=4, max_batches=-1)) == []
+
+
+# -------------------------------------------------------------------------------------------------- kinds of loaders
+
+
+class Backwards(Sampler[Any]):
+    """The indices from the last to the first, as `kind` of numbers."""
+
+    def __init__(self, size: int = SIZE, kind: Callable[[int], Any] = int) -> None:
+        self.size = size
+        self.kind = kind
+        self.readings = 0
+        self.epochs: list[int] = []
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epochs.append(epoch)
+
+    def __iter__(self) -> Iterator[Any]:
+        self.readings += 1
+        return map(self.kind, reversed(range(self.size)))
+
+    def __len__(self) -> int:
+        return self.size
+
+
+class RowsOf(DataLoader[Any]):
+    """A loader whose user has changed what iterating over it means."""
+
+    def __iter__(self) -> Any:
+        return (10 * batch for batch in super().__iter__())
+
+
+UP = list(range(SIZE))
+DOWN = UP[::-1]
+PAIRS = [UP[start : start + 2] for start in range(0, SIZE, 2)]
+OWN_BATCHES = [[3], [1, 4, 1], [5, 9, 2, 6]]
+
+# What each yields in batches of 2, if that is its own business.
+LOADERS: dict[str, tuple[Callable[[], Any], list[list[int]]]] = {
+    "sequential": (lambda: DataLoader(Numbers(SIZE), 2), PAIRS),
+    "drop_last": (lambda: DataLoader(Numbers(SIZE), 2, drop_last=True), PAIRS[:-1]),
+    "list": (lambda: DataLoader(torch.arange(SIZE).tolist(), 2), PAIRS),  # type: ignore[arg-type]
+    "subset": (lambda: DataLoader(Subset(Numbers(20), UP), 2), PAIRS),
+    "tensor": (lambda: DataLoader(torch.arange(SIZE), 2), PAIRS),  # type: ignore[arg-type]
+    "sampler": (lambda: DataLoader(torch.arange(SIZE), 4, sampler=Backwards()), [DOWN[:4], DOWN[4:8], DOWN[8:]]),  # type: ignore[arg-type]
+    "list of indices": (lambda: DataLoader(Numbers(SIZE), 2, sampler=[4, 2, 4]), [[4, 2], [4]]),
+    "array of indices": (lambda: DataLoader(Numbers(SIZE), 2, sampler=np.array([4, 2, 4])), [[4, 2], [4]]),  # type: ignore[arg-type]
+    "torch's indices": (lambda: DataLoader(torch.arange(SIZE), 2, sampler=torch.tensor([4, 2, 4])), [[4, 2], [4]]),  # type: ignore[arg-type]
+    "batch sampler": (lambda: DataLoader(Numbers(SIZE), batch_sampler=OWN_BATCHES), OWN_BATCHES),
+    "batch sampler of arrays": (
+        lambda: DataLoader(torch.arange(SIZE), batch_sampler=[np.array(batch) for batch in OWN_BATCHES]),  # type: ignore[arg-type,misc]
+        OWN_BATCHES,
+    ),
+    "torch's batch sampler": (
+        lambda: DataLoader(Numbers(SIZE), batch_sampler=BatchSampler(SequentialSampler(Numbers(SIZE)), 2, False)),
+        PAIRS,
+    ),
+    "torch's batch sampler, dropping": (
+        lambda: DataLoader(torch.arange(SIZE), batch_sampler=BatchSampler(Backwards(), 4, True)),  # type: ignore[arg-type]
+        [DOWN[:4], DOWN[4:8]],
+    ),
+    "batch sampler with an empty batch": (
+        lambda: DataLoader(torch.arange(SIZE), batch_sampler=[[3], [], [1, 4]]),  # type: ignore[arg-type]
+        [[3], [1, 4]],
+    ),
+    "distributed sampler": (
+        lambda: DataLoader(Numbers(SIZE), 2, sampler=DistributedSampler(Numbers(SIZE), 1, 0, shuffle=False)),
+        PAIRS,
+    ),
+    "batches of a distributed sampler": (
+        lambda: DataLoader(
+            Numbers(SIZE), batch_sampler=BatchSampler(DistributedSampler(Numbers(SIZE), 1, 0, shuffle=False), 2, False)
+        ),
+        PAIRS,
+    ),
+    "stream": (lambda: DataLoader(Stream(SIZE), 2), PAIRS),
+    "stream, dropping": (lambda: DataLoader(Stream(SIZE), 2, drop_last=True), PAIRS[:-1]),
+    "stream with a length": (lambda: DataLoader(SizedStream(SIZE), 2), PAIRS),
+    "list of batches": (lambda: [torch.tensor(batch) for batch in PAIRS], PAIRS),
+    "list with an empty batch": (lambda: [torch.tensor([3]), torch.empty(0), torch.tensor([4])], [[3], [4]]),
+    "sequence of batches": (lambda: UserList(map(torch.tensor, PAIRS)), PAIRS),
+    "subclass of DataLoader": (lambda: RowsOf(Numbers(3), 2), [[0, 10], [20]]),
+    "samples that are batches": (lambda: DataLoader(PAIRS, batch_size=None, collate_fn=torch.tensor), PAIRS),  # type: ignore[arg-type]
+    "stream of arrays that are batches": (lambda: DataLoader(map(np.array, PAIRS), batch_size=None), PAIRS),  # type: ignore[arg-type]
+}
+
+
+class StreamOf(IterableDataset[Any]):
+    def __init__(self, items: Any) -> None:
+        self.items = items
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.items)
+
+
+# A stream that yields whole batches of arrays: torch makes tensors of them.
+LOADERS["stream of arrays that are batches"] = (
+    lambda: DataLoader(StreamOf([np.array(batch) for batch in PAIRS]), batch_size=None),
+    PAIRS,
+)
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_a_loader_yields_what_it_says_to_training_and_evaluation(kind: str) -> None:
+    make, batches = LOADERS[kind]
+    loader = adapted(make())
+    # With several batches in an update, none is lost or cut anew.
+    assert trained_on(loader) == trained_on(adapted(make(), steps=4)) == evaluated_on(adapted(make())) == batches
+    assert trained_on(loader) == batches, "a second pass"
+    assert numbers_in(loader) == batches
+    if not kind.startswith(("stream", "subclass", "list with")) or "length" in kind:
+        assert loader.num_batches == len(loader) == len(batches)
+    if isinstance(loader, PlannedLoader):
+        assert loader.num_samples == len(flat(batches))
+        assert loader.num_updates == len(batches)
+
+
+def test_a_generator_function_can_be_read_once_and_a_generator_factory_again() -> None:
+    assert trained_on(adapted(torch.tensor(batch) for batch in PAIRS)) == PAIRS
+
+    class Again:
+        def __iter__(self) -> Iterator[torch.Tensor]:
+            yield from map(torch.tensor, PAIRS)
+
+    loader = adapted(Again())
+    assert trained_on(loader) == trained_on(loader) == PAIRS
+    assert loader.num_batches is None
+    assert loader.num_updates is None
+    with pytest.raises(TypeError):
+        len(loader)
+
+
+def test_keys_that_are_no_numbers_reach_the_dataset() -> None:
+    samples = {"a": 1, "b": 2, "c": 3}
+
+    class ByName(Numbers):
+        def __getitem__(self, index: str) -> torch.Tensor:
+            return torch.tensor(samples[index])
+
+    assert trained_on(adapted(DataLoader(ByName(3), 2, sampler=["c", "a", "b"]))) == [[3, 1], [2]]
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        lambda data: WeightedRandomSampler([0.0, 1.0, 1.0, 0.0, 1.0], 40),
+        lambda data: RandomSampler(data, replacement=True, num_samples=40),
+        lambda data: RandomSampler(data, num_samples=40),
+        lambda data: BatchSampler(RandomSampler(data), 2, False),
+    ],
+    ids=["weighted", "with replacement", "with a number", "in batches"],
+)
+def test_what_torch_draws_at_random_follows_from_seed_and_epoch(sampler: Callable[[Any], Any]) -> None:
+    data = TensorDataset(torch.arange(5))
+
+    def order(seed: int, epoch: int) -> list[int]:
+        chosen = sampler(data)
+        sizes = {"batch_sampler": chosen} if isinstance(chosen, BatchSampler) else {"sampler": chosen, "batch_size": 2}
+        loader = adapted(DataLoader(data, **sizes), seed=seed)
+        loader.set_epoch(epoch)
+        return flat([batch[0].tolist() for batch in loader])
+
+    state = torch.get_rng_state()
+    orders = {(seed, epoch): order(seed, epoch) for seed in (0, 1, 2**40) for epoch in (0, 1, 2)}
+    assert all(order(*key) == orders[key] for key in orders)
+    assert len(set(map(tuple, orders.values()))) > 3
+    if isinstance(sampler(data), WeightedRandomSampler):
+        assert set(flat(list(orders.values()))) == {1, 2, 4}
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_the_plain_shuffle_of_a_ready_loader_is_our_order() -> None:
+    loader = adapted(DataLoader(TensorDataset(torch.arange(SIZE)), 4, shuffle=True), seed=3)
+    for epoch in (0, 1, 5):
+        loader.set_epoch(epoch)
+        assert flat([batch[0].tolist() for batch in loader]) == epoch_order(SIZE, seed=3, epoch=epoch).tolist()
+
+
+@pytest.mark.parametrize("in_batches", [False, True])
+def test_a_sampler_is_read_once_for_each_pass_and_told_its_epoch(in_batches: bool) -> None:
+    sampler = Backwards()
+    sizes: dict[str, Any] = {"batch_sampler": BatchSampler(sampler, 4, False)} if in_batches else {"sampler": sampler}
+    loader = adapted(DataLoader(Numbers(SIZE), **sizes))
+    assert isinstance(loader, PlannedLoader)
+    assert loader.num_samples == SIZE  # needs a reading
+    assert loader.num_batches == (3 if in_batches else SIZE)
+    for epoch in range(3):
+        loader.set_epoch(epoch)
+        assert flat(trained_on(loader)) == DOWN
+        assert sampler.readings == epoch + 1
+        assert sampler.epochs[-1] == epoch
+    assert flat(trained_on(loader)) == DOWN  # the same epoch once more
+    assert sampler.readings == 4
+
+
+class ToldEpochs(Stream):
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return (torch.tensor(100 * self.epochs[-1] + number) for number in range(self.size))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_stream_is_told_the_epoch_on_any_number_of_ranks_and_workers(ranks: int, workers: int) -> None:
+    loader = adapted(build_loader(ToldEpochs(3), {"batch_size": 1, "num_workers": workers}, None, None), ranks=ranks)
+    for epoch in (0, 1):
+        loader.set_epoch(epoch)
+        assert flat(numbers_in(loader))[0] == 100 * epoch
+
+
+def test_other_iterables_are_told_the_epoch() -> None:
+    class Told(list[Any]):
+        epochs: list[int] = []
+
+        def set_epoch(self, epoch: int) -> None:
+            self.epochs.append(epoch)
+
+    sampler = DistributedSampler(Numbers(SIZE), 1, 0, seed=4)
+    for loader in (adapted(Told([torch.tensor([1])])), adapted(RowsOf(Numbers(SIZE), sampler=sampler))):
+        loader.set_epoch(7)
+        list(loader)
+    assert Told.epochs == [7]
+    assert sampler.epoch == 7
+
+
+@pytest.mark.parametrize("stream", [Stream, SizedStream])
+@pytest.mark.parametrize("size", [1, 3, 4, 9, 12])
+def test_ranks_take_their_shares_of_each_global_batch_of_a_stream(stream: type[Stream], size: int) -> None:
+    loaders = [adapted(DataLoader(stream(size), 2), rank=rank, ranks=2) for rank in range(2)]
+    shares = [numbers_in(loader) for loader in loaders]
+    expected = [list(range(size))[start : start + 2] for start in range(0, size, 2)]
+    assert shares == [expected[0::2], expected[1::2]]
+    if stream is SizedStream:
+        assert loaders[0].num_batches == len(shares[0])
+        assert loaders[0].num_updates == len(shares[0])
+    # A stream that shards itself is left alone.
+    assert numbers_in(adapted(DataLoader(stream(size), 2), rank=1, ranks=2, is_sharded=True)) == expected
+
+
+def test_workers_of_a_stream_may_share_it_among_themselves() -> None:
+    class Shared(Stream):
+        def __iter__(self) -> Iterator[torch.Tensor]:
+            info = torch.utils.data.get_worker_info()
+            assert info is not None
+            assert info.dataset is self
+            return (torch.tensor(number) for number in range(info.id, self.size, info.num_workers))
+
+    seen = [
+        flat(numbers_in(adapted(DataLoader(Shared(20), 3, num_workers=2), rank=rank, ranks=2))) for rank in range(2)
+    ]
+    assert sorted(flat(seen)) == list(range(20))
+
+
+def test_iterables_that_are_not_shared_out_are_pointed_out_once_and_only_on_several_ranks() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        adapted([1])
+        adapted([1], rank=1, ranks=2)
+        adapted(DataLoader(Stream(2)), ranks=2)
+        adapted(DataLoader(Numbers(2)), ranks=2)
+    with pytest.warns(UserWarning, match="the list is used on each of the 2 ranks as it is.*Pass a map-style dataset"):
+        adapted([1], ranks=2)
+
+
+@pytest.mark.parametrize("loader", [3, None, object()], ids=str)
+def test_what_cannot_be_iterated_over_is_no_loader(loader: Any) -> None:
+    with pytest.raises(ArgumentTypeError, match="cannot be iterated over.*Return a DataLoader"):
+        adapted(loader)
+
+
+# ------------------------------------------------------------------------------------------------- building loaders
+
+
+def test_arguments_are_laid_over_the_defaults() -> None:
+    defaults = {"batch_size": 8, "shuffle": True, "num_workers": 0}
+    assert effective_kwargs(defaults, None) == defaults
+    assert effective_kwargs(defaults, {"batch_size": 3, "drop_last": True}) == {
+        **defaults,
+        "batch_size": 3,
+        "drop_last": True,
+    }
+    sampler = Backwards()
+    assert effective_kwargs(defaults, {"sampler": sampler}) == {"batch_size": 8, "num_workers": 0, "sampler": sampler}
+    assert effective_kwargs(defaults, {"sampler": None}) == {**defaults, "sampler": None}
+    assert effective_kwargs(defaults, {"batch_sampler": OWN_BATCHES}) == {
+        "num_workers": 0,
+        "batch_sampler": OWN_BATCHES,
+    }
+    assert defaults == {"batch_size": 8, "shuffle": True, "num_workers": 0}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"batch_sampler": OWN_BATCHES, "batch_size": 2},
+        {"sampler": [0, 1], "shuffle": True},
+        {"no_such_argument": 1},
+        {"batch_size": 0},
+        {"num_workers": -1},
+    ],
+    ids=str,
+)
+def test_what_torch_refuses_is_an_error_that_shows_the_arguments(given: dict[str, Any]) -> None:
+    name = next(iter(given))
+    with pytest.raises(ConfigurationError, match=f"refused the arguments .*{name}=.* for a Numbers: .*Change"):
+        build_loader(Numbers(4), {"batch_size": 8, "shuffle": True}, given, None)
+
+
+def test_loaders_and_iterables_are_left_as_they_are() -> None:
+    loader = DataLoader(Numbers(4))
+    assert build_loader(loader, {"batch_size": 8}, {"batch_size": 2}, None) is loader
+    iterable = iter(PAIRS)
+    assert build_loader(iterable, {"batch_size": 8}, None, None) is iterable
+
+
+def test_workers_are_for_data_that_is_worth_them() -> None:
+    def workers(dataset: Any, ranks_on_node: int = 1) -> int:
+        kwargs = default_loader_kwargs(dataset, batch_size=1, shuffle=True, ranks_on_node=ranks_on_node)
+        return kwargs["num_workers"]  # type: ignore[no-any-return]
+
+    large = Numbers(10**6)
+    assert workers(Numbers(10)) == 0
+    assert workers(TensorDataset(torch.zeros(10**6))) == workers(Subset(TensorDataset(torch.zeros(9)), range(9))) == 0
+    assert workers(Stream(10**6)) == workers(SizedStream(10**6)) == 0
+    assert workers(iter([])) == 0
+    assert workers(large, ranks_on_node=10**6) == 0
+    assert 0 <= workers(large) <= 8
+
+
+def test_map_style_data_is_shuffled_by_default_and_streams_cannot_be() -> None:
+    kwargs = default_loader_kwargs(Numbers(4), batch_size=3, shuffle=True, ranks_on_node=1)
+    assert kwargs["shuffle"] is True
+    assert kwargs["batch_size"] == 3
+    assert "shuffle" not in default_loader_kwargs(Stream(4), batch_size=3, shuffle=True, ranks_on_node=1)
+
+
+@pytest.mark.parametrize(
+    ("batch", "size"),
+    [
+        (torch.zeros(3, 2), 3),
+        ((torch.zeros(4), torch.zeros(5)), 4),
+        ({"ids": torch.zeros(2, 9), "x": 1}, 2),
+        (["a", "b"], None),
+        ([{"a": "text"}, (torch.tensor(1.0), np.zeros((7, 1)))], 7),
+        ("text", None),
+        (torch.tensor(1.0), None),
+        ((), None),
+        (None, None),
+    ],
+    ids=str,
+)
+def test_the_size_of_a_batch_is_the_first_dimension_of_its_first_array(batch: Any, size: int | None) -> None:
+    assert batch_size_of(batch) == size
+
+
+def test_a_fingerprint_tells_splits_apart_and_leaves_shares_alone() -> None:
+    def of(dataset: Any, **kwargs: Any) -> str:
+        return fingerprint(adapted(DataLoader(dataset, 2), **kwargs))
+
+    data = TensorDataset(torch.arange(9))
+    assert of(Subset(data, [1, 2])) == of(Subset(data, [1, 2]))
+    assert of(Subset(data, [1, 2])) != of(Subset(data, [2, 1]))
+    assert of(Subset(Subset(data, [1, 2, 3]), [0])) != of(Subset(Subset(data, [2, 1, 3]), [0]))
+    assert of(Numbers(3)) != of(Numbers(4))
+    assert of(SizedStream(3)) != of(SizedStream(4))
+    # Shares may differ.
+    assert of(SizedStream(3), is_sharded=True) == of(SizedStream(4), is_sharded=True)
+    assert fingerprint(adapted([1, 2])) == fingerprint(adapted([1]))
+
+
+def test_a_stream_loader_knows_what_can_be_known() -> None:
+    loader = adapted(DataLoader(Stream(SIZE), 2))
+    assert isinstance(loader, StreamLoader)
+    assert loader.num_samples is None
+    assert loader.num_batches is None
+    sized = adapted(DataLoader(SizedStream(SIZE), 2), steps=4)
+    assert sized.num_samples == SIZE
+    assert sized.num_batches == 6
+    assert sized.num_updates == 2

@@ -1,0 +1,135 @@
+"""Runs on any number of ranks: evaluation and prediction equal the plain sums, for every size and remainder."""
+
+import itertools
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from pytorch_accelerated import Trainer
+from pytorch_accelerated.callbacks.base import TrainerCallback
+from pytorch_accelerated.prediction import StoredPredictions
+from tests.support.reference import regression_data, sgd, tiny_model
+
+RANKS = int(os.environ.get("WORLD_SIZE", "1"))
+folder = Path(sys.argv[1])
+
+
+class Gathering(TrainerCallback):
+    """Collects what it gathers in every event of a batch, and what events are fired with."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.starts = 0
+        self.sizes: list[int] = []
+        self.counts: list[torch.Tensor] = []
+        self.losses: list[torch.Tensor] = []
+        self.targets: list[torch.Tensor] = []
+        self.predicted: list[torch.Tensor] = []
+
+    def on_eval_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        # A number of its own from each rank, before it has seen the batch.
+        self.starts += len(trainer.gather(torch.tensor(trainer._ranks.index)))
+
+    def on_eval_step_end(self, trainer: Trainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
+        self.sizes.append(len(batch[0]))
+        loss, count = trainer.gather((batch_output["loss"], torch.tensor(batch_output["batch_size"])))
+        self.losses.append(loss)
+        self.counts.append(count)
+        self.targets.append(trainer.gather({"targets": batch[1]})["targets"])
+
+    def on_prediction_step_end(self, trainer: Trainer, batch: Any, predictions: Any, **kwargs: Any) -> None:
+        self.sizes.append(len(predictions))
+        self.predicted.append(trainer.gather(predictions))
+
+
+class GathersInHooks(Trainer):
+    """Gathers before and after the model, too, as users who override a hook do."""
+
+    def calculate_eval_batch_loss(self, batch: Any) -> dict[str, Any]:
+        inputs = self.gather(batch[0])
+        output = super().calculate_eval_batch_loss(batch)
+        outputs = self.gather(output["model_outputs"])
+        torch.testing.assert_close(self.model(inputs), outputs, rtol=0, atol=1e-15)
+        return output
+
+
+def assert_rows(found: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-15)
+
+
+model = tiny_model()
+loss_func = nn.MSELoss()
+trainer = GathersInHooks(model, loss_func, sgd(model), callbacks=[seen := Gathering()])
+assert trainer._ranks.count == RANKS
+
+for batch_size in (1, 3, 4):
+    for size in range(1, 4 * RANKS + 4):
+        case = f"N={size} B={batch_size} W={RANKS}"
+        data = regression_data(size)
+        with torch.no_grad():
+            expected = model(data[0])
+            expected_loss = loss_func(expected, data[1]).item()
+
+        rounds = -(-size // (batch_size * RANKS))
+        # A rank without a batch in the last round fires no event there, so it does not hear what the others gather.
+        # The first rank always has one.
+        hears_all = (batch_size >= 2 and size >= RANKS) or trainer._ranks.index <= (size - 1) % RANKS
+        heard = size if hears_all else (rounds - 1) * batch_size * RANKS
+
+        seen.reset()
+        metrics = trainer.evaluate(data, batch_size)
+        assert abs(metrics["evaluation_loss"] - expected_loss) < 1e-14, case
+        assert torch.equal(torch.cat([data[1][:0], *seen.targets]), data[1][:heard]), case
+        assert all(0 < count <= batch_size for count in seen.sizes), case
+        assert len(seen.sizes) == (rounds if hears_all else rounds - 1), case
+        everyones = trainer._ranks.exchange(seen.sizes)
+        assert sum(itertools.chain(*everyones)) == size, case
+        if hears_all:
+            # A 0-dim tensor of each batch that exists on any rank.
+            assert seen.starts == sum(map(len, seen.losses)) == sum(map(len, everyones)), case
+            losses, counts = torch.cat(seen.losses), torch.cat(seen.counts)
+            assert abs((losses * counts).sum() / counts.sum() - expected_loss) < 1e-14, case
+
+        seen.reset()
+        assert_rows(trainer.predict(data, batch_size), expected)
+        assert_rows(torch.cat([expected[:0], *seen.predicted]), expected[:heard])
+        assert sum(trainer._ranks.sum([sum(seen.sizes)])) == size, case
+
+# To a folder, with all kinds of outputs.
+
+
+class ManyOutputs(Trainer):
+    def calculate_predict_batch_outputs(self, batch: Any) -> Any:
+        scores = self.model(batch[0])
+        return {"scores": scores, "both": (scores.argmax(1), scores > 0)}
+
+
+many = ManyOutputs(model, loss_func, None, callbacks=())  # type: ignore[arg-type]
+for size in {1, RANKS, 4 * RANKS + 1}:
+    data = regression_data(size)
+    with torch.no_grad():
+        scores = model(data[0])
+    for batch_size in (1, 3):
+        stored = many.predict(data, batch_size, output_path=folder / f"{size} {batch_size}")
+        assert isinstance(stored, StoredPredictions)
+        for found in (stored.load(), many.predict(data, batch_size)):
+            assert_rows(found["scores"], scores)
+            assert torch.equal(found["both"][0], scores.argmax(1))
+            assert torch.equal(found["both"][1], scores > 0)
+
+# Inputs without targets, and nothing at all.
+data = regression_data(2 * RANKS + 1)
+inputs_only = Trainer(model, loss_func, None, callbacks=())  # type: ignore[arg-type]
+with torch.no_grad():
+    assert_rows(inputs_only.predict(data[0], 2), model(data[0]))
+    assert_rows(inputs_only.predict({"input": data[0]}, 2), model(data[0]))
+assert inputs_only.predict(data[0][:0], 2).numel() == 0
+assert inputs_only.predict([], 2).numel() == 0
+
+print("done")

@@ -1,0 +1,205 @@
+"""Events reach every callback that acts, in order, and mistakes in callbacks are not swallowed."""
+
+import copy
+import warnings
+from typing import Any
+
+import pytest
+
+from pytorch_accelerated import Trainer
+from pytorch_accelerated.callbacks import CallbackHandler, LogMetricsCallback, PrintMetricsCallback, TrainerCallback
+from pytorch_accelerated.callbacks.base import EVENTS
+from pytorch_accelerated.errors import (
+    CallbackMethodNotImplementedError,
+    DuplicateCallbackError,
+    StopTrainingError,
+)
+
+
+class Named(TrainerCallback):
+    """Several of them can be told apart."""
+
+    def __init__(self, name: str, calls: list[Any]) -> None:
+        self.name = name
+        self.calls = calls
+
+    def on_train_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        self.calls.append((self.name, kwargs))
+
+    @property
+    def state_key(self) -> str:
+        return self.name
+
+
+class Raises(Named):
+    def __init__(self, name: str, calls: list[Any], error: Exception) -> None:
+        super().__init__(name, calls)
+        self.error = error
+
+    def on_train_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        super().on_train_epoch_start(trainer, **kwargs)
+        raise self.error
+
+
+def test_callbacks_act_in_the_order_given_with_what_the_event_brings():
+    calls: list[Any] = []
+    handler = CallbackHandler([Named("b", calls), Named("a", calls)])
+    handler.add_callbacks([Named("c", calls)])
+    handler.call_event("on_train_epoch_start", None, number=1)
+    assert calls == [(name, {"number": 1}) for name in "bac"]
+    assert [callback.name for callback in handler] == ["b", "a", "c"]
+    assert handler.callback_list == "Named\nNamed\nNamed"
+    assert len(handler) == 3
+
+
+def test_classes_are_made_into_instances():
+    handler = CallbackHandler([TrainerCallback])
+    assert [type(callback) for callback in handler] == [TrainerCallback]
+
+
+def test_callbacks_may_come_and_go_between_two_events():
+    calls: list[Any] = []
+    handler = CallbackHandler()
+    handler.call_event("on_train_epoch_start", None)
+    handler.add_callback(Named("late", calls))
+    handler.call_event("on_train_epoch_start", None)
+    handler.clear_callbacks()
+    handler.call_event("on_train_epoch_start", None)
+    assert [name for name, _ in calls] == ["late"]
+    assert list(handler) == []
+
+
+def test_only_what_is_overridden_acts():
+    class Patched(TrainerCallback):
+        def __init__(self) -> None:
+            self.on_train_epoch_end = lambda trainer, **kwargs: calls.append("patched")  # type: ignore[method-assign]
+
+    calls: list[Any] = []
+    patched, named = Patched(), Named("named", calls)
+    handler = CallbackHandler([patched, TrainerCallback(), named])
+    assert handler.acting_methods("on_train_epoch_start") == [named.on_train_epoch_start]
+    assert handler.acting_methods("on_train_epoch_end") == [patched.on_train_epoch_end]
+    for event in set(EVENTS) - {"on_train_epoch_start", "on_train_epoch_end"}:
+        assert handler.acting_methods(event) == []
+    handler.call_event("on_train_epoch_end", None)
+    assert calls == ["patched"]
+
+
+def test_events_of_ones_own_reach_those_who_listen_and_skip_the_others():
+    class Listens(TrainerCallback):
+        heard: Any = None
+
+        def on_lunch(self, trainer: Any, menu: str) -> None:
+            self.heard = menu
+
+    listens = Listens()
+    handler = CallbackHandler([TrainerCallback(), listens], custom_events=["on_lunch"])
+    handler.call_event("on_lunch", trainer=None, menu="soup")
+    handler.call_event("on_dinner", trainer=None, menu="rice")
+    assert listens.heard == "soup"
+
+
+def test_a_wish_to_stop_goes_up_after_the_last_callback():
+    calls: list[Any] = []
+    first, second = StopTrainingError("first"), StopTrainingError("second")
+    handler = CallbackHandler([Raises("a", calls, first), Raises("b", calls, second), Named("c", calls)])
+    with pytest.raises(StopTrainingError, match="first"):
+        handler.call_event("on_train_epoch_start", None)
+    assert [name for name, _ in calls] == ["a", "b", "c"]
+
+
+def test_any_other_error_goes_up_at_once():
+    calls: list[Any] = []
+    handler = CallbackHandler([Raises("a", calls, KeyError("oops")), Named("b", calls)])
+    with pytest.raises(KeyError, match="oops"):
+        handler.call_event("on_train_epoch_start", None)
+    assert [name for name, _ in calls] == ["a"]
+
+
+def test_a_callback_may_say_that_it_does_not_act_here():
+    calls: list[Any] = []
+    handler = CallbackHandler([Raises("a", calls, CallbackMethodNotImplementedError("not me")), Named("b", calls)])
+    handler.call_event("on_train_epoch_start", None)
+    assert [name for name, _ in calls] == ["a", "b"]
+
+
+def test_a_missing_attribute_in_a_callback_is_an_error_like_any_other():
+    class Mistaken(TrainerCallback):
+        def on_train_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
+            self.does_not_exist  # type: ignore[attr-defined]  # noqa: B018
+
+    with pytest.raises(AttributeError, match="does_not_exist"):
+        CallbackHandler([Mistaken]).call_event("on_train_epoch_start", None)
+    assert not hasattr(Mistaken(), "does_not_exist")
+    assert copy.deepcopy(Named("a", [])).name == "a"
+
+
+def test_two_callbacks_that_cannot_be_told_apart_are_refused_also_later():
+    handler = CallbackHandler([Named("a", []), Named("b", [])])
+    with pytest.raises(DuplicateCallbackError, match="'a'"):
+        handler.add_callback(Named("a", []))
+    assert len(handler) == 2
+    assert issubclass(DuplicateCallbackError, ValueError)
+
+
+def test_a_second_plain_logger_is_left_out_whatever_its_name():
+    class Mine(LogMetricsCallback):
+        pass
+
+    handler = CallbackHandler([LogMetricsCallback, PrintMetricsCallback, PrintMetricsCallback(), Mine])
+    assert [type(callback) for callback in handler] == [LogMetricsCallback, Mine]
+
+
+def test_anything_with_an_event_is_a_callback():
+    class Duck:
+        seen = 0
+
+        def on_train_epoch_start(self, trainer: Any, **kwargs: Any) -> None:
+            self.seen += 1
+
+    duck = Duck()
+    handler = CallbackHandler([duck])
+    handler.call_event("on_train_epoch_start", None)
+    assert duck.seen == 1
+    with pytest.raises(DuplicateCallbackError, match="'Duck'"):
+        handler.add_callback(Duck)
+
+
+class Misspelt(TrainerCallback):
+    def on_train_epoch_begin(self, trainer: Trainer, **kwargs: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("on_train_epoch_ends", "Did you mean 'on_train_epoch_end'?"),
+        ("on_eval_step_ended", "Did you mean 'on_eval_step_end'?"),
+        ("on_something_else_entirely", "no event has that name. If you fire it yourself"),
+    ],
+)
+def test_a_method_that_no_event_will_call_is_warned_about_with_the_nearest_name(name: str, hint: str):
+    kind = type("Mine", (TrainerCallback,), {name: lambda self, trainer, **kwargs: None})
+    with pytest.warns(UserWarning, match=f"Mine.{name} will never be called") as caught:
+        CallbackHandler([kind])
+    assert hint in str(caught[0].message)
+    assert "`custom_events`" in str(caught[0].message)
+
+
+def test_a_misspelt_event_of_a_base_class_is_found_and_an_announced_one_is_not_warned_about():
+    class Inherits(Misspelt):
+        def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None: ...
+
+    with pytest.warns(UserWarning, match="'on_train_epoch_"):
+        CallbackHandler([Inherits])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        CallbackHandler([Inherits], custom_events=("on_train_epoch_begin",))
+
+
+def test_a_callback_has_a_state_of_its_own_and_every_event():
+    callback = TrainerCallback()
+    assert callback.state_dict() == {}
+    callback.load_state_dict({})
+    assert callback.state_key == "TrainerCallback"
+    assert all(event.startswith("on_") and callable(getattr(callback, event)) for event in EVENTS)
+    assert len(EVENTS) == len(set(EVENTS))

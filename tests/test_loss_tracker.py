@@ -1,0 +1,146 @@
+"""The mean loss of an epoch, whenever and however often it is read."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pytorch_accelerated.tracking import LossTracker
+
+BATCHES = [(0.5, 4), (2.25, 4), (1.0, 3), (8.0, 1)]  # losses and weights
+MEAN = (0.5 * 4 + 2.25 * 4 + 1.0 * 3 + 8.0) / 12
+
+AS_GIVEN: dict[str, Callable[[float], Any]] = {
+    "numbers": float,
+    "0-dim tensors": torch.tensor,
+    "tensors with one element": lambda value: torch.tensor([[value]]),
+    "tensors with a graph": lambda value: torch.tensor(value, requires_grad=True) * 1,
+    "half precision": lambda value: torch.tensor(value, dtype=torch.float16),
+    "numbers and tensors": lambda value: value if value > 1 else torch.tensor(value),
+    "tensors of several dtypes": lambda value: torch.tensor(value, dtype=torch.float16 if value > 1 else torch.float32),
+    "whole numbers among them": lambda value: int(value) if value == int(value) else torch.tensor(value),
+}
+
+
+def tracked(batches: list[tuple[Any, Any]]) -> LossTracker:
+    tracker = LossTracker()
+    for loss, weight in batches:
+        tracker.update(loss, weight)
+    return tracker
+
+
+@pytest.mark.parametrize("weight_as", [int, float, torch.tensor, lambda weight: torch.tensor(float(weight))])
+@pytest.mark.parametrize("loss_as", AS_GIVEN.values(), ids=AS_GIVEN)
+def test_the_mean_is_that_of_the_items(loss_as: Callable[[float], Any], weight_as: Callable[[int], Any]):
+    tracker = tracked([(loss_as(loss), weight_as(weight)) for loss, weight in BATCHES])
+    assert tracker.average == MEAN
+    assert tracker.total_loss == 12 * MEAN
+    assert tracker.running_count == 12
+    assert tracker.loss_value == 8.0
+    assert tracker.first_non_finite is None
+
+
+@given(
+    st.lists(st.tuples(st.floats(-1e6, 1e6), st.integers(0, 1000)), min_size=1, max_size=200),
+    st.sets(st.integers(0, 199)),
+)
+@settings(deadline=None)
+def test_reading_in_bulk_gives_the_mean_of_a_plain_sum_in_double_precision(batches, read_after):
+    tracker = LossTracker()
+    for index, (loss, weight) in enumerate(batches):
+        tracker.update(torch.tensor(loss, dtype=torch.float64), weight)
+        if index in read_after:
+            tracker.read()
+    size = math.fsum(abs(loss) * weight for loss, weight in batches)
+    assert tracker.total_loss == pytest.approx(math.fsum(loss * weight for loss, weight in batches), abs=1e-13 * size)
+    assert tracker.running_count == sum(weight for _, weight in batches)
+    count = tracker.running_count
+    assert tracker.average == (tracker.total_loss / count if count else 0.0)
+    assert tracker.loss_value == batches[-1][0]
+
+
+def test_many_small_losses_are_not_lost_in_a_large_sum():
+    # In single precision a sum of 2 ** 24 does not grow by 1 any more.
+    tracker = tracked([(torch.tensor(2.0**24), 1)] + [(torch.tensor(1.0), 1)] * 1000)
+    assert tracker.total_loss == 2.0**24 + 1000
+
+
+def test_a_tracker_without_batches_has_zeros():
+    tracker = LossTracker()
+    assert (tracker.average, tracker.loss_value, tracker.total_loss, tracker.running_count) == (0.0, 0.0, 0.0, 0.0)
+    assert tracker.peek() is None
+
+
+def test_a_batch_of_weight_0_counts_nowhere_even_if_its_loss_is_not_a_number():
+    tracker = tracked([(torch.tensor(2.0), 3), (torch.tensor(math.nan), 0)])
+    assert tracker.average == 2.0
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("read_after", [[], [0], [2], [0, 1, 2, 3, 4]])
+def test_the_first_loss_that_is_not_finite_is_named_by_its_index(bad: float, read_after: list[int]):
+    tracker = LossTracker()
+    for index, loss in enumerate([1.0, 2.0, 3.0, bad, 4.0, math.nan]):
+        tracker.update(torch.tensor(loss))
+        if index in read_after:
+            tracker.read()
+    tracker.look_for_non_finite()
+    assert tracker.first_non_finite == 3
+    tracker.read()
+    assert tracker.first_non_finite == 3
+    assert not math.isfinite(tracker.average)
+    tracker.reset()
+    assert tracker.first_non_finite is None
+
+
+def random_batches(number: int) -> list[tuple[torch.Tensor, int]]:
+    generator = torch.Generator().manual_seed(5)
+    return [(torch.rand((), generator=generator), index % 3 + 1) for index in range(number)]
+
+
+def test_looking_changes_nothing_to_the_bit():
+    batches = random_batches(50)
+    plain, looked_at = tracked(batches), LossTracker()
+    for number, (loss, weight) in enumerate(batches, start=1):
+        looked_at.update(loss, weight)
+        looked_at.look_for_non_finite()
+        assert looked_at.peek() == pytest.approx(tracked(batches[:number]).average, rel=1e-15)
+        looked_at.state_dict()
+    assert looked_at.total_loss == plain.total_loss
+
+
+@pytest.mark.parametrize("read_before_saving", [True, False])
+def test_going_on_from_a_saved_state_changes_nothing_to_the_bit(read_before_saving: bool):
+    batches = random_batches(50)
+    whole, first = tracked(batches[:30]), tracked(batches[:30])
+    if read_before_saving:
+        whole.read()
+        first.read()
+    state = first.state_dict()
+    assert all(isinstance(value, float) for value in state["pending_losses"])
+    second = LossTracker()
+    second.update(9.0)
+    second.load_state_dict(state)
+    for loss, weight in batches[30:]:
+        whole.update(loss, weight)
+        second.update(loss, weight)
+    assert second.state_dict() == whole.state_dict()
+    assert second.total_loss == whole.total_loss
+    assert second.running_count == whole.running_count
+
+
+def test_the_state_keeps_fractions_of_weights_among_whole_ones():
+    tracker = tracked([(torch.tensor(1.0), 0.5), (torch.tensor(2.0), torch.tensor(3))])
+    assert tracker.state_dict()["pending_weights"] == [0.5, 3.0]
+
+
+def test_a_tracker_does_not_keep_the_graph_of_a_loss():
+    weight = torch.ones(1000, requires_grad=True)
+    tracker = LossTracker()
+    tracker.update((weight * 2).sum())
+    assert tracker._pending_losses[0].grad_fn is None
+    assert not tracker._pending_losses[0].requires_grad

@@ -1,0 +1,306 @@
+"""Edges that trainers of this kind are known to be rough at, and where this one must stay smooth.
+
+Each test is named after what must not come back. Those that belong to one part (schedulers, freezing, averages, run
+history, resuming, distributed evaluation) are in the tests of that part.
+"""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, get_worker_info
+
+from pytorch_accelerated import Trainer, set_seed
+from pytorch_accelerated.callbacks import SaveBestModelCallback, StepBasedEvaluationCallback, TrainerCallback
+from pytorch_accelerated.trainer import TrainerWithTimmScheduler
+from pytorch_accelerated.utils import DataLoaderSlice, worker_init_fn
+from tests.support.reference import assert_same_parameters, regression_data, sgd, tiny_model, train_reference
+
+DATA = regression_data(11)
+NOT_SHUFFLED = {"train_dataloader_kwargs": {"shuffle": False}}
+
+
+def make(*callbacks: Any, base: type[Trainer] = Trainer, **kwargs: Any) -> Trainer:
+    model = tiny_model()
+    return base(model, nn.MSELoss(), sgd(model), callbacks=callbacks, **{"seed": 3, **kwargs})
+
+
+# Gradient accumulation
+
+
+@pytest.mark.parametrize("steps", [1, 2, 4])
+def test_the_recorded_loss_and_the_one_callbacks_see_are_not_divided_by_the_accumulation_steps(steps: int):
+    class Losses(TrainerCallback):
+        def __init__(self) -> None:
+            self.seen: list[float] = []
+
+        def on_train_step_end(self, trainer: Trainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
+            with torch.no_grad():
+                outputs = trainer.model(batch[0])
+            assert batch_output["loss"].item() == nn.functional.mse_loss(outputs, batch[1]).item()
+            self.seen.append(batch_output["loss"].item() * len(batch[0]))
+
+    trainer = make(losses := Losses())
+    trainer.train(DATA, 1, per_device_batch_size=2, gradient_accumulation_steps=steps, **NOT_SHUFFLED)
+    assert trainer.run_history.get_latest_metric("train_loss_epoch") == pytest.approx(sum(losses.seen) / 11, rel=1e-14)
+
+
+def test_the_last_short_window_is_not_scaled_as_a_full_one():
+    trainer = make()
+    trainer.train(DATA, 1, per_device_batch_size=2, gradient_accumulation_steps=5, **NOT_SHUFFLED)
+    expected, _ = train_reference(DATA, [torch.arange(10), torch.arange(10, 11)])
+    assert_same_parameters(trainer.model, expected)
+
+
+def test_gradients_are_clipped_once_per_update_and_not_in_every_batch():
+    class Clips(Trainer):
+        clips = 0
+
+        def _clip_gradients(self) -> None:
+            self.clips += 1
+            assert all(parameter.grad is not None for parameter in self.model.parameters())
+            super()._clip_gradients()
+
+    trainer = make(base=Clips)
+    trainer.train(DATA, 2, per_device_batch_size=1, gradient_accumulation_steps=4, gradient_clip_value=0.01)
+    assert vars(trainer)["clips"] == trainer.run_state.updates == 6
+
+
+# How long a run is
+
+
+def test_a_second_run_that_keeps_the_history_runs_all_its_epochs():
+    trainer = make()
+    trainer.train(DATA, 2)
+    trainer.train(DATA, 2, reset_run_history=False)
+    assert trainer.run_state.epochs == 2
+    assert [record.epoch for record in trainer.run_history.records] == [1, 2, 3, 4]
+
+
+def test_a_second_run_that_keeps_the_history_goes_on_in_the_order_of_the_data():
+    class Batches(TrainerCallback):
+        def __init__(self) -> None:
+            self.seen: list[torch.Tensor] = []
+
+        def on_train_step_end(self, trainer: Trainer, batch: Any, **kwargs: Any) -> None:
+            self.seen.append(batch[0])
+
+    parts, whole = Batches(), Batches()
+    trainer = make(parts)
+    trainer.train(DATA, 1, per_device_batch_size=11)
+    trainer.train(DATA, 2, per_device_batch_size=11, reset_run_history=False)
+    make(whole).train(DATA, 3, per_device_batch_size=11)
+    assert len({batch[0, 0].item() for batch in whole.seen}) > 1
+    assert all(torch.equal(part, batch) for part, batch in zip(parts.seen, whole.seen, strict=True))
+
+
+@pytest.mark.parametrize(("steps", "epochs"), [(1, 1), (3, 1), (4, 2), (7, 3)])
+@pytest.mark.parametrize("num_epochs", [None, 1, 50])
+def test_the_step_limit_counts_updates_and_overrides_the_epochs(num_epochs: int | None, steps: int, epochs: int):
+    trainer = make()
+    trainer.train(DATA, num_epochs, None, 2, steps, gradient_accumulation_steps=2)
+    assert (trainer.run_state.updates, trainer.run_state.epochs) == (steps, epochs)
+    assert trainer.run_config is not None
+    assert trainer.run_config.num_epochs == epochs
+
+
+# Seeds
+
+
+def order_of_data(**kwargs: Any) -> list[float]:
+    class Order(TrainerCallback):
+        rows: Any = None
+
+        def on_train_step_end(self, trainer: Trainer, batch: Any, **kwargs: Any) -> None:
+            self.rows = batch[0][:, 0].tolist()
+
+    make(order := Order(), **kwargs).train(DATA, 1, per_device_batch_size=11)
+    rows: list[float] = order.rows
+    return rows
+
+
+def test_the_users_seed_decides_about_the_order_and_nobody_reseeds_his_generators():
+    orders = []
+    for seed in (1, 2, 1):
+        set_seed(seed)
+        states = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()  # type: ignore[index]
+        orders.append(order_of_data(seed=None))
+        assert torch.equal(torch.get_rng_state(), states[0])
+        assert np.random.get_state()[1].tolist() == states[1]  # type: ignore[index]
+        assert random.getstate() == states[2]
+    assert orders[0] == orders[2]
+    assert orders[0] != orders[1]
+    assert order_of_data(seed=4) == order_of_data(seed=np.int64(4))
+    assert order_of_data(seed=4) != order_of_data(seed=5)
+
+
+def test_two_runs_of_one_trainer_without_a_seed_have_different_orders():
+    set_seed(1)
+    orders = {tuple(order) for order in [order_of_data(seed=None), *order_of_two_runs()]}
+    assert len(orders) == 2
+
+
+def order_of_two_runs() -> list[list[float]]:
+    """The second run of a trainer has another seed than its first."""
+
+    class Order(TrainerCallback):
+        def __init__(self) -> None:
+            self.rows: list[list[float]] = []
+
+        def on_train_step_end(self, trainer: Trainer, batch: Any, **kwargs: Any) -> None:
+            self.rows.append(batch[0][:, 0].tolist())
+
+    trainer = make(order := Order(), seed=None)
+    for _ in range(2):
+        trainer.train(DATA, 1, per_device_batch_size=11)
+    return order.rows
+
+
+def test_worker_init_fn_makes_numpy_and_random_follow_torchs_seed_of_the_worker():
+    class Draws(torch.utils.data.Dataset[Any]):
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> Any:
+            assert get_worker_info() is not None
+            return torch.tensor([np.random.rand(), random.random()], dtype=torch.float64)
+
+    def draw() -> torch.Tensor:
+        generator = torch.Generator().manual_seed(7)
+        loader = DataLoader(Draws(), num_workers=2, worker_init_fn=worker_init_fn, generator=generator)
+        return torch.cat(list(loader))
+
+    first = draw()
+    assert torch.equal(first, draw())
+    assert len(first.unique()) == first.numel(), "no two workers draw the same"
+
+
+# Data
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return iter(zip(*DATA, strict=True))
+
+
+def test_a_stream_without_a_length_can_be_trained_and_evaluated_on():
+    trainer = make()
+    history = trainer.train(Stream(), 2, Stream(), per_device_batch_size=4)
+    assert trainer.run_state.updates == 6
+    expected = nn.functional.mse_loss(trainer.model(DATA[0]), DATA[1]).item()
+    assert history.get_latest_metric("eval_loss_epoch") == pytest.approx(expected, rel=1e-12)
+
+
+def test_batch_samplers_and_loaders_need_no_attributes_of_accelerates():
+    class OwnBatches:
+        def __iter__(self) -> Iterator[list[int]]:
+            yield from ([0, 1, 2], [3, 4], [5, 6, 7, 8, 9, 10])
+
+    class OwnLoader:
+        def __iter__(self) -> Iterator[Any]:
+            return iter(DataLoader(TensorDataset(*DATA), batch_sampler=OwnBatches()))  # type: ignore[arg-type]
+
+    expected, _ = train_reference(DATA, [torch.arange(0, 3), torch.arange(3, 5), torch.arange(5, 11)])
+    sampled, iterated = make(), make()
+    sampled.train(DATA, 1, DATA, train_dataloader_kwargs={"batch_sampler": OwnBatches()})
+    iterated.train(OwnLoader(), 1, OwnLoader())
+    assert_same_parameters(sampled.model, expected)
+    assert_same_parameters(iterated.model, expected)
+    evaluations = [trainer.run_history.get_latest_metric("eval_loss_epoch") for trainer in (sampled, iterated)]
+    assert evaluations[0] == pytest.approx(evaluations[1], rel=1e-14)
+
+
+def test_a_slice_reports_no_more_batches_than_there_are():
+    loader = DataLoader(TensorDataset(*DATA), batch_size=4)
+    assert [len(DataLoaderSlice(loader, size)) for size in (1, 3, 9)] == [1, 3, 3]
+    assert [len(list(DataLoaderSlice(loader, size))) for size in (1, 3, 9)] == [1, 3, 3]
+
+    class Sliced(Trainer):
+        def create_train_dataloader(self, batch_size: int, train_dl_kwargs: Any = None) -> Any:
+            return DataLoaderSlice(super().create_train_dataloader(batch_size, train_dl_kwargs), 9)
+
+    trainer = make(base=Sliced)
+    trainer.train(DATA, 2, per_device_batch_size=2, gradient_accumulation_steps=4)
+    assert trainer.run_state.updates == 4, "the last update of an epoch was lost"
+
+
+# Evaluation
+
+
+def test_evaluate_keeps_the_record_of_training_and_the_collate_function():
+    def double(samples: Any) -> Any:
+        inputs, targets = torch.utils.data.default_collate(samples)
+        return 2 * inputs, targets
+
+    trainer = make()
+    record = trainer.train(DATA, 2, DATA, collate_fn=double)
+    metrics = trainer.evaluate()
+    expected = nn.functional.mse_loss(trainer.model(2 * DATA[0]), DATA[1]).item()
+    assert metrics == {"evaluation_loss": pytest.approx(expected, rel=1e-12)}
+    assert len(record.get_metric_values("train_loss_epoch")) == 2
+    assert record.get_latest_metric("eval_loss_epoch") == pytest.approx(expected, rel=1e-12)
+
+
+# Callbacks
+
+
+def test_several_callbacks_of_one_class_work_side_by_side(tmp_path: Path):
+    callbacks = [
+        SaveBestModelCallback(tmp_path / "train.pt", "train_loss_epoch"),
+        SaveBestModelCallback(tmp_path / "eval.pt", "eval_loss_epoch"),
+    ]
+    make(*callbacks).train(DATA, 2, DATA)
+    assert all(callback.best_metric is not None for callback in callbacks)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["eval.pt", "train.pt"]
+
+
+# The model and accelerate
+
+
+def test_a_run_leaves_no_wrapper_and_no_patched_forward_behind():
+    trainer = make(mixed_precision="bf16")
+    trainer.model.float()
+    data = (DATA[0].float(), DATA[1].float())
+    bare, accelerator, untouched = trainer.model, trainer._accelerator, set(vars(trainer.model))
+
+    class Dtype(TrainerCallback):
+        seen: Any = None
+
+        def on_train_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
+            self.seen = trainer.model(data[0]).dtype
+
+    trainer.callback_handler.add_callback(dtype := Dtype())
+    for _ in range(2):
+        trainer.train(data, 1, data)
+        trainer.evaluate(data)
+        trainer.predict(data[0])
+        assert trainer.model is bare
+        assert set(vars(bare)) == untouched
+        assert trainer._accelerator is accelerator
+    assert accelerator._models == accelerator._optimizers == []
+    # While training the output is brought back to single precision; what is computed in between is not as exact.
+    assert dtype.seen == torch.float32
+    assert bare(data[0]).dtype == torch.float32
+
+
+def test_timm_schedulers_step_per_update_and_epoch_whatever_is_evaluated():
+    class Steps:
+        def __init__(self, optimizer: Any) -> None:
+            self.calls: list[tuple[str, int]] = []
+
+        def step_update(self, num_updates: int) -> None:
+            self.calls.append(("update", num_updates))
+
+        def step(self, epoch: int) -> None:
+            self.calls.append(("epoch", epoch))
+
+    expected = [("update", 1), ("update", 2), ("epoch", 1), ("update", 3), ("update", 4), ("epoch", 2)]
+    for callbacks, evaluation_set in (((), None), ((StepBasedEvaluationCallback(1),), DATA)):
+        trainer = make(*callbacks, base=TrainerWithTimmScheduler)
+        trainer.train(DATA, 2, evaluation_set, 3, gradient_accumulation_steps=2, create_scheduler_fn=Steps)
+        assert trainer.scheduler.calls == expected
