@@ -22,7 +22,7 @@ from pytorch_accelerated.utils import DataLoaderSlice, worker_init_fn
 from tests.support.reference import assert_same_parameters, regression_data, sgd, tiny_model, train_reference
 
 DATA = regression_data(11)
-NOT_SHUFFLED = {"train_dataloader_kwargs": {"shuffle": False}}
+NOT_SHUFFLED: dict[str, Any] = {"train_dataloader_kwargs": {"shuffle": False}}
 
 
 def make(*callbacks: Any, base: type[Trainer] = Trainer, **kwargs: Any) -> Trainer:
@@ -203,7 +203,7 @@ def test_batch_samplers_and_loaders_need_no_attributes_of_accelerates():
 
     class OwnLoader:
         def __iter__(self) -> Iterator[Any]:
-            return iter(DataLoader(TensorDataset(*DATA), batch_sampler=OwnBatches()))  # type: ignore[arg-type]
+            return iter(DataLoader(TensorDataset(*DATA), batch_sampler=OwnBatches()))
 
     expected, _ = train_reference(DATA, [torch.arange(0, 3), torch.arange(3, 5), torch.arange(5, 11)])
     sampled, iterated = make(), make()

@@ -138,7 +138,7 @@ class TrainingLoop(TrainerHooks):
         if not is_skipped and self._steps_scheduler_per_update:
             self._guarded(self.scheduler_step)
         self._guarded(self.optimizer_zero_grad)
-        state.finish_update(samples=self._samples_of(update), skipped=is_skipped)
+        state.finish_update(samples=update.samples, skipped=is_skipped)
         self._fire("on_optimizer_step_end")
 
     def _perform_forward_and_backward_passes(self, batch: Any, step: int) -> None:
@@ -273,7 +273,7 @@ class TrainingLoop(TrainerHooks):
     @property
     def _reference_count(self) -> float:
         """A count of the order of a rank's items per update, the same on every rank: keeps late weights near 1."""
-        return max(1.0, (self._update.samples or 1) / self._ranks.count)
+        return max(1.0, self._update.samples / self._ranks.count)
 
     def _complete_gradients(self) -> bool:
         """Bring the gradients to their true size. Returns whether fp16 found them infinite, so nothing will change."""
@@ -311,9 +311,6 @@ class TrainingLoop(TrainerHooks):
 
     def _parameters(self) -> list[torch.Tensor]:
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-
-    def _samples_of(self, update: Update) -> int:
-        return update.samples if update.samples is not None else 1
 
     def _step_scheduler_after_epoch(self) -> None:
         """Step schedulers that count epochs, or watch a metric."""
@@ -356,7 +353,7 @@ class TrainingLoop(TrainerHooks):
         self._late_counts: list[Any] = []
         self._count_items: CountItems | None = None
         self._deadline: float | None = None
-        self._update = Update((), None)
+        self._update = Update((), samples=0)
         self._micro_batch = MicroBatch(None, 1.0, is_last=True, is_borrowed=False, has_empty_rank=False)
 
     def _emit(self, event: str, **kwargs: Any) -> None:

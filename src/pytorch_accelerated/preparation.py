@@ -80,7 +80,8 @@ class PreparedModel:
                 bare.pop("forward", None)
             else:
                 bare["forward"] = self._forward
-        # accelerate remembers everything it has prepared, for ever.
+        # accelerate remembers everything it has prepared, for ever, and would not prepare it again.
+        bare.pop("_is_accelerate_prepared", None)
         for kept in (self._accelerator._models, self._accelerator._optimizers):
             kept.clear()
         was_replaced = model is not self.model and model is not self._bare_model

@@ -64,11 +64,11 @@ class Update(NamedTuple):
 
     Attributes:
         micro_batches: those of this rank, in order, made as they are asked for.
-        samples: over all ranks; None where batches have no size that can be told.
+        samples: over all ranks; where batches have no size that can be told, the number of them on a rank.
     """
 
     micro_batches: Iterable[MicroBatch]
-    samples: int | None
+    samples: int
 
 
 class Round(NamedTuple):
@@ -137,7 +137,7 @@ class PlannedLoader:
 
     @property
     def num_samples(self) -> int:
-        """Samples of one pass over all ranks."""
+        """Samples of one pass over all ranks, and those that `drop_last` leaves out."""
         return self._known_sizes.size
 
     @property
@@ -353,7 +353,7 @@ class StreamLoader:
         return batches if self.is_sharded else -(-batches // self._ranks.count)
 
     def __iter__(self) -> Iterator[Any]:
-        return map(self._to_device, self._fetcher.fetch(self._epoch))
+        return map(self._to_device, self._host_batches())
 
     def set_epoch(self, epoch: int) -> None:
         """Tell the iterable which pass comes next, if it wants to know; epochs count from 0."""
@@ -371,28 +371,29 @@ class StreamLoader:
         position = 0
         previous: Any = None
         while True:
-            size = self._accumulation_steps if position < start else min(self._accumulation_steps, left)
-            host = list(itertools.islice(batches, size))
+            # What has been used already may have been cut into other updates.
+            wanted = 1 if position < start else min(self._accumulation_steps, left)
+            host = list(itertools.islice(batches, wanted))
             sizes = [batch_size_of(batch) for batch in host]
             everyones = self._ranks.exchange_numbers([len(host), sum(size or 0 for size in sizes), None in sizes])
-            rounds = max(number for number, _, _ in everyones)
+            numbers = [number for number, _, _ in everyones]
+            rounds = max(numbers)
             if rounds == 0:
                 return
-            if any(number == 0 for number, _, _ in everyones) and position == 0:
+            if 0 in numbers and position == 0:
                 raise DataError(
-                    f"Some rank got no batch at all from {_name(self._loader)} (batches by rank: "
-                    f"{[number for number, _, _ in everyones]}). Every rank needs one to keep step with the others; "
-                    "use fewer ranks, smaller batches or more data."
+                    f"Some rank got no batch at all from {_name(self._loader)} (batches by rank: {numbers}). Every "
+                    "rank needs one to keep step with the others; use fewer ranks, smaller batches or more data."
                 )
             host += [host[-1] if host else previous] * (rounds - len(host))
             previous = host[-1]
             is_measured = not any(unmeasured for _, _, unmeasured in everyones)
-            total = sum(samples for _, samples, _ in everyones) if is_measured else None
-            weights = self._weights(host, sizes, total, count_items)
-            position += 1 if total is None else total
+            samples = sum(samples for _, samples, _ in everyones) if is_measured else rounds
+            position += samples
             if position > start:
                 left -= rounds
-                yield Update(self._micro_batches(host, weights, [number for number, _, _ in everyones]), total)
+                weights = self._weights(host, sizes, samples if is_measured else None, count_items)
+                yield Update(self._micro_batches(host, weights, numbers), samples)
 
     def rounds(self, *, max_rounds: int | None = None) -> Iterator[Round]:
         """The rounds of an evaluation or prediction pass: every sample once."""
