@@ -5,6 +5,7 @@ import warnings
 from typing import Any
 
 import pytest
+from torch import nn
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import CallbackHandler, LogMetricsCallback, PrintMetricsCallback, TrainerCallback
@@ -194,6 +195,20 @@ def test_a_misspelt_event_of_a_base_class_is_found_and_an_announced_one_is_not_w
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         CallbackHandler([Inherits], custom_events=("on_train_epoch_begin",))
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        lambda: CallbackHandler([Misspelt]),
+        lambda: CallbackHandler().add_callback(Misspelt),
+        lambda: Trainer(nn.Linear(1, 1), nn.MSELoss(), None, callbacks=[Misspelt]),
+    ],
+)
+def test_the_warning_points_at_the_line_that_gives_the_callback(mistake: Any):
+    with pytest.warns(UserWarning, match="on_train_epoch_begin") as caught:
+        mistake()
+    assert caught[0].filename == __file__
 
 
 def test_a_callback_has_a_state_of_its_own_and_every_event():

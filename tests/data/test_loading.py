@@ -344,7 +344,7 @@ def test_other_iterables_are_told_the_epoch() -> None:
         def set_epoch(self, epoch: int) -> None:
             self.epochs.append(epoch)
 
-    sampler = DistributedSampler(Numbers(SIZE), 1, 0, seed=4)
+    sampler: DistributedSampler[Any] = DistributedSampler(Numbers(SIZE), 1, 0, seed=4)
     for loader in (adapted(Told([torch.tensor([1])])), adapted(RowsOf(Numbers(SIZE), sampler=sampler))):
         loader.set_epoch(7)
         list(loader)

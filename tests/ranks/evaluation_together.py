@@ -34,6 +34,10 @@ def same_on_all_ranks(trainer: Trainer, value: Any) -> bool:
 class Keeper(nn.Module):
     """Keeps things of many kinds in buffers, which training changes differently on each rank."""
 
+    seen: torch.Tensor
+    mask: torch.Tensor
+    means: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.norm = nn.BatchNorm1d(3)

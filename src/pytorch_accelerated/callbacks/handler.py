@@ -10,6 +10,7 @@ from typing import Any
 
 from pytorch_accelerated.callbacks.base import EVENTS, TrainerCallback
 from pytorch_accelerated.callbacks.progress import LogMetricsCallback
+from pytorch_accelerated.callbacks.warning import stacklevel_of_user
 from pytorch_accelerated.errors import (
     ArgumentTypeError,
     CallbackMethodNotImplementedError,
@@ -137,5 +138,5 @@ class CallbackHandler:
             warnings.warn(
                 f"{type(callback).__name__}.{name} will never be called by the training loop: no event has that "
                 f"name.{hint} If you fire it yourself, list it in the trainer's class attribute `custom_events`.",
-                stacklevel=5,
+                stacklevel=stacklevel_of_user(),
             )

@@ -14,9 +14,13 @@ _NOT_THE_USERS = (__name__.partition(".")[0], "contextlib")
 
 def warn_user(trainer: Trainer, message: str) -> None:
     """Warn on one process, pointing at the line of the user's that all this comes from."""
-    if not trainer._ranks.is_first:
-        return
-    level, frame = 1, sys._getframe()
+    if trainer._ranks.is_first:
+        warnings.warn(message, stacklevel=stacklevel_of_user())
+
+
+def stacklevel_of_user() -> int:
+    """The `stacklevel` with which the caller's `warnings.warn` points at the user's line."""
+    level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals["__name__"].partition(".")[0] in _NOT_THE_USERS:
         level, frame = level + 1, frame.f_back
-    warnings.warn(message, stacklevel=level)
+    return level

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -115,15 +116,17 @@ def like_loader(loader: DataLoader[Any], dataset: Any, **settings: Any) -> DataL
             "multiprocessing_context": loader.multiprocessing_context,
             "timeout": loader.timeout,
         }
-    return DataLoader(
-        dataset,
-        num_workers=loader.num_workers,
-        pin_memory=loader.pin_memory and torch.accelerator.is_available(),
-        worker_init_fn=_WorkerInit(loader.worker_init_fn, loader.dataset) if loader.num_workers else None,
-        generator=torch.Generator(),
-        **worker_settings,
-        **settings,
-    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="This DataLoader will create")  # `loader` has said so already
+        return DataLoader(
+            dataset,
+            num_workers=loader.num_workers,
+            pin_memory=loader.pin_memory and torch.accelerator.is_available(),
+            worker_init_fn=_WorkerInit(loader.worker_init_fn, loader.dataset) if loader.num_workers else None,
+            generator=torch.Generator(),
+            **worker_settings,
+            **settings,
+        )
 
 
 def _seed_generator(loader: DataLoader[Any], *parts: object) -> None:

@@ -1,0 +1,261 @@
+"""Batches are fetched with the same randomness wherever it happens, and workers do what their user expects of them."""
+
+import os
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, get_worker_info
+
+from pytorch_accelerated.data.fetching import BatchFetcher, StreamFetcher
+from pytorch_accelerated.data.loading import build_loader
+from tests.data.loaders import Numbers, Stream, adapted, numbers_in
+
+WORKERS = [0, 1, 2, 4]
+SIZE = 12
+
+
+def draws() -> list[float]:
+    """One number of each generator."""
+    return [float(torch.rand(())), float(np.random.rand()), random.random()]
+
+
+def generators() -> list[Any]:
+    numpy_state: Any = np.random.get_state()
+    return [torch.get_rng_state().tolist(), numpy_state[1].tolist(), numpy_state[2:], random.getstate()]
+
+
+class Noise(Dataset[Any]):
+    """Samples that are nothing but randomness."""
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor(draws())
+
+
+def noisy_collate(samples: list[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([torch.stack(samples), torch.tensor([draws()])])
+
+
+class NoiseStream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for _ in range(SIZE):
+            yield torch.tensor(draws())
+
+
+def batches_of(dataset: Any, *, workers: int, batch_size: int = 3, seed: int = 0, epoch: int = 0) -> list[Any]:
+    loader = adapted(
+        DataLoader(dataset, batch_size, shuffle=True, num_workers=workers, collate_fn=noisy_collate), seed=seed
+    )
+    loader.set_epoch(epoch)
+    return [batch.tolist() for batch in loader]
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than some machines have processors
+def test_randomness_belongs_to_the_batch_and_not_to_who_fetches_it() -> None:
+    expected = batches_of(Noise(), workers=0)
+    for workers in WORKERS[1:]:
+        assert batches_of(Noise(), workers=workers) == expected
+    numbers = [number for batch in expected for row in batch for number in row]
+    assert len(set(numbers)) == len(numbers), "some number was drawn twice"
+    for other in ({"seed": 1}, {"epoch": 1}, {"seed": 2**32}):
+        assert not {*numbers} & {
+            number for batch in batches_of(Noise(), workers=0, **other) for number in sum(batch, [])
+        }
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_fetched_from_the_middle_are_those_that_would_have_come(workers: int) -> None:
+    loader = adapted(DataLoader(Noise(), 2, num_workers=workers, collate_fn=noisy_collate))
+    whole = [micro.batch.tolist() for update in loader.updates() for micro in update.micro_batches]
+    rest = [micro.batch.tolist() for update in loader.updates(start=6) for micro in update.micro_batches]
+    assert rest == whole[3:]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("dataset", [Noise(), NoiseStream(), TensorDataset(torch.arange(SIZE))], ids=type)
+def test_fetching_changes_none_of_the_users_generators(dataset: Any, workers: int) -> None:
+    loader = adapted(build_loader(dataset, {"batch_size": 3, "num_workers": workers}, None, None))
+    before = generators()
+    for _ in loader:
+        assert generators() == before
+    list(loader.rounds())
+    assert generators() == before
+
+
+def test_generators_are_put_back_when_fetching_fails() -> None:
+    class Broken(Noise):
+        def __getitem__(self, index: int) -> torch.Tensor:
+            draws()
+            raise RuntimeError("broken sample")
+
+    before = generators()
+    with pytest.raises(RuntimeError, match="broken sample"):
+        list(adapted(DataLoader(Broken())))
+    assert generators() == before
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stream_draws_other_numbers_in_every_epoch_and_the_same_ones_again(workers: int) -> None:
+    loader = adapted(DataLoader(NoiseStream(), 3, num_workers=workers), seed=5)
+    again = adapted(DataLoader(NoiseStream(), 3, num_workers=workers), seed=5)
+    passes = []
+    for epoch in range(3):
+        loader.set_epoch(epoch)
+        passes.append([batch.tolist() for batch in loader])
+    again.set_epoch(2)  # as after a resume
+    assert [batch.tolist() for batch in again] == passes[2]
+    numbers = [number for batches in passes for batch in batches for row in batch for number in row]
+    assert len(set(numbers)) == len(numbers) == 3 * SIZE * 3 * max(1, workers)
+
+
+# ----------------------------------------------------------------------------------------------------------- workers
+
+
+class WhoAmI(Dataset[Any]):
+    """Tells in which process a sample was fetched, and what its worker was told before."""
+
+    told = -1
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        info = get_worker_info()
+        assert info is None or info.dataset is self
+        return torch.tensor([os.getpid(), self.told])
+
+
+def tell_the_dataset(worker_id: int) -> None:
+    info = get_worker_info()
+    assert info is not None
+    assert info.id == worker_id
+    assert isinstance(info.dataset, WhoAmI)
+    info.dataset.told = worker_id
+
+
+def test_the_users_worker_init_fn_sees_and_may_change_the_users_dataset() -> None:
+    loader = adapted(DataLoader(WhoAmI(), 2, num_workers=2, worker_init_fn=tell_the_dataset))
+    told = torch.cat(list(loader))[:, 1].tolist()
+    assert told == [0, 0, 1, 1, 0, 0, 1, 1]
+
+
+def test_workers_stay_over_the_epochs_unless_the_user_says_otherwise() -> None:
+    def processes(given: dict[str, Any]) -> list[set[int]]:
+        loader = adapted(build_loader(WhoAmI(), {"batch_size": 2, "num_workers": 2}, given, None))
+        return [set(torch.cat(list(loader))[:, 0].tolist()) for _ in range(2)]
+
+    first, second = processes({})
+    assert first == second
+    assert os.getpid() not in first
+    first, second = processes({"persistent_workers": False})
+    assert not first & second
+
+
+def test_a_pass_that_was_left_early_does_not_disturb_the_next_one() -> None:
+    loader = adapted(DataLoader(Numbers(20), 2, num_workers=2, persistent_workers=True))
+    batches = iter(loader)
+    assert next(batches).tolist() == [0, 1]
+    assert next(batches).tolist() == [2, 3]
+    assert numbers_in(loader) == [[start, start + 1] for start in range(0, 20, 2)]
+
+
+def test_an_error_in_a_worker_comes_out_with_its_cause() -> None:
+    class Broken(Numbers):
+        def __getitem__(self, index: int) -> torch.Tensor:
+            if index == 5:
+                raise LookupError("sample 5 is broken")
+            return super().__getitem__(index)
+
+    for workers in (0, 1):
+        with pytest.raises(LookupError, match="sample 5 is broken"):
+            list(adapted(DataLoader(Broken(9), 2, num_workers=workers)))
+
+
+# ------------------------------------------------------------------------------------------ datasets that know better
+
+
+class Many(Numbers):
+    """Can be asked for a whole batch; the value tells what it was asked for."""
+
+    def __getitems__(self, indices: list[int]) -> list[torch.Tensor]:
+        assert type(indices) is list
+        assert all(type(index) is int for index in indices)
+        return [torch.tensor([index, len(indices)]) for index in indices]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_dataset_that_can_is_asked_once_for_a_batch(workers: int, shuffle: bool) -> None:
+    batches = list(adapted(DataLoader(Many(10), 4, shuffle=shuffle, num_workers=workers)))
+    assert [batch[:, 1].tolist() for batch in batches] == [[4] * 4, [4] * 4, [2] * 2]
+    assert sorted(torch.cat(batches)[:, 0].tolist()) == list(range(10))
+    subset = list(adapted(DataLoader(Subset(Many(10), [7, 8, 9]), 2, num_workers=workers)))
+    assert [batch.tolist() for batch in subset] == [[[7, 2], [8, 2]], [[9, 1]]]
+
+
+def test_samples_are_fetched_one_by_one_and_in_order_otherwise() -> None:
+    dataset = Numbers(5)
+    assert numbers_in(adapted(DataLoader(dataset, 2, sampler=[3, 0, 4]))) == [[3, 0], [4]]
+    assert dataset.asked == [3, 0, 4]
+
+
+def test_in_memory_data_with_a_collate_function_is_given_sample_by_sample() -> None:
+    seen: list[Any] = []
+
+    def collate(samples: list[Any]) -> torch.Tensor:
+        seen.extend(samples)
+        return torch.stack([x for x, _ in samples])
+
+    data = (torch.arange(4), torch.arange(4) * 10)
+    loader = adapted(build_loader(data, {"batch_size": 3}, None, collate))
+    assert numbers_in(loader) == [[0, 1, 2], [3]]
+    assert [tuple(map(int, sample)) for sample in seen] == [(0, 0), (1, 10), (2, 20), (3, 30)]
+
+
+def rows() -> datasets.Dataset:
+    return datasets.Dataset.from_dict({"x": [[float(i), -float(i)] for i in range(SIZE)], "label": list(range(SIZE))})
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("format_name", [None, "torch", "numpy"])
+def test_a_hugging_face_dataset_gives_dict_batches(format_name: str | None, workers: int) -> None:
+    dataset = rows().with_format(format_name)
+    batches = list(adapted(DataLoader(dataset, 5, shuffle=True, num_workers=workers)))
+    assert [set(batch) for batch in batches] == [{"x", "label"}] * 3
+    assert [len(batch["label"]) for batch in batches] == [5, 5, 2]
+    assert sorted(torch.cat([batch["label"] for batch in batches]).tolist()) == list(range(SIZE))
+    for batch in batches:
+        # Plain lists of numbers come as one tensor for each column of the list, as torch collates them.
+        first = batch["x"][0] if format_name is None else batch["x"][:, 0]
+        assert torch.equal(first.double(), batch["label"].double())
+
+
+def test_a_hugging_face_stream_is_a_stream_of_samples() -> None:
+    stream = rows().to_iterable_dataset(num_shards=2).with_format("torch")
+    shares = [adapted(build_loader(stream, {"batch_size": 3}, None, None), rank=rank, ranks=2) for rank in range(2)]
+    labels = [torch.cat([batch["label"] for batch in share]).tolist() for share in shares]
+    assert labels == [[0, 1, 2, 6, 7, 8], [3, 4, 5, 9, 10, 11]]
+
+
+# -------------------------------------------------------------------------------------------------- the parts alone
+
+
+def test_fetchers_tell_whether_a_batch_is_one_operation() -> None:
+    assert BatchFetcher(DataLoader(TensorDataset(torch.arange(3))), seed=0).is_vectorised
+    assert not BatchFetcher(DataLoader(Numbers(3)), seed=0).is_vectorised
+    assert not BatchFetcher(DataLoader(TensorDataset(torch.arange(3)), collate_fn=list), seed=0).is_vectorised
+
+
+def test_a_loader_of_another_kind_is_iterated_over_as_it_is() -> None:
+    class Loud(DataLoader[Any]):
+        pass
+
+    loader = Loud(Stream(4), 2)
+    assert numbers_in(StreamFetcher(loader, seed=0, rank=1, ranks=2).fetch(0)) == [[0, 1], [2, 3]]
