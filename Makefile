@@ -28,7 +28,7 @@ test: check
 check: $(VENV)/.dev
 	@PYTHON=$(VENV_PYTHON) scripts/check
 
-bench: $(VENV)/.bench
+bench: $(VENV)/.demo
 	@$(VENV_PYTHON) benchmarks/overhead.py
 
 clean:
@@ -59,9 +59,9 @@ $(VENV)/.torchvision: $(VENV)/.torch
 	@$(PIP_INSTALL) -qq --no-deps torchvision
 	@touch $@
 
-$(VENV)/.demo $(VENV)/.bench: $(VENV)/.torch pyproject.toml
+$(VENV)/.demo: $(VENV)/.torch pyproject.toml
 $(VENV)/.dev: $(VENV)/.torchvision pyproject.toml
-$(VENV)/.demo $(VENV)/.dev $(VENV)/.bench:
+$(VENV)/.demo $(VENV)/.dev:
 	@echo "Installing this package and what 'make $(MAKECMDGOALS)' needs."
 	@$(PIP_INSTALL) -qq --editable '.[$(patsubst .%,%,$(@F))]'
 	@touch $@

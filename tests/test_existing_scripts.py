@@ -573,6 +573,24 @@ def test_callbacks_may_take_their_arguments_by_position_or_keyword_and_leave_out
     assert mine.seen == (0, 12, ["batch_size", "loss", "model_outputs"], False, (12, 2))
 
 
+def test_the_backward_pass_uses_the_loss_as_callbacks_have_left_it():
+    class Doubles(TrainerCallback):
+        def on_train_step_end(self, trainer, batch_output, **kwargs):
+            batch_output["loss"] = 2 * batch_output["loss"]
+
+    class DoubleLoss(nn.MSELoss):
+        def forward(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            return 2 * super().forward(outputs, targets)
+
+    doubled, expected = make(callbacks=[Doubles]), make()
+    expected.loss_func = DoubleLoss()
+    doubled.train(DATASET, 1)
+    expected.train(DATASET, 1)
+    assert_same_parameters(doubled.model, expected.model, tolerance=0)
+    losses = [trainer.run_history.get_latest_metric("train_loss_epoch") for trainer in (doubled, expected)]
+    assert losses[1] == pytest.approx(2 * losses[0]), "what is recorded is the loss that the hook returned"
+
+
 def test_a_trainer_may_fire_events_of_its_own():
     class Fires(Trainer):
         custom_events = ("on_half_time",)

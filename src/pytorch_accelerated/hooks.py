@@ -122,7 +122,11 @@ class TrainerHooks:
         return batch_loss(self.model, self.loss_func, batch, hook="calculate_train_batch_loss")
 
     def backward_step(self, loss: torch.Tensor) -> None:
-        """Add the gradients of `loss`, which is weighted by its share of the update already."""
+        """Add the gradients of `loss`, which is weighted by its share of the update already.
+
+        Raises:
+            HookOutputError: if no gradient can be computed from it.
+        """
         if not getattr(loss, "requires_grad", False):
             raise HookOutputError(
                 f"The loss is a {type(loss).__name__} that no gradient can be computed from. Return it from "

@@ -153,7 +153,7 @@ assert ranks.from_first(f"rank {RANK}") == "rank 0"
 assert ranks.sum([0.1, 2.0**60 + RANK, float("inf")]) == [sum([0.1] * WORLD), WORLD * 2.0**60, float("inf")]
 assert ranks.sum([]) == []
 
-# ------------------------------------------------------------------------------------------------------ copies of rank 0
+# ----------------------------------------------------------------------------------------------------- copies of rank 0
 
 for dtype in DTYPES:
     tensor = rows_of(RANK, 3, 2, dtype=dtype)

@@ -496,7 +496,8 @@ def default_num_workers(dataset: Any, ranks_on_node: int) -> int:
     dataset knows better), inside a process that may not have children, and where processes are not forked. Else one
     for each processor that this rank may use, but for one, and 8 at the most.
     """
-    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__") or as_array_dataset(dataset) is not None:
+    is_stream = isinstance(dataset, (IterableDataset, DataLoader)) or not hasattr(dataset, "__len__")
+    if is_stream or as_array_dataset(dataset) is not None:
         return 0
     if len(dataset) < _SAMPLES_WORTH_A_WORKER or torch.multiprocessing.current_process().daemon:
         return 0
