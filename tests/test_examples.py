@@ -20,17 +20,17 @@ from tests.support.processes import REPOSITORY, Output, run_on_ranks, run_script
 pytestmark = pytest.mark.slow
 
 EXAMPLES = REPOSITORY / "examples"
-# All our warnings are UserWarnings: none of them may be the fault of an example.
-STRICT = {"PYTHONWARNINGS": "error::UserWarning"}
+# All our warnings are UserWarnings: none of them may be the fault of an example. The tables have room to stay tables.
+SETTINGS = {"PYTHONWARNINGS": "error::UserWarning", "COLUMNS": "200"}
 
 
 def run_example(name: str, *args: object, folder: Path, ranks: int = 1) -> Output:
     """Run a script in `folder`, where it leaves its files; only the first of several ranks may print."""
     script = EXAMPLES / f"{name}.py"
     if ranks == 1:
-        output = run_script(script, *args, cwd=folder, env=STRICT)
+        output = run_script(script, *args, cwd=folder, env=SETTINGS)
     else:
-        output = run_on_ranks(script, ranks, *args, cwd=folder, env=STRICT)
+        output = run_on_ranks(script, ranks, *args, cwd=folder, env=SETTINGS)
     assert not any(output.stdout_of_ranks[1:])
     assert not re.search(r"(pytorch_accelerated|examples)\W.*Warning", output.stderr), output.stderr
     return output
@@ -71,7 +71,7 @@ def test_train_mnist_under_accelerate_launch(tmp_path, mnist_root):
     )
     accelerate = Path(sys.executable).with_name("accelerate")
     launch = ["launch", "--config_file", config, EXAMPLES / "train_mnist.py"]
-    output = run_script(accelerate, *launch, "--data-dir", mnist_root, "--num-epochs", 2, cwd=tmp_path, env=STRICT)
+    output = run_script(accelerate, *launch, "--data-dir", mnist_root, "--num-epochs", 2, cwd=tmp_path, env=SETTINGS)
     assert _number(r"Test accuracy: ([\d.]+)%", output.stdout) > 80
     assert (tmp_path / "outputs/mnist/best_model.pt").is_file()
 

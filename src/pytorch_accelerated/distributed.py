@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import os
 import warnings
@@ -92,7 +93,18 @@ def _processes_asked_of_accelerate_launch() -> int | None:
 @functools.lru_cache(maxsize=4)
 def _control_group(world: dist.ProcessGroup) -> dist.ProcessGroup:
     """A group of all ranks that talks through host memory, so that agreeing on something never waits for a device."""
+    atexit.register(_leave_groups)
     return dist.new_group(backend="gloo")  # type: ignore[no-any-return]
+
+
+def _leave_groups() -> None:
+    """Let go of all groups while Python still runs.
+
+    The threads of a gloo group that is alive when the process ends now and then abort it, after all its work is done.
+    """
+    _control_group.cache_clear()
+    if dist.is_initialized() and dist.get_backend() == "gloo":
+        dist.destroy_process_group()
 
 
 class Ranks:
@@ -109,7 +121,9 @@ class Ranks:
         self.index: int = accelerator.process_index
         self.local_index: int = accelerator.local_process_index
         self.device: torch.device = accelerator.device
-        self._group = _control_group(dist.group.WORLD) if self.count > 1 and dist.is_initialized() else None
+        self._is_alone = self.count == 1 or not dist.is_initialized()
+        if not self._is_alone:
+            _control_group(dist.group.WORLD)  # all ranks make it now, in the same order
         self._message = torch.zeros(_MESSAGE_LENGTH, dtype=torch.int64)
         self._messages = torch.zeros(self.count, _MESSAGE_LENGTH, dtype=torch.int64)
         # Reading and writing arrays is no tensor operation.
@@ -128,13 +142,18 @@ class Ranks:
     def is_first_of_node(self) -> bool:
         return self.local_index <= 0
 
+    @property
+    def _group(self) -> dist.ProcessGroup:
+        """Looked up each time: a reference kept here would keep its threads alive when the process ends."""
+        return _control_group(dist.group.WORLD)
+
     def highest(self, value: int) -> int:
         """The highest `value` that any rank has."""
         return max(number for (number,) in self.exchange_numbers([value]))
 
     def any(self, flag: bool) -> bool:
         """Whether any rank says yes."""
-        return flag if self._group is None else self.highest(int(flag)) > 0
+        return flag if self._is_alone else self.highest(int(flag)) > 0
 
     def wait(self) -> None:
         """Return when all ranks have come here."""
@@ -142,7 +161,7 @@ class Ranks:
 
     def exchange(self, value: Any) -> list[Any]:
         """The `value` of every rank, by rank. Small plain values only."""
-        if self._group is None:
+        if self._is_alone:
             return [value]
         self.wait()
         values: list[Any] = [None] * self.count
@@ -151,11 +170,11 @@ class Ranks:
 
     def exchange_numbers(self, numbers: Sequence[int]) -> list[list[int]]:
         """The whole `numbers` of every rank, by rank."""
-        return [list(numbers)] if self._group is None else self._tell(_OTHERWISE, numbers)
+        return [list(numbers)] if self._is_alone else self._tell(_OTHERWISE, numbers)
 
     def from_first(self, value: Any) -> Any:
         """What rank 0 has as `value`. Small plain values only."""
-        if self._group is None:
+        if self._is_alone:
             return value
         self.wait()
         values = [value]
@@ -170,7 +189,7 @@ class Ranks:
 
     def copy_from_first(self, tensors: Sequence[torch.Tensor]) -> None:
         """Overwrite `tensors`, on this process's device, with those of rank 0."""
-        if self._group is None:
+        if self._is_alone:
             return
         for tensor in tensors:
             target = _without_repeats(tensor.detach())
@@ -182,7 +201,7 @@ class Ranks:
 
     def sum_on_device(self, tensor: torch.Tensor) -> torch.Tensor:
         """`tensor` summed over the ranks in place, without waiting for the device."""
-        if self._group is not None:
+        if not self._is_alone:
             dist.all_reduce(tensor)
         return tensor
 
@@ -202,7 +221,7 @@ class Ranks:
             ArgumentTypeError: if there is something else in `data`, shapes, dtypes or structures do not fit together,
                 or some rank has gone on without calling it.
         """
-        if self._group is None:
+        if self._is_alone:
             return map_tensors(_as_rows, data)
         structure = repr(map_tensors(lambda _: None, data))
         return map_tensors(lambda tensor: self._gather_rows(_as_rows(tensor), structure, padding_value), data)

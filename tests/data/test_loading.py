@@ -385,6 +385,7 @@ def test_iterables_that_are_not_shared_out_are_pointed_out_once_and_only_on_seve
         warnings.simplefilter("error")
         adapted([1])
         adapted([1], rank=1, ranks=2)
+        adapted([1], ranks=2, is_sharded=True)
         adapted(DataLoader(Stream(2)), ranks=2)
         adapted(DataLoader(Numbers(2)), ranks=2)
     with pytest.warns(UserWarning, match="the list is used on each of the 2 ranks as it is.*Pass a map-style dataset"):

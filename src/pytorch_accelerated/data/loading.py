@@ -586,10 +586,11 @@ def adapt_loader(
     if is_torch_loader and not isinstance(loader.dataset, IterableDataset) and loader.batch_sampler is not None:
         return PlannedLoader(loader, ranks, **settings)
     is_stream = is_torch_loader and isinstance(loader.dataset, IterableDataset)
-    if ranks.count > 1 and not is_stream and ranks.is_first:
+    if ranks.count > 1 and not is_stream and not is_sharded and ranks.is_first:
         warnings.warn(
             f"{_name(loader)} is used on each of the {ranks.count} ranks as it is: it must yield different batches on "
-            "each. Pass a map-style dataset or a torch DataLoader to have its samples shared out.",
+            "each. Pass a map-style dataset or a torch DataLoader to have its samples shared out, or `is_sharded=True` "
+            "among the loader's arguments if all is well.",
             stacklevel=2,
         )
     return StreamLoader(loader, ranks, is_sharded=is_sharded, **settings)

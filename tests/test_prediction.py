@@ -1,0 +1,311 @@
+"""Predictions: all of them, in the order of the data, each once; and the trainer is afterwards as it was before."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+
+from pytorch_accelerated import Trainer
+from pytorch_accelerated.callbacks.base import TrainerCallback
+from pytorch_accelerated.errors import (
+    ArgumentTypeError,
+    ConfigurationError,
+    DataError,
+    HookOutputError,
+    StopTrainingError,
+)
+from pytorch_accelerated.prediction import StoredPredictions
+from tests.support.reference import regression_data, sgd, tiny_model
+
+SIZE = 11
+INPUTS, TARGETS = regression_data(SIZE)
+
+
+def trainer_of(model: nn.Module | None = None, *callbacks: Any, base: type[Trainer] = Trainer) -> Trainer:
+    # Nothing that only training needs.
+    return base(model or tiny_model(), None, None, callbacks=callbacks)  # type: ignore[arg-type]
+
+
+def outputs_of(model: nn.Module, inputs: torch.Tensor = INPUTS) -> torch.Tensor:
+    with torch.no_grad():
+        return model(inputs)  # type: ignore[no-any-return]
+
+
+def assert_rows(found: Any, expected: torch.Tensor) -> None:
+    """Equal up to the order in which a matrix product of another height adds up."""
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-15)
+
+
+class Items(Dataset[Any]):
+    def __init__(self, items: list[Any]) -> None:
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.items[index]
+
+
+class StreamOf(IterableDataset[Any]):
+    def __init__(self, items: list[Any]) -> None:
+        self.items = items
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.items)
+
+
+DATASETS: dict[str, Callable[[], Any]] = {
+    "inputs": lambda: INPUTS,
+    "array": lambda: INPUTS.numpy(),
+    "inputs and targets": lambda: (INPUTS, TARGETS),
+    "TensorDataset": lambda: TensorDataset(INPUTS, TARGETS),
+    "TensorDataset of inputs": lambda: TensorDataset(INPUTS),
+    "subset": lambda: Subset(TensorDataset(torch.cat([TARGETS @ TARGETS.T[:, :3], INPUTS])), range(SIZE, 2 * SIZE)),
+    "dict": lambda: {"input": INPUTS, "labels": TARGETS},
+    "samples": lambda: Items(list(INPUTS)),
+    "pairs": lambda: Items(list(zip(INPUTS, TARGETS, strict=True))),
+    "named samples": lambda: Items([{"input": row} for row in INPUTS]),
+    "stream": lambda: StreamOf(list(INPUTS)),
+    "ready loader": lambda: DataLoader(TensorDataset(INPUTS), 4),
+    "batches": lambda: [INPUTS[:5], INPUTS[5:]],
+}
+
+
+@pytest.mark.parametrize("kind", DATASETS)
+def test_any_kind_of_data_is_predicted_for(kind: str) -> None:
+    trainer = trainer_of()
+    dataset: Any = iter(DATASETS[kind]()) if kind == "batches" else DATASETS[kind]()
+    assert_rows(trainer.predict(dataset, per_device_batch_size=3), outputs_of(trainer.model))
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3, SIZE, 100])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_every_batch_size_and_number_of_workers_gives_the_same_rows(batch_size: int, workers: int) -> None:
+    trainer = trainer_of()
+    found = trainer.predict(Items(list(INPUTS)), batch_size, {"num_workers": workers})
+    assert_rows(found, outputs_of(trainer.model))
+
+
+def test_a_loader_in_another_order_gives_its_own_order() -> None:
+    trainer = trainer_of()
+    order = [3, 1, 4, 1, 5]
+    expected = outputs_of(trainer.model)[order]
+    assert_rows(trainer.predict(TensorDataset(INPUTS), 2, {"sampler": order}), expected)
+    assert_rows(trainer.predict(DataLoader(TensorDataset(INPUTS), batch_sampler=[[3], [1, 4], [1, 5]])), expected)
+
+
+def test_a_collate_function_makes_the_batches() -> None:
+    trainer = trainer_of()
+    words = ["a", "abc", "ab"]
+
+    def lengths(batch: list[str]) -> torch.Tensor:
+        return torch.tensor([[float(len(word))] * 3 for word in batch]).double()
+
+    expected = outputs_of(trainer.model, lengths(words))
+    assert_rows(trainer.predict(words, 2, collate_fn=lengths), expected)
+    trainer.collate_fn = lengths  # the one that was used last, unless another one is given
+    assert_rows(trainer.predict(words, 2), expected)
+
+
+@pytest.mark.parametrize("empty", [INPUTS[:0], [], Items([]), TensorDataset(INPUTS[:0]), StreamOf([])], ids=type)
+def test_no_data_gives_no_rows(empty: Any, tmp_path: Path) -> None:
+    assert trainer_of().predict(empty).shape == (0,)
+    assert len(trainer_of().predict(empty, output_path=tmp_path / "none")) == 0
+
+
+# -------------------------------------------------------------------------------------------------------- structures
+
+
+class Structured(nn.Module):
+    def forward(self, x: torch.Tensor) -> dict[str, Any]:
+        return {"logits": x.float(), "nothing": None, "hidden": (x[:, :1], [x.sum(1) > 0])}
+
+
+class LikeTransformers(nn.Module):
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, Any]:
+        assert labels is None, "predictions need no labels, and models compute a loss from them"
+        return {"loss": None, "logits": 2 * input_ids}
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, SIZE])
+def test_nested_outputs_keep_their_structure_and_dtypes(batch_size: int, tmp_path: Path) -> None:
+    stored = trainer_of(Structured()).predict(INPUTS, batch_size, output_path=tmp_path / "predictions")
+    assert isinstance(stored, StoredPredictions)
+    assert len(stored) == SIZE
+    for found in (trainer_of(Structured()).predict(INPUTS, batch_size), stored.load()):
+        assert list(found) == ["logits", "hidden"]
+        assert torch.equal(found["logits"], INPUTS.float())
+        assert type(found["hidden"]) is tuple
+        assert torch.equal(found["hidden"][0], INPUTS[:, :1])
+        assert torch.equal(found["hidden"][1][0], INPUTS.sum(1) > 0)
+
+
+def test_a_model_of_named_inputs_gets_all_but_the_labels() -> None:
+    data = {"input_ids": torch.arange(SIZE), "labels": torch.arange(SIZE), "something_else": torch.zeros(SIZE)}
+    found = trainer_of(LikeTransformers()).predict(data, 3)
+    assert torch.equal(found["logits"], 2 * torch.arange(SIZE))
+
+
+def test_a_hook_may_return_anything_with_a_row_for_each_sample() -> None:
+    class Labels(Trainer):
+        def calculate_predict_batch_outputs(self, batch: Any) -> Any:
+            return self.model(batch).argmax(1).numpy()
+
+    trainer = trainer_of(base=Labels)
+    assert torch.equal(trainer.predict(INPUTS, 4), outputs_of(trainer.model).argmax(1))
+
+
+@pytest.mark.parametrize(
+    ("outputs", "error", "message"),
+    [
+        (lambda batch: batch[:1], HookOutputError, "returned 1 rows for a batch of 4 samples"),
+        (lambda batch: batch.sum(), DataError, "one row per sample"),
+        (lambda batch: "text", ArgumentTypeError, "something else than tensors"),
+        (lambda batch: {"x": batch, "y": batch[:2]}, DataError, "'y'.* has 2"),
+        (lambda batch: None, ArgumentTypeError, "something else than tensors"),
+    ],
+    ids=["too few rows", "no rows", "text", "uneven", "nothing"],
+)
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_outputs_that_are_no_rows_are_refused_and_nothing_is_left(
+    outputs: Callable[[Any], Any], error: type[Exception], message: str, in_memory: bool, tmp_path: Path
+) -> None:
+    class Wrong(Trainer):
+        def calculate_predict_batch_outputs(self, batch: Any) -> Any:
+            return outputs(batch)
+
+    with pytest.raises(error, match=message):
+        trainer_of(base=Wrong).predict(INPUTS, 4, output_path=None if in_memory else tmp_path / "predictions")
+    assert list(tmp_path.iterdir()) == []
+
+
+# --------------------------------------------------------------------------------------- before, during and after it
+
+
+class Watching(TrainerCallback):
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def on_prediction_run_start(self, trainer: Trainer, *, num_batches: int | None = None, **kwargs: Any) -> None:
+        self.seen.append(("start", num_batches, trainer.model.training, torch.is_grad_enabled()))
+
+    def on_prediction_step_end(self, trainer: Trainer, batch: Any, predictions: torch.Tensor, **kwargs: Any) -> None:
+        assert_rows(predictions, outputs_of(trainer.model, batch))
+        self.seen.append((len(batch), predictions.requires_grad))
+
+    def on_prediction_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        self.seen.append("end")
+
+
+def test_events_are_fired_for_each_batch() -> None:
+    trainer_of(None, watching := Watching()).predict(INPUTS, 4)
+    assert watching.seen == [("start", 3, False, True), (4, False), (4, False), (3, False), "end"]
+
+
+def test_layers_are_in_evaluation_mode_and_afterwards_as_they_were() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.Dropout(0.5), nn.Linear(3, 2)).double()
+    model[0].eval()  # frozen by its user
+    trainer = trainer_of(model)
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    assert torch.equal(trainer.predict(INPUTS, SIZE), trainer.predict(INPUTS, SIZE))
+    assert [module.training for module in model.modules()] == [True, False, True, True]
+    assert all(torch.equal(buffer, buffers[name]) for name, buffer in model.named_buffers())
+    assert trainer.model is model
+
+
+def test_predicting_within_a_run_changes_nothing_of_it() -> None:
+    class Predicts(TrainerCallback):
+        def __init__(self) -> None:
+            self.was_training: set[bool] = set()
+
+        def on_train_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
+            expected = outputs_of(trainer.get_model())
+            assert_rows(trainer.predict(INPUTS, 2), expected)
+            self.was_training.add(trainer.model.training)
+
+        on_eval_step_end = on_train_epoch_end = on_training_run_start = on_training_run_end = on_train_step_end
+
+    def train(*callbacks: Any) -> tuple[dict[str, Any], list[float]]:
+        trainer = Trainer(model := tiny_model(), nn.MSELoss(), sgd(model), callbacks=callbacks, seed=1)
+        history = trainer.train((INPUTS, TARGETS), 2, (INPUTS, TARGETS), 4, gradient_accumulation_steps=2)
+        return model.state_dict(), [*history.get_metric_values("eval_loss_epoch")]
+
+    weights, losses = train()
+    again, losses_again = train(predicts := Predicts())
+    assert losses_again == losses
+    assert all(torch.equal(again[name], weights[name]) for name in weights)
+    assert predicts.was_training == {True, False}
+
+
+def test_a_stop_in_the_middle_gives_no_half_of_the_predictions(tmp_path: Path) -> None:
+    class Stops(TrainerCallback):
+        def on_prediction_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
+            raise StopTrainingError("enough")
+
+    trainer = trainer_of(None, Stops())
+    with pytest.raises(StopTrainingError, match="enough"):
+        trainer.predict(INPUTS, 4, output_path=tmp_path / "predictions")
+    assert list(tmp_path.iterdir()) == []
+    trainer.callback_handler.clear_callbacks()
+    assert_rows(trainer.predict(INPUTS, 4), outputs_of(trainer.model))
+
+
+# ------------------------------------------------------------------------------------------------------------ on disk
+
+
+def test_predictions_on_disk_are_those_in_memory(tmp_path: Path) -> None:
+    trainer = trainer_of()
+    stored = trainer.predict(Items(list(INPUTS)), 4, output_path=tmp_path / "deep" / "predictions")
+    assert isinstance(stored, StoredPredictions)
+    assert_rows(stored.load(), outputs_of(trainer.model))
+    assert_rows(StoredPredictions(tmp_path / "deep" / "predictions").load(), outputs_of(trainer.model))
+
+
+def test_arguments_that_cannot_work_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    trainer = trainer_of()
+    path = tmp_path / "predictions"
+    attempts: dict[str, tuple[Any, type[Exception]]] = {
+        "batch size": (lambda: trainer.predict(INPUTS, 0, output_path=path), ConfigurationError),
+        "kind of batch size": (lambda: trainer.predict(INPUTS, "4", output_path=path), ArgumentTypeError),  # type: ignore[arg-type]
+        "dataset": (lambda: trainer.predict(3, output_path=path), ArgumentTypeError),
+        "lengths": (lambda: trainer.predict((INPUTS, TARGETS[1:]), output_path=path), DataError),
+        "loader": (lambda: trainer.predict(INPUTS, 4, {"no_such": 1}, output_path=path), ConfigurationError),
+        "path": (lambda: trainer.predict(INPUTS, output_path=3), ArgumentTypeError),  # type: ignore[arg-type]
+    }
+    for attempt, error in attempts.values():
+        with pytest.raises(error):
+            attempt()
+        assert list(tmp_path.iterdir()) == []
+    (path / "something").mkdir(parents=True)
+    with pytest.raises(ConfigurationError, match="is there already"):
+        trainer.predict(INPUTS, output_path=path)
+
+
+def test_an_error_in_the_data_leaves_nothing_behind(tmp_path: Path) -> None:
+    class Broken(Items):
+        def __getitem__(self, index: int) -> Any:
+            if index == 7:
+                raise OSError("cannot read sample 7")
+            return super().__getitem__(index)
+
+    with pytest.raises(OSError, match="sample 7"):
+        trainer_of().predict(Broken(list(INPUTS)), 2, output_path=tmp_path / "predictions")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_batch_that_the_default_hook_cannot_take_is_explained() -> None:
+    with pytest.raises(DataError, match="Override `calculate_predict_batch_outputs`"):
+        trainer_of().predict(["text", "more text"], 2, collate_fn=lambda samples: frozenset(samples))
+    with pytest.raises(DataError, match="'wrong_name'.*none of the names fits"):
+        trainer_of(LikeTransformers()).predict({"wrong_name": INPUTS})
+
+
+def test_arrays_are_given_to_the_model_as_tensors() -> None:
+    found = trainer_of(nn.Identity()).predict(np.arange(6, dtype=np.uint16), 4)
+    assert torch.equal(found, torch.arange(6).to(torch.uint16))
