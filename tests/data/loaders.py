@@ -17,7 +17,7 @@ class OneOf(Ranks):
         self.index = self.local_index = index
         self.count = count
         self.device = torch.device("cpu")
-        self._group = None
+        self._is_alone = True
 
 
 class Numbers(Dataset[Any]):
