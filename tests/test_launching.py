@@ -24,7 +24,7 @@ def test_a_plain_start_is_one_process_without_a_word() -> None:
     assert facts["processes"] == 1
     assert not facts["is_distributed"]
     assert facts["is_first"] == [True, True]
-    assert facts["decorated"] == ["once", "once per node", "prepared"]
+    assert facts["decorated"] == facts["decorated_before"] == ["once", "once per node", "prepared"]
     assert facts["updates"] == 7
     assert facts["rows"] == 13
     assert facts["warnings"] == []
@@ -41,8 +41,8 @@ def test_torchrun_without_a_gpu_trains_on_two_processes_together() -> None:
     assert first["updates"] == second["updates"] == 4
     assert first["rows"] + second["rows"] == 13
     assert first["weights"] == second["weights"]
-    assert first["decorated"] == ["once", "once per node", "prepared"]
-    assert second["decorated"] == [None, None, "prepared"]
+    assert first["decorated"] == first["decorated_before"] == ["once", "once per node", "prepared"]
+    assert second["decorated"] == second["decorated_before"] == [None, None, "prepared"]
     assert first["warnings"] == second["warnings"] == []
     assert output.stdout.count("printed") == 1
 

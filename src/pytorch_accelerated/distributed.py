@@ -37,12 +37,10 @@ def create_accelerator(mixed_precision: str | None = None) -> Accelerator:
     shared = AcceleratorState._shared_state
     if shared and (mixed_precision or shared.get(_ASKED_BY_TRAINER)) and mixed_precision != shared["_mixed_precision"]:
         AcceleratorState._reset_state()
-    asked = int(os.environ.get("WORLD_SIZE", "1"))
+    asked = _processes_asked_of_launcher()
     accelerator = Accelerator(
         mixed_precision=mixed_precision,
-        # Without this, accelerate lets the processes that torchrun starts on a machine without an accelerator run
-        # side by side, each as if it were alone.
-        cpu=asked > 1 and not torch.accelerator.is_available(),
+        cpu=_must_group_on_cpu(),
         # The plugin, not the number: the number can be overruled by an environment variable.
         gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
         step_scheduler_with_optimizer=False,
@@ -58,6 +56,24 @@ def create_accelerator(mixed_precision: str | None = None) -> Accelerator:
     if accelerator.num_processes == 1:
         _warn_if_more_processes_were_asked_for()
     return accelerator
+
+
+def _processes_asked_of_launcher() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def _must_group_on_cpu() -> bool:
+    """Whether accelerate must be told to use the CPU.
+
+    Untold, it lets the processes that torchrun starts on a machine without an accelerator run side by side, each as if
+    it were alone; and whichever call comes first in a process decides.
+    """
+    return _processes_asked_of_launcher() > 1 and not torch.accelerator.is_available()
+
+
+def _process_state() -> PartialState:
+    """What accelerate knows of this process, also before there is a trainer."""
+    return PartialState(cpu=_must_group_on_cpu())
 
 
 def _warn_if_more_processes_were_asked_for() -> None:
@@ -372,7 +388,7 @@ def world_process_zero_only(function: Function) -> Function:
 def _only(function: Function, condition: str) -> Function:
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        return function(*args, **kwargs) if getattr(PartialState(), condition) else None
+        return function(*args, **kwargs) if getattr(_process_state(), condition) else None
 
     return wrapper  # type: ignore[return-value]
 
@@ -385,7 +401,7 @@ def local_process_zero_first(function: Function) -> Function:
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        with PartialState().local_main_process_first():
+        with _process_state().local_main_process_first():
             return function(*args, **kwargs)
 
     return wrapper  # type: ignore[return-value]

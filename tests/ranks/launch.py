@@ -34,7 +34,12 @@ def prepare():
     return "prepared"
 
 
+def decorated():
+    return [once(), once_per_node(), prepare()]
+
+
 torch.manual_seed(0)
+decorated_before = decorated()  # a download comes before there is a trainer
 model = nn.Linear(2, 1)
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
@@ -51,7 +56,8 @@ facts = {
     "updates": trainer.run_state.updates,
     "rows": count.rows,
     "weights": model.weight.tolist(),
-    "decorated": [once(), once_per_node(), prepare()],
+    "decorated_before": decorated_before,
+    "decorated": decorated(),
     "warnings": [str(warning.message) for warning in caught],
 }
 print(json.dumps(facts))
