@@ -90,7 +90,8 @@ from pytorch_accelerated import Trainer, notebook_launcher
 def train(rows):
     trainer = Trainer(model := nn.Linear(1, 1), nn.MSELoss(), torch.optim.SGD(model.parameters()), callbacks=())
     trainer.train((torch.ones(rows, 1), torch.ones(rows, 1)), 1)
-    print(trainer.run_config.num_processes, trainer.run_state.updates, flush=True)
+    # One write: the processes share a pipe, in which a line of several writes is torn apart.
+    print(f"{trainer.run_config.num_processes} {trainer.run_state.updates}\\n", end="", flush=True)
 
 notebook_launcher(train, (32,), num_processes=2)
 """

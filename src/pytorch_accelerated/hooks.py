@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytorch_accelerated.batches import batch_loss, batch_predictions
-from pytorch_accelerated.data.loading import build_loader, default_loader_kwargs, effective_kwargs
+from pytorch_accelerated.data.building import build_loader, default_loader_kwargs, effective_kwargs
 from pytorch_accelerated.errors import HookOutputError
 from pytorch_accelerated.placeholders import replace_trainer_placeholder_values
 

@@ -24,11 +24,11 @@ from pytorch_accelerated.checkpointing.portable import load_portable, save_porta
 from pytorch_accelerated.checkpointing.training_state import load_run, save_run, seed_of_run
 from pytorch_accelerated.checkpointing.verify import find_state
 from pytorch_accelerated.checkpointing.weights import canonical_state_dict, check_finite, load_canonical
+from pytorch_accelerated.data.building import build_loader, check_dataset
 from pytorch_accelerated.data.loading import (
     RunLoader,
     adapt_loader,
-    build_loader,
-    check_dataset,
+    close_loader,
     fingerprint,
     refuse_empty,
 )
@@ -346,6 +346,8 @@ class Trainer(TrainingLoop):
             except BaseException:
                 collector.abort()
                 raise
+            finally:
+                close_loader(loader)
             return collector.finish()
 
     def save_checkpoint(
@@ -530,6 +532,8 @@ class Trainer(TrainingLoop):
         finally:
             self._is_running = False
             self._release_model()
+            for loader in (self._train_dataloader, self._eval_dataloader):
+                close_loader(loader)
 
     def _start_training_run(
         self,

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
 from pytorch_accelerated.data.arrays import ArrayDataset, as_array_dataset
-from pytorch_accelerated.data.loading import check_dataset
+from pytorch_accelerated.data.building import check_dataset
 from pytorch_accelerated.errors import ArgumentTypeError, DataError
 
 ROWS = 6

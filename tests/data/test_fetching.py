@@ -1,5 +1,6 @@
 """Batches are fetched with the same randomness wherever it happens, and workers do what their user expects of them."""
 
+import multiprocessing
 import os
 import random
 from collections.abc import Iterator
@@ -11,8 +12,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, get_worker_info
 
+from pytorch_accelerated.data.building import build_loader
 from pytorch_accelerated.data.fetching import BatchFetcher, StreamFetcher
-from pytorch_accelerated.data.loading import build_loader
 from tests.data.loaders import Numbers, Stream, adapted, numbers_in
 
 WORKERS = [0, 1, 2, 4]
@@ -174,8 +175,24 @@ def test_an_error_in_a_worker_comes_out_with_its_cause() -> None:
             return super().__getitem__(index)
 
     for workers in (0, 1):
+        loader = adapted(DataLoader(Broken(9), 2, num_workers=workers))
         with pytest.raises(LookupError, match="sample 5 is broken"):
-            list(adapted(DataLoader(Broken(9), 2, num_workers=workers)))
+            list(loader)
+        loader.close()
+
+
+@pytest.mark.parametrize("dataset", [Numbers(20), Stream(20)], ids=["map-style", "stream"])
+@pytest.mark.parametrize("is_persistent", [True, False])
+def test_a_closed_loader_has_no_workers_left_and_can_be_used_again(dataset: Any, is_persistent: bool) -> None:
+    loader = adapted(DataLoader(dataset, 2, num_workers=2, persistent_workers=is_persistent))
+    batches = iter(loader)
+    next(batches)
+    assert len(multiprocessing.active_children()) == 2
+    loader.close()
+    assert multiprocessing.active_children() == []
+    assert next(iter(loader)).tolist() == [0, 1]
+    loader.close()
+    assert multiprocessing.active_children() == []
 
 
 # ------------------------------------------------------------------------------------------ datasets that know better

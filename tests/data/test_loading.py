@@ -24,13 +24,11 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from pytorch_accelerated.data.building import build_loader, default_loader_kwargs, effective_kwargs
 from pytorch_accelerated.data.loading import (
     PlannedLoader,
     StreamLoader,
     batch_size_of,
-    build_loader,
-    default_loader_kwargs,
-    effective_kwargs,
     fingerprint,
 )
 from pytorch_accelerated.data.sampling import epoch_order

@@ -1,5 +1,6 @@
 """Notices a test after which later ones would start from another state."""
 
+import multiprocessing
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +13,8 @@ def fail_on_leftovers() -> Iterator[None]:
     """Clean up what the body left behind, and then fail because of it.
 
     Raises:
-        AssertionError: if a setting of ours or of accelerate in the environment has changed, or a process group lives.
+        AssertionError: if a setting of ours or of accelerate in the environment has changed, or a process group or a
+            child process lives.
     """
     before = _settings_in_environment()
     yield
@@ -24,8 +26,12 @@ def fail_on_leftovers() -> Iterator[None]:
     group_is_left = torch.distributed.is_initialized()
     if group_is_left:
         torch.distributed.destroy_process_group()
+    children = multiprocessing.active_children()
+    for child in children:
+        child.terminate()
     assert not changed, f"environment variables were left changed: {', '.join(changed)}"
     assert not group_is_left, "a process group was left behind: call torch.distributed.destroy_process_group()"
+    assert not children, f"child processes were left behind: {children}"
 
 
 def _settings_in_environment() -> dict[str, str]:

@@ -37,6 +37,7 @@ class BatchFetcher:
         self._arrays: ArrayDataset | None = as_array_dataset(loader.dataset) if is_plain else None
         self._requests = _PendingRequests()
         self._loader: DataLoader[Any] | None = None
+        self._pass: Iterator[Any] | None = None
         if self._arrays is None:
             dataset = _RequestDataset(loader.dataset, loader.collate_fn)
             self._loader = like_loader(loader, dataset, batch_size=None, sampler=self._requests, collate_fn=_unchanged)
@@ -53,7 +54,13 @@ class BatchFetcher:
             assert self._arrays is not None
             return map(self._arrays.fetch, (request.indices for request in requests))
         self._requests.pending = requests
-        return iter(self._loader)
+        self._pass = iter(self._loader)
+        return self._pass
+
+    def close(self) -> None:
+        """End worker processes. The next pass starts new ones."""
+        _stop_workers(self._loader, self._pass)
+        self._pass = None
 
 
 class StreamFetcher:
@@ -75,6 +82,7 @@ class StreamFetcher:
         self._told_epochs = [loader, getattr(loader, "dataset", None), getattr(loader, "sampler", None)]
         self._source = loader
         self._loader: DataLoader[Any] | None = None
+        self._pass: Iterator[Any] | None = None
         if type(loader) is DataLoader and isinstance(loader.dataset, IterableDataset):
             dataset: Any = loader.dataset
             if ranks > 1 and not is_sharded:
@@ -91,7 +99,15 @@ class StreamFetcher:
         if self._loader is None:
             return iter(self._source)
         _seed_generator(self._loader, "stream workers", self._seed, epoch)
-        return self._fetch_keyed(self._loader, epoch) if self._loader.num_workers == 0 else iter(self._loader)
+        if self._loader.num_workers == 0:
+            return self._fetch_keyed(self._loader, epoch)
+        self._pass = iter(self._loader)
+        return self._pass
+
+    def close(self) -> None:
+        """End worker processes. The next pass starts new ones."""
+        _stop_workers(self._loader, self._pass)
+        self._pass = None
 
     def _fetch_keyed(self, loader: DataLoader[Any], epoch: int) -> Iterator[Any]:
         batches: Iterator[Any] | None = None
@@ -133,6 +149,18 @@ def _seed_generator(loader: DataLoader[Any], *parts: object) -> None:
     """Seed what torch seeds the workers from."""
     assert loader.generator is not None
     loader.generator.manual_seed(mixed_seed(*parts))
+
+
+def _stop_workers(loader: DataLoader[Any] | None, batches: Iterator[Any] | None) -> None:
+    """End the workers of the pass `batches` over `loader`.
+
+    Left to the garbage collector, they cost five seconds each: if the iterator is part of a reference cycle, as those
+    of a trainer and its callbacks are, its queues are closed before the word to end could be sent through them.
+    """
+    shutdown = getattr(batches, "_shutdown_workers", None)
+    if loader is not None and shutdown is not None:
+        loader._iterator = None
+        shutdown()
 
 
 class _PendingRequests(Sampler[Request]):

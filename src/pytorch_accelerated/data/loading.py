@@ -10,17 +10,14 @@ import dataclasses
 import hashlib
 import itertools
 import operator
-import os
 import sys
 import warnings
-from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, Subset
 
-from pytorch_accelerated.data.arrays import as_array_dataset
 from pytorch_accelerated.data.fetching import BatchFetcher, Request, StreamFetcher
 from pytorch_accelerated.data.sampling import (
     BatchListPlan,
@@ -30,14 +27,12 @@ from pytorch_accelerated.data.sampling import (
     epoch_order,
     evaluation_rounds,
 )
+from pytorch_accelerated.data.slicing import unsliced
 from pytorch_accelerated.distributed import Ranks
-from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, DataError
+from pytorch_accelerated.errors import ArgumentTypeError, DataError
 from pytorch_accelerated.seeding import host_generators_seeded, mixed_seed
 
 CountItems = Callable[[Any], "int | None"]
-
-# Starting a worker process costs about as much as fetching this many ordinary samples.
-_SAMPLES_WORTH_A_WORKER = 1000
 
 
 class MicroBatch(NamedTuple):
@@ -198,6 +193,10 @@ class PlannedLoader:
             cell = cells[self._ranks.index]
             batch = self._to_device(next(batches)) if cell.size else None
             yield Round(batch, cell.start, not all(cell.size for cell in cells))
+
+    def close(self) -> None:
+        """End worker processes, which otherwise wait for the next pass."""
+        self._fetcher.close()
 
     def _micro_batches(
         self, window: Window, batches: Iterator[Any], weights: Sequence[float | None]
@@ -409,6 +408,10 @@ class StreamLoader:
             yield Round(None if batch is _END else self._to_device(batch), start, not all(sizes))
             position += sum(sizes)
 
+    def close(self) -> None:
+        """End worker processes, which otherwise wait for the next pass."""
+        self._fetcher.close()
+
     def _host_batches(self) -> Iterator[Any]:
         """The batches of a pass; an empty one would be one too many for most models."""
         return (batch for batch in self._fetcher.fetch(self._epoch) if batch_size_of(batch) != 0)
@@ -476,90 +479,6 @@ def batch_size_of(batch: Any) -> int | None:
     return next((size for size in map(batch_size_of, parts) if size is not None), None)
 
 
-def default_loader_kwargs(dataset: Any, *, batch_size: int, shuffle: bool, ranks_on_node: int) -> dict[str, Any]:
-    """The keyword arguments a `DataLoader` for `dataset` gets unless the user says otherwise."""
-    workers = default_num_workers(dataset, ranks_on_node)
-    kwargs: dict[str, Any] = {
-        "batch_size": batch_size,
-        "pin_memory": torch.cuda.is_available(),
-        "num_workers": workers,
-    }
-    if not isinstance(dataset, IterableDataset):
-        kwargs["shuffle"] = shuffle
-    return kwargs
-
-
-def default_num_workers(dataset: Any, ranks_on_node: int) -> int:
-    """Worker processes for `dataset`: none where they would cost more than they bring.
-
-    None for data in memory, for small datasets, for streams (each worker would yield the whole stream unless the
-    dataset knows better), inside a process that may not have children, and where processes are not forked. Else one
-    for each processor that this rank may use, but for one, and 8 at the most.
-    """
-    is_stream = isinstance(dataset, (IterableDataset, DataLoader)) or not hasattr(dataset, "__len__")
-    if is_stream or as_array_dataset(dataset) is not None:
-        return 0
-    if len(dataset) < _SAMPLES_WORTH_A_WORKER or torch.multiprocessing.current_process().daemon:
-        return 0
-    if torch.multiprocessing.get_start_method(allow_none=True) not in (None, "fork") or os.name != "posix":
-        return 0
-    return max(0, min(8, _usable_processors() // ranks_on_node - 1))
-
-
-def _usable_processors() -> int:
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
-
-
-def build_loader(
-    dataset: Any, defaults: Mapping[str, Any], given: Mapping[str, Any] | None, collate_fn: Any
-) -> Iterable[Any]:
-    """A torch `DataLoader` over `dataset`, the keyword arguments `given` laid over `defaults`.
-
-    A dataset that is a `DataLoader` already, or that can only be iterated over, comes back as it is.
-    """
-    if isinstance(dataset, DataLoader):
-        return dataset
-    check_dataset(dataset)
-    if not isinstance(dataset, IterableDataset) and not hasattr(dataset, "__getitem__"):
-        return dataset  # type: ignore[no-any-return]
-    kwargs = effective_kwargs(defaults, given)
-    kwargs.pop("is_sharded", None)
-    arrays = as_array_dataset(dataset)
-    # A torch dataset stays itself, for those who look at the loader; plain tensors and arrays get rows.
-    source = arrays if arrays is not None and type(dataset) in _BARE_ARRAYS else dataset
-    if collate_fn is not None:
-        kwargs.setdefault("collate_fn", collate_fn)
-    if kwargs.get("num_workers", 0) > 0 and not isinstance(dataset, IterableDataset):
-        # The workers of a stream begin each pass anew: its `set_epoch` would not reach those that stay.
-        kwargs.setdefault("persistent_workers", True)
-    if kwargs.get("shuffle") and hasattr(source, "__len__") and len(source) == 0:
-        kwargs["shuffle"] = False  # which torch refuses for no samples; `refuse_empty` has clearer words
-    try:
-        return DataLoader(source, **kwargs)
-    except (TypeError, ValueError) as error:
-        shown = ", ".join(f"{name}={value!r}" for name, value in kwargs.items())
-        raise ConfigurationError(
-            f"torch's DataLoader refused the arguments {shown} for a {type(dataset).__name__}: {error}. "
-            "Change the loader's keyword arguments."
-        ) from error
-
-
-_BARE_ARRAYS: tuple[type, ...] = (torch.Tensor, tuple, dict)
-
-
-def effective_kwargs(defaults: Mapping[str, Any], given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """`given` laid over `defaults`, without the defaults that torch does not allow beside what is given."""
-    kwargs = {**defaults, **(given or {})}
-    if "batch_sampler" in kwargs and kwargs["batch_sampler"] is not None:
-        excluded = {"batch_size", "shuffle", "sampler", "drop_last"}
-    elif kwargs.get("sampler") is not None:
-        excluded = {"shuffle"}
-    else:
-        excluded = set()
-    return {name: value for name, value in kwargs.items() if name not in excluded or name in (given or {})}
-
-
 def adapt_loader(
     loader: Any,
     ranks: Ranks,
@@ -596,31 +515,11 @@ def adapt_loader(
     return StreamLoader(loader, ranks, is_sharded=is_sharded, **settings)
 
 
-def check_dataset(dataset: Any) -> None:
-    """Refuse what cannot be a dataset, before anything is started.
-
-    Raises:
-        ArgumentTypeError: for something that has no samples.
-        DataError: for a dict that is no dict of arrays, or arrays of different lengths.
-    """
-    if isinstance(dataset, (str, bytes, type)) or not (
-        hasattr(dataset, "__getitem__") or isinstance(dataset, Iterable)
-    ):
-        raise ArgumentTypeError(
-            f"{dataset!r} is not a dataset: a {type(dataset).__name__} has no samples. Pass a torch Dataset or "
-            "IterableDataset, tensors or arrays (or a tuple or dict of them), or a DataLoader."
-        )
-    if isinstance(dataset, (dict, UserDict)) and type(dataset) is not dict:
-        raise ArgumentTypeError(
-            f"A {type(dataset).__name__} with the entries {', '.join(map(repr, dataset)) or '(none)'} could be several "
-            "datasets, or one in columns. Pass one of its entries, or `dict(...)` of it if they are arrays."
-        )
-    needs_length = as_array_dataset(dataset) is None and not isinstance(dataset, (IterableDataset, DataLoader))
-    if needs_length and hasattr(dataset, "__getitem__") and not hasattr(dataset, "__len__"):
-        raise ArgumentTypeError(
-            f"The dataset {type(dataset).__name__} has `__getitem__` but no `__len__`, so nobody knows which "
-            "samples there are. Add `__len__`, or make it an IterableDataset."
-        )
+def close_loader(loader: Any) -> None:
+    """End the worker processes of `loader`, if it is one of a run."""
+    loader, _ = unsliced(loader)
+    if isinstance(loader, (PlannedLoader, StreamLoader)):
+        loader.close()
 
 
 def refuse_empty(loader: RunLoader, purpose: str) -> None:

@@ -1,0 +1,128 @@
+"""Which torch `DataLoader` a dataset gets: defaults, and what the user lays over them."""
+
+from __future__ import annotations
+
+import os
+from collections import UserDict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from pytorch_accelerated.data.arrays import as_array_dataset
+from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError
+
+# Starting a worker process costs about as much as fetching this many ordinary samples.
+_SAMPLES_WORTH_A_WORKER = 1000
+
+
+def default_loader_kwargs(dataset: Any, *, batch_size: int, shuffle: bool, ranks_on_node: int) -> dict[str, Any]:
+    """The keyword arguments a `DataLoader` for `dataset` gets unless the user says otherwise."""
+    workers = default_num_workers(dataset, ranks_on_node)
+    kwargs: dict[str, Any] = {
+        "batch_size": batch_size,
+        "pin_memory": torch.cuda.is_available(),
+        "num_workers": workers,
+    }
+    if not isinstance(dataset, IterableDataset):
+        kwargs["shuffle"] = shuffle
+    return kwargs
+
+
+def default_num_workers(dataset: Any, ranks_on_node: int) -> int:
+    """Worker processes for `dataset`: none where they would cost more than they bring.
+
+    None for data in memory, for small datasets, for streams (each worker would yield the whole stream unless the
+    dataset knows better), inside a process that may not have children, and where processes are not forked. Else one
+    for each processor that this rank may use, but for one, and 8 at the most.
+    """
+    is_stream = isinstance(dataset, (IterableDataset, DataLoader)) or not hasattr(dataset, "__len__")
+    if is_stream or as_array_dataset(dataset) is not None:
+        return 0
+    if len(dataset) < _SAMPLES_WORTH_A_WORKER or torch.multiprocessing.current_process().daemon:
+        return 0
+    if torch.multiprocessing.get_start_method(allow_none=True) not in (None, "fork") or os.name != "posix":
+        return 0
+    return max(0, min(8, _usable_processors() // ranks_on_node - 1))
+
+
+def _usable_processors() -> int:
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+
+
+def build_loader(
+    dataset: Any, defaults: Mapping[str, Any], given: Mapping[str, Any] | None, collate_fn: Any
+) -> Iterable[Any]:
+    """A torch `DataLoader` over `dataset`, the keyword arguments `given` laid over `defaults`.
+
+    A dataset that is a `DataLoader` already, or that can only be iterated over, comes back as it is.
+    """
+    if isinstance(dataset, DataLoader):
+        return dataset
+    check_dataset(dataset)
+    if not isinstance(dataset, IterableDataset) and not hasattr(dataset, "__getitem__"):
+        return dataset  # type: ignore[no-any-return]
+    kwargs = effective_kwargs(defaults, given)
+    kwargs.pop("is_sharded", None)
+    arrays = as_array_dataset(dataset)
+    # A torch dataset stays itself, for those who look at the loader; plain tensors and arrays get rows.
+    source = arrays if arrays is not None and type(dataset) in _BARE_ARRAYS else dataset
+    if collate_fn is not None:
+        kwargs.setdefault("collate_fn", collate_fn)
+    if kwargs.get("num_workers", 0) > 0 and not isinstance(dataset, IterableDataset):
+        # The workers of a stream begin each pass anew: its `set_epoch` would not reach those that stay.
+        kwargs.setdefault("persistent_workers", True)
+    if kwargs.get("shuffle") and hasattr(source, "__len__") and len(source) == 0:
+        kwargs["shuffle"] = False  # which torch refuses for no samples; `refuse_empty` has clearer words
+    try:
+        return DataLoader(source, **kwargs)
+    except (TypeError, ValueError) as error:
+        shown = ", ".join(f"{name}={value!r}" for name, value in kwargs.items())
+        raise ConfigurationError(
+            f"torch's DataLoader refused the arguments {shown} for a {type(dataset).__name__}: {error}. "
+            "Change the loader's keyword arguments."
+        ) from error
+
+
+_BARE_ARRAYS: tuple[type, ...] = (torch.Tensor, tuple, dict)
+
+
+def effective_kwargs(defaults: Mapping[str, Any], given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """`given` laid over `defaults`, without the defaults that torch does not allow beside what is given."""
+    kwargs = {**defaults, **(given or {})}
+    if "batch_sampler" in kwargs and kwargs["batch_sampler"] is not None:
+        excluded = {"batch_size", "shuffle", "sampler", "drop_last"}
+    elif kwargs.get("sampler") is not None:
+        excluded = {"shuffle"}
+    else:
+        excluded = set()
+    return {name: value for name, value in kwargs.items() if name not in excluded or name in (given or {})}
+
+
+def check_dataset(dataset: Any) -> None:
+    """Refuse what cannot be a dataset, before anything is started.
+
+    Raises:
+        ArgumentTypeError: for something that has no samples.
+        DataError: for a dict that is no dict of arrays, or arrays of different lengths.
+    """
+    if isinstance(dataset, (str, bytes, type)) or not (
+        hasattr(dataset, "__getitem__") or isinstance(dataset, Iterable)
+    ):
+        raise ArgumentTypeError(
+            f"{dataset!r} is not a dataset: a {type(dataset).__name__} has no samples. Pass a torch Dataset or "
+            "IterableDataset, tensors or arrays (or a tuple or dict of them), or a DataLoader."
+        )
+    if isinstance(dataset, (dict, UserDict)) and type(dataset) is not dict:
+        raise ArgumentTypeError(
+            f"A {type(dataset).__name__} with the entries {', '.join(map(repr, dataset)) or '(none)'} could be several "
+            "datasets, or one in columns. Pass one of its entries, or `dict(...)` of it if they are arrays."
+        )
+    needs_length = as_array_dataset(dataset) is None and not isinstance(dataset, (IterableDataset, DataLoader))
+    if needs_length and hasattr(dataset, "__getitem__") and not hasattr(dataset, "__len__"):
+        raise ArgumentTypeError(
+            f"The dataset {type(dataset).__name__} has `__getitem__` but no `__len__`, so nobody knows which "
+            "samples there are. Add `__len__`, or make it an IterableDataset."
+        )
