@@ -47,6 +47,7 @@ RANKS = {
     "callbacks": 3,
     "hooks": 4,
     "loop": 4,
+    "running": 4,
     "trainer": 4,
     "huggingface": 5,
     "tuning": 5,

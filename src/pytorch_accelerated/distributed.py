@@ -17,7 +17,7 @@ from accelerate import Accelerator, PartialState, notebook_launcher
 from accelerate.state import AcceleratorState
 from accelerate.utils import GradientAccumulationPlugin, send_to_device
 
-from pytorch_accelerated.errors import ArgumentTypeError, LaunchError
+from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, LaunchError
 
 __all__ = ["Ranks", "create_accelerator", "notebook_launcher", "send_to_device"]
 
@@ -55,6 +55,28 @@ def create_accelerator(mixed_precision: str | None = None) -> Accelerator:
         )
     if accelerator.num_processes == 1:
         _warn_if_more_processes_were_asked_for()
+    return accelerator
+
+
+def given_accelerator(given: Any) -> Accelerator:
+    """The user's own `Accelerator`: `given`, or what that function returns.
+
+    Raises:
+        ArgumentTypeError: if it is something else.
+        ConfigurationError: if it accumulates gradients itself.
+    """
+    accelerator = given() if callable(given) and not isinstance(given, Accelerator) else given
+    if not isinstance(accelerator, Accelerator):
+        raise ArgumentTypeError(
+            f"`accelerator` is {given!r}, from which no Accelerator can be had. Pass an `accelerate.Accelerator`, or a "
+            "function that returns one."
+        )
+    if accelerator.gradient_accumulation_steps != 1:
+        raise ConfigurationError(
+            f"The accelerator has gradient_accumulation_steps={accelerator.gradient_accumulation_steps}, but this "
+            "trainer accumulates by itself: gradients would be divided twice. Leave it at 1, and pass "
+            "`gradient_accumulation_steps` to `train`."
+        )
     return accelerator
 
 

@@ -1,13 +1,12 @@
-"""`Trainer`: what users call, and what has to be there before the loop can run.
+"""`Trainer`: what users call.
 
-The loop itself is in `loop.py`, what a subclass may override in `hooks.py`.
+The loop itself is in `loop.py`, what has to be in place before it runs in `running.py`, what a subclass may override in
+`hooks.py`.
 """
 
 from __future__ import annotations
 
-import contextlib
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,46 +18,34 @@ from torch.nn.parallel import DistributedDataParallel
 from pytorch_accelerated.callbacks.defaults import DEFAULT_CALLBACKS
 from pytorch_accelerated.callbacks.handler import CallbackHandler
 from pytorch_accelerated.callbacks.limits import OuterLimit
-from pytorch_accelerated.callbacks.watching import WatchedMetric
 from pytorch_accelerated.checkpointing.portable import load_portable, save_portable
-from pytorch_accelerated.checkpointing.training_state import load_run, save_run, seed_of_run
+from pytorch_accelerated.checkpointing.training_state import load_run, save_run
 from pytorch_accelerated.checkpointing.verify import find_state
 from pytorch_accelerated.checkpointing.weights import canonical_state_dict, check_finite, load_canonical
 from pytorch_accelerated.data.building import build_loader, check_dataset
 from pytorch_accelerated.data.loading import (
-    RunLoader,
-    adapt_loader,
     close_loader,
-    fingerprint,
-    refuse_empty,
 )
 from pytorch_accelerated.data.slicing import batch_limit_from_environment
-from pytorch_accelerated.distributed import Ranks, create_accelerator, map_tensors, send_to_device, without_rows
+from pytorch_accelerated.distributed import Ranks, map_tensors, without_rows
 from pytorch_accelerated.errors import (
-    ArgumentTypeError,
     CheckpointError,
     ConfigurationError,
-    DataError,
     InvalidCheckpointError,
-    NonFiniteLossError,
 )
 from pytorch_accelerated.explaining import explain_run
-from pytorch_accelerated.loop import TrainingLoop
 from pytorch_accelerated.placeholders import TrainerPlaceholderValues, replace_trainer_placeholder_values
 from pytorch_accelerated.prediction import collect_predictions
 from pytorch_accelerated.preflight import PreflightReport, rehearse
 from pytorch_accelerated.preparation import PreparedModel
 from pytorch_accelerated.progress.display import above_bars
-from pytorch_accelerated.run_config import TrainerRunConfig, describe_run
 from pytorch_accelerated.run_state import RunState
-from pytorch_accelerated.seeding import derived_seed, mixed_seed, set_seed
+from pytorch_accelerated.running import TrainingRun
 from pytorch_accelerated.settings import (
     TrainSettings,
     check_optimizer,
-    check_parts,
     check_positive_count,
     check_run_arguments,
-    check_scheduler,
     check_scheduler_factory,
 )
 from pytorch_accelerated.tracking.history import InMemoryRunHistory, RunHistory
@@ -73,7 +60,7 @@ __all__ = [
 ]
 
 
-class Trainer(TrainingLoop):
+class Trainer(TrainingRun):
     """Trains, evaluates, predicts with and saves any PyTorch model.
 
     ::
@@ -510,215 +497,6 @@ class Trainer(TrainingLoop):
         self._refuse_within_a_run("preflight", "Call it before `train`.")
         arguments = {"train_dataset": train_dataset, "num_epochs": num_epochs, "eval_dataset": eval_dataset}
         return rehearse(self, {**arguments, **train_arguments})
-
-    # --------------------------------------------------------------------------------------------- before and after it
-
-    @contextlib.contextmanager
-    def _running(self) -> Iterator[None]:
-        """A run, or something within one: tells callbacks about exceptions and leaves the trainer as it was."""
-        if self._is_running:
-            yield
-            return
-        self._renew_accelerator()
-        self._reset_control()
-        self._is_running = True
-        try:
-            yield
-        except NonFiniteLossError:
-            raise
-        except BaseException as exception:
-            self._fire("on_exception", exception=exception)
-            raise
-        finally:
-            self._is_running = False
-            self._release_model()
-            for loader in (self._train_dataloader, self._eval_dataloader):
-                close_loader(loader)
-
-    def _start_training_run(
-        self,
-        train_dl_kwargs: Mapping[str, Any] | None,
-        eval_dl_kwargs: Mapping[str, Any] | None,
-        reset_run_history: bool,
-        state: Path | None,
-    ) -> None:
-        settings = self._settings
-        if reset_run_history:
-            self.run_history.reset()
-            self._epochs_before_run = 0
-        else:
-            self._epochs_before_run += self.run_state.epochs
-        self._seed_run(state)
-        self._training_runs += 1
-        if self.seed is not None:
-            set_seed(mixed_seed("run", int(self.seed), self._ranks.index, self._training_runs))
-        self.run_state = RunState()
-        self._loss_tracker.reset()
-        self._gradient_norms.reset()
-        if isinstance(self.model, nn.Module):
-            self.model.zero_grad()  # an interrupted run may have left half of an update
-        self._count_items = self.count_batch_items if self._overrides("count_batch_items") else None
-
-        eval_batch_size = settings.eval_per_device_batch_size or settings.per_device_batch_size
-        self._train_dl_kwargs, self._eval_dl_kwargs = dict(train_dl_kwargs or {}), dict(eval_dl_kwargs or {})
-        self._train_dataloader = self.create_train_dataloader(settings.per_device_batch_size, train_dl_kwargs)
-        self._eval_dataloader = None
-        if self.eval_dataset is not None:
-            self._eval_dataloader = self.create_eval_dataloader(eval_batch_size, eval_dl_kwargs)
-        self._prepare_model_optimizer_and_dataloaders()
-        self.run_config = self._create_run_config(
-            settings.per_device_batch_size,
-            settings.num_epochs,
-            settings.gradient_accumulation_steps,
-            settings.max_num_train_steps,
-            settings.gradient_clip_value,
-        )
-        self.scheduler = self.create_scheduler()
-        check_scheduler(
-            self.scheduler,
-            is_expected=self.create_scheduler_fn is not None,
-            has_own_step=self._overrides("scheduler_step"),
-        )
-        is_plateau = isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
-        if is_plateau:
-            WatchedMetric(settings.scheduler_metric).check_before_run(self)
-        self._steps_scheduler_per_update = settings.step_scheduler == "update" and not is_plateau
-        if state is not None:
-            load_run(self, state)
-        self._deadline = None if settings.max_seconds is None else time.monotonic() + settings.max_seconds
-
-    def _seed_run(self, state: Path | None = None) -> None:
-        """Fix the seed of the run; one that goes on from a training state keeps that one's."""
-        seed = int(self.seed) if self.seed is not None else derived_seed(self._training_runs)
-        if state is not None:
-            seed = seed_of_run(state)
-        self._run_seed = self._ranks.from_first(seed)
-
-    def _create_accelerator(self) -> Accelerator:
-        """The accelerate object behind this trainer."""
-        given = self._given_accelerator
-        if given is None:
-            return create_accelerator(self.mixed_precision)
-        accelerator = given() if callable(given) and not isinstance(given, Accelerator) else given
-        if not isinstance(accelerator, Accelerator):
-            raise ArgumentTypeError(
-                f"`accelerator` is {given!r}, from which no Accelerator can be had. Pass an `accelerate.Accelerator`, "
-                "or a function that returns one."
-            )
-        if accelerator.gradient_accumulation_steps != 1:
-            raise ConfigurationError(
-                f"The accelerator has gradient_accumulation_steps={accelerator.gradient_accumulation_steps}, but this "
-                "trainer accumulates by itself: gradients would be divided twice. Leave it at 1, and pass "
-                "`gradient_accumulation_steps` to `train`."
-            )
-        return accelerator
-
-    def _renew_accelerator(self) -> None:
-        """accelerate has one precision per process: come back to ours if another trainer has changed it."""
-        if str(self._accelerator.mixed_precision) != self._precision:
-            self._accelerator = self._create_accelerator()
-
-    def _create_callback_handler(self) -> CallbackHandler:
-        """The handler of the callbacks given to the constructor."""
-        return CallbackHandler(self._callbacks, custom_events=self.custom_events)
-
-    def _prepare_model_optimizer_and_dataloaders(self) -> None:
-        """Put the model on its device, wrap what must be wrapped, and share the loaders out over the ranks."""
-        self._prepare_model(for_training=self._train_dataloader is not None)
-        if self._train_dataloader is not None:
-            self._train_dataloader = self._adapted(self._train_dataloader, self._train_dl_kwargs)
-            refuse_empty(self._train_dataloader, "train on")
-        if self._eval_dataloader is not None:
-            self._eval_dataloader = self._adapted(self._eval_dataloader, self._eval_dl_kwargs)
-            self._check_eval_batch_size()
-
-    def _prepare_model(self, *, for_training: bool) -> None:
-        self._prepared = PreparedModel(
-            self._accelerator,
-            self.model,
-            self.optimizer,
-            for_training=for_training,
-            compile_arguments=self.compile_model,
-        )
-        if self._ranks.count > 1 and not for_training:
-            # Nothing else makes sure that all ranks evaluate the same model.
-            self._ranks.copy_from_first([parameter.data for parameter in self.model.parameters()])
-        self.model, self.optimizer = self._prepared.model, self._prepared.optimizer
-        self._has_plain_backward = self._prepared.has_plain_backward
-
-    def _release_model(self) -> None:
-        if self._prepared is not None:
-            self.model, self.optimizer = self._prepared.release(self.model)
-            self._prepared = None
-
-    def _adapted(self, loader: Any, dl_kwargs: Mapping[str, Any] | None) -> RunLoader:
-        adapted = adapt_loader(
-            loader,
-            self._ranks,
-            seed=self._run_seed,
-            accumulation_steps=self._settings.gradient_accumulation_steps,
-            to_device=self._to_device,
-            is_sharded=bool((dl_kwargs or {}).get("is_sharded", False)),
-        )
-        fingerprints = self._ranks.exchange(fingerprint(adapted))
-        if len(set(fingerprints)) > 1:
-            raise DataError(
-                f"The ranks have different datasets (length and indices by rank: {fingerprints}), so samples would be "
-                "used twice or never. If it was split at random, call `set_seed(...)` before the split."
-            )
-        return adapted
-
-    def _to_device(self, batch: Any) -> Any:
-        device = self.device
-        return batch if device.type == "cpu" else send_to_device(batch, device, non_blocking=True)
-
-    def _create_run_config(
-        self,
-        per_device_batch_size: int,
-        num_epochs: int | None,
-        gradient_accumulation_steps: int,
-        max_num_train_steps: int | None,
-        gradient_clip_value: float | None,
-    ) -> TrainerRunConfig:
-        """The frozen facts of the run, from what was asked for and the loaders that exist."""
-        return describe_run(
-            self._train_dataloader,
-            self._eval_dataloader,
-            self._ranks,
-            per_device_batch_size=per_device_batch_size,
-            num_epochs=num_epochs,
-            gradient_accumulation_steps=gradient_accumulation_steps,
-            max_num_train_steps=max_num_train_steps,
-            gradient_clip_value=gradient_clip_value,
-            gradient_clip_norm=self._settings.gradient_clip_norm,
-            train_dl_kwargs=self._train_dl_kwargs,
-            eval_dl_kwargs=self._eval_dl_kwargs,
-            mixed_precision=str(self._accelerator.mixed_precision),
-            seed=self._run_seed,
-        )
-
-    def _check_eval_batch_size(self) -> None:
-        """Refuse an evaluation without batches. Any batch size fits any number of ranks."""
-        refuse_empty(self._eval_dataloader, "evaluate")
-
-    def _check_parts(self) -> None:
-        check_parts(
-            model=self.model,
-            loss_func=self.loss_func,
-            run_history=self.run_history,
-            seed=self.seed,
-            compile_model=self.compile_model,
-        )
-
-    def _overrides(self, hook: str) -> bool:
-        """Whether a subclass has a method of its own in place of `Trainer`'s."""
-        return getattr(type(self), hook) is not getattr(Trainer, hook)
-
-    def _refuse_within_a_run(self, method: str, remedy: str) -> None:
-        if self._is_running:
-            raise ConfigurationError(
-                f"`{method}` was called while the trainer is at work: it would reset the run. {remedy}"
-            )
 
     # ---------------------------------------------------------------------------------------------------------- saving
 

@@ -146,12 +146,6 @@ def evaluation_rounds(size: int, *, batch_size: int, ranks: int, drop_last: bool
         yield Window(start, stop, (cells,))
 
 
-def number_of_evaluation_rounds(size: int, *, batch_size: int, ranks: int, drop_last: bool = False) -> int:
-    """The number of rounds that `evaluation_rounds` yields."""
-    full = batch_size * ranks
-    return size // full if drop_last else -(-size // full)
-
-
 @dataclasses.dataclass(frozen=True)
 class BatchListPlan:
     """How the batches of a user's own batch sampler are dealt to the ranks: one after the other.
