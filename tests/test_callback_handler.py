@@ -5,6 +5,7 @@ import warnings
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 from pytorch_accelerated import Trainer
@@ -218,3 +219,32 @@ def test_a_callback_has_a_state_of_its_own_and_every_event():
     assert callback.state_key == "TrainerCallback"
     assert all(event.startswith("on_") and callable(getattr(callback, event)) for event in EVENTS)
     assert len(EVENTS) == len(set(EVENTS))
+
+
+def test_only_events_that_something_acts_at_are_worth_firing():
+    handler = CallbackHandler([TrainerCallback])
+    assert not handler.acts_at("on_train_epoch_start")
+    handler.add_callback(Named("later", []))
+    assert handler.acts_at("on_train_epoch_start")
+    assert not handler.acts_at("on_train_epoch_end")
+    handler.clear_callbacks()
+    assert not handler.acts_at("on_train_epoch_start")
+
+
+def test_a_handler_of_ones_own_hears_of_every_event():
+    heard: list[str] = []
+
+    class Listens(CallbackHandler):
+        def call_event(self, event: str, *args: Any, **kwargs: Any) -> None:
+            heard.append(event)
+            super().call_event(event, *args, **kwargs)
+
+    class Mine(Trainer):
+        def _create_callback_handler(self) -> CallbackHandler:
+            return Listens(self._callbacks)
+
+    model = nn.Linear(1, 1)
+    trainer = Mine(model, nn.MSELoss(), torch.optim.SGD(model.parameters()), callbacks=())
+    trainer.train((torch.ones(4, 1), torch.ones(4, 1)), 1, per_device_batch_size=2)
+    assert heard.count("on_train_step_start") == heard.count("on_optimizer_step_end") == 2
+    assert heard[-1] == "on_training_run_end"

@@ -34,7 +34,7 @@ def batch_loss(
     Raises:
         DataError: for any other batch, or if there is no loss.
     """
-    if isinstance(batch, Mapping):
+    if type(batch) is not list and isinstance(batch, Mapping):  # a list is what most loaders yield
         outputs = model(**accepted_inputs(model, batch, hook=hook))
         loss = own_loss(outputs) if loss_func is None else loss_func(outputs, batch)
         return {"loss": loss, "model_outputs": outputs, "batch_size": batch_size_of(batch)}

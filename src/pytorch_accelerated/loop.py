@@ -362,7 +362,8 @@ class TrainingLoop(TrainerHooks):
     def _fire(self, event: str, **kwargs: Any) -> None:
         """Fire an event; a wish to stop is kept until all ranks can stop together."""
         try:
-            self.callback_handler.call_event(event, self, **kwargs)
+            if self.callback_handler.acts_at(event):
+                self.callback_handler.call_event(event, self, **kwargs)
         except StopTrainingError as error:
             self._stop = self._stop or error
 
@@ -370,7 +371,7 @@ class TrainingLoop(TrainerHooks):
         """Fire an event of the current batch; a rank that only borrowed it answers the others' `gather` instead."""
         if self._micro_batch.has_empty_rank:
             self._in_round(self._micro_batch.is_borrowed, True, self._fire, event, **kwargs)
-        else:
+        elif self.callback_handler.acts_at(event):
             self._fire(event, **kwargs)
 
     def _fire_in_pass(self, event: str, **kwargs: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -113,8 +114,9 @@ class TrainingRun(TrainingLoop):
         )
         is_plateau = isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
         if is_plateau:
-            WatchedMetric(settings.scheduler_metric).check_before_run(self)  # type: ignore[arg-type]  # a run is always a Trainer's
-        self._steps_scheduler_per_update = settings.step_scheduler == "update" and not is_plateau
+            WatchedMetric(settings.scheduler_metric).check_before_run(self)  # type: ignore[arg-type]  # as below
+        has_step = self.scheduler is not None or self._overrides("scheduler_step")
+        self._steps_scheduler_per_update = has_step and settings.step_scheduler == "update" and not is_plateau
         if state is not None:
             load_run(self, state)  # type: ignore[arg-type]  # a run is always a Trainer's
         self._deadline = None if settings.max_seconds is None else time.monotonic() + settings.max_seconds
@@ -171,12 +173,14 @@ class TrainingRun(TrainingLoop):
             self._prepared = None
 
     def _adapted(self, loader: Any, dl_kwargs: Mapping[str, Any] | None) -> RunLoader:
+        device = self._ranks.device
+        on_device = functools.partial(send_to_device, device=device, non_blocking=True)
         adapted = adapt_loader(
             loader,
             self._ranks,
             seed=self._run_seed,
             accumulation_steps=self._settings.gradient_accumulation_steps,
-            to_device=self._to_device,
+            to_device=_as_it_is if device.type == "cpu" else on_device,
             is_sharded=bool((dl_kwargs or {}).get("is_sharded", False)),
         )
         fingerprints = self._ranks.exchange(fingerprint(adapted))
@@ -186,10 +190,6 @@ class TrainingRun(TrainingLoop):
                 "used twice or never. If it was split at random, call `set_seed(...)` before the split."
             )
         return adapted
-
-    def _to_device(self, batch: Any) -> Any:
-        device = self._ranks.device
-        return batch if device.type == "cpu" else send_to_device(batch, device, non_blocking=True)
 
     def _create_run_config(
         self,
@@ -238,3 +238,7 @@ class TrainingRun(TrainingLoop):
             raise ConfigurationError(
                 f"`{method}` was called while the trainer is at work: it would reset the run. {remedy}"
             )
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch

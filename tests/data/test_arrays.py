@@ -73,6 +73,12 @@ def assert_batches_are_torchs(dataset: Any, samples: Any = None) -> None:
     assert_same(arrays.fetch(slice(1, 3)), as_it_should_be(reference, [1, 2]))
     # A slice over the end has fewer rows, as in a list.
     assert_same(arrays.fetch(slice(2, 100)), as_it_should_be(reference, list(range(2, len(reference)))))
+    several = [[last, 0, 0, 1], [1], [0, last]]
+    for batch, picked in zip(arrays.fetch_many([torch.tensor(picked) for picked in several]), several, strict=True):
+        assert_same(batch, as_it_should_be(reference, picked))
+    slices = [slice(0, 2), slice(2, 3), slice(1, 3)]
+    for batch, positions in zip(arrays.fetch_many(slices), slices, strict=True):
+        assert_same(batch, as_it_should_be(reference, list(range(positions.start, positions.stop))))
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3)])
@@ -170,6 +176,21 @@ def test_a_memory_map_and_a_read_only_array_need_no_copy_and_cause_no_warning(tm
         part.zero_()
     assert np.array_equal(mapped, array(3))
     assert np.array_equal(read_only, array(3))
+
+
+@pytest.mark.parametrize("requests", [[slice(0, 2), slice(2, 4)], [torch.tensor([0, 1]), torch.tensor([2, 3])]])
+def test_what_is_done_to_one_batch_changes_no_other(requests: list[Any]) -> None:
+    data = torch.arange(8.0).reshape(4, 2)
+    first, second = as_array_dataset(data).fetch_many(requests)  # type: ignore[union-attr]
+    version = second._version
+    noise = torch.ones(2, requires_grad=True)
+    first += noise  # allowed as it is with the batches of a torch loader
+    first.sum().backward()
+    assert noise.grad is not None
+    assert second.tolist() == [[4.0, 5.0], [6.0, 7.0]]
+    assert not second.requires_grad
+    assert second._version == version
+    assert second.requires_grad_().is_leaf
 
 
 @pytest.mark.parametrize("with_indices", [False, True])

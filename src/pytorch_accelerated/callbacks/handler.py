@@ -34,6 +34,7 @@ class CallbackHandler:
     def __init__(self, callbacks: Iterable[Any] = (), custom_events: Iterable[str] = ()) -> None:
         self._callbacks: list[Any] = []
         self._methods: dict[str, list[Callable[..., Any]]] = {}
+        self._acts: dict[str, bool] = {}
         self._known_events = {*EVENTS, *custom_events}
         self.add_callbacks(callbacks)
 
@@ -61,12 +62,12 @@ class CallbackHandler:
         self._refuse_duplicate(callback)
         self._warn_about_misspelt_events(callback)
         self._callbacks.append(callback)
-        self._methods.clear()
+        self._forget_methods()
 
     def clear_callbacks(self) -> None:
         """Forget all callbacks."""
         self._callbacks.clear()
-        self._methods.clear()
+        self._forget_methods()
 
     @property
     def callback_list(self) -> str:
@@ -84,17 +85,21 @@ class CallbackHandler:
     def __len__(self) -> int:
         return len(self._callbacks)
 
+    def acts_at(self, event: str) -> bool:
+        """Whether firing `event` does anything. What this costs is all that idle callbacks cost."""
+        acts = self._acts.get(event)
+        if acts is None:
+            is_plain = type(self).call_event is CallbackHandler.call_event
+            acts = self._acts[event] = bool(self._methods_of(event)) or not is_plain
+        return acts
+
     def call_event(self, event: str, *args: Any, **kwargs: Any) -> None:
         """Call the method named `event` of every callback that has one, in order.
 
         `StopTrainingError` goes up when all have been called; any other exception goes up at once.
         """
-        methods = self._methods.get(event)
-        if methods is None:
-            methods = self.acting_methods(event)
-            self._methods[event] = methods
         stop: StopTrainingError | None = None
-        for method in methods:
+        for method in self._methods_of(event):
             try:
                 method(*args, **kwargs)
             except StopTrainingError as error:
@@ -109,6 +114,16 @@ class CallbackHandler:
         empty = getattr(TrainerCallback, event, None)
         methods = [getattr(callback, event, None) for callback in self._callbacks]
         return [method for method in methods if callable(method) and getattr(method, "__func__", method) is not empty]
+
+    def _methods_of(self, event: str) -> list[Callable[..., Any]]:
+        methods = self._methods.get(event)
+        if methods is None:
+            methods = self._methods[event] = self.acting_methods(event)
+        return methods
+
+    def _forget_methods(self) -> None:
+        self._methods.clear()
+        self._acts.clear()
 
     def _instantiate(self, callback_class: type) -> Any:
         try:

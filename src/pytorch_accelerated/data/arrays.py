@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,9 +38,10 @@ class ArrayDataset(Dataset[Any]):
                 f"The arrays of a dataset must have one row per sample each, but {found}. Pass arrays of one length."
             )
         self._rows = next(iter(lengths.values()))
-        tensors = _map(_as_tensor, data)
-        # An array that torch has no dtype for (strings, objects) is fetched row by row instead.
-        self._tensors = None if any(array is None for _, array in _leaves("data", tensors)) else tensors
+        tensors = [_as_tensor(array) for _, array in _leaves("data", data)]
+        known = [tensor for tensor in tensors if tensor is not None]
+        # With an array that torch has no dtype for (strings, objects), all are fetched row by row instead.
+        self._tensors = known if len(known) == len(tensors) else None
 
     def __len__(self) -> int:
         return self._rows if self.indices is None else len(self.indices)
@@ -51,16 +52,29 @@ class ArrayDataset(Dataset[Any]):
         row = index if self.indices is None else int(self.indices[index])
         return _map(lambda array: array[row], self.data)
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one sample in memory; 0 where nobody can tell."""
+        return sum(tensor.nbytes for tensor in self._tensors or ()) // max(1, self._rows)
+
     def fetch(self, indices: torch.Tensor | slice) -> Any:
         """The batch of the samples at `indices`: an int64 tensor on the CPU, or a slice of step 1."""
+        return self.fetch_many([indices])[0]
+
+    def fetch_many(self, requests: Sequence[torch.Tensor | slice]) -> list[Any]:
+        """The batches of several requests; all that are small share one copy of the rows.
+
+        They share its memory, but not one byte of it: what is written to one batch is in no other.
+        """
         if self._tensors is None:
-            positions = range(len(self))[indices] if isinstance(indices, slice) else indices.tolist()
-            return default_collate([self[position] for position in positions])
+            positions = [
+                range(len(self))[indices] if isinstance(indices, slice) else indices.tolist() for indices in requests
+            ]
+            return [default_collate([self[index] for index in batch]) for batch in positions]
         if self.indices is not None:
-            indices = self.indices[indices]
-        if isinstance(indices, slice):
-            return _map(lambda tensor: tensor[indices].clone(), self._tensors, tuple_type=list)
-        return _map(lambda tensor: _rows_at(indices, tensor), self._tensors, tuple_type=list)
+            requests = [self.indices[indices] for indices in requests]
+        leaves = [_batches_of(tensor, requests) for tensor in self._tensors]
+        return [_assembled(self.data, iter(parts)) for parts in zip(*leaves, strict=True)]
 
 
 def as_array_dataset(dataset: Any) -> ArrayDataset | None:
@@ -113,13 +127,36 @@ def _length(name: str, array: Any) -> int:
     return len(array)
 
 
-def _map(function: Callable[[Any], Any], data: Any, tuple_type: type = tuple) -> Any:
+def _map(function: Callable[[Any], Any], data: Any) -> Any:
     if type(data) is dict:
-        return {key: _map(function, value, tuple_type) for key, value in data.items()}
+        return {key: _map(function, value) for key, value in data.items()}
     if type(data) in (tuple, list):
-        make = tuple_type if type(data) is tuple else list
-        return make(_map(function, value, tuple_type) for value in data)
+        return type(data)(_map(function, value) for value in data)
     return function(data)
+
+
+def _assembled(data: Any, leaves: Iterator[torch.Tensor]) -> Any:
+    """`leaves` in the structure of `data`, where tuples have become lists, as `default_collate` does it."""
+    if type(data) is dict:
+        return {key: _assembled(value, leaves) for key, value in data.items()}
+    if type(data) in (tuple, list):
+        return [_assembled(value, leaves) for value in data]
+    return next(leaves)
+
+
+def _batches_of(tensor: torch.Tensor, requests: Sequence[Any]) -> Sequence[torch.Tensor]:
+    """Copies of the rows that each request names."""
+    rows: list[torch.Tensor] = list(requests)
+    if isinstance(requests[0], slice):
+        rows = [tensor[indices] for indices in requests]
+        copy = torch.cat(rows) if len(rows) > 1 else rows[0].clone()
+    else:
+        copy = _rows_at(torch.cat(rows) if len(rows) > 1 else rows[0], tensor)
+    if len(rows) == 1:
+        return [copy]
+    # "Unsafe" would be to write to `copy` as well. What the other `split` returns cannot be written to where gradients
+    # flow, and all parts would count as changed when one is.
+    return torch.unsafe_split_with_sizes(copy, [part.shape[0] for part in rows])
 
 
 def _rows_at(indices: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
@@ -11,6 +12,10 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, defa
 
 from pytorch_accelerated.data.arrays import ArrayDataset, as_array_dataset
 from pytorch_accelerated.seeding import host_generators_seeded, mixed_seed, seed_host_generators
+
+# What is read ahead at once of data in memory: little enough to stay in a processor's cache until it is used.
+_BLOCK_BYTES = 256 * 1024
+_BLOCK_BATCHES = 32
 
 
 class Request(NamedTuple):
@@ -52,7 +57,7 @@ class BatchFetcher:
         """The batches of `requests`, in order. One pass at a time."""
         if self._loader is None:
             assert self._arrays is not None
-            return map(self._arrays.fetch, (request.indices for request in requests))
+            return _fetch_in_blocks(self._arrays, (request.indices for request in requests))
         self._requests.pending = requests
         self._pass = iter(self._loader)
         return self._pass
@@ -61,6 +66,14 @@ class BatchFetcher:
         """End worker processes. The next pass starts new ones."""
         _stop_workers(self._loader, self._pass)
         self._pass = None
+
+
+def _fetch_in_blocks(arrays: ArrayDataset, requests: Iterator[Any]) -> Iterator[Any]:
+    """The batches of `requests`: small ones several at a time, since each indexing operation has its price."""
+    for first in requests:
+        rows = first.stop - first.start if isinstance(first, slice) else first.shape[0]
+        batches = _BLOCK_BYTES // max(1, rows * arrays.row_bytes)
+        yield from arrays.fetch_many([first, *itertools.islice(requests, max(0, min(batches, _BLOCK_BATCHES) - 1))])
 
 
 class StreamFetcher:

@@ -169,14 +169,13 @@ class PlannedLoader:
         """
         order = self._order()
         windows, planned = itertools.tee(self._plan(order).windows(start, max_batches))
-        mine = (cell for window in planned for cell in window.cells_of(self._ranks.index))
+        mine = (cells[self._ranks.index] for window in planned for cells in window.rounds)
         batches = self._fetch(order, mine)
         for window in windows:
-            sizes = [cell.size for cell in window.cells_of(self._ranks.index)]
             if count_items is None:
-                weights: Sequence[float | None] = [self._ranks.count * size / window.size for size in sizes]
-                yield Update(self._micro_batches(window, batches, weights), window.size)
+                yield Update(self._micro_batches(window, batches), window.size)
             else:
+                sizes = [cells[self._ranks.index].size for cells in window.rounds]
                 host = list(itertools.islice(batches, len(sizes)))
                 counts = [count_items(batch) if size else 0 for size, batch in zip(sizes, host, strict=True)]
                 weights = item_weights(self._ranks, counts, sizes)
@@ -199,25 +198,30 @@ class PlannedLoader:
         self._fetcher.close()
 
     def _micro_batches(
-        self, window: Window, batches: Iterator[Any], weights: Sequence[float | None]
+        self, window: Window, batches: Iterator[Any], weights: Sequence[float | None] | None = None
     ) -> Iterator[MicroBatch]:
-        last = len(weights) - 1
+        """Without `weights`, each batch weighs as much as it has of the samples of the update."""
+        ranks, total, last = self._ranks, window.size, len(window.rounds) - 1
         for index, cells in enumerate(window.rounds):
-            is_borrowed = not cells[self._ranks.index].size
-            has_empty_rank = not all(cell.size for cell in cells)
-            batch = self._to_device(next(batches))
-            yield MicroBatch(batch, weights[index], index == last, is_borrowed, has_empty_rank)
+            size = cells[ranks.index].size
+            weight = ranks.count * size / total if weights is None else weights[index]
+            has_empty_rank = ranks.count > 1 and not all(cell.size for cell in cells)
+            yield MicroBatch(self._to_device(next(batches)), weight, index == last, not size, has_empty_rank)
 
     def _fetch(self, order: _EpochOrder, cells: Iterable[Cell]) -> Iterator[Any]:
         return self._fetcher.fetch(self._request(order, cell) for cell in cells)
 
     def _request(self, order: _EpochOrder, cell: Cell) -> Request:
-        positions = slice(cell.start, cell.stop if cell.size else cell.start + 1)
-        indices = positions if order.indices is None else order.indices[positions]
+        start, size = cell.start, cell.size or 1
+        indices: Any = order.indices
+        if isinstance(indices, torch.Tensor):
+            indices = indices.narrow(0, start, size)
+        elif indices is not None:
+            indices = indices[start : start + size]
         if self.is_vectorised:
-            return Request(indices, key=0)
-        if isinstance(indices, slice):
-            indices = range(indices.start, indices.stop)
+            return Request(slice(start, start + size) if indices is None else indices, key=0)
+        if indices is None:
+            indices = range(start, start + size)
         elif isinstance(indices, torch.Tensor):
             indices = indices.tolist()  # a tensor would travel to a worker by way of shared memory
         # The position of its first sample names a batch whatever was done before it.
@@ -352,7 +356,7 @@ class StreamLoader:
         return batches if self.is_sharded else -(-batches // self._ranks.count)
 
     def __iter__(self) -> Iterator[Any]:
-        return map(self._to_device, self._host_batches())
+        return (self._to_device(batch) for batch, _ in self._measured_batches())
 
     def set_epoch(self, epoch: int) -> None:
         """Tell the iterable which pass comes next, if it wants to know; epochs count from 0."""
@@ -365,17 +369,16 @@ class StreamLoader:
 
         The batches of an update are read ahead in host memory, so that all ranks know how many there are.
         """
-        batches = self._host_batches()
+        batches = self._measured_batches()
         left = sys.maxsize if max_batches is None else max(0, max_batches)
         position = 0
         previous: Any = None
         while True:
             # What has been used already may have been cut into other updates.
             wanted = 1 if position < start else min(self._accumulation_steps, left)
-            host = list(itertools.islice(batches, wanted))
-            sizes = [batch_size_of(batch) for batch in host]
-            everyones = self._ranks.exchange_numbers([len(host), sum(size or 0 for size in sizes), None in sizes])
-            numbers = [number for number, _, _ in everyones]
+            measured = list(itertools.islice(batches, wanted))
+            host, sizes = [batch for batch, _ in measured], [size for _, size in measured]
+            numbers, samples = self._count(sizes)
             rounds = max(numbers)
             if rounds == 0:
                 return
@@ -386,35 +389,47 @@ class StreamLoader:
                 )
             host += [host[-1] if host else previous] * (rounds - len(host))
             previous = host[-1]
-            is_measured = not any(unmeasured for _, _, unmeasured in everyones)
-            samples = sum(samples for _, samples, _ in everyones) if is_measured else rounds
+            weights = self._weights(host, sizes, samples, count_items)
+            samples = rounds if samples is None else samples
             position += samples
             if position > start:
                 left -= rounds
-                weights = self._weights(host, sizes, samples if is_measured else None, count_items)
                 yield Update(self._micro_batches(host, weights, numbers), samples)
+
+    def _count(self, sizes: list[int | None]) -> tuple[list[int], int | None]:
+        """Of the next update: how many batches each rank has, and the samples of all of them where that is known."""
+        samples = sum(size or 0 for size in sizes)
+        if self._ranks.count == 1:
+            return [len(sizes)], None if None in sizes else samples
+        everyones = self._ranks.exchange_numbers([len(sizes), samples, None in sizes])
+        is_known = not any(unknown for _, _, unknown in everyones)
+        total = sum(samples for _, samples, _ in everyones)
+        return [number for number, _, _ in everyones], total if is_known else None
 
     def rounds(self, *, max_rounds: int | None = None) -> Iterator[Round]:
         """The rounds of an evaluation or prediction pass: every sample once."""
-        batches = itertools.islice(self._host_batches(), max_rounds)
+        batches = itertools.islice(self._measured_batches(), max_rounds)
         position = 0
         while True:
-            batch = next(batches, _END)
-            size = 0 if batch is _END else batch_size_of(batch) or 1
-            sizes = [size for (size,) in self._ranks.exchange_numbers([size])]
+            batch, size = next(batches, (None, 0))
+            is_idle = size == 0
+            sizes = [size for (size,) in self._ranks.exchange_numbers([1 if size is None else size])]
             if not any(sizes):
                 return
             start = position + sum(sizes[: self._ranks.index])
-            yield Round(None if batch is _END else self._to_device(batch), start, not all(sizes))
+            yield Round(None if is_idle else self._to_device(batch), start, not all(sizes))
             position += sum(sizes)
 
     def close(self) -> None:
         """End worker processes, which otherwise wait for the next pass."""
         self._fetcher.close()
 
-    def _host_batches(self) -> Iterator[Any]:
-        """The batches of a pass; an empty one would be one too many for most models."""
-        return (batch for batch in self._fetcher.fetch(self._epoch) if batch_size_of(batch) != 0)
+    def _measured_batches(self) -> Iterator[tuple[Any, int | None]]:
+        """The batches of a pass and their sizes; an empty one would be one too many for most models."""
+        for batch in self._fetcher.fetch(self._epoch):
+            size = batch_size_of(batch)
+            if size != 0:
+                yield batch, size
 
     def _weights(
         self, host: list[Any], sizes: list[int | None], total: int | None, count_items: CountItems | None
@@ -442,7 +457,6 @@ class StreamLoader:
 
 
 RunLoader = PlannedLoader | StreamLoader
-_END = object()
 
 
 def item_weights(ranks: Ranks, counts: Sequence[int | None], sizes: Sequence[int | None]) -> Sequence[float | None]:
@@ -469,6 +483,8 @@ def item_weights(ranks: Ranks, counts: Sequence[int | None], sizes: Sequence[int
 
 def batch_size_of(batch: Any) -> int | None:
     """The first dimension of the first tensor or array in `batch`, or None if it has none."""
+    if type(batch) in (list, tuple) and batch and isinstance(batch[0], torch.Tensor) and batch[0].ndim:
+        return batch[0].shape[0]  # the answer for most batches, without a search
     if isinstance(batch, Mapping):
         parts: Iterable[Any] = batch.values()
     elif isinstance(batch, (tuple, list)):

@@ -115,12 +115,12 @@ class TrainingPlan:
 
     def windows(self, start: int = 0, max_batches: int | None = None) -> Iterator[Window]:
         """The updates of an epoch from the sample at position `start` on, `max_batches` of a rank at the most."""
-        end = self.samples_used
+        end, per_round, per_update = self.samples_used, self.samples_per_round, self.samples_per_update
         if max_batches is not None:
-            end = min(end, start + max_batches * self.samples_per_round)
+            end = min(end, start + max_batches * per_round)
         while start < end:
-            stop = min(start + self.samples_per_update, end)
-            rounds = -(-(stop - start) // self.samples_per_round)
+            stop = min(start + per_update, end)
+            rounds = -(-(stop - start) // per_round)
             yield Window(start, stop, cut(start, stop, rounds=rounds, ranks=self.ranks))
             start = stop
 

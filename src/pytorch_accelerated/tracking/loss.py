@@ -144,7 +144,8 @@ def _stack(values: Sequence[Any], device: torch.device) -> torch.Tensor:
     dtype = torch.float32 if device.type == "mps" else torch.float64
     if not any(isinstance(value, torch.Tensor) for value in values):
         return torch.tensor(values, dtype=dtype, device=device)
-    kinds = {(value.dtype, value.device, value.ndim) if isinstance(value, torch.Tensor) else None for value in values}
-    if len(kinds) == 1 and next(iter(kinds))[2] == 0:  # type: ignore[index]
-        return torch.stack(list(values)).to(device=device, dtype=dtype)
-    return torch.stack([torch.as_tensor(value, dtype=dtype, device=device).reshape(()) for value in values])
+    try:
+        stacked = torch.stack(list(values))  # of one shape and on one device, as nearly always
+    except (TypeError, RuntimeError):
+        stacked = torch.stack([torch.as_tensor(value, dtype=dtype, device=device).reshape(()) for value in values])
+    return stacked.reshape(-1).to(device=device, dtype=dtype)
