@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ from pytorch_accelerated.callbacks.handler import CallbackHandler
 from pytorch_accelerated.callbacks.watching import WatchedMetric
 from pytorch_accelerated.checkpointing.training_state import load_run, seed_of_run
 from pytorch_accelerated.data.loading import RunLoader, adapt_loader, close_loader, fingerprint, refuse_empty
+from pytorch_accelerated.data.prefetch import device_feed
 from pytorch_accelerated.distributed import create_accelerator, given_accelerator, send_to_device
 from pytorch_accelerated.errors import ConfigurationError, DataError, NonFiniteLossError
 from pytorch_accelerated.hooks import TrainerHooks
@@ -173,14 +173,12 @@ class TrainingRun(TrainingLoop):
             self._prepared = None
 
     def _adapted(self, loader: Any, dl_kwargs: Mapping[str, Any] | None) -> RunLoader:
-        device = self._ranks.device
-        on_device = functools.partial(send_to_device, device=device, non_blocking=True)
         adapted = adapt_loader(
             loader,
             self._ranks,
             seed=self._run_seed,
             accumulation_steps=self._settings.gradient_accumulation_steps,
-            to_device=_as_it_is if device.type == "cpu" else on_device,
+            feed=device_feed(self._ranks.device, send_to_device),
             is_sharded=bool((dl_kwargs or {}).get("is_sharded", False)),
         )
         fingerprints = self._ranks.exchange(fingerprint(adapted))
@@ -238,7 +236,3 @@ class TrainingRun(TrainingLoop):
             raise ConfigurationError(
                 f"`{method}` was called while the trainer is at work: it would reset the run. {remedy}"
             )
-
-
-def _as_it_is(batch: Any) -> Any:
-    return batch

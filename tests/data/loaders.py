@@ -55,9 +55,7 @@ class SizedStream(Stream):
 
 
 def adapted(loader: Any, *, rank: int = 0, ranks: int = 1, steps: int = 1, seed: int = 0, **kwargs: Any) -> RunLoader:
-    return adapt_loader(
-        loader, OneOf(rank, ranks), seed=seed, accumulation_steps=steps, to_device=lambda batch: batch, **kwargs
-    )
+    return adapt_loader(loader, OneOf(rank, ranks), seed=seed, accumulation_steps=steps, feed=iter, **kwargs)
 
 
 def numbers_in(batches: Any) -> list[list[int]]:

@@ -19,6 +19,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, Subset
 
 from pytorch_accelerated.data.fetching import BatchFetcher, Request, StreamFetcher
+from pytorch_accelerated.data.prefetch import DeviceFeed, WaitingTime
 from pytorch_accelerated.data.sampling import (
     BatchListPlan,
     Cell,
@@ -97,7 +98,7 @@ class PlannedLoader:
         ranks: the processes.
         seed: of the run.
         accumulation_steps: batches of a rank per update.
-        to_device: moves a batch to the trainer's device.
+        feed: takes host batches to the trainer's device.
     """
 
     def __init__(
@@ -107,7 +108,7 @@ class PlannedLoader:
         *,
         seed: int,
         accumulation_steps: int = 1,
-        to_device: Callable[[Any], Any],
+        feed: DeviceFeed,
     ) -> None:
         self.dataset = loader.dataset
         self.collate_fn = loader.collate_fn
@@ -120,7 +121,8 @@ class PlannedLoader:
         self._seed = seed
         self._epoch = 0
         self._accumulation_steps = accumulation_steps
-        self._to_device = to_device
+        self._feed = feed
+        self.waiting = WaitingTime()
         self._fetcher = BatchFetcher(loader, seed=seed)
         self._sizes: _EpochOrder | None = None
         self._read_ahead: tuple[int, _EpochOrder] | None = None  # with the epoch that it is for
@@ -170,7 +172,8 @@ class PlannedLoader:
         order = self._order()
         windows, planned = itertools.tee(self._plan(order).windows(start, max_batches))
         mine = (cells[self._ranks.index] for window in planned for cells in window.rounds)
-        batches = self._fetch(order, mine)
+        host_batches = self._fetch(order, mine)
+        batches = self._feed(host_batches) if count_items is None else host_batches
         for window in windows:
             if count_items is None:
                 yield Update(self._micro_batches(window, batches), window.size)
@@ -179,18 +182,18 @@ class PlannedLoader:
                 host = list(itertools.islice(batches, len(sizes)))
                 counts = [count_items(batch) if size else 0 for size, batch in zip(sizes, host, strict=True)]
                 weights = item_weights(self._ranks, counts, sizes)
-                yield Update(self._micro_batches(window, iter(host), weights), window.size)
+                yield Update(self._micro_batches(window, self._feed(iter(host)), weights), window.size)
 
     def rounds(self, *, max_rounds: int | None = None) -> Iterator[Round]:
         """The rounds of an evaluation or prediction pass: every sample once."""
         order = self._order()
         windows, planned = itertools.tee(itertools.islice(self._rounds(order), max_rounds))
         mine = (window.rounds[0][self._ranks.index] for window in planned)
-        batches = self._fetch(order, (cell for cell in mine if cell.size))
+        batches = self._feed(self._fetch(order, (cell for cell in mine if cell.size)))
         for window in windows:
             cells = window.rounds[0]
             cell = cells[self._ranks.index]
-            batch = self._to_device(next(batches)) if cell.size else None
+            batch = next(batches) if cell.size else None
             yield Round(batch, cell.start, not all(cell.size for cell in cells))
 
     def close(self) -> None:
@@ -206,10 +209,10 @@ class PlannedLoader:
             size = cells[ranks.index].size
             weight = ranks.count * size / total if weights is None else weights[index]
             has_empty_rank = ranks.count > 1 and not all(cell.size for cell in cells)
-            yield MicroBatch(self._to_device(next(batches)), weight, index == last, not size, has_empty_rank)
+            yield MicroBatch(next(batches), weight, index == last, not size, has_empty_rank)
 
     def _fetch(self, order: _EpochOrder, cells: Iterable[Cell]) -> Iterator[Any]:
-        return self._fetcher.fetch(self._request(order, cell) for cell in cells)
+        return self.waiting.over(self._fetcher.fetch(self._request(order, cell) for cell in cells))
 
     def _request(self, order: _EpochOrder, cell: Cell) -> Request:
         start, size = cell.start, cell.size or 1
@@ -297,7 +300,7 @@ class StreamLoader:
         ranks: the processes.
         seed: of the run.
         accumulation_steps: batches of a rank per update.
-        to_device: moves a batch to the trainer's device.
+        feed: takes host batches to the trainer's device.
         is_sharded: whether the dataset gives each rank samples of its own.
     """
 
@@ -308,7 +311,7 @@ class StreamLoader:
         *,
         seed: int,
         accumulation_steps: int = 1,
-        to_device: Callable[[Any], Any],
+        feed: DeviceFeed,
         is_sharded: bool = False,
     ) -> None:
         self.dataset = getattr(loader, "dataset", None)
@@ -318,7 +321,8 @@ class StreamLoader:
         self._ranks = ranks
         self._epoch = 0
         self._accumulation_steps = accumulation_steps
-        self._to_device = to_device
+        self._feed = feed
+        self.waiting = WaitingTime()
         self.is_sharded = is_sharded or not isinstance(self.dataset, IterableDataset)
         self._fetcher = StreamFetcher(loader, seed=seed, rank=ranks.index, ranks=ranks.count, is_sharded=is_sharded)
 
@@ -356,7 +360,7 @@ class StreamLoader:
         return batches if self.is_sharded else -(-batches // self._ranks.count)
 
     def __iter__(self) -> Iterator[Any]:
-        return (self._to_device(batch) for batch, _ in self._measured_batches())
+        return (batch for batch, _ in self._measured_batches(self._feed))
 
     def set_epoch(self, epoch: int) -> None:
         """Tell the iterable which pass comes next, if it wants to know; epochs count from 0."""
@@ -367,9 +371,11 @@ class StreamLoader:
     ) -> Iterator[Update]:
         """The updates of a training pass; see `PlannedLoader.updates`.
 
-        The batches of an update are read ahead in host memory, so that all ranks know how many there are.
+        The batches of an update are read ahead, so that all ranks know how many there are: in host memory, unless
+        there is only one.
         """
-        batches = self._measured_batches()
+        is_fed_ahead = self._accumulation_steps == 1 and count_items is None
+        batches = self._measured_batches(self._feed if is_fed_ahead else iter)
         left = sys.maxsize if max_batches is None else max(0, max_batches)
         position = 0
         previous: Any = None
@@ -394,7 +400,8 @@ class StreamLoader:
             position += samples
             if position > start:
                 left -= rounds
-                yield Update(self._micro_batches(host, weights, numbers), samples)
+                fed = iter(host) if is_fed_ahead else self._feed(iter(host))
+                yield Update(self._micro_batches(fed, weights, numbers), samples)
 
     def _count(self, sizes: list[int | None]) -> tuple[list[int], int | None]:
         """Of the next update: how many batches each rank has, and the samples of all of them where that is known."""
@@ -408,7 +415,7 @@ class StreamLoader:
 
     def rounds(self, *, max_rounds: int | None = None) -> Iterator[Round]:
         """The rounds of an evaluation or prediction pass: every sample once."""
-        batches = itertools.islice(self._measured_batches(), max_rounds)
+        batches = itertools.islice(self._measured_batches(self._feed), max_rounds)
         position = 0
         while True:
             batch, size = next(batches, (None, 0))
@@ -417,16 +424,16 @@ class StreamLoader:
             if not any(sizes):
                 return
             start = position + sum(sizes[: self._ranks.index])
-            yield Round(None if is_idle else self._to_device(batch), start, not all(sizes))
+            yield Round(None if is_idle else batch, start, not all(sizes))
             position += sum(sizes)
 
     def close(self) -> None:
         """End worker processes, which otherwise wait for the next pass."""
         self._fetcher.close()
 
-    def _measured_batches(self) -> Iterator[tuple[Any, int | None]]:
+    def _measured_batches(self, feed: DeviceFeed) -> Iterator[tuple[Any, int | None]]:
         """The batches of a pass and their sizes; an empty one would be one too many for most models."""
-        for batch in self._fetcher.fetch(self._epoch):
+        for batch in feed(self.waiting.over(self._fetcher.fetch(self._epoch))):
             size = batch_size_of(batch)
             if size != 0:
                 yield batch, size
@@ -446,14 +453,14 @@ class StreamLoader:
         return [self._ranks.count * (size or 0) / total for size in [*sizes, *borrowed]]
 
     def _micro_batches(
-        self, host: list[Any], weights: Sequence[float | None], numbers: list[int]
+        self, batches: Iterator[Any], weights: Sequence[float | None], numbers: list[int]
     ) -> Iterator[MicroBatch]:
         """`numbers`: of batches on each rank."""
-        last = len(host) - 1
-        for index, batch in enumerate(host):
+        last = len(weights) - 1
+        for index, batch in enumerate(batches):
             is_borrowed = index >= numbers[self._ranks.index]
             has_empty_rank = index >= min(numbers)
-            yield MicroBatch(self._to_device(batch), weights[index], index == last, is_borrowed, has_empty_rank)
+            yield MicroBatch(batch, weights[index], index == last, is_borrowed, has_empty_rank)
 
 
 RunLoader = PlannedLoader | StreamLoader
@@ -501,7 +508,7 @@ def adapt_loader(
     *,
     seed: int,
     accumulation_steps: int = 1,
-    to_device: Callable[[Any], Any],
+    feed: DeviceFeed,
     is_sharded: bool = False,
 ) -> RunLoader:
     """Whatever yields batches as a loader of this run.
@@ -517,7 +524,7 @@ def adapt_loader(
             "another iterable of batches."
         )
     is_torch_loader = isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
-    settings: dict[str, Any] = {"seed": seed, "accumulation_steps": accumulation_steps, "to_device": to_device}
+    settings: dict[str, Any] = {"seed": seed, "accumulation_steps": accumulation_steps, "feed": feed}
     if is_torch_loader and not isinstance(loader.dataset, IterableDataset) and loader.batch_sampler is not None:
         return PlannedLoader(loader, ranks, **settings)
     is_stream = is_torch_loader and isinstance(loader.dataset, IterableDataset)
