@@ -87,6 +87,7 @@ def test_a_run_without_dropout_leaves_all_generators_as_they_were(workers: int) 
     for data in (Augmented(), regression_data(9), DataLoader(TensorDataset(*regression_data(9)), shuffle=True)):
         trainer.train(data, 2, data, train_dataloader_kwargs=kwargs, eval_dataloader_kwargs=kwargs)
         trainer.evaluate(data, dataloader_kwargs=kwargs)
+    for data in (Augmented(), regression_data(9)):
         trainer.predict(data, dataloader_kwargs=kwargs)
     assert generators() == before
 
@@ -113,7 +114,7 @@ class LooksAround(TrainerCallback):
     """Predicts and evaluates in the middle of things, with data that draws random numbers."""
 
     def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        trainer.predict(Augmented(), dataloader_kwargs={"shuffle": True})
+        trainer.predict(Augmented())
         trainer.request_evaluation()
 
 

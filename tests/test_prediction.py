@@ -100,6 +100,19 @@ def test_a_loader_in_another_order_gives_its_own_order() -> None:
     assert_rows(trainer.predict(DataLoader(TensorDataset(INPUTS), batch_sampler=[[3], [1, 4], [1, 5]])), expected)
 
 
+@pytest.mark.parametrize("ready", [False, True])
+@pytest.mark.parametrize(
+    ("settings", "complaint"), [({"shuffle": True}, "loader shuffles"), ({"drop_last": True}, "drop_last=True")]
+)
+def test_a_loader_that_shuffles_or_drops_samples_is_refused(
+    settings: dict[str, Any], complaint: str, ready: bool
+) -> None:
+    data = TensorDataset(INPUTS)
+    arguments: Any = (DataLoader(data, 4, **settings),) if ready else (data, 4, settings)
+    with pytest.raises(ConfigurationError, match=complaint):
+        trainer_of().predict(*arguments)
+
+
 def test_a_collate_function_makes_the_batches() -> None:
     trainer = trainer_of()
     words = ["a", "abc", "ab"]

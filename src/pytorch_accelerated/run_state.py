@@ -43,6 +43,13 @@ class RunState:
         """Updates that changed the weights; what schedulers and averages count."""
         return self.updates - self.skipped_updates
 
+    @property
+    def position(self) -> str:
+        """How far the run is, in words."""
+        if self.phase is RunPhase.TRAINING and self.updates_in_epoch:
+            return f"{self.updates} updates done, {self.samples_in_epoch} samples of this epoch used"
+        return f"{self.updates} updates done"
+
     def start_epoch(self) -> None:
         """Begin an epoch at its first sample."""
         self.updates_in_epoch = self.batches_in_epoch = self.samples_in_epoch = 0

@@ -18,15 +18,14 @@ from torch.nn.parallel import DistributedDataParallel
 from pytorch_accelerated.callbacks.defaults import DEFAULT_CALLBACKS
 from pytorch_accelerated.callbacks.handler import CallbackHandler
 from pytorch_accelerated.callbacks.limits import OuterLimit
+from pytorch_accelerated.checkpointing.optimizers import check_optimizer_state
 from pytorch_accelerated.checkpointing.portable import load_portable, save_portable
 from pytorch_accelerated.checkpointing.training_state import load_run, save_run
 from pytorch_accelerated.checkpointing.verify import find_state
 from pytorch_accelerated.checkpointing.weights import canonical_state_dict, check_finite, load_canonical
 from pytorch_accelerated.data.building import build_loader, check_dataset
-from pytorch_accelerated.data.loading import (
-    close_loader,
-)
-from pytorch_accelerated.data.slicing import batch_limit_from_environment
+from pytorch_accelerated.data.loading import close_loader, refuse_rearranged
+from pytorch_accelerated.data.slicing import LIMIT_BATCHES_ENV_VAR, batch_limit_from_environment
 from pytorch_accelerated.distributed import Ranks, map_tensors, without_rows
 from pytorch_accelerated.errors import (
     CheckpointError,
@@ -128,7 +127,7 @@ class Trainer(TrainingRun):
         self.callback_handler: CallbackHandler = self._create_callback_handler()
         limit = batch_limit_from_environment()
         if limit is not None:
-            self.callback_handler.add_callback(OuterLimit(limit))
+            self.callback_handler.add_callback(OuterLimit(limit, source=LIMIT_BATCHES_ENV_VAR))
 
         self._settings = TrainSettings(num_epochs=1)
         self._train_dataloader: Any = None
@@ -243,6 +242,8 @@ class Trainer(TrainingRun):
             if resume_from is not None and state is None:
                 self.print(f"No training state in {resume_from}: starting afresh")
             self._start_training_run(train_dataloader_kwargs, eval_dataloader_kwargs, reset_run_history, state)
+            if state is not None:
+                self.print(f"Resuming from {state}: epoch {self.run_history.current_epoch}, {self.run_state.position}")
             self._run_training()
         return self.run_history.copy()
 
@@ -304,7 +305,8 @@ class Trainer(TrainingRun):
     ) -> Any:
         """All predictions, in dataset order, each once, at any number of ranks. Must be called by all ranks.
 
-        Batches may have targets or not; see `calculate_predict_batch_outputs`. May be called from a callback.
+        A loader with a sampler of its own decides itself which samples come in which order. Batches may have targets or
+        not; see `calculate_predict_batch_outputs`. May be called from a callback.
 
         Args:
             dataset: what to predict for; an empty one gives an empty result.
@@ -315,6 +317,9 @@ class Trainer(TrainingRun):
 
         Returns:
             Nested tensors on the CPU, structured as the hook returned them; with `output_path` a `StoredPredictions`.
+
+        Raises:
+            ConfigurationError: if the loader shuffles, or leaves samples out with `drop_last`.
         """
         check_positive_count("per_device_batch_size", per_device_batch_size)
         check_run_arguments(dataloader_kwargs=dataloader_kwargs, collate_fn=collate_fn)
@@ -327,6 +332,7 @@ class Trainer(TrainingRun):
                 self._seed_run()
                 self._prepare_model(for_training=False)
             loader = self._adapted(loader, dataloader_kwargs)
+            refuse_rearranged(loader)
             collector = collect_predictions(self._ranks, output_path)
             try:
                 self._run_prediction(loader, collector)
@@ -384,7 +390,8 @@ class Trainer(TrainingRun):
             The whole checkpoint.
 
         Raises:
-            InvalidCheckpointError: if the file is damaged or belongs to another model; nothing is changed then.
+            InvalidCheckpointError: if the file is damaged or belongs to another model or optimizer; nothing is changed
+                then.
         """
         checkpoint = load_portable(checkpoint_path)
         if "model_state_dict" not in checkpoint:
@@ -392,8 +399,11 @@ class Trainer(TrainingRun):
                 f"{checkpoint_path} has no 'model_state_dict', only {', '.join(map(repr, checkpoint)) or 'nothing'}. "
                 "Load a file that `save_checkpoint` wrote."
             )
+        takes_optimizer = load_optimizer and self.optimizer is not None and "optimizer_state_dict" in checkpoint
+        if takes_optimizer:
+            check_optimizer_state(self.optimizer, checkpoint["optimizer_state_dict"], source=checkpoint_path)
         load_canonical(self.get_model(), checkpoint["model_state_dict"])
-        if load_optimizer and self.optimizer is not None and "optimizer_state_dict" in checkpoint:
+        if takes_optimizer:
             self.optimizer.load_state_dict(checkpoint["optimizer_state_dict"])
         if load_scheduler and self.scheduler is not None and "scheduler_state_dict" in checkpoint:
             self.scheduler.load_state_dict(checkpoint["scheduler_state_dict"])

@@ -59,6 +59,17 @@ def test_a_training_run_without_an_evaluation_set_is_limited_too():
     assert counter.take() == (2, 0)
 
 
+def test_a_limit_is_said_with_where_it_comes_from(capsys):
+    with LimitBatches(2):
+        trainer, _ = trainer_with(LimitBatchesCallback(3))
+    trainer.train(regression_data(20), 1, per_device_batch_size=4)
+    lines = capsys.readouterr().out.splitlines()
+    assert "Using 3 batches of each pass at the most (LimitBatchesCallback)" in lines
+    assert "Using 2 batches of each pass at the most (PT_ACC_LIMIT_BATCHES)" in lines
+    trainer.preflight(regression_data(20), 1, per_device_batch_size=4)
+    assert "Using 1 " not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("own_limit", [1, 3])
 def test_the_smaller_one_of_two_limits_counts(own_limit):
     with LimitBatches(2):

@@ -505,3 +505,12 @@ def test_a_stream_loader_knows_what_can_be_known() -> None:
     assert sized.num_samples == SIZE
     assert sized.num_batches == 6
     assert sized.num_updates == 2
+
+
+def test_a_stream_that_yields_more_than_it_says_is_pointed_out() -> None:
+    loader = adapted(DataLoader(SizedStream(6), 2, num_workers=2))
+    with pytest.warns(UserWarning, match=r"6 samples but yields more.*use num_workers=1") as caught:
+        assert sum(map(len, loader)) == 12
+    assert len(caught) == 1
+    loader.close()
+    assert sum(map(len, adapted(DataLoader(SizedStream(6), 2)))) == 6

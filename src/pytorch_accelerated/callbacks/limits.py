@@ -23,6 +23,8 @@ class LimitBatchesCallback(TrainerCallback):
         ConfigurationError: if `num_batches` is not a positive whole number.
     """
 
+    _source: str | None = "LimitBatchesCallback"
+
     def __init__(self, num_batches: int) -> None:
         self.num_batches = checked_limit(num_batches, name="num_batches")
 
@@ -32,7 +34,9 @@ class LimitBatchesCallback(TrainerCallback):
         return f"{type(self).__name__}({self.num_batches})"
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Limit both loaders."""
+        """Limit both loaders, and say so: the sizes that are shown elsewhere do not tell."""
+        if self._source is not None:
+            trainer.print(f"Using {self.num_batches} batches of each pass at the most ({self._source})")
         trainer._train_dataloader = DataLoaderSlice(trainer._train_dataloader, self.num_batches)
         self._limit_evaluation(trainer)
 
@@ -46,4 +50,13 @@ class LimitBatchesCallback(TrainerCallback):
 
 
 class OuterLimit(LimitBatchesCallback):
-    """A limit that comes from outside, beside whatever callbacks the user has: the environment, or a rehearsal."""
+    """A limit that comes from outside, beside whatever callbacks the user has: the environment, or a rehearsal.
+
+    Args:
+        num_batches: batches of one rank, at least 1.
+        source: what to say where it comes from; None: say nothing.
+    """
+
+    def __init__(self, num_batches: int, source: str | None = None) -> None:
+        super().__init__(num_batches)
+        self._source = source

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.checkpointing.codec import hide_callables, restore_callables
+from pytorch_accelerated.checkpointing.optimizers import check_optimizer_state
 from pytorch_accelerated.checkpointing.state_folder import read_state, write_state
 from pytorch_accelerated.checkpointing.verify import read_manifest
 from pytorch_accelerated.checkpointing.weights import canonical_state_dict, load_canonical
@@ -66,9 +67,13 @@ def load_run(trainer: Trainer, folder: Path) -> dict[str, Any]:
     run, extra = parts["run"], parts["extra"]
     if (trainer.optimizer is None) != (parts["optimizer"] is None):
         raise InvalidCheckpointError(f"Of the training state {folder} and this trainer, only one has an optimizer.")
+    optimizer_state = parts["optimizer"]
+    if optimizer_state is not None:
+        optimizer_state = restore_callables(optimizer_state, trainer.optimizer)
+        check_optimizer_state(trainer.optimizer, optimizer_state, source=folder)
     load_canonical(trainer.get_model(), parts["model"])
-    if parts["optimizer"] is not None:
-        trainer.optimizer.load_state_dict(restore_callables(parts["optimizer"], trainer.optimizer))
+    if optimizer_state is not None:
+        trainer.optimizer.load_state_dict(optimizer_state)
     if trainer.scheduler is not None and parts["scheduler"] is not None:
         trainer.scheduler.load_state_dict(parts["scheduler"])
     scaler = trainer._accelerator.scaler
@@ -81,11 +86,15 @@ def load_run(trainer: Trainer, folder: Path) -> dict[str, Any]:
         state = parts["callbacks"].get(_state_key(callback))
         if state is not None and hasattr(callback, "load_state_dict"):
             callback.load_state_dict(state)
-    own = parts.get(f"rank_{trainer._ranks.index}")
-    if own is not None and facts["ranks"] == trainer._ranks.count:
+    by_rank = [parts[f"rank_{rank}"] for rank in range(facts["ranks"])]
+    trainer._gradient_norms.load_state_dict(by_rank[0]["gradient_norms"])  # the same on all ranks
+    if len(by_rank) == trainer._ranks.count:
+        own = by_rank[trainer._ranks.index]
         trainer._loss_tracker.load_state_dict(own["losses"])
-        trainer._gradient_norms.load_state_dict(own["gradient_norms"])
         restore_generator_states(own["generators"])
+    elif trainer._ranks.is_first:  # what counts is the sum over the ranks
+        for state in by_rank:
+            trainer._loss_tracker.add_state_dict(state["losses"])
     return {"current_epoch": trainer.run_history.current_epoch, **extra}
 
 

@@ -30,7 +30,7 @@ from pytorch_accelerated.data.sampling import (
 )
 from pytorch_accelerated.data.slicing import unsliced
 from pytorch_accelerated.distributed import Ranks
-from pytorch_accelerated.errors import ArgumentTypeError, DataError
+from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, DataError
 from pytorch_accelerated.seeding import host_generators_seeded, mixed_seed
 
 CountItems = Callable[[Any], "int | None"]
@@ -316,6 +316,7 @@ class StreamLoader:
     ) -> None:
         self.dataset = getattr(loader, "dataset", None)
         self.batch_size: int | None = getattr(loader, "batch_size", None)
+        self.drop_last = bool(getattr(loader, "drop_last", False))
         self.is_vectorised = False
         self._loader = loader
         self._ranks = ranks
@@ -433,10 +434,20 @@ class StreamLoader:
 
     def _measured_batches(self, feed: DeviceFeed) -> Iterator[tuple[Any, int | None]]:
         """The batches of a pass and their sizes; an empty one would be one too many for most models."""
+        samples, expected = 0, self.num_samples if isinstance(self.dataset, IterableDataset) else None
         for batch in feed(self.waiting.over(self._fetcher.fetch(self._epoch))):
             size = batch_size_of(batch)
             if size != 0:
                 yield batch, size
+            samples += size or 0
+            if expected is not None and samples > expected:
+                warnings.warn(
+                    f"{_name(self.dataset)} says that it has {expected} samples but yields more. With several workers "
+                    "each yields the whole stream, unless the dataset asks `torch.utils.data.get_worker_info()` for "
+                    "its share: use num_workers=1, or share it out there.",
+                    stacklevel=2,
+                )
+                expected = None
 
     def _weights(
         self, host: list[Any], sizes: list[int | None], total: int | None, count_items: CountItems | None
@@ -553,6 +564,21 @@ def refuse_empty(loader: RunLoader, purpose: str) -> None:
     """
     if loader.num_batches == 0:
         raise empty_loader_error(loader, purpose)
+
+
+def refuse_rearranged(loader: RunLoader) -> None:
+    """Refuse to predict for a loader whose rows nobody could match with their samples.
+
+    Raises:
+        ConfigurationError: if it shuffles, or leaves samples out.
+    """
+    is_shuffled = isinstance(loader, PlannedLoader) and _is_plain_shuffle(loader.sampler)
+    if is_shuffled or loader.drop_last:
+        raise ConfigurationError(
+            f"Predictions come in the order of the dataset, one for each sample, but the loader "
+            f"{'shuffles' if is_shuffled else 'leaves out samples at the end (drop_last=True)'}. Pass the dataset "
+            "itself, or a loader without that."
+        )
 
 
 def empty_loader_error(loader: Any, purpose: str) -> DataError:

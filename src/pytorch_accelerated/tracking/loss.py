@@ -117,6 +117,17 @@ class LossTracker:
         self._total, self._count, self._last = state["total"], state["count"], state["last"]
         self._batches_read, self.first_non_finite = state["batches_read"], state["first_non_finite"]
 
+    def add_state_dict(self, state: dict[str, Any]) -> None:
+        """Take in what another tracker had, of a rank that is no longer there."""
+        other = LossTracker()
+        other.load_state_dict(state)
+        self._total += other.total_loss
+        self._count += other.running_count
+        self._last = other.loss_value
+        self._batches_read = max(self._batches_read, other._batches_read)
+        if self.first_non_finite is None:
+            self.first_non_finite = other.first_non_finite
+
 
 def _summarise(losses: Sequence[Any], weights: Sequence[Any]) -> list[float]:
     """Weighted sum, sum of weights, last loss and index of the first non-finite one (-1: none), in one transfer."""
