@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from torch import nn
 from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau, StepLR
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
@@ -34,6 +35,7 @@ from pytorch_accelerated.errors import (
     PytorchAcceleratedError,
     UnknownMetricError,
 )
+from pytorch_accelerated.schedulers import CosineLrScheduler
 from pytorch_accelerated.tracking.history import InMemoryRunHistory
 from tests.support.reference import regression_data, sgd, tiny_model
 
@@ -228,6 +230,31 @@ def test_an_accelerator_that_cannot_be_used_is_refused(accelerator: Any, error: 
     refused(lambda: make(accelerator=accelerator), error, *words)
 
 
+def test_a_precision_with_an_unknown_name_is_refused():
+    words = ["`mixed_precision` is 'float16'", "'no', 'fp16', 'bf16' or 'fp8'"]
+    refused(lambda: make(mixed_precision="float16"), ConfigurationError, *words)
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="the device is not the CPU")
+@pytest.mark.parametrize("source", ["argument", "configuration", "accelerator"])
+def test_fp16_is_refused_on_the_cpu_where_it_would_do_nothing(source: str, monkeypatch: pytest.MonkeyPatch):
+    arguments: dict[str, Any] = {}
+    if source == "argument":
+        arguments = {"mixed_precision": "fp16"}
+    else:
+        monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp16")
+        AcceleratorState._reset_state()  # else the precision of an earlier test would stay
+    if source == "accelerator":
+        arguments = {"accelerator": Accelerator}
+    try:
+        refused(lambda: make(**arguments), ConfigurationError, "fp16", "CPU", "'bf16' or 'no'")
+        if source == "argument":
+            assert make()._accelerator.mixed_precision == "no", "the next trainer has inherited it"
+    finally:
+        if source != "argument":
+            AcceleratorState._reset_state()
+
+
 # Callbacks
 
 
@@ -267,6 +294,58 @@ def test_a_misspelt_event_is_warned_about():
         make(Misspelt())
 
 
+# Overridden hooks
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("calculate_train_batch_los", "calculate_train_batch_loss"),
+        ("calculate_training_batch_loss", "calculate_train_batch_loss"),
+        ("optimizer_stepp", "optimizer_step"),
+        ("creat_scheduler", "create_scheduler"),
+        ("val_epoch_end", "eval_epoch_end"),
+        ("calculate_valid_batch_loss", "calculate_eval_batch_loss"),
+    ],
+)
+def test_a_misspelt_hook_is_warned_about_on_the_users_line_with_the_nearest_name(name: str, meant: str):
+    kind = type("Mine", (type("Base", (Trainer,), {name: lambda self: None}),), {})
+    with pytest.warns(UserWarning, match=f"Base.{name} will never be called.*Did you mean '{meant}'") as caught:
+        make(base=kind)
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+
+
+def test_methods_of_ones_own_are_not_taken_for_misspelt_hooks():
+    class Mixin:
+        def train_epoch_ended(self) -> None: ...
+
+    class Mine(Mixin, Trainer):
+        optimizer_steps = 0
+
+        @property
+        def scheduler_steps(self) -> int:
+            return 0
+
+        def train_epoch_ended(self) -> None: ...
+
+        def _calculate_train_batch_loss(self) -> None: ...
+
+        def calculate_test_batch_loss(self) -> None: ...
+
+        def create_test_dataloader(self) -> None: ...
+
+        def test_epoch_start(self) -> None: ...
+
+        def train_step_end(self) -> None: ...
+
+        def evaluation_epoch_end(self) -> None: ...
+
+        def optimizer_state(self) -> None: ...
+
+    make(base=Mine)  # warnings are errors
+
+
 # Data
 
 
@@ -303,6 +382,43 @@ def test_an_empty_dataset_is_refused_by_train_and_evaluate_and_gives_an_empty_pr
     refused(lambda: trainer.evaluate(dataset), DataError, "There is nothing to evaluate", "length of the data")
     assert trainer.predict(dataset).shape == (0,)
     assert not (folder / "states").exists()
+
+
+@pytest.mark.parametrize("make_iterator", [iter, lambda rows: (row for row in rows), lambda rows: map(tuple, rows)])
+def test_an_iterator_for_several_epochs_is_refused_before_the_first(make_iterator: Any):
+    batches = [(DATA[0][:4], DATA[1][:4])]
+    trainer = make()
+    words = ["can be iterated over only once", "2 epochs", "over again"]
+    refused(lambda: trainer.train(make_iterator(batches), 2), ConfigurationError, *words, trainer=trainer)
+    refused(lambda: trainer.train(DATA, 2, make_iterator(batches)), ConfigurationError, *words, trainer=trainer)
+    trainer.train(make_iterator(batches), 1, make_iterator(batches))
+    assert trainer.run_state.updates == 1
+
+
+def test_an_iterator_that_is_used_up_is_an_error_that_says_so():
+    batches = [(DATA[0][:4], DATA[1][:4])] * 2
+    words = ["nothing to train on", "list_iterator", "used up", "over again"]
+    refused(lambda: make().train(iter(batches), None, max_num_train_steps=3), DataError, *words)
+
+    class NoIterators(Trainer):
+        def create_eval_dataloader(self, batch_size: int, eval_dl_kwargs: Any = None) -> Any:
+            return iter(batches)
+
+    refused(lambda: make(base=NoIterators).train(DATA, 2, DATA), DataError, "nothing to evaluate", "used up")
+
+
+def test_an_iterator_that_begins_anew_is_as_good_as_a_list():
+    class Again:
+        def __iter__(self) -> Any:
+            self.batches = iter([(DATA[0][:4], DATA[1][:4])] * 2)
+            return self
+
+        def __next__(self) -> Any:
+            return next(self.batches)
+
+    trainer = make()
+    trainer.train(Again(), 3)
+    assert trainer.run_state.updates == 6
 
 
 def test_an_empty_evaluation_set_is_refused_before_training():
@@ -420,6 +536,8 @@ def test_evaluate_without_a_dataset_is_refused():
         (lambda loss: {"loss": loss.expand(8), "batch_size": 8}, ["shape [8] as 'loss'", "`.mean()`"]),
         (lambda loss: {"loss": loss, "batch_size": None}, ["None as 'batch_size'", "Return a number"]),
         (lambda loss: {"loss": loss, "batch_size": "8"}, ["a str as 'batch_size'"]),
+        (lambda loss: {"loss": loss, "batch_size": 0}, ["0 as 'batch_size'", "count nowhere", "number of samples"]),
+        (lambda loss: {"loss": loss, "batch_size": -8}, ["-8 as 'batch_size'"]),
         (lambda loss: {"loss": loss, "batch_size": torch.ones(8)}, ["shape [8] as 'batch_size'"]),
         (
             lambda loss: {"loss": loss, "batch_size": 8, "num_items_in_batch": [8]},
@@ -452,6 +570,22 @@ def test_an_evaluation_hook_may_return_a_number_and_nothing_else():
     refused(lambda: trainer.evaluate(DATA), HookOutputError, "calculate_eval_batch_loss", "a str as 'loss'")
 
 
+def test_a_batch_without_samples_may_have_items():
+    class Mine(Trainer):
+        def calculate_eval_batch_loss(self, batch: Any) -> Any:
+            return {"loss": 2.5, "model_outputs": None, "batch_size": 0, "num_items_in_batch": len(batch[0])}
+
+    assert make(base=Mine).evaluate(DATA)["evaluation_loss"] == 2.5
+
+
+@pytest.mark.parametrize("hook", ["get_default_train_dl_kwargs", "get_default_eval_dl_kwargs"])
+@pytest.mark.parametrize("returned", [None, [("num_workers", 1)]])
+def test_a_hook_that_returns_no_loader_arguments_is_refused(hook: str, returned: Any):
+    trainer = make(base=type("Mine", (Trainer,), {hook: lambda self, batch_size: returned}))
+    words = [f"`{hook}` returned {returned}", "a dict", f"super().{hook}(batch_size)"]
+    refused(lambda: trainer.train(DATA, 1, DATA), HookOutputError, *words, trainer=trainer)
+
+
 def test_a_model_without_trainable_parameters_is_an_error():
     trainer = make()
     for parameter in trainer.model.parameters():
@@ -467,6 +601,19 @@ def test_a_model_without_trainable_parameters_is_an_error():
     [
         (StepLR(sgd(tiny_model()), 1), ArgumentTypeError, ["a StepLR", "exists already", "functools.partial(StepLR"]),
         (5, ArgumentTypeError, ["`create_scheduler_fn` is 5", "takes the optimizer"]),
+        (StepLR, ArgumentTypeError, ["StepLR", "`step_size`", "functools.partial(StepLR, step_size=...)"]),
+        (
+            functools.partial(OneCycleLR, epochs=2),
+            ArgumentTypeError,
+            ["`max_lr`", "functools.partial(OneCycleLR, max_lr=...)"],
+        ),
+        (
+            CosineLrScheduler,
+            ArgumentTypeError,
+            ["`total_num_epochs`, `num_update_steps_per_epoch`", "`CosineLrScheduler.create_scheduler_fn(...)`"],
+        ),
+        (lambda optimizer, *, gamma: None, ArgumentTypeError, ["`gamma`", "functools.partial(<lambda>, gamma=...)"]),
+        (lambda: None, ArgumentTypeError, ["too many positional arguments", "takes the optimizer"]),
         (lambda optimizer: None, HookOutputError, ["returned None", "`step`"]),
         (lambda optimizer: 5, HookOutputError, ["returned 5", "cannot be stepped"]),
         (ReduceLROnPlateau, ConfigurationError, ["'eval_loss_epoch'", "no evaluation set", "`eval_dataset`"]),
@@ -475,6 +622,34 @@ def test_a_model_without_trainable_parameters_is_an_error():
 def test_what_makes_no_scheduler_is_refused(factory: Any, error: Any, words: list[str]):
     trainer = make()
     refused(lambda: trainer.train(DATA, 1, create_scheduler_fn=factory), error, *words, trainer=trainer)
+
+
+@pytest.mark.parametrize(
+    "factory",
+    [
+        functools.partial(StepLR, step_size=1),
+        functools.partial(OneCycleLR, max_lr=1.0, total_steps=TrainerPlaceholderValues.NUM_EPOCHS),  # type: ignore[arg-type]
+        CosineLrScheduler.create_scheduler_fn(),
+        lambda *args: StepLR(args[0], 1),
+        lambda optimizer, gamma=0.5: StepLR(optimizer, 1, gamma),
+        functools.partial(lambda step_size, optimizer: StepLR(optimizer, step_size), 1),
+    ],
+)
+def test_what_makes_a_scheduler_from_the_optimizer_alone_is_welcome(factory: Any):
+    trainer = make()
+    trainer.train(DATA, 1, create_scheduler_fn=factory)
+    assert trainer.scheduler is not None
+
+
+def test_a_trainer_that_makes_the_scheduler_itself_may_give_its_factory_more_arguments():
+    class Mine(Trainer):
+        def create_scheduler(self) -> Any:
+            assert self.create_scheduler_fn is not None
+            return self.create_scheduler_fn(self.optimizer, 5)
+
+    trainer = make(base=Mine)
+    trainer.train(DATA, 1, create_scheduler_fn=StepLR)
+    assert trainer.scheduler.step_size == 5
 
 
 @pytest.mark.parametrize("kind", ["scheduler", EarlyStoppingCallback, SaveBestModelCallback])
@@ -541,6 +716,23 @@ def test_a_run_within_a_run_is_refused(method: str, call: Any, words: list[str])
     trainer = make(Inside())
     arguments = (DATA, 1) if method == "train" else (DATA,)
     refused(lambda: getattr(trainer, method)(*arguments), ConfigurationError, *words)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda trainer: trainer.train(DATA, 1),
+        lambda trainer: trainer.evaluate(DATA),
+        lambda trainer: trainer.predict(DATA[0]),
+        lambda trainer: trainer.preflight(DATA, 1),
+    ],
+)
+def test_a_subclass_that_forgot_the_constructor_is_told_so(call: Any):
+    class Forgetful(Trainer):
+        def __init__(self, model: nn.Module) -> None:
+            self.model = model
+
+    refused(lambda: call(Forgetful(tiny_model())), ConfigurationError, "Forgetful", "`super().__init__(")
 
 
 def test_predictions_within_a_run_are_welcome():

@@ -133,6 +133,15 @@ def test_a_batch_without_a_loss_or_a_fitting_name_is_refused(model: Any, loss_fu
         loss_of(model, loss_func, batch)
 
 
+@pytest.mark.parametrize("loss_func", [nn.CrossEntropyLoss(), nn.MSELoss(), lambda outputs, targets, weights: 0])
+def test_a_loss_function_that_takes_no_dict_is_refused_with_how_it_is_called(loss_func: Any):
+    batch = {"inputs": ROWS, "labels": LABELS}
+    with pytest.raises(DataError, match=r"loss_func\(outputs, batch\).*'inputs', 'labels'.*lambda outputs") as caught:
+        loss_of(lambda inputs: inputs, loss_func, batch)
+    assert isinstance(caught.value.__cause__, (TypeError, AttributeError))
+    assert str(caught.value.__cause__) in str(caught.value)
+
+
 @pytest.mark.parametrize(
     "batch", [ROWS, (ROWS, LABELS), [ROWS], {"input": ROWS, "label": LABELS}, {"input": ROWS, "note": "mine"}]
 )

@@ -12,6 +12,7 @@ from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import CallbackHandler, LogMetricsCallback, PrintMetricsCallback, TrainerCallback
 from pytorch_accelerated.callbacks.base import EVENTS
 from pytorch_accelerated.errors import (
+    ArgumentTypeError,
     CallbackMethodNotImplementedError,
     DuplicateCallbackError,
     StopTrainingError,
@@ -196,6 +197,42 @@ def test_a_misspelt_event_of_a_base_class_is_found_and_an_announced_one_is_not_w
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         CallbackHandler([Inherits], custom_events=("on_train_epoch_begin",))
+
+
+@pytest.mark.parametrize(
+    ("event", "method", "words"),
+    [
+        ("on_eval_epoch_start", lambda self, trainer: None, ["'is_intermediate'", "add `**kwargs`"]),
+        ("on_train_step_end", lambda self, trainer, batch: None, ["batch, batch_output, step", "add `**kwargs`"]),
+        ("on_eval_step_end", lambda self, trainer, outputs, **kwargs: None, ["missing", "'outputs'", "batch_output"]),
+        ("on_exception", lambda self, trainer: None, ["exception"]),
+        ("on_train_epoch_start", lambda trainer: None, ["too many positional arguments", "passes the trainer."]),
+    ],
+)
+def test_a_method_that_cannot_take_what_its_event_passes_is_refused_at_once(event: str, method: Any, words: list[str]):
+    handler = CallbackHandler()
+    with pytest.raises(ArgumentTypeError, match=f"Mine.{event} cannot be called") as caught:
+        handler.add_callback(type("Mine", (TrainerCallback,), {event: method}))
+    assert [word for word in words if word not in str(caught.value)] == []
+    assert len(handler) == 0
+
+
+@pytest.mark.parametrize(
+    ("event", "method"),
+    [
+        ("on_train_epoch_start", lambda self, trainer: None),
+        ("on_eval_epoch_start", lambda self, trainer, is_intermediate: None),
+        ("on_eval_epoch_start", lambda self, trainer, *, is_intermediate=False: None),
+        ("on_train_step_end", lambda self, trainer, batch, **others: None),
+        ("on_train_step_end", lambda *args, **kwargs: None),
+        ("on_train_epoch_end", staticmethod(print)),  # what it takes cannot be read everywhere
+        ("on_lunch", lambda self, menu: None),
+    ],
+)
+def test_a_method_that_can_take_what_its_event_passes_is_welcome(event: str, method: Any):
+    handler = CallbackHandler(custom_events=["on_lunch"])
+    handler.add_callback(type("Mine", (TrainerCallback,), {event: method}))
+    assert len(handler) == 1
 
 
 @pytest.mark.parametrize(

@@ -256,6 +256,16 @@ def test_a_copy_has_a_life_of_its_own(history, copied):
     assert len(other.records) == 4
 
 
+def test_a_history_shows_the_last_epoch_that_has_values_and_the_latest_value_of_each_metric(history):
+    name = type(history).__name__
+    assert repr(history) == f"{name}(no metrics)"
+    record_two_epochs(history)
+    assert history.current_epoch == 3
+    assert repr(history) == f"{name}(epoch 2: train_loss_epoch 0.5, eval_loss_epoch 1)"
+    history.update_metric("eval_loss_epoch", 0.123456)
+    assert repr(history) == f"{name}(epoch 3: train_loss_epoch 0.5, eval_loss_epoch 0.1235)"
+
+
 def test_a_subclass_that_calls_what_it_overrides_records_each_value_once():
     history = DoublingHistory()
     history.update_metric("loss", 1)
@@ -365,6 +375,7 @@ def test_the_plot_is_saved_where_asked(tmp_path):
     pytest.importorskip("matplotlib")
     history = InMemoryRunHistory()
     record_two_epochs(history)
+    assert drawn(history.plot("eval_loss_epoch")) == drawn(history.plot(["eval_loss_epoch"]))
     history.update_metric("eval_loss_epoch", math.nan)
     figure = history.plot(["eval_loss_epoch"], path=tmp_path / "history.png")
     assert list(drawn(figure)["loss"]) == ["eval_loss_epoch"]

@@ -113,6 +113,23 @@ def test_a_loader_that_shuffles_or_drops_samples_is_refused(
         trainer_of().predict(*arguments)
 
 
+@pytest.mark.parametrize("inference_mode", [False, True])
+def test_inference_mode_is_used_where_it_is_asked_for_and_changes_no_number(inference_mode: bool) -> None:
+    modes: list[tuple[bool, bool]] = []
+    model = tiny_model()
+    model.register_forward_hook(
+        lambda module, inputs, outputs: modes.append((torch.is_inference_mode_enabled(), outputs.requires_grad))
+    )
+    trainer = Trainer(model, nn.MSELoss(), sgd(model), callbacks=(), inference_mode=inference_mode)
+    plain = Trainer(model, nn.MSELoss(), sgd(model), callbacks=())
+    data = regression_data(5)
+    assert trainer.evaluate(data) == plain.evaluate(data)
+    assert torch.equal(trainer.predict(data), plain.predict(data))
+    assert modes == [(inference_mode, False), (False, False)] * 2
+    trainer.train(data, 1, data)
+    assert modes[-2:] == [(False, True), (inference_mode, False)]
+
+
 def test_a_collate_function_makes_the_batches() -> None:
     trainer = trainer_of()
     words = ["a", "abc", "ab"]

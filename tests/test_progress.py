@@ -414,6 +414,18 @@ def test_a_value_too_wide_for_its_column_widens_it():
     assert lines[-3:] == ["epoch         f1", "-----  ---------", "    2  1.000e-05"]
 
 
+def test_values_of_the_usual_sizes_leave_their_column_as_wide_as_it_is():
+    values = (1.0, 0.995, -0.5, 12.5, 123.45, 12345.6, 1234567, 0.0)
+    lines = add_rows(table(), *({"epoch": "1", "r2": format_number(value), "time": "7.9s"} for value in values))
+    assert lines[:4] == [
+        "epoch       r2   time",
+        "-----  -------  -----",
+        "    1    1.000   7.9s",
+        "    1   0.9950   7.9s",
+    ]
+    assert len(lines) == 2 + len(values)
+
+
 def test_in_a_narrow_terminal_the_names_are_wrapped():
     assert add_rows(table(60), {**ROW, "MulticlassAccuracy": "0.9123"}) == [
         "           train_  eval_loss_  Multiclass",

@@ -416,7 +416,7 @@ def test_a_resumed_run_goes_on_with_its_bar_and_its_table_where_they_were(tmp_pa
         left = terminal.screen
     seen = [step for step, _ in itertools.groupby(drawn)]
     assert seen == [("epoch 2/3", "3/4"), ("epoch 2/3", "4/4"), *[("epoch 3/3", f"{n}/4") for n in (1, 2, 3, 4)]]
-    assert [line.split()[0] for line in left] == ["epoch", "-----", "2", "3"]
+    assert [line.split()[0] for line in left] == ["Resuming", "epoch", "-----", "2", "3"]
 
 
 @pytest.mark.usefixtures("every_refresh")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import REPOSITORY, run_script
+from tests.support.processes import REPOSITORY, run_on_ranks, run_script
 
 ENGLISH = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 CHINESE = (REPOSITORY / "README.zh-CN.md").read_text(encoding="utf-8")
@@ -16,22 +16,36 @@ def blocks(text: str, language: str) -> list[str]:
 
 
 def test_the_code_of_the_readme_runs_as_it_stands(tmp_path: Path) -> None:
-    quick_start, subclass, callback = blocks(ENGLISH, "python")
-    use = """
-trainer = MixedLossTrainer(
-    model, nn.CrossEntropyLoss(), torch.optim.AdamW(model.parameters()), callbacks=[AccuracyCallback]
-)
-trainer.train(train_set, num_epochs=1, eval_dataset=eval_set)
+    quick_start, subclass, callback, saving = blocks(ENGLISH, "python")
+    look_at_callback = """
 print("measured:", trainer.run_history.get_latest_metric("accuracy"))
 print(trainer.explain())
 """
-    output = run_script(quick_start + subclass + callback + use, cwd=tmp_path).stdout
+    look_at_saved = """
+assert torch.equal(stored.load(), trainer.predict(eval_set))
+trainer.train(train_set, num_epochs=4, eval_dataset=eval_set, resume_from="states")
+print("losses:", len(trainer.run_history.get_metric_values("eval_loss_epoch")))
+"""
+    script = quick_start + subclass + callback + look_at_callback + saving + look_at_saved
+    output = run_script(script, cwd=tmp_path).stdout
     accuracy = float(re.search(r"^accuracy: ([\d.]+)%", output, re.MULTILINE).group(1))  # type: ignore[union-attr]
     assert accuracy > 90
     assert (tmp_path / "digits.pt").is_file()
     measured = float(re.search(r"^measured: ([\d.]+)", output, re.MULTILINE).group(1))  # type: ignore[union-attr]
     assert measured > 0.9
     assert "on_eval_epoch_end" in output
+    assert "Preflight passed" in output
+    assert "No training state in states: starting afresh" in output
+    assert (tmp_path / "curves.png").is_file()
+    assert "losses: 4" in output, "the run has not gone on where it was"
+
+
+@pytest.mark.processes
+def test_on_two_processes_the_quick_start_prints_its_accuracy_once(tmp_path: Path) -> None:
+    quick_start, *_ = blocks(ENGLISH, "python")
+    output = run_on_ranks(quick_start, 2, cwd=tmp_path)
+    assert [told.count("accuracy:") for told in output.stdout_of_ranks] == [1, 0]
+    assert "64 samples each (32 x 2 processes)" in output.stdout
 
 
 def test_the_quick_start_is_twenty_lines_of_code_or_so() -> None:
@@ -40,8 +54,7 @@ def test_the_quick_start_is_twenty_lines_of_code_or_so() -> None:
 
 
 def test_both_languages_show_the_same_code() -> None:
-    english, chinese = blocks(ENGLISH, "python"), blocks(CHINESE, "python")
-    assert chinese == english[: len(chinese)]
+    assert blocks(CHINESE, "python") == blocks(ENGLISH, "python")
     without_comments = [[re.sub(r"\s*#.*", "", block) for block in blocks(text, "bash")] for text in (ENGLISH, CHINESE)]
     assert without_comments[0] == without_comments[1]
 

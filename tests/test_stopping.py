@@ -182,6 +182,10 @@ def train(*callbacks, steps=None, base=Trainer):
     trainer.train(regression_data(24), 2, regression_data(9), 2, steps, 2)
     return trainer
 
+class BothStop(TrainerCallback):
+    def on_train_epoch_end(self, trainer, **kwargs):
+        raise StopTrainingError(f"rank {trainer._ranks.index} has had enough")
+
 for event, times, updates in [
     ("on_training_run_start", 1, 0), ("on_train_step_end", 3, 2),
     ("on_eval_epoch_start", 1, 3), ("on_eval_step_end", 1, 3),
@@ -189,6 +193,7 @@ for event, times, updates in [
     trainer = train(OneStops(event, times))
     assert trainer.run_state.updates == updates, (event, trainer.run_state)
 assert_same_parameters(trainer.model, train(steps=3).model, tolerance=0)
+train(BothStop(), OneStops("on_training_run_end", 0))
 
 class StopsTooEarly(Trainer):
     def calculate_train_batch_loss(self, batch):
@@ -207,10 +212,11 @@ torch.distributed.destroy_process_group()
 
 
 @pytest.mark.processes
-def test_if_one_rank_stops_all_stop_at_the_same_place():
+def test_if_one_rank_stops_all_stop_at_the_same_place_and_for_the_same_reason():
     first, second = run_on_ranks(ON_RANKS, 2).stdout_of_ranks
-    assert first.splitlines() == ["Another rank asked to stop."] * 4
-    assert second.splitlines() == [*["enough"] * 4, "HookOutputError"]
+    reasons = [*["enough"] * 4, "rank 0 has had enough"]
+    assert first.splitlines() == reasons
+    assert second.splitlines() == [*reasons, "HookOutputError"]
 
 
 # What callbacks ask for

@@ -32,11 +32,11 @@ def batch_loss(
         `loss`, `model_outputs` and `batch_size`.
 
     Raises:
-        DataError: for any other batch, or if there is no loss.
+        DataError: for any other batch, if there is no loss, or if the loss function does not take a dict.
     """
     if type(batch) is not list and isinstance(batch, Mapping):  # a list is what most loaders yield
         outputs = model(**accepted_inputs(model, batch, hook=hook))
-        loss = own_loss(outputs) if loss_func is None else loss_func(outputs, batch)
+        loss = own_loss(outputs) if loss_func is None else _loss_of_dict(loss_func, outputs, batch, hook=hook)
         return {"loss": loss, "model_outputs": outputs, "batch_size": batch_size_of(batch)}
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
         raise DataError(
@@ -90,6 +90,17 @@ def accepted_inputs(model: Any, batch: Mapping[str, Any], *, hook: str) -> dict[
             f"none of the names fits. Rename the entries, or override `{hook}`."
         )
     return inputs
+
+
+def _loss_of_dict(loss_func: Callable[..., Any], outputs: Any, batch: Mapping[str, Any], *, hook: str) -> Any:
+    try:
+        return loss_func(outputs, batch)
+    except (TypeError, AttributeError) as error:  # torch's losses look for a dtype or a size, which a dict has not
+        raise DataError(
+            f"The loss function failed: {error}. For a dict batch it is called as loss_func(outputs, batch), here with "
+            f"{_describe(outputs)} and {_describe(batch)}. If it takes targets instead, pass for example "
+            f"`lambda outputs, batch: loss_func(outputs, batch['labels'])`, or override `{hook}`."
+        ) from error
 
 
 def own_loss(outputs: Any) -> Any:

@@ -15,13 +15,14 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator, PartialState, notebook_launcher
 from accelerate.state import AcceleratorState
-from accelerate.utils import GradientAccumulationPlugin, send_to_device
+from accelerate.utils import DistributedDataParallelKwargs, GradientAccumulationPlugin, send_to_device
 
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, LaunchError
 
 __all__ = ["Ranks", "create_accelerator", "notebook_launcher", "send_to_device"]
 
 _ASKED_BY_TRAINER = "_precision_was_asked_for_by_a_trainer"
+_PRECISIONS = ("no", "fp16", "bf16", "fp8")
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -30,8 +31,14 @@ def create_accelerator(mixed_precision: str | None = None) -> Accelerator:
     """An `Accelerator` for this process, in the group of processes that the launcher asked for.
 
     Raises:
+        ConfigurationError: if there is no such precision, or it would do nothing on this device.
         LaunchError: if the launcher asked for several processes that would train together, and they would not.
     """
+    if mixed_precision is not None and str(mixed_precision) not in _PRECISIONS:
+        raise ConfigurationError(
+            f"`mixed_precision` is {mixed_precision!r}, which is no precision that accelerate knows. Choose 'no', "
+            "'fp16', 'bf16' or 'fp8', or None for what accelerate is configured to."
+        )
     # accelerate keeps one precision per process. One that a trainer asked for must not become the next one's; one that
     # the user's own Accelerator has stays unless something else is asked for.
     shared = AcceleratorState._shared_state
@@ -44,6 +51,8 @@ def create_accelerator(mixed_precision: str | None = None) -> Accelerator:
         # The plugin, not the number: the number can be overruled by an environment variable.
         gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
         step_scheduler_with_optimizer=False,
+        # Gradients live in the buckets that are sent: one copy of them less, in memory and in time.
+        kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)],
     )
     if mixed_precision is not None:
         shared[_ASKED_BY_TRAINER] = True
@@ -55,6 +64,7 @@ def create_accelerator(mixed_precision: str | None = None) -> Accelerator:
         )
     if accelerator.num_processes == 1:
         _warn_if_more_processes_were_asked_for()
+    _refuse_fp16_on_cpu(accelerator)
     return accelerator
 
 
@@ -63,7 +73,7 @@ def given_accelerator(given: Any) -> Accelerator:
 
     Raises:
         ArgumentTypeError: if it is something else.
-        ConfigurationError: if it accumulates gradients itself.
+        ConfigurationError: if it accumulates gradients itself, or its precision would do nothing on its device.
     """
     accelerator = given() if callable(given) and not isinstance(given, Accelerator) else given
     if not isinstance(accelerator, Accelerator):
@@ -77,7 +87,16 @@ def given_accelerator(given: Any) -> Accelerator:
             "trainer accumulates by itself: gradients would be divided twice. Leave it at 1, and pass "
             "`gradient_accumulation_steps` to `train`."
         )
+    _refuse_fp16_on_cpu(accelerator)
     return accelerator
+
+
+def _refuse_fp16_on_cpu(accelerator: Accelerator) -> None:
+    if accelerator.mixed_precision == "fp16" and accelerator.device.type == "cpu":
+        raise ConfigurationError(
+            "The precision is fp16, by `mixed_precision` or by accelerate's configuration, but the device is the CPU, "
+            "where accelerate would silently train without it. Use 'bf16' or 'no'."
+        )
 
 
 def _processes_asked_of_launcher() -> int:

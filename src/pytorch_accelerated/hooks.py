@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
+import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pytorch_accelerated.batches import batch_loss, batch_predictions
+from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.data.building import build_loader, default_loader_kwargs, effective_kwargs
 from pytorch_accelerated.errors import HookOutputError
 from pytorch_accelerated.placeholders import replace_trainer_placeholder_values
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
 
     from pytorch_accelerated.distributed import Ranks
     from pytorch_accelerated.run_config import TrainerRunConfig
+    from pytorch_accelerated.trainer import Trainer
 
 
 class TrainerHooks:
@@ -52,13 +56,13 @@ class TrainerHooks:
             batch_size: samples of a batch on one rank; a `batch_size` in `train_dl_kwargs` wins.
             train_dl_kwargs: laid over the defaults.
         """
-        defaults = self.get_default_train_dl_kwargs(batch_size)
+        defaults = self._checked_defaults("get_default_train_dl_kwargs", batch_size)
         self._train_dl_kwargs = effective_kwargs(defaults, train_dl_kwargs)
         return build_loader(self.train_dataset, defaults, train_dl_kwargs, self.collate_fn)
 
     def create_eval_dataloader(self, batch_size: int, eval_dl_kwargs: Mapping[str, Any] | None = None) -> Iterable[Any]:
         """The evaluation loader; see `create_train_dataloader`."""
-        defaults = self.get_default_eval_dl_kwargs(batch_size)
+        defaults = self._checked_defaults("get_default_eval_dl_kwargs", batch_size)
         self._eval_dl_kwargs = effective_kwargs(defaults, eval_dl_kwargs)
         return build_loader(self.eval_dataset, defaults, eval_dl_kwargs, self.collate_fn)
 
@@ -177,6 +181,35 @@ class TrainerHooks:
         """
         return batch_predictions(self.model, batch, hook="calculate_predict_batch_outputs")
 
+    def _checked_defaults(self, hook: str, batch_size: int) -> Mapping[str, Any]:
+        defaults = getattr(self, hook)(batch_size)
+        if not isinstance(defaults, Mapping):
+            raise HookOutputError(
+                f"`{hook}` returned {defaults!r}, but the loader needs a dict of arguments for torch's DataLoader. "
+                f"Return one, for example `{{**super().{hook}(batch_size), ...}}`."
+            )
+        return defaults
+
     def _default_dl_kwargs(self, dataset: Any, batch_size: int, *, shuffle: bool) -> dict[str, Any]:
         ranks_on_node = self._ranks.count_on_node
         return default_loader_kwargs(dataset, batch_size=batch_size, shuffle=shuffle, ranks_on_node=ranks_on_node)
+
+
+def warn_about_misspelt_hooks(trainer: Trainer) -> None:
+    """Warn about methods of the user's subclasses that are named almost like a hook, but will never be called."""
+    hooks = [name for name in vars(TrainerHooks) if not name.startswith("_")]
+    for kind in type(trainer).__mro__:
+        if not issubclass(kind, TrainerHooks) or kind.__module__.startswith("pytorch_accelerated."):
+            continue
+        for name, value in vars(kind).items():
+            # Properties and private helpers are the user's own, and so is what overrides a method of some other base.
+            is_plain = isinstance(value, types.FunctionType) and not name.startswith("_")
+            if not is_plain or any(hasattr(base, name) for base in kind.__bases__):
+                continue
+            # Less alike are names such as `calculate_test_batch_loss`, which are nobody's mistake.
+            for hook in difflib.get_close_matches(name, hooks, n=1, cutoff=0.92):
+                warn_user(
+                    trainer,
+                    f"{kind.__name__}.{name} will never be called by the training loop: no hook has that name. Did you "
+                    f"mean {hook!r}? If you call it yourself, give it a name that is less alike.",
+                )

@@ -11,7 +11,7 @@ import numbers
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -44,6 +44,10 @@ from pytorch_accelerated.run_state import RunPhase, RunState
 from pytorch_accelerated.settings import TrainSettings
 from pytorch_accelerated.tracking.history import RunHistory
 from pytorch_accelerated.tracking.loss import LossTracker
+from pytorch_accelerated.tracking.timing import EpochClock
+
+if TYPE_CHECKING:
+    from pytorch_accelerated.capturing import CapturedStep
 
 # Losses are read this often. A number of updates, not of seconds: sums of a resumed run must be cut at the same places.
 UPDATES_BETWEEN_READINGS = 64
@@ -56,6 +60,7 @@ class TrainingLoop(TrainerHooks):
     run_history: RunHistory
     run_state: RunState
     custom_events: tuple[str, ...]
+    inference_mode: bool
     _settings: TrainSettings
     _train_dataloader: Any
     _eval_dataloader: Any
@@ -97,6 +102,7 @@ class TrainingLoop(TrainerHooks):
 
     def _run_train_epoch(self, train_dl: Any) -> None:
         """One pass over the training data, or what is left of it."""
+        self._epoch_clock = EpochClock(self.run_history.current_epoch)
         self._moment("train_epoch_start", "on_train_epoch_start")
         self._act_on_requests()
         self._stop_if_asked()
@@ -109,6 +115,7 @@ class TrainingLoop(TrainerHooks):
         if self.run_state.updates_in_epoch == 0:
             raise empty_loader_error(train_dl, "train on")
         self._loss_tracker.read()
+        self.run_history.add_timing(self._epoch_clock.read())
         self._report_non_finite("train_loss_epoch")
         self._guarded(self.train_epoch_end)
         self._add_epoch_loss_to_run_history("train_loss_epoch")
@@ -119,7 +126,9 @@ class TrainingLoop(TrainerHooks):
 
     def _run_update(self, update: Update) -> None:
         """One optimizer update from the batches of `update`."""
-        state = self.run_state
+        state, captured = self.run_state, self._captured_step
+        compute = self._perform_forward_and_backward_passes if captured is None else captured.compute
+        apply = self._apply_gradients if captured is None else captured.apply_gradients
         self._update = update
         for micro_batch in update.micro_batches:
             self._micro_batch = micro_batch
@@ -129,12 +138,11 @@ class TrainingLoop(TrainerHooks):
                     self._keep_in_step(micro_batch.batch)
                     continue
                 self._fire_of_batch("on_train_step_start")
-                self._perform_forward_and_backward_passes(micro_batch.batch, state.batches_in_epoch)
+                compute(micro_batch.batch, state.batches_in_epoch)
             state.batches_in_epoch += 1
         is_skipped = self._complete_gradients()
         self._fire("on_optimizer_step_start")
-        self._clip_gradients()
-        self._guarded(self.optimizer_step)
+        apply()
         if not is_skipped and self._steps_scheduler_per_update:
             self._guarded(self.scheduler_step)
         self._guarded(self.optimizer_zero_grad)
@@ -144,10 +152,19 @@ class TrainingLoop(TrainerHooks):
     def _perform_forward_and_backward_passes(self, batch: Any, step: int) -> None:
         """Add the gradients of one batch. `step` counts batches of this rank in the epoch, from 0."""
         output = self._output_of(self.calculate_train_batch_loss, batch)
+        self._report_batch(output, batch, step)
+        self._guarded(self.backward_step, self._weighted(output))
+
+    def _report_batch(self, output: Any, batch: Any, step: int) -> None:
+        """Tell the loss tracker and the callbacks what became of a batch."""
         loss, size = loss_and_size(output, hook="calculate_train_batch_loss")
         self._update_loss_tracker(loss, size)
         self._fire_of_batch("on_train_step_end", batch=batch, batch_output=output, step=step)
-        self._guarded(self.backward_step, self._weighted(output))
+
+    def _apply_gradients(self) -> None:
+        """Clip the complete gradients, and change the parameters."""
+        self._clip_gradients()
+        self._guarded(self.optimizer_step)
 
     def _run_eval_epoch(self, valid_dl: Any, is_training: bool = True, is_intermediate: bool = False) -> None:
         """Evaluate every sample once and record the mean loss.
@@ -164,7 +181,7 @@ class TrainingLoop(TrainerHooks):
             self._moment("eval_epoch_start", "on_eval_epoch_start", is_intermediate=is_intermediate)
             self._stop_if_asked()
             rounds = 0
-            with torch.no_grad():
+            with self._without_gradients():
                 for rounds, round_ in enumerate(self._rounds(valid_dl), start=1):
                     self._in_round(round_.batch is None, round_.has_empty_rank, self._evaluate_batch, round_.batch)
                     if rounds % UPDATES_BETWEEN_READINGS == 0:
@@ -197,7 +214,7 @@ class TrainingLoop(TrainerHooks):
         with self._evaluating(restore_modes=True):
             self.model.eval()
             self._fire_in_pass("on_prediction_run_start", num_batches=loader.num_batches)
-            with torch.no_grad():
+            with self._without_gradients():
                 for round_ in self._rounds(loader):
                     is_idle = round_.batch is None
                     self._in_round(
@@ -302,11 +319,8 @@ class TrainingLoop(TrainerHooks):
 
     def _clip_gradients(self) -> None:
         """Limit the complete gradient, once per update."""
-        settings = self._settings
-        if settings.gradient_clip_value is not None:
-            torch.nn.utils.clip_grad_value_(self._parameters(), settings.gradient_clip_value)
-        elif settings.gradient_clip_norm is not None:
-            norm = torch.nn.utils.clip_grad_norm_(self._parameters(), settings.gradient_clip_norm)
+        norm = clip_gradients(self._parameters(), self._settings)
+        if norm is not None:
             self._gradient_norms.update(norm)
 
     def _parameters(self) -> list[torch.Tensor]:
@@ -353,6 +367,8 @@ class TrainingLoop(TrainerHooks):
         self._late_counts: list[Any] = []
         self._count_items: CountItems | None = None
         self._deadline: float | None = None
+        self._epoch_clock = EpochClock(1)
+        self._captured_step: CapturedStep | None = None
         self._update = Update((), samples=0)
         self._micro_batch = MicroBatch(None, 1.0, is_last=True, is_borrowed=False, has_empty_rank=False)
 
@@ -394,12 +410,13 @@ class TrainingLoop(TrainerHooks):
             self._stop = self._stop or error
 
     def _stop_if_asked(self) -> None:
-        """Stop if any rank wants to. Must be called by all ranks."""
+        """Stop if any rank wants to, on all ranks for the first reason. Must be called by all ranks."""
         if self._deadline is not None and time.monotonic() >= self._deadline and self._ranks.is_first:
             self._stop = self._stop or StopTrainingError(f"`max_duration` ({self._settings.max_duration}) is over.")
         if self._ranks.any(self._stop is not None):
             stop, self._stop = self._stop, None
-            raise stop or StopTrainingError("Another rank asked to stop.")
+            reasons = self._ranks.exchange("" if stop is None else str(stop))
+            raise StopTrainingError(next(filter(None, reasons), "")) from stop
 
     @contextlib.contextmanager
     def _ending(self, hook: str, event: str) -> Iterator[None]:
@@ -436,7 +453,8 @@ class TrainingLoop(TrainerHooks):
         if self._evaluation_requested or self._requested_states:
             self._loss_tracker.look_for_non_finite()
             self._report_non_finite("train_loss_epoch")
-            self._act_on_requests()
+            with self._epoch_clock.paused():
+                self._act_on_requests()
         self._stop_if_asked()
 
     def _act_on_requests(self) -> None:
@@ -488,6 +506,7 @@ class TrainingLoop(TrainerHooks):
         loader = self._adapted_if_new(loader, self._train_dl_kwargs)
         state = self.run_state
         loader.set_epoch(self._data_epoch)
+        self._epoch_clock.watch(loader.waiting)
         if limit is not None:
             limit -= state.batches_in_epoch
         return loader.updates(start=state.samples_in_epoch, max_batches=limit, count_items=self._count_items)
@@ -499,6 +518,9 @@ class TrainingLoop(TrainerHooks):
     def _adapted_if_new(self, loader: Any, dl_kwargs: Mapping[str, Any]) -> RunLoader:
         """Loaders that a callback put in place since the run started are adapted when they are used."""
         return loader if isinstance(loader, (PlannedLoader, StreamLoader)) else self._adapted(loader, dl_kwargs)
+
+    def _without_gradients(self) -> contextlib.AbstractContextManager[Any]:
+        return torch.inference_mode() if self.inference_mode else torch.no_grad()
 
     @contextlib.contextmanager
     def _evaluating(self, *, restore_modes: bool) -> Iterator[None]:
@@ -553,11 +575,20 @@ class TrainingLoop(TrainerHooks):
 _NOTHING = contextlib.nullcontext()
 
 
+def clip_gradients(parameters: list[torch.Tensor], settings: TrainSettings) -> torch.Tensor | None:
+    """Limit gradients as the settings say. Returns their norm before, if it is limited. Never waits for the device."""
+    if settings.gradient_clip_value is not None:
+        torch.nn.utils.clip_grad_value_(parameters, settings.gradient_clip_value)
+    elif settings.gradient_clip_norm is not None:
+        return torch.nn.utils.clip_grad_norm_(parameters, settings.gradient_clip_norm)
+    return None
+
+
 def loss_and_size(output: Any, *, hook: str) -> tuple[Any, Any]:
     """The loss that a hook returned, and the number of items it is the mean of.
 
     Raises:
-        HookOutputError: if one of them is missing or of a kind that cannot be used.
+        HookOutputError: if one of them is missing, or cannot be used.
     """
     # Exact types first: this runs for every batch, and general checks take microseconds.
     is_mapping = type(output) is dict or isinstance(output, Mapping)
@@ -581,6 +612,11 @@ def loss_and_size(output: Any, *, hook: str) -> tuple[Any, Any]:
         raise HookOutputError(
             f"`{hook}` returned {_described(size)} as {name!r}, but the loop needs the number of items that the loss "
             "is the mean of. Return a number."
+        )
+    if type(size) is int and size < 1 and count is None:  # what is in a tensor would have to be waited for
+        raise HookOutputError(
+            f"`{hook}` returned {size} as 'batch_size', so the batch would count nowhere, and the loss of the epoch "
+            "would be 0. Return the number of samples in the batch."
         )
     return loss, size
 

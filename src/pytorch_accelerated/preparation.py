@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from pytorch_accelerated.compiling import compile_in_place
+
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
@@ -25,7 +27,7 @@ class PreparedModel:
         model: the bare module.
         optimizer: its optimizer, or None.
         for_training: False leaves out what only training needs.
-        compile_arguments: compile the model in place, with these arguments; False: don't.
+        compile_arguments: of `compile_in_place`; False: don't compile.
 
     Attributes:
         model: what to call.
@@ -48,17 +50,14 @@ class PreparedModel:
         self._forward = getattr(model, "__dict__", {}).get("forward", _MISSING)
         self.model = model
         self.optimizer = optimizer
-        # MULTI_GPU, MULTI_CPU and so on: each process has the whole model.
-        kind = accelerator.distributed_type.value
-        is_replicated = kind == "NO" or kind.startswith("MULTI_")
-        self.has_plain_backward = accelerator.scaler is None and is_replicated
+        self.has_plain_backward = accelerator.scaler is None and is_replicated(accelerator)
         if not isinstance(model, nn.Module):
             return
-        if compile_arguments is not False and model._compiled_call_impl is None:
-            model.compile(**({} if compile_arguments is True else compile_arguments))
+        if compile_arguments is not False:
+            compile_in_place(model, compile_arguments)
         if not for_training:
             self.model = accelerator.prepare_model(model, evaluation_mode=True)
-        elif is_replicated:
+        elif is_replicated(accelerator):
             self.model = accelerator.prepare_model(model)
             if accelerator.scaler is not None:
                 self.optimizer = accelerator.prepare_optimizer(optimizer)
@@ -86,6 +85,12 @@ class PreparedModel:
             kept.clear()
         was_replaced = model is not self.model and model is not self._bare_model
         return (model if was_replaced else self._bare_model), self._bare_optimizer
+
+
+def is_replicated(accelerator: Accelerator) -> bool:
+    """Whether each process has the whole model and optimizer."""
+    kind: str = accelerator.distributed_type.value
+    return kind == "NO" or kind.startswith("MULTI_")  # MULTI_GPU, MULTI_CPU and so on
 
 
 def _move_state(optimizer: Any, device: torch.device) -> None:

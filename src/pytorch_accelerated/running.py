@@ -12,8 +12,12 @@ import torch
 from torch import nn
 
 from pytorch_accelerated.callbacks.handler import CallbackHandler
+from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.callbacks.watching import WatchedMetric
+from pytorch_accelerated.capturing import CapturedStep, CapturedStepReport
 from pytorch_accelerated.checkpointing.training_state import load_run, seed_of_run
+from pytorch_accelerated.compiling import MANY_RECOMPILES, CompileReport, CompileWatch
+from pytorch_accelerated.cuda_graphs import Capturer, CudaGraphCapturer
 from pytorch_accelerated.data.loading import RunLoader, adapt_loader, close_loader, fingerprint, refuse_empty
 from pytorch_accelerated.data.prefetch import device_feed
 from pytorch_accelerated.distributed import create_accelerator, given_accelerator, send_to_device
@@ -36,6 +40,9 @@ class TrainingRun(TrainingLoop):
     seed: int | None
     mixed_precision: str | None
     compile_model: bool | Mapping[str, Any]
+    compile_step: str | None
+    compile_report: CompileReport | None
+    captured_step_report: CapturedStepReport | None
     train_dataset: Any
     eval_dataset: Any
     _callbacks: Iterable[Any]
@@ -43,6 +50,7 @@ class TrainingRun(TrainingLoop):
     _precision: str
     _is_running: bool
     _prepared: PreparedModel | None
+    _compile_watch: CompileWatch | None
     _run_seed: int
     _training_runs: int
 
@@ -98,6 +106,7 @@ class TrainingRun(TrainingLoop):
         self._eval_dataloader = None
         if self.eval_dataset is not None:
             self._eval_dataloader = self.create_eval_dataloader(eval_batch_size, eval_dl_kwargs)
+        self._start_capturing()
         self._prepare_model_optimizer_and_dataloaders()
         self.run_config = self._create_run_config(
             settings.per_device_batch_size,
@@ -154,13 +163,17 @@ class TrainingRun(TrainingLoop):
             self._check_eval_batch_size()
 
     def _prepare_model(self, *, for_training: bool) -> None:
-        self._prepared = PreparedModel(
-            self._accelerator,
-            self.model,
-            self.optimizer,
-            for_training=for_training,
-            compile_arguments=self.compile_model,
-        )
+        if self.compile_model is not False:
+            self._compile_watch = CompileWatch()
+            self.compile_report = self._compile_watch.report
+        with contextlib.nullcontext() if self._captured_step is None else self._captured_step.aside():
+            self._prepared = PreparedModel(
+                self._accelerator,
+                self.model,
+                self.optimizer,
+                for_training=for_training,
+                compile_arguments=self.compile_model,
+            )
         if self._ranks.count > 1 and not for_training:
             # Nothing else makes sure that all ranks evaluate the same model.
             self._ranks.copy_from_first([parameter.data for parameter in self.model.parameters()])
@@ -171,6 +184,30 @@ class TrainingRun(TrainingLoop):
         if self._prepared is not None:
             self.model, self.optimizer = self._prepared.release(self.model)
             self._prepared = None
+        if self._captured_step is not None:
+            self._captured_step.close()
+            self._captured_step = None
+        if self._compile_watch is not None:
+            self._compile_watch.close()
+            recompiles, self._compile_watch = self._compile_watch.report.recompiles, None
+            if recompiles > MANY_RECOMPILES:
+                warn_user(
+                    self,  # type: ignore[arg-type]  # as above
+                    f"The model was compiled again {recompiles} times in this run, each time for other shapes or "
+                    "values, which may cost more than it saves. Make batches alike (`drop_last=True`, padding to a few "
+                    "lengths), or pass `compile_model={'dynamic': True}`; `trainer.compile_report` has the counts.",
+                )
+
+    def _start_capturing(self) -> None:
+        self.captured_step_report = None
+        if self.compile_step is not None:
+            self._captured_step = CapturedStep(self, self._create_capturer())  # type: ignore[arg-type]  # as above
+            self.captured_step_report = self._captured_step.report
+
+    def _create_capturer(self) -> Capturer | None:
+        """What captures training steps on this device, if anything does."""
+        device = self._ranks.device
+        return CudaGraphCapturer(device) if device.type == "cuda" else None
 
     def _adapted(self, loader: Any, dl_kwargs: Mapping[str, Any] | None) -> RunLoader:
         adapted = adapt_loader(
@@ -225,6 +262,7 @@ class TrainingRun(TrainingLoop):
             run_history=self.run_history,
             seed=self.seed,
             compile_model=self.compile_model,
+            compile_step=self.compile_step,
         )
 
     def _overrides(self, hook: str) -> bool:
@@ -232,7 +270,15 @@ class TrainingRun(TrainingLoop):
         return getattr(type(self), hook) is not getattr(TrainerHooks, hook)
 
     def _refuse_within_a_run(self, method: str, remedy: str) -> None:
+        self._refuse_without_constructor()
         if self._is_running:
             raise ConfigurationError(
                 f"`{method}` was called while the trainer is at work: it would reset the run. {remedy}"
+            )
+
+    def _refuse_without_constructor(self) -> None:
+        if "_is_running" not in vars(self):
+            raise ConfigurationError(
+                f"`Trainer.__init__` has not run for this {type(self).__name__}, so most of it is missing. Call "
+                f"`super().__init__(model, loss_func, optimizer, ...)` in `{type(self).__name__}.__init__`."
             )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import inspect
 import math
 import numbers
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -139,7 +141,9 @@ def check_run_arguments(*, collate_fn: Any, resume_from: Any = None, **loader_kw
         raise ArgumentTypeError("; ".join(wrong_kinds) + ".")
 
 
-def check_parts(*, model: Any, loss_func: Any, run_history: Any, seed: Any, compile_model: Any) -> None:
+def check_parts(
+    *, model: Any, loss_func: Any, run_history: Any, seed: Any, compile_model: Any, compile_step: Any
+) -> None:
     """Refuse what a trainer was made of, the optimizer aside, if it cannot work. All complaints come in one error."""
     wrong_kinds: list[str] = []
     if not callable(model) or isinstance(model, type):
@@ -157,6 +161,10 @@ def check_parts(*, model: Any, loss_func: Any, run_history: Any, seed: Any, comp
         wrong_kinds.append(f"`compile_model` is {compile_model!r}: give a bool, or a dict of `torch.compile` arguments")
     if wrong_kinds:
         raise ArgumentTypeError("; ".join(wrong_kinds) + ".")
+    if compile_step not in (None, "graph"):
+        raise ConfigurationError(
+            f"`compile_step` is {compile_step!r}, which is no way to compile a step. Choose 'graph', or None for none."
+        )
 
 
 def check_optimizer(optimizer: Any, modules: Iterable[Any], *, has_own_step: bool) -> None:
@@ -189,8 +197,13 @@ def check_optimizer(optimizer: Any, modules: Iterable[Any], *, has_own_step: boo
         )
 
 
-def check_scheduler_factory(factory: Any) -> None:
-    """Refuse a scheduler where a function that makes one is due."""
+def check_scheduler_factory(factory: Any, *, has_own_call: bool) -> None:
+    """Refuse what cannot make a scheduler of the optimizer alone, as far as its signature can be read.
+
+    Args:
+        factory: the `create_scheduler_fn`, or None.
+        has_own_call: whether the trainer's `create_scheduler` is overridden, and knows how to call it.
+    """
     if factory is None:
         return
     if hasattr(factory, "step") and not isinstance(factory, type):
@@ -204,6 +217,33 @@ def check_scheduler_factory(factory: Any) -> None:
             f"`create_scheduler_fn` is {factory!r}, which cannot be called. Pass a function that takes the optimizer "
             "and returns a scheduler."
         )
+    if not has_own_call:
+        _check_takes_optimizer(factory)
+
+
+def _check_takes_optimizer(factory: Callable[..., Any]) -> None:
+    made = factory.func if isinstance(factory, functools.partial) else factory
+    name = getattr(made, "__name__", repr(made))
+    try:
+        inspect.signature(factory).bind(None)
+    except ValueError:  # there is no signature that could be read, as of some functions in C
+        return
+    except TypeError as error:
+        variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        parameters = [each for each in inspect.signature(factory).parameters.values() if each.kind not in variadic]
+        missing = [parameter.name for parameter in parameters if parameter.default is parameter.empty][1:]
+        if not missing:
+            raise ArgumentTypeError(
+                f"`create_scheduler_fn` is called with the optimizer, but {name} cannot be ({error}). Pass a function "
+                "that takes the optimizer and returns a scheduler."
+            ) from error
+        remedy = f"functools.partial({name}, {', '.join(f'{argument}=...' for argument in missing)})"
+        if hasattr(made, "create_scheduler_fn"):  # one of ours, which knows where these come from
+            remedy = f"{name}.create_scheduler_fn(...)"
+        raise ArgumentTypeError(
+            f"`create_scheduler_fn` is called with the optimizer alone, but {name} also needs "
+            f"{', '.join(f'`{argument}`' for argument in missing)}. Pass `{remedy}`."
+        ) from error
 
 
 def check_scheduler(scheduler: Any, *, is_expected: bool, has_own_step: bool) -> None:

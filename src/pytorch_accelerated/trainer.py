@@ -18,11 +18,13 @@ from torch.nn.parallel import DistributedDataParallel
 from pytorch_accelerated.callbacks.defaults import DEFAULT_CALLBACKS
 from pytorch_accelerated.callbacks.handler import CallbackHandler
 from pytorch_accelerated.callbacks.limits import OuterLimit
+from pytorch_accelerated.capturing import CapturedStepReport, refuse_what_cannot_be_captured
 from pytorch_accelerated.checkpointing.optimizers import check_optimizer_state
 from pytorch_accelerated.checkpointing.portable import load_portable, save_portable
 from pytorch_accelerated.checkpointing.training_state import load_run, save_run
 from pytorch_accelerated.checkpointing.verify import find_state
 from pytorch_accelerated.checkpointing.weights import canonical_state_dict, check_finite, load_canonical
+from pytorch_accelerated.compiling import CompileReport, CompileWatch
 from pytorch_accelerated.data.building import build_loader, check_dataset
 from pytorch_accelerated.data.loading import close_loader, refuse_rearranged
 from pytorch_accelerated.data.slicing import LIMIT_BATCHES_ENV_VAR, batch_limit_from_environment
@@ -33,6 +35,7 @@ from pytorch_accelerated.errors import (
     InvalidCheckpointError,
 )
 from pytorch_accelerated.explaining import explain_run
+from pytorch_accelerated.hooks import warn_about_misspelt_hooks
 from pytorch_accelerated.placeholders import TrainerPlaceholderValues, replace_trainer_placeholder_values
 from pytorch_accelerated.prediction import collect_predictions
 from pytorch_accelerated.preflight import PreflightReport, rehearse
@@ -75,17 +78,23 @@ class Trainer(TrainingRun):
 
     Args:
         model: any module. It is the bare module before and after a run; while training it may be wrapped.
-        loss_func: of the model's outputs and the targets, returning the mean over the batch. None if the model returns
-            its own loss for dict batches.
+        loss_func: of the model's outputs and the targets, returning the mean over the batch. Where batches are dicts,
+            of the outputs and the whole batch; or None if the model returns its own loss for them.
         optimizer: over the model's parameters.
         callbacks: `TrainerCallback` classes or instances; events are fired in this order.
         run_history: where metrics are recorded; default `InMemoryRunHistory`.
         seed: of everything random in training runs: order of samples, augmentations, dropout. None: derived from the
             state of torch's generator when a run starts, without changing it.
-        mixed_precision: "no", "fp16", "bf16" or "fp8"; None: as accelerate is configured.
-        compile_model: compile the model in place when a run starts; a dict holds arguments for `torch.compile`.
+        mixed_precision: "no", "fp16" (not on the CPU), "bf16" or "fp8"; None: as accelerate is configured.
+        compile_model: compile the model in place when a run starts; a dict holds arguments for `torch.compile`, and
+            maybe ``"regional": True`` to compile repeated blocks instead of the whole.
+        compile_step: "graph" to capture the training step as CUDA graphs and replay them, which pays where a step is
+            many short kernels. Steps that cannot be captured run as always; `docs/design/captured-step.md` has the
+            rules.
         accelerator: an `accelerate.Accelerator`, or a function that returns one. It must not accumulate gradients
             itself.
+        inference_mode: evaluate and predict in `torch.inference_mode` instead of `torch.no_grad`: a little faster, but
+            a module that keeps a tensor from an evaluation, a cache say, fails with it in training.
     """
 
     #: Names of events that a subclass fires itself, so that callbacks with such methods are not taken for misspelt.
@@ -102,7 +111,9 @@ class Trainer(TrainingRun):
         seed: int | None = None,
         mixed_precision: str | None = None,
         compile_model: bool | Mapping[str, Any] = False,
+        compile_step: str | None = None,
         accelerator: Accelerator | Callable[[], Accelerator] | None = None,
+        inference_mode: bool = False,
     ) -> None:
         self.model: Any = model
         self.loss_func = loss_func
@@ -111,6 +122,10 @@ class Trainer(TrainingRun):
         self.seed = seed
         self.mixed_precision = mixed_precision
         self.compile_model = compile_model
+        self.inference_mode = inference_mode
+        self.compile_step = compile_step
+        self.compile_report: CompileReport | None = None
+        self.captured_step_report: CapturedStepReport | None = None
         self.scheduler: Any = None
         self.create_scheduler_fn: Callable[..., Any] | None = None
         self.collate_fn: Callable[..., Any] | None = None
@@ -142,7 +157,9 @@ class Trainer(TrainingRun):
         self._epochs_before_run = 0
         self._is_running = False
         self._prepared: PreparedModel | None = None
+        self._compile_watch: CompileWatch | None = None
         self._reset_control()
+        warn_about_misspelt_hooks(self)
         self._emit("on_init_end")
 
     # ------------------------------------------------------------------------------------------------ what users call
@@ -224,14 +241,17 @@ class Trainer(TrainingRun):
             collate_fn=collate_fn,
             resume_from=resume_from,
         )
-        check_scheduler_factory(create_scheduler_fn)
+        check_scheduler_factory(create_scheduler_fn, has_own_call=self._overrides("create_scheduler"))
         self._check_parts()
         modules = [value for value in vars(self).values() if isinstance(value, nn.Module)]
         check_optimizer(self.optimizer, modules, has_own_step=self._overrides("optimizer_step"))
+        if self.compile_step is not None:
+            refuse_what_cannot_be_captured(self)
+        num_passes = settings.num_epochs if settings.max_num_train_steps is None else None
         if not self._overrides("create_train_dataloader"):
-            check_dataset(train_dataset)
+            check_dataset(train_dataset, num_passes=num_passes)
         if eval_dataset is not None and not self._overrides("create_eval_dataloader"):
-            check_dataset(eval_dataset)
+            check_dataset(eval_dataset, num_passes=num_passes)
         self._settings = settings
         self.train_dataset = train_dataset
         self.eval_dataset = eval_dataset
@@ -311,7 +331,7 @@ class Trainer(TrainingRun):
         Args:
             dataset: what to predict for; an empty one gives an empty result.
             per_device_batch_size: samples of a batch on one rank.
-            dataloader_kwargs: laid over the defaults of `get_default_eval_dl_kwargs`.
+            dataloader_kwargs: laid over the library's defaults for evaluation.
             collate_fn: makes a batch of samples; default: the last one given.
             output_path: a folder to write to as predictions come, so that memory stays flat.
 
@@ -321,6 +341,7 @@ class Trainer(TrainingRun):
         Raises:
             ConfigurationError: if the loader shuffles, or leaves samples out with `drop_last`.
         """
+        self._refuse_without_constructor()
         check_positive_count("per_device_batch_size", per_device_batch_size)
         check_run_arguments(dataloader_kwargs=dataloader_kwargs, collate_fn=collate_fn)
         self._check_parts()
@@ -485,6 +506,15 @@ class Trainer(TrainingRun):
         during training; every rank must ask.
         """
         self._evaluation_requested = True
+
+    def invalidate_captured_step(self) -> None:
+        """Have what ``compile_step`` captured captured anew, some updates later.
+
+        Needed after a change that cannot be seen from outside: a tensor or number that a hook uses was replaced, say.
+        What modules, parameters and optimizer are, and loaded states, are looked after.
+        """
+        if self._captured_step is not None:
+            self._captured_step.invalidate("something by `invalidate_captured_step`")
 
     def explain(self, num_epochs: int = 1, evaluate: bool = True) -> str:
         """The order of hooks and events of a run as text, with the callbacks that really act at each event."""

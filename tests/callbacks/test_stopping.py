@@ -76,14 +76,22 @@ def test_a_run_stops_after_that_many_evaluations_in_a_row_without_improvement(
     assert epochs_run(score_trainer(scores, stopping), 4) == epochs
 
 
-def test_the_reason_tells_how_long_ago_the_best_value_was():
+@pytest.mark.parametrize(
+    ("scores", "reason"),
+    [
+        ([3, 2, 4, 5], "score has not improved by 0.5 on 2 (epoch 2) in the last 2 evaluations"),
+        ([1, 0.75, 0.625], "score has not improved by 0.5 on 1 (epoch 1) in the last 2 evaluations"),
+        ([NAN, NAN], "score has not improved by 0.5 in the last 2 evaluations"),
+    ],
+)
+def test_the_reason_names_the_value_that_was_judged_against_which_need_not_be_the_best(scores, reason):
     class Reason(TrainerCallback):
         def on_stop_training_error(self, trainer: Trainer, reason: str = "", **kwargs: Any) -> None:
             self.text = reason
 
-    reason = Reason()
-    epochs_run(score_trainer([3, 2, 4, 5], EarlyStoppingCallback(2, 0.5, watch_metric="score"), reason), 4)
-    assert reason.text == "score has not improved by 0.5 in the last 2 evaluations; best 2 in epoch 2"
+    seen = Reason()
+    epochs_run(score_trainer(scores, EarlyStoppingCallback(2, 0.5, watch_metric="score"), seen), 4)
+    assert seen.text == reason
 
 
 def test_the_evaluation_loss_is_watched_by_default():

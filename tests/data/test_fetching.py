@@ -10,7 +10,15 @@ import datasets
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, get_worker_info
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Subset,
+    TensorDataset,
+    default_collate,
+    get_worker_info,
+)
 
 from pytorch_accelerated.data.building import build_loader
 from pytorch_accelerated.data.fetching import BatchFetcher, StreamFetcher
@@ -252,6 +260,32 @@ def test_a_hugging_face_dataset_gives_dict_batches(format_name: str | None, work
         # Plain lists of numbers come as one tensor for each column of the list, as torch collates them.
         first = batch["x"][0] if format_name is None else batch["x"][:, 0]
         assert torch.equal(first.double(), batch["label"].double())
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"x": [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], "y": [1, 2, 3], "z": [True, False, True]},
+        {"x": [[[1, 2], [3, 4]]] * 3},
+        {"x": [1.5, 2.5, 3.5], "name": ["a", "b", "c"]},
+        {"x": [1.5, 2.5, 3.5], "nested": [{"a": 1, "b": 2.0}] * 3},
+    ],
+    ids=["tensors", "matrices", "with words", "nested"],
+)
+def test_whole_columns_of_a_hugging_face_dataset_are_what_torch_collates(columns: dict[str, Any]) -> None:
+    dataset = datasets.Dataset.from_dict(columns).with_format("torch")
+    (batch,) = adapted(DataLoader(dataset, 3))
+    expected = default_collate([dataset[index] for index in range(3)])
+    assert batch.keys() == expected.keys()
+    for name, value in expected.items():
+        assert type(batch[name]) is type(value)
+        assert str(batch[name]) == str(value)
+
+
+def test_rows_of_different_sizes_in_a_hugging_face_dataset_fail_as_torch_does() -> None:
+    dataset = datasets.Dataset.from_dict({"x": [[1.0], [2.0, 3.0]]}).with_format("torch")
+    with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size"):
+        list(adapted(DataLoader(dataset, 2)))
 
 
 def test_a_hugging_face_stream_is_a_stream_of_samples() -> None:

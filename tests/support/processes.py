@@ -16,6 +16,8 @@ _PYTHON_PATH = os.pathsep.join(map(str, [REPOSITORY / "src", REPOSITORY, REPOSIT
 # A launcher's variables and the settings around the tests, were they inherited, would change what a script does.
 _LAUNCH_VARIABLES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 _SETTINGS = ("ACCELERATE_", "PT_ACC_", "TORCHELASTIC_")
+# Each of the many processes would compile the package anew.
+_SLOWING_VARIABLES = {"PYTHONDONTWRITEBYTECODE"}
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,7 @@ def _clean_environment() -> dict[str, str]:
     inherited = {
         name: value
         for name, value in os.environ.items()
-        if name not in _LAUNCH_VARIABLES and not name.startswith(_SETTINGS)
+        if name not in _LAUNCH_VARIABLES | _SLOWING_VARIABLES and not name.startswith(_SETTINGS)
     }
     return {**inherited, "PYTHONPATH": _PYTHON_PATH, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 

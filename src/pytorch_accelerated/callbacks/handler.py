@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -60,6 +61,7 @@ class CallbackHandler:
         if type(callback) is LogMetricsCallback and any(type(other) is LogMetricsCallback for other in self):
             return  # scripts list it under its other name beside the defaults; every line would be printed twice
         self._refuse_duplicate(callback)
+        self._refuse_methods_that_cannot_be_called(callback)
         self._warn_about_misspelt_events(callback)
         self._callbacks.append(callback)
         self._forget_methods()
@@ -111,9 +113,8 @@ class CallbackHandler:
 
     def acting_methods(self, event: str) -> list[Callable[..., Any]]:
         """The bound methods that `event` will call: those that are not the empty ones of `TrainerCallback`."""
-        empty = getattr(TrainerCallback, event, None)
-        methods = [getattr(callback, event, None) for callback in self._callbacks]
-        return [method for method in methods if callable(method) and getattr(method, "__func__", method) is not empty]
+        methods = [_acting_method(callback, event) for callback in self._callbacks]
+        return [method for method in methods if method is not None]
 
     def _methods_of(self, event: str) -> list[Callable[..., Any]]:
         methods = self._methods.get(event)
@@ -144,6 +145,23 @@ class CallbackHandler:
                     "could not be told apart. Remove one of them, or give each its own `state_key`."
                 )
 
+    def _refuse_methods_that_cannot_be_called(self, callback: Any) -> None:
+        for event in EVENTS:
+            method = _acting_method(callback, event)
+            if method is None:
+                continue
+            names = _keywords_of(event)
+            try:
+                inspect.signature(method).bind(None, **dict.fromkeys(names))
+            except ValueError:  # there is no signature that could be read, as of some functions in C
+                continue
+            except TypeError as error:
+                by_keyword = f", and by keyword {', '.join(names)}" if names else ""
+                raise ArgumentTypeError(
+                    f"{type(callback).__name__}.{event} cannot be called ({error}): its event passes the trainer"
+                    f"{by_keyword}. Take what you need of that, and add `**kwargs` for the rest."
+                ) from error
+
     def _warn_about_misspelt_events(self, callback: Any) -> None:
         for name in dir(type(callback)):
             if not name.startswith("on_") or name in self._known_events:
@@ -155,3 +173,17 @@ class CallbackHandler:
                 f"name.{hint} If you fire it yourself, list it in the trainer's class attribute `custom_events`.",
                 stacklevel=stacklevel_of_user(),
             )
+
+
+def _acting_method(callback: Any, event: str) -> Callable[..., Any] | None:
+    """The bound method of `callback` for `event`, unless it is the empty one of `TrainerCallback`."""
+    method = getattr(callback, event, None)
+    acts = callable(method) and getattr(method, "__func__", method) is not getattr(TrainerCallback, event, None)
+    return method if acts else None
+
+
+@functools.cache
+def _keywords_of(event: str) -> tuple[str, ...]:
+    """What a built-in event passes besides the trainer."""
+    parameters = inspect.signature(getattr(TrainerCallback, event)).parameters.values()
+    return tuple(parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
+from pytorch_accelerated.data.building import advice_on_waiting
 from pytorch_accelerated.progress.display import Display, display_factory
 from pytorch_accelerated.progress.formats import format_duration, format_number
 from pytorch_accelerated.progress.progress import Progress
@@ -21,6 +22,12 @@ if TYPE_CHECKING:
     from pytorch_accelerated.run_config import TrainerRunConfig
     from pytorch_accelerated.trainer import Trainer
 
+# Of an epoch's time, what is spent waiting for data: worth a word on the bar; worth a hint at the end of the epoch.
+_SECONDS_WORTH_SHOWING = 1.0
+_SHARE_WORTH_SHOWING = 0.05
+_SHARE_WORTH_A_HINT = 0.3
+_SECONDS_WORTH_A_HINT = 3.0
+
 
 class PrintProgressCallback(TrainerCallback):
     """Says in a line what a run is going to do, and in another what it did."""
@@ -29,15 +36,29 @@ class PrintProgressCallback(TrainerCallback):
 
     _started: float | None = None
     _reason_to_stop: str | None = None
+    _has_hinted = False
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """For example "Training 10 epochs of 45 updates, 32 samples each, on cpu, seed 42"."""
         self._started = time.perf_counter()
         self._reason_to_stop = None
+        self._has_hinted = False
         config = _config_of(trainer)
         precision = None if config.mixed_precision == "no" else config.mixed_precision
         parts = [f"Training {_length_of(config)}", _sizes_of(config), _where(trainer), precision, f"seed {config.seed}"]
         trainer.print(", ".join(filter(None, parts)))
+
+    def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Once in a run, if much of an epoch went by waiting for data: say so, and what could be done."""
+        timing = trainer.run_history.timings[-1] if trainer.run_history.timings else None
+        if timing is None or self._has_hinted or timing.data_wait_seconds < _SECONDS_WORTH_A_HINT:
+            return
+        if timing.data_wait_share >= _SHARE_WORTH_A_HINT:
+            self._has_hinted = True
+            trainer.print(
+                f"Waited for data during {timing.data_wait_share:.0%} of epoch {timing.epoch}: "
+                f"{advice_on_waiting(trainer._train_dataloader)}"
+            )
 
     def on_stop_training_error(self, trainer: Trainer, reason: str = "", **kwargs: Any) -> None:
         """Remember it for the end of the run."""
@@ -52,6 +73,8 @@ class PrintProgressCallback(TrainerCallback):
         duration = f" in {format_duration(time.perf_counter() - self._started)}" if self._started is not None else ""
         epochs, updates = _count(state.epochs, "epoch"), _count(state.updates, "update")
         trainer.print(f"{word} {epochs}, {updates}{skipped}{duration}{reason}")
+        if trainer.captured_step_report is not None:
+            trainer.print(trainer.captured_step_report)
 
     def on_evaluation_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """For example "Evaluating 12 batches of 32 samples, on cpu"."""
@@ -300,7 +323,10 @@ def _new_table() -> GrowingTable:
 
 
 def _training_facts(trainer: Trainer) -> dict[str, str]:
-    return {**_loss_so_far(trainer), "lr": _learning_rate(trainer)}
+    timing = trainer._epoch_clock.read()
+    matters = timing.data_wait_seconds >= _SECONDS_WORTH_SHOWING and timing.data_wait_share >= _SHARE_WORTH_SHOWING
+    waiting = {"data_wait": f"{timing.data_wait_share:.0%}"} if matters else {}
+    return {**_loss_so_far(trainer), "lr": _learning_rate(trainer), **waiting}
 
 
 def _loss_so_far(trainer: Trainer) -> dict[str, str]:

@@ -45,10 +45,11 @@ class EarlyStoppingCallback(TrainerCallback):
         early_stopping_threshold: a change smaller than this is no improvement; absolute, in units of the metric.
         watch_metric: its name in the run history.
         greater_is_better: whether larger values are better.
-        reset_on_train: False to go on judging by the best value of an earlier call of `train`.
+        reset_on_train: False to go on judging by the `best_metric` of an earlier call of `train`.
 
     Attributes:
-        best_metric: the best value so far, or None.
+        best_metric: the last value that was an improvement, which the next one is compared with, or None. Later ones
+            may be better by less than the threshold.
         best_metric_epoch: the epoch it was recorded in, or None.
         evaluations_without_improvement: in a row, up to now.
 
@@ -123,7 +124,7 @@ class EarlyStoppingCallback(TrainerCallback):
         self._judge(trainer)
 
     def state_dict(self) -> dict[str, Any]:
-        """The best value, and how long ago it was."""
+        """The last improvement, and how long ago it was."""
         return {
             "best_metric": self.best_metric,
             "best_metric_epoch": self.best_metric_epoch,
@@ -155,9 +156,9 @@ class EarlyStoppingCallback(TrainerCallback):
                 self._stop(trainer)
 
     def _stop(self, trainer: Trainer) -> None:
-        best = "" if self.best_metric is None else f"; best {self.best_metric:.6g} in epoch {self.best_metric_epoch}"
+        reference = "" if self.best_metric is None else f" on {self.best_metric:.6g} (epoch {self.best_metric_epoch})"
         evaluations = f"evaluation{'s' if self.evaluations_without_improvement > 1 else ''}"
         raise StopTrainingError(
-            f"{self.watch_metric} has not improved by {self.early_stopping_threshold:g} in the last "
-            f"{self.evaluations_without_improvement} {evaluations}{best}"
+            f"{self.watch_metric} has not improved by {self.early_stopping_threshold:g}{reference} in the last "
+            f"{self.evaluations_without_improvement} {evaluations}"
         )

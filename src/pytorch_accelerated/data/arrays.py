@@ -61,10 +61,14 @@ class ArrayDataset(Dataset[Any]):
         """The batch of the samples at `indices`: an int64 tensor on the CPU, or a slice of step 1."""
         return self.fetch_many([indices])[0]
 
-    def fetch_many(self, requests: Sequence[torch.Tensor | slice]) -> list[Any]:
-        """The batches of several requests; all that are small share one copy of the rows.
+    def fetch_many(self, requests: Sequence[torch.Tensor | slice], *, pin_memory: bool = False) -> list[Any]:
+        """The batches of several requests, cut from one copy of all their rows.
 
         They share its memory, but not one byte of it: what is written to one batch is in no other.
+
+        Args:
+            requests: see `fetch`.
+            pin_memory: put them where a GPU can copy them from while others are being made.
         """
         if self._tensors is None:
             positions = [
@@ -73,7 +77,7 @@ class ArrayDataset(Dataset[Any]):
             return [default_collate([self[index] for index in batch]) for batch in positions]
         if self.indices is not None:
             requests = [self.indices[indices] for indices in requests]
-        leaves = [_batches_of(tensor, requests) for tensor in self._tensors]
+        leaves = [_batches_of(tensor, requests, pin_memory) for tensor in self._tensors]
         return [_assembled(self.data, iter(parts)) for parts in zip(*leaves, strict=True)]
 
 
@@ -144,7 +148,7 @@ def _assembled(data: Any, leaves: Iterator[torch.Tensor]) -> Any:
     return next(leaves)
 
 
-def _batches_of(tensor: torch.Tensor, requests: Sequence[Any]) -> Sequence[torch.Tensor]:
+def _batches_of(tensor: torch.Tensor, requests: Sequence[Any], pin_memory: bool) -> Sequence[torch.Tensor]:
     """Copies of the rows that each request names."""
     rows: list[torch.Tensor] = list(requests)
     if isinstance(requests[0], slice):
@@ -152,6 +156,8 @@ def _batches_of(tensor: torch.Tensor, requests: Sequence[Any]) -> Sequence[torch
         copy = torch.cat(rows) if len(rows) > 1 else rows[0].clone()
     else:
         copy = _rows_at(torch.cat(rows) if len(rows) > 1 else rows[0], tensor)
+    if pin_memory:
+        copy = copy.pin_memory()
     if len(rows) == 1:
         return [copy]
     # "Unsafe" would be to write to `copy` as well. What the other `split` returns cannot be written to where gradients

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import UserDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -45,6 +45,24 @@ def default_num_workers(dataset: Any, ranks_on_node: int) -> int:
     if torch.multiprocessing.get_start_method(allow_none=True) not in (None, "fork") or os.name != "posix":
         return 0
     return max(0, min(8, _usable_processors() // ranks_on_node - 1))
+
+
+def advice_on_waiting(loader: Any) -> str:
+    """What to change if a run waits for `loader` too long."""
+    workers, spare = getattr(loader, "num_workers", None), max(1, _usable_processors() - 1)
+    if getattr(loader, "is_vectorised", False):
+        return "a batch is one indexing operation already; larger batches, or files on a faster disk, would help."
+    if workers is None:
+        return "the loader is your own; let it prepare batches ahead, in a thread or in processes."
+    if workers < spare:
+        return (
+            f"{workers or 'no'} worker processes fetch it, {spare} could: try train_dataloader_kwargs="
+            f"{{'num_workers': {spare}}}."
+        )
+    return (
+        f"{workers} worker processes fetch it, as many as this machine has room for: do costly steps once, before "
+        "training, or give the dataset `__getitems__` to fetch a whole batch at once."
+    )
 
 
 def _usable_processors() -> int:
@@ -101,11 +119,16 @@ def effective_kwargs(defaults: Mapping[str, Any], given: Mapping[str, Any] | Non
     return {name: value for name, value in kwargs.items() if name not in excluded or name in (given or {})}
 
 
-def check_dataset(dataset: Any) -> None:
+def check_dataset(dataset: Any, *, num_passes: int | None = 1) -> None:
     """Refuse what cannot be a dataset, before anything is started.
+
+    Args:
+        dataset: of a run.
+        num_passes: over it; None where that is not known yet.
 
     Raises:
         ArgumentTypeError: for something that has no samples.
+        ConfigurationError: for something that would be used up before the last pass.
         DataError: for a dict that is no dict of arrays, or arrays of different lengths.
     """
     if isinstance(dataset, (str, bytes, type)) or not (
@@ -114,6 +137,14 @@ def check_dataset(dataset: Any) -> None:
         raise ArgumentTypeError(
             f"{dataset!r} is not a dataset: a {type(dataset).__name__} has no samples. Pass a torch Dataset or "
             "IterableDataset, tensors or arrays (or a tuple or dict of them), or a DataLoader."
+        )
+    # The `__iter__` of anybody else's iterator may begin anew.
+    is_used_up = isinstance(dataset, Iterator) and type(dataset).__module__ in ("builtins", "itertools")
+    if is_used_up and num_passes is not None and num_passes > 1:
+        raise ConfigurationError(
+            f"The dataset is a {type(dataset).__name__}, which can be iterated over only once, but the run has "
+            f"{num_passes} epochs. Pass something that can be iterated over again, such as a list or an object whose "
+            "`__iter__` returns a new iterator."
         )
     if isinstance(dataset, (dict, UserDict)) and type(dataset) is not dict:
         raise ArgumentTypeError(

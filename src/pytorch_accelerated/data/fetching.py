@@ -40,6 +40,7 @@ class BatchFetcher:
     def __init__(self, loader: DataLoader[Any], *, seed: int) -> None:
         is_plain = loader.collate_fn is default_collate
         self._arrays: ArrayDataset | None = as_array_dataset(loader.dataset) if is_plain else None
+        self._pins_memory = _pins_memory(loader)
         self._requests = _PendingRequests()
         self._loader: DataLoader[Any] | None = None
         self._pass: Iterator[Any] | None = None
@@ -57,23 +58,23 @@ class BatchFetcher:
         """The batches of `requests`, in order. One pass at a time."""
         if self._loader is None:
             assert self._arrays is not None
-            return _fetch_in_blocks(self._arrays, (request.indices for request in requests))
+            return self._fetch_in_blocks(self._arrays, (request.indices for request in requests))
         self._requests.pending = requests
         self._pass = iter(self._loader)
         return self._pass
+
+    def _fetch_in_blocks(self, arrays: ArrayDataset, requests: Iterator[Any]) -> Iterator[Any]:
+        """The batches of `requests`: small ones several at a time, since each indexing operation has its price."""
+        for first in requests:
+            rows = first.stop - first.start if isinstance(first, slice) else first.shape[0]
+            batches = max(1, min(_BLOCK_BYTES // max(1, rows * arrays.row_bytes), _BLOCK_BATCHES))
+            block = [first, *itertools.islice(requests, batches - 1)]
+            yield from arrays.fetch_many(block, pin_memory=self._pins_memory)
 
     def close(self) -> None:
         """End worker processes. The next pass starts new ones."""
         _stop_workers(self._loader, self._pass)
         self._pass = None
-
-
-def _fetch_in_blocks(arrays: ArrayDataset, requests: Iterator[Any]) -> Iterator[Any]:
-    """The batches of `requests`: small ones several at a time, since each indexing operation has its price."""
-    for first in requests:
-        rows = first.stop - first.start if isinstance(first, slice) else first.shape[0]
-        batches = _BLOCK_BYTES // max(1, rows * arrays.row_bytes)
-        yield from arrays.fetch_many([first, *itertools.islice(requests, max(0, min(batches, _BLOCK_BATCHES) - 1))])
 
 
 class StreamFetcher:
@@ -150,12 +151,17 @@ def like_loader(loader: DataLoader[Any], dataset: Any, **settings: Any) -> DataL
         return DataLoader(
             dataset,
             num_workers=loader.num_workers,
-            pin_memory=loader.pin_memory and torch.accelerator.is_available(),
+            pin_memory=_pins_memory(loader),
             worker_init_fn=_WorkerInit(loader.worker_init_fn, loader.dataset) if loader.num_workers else None,
             generator=torch.Generator(),
             **worker_settings,
             **settings,
         )
+
+
+def _pins_memory(loader: DataLoader[Any]) -> bool:
+    """Whether to do what `loader` asks for: without an accelerator, torch only warns about it."""
+    return loader.pin_memory and torch.accelerator.is_available()
 
 
 def _seed_generator(loader: DataLoader[Any], *parts: object) -> None:
@@ -192,6 +198,7 @@ class _RequestDataset(Dataset[Any]):
     def __init__(self, dataset: Any, collate_fn: Callable[[list[Any]], Any]) -> None:
         self.dataset = dataset
         self.collate_fn = collate_fn
+        self._may_read_columns = collate_fn is default_collate and _is_arrow_dataset_of_tensors(dataset)
 
     def __getitem__(self, request: Request) -> Any:
         if get_worker_info() is not None:
@@ -201,10 +208,21 @@ class _RequestDataset(Dataset[Any]):
             return self._fetch(request.indices)
 
     def _fetch(self, indices: Any) -> Any:
+        if self._may_read_columns:
+            columns = self.dataset[list(indices)]
+            if all(isinstance(column, torch.Tensor) for column in columns.values()):
+                return columns
+            # Rows of other sizes, or no tensors: what to make of them the collate function knows.
+            self._may_read_columns = False
         fetch_many = getattr(self.dataset, "__getitems__", None)
         if fetch_many is not None:
             return self.collate_fn(fetch_many(list(indices)))
         return self.collate_fn([self.dataset[index] for index in indices])
+
+
+def _is_arrow_dataset_of_tensors(dataset: Any) -> bool:
+    """Whether this is a Hugging Face dataset that yields tensors, so that it can make a batch of whole columns."""
+    return type(dataset).__module__ == "datasets.arrow_dataset" and dataset.format["type"] == "torch"
 
 
 class _RankSlice(IterableDataset[Any]):

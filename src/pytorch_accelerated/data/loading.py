@@ -317,6 +317,7 @@ class StreamLoader:
         self.dataset = getattr(loader, "dataset", None)
         self.batch_size: int | None = getattr(loader, "batch_size", None)
         self.drop_last = bool(getattr(loader, "drop_last", False))
+        self.num_workers: int | None = getattr(loader, "num_workers", None)
         self.is_vectorised = False
         self._loader = loader
         self._ranks = ranks
@@ -583,14 +584,23 @@ def refuse_rearranged(loader: RunLoader) -> None:
 
 def empty_loader_error(loader: Any, purpose: str) -> DataError:
     """What to raise where `loader` yields no batches."""
+    loader, _ = unsliced(loader)
     dataset = getattr(loader, "dataset", None)
+    source = loader._loader if isinstance(loader, StreamLoader) else loader
+    iterators = [type(part).__name__ for part in (source, dataset) if isinstance(part, Iterator)]
+    used_up = (
+        f" It is an iterator ({iterators[0]}), which is used up after one pass: pass something that can be iterated "
+        "over again."
+        if iterators
+        else ""
+    )
     of_dataset = "" if dataset is None else f" of the {type(dataset).__name__}"
     names = {"num_samples": "samples", "batch_size": "batch size", "drop_last": "drop_last"}
     facts = {word: getattr(loader, name, None) for name, word in names.items()}
     shown = ", ".join(f"{word}: {value}" for word, value in facts.items() if value is not None)
     return DataError(
         f"There is nothing to {purpose}: the loader{of_dataset} yields no batches{f' ({shown})' if shown else ''}. "
-        "Check the length of the data, the batch size and `drop_last`."
+        f"Check the length of the data, the batch size and `drop_last`.{used_up}"
     )
 
 

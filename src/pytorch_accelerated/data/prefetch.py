@@ -50,16 +50,21 @@ class _CudaFeed:
         ahead = self._copy_next(batches, self._stream)
         while ahead is not None:
             batch, copied = ahead
-            current = torch.cuda.current_stream(self._device)
-            current.wait_event(copied)  # the stream waits, the host does not
-            for tensor in _tensors_in(batch):
-                # Its memory belongs to the other stream, which must not give it away before this one is done with it.
-                tensor.record_stream(current)
+            if copied is not None:
+                current = torch.cuda.current_stream(self._device)
+                current.wait_event(copied)  # the stream waits, the host does not
+                for tensor in _tensors_in(batch):
+                    # Its memory belongs to the other stream, which must not give it away before this one has used it.
+                    tensor.record_stream(current)
             ahead = self._copy_next(batches, self._stream)
             yield batch
 
-    def _copy_next(self, batches: Iterator[Any], stream: torch.cuda.Stream) -> tuple[Any, torch.cuda.Event] | None:
+    def _copy_next(
+        self, batches: Iterator[Any], stream: torch.cuda.Stream
+    ) -> tuple[Any, torch.cuda.Event | None] | None:
         for batch in batches:
+            if all(tensor.device == self._device for tensor in _tensors_in(batch)):
+                return batch, None
             with torch.cuda.stream(stream):
                 moved = self._move(batch, self._device, non_blocking=True)
                 return moved, stream.record_event()

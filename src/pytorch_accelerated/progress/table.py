@@ -10,6 +10,8 @@ _GAP = "  "
 _ROWS_BELOW_A_HEADER = 30
 # Room for durations of up to an hour, which grow from row to row more often than other values.
 _MIN_COLUMNS = 5
+# Room for values of usual size, with their sign: 1.000, 0.9950, -12.50, 1234567.
+_MIN_VALUE_COLUMNS = 7
 # Names are wrapped to this width when space is short: what `format_number` needs for any value.
 _WRAPPED_COLUMNS = 10
 
@@ -39,8 +41,10 @@ class GrowingTable:
         Args:
             cells: the values by the names of their columns; the first is the title where the row becomes a block.
         """
+        title, *_ = cells
         for name, value in cells.items():
-            self._value_widths[name] = max(self._value_widths.get(name, _MIN_COLUMNS), len(value))
+            room = _MIN_COLUMNS if name == title or name in self._minor_names else _MIN_VALUE_COLUMNS
+            self._value_widths[name] = max(self._value_widths.get(name, room), len(value))
         columns = self._columns or screen_columns()
         major = [name for name in self._value_widths if name not in self._minor_names]
         minor = [name for name in self._minor_names if name in self._value_widths]
@@ -52,8 +56,8 @@ class GrowingTable:
             widths = {name: max(self._value_widths[name], *map(len, lines)) for name, lines in names.items()}
             if sum(widths.values()) + len(_GAP) * (len(widths) - 1) <= columns:
                 return "\n".join([*self._due_header(names, widths), _line(cells, widths)])
-        title, *rest = cells.items()
-        return "\n".join([" ".join(title), *block(dict(rest), columns=columns, indent=_GAP)])
+        rest = {name: value for name, value in cells.items() if name != title}
+        return "\n".join([f"{title} {cells[title]}", *block(rest, columns=columns, indent=_GAP)])
 
     def _due_header(self, names: Mapping[str, list[str]], widths: Mapping[str, int]) -> list[str]:
         height = max(map(len, names.values()))

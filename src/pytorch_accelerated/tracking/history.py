@@ -16,6 +16,7 @@ import torch
 from pytorch_accelerated.errors import ArgumentTypeError, UnknownMetricError
 from pytorch_accelerated.optional import require
 from pytorch_accelerated.tracking.plotting import plot_records
+from pytorch_accelerated.tracking.timing import EpochTiming
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,6 +50,7 @@ class RunHistory(ABC):
     _updates_done: int
     _metric_name_prefix: str
     _metric_records: list[MetricRecord]
+    _timings: list[EpochTiming]
     _read_positions: dict[str, int]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> RunHistory:
@@ -126,6 +128,15 @@ class RunHistory(ABC):
         """Every value of every metric, in the order of recording."""
         return tuple(self._metric_records)
 
+    @property
+    def timings(self) -> Sequence[EpochTiming]:
+        """How long the training epochs of this process took. Not part of a saved state: no run repeats them."""
+        return tuple(self._timings)
+
+    def add_timing(self, timing: EpochTiming) -> None:
+        """Keep how long an epoch took."""
+        self._timings.append(timing)
+
     def read_new_records(self, reader: str) -> list[MetricRecord]:
         """What has been recorded since `reader` last asked.
 
@@ -182,6 +193,7 @@ class RunHistory(ABC):
         """The same values in memory, which nothing changes later."""
         copied = InMemoryRunHistory()
         copied.load_state_dict(self.state_dict())
+        copied._timings = list(self._timings)
         return copied
 
     def to_dataframe(self) -> pd.DataFrame:
@@ -204,13 +216,15 @@ class RunHistory(ABC):
         index = pandas.DataFrame(moments, columns=["epoch", "update"], dtype="int64")
         return pandas.DataFrame(rows, index=pandas.MultiIndex.from_frame(index))
 
-    def plot(self, metric_names: Iterable[str] | None = None, path: str | os.PathLike[str] | None = None) -> Figure:
+    def plot(
+        self, metric_names: str | Iterable[str] | None = None, path: str | os.PathLike[str] | None = None
+    ) -> Figure:
         """A matplotlib figure of the metrics: one panel for each quantity, with training and evaluation together.
 
         No display is needed. In a notebook, the figure is shown where ``%matplotlib inline`` is on.
 
         Args:
-            metric_names: those to plot; by default all.
+            metric_names: the one, or those, to plot; by default all.
             path: where to save the picture as well; the suffix says in which format.
 
         Raises:
@@ -218,16 +232,26 @@ class RunHistory(ABC):
             MissingDependencyError: if matplotlib is not installed.
         """
         known = dict.fromkeys(record.name for record in self._metric_records)
+        if isinstance(metric_names, str):
+            metric_names = [metric_names]
         wanted = list(known if metric_names is None else metric_names)
         for name in wanted:
             if name not in known:
                 raise _unknown_metric(name, known)
         return plot_records([record for record in self._metric_records if record.name in wanted], path)
 
+    def __repr__(self) -> str:
+        """The last epoch with any value, and the latest value of each metric."""
+        latest = {record.name: record.value for record in self._metric_records}
+        values = ", ".join(f"{name} {value:.4g}" for name, value in latest.items())
+        shown = f"epoch {self._metric_records[-1].epoch}: {values}" if latest else "no metrics"
+        return f"{type(self).__name__}({shown})"
+
     def _start_over(self) -> None:
         self._current_epoch = 1
         self._updates_done = 0
         self._metric_records = []
+        self._timings = []
         self._read_positions = {}
 
 

@@ -1,0 +1,75 @@
+"""The benchmarks run and report completely. What they measure is not looked at here."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import run_script
+
+# The guard keeps the processes that a benchmark starts from starting it once more.
+RUN = """
+import runpy
+if __name__ == "__main__":
+    runpy.run_module("benchmarks", run_name="__main__", alter_sys=True)
+"""
+OURS = {"ours, no callbacks", "ours, default callbacks"}
+BY_HAND = {"raw loop", "accelerate by hand"}
+ON_RANKS = {"raw DDP loop, ready batches", "raw DDP loop, DataLoader", "accelerate by hand, ready batches"}
+MEMORY = {"ours to disk, one budget", "ours to disk, ten budgets", "ours in memory, ten budgets"}
+# The ways in each table of a case.
+IN_THIS_PROCESS = {
+    "step": [BY_HAND | OURS],
+    "idle": [{f"a callback {what} method for the event" for what in ("without a", "with an empty")}],
+    "epoch": [BY_HAND | OURS | {"raw loop, whole-batch indexing"}],
+    "loader": [{"DataLoader", "one permutation, whole-batch indexing", "ours"}],
+    "evaluation": [BY_HAND | OURS | {"raw loop, whole-batch indexing"}, {"raw loop"} | OURS],
+    "long_step": [BY_HAND | OURS],
+    "data_wait": [{"raw loop", "raw loop, 1 worker"} | OURS],
+    "checkpoint": [{"torch.save", "torch.save, flushed to the disk", "ours"}],
+}
+IN_OTHER_PROCESSES = {
+    "prediction": [{"by hand, DataLoader", "by hand, whole-batch indexing", "ours", "ours, to disk"}, MEMORY],
+    "start": [*[{"raw loop", "ours, no callbacks"}] * 3, BY_HAND | OURS],
+    "memory": [BY_HAND | OURS, *[{"raw loop"} | OURS] * 2],
+    "ddp": [ON_RANKS | OURS],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "cases",
+    [
+        pytest.param(IN_THIS_PROCESS, id="in this process"),
+        pytest.param(IN_OTHER_PROCESSES, id="in other processes", marks=pytest.mark.processes),
+    ],
+)
+def test_every_way_is_in_the_json_and_in_the_tables(cases, tmp_path):
+    found = run_benchmarks(tmp_path, *cases)
+    assert list(found) == list(cases)
+    for case, tables in found.items():
+        for table, ways in zip(tables, cases[case], strict=True):
+            assert ways <= set(table["rounds"])
+
+    rows = re.findall(r"^\| (.+?) \|", (tmp_path / "results.md").read_text(), flags=re.MULTILINE)
+    for tables in found.values():
+        for table in tables:
+            assert all(len(figures) == 1 for figures in table["rounds"].values())
+            assert {target["way"] for target in table["targets"]} <= set(table["rounds"])
+            assert table["baseline"] is None or table["baseline"] in table["rounds"]
+            assert table["title"] in (tmp_path / "results.md").read_text()
+            assert set(table["rounds"]) <= set(rows)
+    assert (tmp_path / "results.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_every_case_is_run_here_and_explained_in_the_readme():
+    benchmarks = Path(__file__).parents[1] / "benchmarks"
+    cases = {file.stem for file in (benchmarks / "cases").glob("*.py")} - {"__init__"}
+    assert {*IN_THIS_PROCESS, *IN_OTHER_PROCESSES} == cases
+    assert set(re.findall(r"^\| `(\w+)` \|", (benchmarks / "README.md").read_text(), flags=re.MULTILINE)) == cases
+
+
+def run_benchmarks(folder: Path, *cases: str):
+    run_script(RUN, *cases, "--quick", "--no-peers", "--output", folder)
+    return json.loads((folder / "results.json").read_text())["results"]

@@ -1,0 +1,133 @@
+"""The time that a run spends waiting for data is measured, shown, and followed by advice."""
+
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+from pytorch_accelerated import Trainer
+from pytorch_accelerated.callbacks import PrintProgressCallback, TrainerCallback
+from pytorch_accelerated.callbacks.progress import _training_facts
+from pytorch_accelerated.data import building
+from pytorch_accelerated.data.building import advice_on_waiting
+from pytorch_accelerated.tracking.timing import EpochClock, EpochTiming
+from tests.data.loaders import Numbers, adapted
+from tests.support.reference import regression_data, sgd, tiny_model
+
+WAIT, WORK = 3.0, 1.0
+
+
+class Clock:
+    """A clock that only those who use it move."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        for module in ("data.prefetch", "tracking.timing"):
+            times = types.SimpleNamespace(perf_counter=lambda: self.now)
+            monkeypatch.setattr(f"pytorch_accelerated.{module}.time", times)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+class Slow(Dataset[Any]):
+    """Eight rows that take their time, each."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.rows = list(zip(*regression_data(8), strict=True))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Any:
+        self.clock.now += WAIT
+        return self.rows[index]
+
+
+class SlowStream(IterableDataset[Any]):
+    def __init__(self, clock: Clock) -> None:
+        self.rows = Slow(clock)
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self.rows.__getitem__, range(len(self.rows)))
+
+
+def trainer_at(clock: Clock, *callbacks: Any) -> Trainer:
+    model = tiny_model()
+    model.register_forward_hook(lambda *_: setattr(clock, "now", clock.now + WORK))
+    return Trainer(model, nn.MSELoss(), sgd(model), callbacks=callbacks)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("steps", [1, 3])
+def test_each_epoch_has_its_time_and_what_of_it_was_waited(clock: Clock, stream: bool, steps: int) -> None:
+    data = SlowStream(clock) if stream else Slow(clock)
+    kwargs = {"num_workers": 0}
+    history = trainer_at(clock).train(
+        data, 2, per_device_batch_size=2, gradient_accumulation_steps=steps, train_dataloader_kwargs=kwargs
+    )
+    expected = [EpochTiming(epoch, 8 * WAIT + 4 * WORK, 8 * WAIT) for epoch in (1, 2)]
+    assert list(history.timings) == expected
+    assert history.timings[0].data_wait_share == pytest.approx(24 / 28)
+
+
+def test_evaluations_inside_an_epoch_do_not_count(clock: Clock) -> None:
+    class Evaluate(TrainerCallback):
+        def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
+            trainer.request_evaluation()
+
+    history = trainer_at(clock, Evaluate()).train(
+        Slow(clock), 1, Slow(clock), per_device_batch_size=2, train_dataloader_kwargs={"num_workers": 0}
+    )
+    assert list(history.timings) == [EpochTiming(1, 8 * WAIT + 4 * WORK, 8 * WAIT)]
+
+
+def test_a_clock_that_watches_nothing_has_waited_for_nothing(clock: Clock) -> None:
+    epoch = EpochClock(4)
+    clock.now += 2
+    assert epoch.read() == EpochTiming(4, 2.0, 0.0)
+    assert EpochTiming(1, 0.0, 0.0).data_wait_share == 0
+
+
+def test_the_bar_shows_the_share_where_it_matters(clock: Clock) -> None:
+    seen: list[dict[str, str]] = []
+
+    class Look(TrainerCallback):
+        def on_train_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
+            seen.append(_training_facts(trainer))
+
+    trainer_at(clock, Look()).train(Slow(clock), 1, train_dataloader_kwargs={"num_workers": 0})
+    assert seen[-1]["data_wait"] == "96%"
+    trainer_at(clock, Look()).train(regression_data(8), 1)
+    assert "data_wait" not in seen[-1]
+
+
+def test_the_hint_comes_once_and_says_what_to_change(
+    clock: Clock, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(building, "_usable_processors", lambda: 5)
+    trainer = trainer_at(clock, PrintProgressCallback)
+    trainer.train(Slow(clock), 3, per_device_batch_size=2, train_dataloader_kwargs={"num_workers": 0})
+    hints = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Waited")]
+    assert hints == [
+        "Waited for data during 86% of epoch 1: no worker processes fetch it, 4 could: try "
+        "train_dataloader_kwargs={'num_workers': 4}."
+    ]
+    trainer.train(regression_data(8), 3)
+    assert "Waited" not in capsys.readouterr().out
+
+
+def test_advice_fits_the_loader(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(building, "_usable_processors", lambda: 3)
+    two = adapted(DataLoader(Numbers(4), num_workers=2))
+    assert "2 worker processes fetch it, as many" in advice_on_waiting(two)
+    assert "1 worker processes fetch it, 2 could" in advice_on_waiting(adapted(DataLoader(Numbers(4), num_workers=1)))
+    assert "one indexing operation already" in advice_on_waiting(adapted(DataLoader(TensorDataset(torch.arange(4)))))
+    assert "your own" in advice_on_waiting(adapted([torch.arange(4)]))
