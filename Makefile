@@ -28,8 +28,8 @@ test: check
 check: $(VENV)/.dev
 	@PYTHON=$(VENV_PYTHON) scripts/check
 
-bench: $(VENV)/.demo
-	@$(VENV_PYTHON) benchmarks/overhead.py
+bench: $(VENV)/.bench
+	@$(VENV_PYTHON) -m benchmarks
 
 clean:
 	rm -rf $(VENV)
@@ -59,9 +59,9 @@ $(VENV)/.torchvision: $(VENV)/.torch
 	@$(PIP_INSTALL) -qq --no-deps torchvision
 	@touch $@
 
-$(VENV)/.demo: $(VENV)/.torch pyproject.toml
+$(VENV)/.demo $(VENV)/.bench: $(VENV)/.torch pyproject.toml
 $(VENV)/.dev: $(VENV)/.torchvision pyproject.toml
-$(VENV)/.demo $(VENV)/.dev:
+$(VENV)/.demo $(VENV)/.bench $(VENV)/.dev:
 	@echo "Installing this package and what 'make $(MAKECMDGOALS)' needs."
 	@$(PIP_INSTALL) -qq --editable '.[$(patsubst .%,%,$(@F))]'
 	@touch $@

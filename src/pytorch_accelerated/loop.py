@@ -319,6 +319,8 @@ class TrainingLoop(TrainerHooks):
 
     def _clip_gradients(self) -> None:
         """Limit the complete gradient, once per update."""
+        if not self._settings.clips_gradients:
+            return
         norm = clip_gradients(self._parameters(), self._settings)
         if norm is not None:
             self._gradient_norms.update(norm)

@@ -77,6 +77,11 @@ class TrainSettings:
                     object.__setattr__(self, name, kind(getattr(self, name)))
 
     @property
+    def clips_gradients(self) -> bool:
+        """Whether there is a limit to gradients."""
+        return self.gradient_clip_value is not None or self.gradient_clip_norm is not None
+
+    @property
     def max_seconds(self) -> float | None:
         """`max_duration` in seconds."""
         return None if self.max_duration is None else parse_duration(self.max_duration)

@@ -1,0 +1,34 @@
+"""What is measured, one file a case. Each has `run`, which returns its tables."""
+
+from collections.abc import Callable
+
+from benchmarks.cases import (
+    checkpoint,
+    data_wait,
+    ddp,
+    epoch,
+    evaluation,
+    idle,
+    loader,
+    long_step,
+    memory,
+    prediction,
+    start,
+    step,
+)
+from benchmarks.measuring import Result, Setting
+
+CASES: dict[str, Callable[[Setting], list[Result]]] = {
+    "step": step.run,
+    "idle": idle.run,
+    "epoch": epoch.run,
+    "loader": loader.run,
+    "evaluation": evaluation.run,
+    "prediction": prediction.run,
+    "long_step": long_step.run,
+    "start": start.run,
+    "memory": memory.run,
+    "data_wait": data_wait.run,
+    "ddp": ddp.run,
+    "checkpoint": checkpoint.run,
+}

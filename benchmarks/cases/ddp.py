@@ -1,0 +1,37 @@
+"""Two processes on one machine: a step of ours against a step of a raw DDP loop."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks.measuring import Result, Setting
+from benchmarks.work import Job
+
+
+def run(setting: Setting) -> list[Result]:
+    short = Job(samples=64 * setting.size(100, quick=5), is_ready=False)
+    long = Job(samples=64 * setting.size(600, quick=10), is_ready=False)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "figures.json"
+        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        worker = ["-m", "benchmarks.ddp_ranks", short.samples, long.samples, setting.repeats, file]
+        subprocess.run([sys.executable, *launcher, *map(str, worker)], check=True)
+        found = json.loads(file.read_text())
+    return [
+        Result(
+            title=(
+                f"A step on two processes (gloo, MLP 32-64-10, batch 32 on each, slope between {short.steps // 2} and "
+                f"{long.steps // 2} steps)"
+            ),
+            unit="µs per step",
+            rounds=found["rounds"],
+            baseline="raw DDP loop, ready batches",
+            compared_as="difference",
+            final_losses=found["final_losses"],
+            note="Each update has the same samples everywhere. Ours and the DataLoader load them in that time.",
+        )
+    ]

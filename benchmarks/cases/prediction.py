@@ -1,0 +1,95 @@
+"""Prediction: its time, and the memory of a pass that writes far more than there is room for."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from benchmarks.measuring import Result, Setting, Target, take_turns
+from benchmarks.processes import forget_peak, in_new_process, peak_megabytes, resident_megabytes
+from benchmarks.ways import RawLoopOnWholeBatches
+from benchmarks.work import Batch, Job, as_loader
+from pytorch_accelerated.trainer import Trainer
+
+OUTPUTS = 1024  # float32, so that a row has 4 KiB
+
+
+def run(setting: Setting) -> list[Result]:
+    with tempfile.TemporaryDirectory(dir=setting.folder) as folder:
+        return [_times(setting, Path(folder)), _memory(setting, Path(folder))]
+
+
+def _times(setting: Setting, folder: Path) -> Result:
+    job = Job(samples=setting.size(60_000, quick=1_000), batch_size=256, features=64, hidden=128, is_ready=False)
+    model, loss_func, optimizer = job.parts()
+    data = job.data()
+    trainer = Trainer(model, loss_func, optimizer, callbacks=())
+    new_loaders: dict[str, Callable[[], Iterable[Batch]]] = {
+        "by hand, DataLoader": partial(as_loader, data, job.batch_size, shuffle=False),
+        "by hand, whole-batch indexing": partial(RawLoopOnWholeBatches().batches, data, job.batch_size, shuffle=False),
+    }
+    passes = {name: partial(_predictions, model, new_loader) for name, new_loader in new_loaders.items()}
+    passes["ours"] = partial(trainer.predict, data, job.batch_size)
+    expected = passes["by hand, DataLoader"]()
+    for predict in passes.values():
+        torch.testing.assert_close(predict(), expected)
+    output_path = folder / "predictions"
+    passes["ours, to disk"] = partial(trainer.predict, data, job.batch_size, output_path=output_path)
+    return Result(
+        title=f"Prediction for {job.samples:,} samples in memory (MLP 64-128-10, batch {job.batch_size})",
+        unit="s",
+        rounds=take_turns({name: partial(_seconds, predict) for name, predict in passes.items()}, setting.repeats),
+        baseline="by hand, DataLoader",
+    )
+
+
+def _memory(setting: Setting, folder: Path) -> Result:
+    budget = setting.size(64, quick=1)
+    cases = {
+        "ours to disk, one budget": (budget, folder / "one"),
+        "ours to disk, ten budgets": (10 * budget, folder / "ten"),
+        "ours in memory, ten budgets": (10 * budget, None),
+    }
+    return Result(
+        title=f"Memory of a prediction (a budget: {budget} MB of predictions)",
+        unit="MB at the peak, above what was there before",
+        rounds=take_turns(
+            {name: partial(in_new_process, megabytes_to_predict, *case) for name, case in cases.items()},
+            min(setting.repeats, 2),
+        ),
+        baseline="ours to disk, one budget",
+        compared_as="difference",
+        targets=[Target("ours to disk, ten budgets", at_most=0.1 * budget)],
+    )
+
+
+def megabytes_to_predict(size_megabytes: int, output_path: Path | None) -> float:
+    """What this process needs on top for predictions of `size_megabytes`."""
+    model = nn.Linear(1, OUTPUTS)
+    rows = size_megabytes * 2**20 // (4 * OUTPUTS)
+    trainer = Trainer(model, nn.MSELoss(), torch.optim.SGD(model.parameters()), callbacks=())
+    trainer.predict(TensorDataset(torch.zeros(256, 1)), per_device_batch_size=256)  # what the first pass loads
+    forget_peak()
+    before = resident_megabytes()
+    trainer.predict(TensorDataset(torch.zeros(rows, 1)), per_device_batch_size=256, output_path=output_path)
+    return peak_megabytes() - before
+
+
+def _predictions(model: nn.Module, new_loader: Callable[[], Iterable[Batch]]) -> torch.Tensor:
+    model.eval()
+    with torch.no_grad():
+        return torch.cat([model(inputs) for inputs, _ in new_loader()])
+
+
+def _seconds(function: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start

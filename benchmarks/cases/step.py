@@ -1,0 +1,38 @@
+"""What a step costs above the raw loop, on batches that cost nothing to load."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from benchmarks.measuring import Result, Setting, Target, losses_of_same_work, seconds_per_step, take_turns
+from benchmarks.reference import Reference
+from benchmarks.ways import OURS, AccelerateByHand, Ours, RawLoop, Way
+from benchmarks.work import Job
+
+
+def run(setting: Setting) -> list[Result]:
+    short = Job(samples=32 * setting.size(300, quick=10))
+    long = Job(samples=32 * setting.size(1500, quick=50))
+    ways = [RawLoop(), AccelerateByHand(), Ours(), Ours(is_lean=False), *setting.peers]
+    losses = losses_of_same_work(ways, short)
+    bare, with_defaults = OURS
+    return [
+        Result(
+            title=f"A step (MLP 32-64-10, batch 32, slope between {short.steps} and {long.steps} steps)",
+            unit="µs per step",
+            rounds=take_turns({way.name: partial(_microseconds, way, short, long) for way in ways}, setting.repeats),
+            baseline=RawLoop.library,
+            compared_as="difference",
+            targets=[
+                Target(bare, at_most=20, below=[peer.name for peer in setting.peers]),
+                Target(with_defaults, at_most=35, below=[peer.name for peer in setting.peers if not peer.is_lean]),
+            ],
+            final_losses=losses,
+            note=f"{Reference.library} insists on a DataLoader around the batches, which is part of its figure.",
+            is_pictured=True,
+        )
+    ]
+
+
+def _microseconds(way: Way, short: Job, long: Job) -> float:
+    return seconds_per_step(way, short, long) * 1e6

@@ -1,0 +1,89 @@
+"""What each process of the case `ddp` does, under torch.distributed.run.
+
+Arguments: samples of the short run, samples of the long run, rounds, and the file to write.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
+
+from benchmarks.measuring import losses_of_same_work, seconds_per_step, take_turns
+from benchmarks.ways import Ours, RawLoop, Way
+from benchmarks.work import Batch, Job, Parts, ReadyBatches
+
+
+class RawDDPLoop(RawLoop):
+    """By hand, on this rank's batches, made beforehand."""
+
+    library = "raw DDP loop, ready batches"
+
+    def train(self, parts: Parts, data: Any, batch_size: int) -> None:
+        super().train(parts._replace(model=DistributedDataParallel(parts.model)), data, batch_size)
+
+    def batches(self, data: Any, batch_size: int, *, shuffle: bool) -> Iterable[Batch]:
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        inputs, targets = (torch.cat(tensor.split(batch_size)[rank::ranks]) for tensor in data.tensors)
+        return ReadyBatches(inputs, targets, batch_size)
+
+
+class RawDDPLoopWithLoader(RawDDPLoop):
+    """By hand, the loader included."""
+
+    library = "raw DDP loop, DataLoader"
+
+    def batches(self, data: Any, batch_size: int, *, shuffle: bool) -> Iterable[Batch]:
+        return DataLoader(data, batch_size, sampler=DistributedSampler(data, shuffle=False))
+
+
+class AccelerateByHandOnRanks(RawDDPLoop):
+    """A hand-written loop over what accelerate has prepared."""
+
+    library = "accelerate by hand, ready batches"
+
+    def train(self, parts: Parts, data: Any, batch_size: int) -> None:
+        accelerator = Accelerator()
+        model, optimizer = accelerator.prepare(parts.model, parts.optimizer)
+        for inputs, targets in self.batches(data, batch_size, shuffle=False):
+            accelerator.backward(parts.loss_func(model(inputs), targets))
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+class OursInOrder(Ours):
+    """Ours; each update has the same samples as by hand."""
+
+    def train(self, parts: Parts, data: Any, batch_size: int) -> None:
+        self._trainer(parts).train(
+            data, num_epochs=1, per_device_batch_size=batch_size, train_dataloader_kwargs={"shuffle": False}
+        )
+
+
+def main() -> None:
+    short_samples, long_samples, repeats, file = sys.argv[1:]
+    dist.init_process_group("gloo")
+    short, long = (Job(samples=int(size), is_ready=False) for size in (short_samples, long_samples))
+    ways = [RawDDPLoop(), RawDDPLoopWithLoader(), AccelerateByHandOnRanks(), OursInOrder(), OursInOrder(is_lean=False)]
+    losses = losses_of_same_work(ways, short, tolerance=1e-4)  # sums of the ranks' gradients are rounded
+    rounds = take_turns({way.name: partial(_microseconds, way, short, long) for way in ways}, int(repeats))
+    if dist.get_rank() == 0:
+        Path(file).write_text(json.dumps({"rounds": rounds, "final_losses": losses}))
+    dist.destroy_process_group()
+
+
+def _microseconds(way: Way, short: Job, long: Job) -> float:
+    return seconds_per_step(way, short, long) * 1e6 * dist.get_world_size()
+
+
+if __name__ == "__main__":
+    main()

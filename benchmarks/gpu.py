@@ -1,0 +1,338 @@
+"""What the loop costs on a GPU, against the raw loop: ``python -m benchmarks.gpu [--quick] [--output FOLDER]``.
+
+Eager against eager, compiled against compiled, captured against captured, for a network that is bound by the launching
+of its kernels and for two that are not. Takes less than ten minutes on one GPU. With ``--quick`` it needs none: that
+only shows that everything runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmarks.measuring import Result, Setting, Target, take_turns
+from benchmarks.reporting import as_markdown, facts_of_run, write_report
+from benchmarks.ways import unseen
+from benchmarks.work import Batch
+from pytorch_accelerated import Trainer
+from pytorch_accelerated.callbacks import TrainerCallback
+
+MODES = ("eager", "compiled", "captured")
+DISTINCT_BATCHES = 8
+VOCABULARY = 50_257
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A network and its batches.
+
+    Attributes:
+        name: as the tables show it.
+        warm_steps: before the clock starts: enough for compiling and capturing.
+        timed_steps: while it runs.
+        new_model: makes the network.
+        new_batch: makes a batch on a device.
+        autocast: run the network in bfloat16.
+        at_most: how many times the raw loop's time ours may take.
+    """
+
+    name: str
+    warm_steps: int
+    timed_steps: int
+    new_model: Callable[[], nn.Module]
+    new_batch: Callable[[torch.device], Batch]
+    autocast: bool
+    at_most: float
+
+    def parts(self, device: torch.device) -> tuple[nn.Module, nn.Module, torch.optim.Optimizer]:
+        """Always with the same first weights."""
+        torch.manual_seed(0)
+        model = self.new_model().to(device)
+        is_cuda = device.type == "cuda"
+        optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(1e-4), fused=True, capturable=is_cuda)
+        return model, CrossEntropy(), optimizer
+
+    def batches(self, device: torch.device) -> Cycle:
+        """On the device beforehand: both loops get them for nothing."""
+        torch.manual_seed(1)
+        distinct = [self.new_batch(device) for _ in range(DISTINCT_BATCHES)]
+        return Cycle(distinct, self.warm_steps + self.timed_steps)
+
+
+class CrossEntropy(nn.Module):
+    """Over the last dimension, whatever is before it."""
+
+    def forward(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(outputs.flatten(0, -2).float(), targets.flatten())
+
+
+class Cycle:
+    """A number of batches, of which only a few are different."""
+
+    def __init__(self, distinct: list[Batch], number: int) -> None:
+        self._distinct = distinct
+        self._number = number
+
+    def __iter__(self) -> Iterator[Batch]:
+        return (self._distinct[index % len(self._distinct)] for index in range(self._number))
+
+    def __len__(self) -> int:
+        return self._number
+
+
+class Stopwatch(TrainerCallback):
+    """Takes the time between two updates on the device, and refuses to wait for the device meanwhile if asked.
+
+    Args:
+        workload: says from when to when.
+        device: where the work is done.
+        forbids_waiting: raise an error where the host waits for the GPU.
+    """
+
+    def __init__(self, workload: Workload, device: torch.device, *, forbids_waiting: bool = False) -> None:
+        self._first, self._last = workload.warm_steps, workload.warm_steps + workload.timed_steps
+        self._device = device
+        self._forbids_waiting = forbids_waiting and device.type == "cuda"
+        self._marks: list[Any] = []
+
+    def after_step(self, number: int) -> None:
+        """To be called after each step, numbered from 1."""
+        if number not in (self._first, self._last):
+            return
+        if self._forbids_waiting:
+            torch.cuda.set_sync_debug_mode("error" if number == self._first else "default")
+        if self._device.type != "cuda":
+            self._marks.append(time.perf_counter())
+            return
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        self._marks.append(event)
+
+    def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        """The same for a trainer."""
+        self.after_step(trainer.run_state.updates)
+
+    @property
+    def seconds(self) -> float:
+        """Between the two updates."""
+        first, last = self._marks
+        if self._device.type != "cuda":
+            return float(last - first)
+        torch.cuda.synchronize()
+        return float(first.elapsed_time(last)) / 1e3
+
+
+def train_raw(workload: Workload, mode: str, device: torch.device, stopwatch: Stopwatch) -> nn.Module:
+    """The loop by hand."""
+    model, loss_func, optimizer = workload.parts(device)
+    model.train()
+
+    def compute(inputs: torch.Tensor, targets: torch.Tensor) -> None:
+        with torch.autocast(device.type, torch.bfloat16, enabled=workload.autocast):
+            outputs = model(inputs)
+        loss_func(outputs, targets).backward()
+
+    def step(inputs: torch.Tensor, targets: torch.Tensor) -> None:
+        compute(inputs, targets)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    run = step
+    if mode == "compiled":
+        model.compile()
+    if mode == "captured":
+        run = captured_by_hand(step, workload.batches(device), model, optimizer)
+    for number, (inputs, targets) in enumerate(workload.batches(device), start=1):
+        run(inputs, targets)
+        stopwatch.after_step(number)
+    return model
+
+
+def captured_by_hand(
+    step: Callable[..., None], batches: Cycle, model: nn.Module, optimizer: torch.optim.Optimizer
+) -> Callable[..., None]:
+    """`step` as a CUDA graph, as torch's documentation does it; weights and optimizer are as before."""
+    weights, state = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
+    inputs, targets = (tensor.clone() for tensor in next(iter(batches)))
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step(inputs, targets)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step(inputs, targets)
+    model.load_state_dict(weights)
+    for parameter in model.parameters():
+        for name, value in optimizer.state[parameter].items():
+            value.zero_() if name != "lr" else None
+    optimizer.param_groups[0]["lr"].fill_(state["param_groups"][0]["lr"])
+
+    def run(new_inputs: torch.Tensor, new_targets: torch.Tensor) -> None:
+        inputs.copy_(new_inputs)
+        targets.copy_(new_targets)
+        graph.replay()
+
+    return run
+
+
+def train_ours(workload: Workload, mode: str, device: torch.device, stopwatch: Stopwatch) -> nn.Module:
+    """The same by a trainer."""
+    model, loss_func, optimizer = workload.parts(device)
+    trainer = Trainer(
+        model,
+        loss_func,
+        optimizer,
+        callbacks=[stopwatch],
+        mixed_precision="bf16" if workload.autocast else "no",
+        compile_model=mode == "compiled",
+        compile_step="graph" if mode == "captured" else None,
+    )
+    with unseen():
+        trainer.train(workload.batches(device), num_epochs=1)
+    return model
+
+
+WAYS = {"raw loop": train_raw, "ours": train_ours}
+
+
+def compare(workload: Workload, mode: str, device: torch.device, repeats: int) -> Result:
+    """Raw loop and ours in turn; beforehand, that they come to the same weights and that ours never waits."""
+    weights = {}
+    for name, train in WAYS.items():
+        stopwatch = Stopwatch(workload, device, forbids_waiting=True)
+        weights[name] = [parameter.detach() for parameter in train(workload, mode, device, stopwatch).parameters()]
+    pairs = list(zip(*weights.values(), strict=True))
+    is_equal = all(torch.equal(raw, ours) for raw, ours in pairs)
+    furthest = max((raw - ours).abs().max().item() for raw, ours in pairs)
+    return Result(
+        title=f"{workload.name}, {mode}",
+        unit="µs per step",
+        rounds=take_turns(
+            {name: partial(_microseconds, train, workload, mode, device) for name, train in WAYS.items()}, repeats
+        ),
+        baseline="raw loop",
+        targets=[Target("ours", at_most=workload.at_most)],
+        note=f"Final weights: {'equal to the bit' if is_equal else f'differ by {furthest:.2g} at the most'}.",
+        is_pictured=True,
+    )
+
+
+def _microseconds(train: Callable[..., Any], workload: Workload, mode: str, device: torch.device) -> float:
+    stopwatch = Stopwatch(workload, device)
+    train(workload, mode, device, stopwatch)
+    return stopwatch.seconds / workload.timed_steps * 1e6
+
+
+def captured_against_eager(results: dict[str, Result]) -> Result:
+    """How many times faster our captured step is than our eager one."""
+    rounds = {mode: results[mode].rounds["ours"] for mode in ("eager", "captured")}
+    return Result(
+        title="MLP: our captured step against our eager one",
+        unit="µs per step",
+        rounds=rounds,
+        baseline="eager",
+        targets=[Target("captured", at_most=0.5)],
+    )
+
+
+# -------------------------------------------------------------------------------------------------------- the networks
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+
+
+def mlp_batch(device: torch.device) -> Batch:
+    return torch.randn(32, 32, device=device), torch.randint(10, (32,), device=device)
+
+
+def resnet() -> nn.Module:
+    """ResNet-18 as it is used for pictures of 32×32."""
+    from torchvision.models import resnet18
+
+    model: nn.Module = resnet18(num_classes=10)
+    model.conv1 = nn.Conv2d(3, 64, kernel_size=3, padding=1, bias=False)
+    model.maxpool = nn.Identity()
+    return model
+
+
+def pictures(device: torch.device) -> Batch:
+    return torch.randn(128, 3, 32, 32, device=device), torch.randint(10, (128,), device=device)
+
+
+class LanguageModel(nn.Module):
+    """A decoder of the size of GPT-2 small: 12 layers, 768 wide, 12 heads, 124 million parameters."""
+
+    def __init__(self, *, layers: int = 12, width: int = 768, heads: int = 12, length: int = 512) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(VOCABULARY, width)
+        self.positions = nn.Parameter(torch.zeros(length, width))
+        layer = nn.TransformerEncoderLayer(width, heads, 4 * width, dropout=0.0, batch_first=True, norm_first=True)
+        self.layers = nn.TransformerEncoder(layer, layers, nn.LayerNorm(width), enable_nested_tensor=False)
+        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(length))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        hidden = self.layers(self.tokens(tokens) + self.positions, mask=self.mask, is_causal=True)
+        return nn.functional.linear(hidden, self.tokens.weight)
+
+
+def text(device: torch.device) -> Batch:
+    tokens = torch.randint(VOCABULARY, (8, 513), device=device)
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+
+WORKLOADS = (
+    Workload("MLP", 200, 500, mlp, mlp_batch, autocast=False, at_most=1.02),
+    Workload("ResNet-18 at 32×32", 50, 150, resnet, pictures, autocast=False, at_most=1.005),
+    Workload("Transformer of GPT-2 small's size, bf16", 20, 50, LanguageModel, text, autocast=True, at_most=1.005),
+)
+QUICK_WORKLOADS = (Workload("MLP", 5, 10, mlp, mlp_batch, autocast=False, at_most=1.02),)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "gpu")
+    options = parser.parse_args()
+    if not torch.cuda.is_available() and not options.quick:
+        parser.error("there is no CUDA device; --quick tries the script out without one")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.backends.cudnn.deterministic = True  # else the weights of two raw loops would differ as well
+    options.output.mkdir(parents=True, exist_ok=True)
+    setting = Setting(options.repeats, is_quick=options.quick, peers=(), folder=options.output)
+    repeats = setting.size(options.repeats, quick=1)
+    modes = MODES if device.type == "cuda" else MODES[:1]
+    facts = facts_of_run(
+        command=shlex.join(["python", "-m", "benchmarks.gpu", *sys.argv[1:]]), repeats=repeats, left_out=()
+    )
+    facts["device"] = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    results: dict[str, list[Result]] = {}
+    for workload in QUICK_WORKLOADS if options.quick else WORKLOADS:
+        by_mode = {}
+        for mode in modes:
+            by_mode[mode] = compare(workload, mode, device, repeats)
+            print("\n" + as_markdown(by_mode[mode]), flush=True)
+            results[workload.name] = list(by_mode.values())
+            write_report(options.output, results, facts)
+        if workload.name == "MLP" and "captured" in by_mode:
+            results["captured"] = [captured_against_eager(by_mode)]
+    write_report(options.output, results, facts)
+    print(f"\nWritten to {options.output}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""Rounds in which all ways take turns, and what is made of their figures."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from benchmarks.ways import Way
+from benchmarks.work import Job
+
+Number = TypeVar("Number", int, float)
+Rounds = dict[str, list[float]]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a case is asked to do.
+
+    Attributes:
+        repeats: rounds of every way.
+        is_quick: whether it only matters that everything runs.
+        peers: the other libraries, lean and as they come.
+        folder: on the disk that results go to, for large files.
+    """
+
+    repeats: int
+    is_quick: bool
+    peers: Sequence[Way]
+    folder: Path
+
+    @property
+    def lean_peers(self) -> list[Way]:
+        return [peer for peer in self.peers if peer.is_lean]
+
+    def size(self, full: Number, *, quick: Number) -> Number:
+        """A size that is small where nobody looks at the figures."""
+        return quick if self.is_quick else full
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a way should reach: a bound of what its table compares, or of the figure itself without a baseline.
+
+    Attributes:
+        way: its name.
+        at_most: an upper bound.
+        at_least: a lower bound.
+        below: names of ways, each of which should have a greater figure.
+    """
+
+    way: str
+    at_most: float = math.inf
+    at_least: float = -math.inf
+    below: Collection[str] = ()
+
+    def __str__(self) -> str:
+        words = [f"at most {self.at_most:g}" if self.at_most < math.inf else ""]
+        words += [f"at least {self.at_least:g}" if self.at_least > -math.inf else ""]
+        words += ["below every other library" if self.below else ""]
+        return " and ".join(filter(None, words))
+
+
+@dataclass(frozen=True)
+class Result:
+    """One table: a figure per way and round.
+
+    Attributes:
+        title: what was measured, and under which circumstances.
+        unit: of the figures.
+        rounds: figures by way; the n-th ones of all ways were taken in turn.
+        baseline: the way that others are compared with, round by round.
+        compared_as: how.
+        targets: what should be reached.
+        final_losses: by way, where ways did the same work.
+        more_is_better: whether the figure is a speed.
+        note: what one must know to read it.
+        is_pictured: whether it belongs in the picture.
+    """
+
+    title: str
+    unit: str
+    rounds: Rounds
+    baseline: str | None = None
+    compared_as: Literal["difference", "ratio"] = "ratio"
+    targets: Sequence[Target] = ()
+    final_losses: Mapping[str, float] = field(default_factory=dict)
+    more_is_better: bool = False
+    note: str = ""
+    is_pictured: bool = False
+
+    def median(self, way: str) -> float:
+        """Of the figures of a way."""
+        return statistics.median(self.rounds[way])
+
+    def compared(self, way: str) -> float:
+        """The median, over the rounds, of the difference or ratio to the baseline in the same round."""
+        if self.baseline is None:
+            return self.median(way)
+        pairs = zip(self.rounds[way], self.rounds[self.baseline], strict=True)
+        if self.compared_as == "ratio":
+            return statistics.median(figure / base if base else math.nan for figure, base in pairs)
+        return statistics.median(figure - base for figure, base in pairs)
+
+    def best_first(self) -> list[str]:
+        """The ways, in the order of tables and pictures."""
+        return sorted(self.rounds, key=self.compared, reverse=self.more_is_better)
+
+    def is_reached(self, target: Target) -> bool:
+        """Whether the figures of this run meet `target`."""
+        reached = self.compared(target.way)
+        is_below = all(reached < self.compared(way) for way in target.below)
+        return target.at_least <= reached <= target.at_most and is_below
+
+
+def take_turns(measures: Mapping[str, Callable[[], float]], repeats: int) -> Rounds:
+    """Call every function once a round. Every other round goes backwards, so that nobody always comes first."""
+    rounds: Rounds = {name: [] for name in measures}
+    for round_ in range(repeats):
+        for name in reversed(list(measures)) if round_ % 2 else measures:
+            rounds[name].append(measures[name]())
+    return rounds
+
+
+def seconds_per_step(way: Way, short: Job, long: Job) -> float:
+    """The slope between two runs: what they cost once drops out."""
+    return (way.run(long).seconds - way.run(short).seconds) / (long.steps - short.steps)
+
+
+def losses_of_same_work(ways: Iterable[Way], job: Job, *, tolerance: float = 1e-5) -> dict[str, float]:
+    """The final losses of all ways, which are also warm after this.
+
+    Raises:
+        RuntimeError: if they differ by more than `tolerance`: then somebody has done less, or something else.
+    """
+    losses = {way.name: way.run(job).loss for way in ways}
+    if max(losses.values()) - min(losses.values()) > tolerance:
+        raise RuntimeError(f"The ways did not do the same work; the final losses of {job} are {losses}.")
+    return losses

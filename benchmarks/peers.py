@@ -1,0 +1,185 @@
+"""The other libraries, each used as its documentation says, with our loader, loss and optimizer put in."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from typing import Any
+
+from torch import nn
+
+from benchmarks.ways import Way
+from benchmarks.work import Parts, as_loader
+
+
+class Ignite(Way):
+    """Lean: the loss of each step is not read."""
+
+    library = "ignite"
+
+    def __init__(self, *, is_lean: bool = True) -> None:
+        super().__init__(is_lean=is_lean)
+        from ignite.engine import create_supervised_evaluator, create_supervised_trainer
+        from ignite.metrics import Loss
+
+        self._new_trainer: Any = create_supervised_trainer
+        self._new_evaluator: Any = create_supervised_evaluator
+        self._new_metric = Loss
+
+    def train(self, parts: Parts, data: Any, batch_size: int) -> None:
+        model, loss_func, optimizer = parts
+        kwargs = {"output_transform": lambda x, y, y_pred, loss: None} if self.is_lean else {}
+        engine = self._new_trainer(model, optimizer, loss_func, **kwargs)
+        engine.run(as_loader(data, batch_size, shuffle=True), max_epochs=1)
+
+    def evaluate(self, parts: Parts, data: Any, batch_size: int) -> float:
+        engine = self._new_evaluator(parts.model, {"loss": self._new_metric(parts.loss_func)})
+        return float(engine.run(as_loader(data, batch_size, shuffle=False)).metrics["loss"])
+
+
+class Skorch(Way):
+    """Lean: no callbacks, nothing printed."""
+
+    library = "skorch"
+
+    def __init__(self, *, is_lean: bool = True) -> None:
+        super().__init__(is_lean=is_lean)
+        from skorch import NeuralNet
+
+        self._new_net = NeuralNet
+
+    def train(self, parts: Parts, data: Any, batch_size: int) -> None:
+        self._net(parts, as_loader(data, batch_size, shuffle=True)).fit(data, None)
+
+    def evaluate(self, parts: Parts, data: Any, batch_size: int) -> float:
+        loader = as_loader(data, batch_size, shuffle=False)
+        net = self._net(parts, loader).initialize()
+        net.history.new_epoch()
+        net.run_single_epoch(loader, training=False, prefix="valid", step_fn=net.validation_step)
+        losses = net.history[-1, "batches", :, ("valid_loss", "valid_batch_size")]
+        return sum(loss * size for loss, size in losses) / sum(size for _, size in losses)
+
+    def _net(self, parts: Parts, loader: Any) -> Any:
+        return self._new_net(
+            parts.model,
+            criterion=parts.loss_func,
+            optimizer=lambda *args, **kwargs: parts.optimizer,
+            max_epochs=1,
+            train_split=None,
+            iterator_train=lambda *args, **kwargs: loader,
+            **({"callbacks": "disable", "verbose": 0} if self.is_lean else {}),
+        )
+
+
+class Lightning(Way):
+    """Lean: no logger, checkpoints, bar and summary."""
+
+    library = "Lightning"
+
+    def __init__(self, *, is_lean: bool = True) -> None:
+        super().__init__(is_lean=is_lean)
+        import lightning
+
+        self._lightning = lightning
+        for name in ("lightning.pytorch", "lightning.fabric"):
+            logging.getLogger(name).setLevel(logging.ERROR)
+        self._folder = tempfile.TemporaryDirectory()
+
+    def train(self, parts: Parts, data: Any, batch_size: int) -> None:
+        self._trainer().fit(self._module(parts), as_loader(data, batch_size, shuffle=True))
+
+    def evaluate(self, parts: Parts, data: Any, batch_size: int) -> float:
+        loader = as_loader(data, batch_size, shuffle=False)
+        (metrics,) = self._trainer().validate(self._module(parts), loader, verbose=not self.is_lean)
+        return float(metrics["loss"])
+
+    def close(self) -> None:
+        self._folder.cleanup()
+
+    def _trainer(self) -> Any:
+        extras = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+        lean = dict.fromkeys(extras, False) if self.is_lean else {}
+        folder = self._folder.name
+        return self._lightning.Trainer(max_epochs=1, accelerator="cpu", devices=1, default_root_dir=folder, **lean)
+
+    def _module(self, parts: Parts) -> Any:
+        model, loss_func, optimizer = parts
+
+        class Module(self._lightning.LightningModule):
+            def __init__(self) -> None:
+                super().__init__()
+                self.model = model
+
+            def training_step(self, batch: Any, batch_index: int) -> Any:
+                inputs, targets = batch
+                return loss_func(self.model(inputs), targets)
+
+            def validation_step(self, batch: Any, batch_index: int) -> None:
+                inputs, targets = batch
+                self.log("loss", loss_func(self.model(inputs), targets), batch_size=len(targets))
+
+            def configure_optimizers(self) -> Any:
+                return optimizer
+
+        return Module()
+
+
+class Transformers(Way):
+    """Lean: no logs, checkpoints, bar and NaN filter. Clipping and the learning rate's decay are off in both."""
+
+    library = "transformers"
+
+    def __init__(self, *, is_lean: bool = True) -> None:
+        super().__init__(is_lean=is_lean)
+        from transformers import Trainer, TrainingArguments
+
+        self._trainer_class: Any = Trainer
+        self._new_arguments: Any = TrainingArguments
+        self._folder = tempfile.TemporaryDirectory()
+
+    def train(self, parts: Parts, data: Any, batch_size: int) -> None:
+        self._trainer(parts, as_loader(data, batch_size, shuffle=True)).train()
+
+    def evaluate(self, parts: Parts, data: Any, batch_size: int) -> float:
+        metrics = self._trainer(parts, as_loader(data, batch_size, shuffle=False)).evaluate()
+        return float(metrics["eval_loss"])
+
+    def close(self) -> None:
+        self._folder.cleanup()
+
+    def _trainer(self, parts: Parts, loader: Any) -> Any:
+        model, loss_func, optimizer = parts
+
+        class TrainerOnLoader(self._trainer_class):
+            def get_train_dataloader(self) -> Any:
+                return loader
+
+            def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+                return loader
+
+            def compute_loss(self, model: nn.Module, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
+                outputs = model(inputs[0])
+                loss = loss_func(outputs, inputs[1])
+                return (loss, {"logits": outputs}) if return_outputs else loss
+
+            def prediction_step(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+                return self.compute_loss(model, inputs).detach(), None, None
+
+        lean = {"disable_tqdm": True, "logging_strategy": "no", "save_strategy": "no", "logging_nan_inf_filter": False}
+        arguments = self._new_arguments(
+            self._folder.name,
+            num_train_epochs=1,
+            per_device_eval_batch_size=getattr(loader, "batch_size", 8),
+            lr_scheduler_type="constant",
+            max_grad_norm=0,
+            prediction_loss_only=True,
+            report_to="none",
+            use_cpu=True,
+            **(lean if self.is_lean else {}),
+        )
+        return TrainerOnLoader(
+            model, arguments, train_dataset=loader, eval_dataset=loader, optimizers=(optimizer, None)
+        )
+
+
+PEERS: tuple[type[Way], ...] = (Ignite, Skorch, Lightning, Transformers)

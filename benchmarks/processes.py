@@ -1,0 +1,61 @@
+"""New processes to measure in, and what a process has."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import multiprocessing
+import resource
+import sys
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+import psutil
+import torch
+
+Arguments = ParamSpec("Arguments")
+Returned = TypeVar("Returned")
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+# Every new process begins with these, so that they are not part of what it measures. The first optimizer of a process
+# would load the last one.
+_CONTEXT.set_forkserver_preload(["accelerate", "pytorch_accelerated", "benchmarks.cases", "torch._dynamo"])
+
+
+def in_new_process(
+    function: Callable[Arguments, Returned], *args: Arguments.args, **kwargs: Arguments.kwargs
+) -> Returned:
+    """What `function` returns in a process that has done nothing yet but imports."""
+    with ProcessPoolExecutor(1, mp_context=_CONTEXT, initializer=settle) as pool:
+        return pool.submit(function, *args, **kwargs).result()
+
+
+def settle() -> None:
+    """One thread; and what has been loaded is not searched for garbage while something is timed."""
+    torch.set_num_threads(1)
+    gc.freeze()
+
+
+def resident_megabytes() -> float:
+    """Memory of this process."""
+    return psutil.Process().memory_info().rss / 2**20
+
+
+def peak_megabytes() -> float:
+    """The most memory that this process has had, since `forget_peak` where that is possible."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (2**20 if sys.platform == "darwin" else 2**10)
+
+
+def forget_peak() -> None:
+    """Let the peak begin again at what is in use now. Only Linux can do it."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def things_held() -> int:
+    """Threads, open files and child processes of this process."""
+    process = psutil.Process()
+    return process.num_threads() + process.num_fds() + len(process.children(recursive=True))

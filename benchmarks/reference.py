@@ -1,0 +1,143 @@
+"""The package `pytorch-accelerated` from the registry. It has our import name, so it lives in a process of its own.
+
+The worker shares this environment's torch and accelerate and sees the package in a folder before all others. Jobs go
+to it and outcomes come back through pipes, so its rounds take turns with everybody else's.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import importlib.metadata
+import operator
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from benchmarks.ways import Outcome, Way
+from benchmarks.work import Job, Parts, ReadyBatches
+
+REQUIREMENT = "pytorch-accelerated==0.1.61"
+REPOSITORY = Path(__file__).parents[1]
+# `make clean` removes it together with the environment of the project.
+FOLDER = REPOSITORY / ".venv" / "reference"
+
+
+class ReferenceInWorker(Way):
+    """Lean: no callbacks, no loader processes. It insists on a torch DataLoader, also for batches that are ready."""
+
+    library = REQUIREMENT.replace("==", " ")
+
+    def __init__(self, *, is_lean: bool = True) -> None:
+        super().__init__(is_lean=is_lean)
+        import pytorch_accelerated
+        from pytorch_accelerated.trainer import Trainer
+
+        if not Path(str(pytorch_accelerated.__file__)).is_relative_to(FOLDER):
+            raise RuntimeError(f"{pytorch_accelerated.__file__} is not {REQUIREMENT}. Delete {FOLDER} and try again.")
+
+        class TrainerOfReadyBatches(Trainer):
+            def create_train_dataloader(self, batch_size: int, train_dl_kwargs: Any = None) -> Any:
+                return ready_loader(self.train_dataset)
+
+            def create_eval_dataloader(self, batch_size: int, eval_dl_kwargs: Any = None) -> Any:
+                return ready_loader(self.eval_dataset)
+
+        self._new_trainer, self._new_trainer_of_ready_batches = Trainer, TrainerOfReadyBatches
+
+    def train(self, parts: Parts, data: Any, batch_size: int) -> None:
+        kwargs = {"train_dataloader_kwargs": {"num_workers": 0}} if self.is_lean else {}
+        self._trainer(parts, data).train(data, num_epochs=1, per_device_batch_size=batch_size, **kwargs)
+
+    def evaluate(self, parts: Parts, data: Any, batch_size: int) -> float:
+        trainer = self._trainer(parts, data)
+        kwargs = {"dataloader_kwargs": {"num_workers": 0}} if self.is_lean else {}
+        trainer.evaluate(data, per_device_batch_size=batch_size, **kwargs)
+        return float(trainer.run_history.get_latest_metric("evaluation_loss"))
+
+    def _trainer(self, parts: Parts, data: Any) -> Any:
+        new_trainer = self._new_trainer_of_ready_batches if isinstance(data, ReadyBatches) else self._new_trainer
+        return new_trainer(*parts, **({"callbacks": ()} if self.is_lean else {}))
+
+
+def ready_loader(batches: ReadyBatches) -> DataLoader[Any]:
+    """The thinnest DataLoader around `batches`."""
+    return DataLoader(list(batches), batch_size=1, collate_fn=operator.itemgetter(0))
+
+
+class Reference(Way):
+    """`ReferenceInWorker` from outside."""
+
+    library = ReferenceInWorker.library
+
+    def __init__(self, *, is_lean: bool = True) -> None:
+        super().__init__(is_lean=is_lean)
+        self._worker = _worker()
+
+    def run(self, job: Job) -> Outcome:
+        requests, replies = self._worker.stdin, self._worker.stdout
+        assert requests is not None
+        assert replies is not None
+        pickle.dump((self.is_lean, job), requests)
+        requests.flush()
+        try:
+            return Outcome(*pickle.load(replies))
+        except EOFError:
+            raise RuntimeError(f"The process of {self.library} has died at {job}; its reason stands above.") from None
+
+    def fresh_environment(self) -> dict[str, str]:
+        return _environment()
+
+
+def _environment() -> dict[str, str]:
+    return {"PYTHONPATH": os.pathsep.join([str(FOLDER), str(REPOSITORY)])}
+
+
+@functools.cache
+def _worker() -> subprocess.Popen[bytes]:
+    """The one worker, started at the first call."""
+    install()
+    command = [sys.executable, "-m", "benchmarks.reference"]
+    environment = {**os.environ, **_environment()}
+    worker = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    atexit.register(worker.kill)
+    return worker
+
+
+def install() -> None:
+    """Put the package where only the worker sees it; torch and accelerate are those of this environment.
+
+    Raises:
+        ImportError: if that is not possible; the message has what pip said.
+    """
+    name, _, version = REQUIREMENT.partition("==")
+    found = [distribution.version for distribution in importlib.metadata.distributions(name=name, path=[str(FOLDER)])]
+    if found == [version]:
+        return
+    command = [sys.executable, "-m", "pip", "install", "--no-deps", "--upgrade", "--target", str(FOLDER), REQUIREMENT]
+    process = subprocess.run(command, capture_output=True, text=True)
+    if process.returncode != 0:
+        raise ImportError(f"pip could not install {REQUIREMENT}: {process.stderr.strip()}")
+
+
+def main() -> None:
+    """The worker: job after job, until the pipe is closed."""
+    requests, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what the library prints must not get among the replies
+    way = functools.cache(ReferenceInWorker)
+    while True:
+        try:
+            is_lean, job = pickle.load(requests)
+        except EOFError:
+            return
+        pickle.dump(tuple(way(is_lean=is_lean).run(job)), replies)
+        replies.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,188 @@
+"""Ways to train and evaluate: by hand, with accelerate by hand, and ours. The other libraries are in peers.py."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import io
+import time
+import warnings
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from benchmarks.work import Batch, Job, Parts, as_loader
+
+
+class Outcome(NamedTuple):
+    """What came out of a job. Ways are only compared if their losses are the same."""
+
+    seconds: float
+    loss: float
+
+
+class Way:
+    """One way of doing a job. Its constructor imports what it needs, so that others don't pay for it.
+
+    Args:
+        is_lean: without bars, logs and checkpoints; else as the library comes.
+
+    Attributes:
+        library: its name.
+        name: of this way, as the tables show it.
+    """
+
+    library: str
+    endings = (", lean", ", as it comes")
+
+    def __init__(self, *, is_lean: bool = True) -> None:
+        self.is_lean = is_lean
+        self.name = self.library + self.endings[0 if is_lean else 1]
+
+    def train(self, parts: Parts, data: Any, batch_size: int) -> None:
+        """One epoch; a dataset is shuffled."""
+        raise NotImplementedError
+
+    def evaluate(self, parts: Parts, data: Any, batch_size: int) -> float:
+        """The mean loss over all samples."""
+        raise NotImplementedError
+
+    def run(self, job: Job) -> Outcome:
+        """Do `job`. The clock runs for what a user would have to wait for once model and data exist."""
+        parts, data = job.parts(), job.data()
+        gc.collect()  # nobody pays for the garbage of others
+        with unseen():
+            start = time.perf_counter()
+            loss = (self.evaluate if job.is_evaluation else self.train)(parts, data, job.batch_size)
+            seconds = time.perf_counter() - start
+        return Outcome(seconds, job.loss_of(parts.model) if loss is None else loss)
+
+    def fresh_environment(self) -> dict[str, str]:
+        """Environment variables that a new process needs in order to go this way."""
+        return {}
+
+    def close(self) -> None:
+        """Let go of what the constructor got."""
+
+
+def mean_loss(model: nn.Module, loss_func: nn.Module, batches: Iterable[Batch]) -> float:
+    """The evaluation that one writes by hand."""
+    model.eval()
+    total, count = torch.zeros(()), 0
+    with torch.no_grad():
+        for inputs, targets in batches:
+            total += loss_func(model(inputs), targets) * len(targets)
+            count += len(targets)
+    return total.item() / count
+
+
+class RawLoop(Way):
+    """Written by hand, the loader included."""
+
+    library = "raw loop"
+    endings = ("", "")
+    loader_kwargs: dict[str, Any] = {}
+
+    def train(self, parts: Parts, data: Any, batch_size: int) -> None:
+        model, loss_func, optimizer = parts
+        model.train()
+        for inputs, targets in self.batches(data, batch_size, shuffle=True):
+            loss = loss_func(model(inputs), targets)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def evaluate(self, parts: Parts, data: Any, batch_size: int) -> float:
+        return mean_loss(parts.model, parts.loss_func, self.batches(data, batch_size, shuffle=False))
+
+    def batches(self, data: Any, batch_size: int, *, shuffle: bool) -> Iterable[Batch]:
+        return as_loader(data, batch_size, shuffle=shuffle, **self.loader_kwargs)
+
+
+class RawLoopWithWorker(RawLoop):
+    """By hand, with another process that loads."""
+
+    library = "raw loop, 1 worker"
+    loader_kwargs = {"num_workers": 1}
+
+
+class RawLoopOnWholeBatches(RawLoop):
+    """The floor: by hand, and one indexing operation a batch."""
+
+    library = "raw loop, whole-batch indexing"
+
+    def batches(self, data: Any, batch_size: int, *, shuffle: bool) -> Iterator[Batch]:
+        inputs, targets = data.tensors
+        order = torch.randperm(len(data)) if shuffle else torch.arange(len(data))
+        return ((inputs[rows], targets[rows]) for rows in order.split(batch_size))
+
+
+class AccelerateByHand(Way):
+    """A hand-written loop over what accelerate has prepared."""
+
+    library = "accelerate by hand"
+    endings = ("", "")
+
+    def __init__(self, *, is_lean: bool = True) -> None:
+        super().__init__(is_lean=is_lean)
+        from accelerate import Accelerator
+
+        self._new_accelerator = Accelerator
+
+    def train(self, parts: Parts, data: Any, batch_size: int) -> None:
+        accelerator = self._new_accelerator()
+        batches = as_loader(data, batch_size, shuffle=True)
+        model, optimizer, batches = accelerator.prepare(parts.model, parts.optimizer, batches)
+        model.train()
+        for inputs, targets in batches:
+            accelerator.backward(parts.loss_func(model(inputs), targets))
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def evaluate(self, parts: Parts, data: Any, batch_size: int) -> float:
+        accelerator = self._new_accelerator()
+        batches = as_loader(data, batch_size, shuffle=False)
+        model, batches = accelerator.prepare(parts.model, batches)
+        return mean_loss(model, parts.loss_func, batches)
+
+
+class Ours(Way):
+    """This library."""
+
+    library = "ours"
+    endings = (", no callbacks", ", default callbacks")
+
+    def __init__(self, *, is_lean: bool = True) -> None:
+        super().__init__(is_lean=is_lean)
+        from pytorch_accelerated import Trainer
+
+        self._new_trainer = Trainer
+
+    def train(self, parts: Parts, data: Any, batch_size: int) -> None:
+        self._trainer(parts).train(data, num_epochs=1, per_device_batch_size=batch_size)
+
+    def evaluate(self, parts: Parts, data: Any, batch_size: int) -> float:
+        metrics = self._trainer(parts).evaluate(data, per_device_batch_size=batch_size)
+        return float(metrics["evaluation_loss"])
+
+    def _trainer(self, parts: Parts) -> Any:
+        return self._new_trainer(*parts, **({"callbacks": ()} if self.is_lean else {}))
+
+
+OURS = ("ours, no callbacks", "ours, default callbacks")
+
+
+@contextlib.contextmanager
+def unseen() -> Iterator[None]:
+    """Output goes where nobody sees it, to something that says it is a terminal, so that bars are drawn."""
+    output = _UnseenTerminal()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+class _UnseenTerminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
