@@ -83,7 +83,7 @@ def compared_text(result: Result, way: str) -> str:
     """For example "+12.3" or "0.78×"."""
     compared = result.compared(way)
     if result.compared_as == "ratio":
-        return f"{compared:.3g}×"
+        return f"{compared:.4g}×"
     return f"{'+' if compared >= 0 else '−'}{number(abs(compared))}"
 
 

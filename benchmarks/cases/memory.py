@@ -40,7 +40,7 @@ def _peak(setting: Setting, repeats: int) -> Result:
 def peak_of_run(name: str, job: Job) -> float:
     """Megabytes that this process needs on top for `job`."""
     way = WAYS[name]()
-    # Everything is loaded and every bar drawn once, but little memory is kept for the run to use again.
+    # A narrower network first: everything is loaded then, and every bar has been drawn.
     way.run(dataclasses.replace(job, hidden=1))
     parts, data = job.parts(), job.data()
     forget_peak()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 import time
 from collections.abc import Callable, Iterable
@@ -41,8 +42,8 @@ def _times(setting: Setting, folder: Path) -> Result:
     expected = passes["by hand, DataLoader"]()
     for predict in passes.values():
         torch.testing.assert_close(predict(), expected)
-    output_path = folder / "predictions"
-    passes["ours, to disk"] = partial(trainer.predict, data, job.batch_size, output_path=output_path)
+    new_folders = (folder / str(number) for number in itertools.count())
+    passes["ours, to disk"] = lambda: trainer.predict(data, job.batch_size, output_path=next(new_folders))
     return Result(
         title=f"Prediction for {job.samples:,} samples in memory (MLP 64-128-10, batch {job.batch_size})",
         unit="s",
@@ -54,8 +55,8 @@ def _times(setting: Setting, folder: Path) -> Result:
 def _memory(setting: Setting, folder: Path) -> Result:
     budget = setting.size(64, quick=1)
     cases = {
-        "ours to disk, one budget": (budget, folder / "one"),
-        "ours to disk, ten budgets": (10 * budget, folder / "ten"),
+        "ours to disk, one budget": (budget, folder),
+        "ours to disk, ten budgets": (10 * budget, folder),
         "ours in memory, ten budgets": (10 * budget, None),
     }
     return Result(
@@ -71,15 +72,17 @@ def _memory(setting: Setting, folder: Path) -> Result:
     )
 
 
-def megabytes_to_predict(size_megabytes: int, output_path: Path | None) -> float:
-    """What this process needs on top for predictions of `size_megabytes`."""
+def megabytes_to_predict(size_megabytes: int, folder: Path | None) -> float:
+    """What this process needs on top for predictions of `size_megabytes`, in memory or to a new folder in `folder`."""
     model = nn.Linear(1, OUTPUTS)
     rows = size_megabytes * 2**20 // (4 * OUTPUTS)
     trainer = Trainer(model, nn.MSELoss(), torch.optim.SGD(model.parameters()), callbacks=())
     trainer.predict(TensorDataset(torch.zeros(256, 1)), per_device_batch_size=256)  # what the first pass loads
     forget_peak()
     before = resident_megabytes()
-    trainer.predict(TensorDataset(torch.zeros(rows, 1)), per_device_batch_size=256, output_path=output_path)
+    with tempfile.TemporaryDirectory(dir=folder) as parent:
+        output_path = None if folder is None else Path(parent) / "predictions"
+        trainer.predict(TensorDataset(torch.zeros(rows, 1)), per_device_batch_size=256, output_path=output_path)
     return peak_megabytes() - before
 
 

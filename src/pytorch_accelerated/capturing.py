@@ -115,7 +115,7 @@ def refuse_what_cannot_be_captured(trainer: Trainer) -> None:
         complaints.append(f"{kind} cuts the model into pieces that come and go: use one process or DDP")
     if complaints:
         raise ConfigurationError(
-            f"`compile_step` is {trainer.compile_step!r}, but a step can only be captured if it is the same each time. "
+            f"`compile_step` is {trainer.compile_step!r}, but a step can only be captured if it is the same each time: "
             f"{'; '.join(complaints)}; or leave `compile_step` out."
         )
 
@@ -128,12 +128,14 @@ class _Graph:
         output: what it returned, in tensors that every replay overwrites.
         replay: computes it again.
         gradients: of each parameter when it is over.
+        flags: of DDP when it is over.
         inputs: the tensors of the batch that it was captured with.
     """
 
     output: Any
     replay: Callable[[], None]
     gradients: Gradients
+    flags: tuple[bool, ...]
     inputs: list[torch.Tensor] = dataclasses.field(default_factory=list)
 
     def leaves(self, gradients: Gradients) -> bool:
@@ -234,8 +236,9 @@ class CapturedStep:
             # The first batch of an update writes gradients, the others add to what is there.
             tuple(gradient is None for gradient in gradients),
             trainer._micro_batch.weight == 1,
-            # Ranks exchange gradients in the last batch of an update only.
+            # Ranks exchange gradients in the last batch of an update only, and buffers in the one after it.
             trainer._ranks.count > 1 and trainer._micro_batch.is_last,
+            parts.flags(),
             _autocast_on(trainer.device),
         )
         if not self._has_room_for(gradients):
@@ -249,6 +252,7 @@ class CapturedStep:
         self._fill_weight()
         graph.replay()
         parts.set_gradients(graph.gradients)
+        parts.set_flags(graph.flags)
         self.report.captured_steps += 1
         return graph
 
@@ -331,16 +335,17 @@ class CapturedStep:
             trainer.backward_step(self._weighted(loss))
             parts.move_gradients(targets)
             # An output that autograd knows of would keep its nodes alive, and with them the stream that they ran on.
-            return detached(output), {"the loss": loss.detach(), **parts.named_gradients()}
+            return (detached(output), parts.flags()), {"the loss": loss.detach(), **parts.named_gradients()}
 
         captured = self._capture(computation, parts, {**parts.buffers(), **parts.named_gradients()}, obstacle)
         if captured is None:
             return None
-        output, results, replay = captured
+        (output, flags), results, replay = captured
+        parts.set_flags(flags)
         gradients = [results.get(name) for name in parts.gradient_names]
         parts.set_gradients(gradients)
         self._gradients = _first_of_each(targets, gradients)
-        self._graphs[layout.key, kind] = graph = _Graph(output, replay, gradients, inputs)
+        self._graphs[layout.key, kind] = graph = _Graph(output, replay, gradients, flags, inputs)
         self.report.shadow_steps += 1
         return graph
 
@@ -401,7 +406,7 @@ class CapturedStep:
         if captured is None:
             return None
         output, _, replay = captured
-        self._graph_of_optimizer = graph = _Graph(output, replay, parts.gradients())
+        self._graph_of_optimizer = graph = _Graph(output, replay, parts.gradients(), parts.flags())
         self.report.shadow_updates += 1
         return graph
 

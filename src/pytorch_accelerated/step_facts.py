@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from pytorch_accelerated.seeding import generator_states, restore_generator_states
 
@@ -75,6 +76,7 @@ class StepParts:
             for path, module in root.named_modules()
         }
         self._tensor_stores = [store for each in self._modules.values() for store in (each._parameters, each._buffers)]
+        self._wrappers = [each for each in self._modules.values() if isinstance(each, DistributedDataParallel)]
         self._child_stores = [module._modules for module in self._modules.values()]
         named: dict[int, tuple[str, torch.Tensor]] = {}
         for path, module in self._modules.items():
@@ -147,6 +149,15 @@ class StepParts:
         if moves:
             torch._foreach_copy_([target for target, _ in moves], [gradient for _, gradient in moves])
 
+    def flags(self) -> tuple[bool, ...]:
+        """Whether DDP copies rank 0's buffers in its next forward pass, which depends on the one before."""
+        return tuple(wrapper.require_forward_param_sync for wrapper in self._wrappers)
+
+    def set_flags(self, flags: Iterable[bool]) -> None:
+        """Bring DDP to where it would be after a forward pass."""
+        for wrapper, flag in zip(self._wrappers, flags, strict=True):
+            wrapper.require_forward_param_sync = flag
+
     def buffers(self) -> dict[str, torch.Tensor]:
         """The buffers by name, without those that cannot be written to because they repeat themselves in memory."""
         return {
@@ -174,10 +185,10 @@ class StepParts:
 
 
 class Snapshot:
-    """Tensors, gradients and generators as they are now, to be put back in place.
+    """Tensors, gradients, generators and flags as they are now, to be put back in place.
 
     Args:
-        parts: whose gradients and generators.
+        parts: whose gradients, generators and flags.
         tensors: what else is to be put back.
     """
 
@@ -185,6 +196,7 @@ class Snapshot:
         self._parts = parts
         self._copies = [(tensor, tensor.detach().clone()) for tensor in tensors]
         self._gradients = parts.gradients()
+        self._flags = parts.flags()
         self._generators = generator_states()
         self._own = [(each, each.get_state()) for each in (*parts.generators, *parts.host_generators)]
 
@@ -203,6 +215,7 @@ class Snapshot:
         for tensor, copied in self._copies:
             tensor.copy_(copied)
         self._parts.set_gradients(self._gradients)
+        self._parts.set_flags(self._flags)
         restore_generator_states(self._generators)
         for generator, state in self._own:
             generator.set_state(state)

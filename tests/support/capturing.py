@@ -65,7 +65,9 @@ class _NoteReads(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is READ:
-            frame = traceback.extract_stack()[-2]
+            frame = next(
+                each for each in reversed(traceback.extract_stack()[:-1]) if "site-packages" not in each.filename
+            )
             self._places.append(f"{frame.filename}, line {frame.lineno}")
         return func(*args, **(kwargs or {}))
 
@@ -82,30 +84,40 @@ class _Record(TorchDispatchMode):
         self._operations.append((func, args, kwargs or {}, result))
         return result
 
+    def results(self) -> list[torch.Tensor]:
+        """Of the last operation with a result in floating point."""
+        found = [each for *_, result in self._operations for each, _ in pairs_of_tensors(result, result)]
+        return [tensor for tensor in found if tensor.is_floating_point()]
+
     def play(self) -> None:
         for func, args, kwargs, result in self._operations:
-            for recorded, computed in _pairs(result, func(*args, **kwargs)):
+            for recorded, computed in pairs_of_tensors(result, func(*args, **kwargs)):
                 # Views and tensors that were changed in place are where they were.
                 if recorded.data_ptr() != computed.data_ptr():
                     recorded.copy_(computed)
 
 
-def _pairs(recorded: Any, computed: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def pairs_of_tensors(recorded: Any, computed: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """The tensors of two nested containers of one structure, each beside its counterpart."""
     if isinstance(recorded, torch.Tensor):
         yield recorded, computed
-    elif isinstance(recorded, (tuple, list)):
-        for one, other in zip(recorded, computed, strict=True):
-            yield from _pairs(one, other)
+    elif isinstance(recorded, (tuple, list, dict)):
+        items = (recorded.values(), computed.values()) if isinstance(recorded, dict) else (recorded, computed)
+        for one, other in zip(*items, strict=True):
+            yield from pairs_of_tensors(one, other)
 
 
-class CapturedOnCpu(Trainer):
-    """A trainer whose steps are captured as a tape. Give it its own capturer with `capturer`."""
+class CapturesTape:
+    """Put before a trainer class, it has the steps captured by `capturer`, or as a tape."""
 
     capturer: Capturer | None = None
 
     def _create_capturer(self) -> Capturer | None:
-        self.capturer = self.capturer or TapeCapturer()
-        return self.capturer
+        return self.capturer or TapeCapturer()
+
+
+class CapturedOnCpu(CapturesTape, Trainer):
+    """A trainer whose steps are captured as a tape."""
 
 
 class CapturableSGD(torch.optim.Optimizer):
