@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from pathlib import Path
 
@@ -19,6 +20,8 @@ RESULTS = Path(__file__).parent / "results"
 
 def main() -> None:
     options = _options()
+    # Before anything looks for a device; the processes that are started inherit it.
+    os.environ.update(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="", ACCELERATE_USE_CPU="true")
     options.output.mkdir(parents=True, exist_ok=True)
     peers, left_out = _peers() if options.peers else ([], {})
     for library, reason in left_out.items():

@@ -18,33 +18,28 @@ OURS = {"ours, no callbacks", "ours, default callbacks"}
 BY_HAND = {"raw loop", "accelerate by hand"}
 ON_RANKS = {"raw DDP loop, ready batches", "raw DDP loop, DataLoader", "accelerate by hand, ready batches"}
 MEMORY = {"ours to disk, one budget", "ours to disk, ten budgets", "ours in memory, ten budgets"}
-# The ways in each table of a case.
-IN_THIS_PROCESS = {
+# The ways in each table of a case; in halves of about the same length, for two test processes.
+ONE_HALF = {
     "step": [BY_HAND | OURS],
     "idle": [{f"a callback {what} method for the event" for what in ("without a", "with an empty")}],
     "epoch": [BY_HAND | OURS | {"raw loop, whole-batch indexing"}],
     "loader": [{"DataLoader", "one permutation, whole-batch indexing", "ours"}],
-    "evaluation": [BY_HAND | OURS | {"raw loop, whole-batch indexing"}, {"raw loop"} | OURS],
     "long_step": [BY_HAND | OURS],
     "data_wait": [{"raw loop", "raw loop, 1 worker"} | OURS],
+    "start": [*[{"raw loop", "ours, no callbacks"}] * 3, BY_HAND | OURS],
     "checkpoint": [{"torch.save", "torch.save, flushed to the disk", "ours"}],
 }
-IN_OTHER_PROCESSES = {
+OTHER_HALF = {
+    "evaluation": [BY_HAND | OURS | {"raw loop, whole-batch indexing"}, {"raw loop"} | OURS],
     "prediction": [{"by hand, DataLoader", "by hand, whole-batch indexing", "ours", "ours, to disk"}, MEMORY],
-    "start": [*[{"raw loop", "ours, no callbacks"}] * 3, BY_HAND | OURS],
     "memory": [BY_HAND | OURS, *[{"raw loop"} | OURS] * 2],
     "ddp": [ON_RANKS | OURS],
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "cases",
-    [
-        pytest.param(IN_THIS_PROCESS, id="in this process"),
-        pytest.param(IN_OTHER_PROCESSES, id="in other processes", marks=pytest.mark.processes),
-    ],
-)
+@pytest.mark.processes
+@pytest.mark.parametrize("cases", [ONE_HALF, OTHER_HALF], ids=["one half", "other half"])
 def test_every_way_is_in_the_json_and_in_the_tables(cases, tmp_path):
     found = run_benchmarks(tmp_path, *cases)
     assert list(found) == list(cases)
@@ -66,7 +61,7 @@ def test_every_way_is_in_the_json_and_in_the_tables(cases, tmp_path):
 def test_every_case_is_run_here_and_explained_in_the_readme():
     benchmarks = Path(__file__).parents[1] / "benchmarks"
     cases = {file.stem for file in (benchmarks / "cases").glob("*.py")} - {"__init__"}
-    assert {*IN_THIS_PROCESS, *IN_OTHER_PROCESSES} == cases
+    assert {*ONE_HALF, *OTHER_HALF} == cases
     assert set(re.findall(r"^\| `(\w+)` \|", (benchmarks / "README.md").read_text(), flags=re.MULTILINE)) == cases
 
 

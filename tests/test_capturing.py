@@ -130,6 +130,21 @@ def test_three_updates_are_eager_then_one_runs_both_ways_then_all_are_replayed()
     assert (capturer.captures, capturer.replays) == (2, 14)
 
 
+class NotesWhere(Trainer):
+    def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
+        self.capturer.noted.append(self.capturer.is_aside)  # type: ignore[attr-defined]
+        return super().calculate_train_batch_loss(batch)
+
+
+def test_what_comes_before_the_capture_runs_aside() -> None:
+    capturer = TapeCapturer()
+    noted: list[bool] = []
+    capturer.noted = noted  # type: ignore[attr-defined]
+    train(capturer=capturer, base=NotesWhere)
+    # Three steps and the one to compare with; then the capture, for which the capturer itself is in charge.
+    assert noted == [True, True, True, True, False]
+
+
 @pytest.mark.parametrize(
     "create_scheduler_fn",
     [
@@ -147,6 +162,13 @@ def test_weights_of_batches_may_differ_without_another_graph() -> None:
     report = compare(samples=32, gradient_accumulation_steps=3, num_epochs=4)
     assert report.graphs == 3
     assert report.eager_steps == 8  # of three updates
+
+
+def test_an_update_of_a_single_batch_is_weighted_right() -> None:
+    # Seven batches: three, three and one.
+    report = compare(samples=28, gradient_accumulation_steps=3, num_epochs=12)
+    assert report.fallback is None
+    assert report.shadow_steps == 3
 
 
 def test_evaluation_between_steps_changes_nothing() -> None:
@@ -169,7 +191,7 @@ def test_autocast_is_captured_with_the_step() -> None:
             compile_step=compile_step,
         )
         inputs, targets = regression_data(40)
-        trainer.train((inputs.float(), targets.float()), 2, per_device_batch_size=4, gradient_accumulation_steps=2)
+        trainer.train((inputs.float(), targets.float()), 2, per_device_batch_size=4, gradient_accumulation_steps=3)
         return trainer
 
     captured = run(is_captured=True)
@@ -276,6 +298,18 @@ def test_a_short_last_batch_is_eager_until_it_has_come_often() -> None:
     # Three full batches, then sixteen short ones before it is captured, too.
     assert report.eager_steps == 3 + BATCHES_BEFORE_ANOTHER_LAYOUT
     assert report.shadow_steps == 2
+    assert report.eager_updates == report.eager_steps  # gradients of both layouts are where the optimizer expects them
+
+
+def test_a_batch_that_fits_is_eager_if_the_one_before_it_in_its_update_was() -> None:
+    sizes = [4] * 20 + [3, 4] * 3
+    report = compare(
+        num_epochs=1,
+        gradient_accumulation_steps=2,
+        train_dataloader_kwargs={"batch_sampler": [list(range(size)) for size in sizes]},
+    )
+    assert report.captured_steps == 12
+    assert report.eager_steps == 6 + 6
 
 
 def test_no_more_than_a_few_graphs_are_kept() -> None:
@@ -543,6 +577,11 @@ def replace_module(trainer: Trainer) -> None:
     trainer.model[3] = nn.ReLU()
 
 
+def forget_parameter(trainer: Trainer) -> None:
+    parameter = trainer.optimizer.param_groups[0]["params"].pop()
+    del trainer.optimizer.state[parameter]
+
+
 def add_group(trainer: Trainer) -> None:
     extra = nn.Parameter(torch.ones(2, dtype=torch.float64))
     trainer.model.register_parameter("extra", extra)
@@ -556,6 +595,7 @@ def add_group(trainer: Trainer) -> None:
         (replace_parameter, "the addresses of parameters or buffers"),
         (replace_module, "the modules"),
         (add_group, "the parameters or buffers"),
+        (forget_parameter, "the optimizer's parameters"),
         (Trainer.invalidate_captured_step, "something by `invalidate_captured_step`"),
     ],
 )
