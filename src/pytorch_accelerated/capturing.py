@@ -41,10 +41,12 @@ if TYPE_CHECKING:
 UPDATES_BEFORE_CAPTURE = 3
 # DDP arranges and times its buckets in its first 11.
 UPDATES_BEFORE_CAPTURE_ON_RANKS = 12
-# A capture costs several steps, so another layout must come back often to be worth it. An epoch's short last batch is.
+# A capture costs several steps, so another layout, such as an epoch's short last batch, must come back often.
 BATCHES_BEFORE_ANOTHER_LAYOUT = 16
 MAX_GRAPHS = 8
 MAX_LAYOUTS = 256
+
+_COUNTED_LATE = "the items of an update are counted only while it runs; override `count_batch_items`"
 
 Results = dict[str, torch.Tensor]
 # What a stage returns, and what else it computed; both again in tensors that stay, and its replay.
@@ -232,10 +234,11 @@ class CapturedStep:
         """The graph of a batch, when it has computed it; None if the batch must run as always."""
         trainer, parts = self._trainer, self._look_at_parts()
         layout, gradients = BatchLayout(batch), parts.gradients()
+        weight = trainer._micro_batch.weight
         kind = (
             # The first batch of an update writes gradients, the others add to what is there.
             tuple(gradient is None for gradient in gradients),
-            trainer._micro_batch.weight == 1,
+            weight if weight is None else weight == 1,
             # Ranks exchange gradients in the last batch of an update only, and buffers in the one after it.
             trainer._ranks.count > 1 and trainer._micro_batch.is_last,
             parts.flags(),
@@ -279,7 +282,7 @@ class CapturedStep:
                 self._obstacle = "a callback changes batch_output['loss'] in `on_train_step_end`"
             weighted = trainer._weighted(output)
             if trainer._late_counts:
-                self._obstacle = "the items of an update are counted only while it runs; override `count_batch_items`"
+                self._obstacle = _COUNTED_LATE
             trainer._guarded(trainer.backward_step, weighted)
         if versions != [parameter._version for parameter in parts.parameters]:
             self._obstacle = "parameters are changed in `calculate_train_batch_loss` or `backward_step`"
@@ -325,6 +328,8 @@ class CapturedStep:
         found = parts.gradients()
         targets = _first_of_each(self._gradients or found, found)
         obstacle = self._obstacle or layout.obstacle(trainer.device)
+        if trainer._micro_batch.weight is None:
+            obstacle = _COUNTED_LATE
         inputs = [tensor.detach().clone() for tensor in layout.tensors]
         own_batch = None if obstacle else with_tensors(batch, iter(inputs))
         self._fill_weight()
@@ -350,11 +355,8 @@ class CapturedStep:
         return graph
 
     def _weighted(self, loss: torch.Tensor) -> torch.Tensor:
-        """As `TrainingLoop._weighted`, to the bit, with a weight that may be another one in each replay."""
-        if self._trainer._micro_batch.weight == 1:
-            return loss
-        weight = self._weight.to(torch.promote_types(loss.dtype, torch.float32))
-        return (loss * weight).to(loss.dtype)
+        """As `TrainingLoop._weighted`, with a weight that may be another one in each replay."""
+        return loss if self._trainer._micro_batch.weight == 1 else (loss * self._weight).to(loss.dtype)
 
     def _fill_weight(self) -> None:
         weight = self._trainer._micro_batch.weight

@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import nn
 
 from pytorch_accelerated.errors import ConfigurationError
@@ -29,6 +30,17 @@ class CompileReport:
     graphs: int = 0
     recompiles: int = 0
     graph_breaks: dict[str, int] = dataclasses.field(default_factory=dict)
+
+    @property
+    def advice(self) -> str | None:
+        """What to do about many recompilations, if there were many."""
+        if self.recompiles <= MANY_RECOMPILES:
+            return None
+        return (
+            f"Code of the model was compiled again {self.recompiles} times in this run, each time for other shapes or "
+            "values, which may take more time than it saves. Make batches alike, with `drop_last=True` or by padding "
+            "to a few lengths, or pass `compile_model={'dynamic': True}`."
+        )
 
 
 def compile_in_place(model: nn.Module, arguments: Mapping[str, Any] | bool) -> None:
@@ -56,7 +68,22 @@ def compile_in_place(model: nn.Module, arguments: Mapping[str, Any] | bool) -> N
             )
     for module in modules:
         if module._compiled_call_impl is None:
-            module.compile(**options)
+            _compile(module, options)
+
+
+def _compile(module: nn.Module, options: dict[str, Any]) -> None:
+    """As ``module.compile(**options)``, which does nothing for a class of torch, such as nn.Sequential.
+
+    The compiler passes over code of torch's own, unless code of somebody else calls it.
+    """
+    if not is_of_torch(module):
+        module.compile(**options)
+        return
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+    module._compiled_call_impl = torch.compile(call, **options)
 
 
 def repeated_blocks(module: nn.Module) -> Iterator[nn.Module]:
@@ -75,9 +102,14 @@ def repeated_blocks(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _may_be_block(module: nn.Module) -> bool:
-    is_layer = type(module).__module__.startswith("torch.nn.") and not list(module.children())
+    is_layer = is_of_torch(module) and not list(module.children())
     # A list has no forward pass that could be compiled.
     return not is_layer and not isinstance(module, (nn.ModuleList, nn.ModuleDict))
+
+
+def is_of_torch(module: nn.Module) -> bool:
+    """Whether its class is one of torch's, not the user's."""
+    return type(module).__module__.partition(".")[0] == "torch"
 
 
 class CompileWatch:

@@ -97,6 +97,6 @@ class CudaGraphCapturer:
         index = torch.cuda.current_device() if self._device.index is None else self._device.index
         for generator in (torch.cuda.default_generators[index], *generators):
             generator.graphsafe_set_state(generator.clone_state())
-        for finish in (torch._C._cuda_endAllocateToPool, torch._C._cuda_releasePool):
-            with contextlib.suppress(RuntimeError):  # some versions of torch have done it already
-                finish(index, self._pool)
+        for finish in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
+            with contextlib.suppress(AttributeError, RuntimeError):  # some versions of torch have done it by now
+                getattr(torch._C, finish)(index, self._pool)

@@ -16,7 +16,7 @@ from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.callbacks.watching import WatchedMetric
 from pytorch_accelerated.capturing import CapturedStep, CapturedStepReport
 from pytorch_accelerated.checkpointing.training_state import load_run, seed_of_run
-from pytorch_accelerated.compiling import MANY_RECOMPILES, CompileReport, CompileWatch
+from pytorch_accelerated.compiling import CompileReport, CompileWatch
 from pytorch_accelerated.cuda_graphs import Capturer, CudaGraphCapturer
 from pytorch_accelerated.data.loading import RunLoader, adapt_loader, close_loader, fingerprint, refuse_empty
 from pytorch_accelerated.data.prefetch import device_feed
@@ -189,14 +189,9 @@ class TrainingRun(TrainingLoop):
             self._captured_step = None
         if self._compile_watch is not None:
             self._compile_watch.close()
-            recompiles, self._compile_watch = self._compile_watch.report.recompiles, None
-            if recompiles > MANY_RECOMPILES:
-                warn_user(
-                    self,  # type: ignore[arg-type]  # as above
-                    f"The model was compiled again {recompiles} times in this run, each time for other shapes or "
-                    "values, which may cost more than it saves. Make batches alike (`drop_last=True`, padding to a few "
-                    "lengths), or pass `compile_model={'dynamic': True}`; `trainer.compile_report` has the counts.",
-                )
+            advice, self._compile_watch = self._compile_watch.report.advice, None
+            if advice is not None:
+                warn_user(self, advice)  # type: ignore[arg-type]  # as above
 
     def _start_capturing(self) -> None:
         self.captured_step_report = None

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from pytorch_accelerated.compiling import is_of_torch
 from pytorch_accelerated.seeding import generator_states, restore_generator_states
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ class StepParts:
         """What the trainer and the user's modules have besides parameters, buffers and modules, by name."""
         holders: dict[str, Any] = {type(self._trainer).__name__: self._trainer}
         for path, module in self._modules.items():
-            if type(module).__module__.partition(".")[0] != "torch":
+            if not is_of_torch(module):
                 holders[path] = module
         return {f"{path}.{name}": value for path, holder in holders.items() for name, value in vars(holder).items()}
 

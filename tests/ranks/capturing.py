@@ -22,6 +22,8 @@ RANK = int(os.environ["RANK"])
 
 
 class CallsAgain:
+    trainer: Trainer
+
     def __init__(self, *, fails_on: int | None = None, differs_on: int | None = None) -> None:
         self.fails, self.differs = fails_on == RANK, differs_on == RANK
 
@@ -33,14 +35,19 @@ class CallsAgain:
         yield []
 
     def capture(self, function: Callable[[], Any], generators: Any) -> tuple[Any, Callable[[], None]]:
+        wrapper = self.trainer.model
+        copies_buffers = wrapper.require_forward_param_sync
         captured = function()  # a CUDA graph would not exchange anything yet; this does, on both ranks
         if self.fails:
             raise RuntimeError("no capture here")
 
         def replay() -> None:
+            # In a graph it is fixed whether DDP copies buffers, and DDP hears nothing of it.
+            flag, wrapper.require_forward_param_sync = wrapper.require_forward_param_sync, copies_buffers
             for recorded, computed in pairs_of_tensors(captured, function()):
                 if recorded is not computed:
                     recorded.copy_(computed + 1 if self.differs else computed)
+            wrapper.require_forward_param_sync = flag
 
         return captured, replay
 
@@ -56,6 +63,8 @@ def run(
     options = {} if capturer is None else {"compile_step": "graph"}
     optimizer = CapturableSGD(module.parameters())
     trainer = kind(module, nn.MSELoss(), optimizer, callbacks=(), seed=3, **options)
+    if capturer is not None:
+        capturer.trainer = trainer
     assert trainer._ranks.count == int(os.environ["WORLD_SIZE"]) == 2
     trainer.train(
         regression_data(samples),
