@@ -14,7 +14,7 @@ from pytorch_accelerated.data.arrays import ArrayDataset, as_array_dataset
 from pytorch_accelerated.seeding import host_generators_seeded, mixed_seed, seed_host_generators
 
 # What is read ahead at once of data in memory: little enough to stay in a processor's cache until it is used.
-_BLOCK_BYTES = 256 * 1024
+_BLOCK_BYTES = 512 * 1024
 _BLOCK_BATCHES = 32
 
 
