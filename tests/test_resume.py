@@ -97,7 +97,7 @@ def test_a_folder_without_states_means_a_fresh_start_and_says_so(
 def test_a_resumed_run_says_where_it_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(tmp_path, SaveAndStop(tmp_path / "state", updates=6))
     run(tmp_path, resume_from=tmp_path / "state")
-    place = "epoch 2, 6 updates done, 12 samples of this epoch used"
+    place = "epoch 2, after update 6, with 12 samples of this epoch used"
     assert f"Resuming from {tmp_path / 'state'}: {place}" in capsys.readouterr().out
 
 

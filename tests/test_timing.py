@@ -80,6 +80,9 @@ def test_each_epoch_has_its_time_and_what_of_it_was_waited(clock: Clock, stream:
 
 def test_evaluations_inside_an_epoch_do_not_count(clock: Clock) -> None:
     class Evaluate(TrainerCallback):
+        def on_train_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
+            trainer.request_evaluation()
+
         def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
             trainer.request_evaluation()
 

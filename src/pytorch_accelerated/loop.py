@@ -22,10 +22,8 @@ from pytorch_accelerated.callbacks.watching import WatchedMetric
 from pytorch_accelerated.data.loading import (
     CountItems,
     MicroBatch,
-    PlannedLoader,
     Round,
     RunLoader,
-    StreamLoader,
     Update,
     batch_size_of,
     empty_loader_error,
@@ -102,10 +100,10 @@ class TrainingLoop(TrainerHooks):
 
     def _run_train_epoch(self, train_dl: Any) -> None:
         """One pass over the training data, or what is left of it."""
-        self._epoch_clock = EpochClock(self.run_history.current_epoch)
         self._moment("train_epoch_start", "on_train_epoch_start")
         self._act_on_requests()
         self._stop_if_asked()
+        self._epoch_clock = EpochClock(self.run_history.current_epoch)
         # A run may be resumed right behind the last update that it is allowed.
         for update in () if self._is_at_step_limit() else self._updates(train_dl):
             self._run_update(update)
@@ -519,7 +517,7 @@ class TrainingLoop(TrainerHooks):
 
     def _adapted_if_new(self, loader: Any, dl_kwargs: Mapping[str, Any]) -> RunLoader:
         """Loaders that a callback put in place since the run started are adapted when they are used."""
-        return loader if isinstance(loader, (PlannedLoader, StreamLoader)) else self._adapted(loader, dl_kwargs)
+        return loader if isinstance(loader, RunLoader) else self._adapted(loader, dl_kwargs)
 
     def _without_gradients(self) -> contextlib.AbstractContextManager[Any]:
         return torch.inference_mode() if self.inference_mode else torch.no_grad()

@@ -47,8 +47,8 @@ class RunState:
     def position(self) -> str:
         """How far the run is, in words."""
         if self.phase is RunPhase.TRAINING and self.updates_in_epoch:
-            return f"{self.updates} updates done, {self.samples_in_epoch} samples of this epoch used"
-        return f"{self.updates} updates done"
+            return f"after update {self.updates}, with {self.samples_in_epoch} samples of this epoch used"
+        return f"after update {self.updates}"
 
     def start_epoch(self) -> None:
         """Begin an epoch at its first sample."""

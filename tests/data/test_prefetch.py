@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pytorch_accelerated import Trainer
-from pytorch_accelerated.data.prefetch import WaitingTime, device_feed
+from pytorch_accelerated.data.prefetch import WaitingTime, _tensors_in, device_feed
 from pytorch_accelerated.data.sampling import epoch_order
 from pytorch_accelerated.distributed import send_to_device
 from tests.support.reference import regression_data, sgd, tiny_model
@@ -31,10 +31,21 @@ def test_another_device_gets_each_batch_when_it_is_asked_for() -> None:
     assert len(list(fed)) == 2
 
 
-def test_waiting_counts_no_batch_twice_and_passes_all_on() -> None:
-    waiting = WaitingTime()
-    assert list(waiting.over(iter([1, 2, 3]))) == [1, 2, 3]
-    assert waiting.seconds > 0
+def test_batches_that_are_waited_for_are_passed_on() -> None:
+    assert list(WaitingTime().over(iter([1, 2, 3]))) == [1, 2, 3]
+
+
+def test_tensors_are_found_wherever_they_can_be_seen() -> None:
+    class Graph:
+        """Can be moved, but not looked into."""
+
+        def to(self, device: torch.device) -> "Graph":
+            return self
+
+    first, second = torch.ones(1), torch.ones(2)
+    assert _tensors_in({"a": [first], "name": "x", "none": None, "b": (second, 3)}) == [first, second]
+    assert _tensors_in("x") == []
+    assert _tensors_in([first, {"graph": Graph()}]) is None
 
 
 @pytest.mark.gpu

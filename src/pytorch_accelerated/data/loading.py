@@ -178,7 +178,7 @@ class PlannedLoader:
             if count_items is None:
                 yield Update(self._micro_batches(window, batches), window.size)
             else:
-                sizes = [cells[self._ranks.index].size for cells in window.rounds]
+                sizes = [cell.size for cell in window.cells_of(self._ranks.index)]
                 host = list(itertools.islice(batches, len(sizes)))
                 counts = [count_items(batch) if size else 0 for size, batch in zip(sizes, host, strict=True)]
                 weights = item_weights(self._ranks, counts, sizes)
@@ -528,7 +528,7 @@ def adapt_loader(
     Raises:
         ArgumentTypeError: if `loader` cannot be iterated over.
     """
-    if isinstance(loader, (PlannedLoader, StreamLoader)):
+    if isinstance(loader, RunLoader):
         return loader
     if not isinstance(loader, Iterable) and not hasattr(loader, "__getitem__"):
         raise ArgumentTypeError(
@@ -553,7 +553,7 @@ def adapt_loader(
 def close_loader(loader: Any) -> None:
     """End the worker processes of `loader`, if it is one of a run."""
     loader, _ = unsliced(loader)
-    if isinstance(loader, (PlannedLoader, StreamLoader)):
+    if isinstance(loader, RunLoader):
         loader.close()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -53,7 +53,7 @@ class _CudaFeed:
             if copied is not None:
                 current = torch.cuda.current_stream(self._device)
                 current.wait_event(copied)  # the stream waits, the host does not
-                for tensor in _tensors_in(batch):
+                for tensor in _tensors_in(batch) or ():
                     # Its memory belongs to the other stream, which must not give it away before this one has used it.
                     tensor.record_stream(current)
             ahead = self._copy_next(batches, self._stream)
@@ -63,23 +63,28 @@ class _CudaFeed:
         self, batches: Iterator[Any], stream: torch.cuda.Stream
     ) -> tuple[Any, torch.cuda.Event | None] | None:
         for batch in batches:
-            if all(tensor.device == self._device for tensor in _tensors_in(batch)):
-                return batch, None
+            if _tensors_in(batch) is None:  # copied on the stream that uses it
+                return self._move(batch, self._device, non_blocking=True), None
             with torch.cuda.stream(stream):
                 moved = self._move(batch, self._device, non_blocking=True)
                 return moved, stream.record_event()
         return None
 
 
-def _tensors_in(batch: Any) -> Iterator[torch.Tensor]:
+def _tensors_in(batch: Any) -> list[torch.Tensor] | None:
+    """The tensors of a batch; None if there is an object in it that can be moved, but not looked into."""
     if isinstance(batch, torch.Tensor):
-        yield batch
-    elif isinstance(batch, dict) or hasattr(batch, "values"):
-        for value in batch.values():
-            yield from _tensors_in(value)
-    elif isinstance(batch, (tuple, list)):
-        for value in batch:
-            yield from _tensors_in(value)
+        return [batch]
+    if isinstance(batch, Mapping):
+        batch = tuple(batch.values())
+    if not isinstance(batch, (tuple, list)):
+        return None if hasattr(batch, "to") else []
+    tensors: list[torch.Tensor] = []
+    for found in map(_tensors_in, batch):
+        if found is None:
+            return None
+        tensors += found
+    return tensors
 
 
 class WaitingTime:
