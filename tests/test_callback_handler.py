@@ -260,12 +260,12 @@ def test_a_callback_has_a_state_of_its_own_and_every_event():
 
 def test_only_events_that_something_acts_at_are_worth_firing():
     handler = CallbackHandler([TrainerCallback])
-    assert not handler.acts_at("on_train_epoch_start")
+    assert not handler.acts_at["on_train_epoch_start"]
     handler.add_callback(Named("later", []))
-    assert handler.acts_at("on_train_epoch_start")
-    assert not handler.acts_at("on_train_epoch_end")
+    assert handler.acts_at["on_train_epoch_start"]
+    assert not handler.acts_at["on_train_epoch_end"]
     handler.clear_callbacks()
-    assert not handler.acts_at("on_train_epoch_start")
+    assert not handler.acts_at["on_train_epoch_start"]
 
 
 def test_a_handler_of_ones_own_hears_of_every_event():

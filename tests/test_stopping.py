@@ -201,6 +201,32 @@ class StopsTooEarly(Trainer):
             raise StopTrainingError("no loss")
         return super().calculate_train_batch_loss(batch)
 
+class SGD(torch.optim.SGD):
+    steps = 0  # not a hook of the trainer, so nobody expects it to stop anything
+
+    def step(self, closure=None):
+        super().step(closure)
+        self.steps += 1
+        if self.steps == 3 and trainer._ranks.index:
+            raise StopTrainingError("the optimizer gave up")
+
+model = tiny_model()
+trainer = Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=0.01), callbacks=(), seed=3)
+agreements = 0
+agree = trainer._stop_if_asked
+def counted():
+    global agreements
+    agreements += 1
+    agree()
+trainer._stop_if_asked = counted
+trainer.train(regression_data(4000), 50, per_device_batch_size=2)
+updates = trainer.run_state.updates
+assert trainer._ranks.exchange_numbers([updates]) == [[updates]] * 2
+assert 3 <= updates < 50_000, updates  # about a quarter of a second later
+trainer.train(regression_data(400), 1, per_device_batch_size=1)
+assert trainer.run_state.updates == 200
+assert agreements < updates + 150, (agreements, updates)
+
 if trainer._ranks.index:
     try:
         trainer = StopsTooEarly(model := tiny_model(), nn.MSELoss(), sgd(model), callbacks=())
@@ -312,7 +338,7 @@ def test_a_state_that_is_asked_for_outside_of_training_is_written(event: str, tm
 
 def test_an_evaluation_can_be_asked_for_before_the_first_update():
     trainer = make(Once("on_training_run_start", Trainer.request_evaluation))
-    untrained = trainer.evaluate(DATA)["evaluation_loss"]
+    untrained = trainer.evaluate(DATA, per_device_batch_size=2)["evaluation_loss"]
     history = trainer.train(DATA, 1, **ARGUMENTS)
     assert history.get_metric_values("intermediate_eval_loss") == [untrained]
 

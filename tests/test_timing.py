@@ -14,7 +14,7 @@ from pytorch_accelerated.callbacks import PrintProgressCallback, TrainerCallback
 from pytorch_accelerated.callbacks.progress import _training_facts
 from pytorch_accelerated.data import building
 from pytorch_accelerated.data.building import advice_on_waiting
-from pytorch_accelerated.tracking.timing import EpochClock, EpochTiming
+from pytorch_accelerated.tracking.timing import EpochClock, EpochTiming, Pace
 from tests.data.loaders import Numbers, adapted
 from tests.support.reference import regression_data, sgd, tiny_model
 
@@ -134,3 +134,30 @@ def test_advice_fits_the_loader(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "1 worker processes fetch it, 2 could" in advice_on_waiting(adapted(DataLoader(Numbers(4), num_workers=1)))
     assert "one indexing operation already" in advice_on_waiting(adapted(DataLoader(TensorDataset(torch.arange(4)))))
     assert "your own" in advice_on_waiting(adapted([torch.arange(4)]))
+
+
+@pytest.mark.parametrize("seconds_per_update", [0.001, 0.03, 0.5, 10.0])
+def test_a_pace_keeps_about_so_many_seconds_between_two_times(seconds_per_update: float):
+    now = 0.0
+    pace = Pace(1.0, clock=lambda: now)
+    pace.restart(7)
+    times = []
+    for updates in range(8, 8 + 5_000):
+        now += seconds_per_update
+        if pace.is_due(updates):
+            pace.go_on(updates, pace.proposal(updates))
+            times.append(now)
+    assert times[0] == pytest.approx(seconds_per_update)  # the first update, so that a slow one is not waited for
+    gaps = [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+    longest = max(1.0, seconds_per_update)
+    assert max(gaps) <= longest * (1 + 1e-9)
+    assert gaps[-2] == pytest.approx(longest, abs=seconds_per_update)
+
+
+def test_a_pace_slows_down_at_once_when_updates_take_longer():
+    now = 0.0
+    pace = Pace(1.0, clock=lambda: now)
+    pace.go_on(0, 64)
+    now = 640.0
+    assert pace.is_due(64)
+    assert pace.proposal(64) == 1

@@ -34,7 +34,7 @@ def batch_loss(
     Raises:
         DataError: for any other batch, if there is no loss, or if the loss function does not take a dict.
     """
-    if type(batch) is not list and isinstance(batch, Mapping):  # a list is what most loaders yield
+    if type(batch) not in (list, tuple) and isinstance(batch, Mapping):  # lists are what most loaders yield
         outputs = model(**accepted_inputs(model, batch, hook=hook))
         loss = own_loss(outputs) if loss_func is None else _loss_of_dict(loss_func, outputs, batch, hook=hook)
         return {"loss": loss, "model_outputs": outputs, "batch_size": batch_size_of(batch)}

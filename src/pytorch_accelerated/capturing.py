@@ -418,7 +418,7 @@ class CapturedStep:
             return "`optimizer_step` is overridden"
         if type(trainer)._clip_gradients is not TrainingLoop._clip_gradients:
             return "`_clip_gradients` is overridden"
-        if trainer.callback_handler.acts_at("on_optimizer_step_start"):
+        if trainer.callback_handler.acts_at["on_optimizer_step_start"]:
             return "a callback acts at `on_optimizer_step_start`"
         if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
             return f"{type(optimizer).__name__} has step hooks"

@@ -7,6 +7,7 @@ Read `_run_training`, `_run_epoch`, `_run_train_epoch` and `_run_update` first. 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import numbers
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -42,13 +43,26 @@ from pytorch_accelerated.run_state import RunPhase, RunState
 from pytorch_accelerated.settings import TrainSettings
 from pytorch_accelerated.tracking.history import RunHistory
 from pytorch_accelerated.tracking.loss import LossTracker
-from pytorch_accelerated.tracking.timing import EpochClock
+from pytorch_accelerated.tracking.timing import EpochClock, Pace
 
 if TYPE_CHECKING:
     from pytorch_accelerated.capturing import CapturedStep
 
 # Losses are read this often. A number of updates, not of seconds: sums of a resumed run must be cut at the same places.
 UPDATES_BETWEEN_READINGS = 64
+# How long several ranks may go on when one of them shall stop for what nothing in the update could have asked for.
+_SECONDS_BETWEEN_AGREEMENTS = 0.25
+
+_EVENTS_OF_UPDATE = ("on_train_step_start", "on_train_step_end", "on_optimizer_step_start", "on_optimizer_step_end")
+_HOOKS_OF_UPDATE = (
+    "_perform_forward_and_backward_passes",
+    "_update_loss_tracker",
+    "_clip_gradients",
+    "backward_step",
+    "optimizer_step",
+    "scheduler_step",
+    "optimizer_zero_grad",
+)
 
 
 class TrainingLoop(TrainerHooks):
@@ -103,13 +117,11 @@ class TrainingLoop(TrainerHooks):
         self._moment("train_epoch_start", "on_train_epoch_start")
         self._act_on_requests()
         self._stop_if_asked()
+        self._stops_after_each_update = self._ranks.any(self._has_stoppers())
         self._epoch_clock = EpochClock(self.run_history.current_epoch)
-        # A run may be resumed right behind the last update that it is allowed.
-        for update in () if self._is_at_step_limit() else self._updates(train_dl):
+        for update in itertools.islice(self._updates(train_dl), self._updates_left):
             self._run_update(update)
             self._act_at_safe_point()
-            if self._is_at_step_limit():
-                break
         if self.run_state.updates_in_epoch == 0:
             raise empty_loader_error(train_dl, "train on")
         self._loss_tracker.read()
@@ -124,28 +136,43 @@ class TrainingLoop(TrainerHooks):
 
     def _run_update(self, update: Update) -> None:
         """One optimizer update from the batches of `update`."""
-        state, captured = self.run_state, self._captured_step
-        compute = self._perform_forward_and_backward_passes if captured is None else captured.compute
-        apply = self._apply_gradients if captured is None else captured.apply_gradients
+        acts_at, captured = self.callback_handler.acts_at, self._captured_step
         self._update = update
         for micro_batch in update.micro_batches:
             self._micro_batch = micro_batch
-            # Ranks exchange gradients in the backward pass of the last batch only.
-            with _NOTHING if micro_batch.is_last else self._accelerator.no_sync(self.model):
-                if micro_batch.is_borrowed:
-                    self._keep_in_step(micro_batch.batch)
-                    continue
-                self._fire_of_batch("on_train_step_start")
-                compute(micro_batch.batch, state.batches_in_epoch)
-            state.batches_in_epoch += 1
+            if micro_batch.is_last:  # ranks exchange gradients in the backward pass of the last batch only
+                self._run_batch(micro_batch)
+            else:
+                with self._accelerator.no_sync(self.model):
+                    self._run_batch(micro_batch)
         is_skipped = self._complete_gradients()
-        self._fire("on_optimizer_step_start")
-        apply()
+        if acts_at["on_optimizer_step_start"]:
+            self._fire("on_optimizer_step_start")
+        if captured is None:
+            self._apply_gradients()
+        else:
+            captured.apply_gradients()
         if not is_skipped and self._steps_scheduler_per_update:
             self._guarded(self.scheduler_step)
         self._guarded(self.optimizer_zero_grad)
-        state.finish_update(samples=update.samples, skipped=is_skipped)
-        self._fire("on_optimizer_step_end")
+        self.run_state.finish_update(samples=update.samples, skipped=is_skipped)
+        self.run_history._set_updates(self.run_state.updates)
+        if acts_at["on_optimizer_step_end"]:
+            self._fire("on_optimizer_step_end")
+
+    def _run_batch(self, micro_batch: MicroBatch) -> None:
+        """The part of an update that one batch is."""
+        if micro_batch.is_borrowed:
+            self._keep_in_step(micro_batch.batch)
+            return
+        state, captured = self.run_state, self._captured_step
+        if micro_batch.has_empty_rank or self.callback_handler.acts_at["on_train_step_start"]:
+            self._fire_of_batch("on_train_step_start")
+        if captured is None:
+            self._perform_forward_and_backward_passes(micro_batch.batch, state.batches_in_epoch)
+        else:
+            captured.compute(micro_batch.batch, state.batches_in_epoch)
+        state.batches_in_epoch += 1
 
     def _perform_forward_and_backward_passes(self, batch: Any, step: int) -> None:
         """Add the gradients of one batch. `step` counts batches of this rank in the epoch, from 0."""
@@ -157,7 +184,8 @@ class TrainingLoop(TrainerHooks):
         """Tell the loss tracker and the callbacks what became of a batch."""
         loss, size = loss_and_size(output, hook="calculate_train_batch_loss")
         self._update_loss_tracker(loss, size)
-        self._fire_of_batch("on_train_step_end", batch=batch, batch_output=output, step=step)
+        if self._micro_batch.has_empty_rank or self.callback_handler.acts_at["on_train_step_end"]:
+            self._fire_of_batch("on_train_step_end", batch=batch, batch_output=output, step=step)
 
     def _apply_gradients(self) -> None:
         """Clip the complete gradients, and change the parameters."""
@@ -367,6 +395,8 @@ class TrainingLoop(TrainerHooks):
         self._late_counts: list[Any] = []
         self._count_items: CountItems | None = None
         self._deadline: float | None = None
+        self._stop_pace = Pace(_SECONDS_BETWEEN_AGREEMENTS)
+        self._stops_after_each_update = True
         self._epoch_clock = EpochClock(1)
         self._captured_step: CapturedStep | None = None
         self._update = Update((), samples=0)
@@ -378,7 +408,7 @@ class TrainingLoop(TrainerHooks):
     def _fire(self, event: str, **kwargs: Any) -> None:
         """Fire an event; a wish to stop is kept until all ranks can stop together."""
         try:
-            if self.callback_handler.acts_at(event):
+            if self.callback_handler.acts_at[event]:
                 self.callback_handler.call_event(event, self, **kwargs)
         except StopTrainingError as error:
             self._stop = self._stop or error
@@ -387,7 +417,7 @@ class TrainingLoop(TrainerHooks):
         """Fire an event of the current batch; a rank that only borrowed it answers the others' `gather` instead."""
         if self._micro_batch.has_empty_rank:
             self._in_round(self._micro_batch.is_borrowed, True, self._fire, event, **kwargs)
-        elif self.callback_handler.acts_at(event):
+        else:
             self._fire(event, **kwargs)
 
     def _fire_in_pass(self, event: str, **kwargs: Any) -> None:
@@ -413,10 +443,29 @@ class TrainingLoop(TrainerHooks):
         """Stop if any rank wants to, on all ranks for the first reason. Must be called by all ranks."""
         if self._deadline is not None and time.monotonic() >= self._deadline and self._ranks.is_first:
             self._stop = self._stop or StopTrainingError(f"`max_duration` ({self._settings.max_duration}) is over.")
-        if self._ranks.any(self._stop is not None):
+        if self._stop is None and self._ranks.count == 1:
+            return
+        updates = self.run_state.updates
+        everyones = self._ranks.exchange_numbers([self._stop is not None, self._stop_pace.proposal(updates)])
+        if any(wants_to_stop for wants_to_stop, _ in everyones):
             stop, self._stop = self._stop, None
             reasons = self._ranks.exchange("" if stop is None else str(stop))
             raise StopTrainingError(next(filter(None, reasons), "")) from stop
+        self._stop_pace.go_on(updates, between=everyones[0][1])
+
+    def _has_stoppers(self) -> bool:
+        """Whether something on this rank may want to stop between two batches: any callback or hook of the user's.
+
+        Where there is nothing like it, ranks agree now and then only. Callbacks of this library stop at other moments.
+        """
+        handler = self.callback_handler
+        has_own_handler = type(handler).call_event is not CallbackHandler.call_event
+        owners = [
+            getattr(method, "__self__", None) for event in _EVENTS_OF_UPDATE for method in handler.acting_methods(event)
+        ]
+        has_own_callback = not all(type(owner).__module__.startswith("pytorch_accelerated.") for owner in owners)
+        has_own_hook = any(getattr(type(self), hook) is not getattr(TrainingLoop, hook) for hook in _HOOKS_OF_UPDATE)
+        return has_own_handler or has_own_callback or has_own_hook
 
     @contextlib.contextmanager
     def _ending(self, hook: str, event: str) -> Iterator[None]:
@@ -445,7 +494,6 @@ class TrainingLoop(TrainerHooks):
 
     def _act_at_safe_point(self) -> None:
         """Between two updates, where everything is consistent: read losses, act on requests, stop."""
-        self.run_history._set_updates(self.run_state.updates)
         if self.run_state.updates_in_epoch % UPDATES_BETWEEN_READINGS == 0:
             self._loss_tracker.read()
             self._gradient_norms.read()
@@ -455,7 +503,8 @@ class TrainingLoop(TrainerHooks):
             self._report_non_finite("train_loss_epoch")
             with self._epoch_clock.paused():
                 self._act_on_requests()
-        self._stop_if_asked()
+        if self._ranks.count == 1 or self._stops_after_each_update or self._stop_pace.is_due(self.run_state.updates):
+            self._stop_if_asked()
 
     def _act_on_requests(self) -> None:
         """Do what callbacks asked for, in a fixed order."""
@@ -476,13 +525,15 @@ class TrainingLoop(TrainerHooks):
         self._act_on_requests()
         self._stop_if_asked()
 
-    def _is_at_step_limit(self) -> bool:
+    @property
+    def _updates_left(self) -> int | None:
+        """Until `max_num_train_steps`, if it is set; none where a run is resumed right behind the last one."""
         limit = self._settings.max_num_train_steps
-        return limit is not None and self.run_state.updates >= limit
+        return None if limit is None else max(0, limit - self.run_state.updates)
 
     def _is_run_complete(self) -> bool:
         if self._settings.max_num_train_steps is not None:
-            return self.run_state.phase is RunPhase.EPOCH_CLOSED and self._is_at_step_limit()
+            return self.run_state.phase is RunPhase.EPOCH_CLOSED and self._updates_left == 0
         assert self._settings.num_epochs is not None
         return self.run_state.epochs >= self._settings.num_epochs
 
@@ -490,7 +541,7 @@ class TrainingLoop(TrainerHooks):
     def is_last_epoch(self) -> bool:
         """Whether the training run ends, as far as can be told, when the current epoch is over."""
         if self._settings.max_num_train_steps is not None:
-            return self._is_at_step_limit()
+            return self._updates_left == 0
         return self.run_state.epochs + 1 >= (self._settings.num_epochs or 1)
 
     # ----------------------------------------------------------------------------------------------- data of the loop
@@ -572,9 +623,6 @@ class TrainingLoop(TrainerHooks):
         raise NotImplementedError
 
 
-_NOTHING = contextlib.nullcontext()
-
-
 def clip_gradients(parameters: list[torch.Tensor], settings: TrainSettings) -> torch.Tensor | None:
     """Limit gradients as the settings say. Returns their norm before, if it is limited. Never waits for the device."""
     if settings.gradient_clip_value is not None:
@@ -590,8 +638,12 @@ def loss_and_size(output: Any, *, hook: str) -> tuple[Any, Any]:
     Raises:
         HookOutputError: if one of them is missing, or cannot be used.
     """
-    # Exact types first: this runs for every batch, and general checks take microseconds.
-    is_mapping = type(output) is dict or isinstance(output, Mapping)
+    if type(output) is dict:
+        loss, size = output.get("loss"), output.get("batch_size")
+        is_plain = isinstance(loss, torch.Tensor) and loss.ndim == 0 and type(size) is int and size > 0
+        if is_plain and output.get("num_items_in_batch") is None:
+            return loss, size  # what nearly all hooks return; looking closer takes microseconds
+    is_mapping = isinstance(output, Mapping)
     if not is_mapping or "loss" not in output or "batch_size" not in output:
         entries = f" with {', '.join(map(repr, output)) or 'nothing in it'}" if is_mapping else ""
         raise HookOutputError(

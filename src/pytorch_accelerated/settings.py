@@ -76,7 +76,7 @@ class TrainSettings:
                 if getattr(self, name) is not None:
                     object.__setattr__(self, name, kind(getattr(self, name)))
 
-    @property
+    @functools.cached_property
     def clips_gradients(self) -> bool:
         """Whether there is a limit to gradients."""
         return self.gradient_clip_value is not None or self.gradient_clip_norm is not None

@@ -7,7 +7,7 @@ import functools
 import inspect
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from pytorch_accelerated.callbacks.base import EVENTS, TrainerCallback
 from pytorch_accelerated.callbacks.progress import LogMetricsCallback
@@ -19,6 +19,8 @@ from pytorch_accelerated.errors import (
     StopTrainingError,
 )
 
+Value = TypeVar("Value")
+
 
 class CallbackHandler:
     """Holds the callbacks of a trainer, in the order given, and calls them.
@@ -27,6 +29,9 @@ class CallbackHandler:
         callbacks: instances, or classes that can be made without arguments.
         custom_events: names of events that the trainer fires besides the built-in ones.
 
+    Attributes:
+        acts_at: by event, whether firing it does anything. Looking there is all that idle callbacks cost.
+
     Raises:
         ArgumentTypeError: for anything that is neither.
         DuplicateCallbackError: if two callbacks have the same `TrainerCallback.state_key`.
@@ -34,8 +39,8 @@ class CallbackHandler:
 
     def __init__(self, callbacks: Iterable[Any] = (), custom_events: Iterable[str] = ()) -> None:
         self._callbacks: list[Any] = []
-        self._methods: dict[str, list[Callable[..., Any]]] = {}
-        self._acts: dict[str, bool] = {}
+        self._methods = _ByEvent(self.acting_methods)
+        self.acts_at = _ByEvent(self._acts_at)
         self._known_events = {*EVENTS, *custom_events}
         self.add_callbacks(callbacks)
 
@@ -87,21 +92,13 @@ class CallbackHandler:
     def __len__(self) -> int:
         return len(self._callbacks)
 
-    def acts_at(self, event: str) -> bool:
-        """Whether firing `event` does anything. What this costs is all that idle callbacks cost."""
-        acts = self._acts.get(event)
-        if acts is None:
-            is_plain = type(self).call_event is CallbackHandler.call_event
-            acts = self._acts[event] = bool(self._methods_of(event)) or not is_plain
-        return acts
-
     def call_event(self, event: str, *args: Any, **kwargs: Any) -> None:
         """Call the method named `event` of every callback that has one, in order.
 
         `StopTrainingError` goes up when all have been called; any other exception goes up at once.
         """
         stop: StopTrainingError | None = None
-        for method in self._methods_of(event):
+        for method in self._methods[event]:
             try:
                 method(*args, **kwargs)
             except StopTrainingError as error:
@@ -116,15 +113,13 @@ class CallbackHandler:
         methods = [_acting_method(callback, event) for callback in self._callbacks]
         return [method for method in methods if method is not None]
 
-    def _methods_of(self, event: str) -> list[Callable[..., Any]]:
-        methods = self._methods.get(event)
-        if methods is None:
-            methods = self._methods[event] = self.acting_methods(event)
-        return methods
+    def _acts_at(self, event: str) -> bool:
+        is_plain = type(self).call_event is CallbackHandler.call_event
+        return bool(self._methods[event]) or not is_plain
 
     def _forget_methods(self) -> None:
         self._methods.clear()
-        self._acts.clear()
+        self.acts_at.clear()
 
     def _instantiate(self, callback_class: type) -> Any:
         try:
@@ -173,6 +168,17 @@ class CallbackHandler:
                 f"name.{hint} If you fire it yourself, list it in the trainer's class attribute `custom_events`.",
                 stacklevel=stacklevel_of_user(),
             )
+
+
+class _ByEvent(dict[str, Value]):
+    """Values by event, each found when it is asked for the first time."""
+
+    def __init__(self, find: Callable[[str], Value]) -> None:
+        self._find = find
+
+    def __missing__(self, event: str) -> Value:
+        value = self[event] = self._find(event)
+        return value
 
 
 def _acting_method(callback: Any, event: str) -> Callable[..., Any] | None:

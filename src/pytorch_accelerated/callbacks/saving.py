@@ -17,6 +17,7 @@ from pytorch_accelerated.checkpointing.retention import Retention, SavedState
 from pytorch_accelerated.checkpointing.state_folder import read_state
 from pytorch_accelerated.checkpointing.verify import list_states
 from pytorch_accelerated.errors import CheckpointError, DuplicateCallbackError, InvalidCheckpointError
+from pytorch_accelerated.tracking.timing import Pace
 
 if TYPE_CHECKING:
     from pytorch_accelerated.trainer import Trainer
@@ -209,9 +210,7 @@ class SaveTrainingStateCallback(TrainerCallback):
     _is_final_requested = False
     _is_retention_due = False
     _saved_at: float | None = None
-    _looked_at = 0.0
-    _updates_at_look = 0
-    _updates_between_looks = 1
+    _pace: Pace | None = None
 
     def __init__(
         self,
@@ -289,18 +288,15 @@ class SaveTrainingStateCallback(TrainerCallback):
     def _agreed_seconds_since_save(self, trainer: Trainer) -> float:
         """By the clock of rank 0, which is asked about once a second. Must be called by all ranks after each update."""
         updates = trainer.run_state.updates
-        if self._saved_at is None:
-            self._saved_at = self._looked_at = self._clock()
-            self._updates_at_look, self._updates_between_looks = updates, 1
-        if updates < self._updates_at_look + self._updates_between_looks:
+        if self._saved_at is None or self._pace is None:
+            self._saved_at = self._clock()
+            self._pace = Pace(1.0, self._clock)
+            self._pace.restart(updates)
+        if not self._pace.is_due(updates):
             return 0.0
-        # Ranks agree in a fraction of a millisecond. That is too long for each update, and nothing for each second.
-        now = self._clock()
-        per_second = (updates - self._updates_at_look) / max(now - self._looked_at, 1e-9)
-        until_next_look = max(1, min(2 * self._updates_between_looks, int(per_second)))
         seconds: float
-        seconds, self._updates_between_looks = trainer._ranks.from_first((now - self._saved_at, until_next_look))
-        self._looked_at, self._updates_at_look = now, updates
+        seconds, between = trainer._ranks.from_first((self._clock() - self._saved_at, self._pace.proposal(updates)))
+        self._pace.go_on(updates, between)
         return seconds
 
     def _delete_outdated(self, trainer: Trainer) -> None:

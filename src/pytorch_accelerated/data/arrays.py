@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -42,6 +43,7 @@ class ArrayDataset(Dataset[Any]):
         known = [tensor for tensor in tensors if tensor is not None]
         # With an array that torch has no dtype for (strings, objects), all are fetched row by row instead.
         self._tensors = known if len(known) == len(tensors) else None
+        self._is_flat = type(data) in (tuple, list) and all(map(_is_array, data))
 
     def __len__(self) -> int:
         return self._rows if self.indices is None else len(self.indices)
@@ -59,26 +61,28 @@ class ArrayDataset(Dataset[Any]):
 
     def fetch(self, indices: torch.Tensor | slice) -> Any:
         """The batch of the samples at `indices`: an int64 tensor on the CPU, or a slice of step 1."""
-        return self.fetch_many([indices])[0]
+        size = indices.stop - indices.start if isinstance(indices, slice) else len(indices)
+        return self.fetch_many(indices, [size])[0]
 
-    def fetch_many(self, requests: Sequence[torch.Tensor | slice], *, pin_memory: bool = False) -> list[Any]:
-        """The batches of several requests, cut from one copy of all their rows.
+    def fetch_many(self, indices: torch.Tensor | slice, sizes: Sequence[int], *, pin_memory: bool = False) -> list[Any]:
+        """Several batches, cut from one copy of all their rows.
 
         They share its memory, but not one byte of it: what is written to one batch is in no other.
 
         Args:
-            requests: see `fetch`.
+            indices: of the samples of all batches, one batch after the other; see `fetch`.
+            sizes: samples in each batch.
             pin_memory: put them where a GPU can copy them from while others are being made.
         """
         if self._tensors is None:
-            positions = [
-                range(len(self))[indices] if isinstance(indices, slice) else indices.tolist() for indices in requests
-            ]
-            return [default_collate([self[index] for index in batch]) for batch in positions]
+            rest = iter(range(len(self))[indices] if isinstance(indices, slice) else indices.tolist())
+            return [default_collate([self[index] for index in itertools.islice(rest, size)]) for size in sizes]
         if self.indices is not None:
-            requests = [self.indices[indices] for indices in requests]
-        leaves = [_batches_of(tensor, requests, pin_memory) for tensor in self._tensors]
-        return [_assembled(self.data, iter(parts)) for parts in zip(*leaves, strict=True)]
+            indices = self.indices[indices]
+        parts = [_batches_of(tensor, indices, sizes, pin_memory) for tensor in self._tensors]
+        if self._is_flat:
+            return list(map(list, zip(*parts, strict=True)))
+        return [_assembled(self.data, iter(leaves)) for leaves in zip(*parts, strict=True)]
 
 
 def as_array_dataset(dataset: Any) -> ArrayDataset | None:
@@ -148,21 +152,22 @@ def _assembled(data: Any, leaves: Iterator[torch.Tensor]) -> Any:
     return next(leaves)
 
 
-def _batches_of(tensor: torch.Tensor, requests: Sequence[Any], pin_memory: bool) -> Sequence[torch.Tensor]:
-    """Copies of the rows that each request names."""
-    rows: list[torch.Tensor] = list(requests)
-    if isinstance(requests[0], slice):
-        rows = [tensor[indices] for indices in requests]
-        copy = torch.cat(rows) if len(rows) > 1 else rows[0].clone()
-    else:
-        copy = _rows_at(torch.cat(rows) if len(rows) > 1 else rows[0], tensor)
+def _batches_of(
+    tensor: torch.Tensor, indices: torch.Tensor | slice, sizes: Sequence[int], pin_memory: bool
+) -> Sequence[torch.Tensor]:
+    """Copies of the rows at `indices`, cut into `sizes`."""
+    copy = (
+        tensor[indices].clone(memory_format=torch.contiguous_format)
+        if isinstance(indices, slice)
+        else _rows_at(indices, tensor)
+    )
     if pin_memory:
         copy = copy.pin_memory()
-    if len(rows) == 1:
+    if len(sizes) == 1:
         return [copy]
     # "Unsafe" would be to write to `copy` as well. What the other `split` returns cannot be written to where gradients
     # flow, and all parts would count as changed when one is.
-    return torch.unsafe_split_with_sizes(copy, [part.shape[0] for part in rows])
+    return torch.unsafe_split_with_sizes(copy, sizes)
 
 
 def _rows_at(indices: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:

@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, default_collate, get_worker_info
 
 from pytorch_accelerated.data.arrays import ArrayDataset, as_array_dataset
+from pytorch_accelerated.data.sampling import Cell
 from pytorch_accelerated.seeding import host_generators_seeded, mixed_seed, seed_host_generators
 
 # What is read ahead at once of data in memory: little enough to stay in a processor's cache until it is used.
@@ -56,20 +57,24 @@ class BatchFetcher:
 
     def fetch(self, requests: Iterable[Request]) -> Iterator[Any]:
         """The batches of `requests`, in order. One pass at a time."""
-        if self._loader is None:
-            assert self._arrays is not None
-            return self._fetch_in_blocks(self._arrays, (request.indices for request in requests))
+        assert self._loader is not None
         self._requests.pending = requests
         self._pass = iter(self._loader)
         return self._pass
 
-    def _fetch_in_blocks(self, arrays: ArrayDataset, requests: Iterator[Any]) -> Iterator[Any]:
-        """The batches of `requests`: small ones several at a time, since each indexing operation has its price."""
-        for first in requests:
-            rows = first.stop - first.start if isinstance(first, slice) else first.shape[0]
-            batches = max(1, min(_BLOCK_BYTES // max(1, rows * arrays.row_bytes), _BLOCK_BATCHES))
-            block = [first, *itertools.islice(requests, batches - 1)]
-            yield from arrays.fetch_many(block, pin_memory=self._pins_memory)
+    def fetch_cells(self, order: torch.Tensor | None, cells: Iterator[Cell]) -> Iterator[Any]:
+        """The batches of `cells`, for vectorised data: small ones several at a time, as each indexing has its price.
+
+        Args:
+            order: the rows by position, int64; None: as they come.
+            cells: positions of the batches.
+        """
+        assert self._arrays is not None
+        for first in cells:
+            batches = max(1, min(_BLOCK_BYTES // max(1, first.size * self._arrays.row_bytes), _BLOCK_BATCHES))
+            block = [first, *itertools.islice(cells, batches - 1)]
+            sizes = [cell.size or 1 for cell in block]
+            yield from self._arrays.fetch_many(_rows_of(block, sizes, order), sizes, pin_memory=self._pins_memory)
 
     def close(self) -> None:
         """End worker processes. The next pass starts new ones."""
@@ -157,6 +162,17 @@ def like_loader(loader: DataLoader[Any], dataset: Any, **settings: Any) -> DataL
             **worker_settings,
             **settings,
         )
+
+
+def _rows_of(block: list[Cell], sizes: list[int], order: torch.Tensor | None) -> torch.Tensor | slice:
+    """The rows of the cells of `block`, one cell after the other."""
+    start, stop = block[0].start, block[-1].stop
+    if stop - start == sum(sizes) and all(cell.stop == after.start for cell, after in itertools.pairwise(block)):
+        return slice(start, stop) if order is None else order[start:stop]
+    spans = [slice(cell.start, cell.start + size) for cell, size in zip(block, sizes, strict=True)]
+    if order is None:
+        return torch.cat([torch.arange(span.start, span.stop) for span in spans])
+    return torch.cat([order[span] for span in spans])
 
 
 def _pins_memory(loader: DataLoader[Any]) -> bool:

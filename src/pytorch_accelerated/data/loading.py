@@ -67,6 +67,11 @@ class Update(NamedTuple):
     samples: int
 
 
+def _only_batch_of_update(batch: Any) -> MicroBatch:
+    """Of an update on one rank."""
+    return MicroBatch(batch, 1.0, True, False, False)
+
+
 class Round(NamedTuple):
     """One batch per rank of an evaluation or prediction.
 
@@ -202,8 +207,15 @@ class PlannedLoader:
 
     def _micro_batches(
         self, window: Window, batches: Iterator[Any], weights: Sequence[float | None] | None = None
-    ) -> Iterator[MicroBatch]:
+    ) -> Iterable[MicroBatch]:
         """Without `weights`, each batch weighs as much as it has of the samples of the update."""
+        if self._ranks.count == self._accumulation_steps == 1 and weights is None:
+            return (_only_batch_of_update(next(batches)),)
+        return self._weighted_batches(window, batches, weights)
+
+    def _weighted_batches(
+        self, window: Window, batches: Iterator[Any], weights: Sequence[float | None] | None
+    ) -> Iterator[MicroBatch]:
         ranks, total, last = self._ranks, window.size, len(window.rounds) - 1
         for index, cells in enumerate(window.rounds):
             size = cells[ranks.index].size
@@ -212,20 +224,17 @@ class PlannedLoader:
             yield MicroBatch(next(batches), weight, index == last, not size, has_empty_rank)
 
     def _fetch(self, order: _EpochOrder, cells: Iterable[Cell]) -> Iterator[Any]:
+        if self.is_vectorised:
+            return self.waiting.over(self._fetcher.fetch_cells(order.indices, iter(cells)))
         return self.waiting.over(self._fetcher.fetch(self._request(order, cell) for cell in cells))
 
     def _request(self, order: _EpochOrder, cell: Cell) -> Request:
-        start, size = cell.start, cell.size or 1
-        indices: Any = order.indices
+        span = slice(cell.start, cell.start + (cell.size or 1))
+        if order.indices is None:
+            indices: Any = range(span.start, span.stop)
+        else:
+            indices = order.indices[span]
         if isinstance(indices, torch.Tensor):
-            indices = indices.narrow(0, start, size)
-        elif indices is not None:
-            indices = indices[start : start + size]
-        if self.is_vectorised:
-            return Request(slice(start, start + size) if indices is None else indices, key=0)
-        if indices is None:
-            indices = range(start, start + size)
-        elif isinstance(indices, torch.Tensor):
             indices = indices.tolist()  # a tensor would travel to a worker by way of shared memory
         # The position of its first sample names a batch whatever was done before it.
         return Request(indices, mixed_seed("batch", self._seed, self._epoch, cell.start))
@@ -376,6 +385,19 @@ class StreamLoader:
         The batches of an update are read ahead, so that all ranks know how many there are: in host memory, unless
         there is only one.
         """
+        if self._ranks.count == self._accumulation_steps == 1 and count_items is None:
+            return itertools.islice(self._updates_of_one_batch(start), max_batches)
+        return self._agreed_updates(start, max_batches, count_items)
+
+    def _updates_of_one_batch(self, start: int) -> Iterator[Update]:
+        position = 0
+        for batch, size in self._measured_batches(self._feed):
+            samples = 1 if size is None else size
+            position += samples
+            if position > start:
+                yield Update((_only_batch_of_update(batch),), samples)
+
+    def _agreed_updates(self, start: int, max_batches: int | None, count_items: CountItems | None) -> Iterator[Update]:
         is_fed_ahead = self._accumulation_steps == 1 and count_items is None
         batches = self._measured_batches(self._feed if is_fed_ahead else iter)
         left = sys.maxsize if max_batches is None else max(0, max_batches)
@@ -454,8 +476,6 @@ class StreamLoader:
         self, host: list[Any], sizes: list[int | None], total: int | None, count_items: CountItems | None
     ) -> Sequence[float | None]:
         """The weights of the batches of an update; those behind the end of `sizes` are borrowed."""
-        if self._ranks.count == len(host) == 1 and count_items is None:
-            return [1.0]
         borrowed = [0] * (len(host) - len(sizes))
         if count_items is not None:
             counts = [count_items(batch) for batch in host[: len(sizes)]]

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
+
+Numbers = np.ndarray[Any, np.dtype[np.float64]]
 
 
 class LossTracker:
     """A weighted mean of batch losses that does not wait for the device until somebody reads it.
 
-    `update` only puts the loss into a list. Reading (any property, or `read`) stacks what has come since the last
-    time, adds it to sums in double precision and copies everything to the host in one transfer.
+    `update` only puts the loss into a list. Reading (any property, or `read`) copies what has come since the last time
+    to the host in one transfer, and adds it to sums in double precision.
     """
 
     def __init__(self) -> None:
@@ -61,9 +64,9 @@ class LossTracker:
         if self._pending_losses:
             self._note_non_finite(_summarise(self._pending_losses, self._pending_weights)[3])
 
-    def _note_non_finite(self, pending_index: float) -> None:
+    def _note_non_finite(self, pending_index: int) -> None:
         if self.first_non_finite is None and pending_index >= 0:
-            self.first_non_finite = self._batches_read + int(pending_index)
+            self.first_non_finite = self._batches_read + pending_index
 
     def peek(self) -> float | None:
         """The mean so far, or None before the first batch; leaves what is pending as it is. Waits for the device."""
@@ -99,9 +102,10 @@ class LossTracker:
 
     def state_dict(self) -> dict[str, Any]:
         """The sums so far and what is pending, as plain values. Waits for the device."""
+        losses, weights = _to_numbers(self._pending_losses, self._pending_weights)
         return {
-            "pending_losses": _to_numbers(self._pending_losses),
-            "pending_weights": _to_numbers(self._pending_weights),
+            "pending_losses": losses.tolist(),
+            "pending_weights": weights.tolist(),
             "total": self._total,
             "count": self._count,
             "last": self._last,
@@ -129,30 +133,28 @@ class LossTracker:
             self.first_non_finite = other.first_non_finite
 
 
-def _summarise(losses: Sequence[Any], weights: Sequence[Any]) -> list[float]:
+def _summarise(losses: Sequence[Any], weights: Sequence[Any]) -> tuple[float, float, float, int]:
     """Weighted sum, sum of weights, last loss and index of the first non-finite one (-1: none), in one transfer."""
-    device = _device_of(losses)
-    values = _stack(losses, device)
-    shares = _stack(weights, device)
-    bad = ~torch.isfinite(values)
-    first_bad = torch.where(bad.any(), bad.to(torch.uint8).argmax(), -1)
-    # A weight of 0 leaves a batch out, whatever its loss: 0 * nan would not.
-    total = torch.where(shares == 0, torch.zeros_like(values), values * shares).sum()
-    return torch.stack([total, shares.sum(), values[-1], first_bad.to(values.dtype)]).tolist()
+    values, shares = _to_numbers(losses, weights)
+    bad = np.flatnonzero(~np.isfinite(values))
+    counted = shares != 0  # a weight of 0 leaves a batch out, whatever its loss: 0 * nan would not
+    with np.errstate(all="ignore"):  # what is not finite is reported, by its batch
+        total = (values[counted] * shares[counted]).sum()
+    return float(total), float(shares.sum()), float(values[-1]), int(bad[0]) if len(bad) else -1
 
 
-def _to_numbers(values: Sequence[Any]) -> list[float]:
-    """In one transfer, and exactly: every loss dtype fits into a Python float."""
-    return _stack(values, _device_of(values)).tolist()
+def _to_numbers(losses: Sequence[Any], weights: Sequence[Any]) -> tuple[Numbers, Numbers]:
+    """Losses and weights as float64, in one transfer, and exactly: every loss dtype fits into double precision."""
+    device = next((value.device for value in (*losses, *weights) if isinstance(value, torch.Tensor)), None)
+    rows = [_stack(losses, device)]
+    if any(isinstance(weight, torch.Tensor) for weight in weights):
+        rows.append(_stack(weights, device))
+    numbers = np.array(torch.stack(rows).tolist(), dtype=np.float64)
+    return numbers[0], numbers[1] if len(rows) > 1 else np.array(weights, dtype=np.float64)
 
 
-def _device_of(values: Sequence[Any]) -> torch.device:
-    return next((value.device for value in values if isinstance(value, torch.Tensor)), torch.device("cpu"))
-
-
-def _stack(values: Sequence[Any], device: torch.device) -> torch.Tensor:
-    # Devices without double precision sum in single.
-    dtype = torch.float32 if device.type == "mps" else torch.float64
+def _stack(values: Sequence[Any], device: torch.device | None) -> torch.Tensor:
+    dtype = torch.float32 if device is not None and device.type == "mps" else torch.float64  # which mps has not
     if not any(isinstance(value, torch.Tensor) for value in values):
         return torch.tensor(values, dtype=dtype, device=device)
     try:

@@ -1,10 +1,10 @@
-"""How long training epochs take, and how much of that goes by waiting for data."""
+"""How long training epochs take, how much of that goes by waiting for data, and what is done about so often."""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
 
@@ -26,6 +26,42 @@ class EpochTiming(NamedTuple):
     def data_wait_share(self) -> float:
         """Between 0 and 1."""
         return self.data_wait_seconds / self.seconds if self.seconds else 0.0
+
+
+class Pace:
+    """Spreads something over updates, so that it happens about every so many seconds, after each update at first.
+
+    Ranks agree in a fraction of a millisecond. That is too long for each update, and nothing now and then. So that all
+    ranks do it after the same update, one of them proposes, and all go on with what it says.
+
+    Args:
+        seconds: between two times.
+        clock: returns seconds.
+    """
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._seconds = seconds
+        self._clock = clock
+        self.restart(0)
+
+    def restart(self, updates: int) -> None:
+        """Begin again after `updates`, with the next one."""
+        self._between = 1
+        self.go_on(updates, 1)
+
+    def is_due(self, updates: int) -> bool:
+        """Whether it is time, after `updates`."""
+        return updates >= self._due
+
+    def proposal(self, updates: int) -> int:
+        """Updates until the next time, by this rank's clock; never many more than last time."""
+        per_second = (updates - self._last) / max(self._clock() - self._looked_at, 1e-9)
+        return max(1, min(2 * self._between, int(per_second * self._seconds)))
+
+    def go_on(self, updates: int, between: int) -> None:
+        """It has happened after `updates`; the next time is `between` updates later."""
+        self._looked_at = self._clock()
+        self._last, self._between, self._due = updates, between, updates + between
 
 
 class Waiting(Protocol):
