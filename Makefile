@@ -9,7 +9,7 @@ VENV_PYTHON := $(VENV)/bin/python
 PIP_INSTALL := $(VENV_PYTHON) -m pip install --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench clean
+.PHONY: help demo test check bench chaos clean
 .NOTPARALLEL:  # there is one environment to install into
 
 help:
@@ -17,6 +17,7 @@ help:
 	@echo "make test    lint, types, and the whole test suite"
 	@echo "make check   lint and types only"
 	@echo "make bench   the benchmarks"
+	@echo "make chaos   kills, crashes, damage and signals, in the size that a release must stand"
 	@echo "make clean   remove the environment ($(VENV))"
 
 demo: $(VENV)/.demo
@@ -30,6 +31,10 @@ check: $(VENV)/.dev
 
 bench: $(VENV)/.bench
 	@$(VENV_PYTHON) -m benchmarks
+
+chaos: $(VENV)/.dev
+	@CHAOS_SIZE=release CHAOS_RESULTS=$(CURDIR)/benchmarks/results $(VENV_PYTHON) -m pytest \
+		--numprocesses $(TEST_PROCESSES) tests/chaos
 
 clean:
 	rm -rf $(VENV)

@@ -3,6 +3,7 @@
 import functools
 import math
 import re
+import signal
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +13,8 @@ import pytest
 import torch
 
 from pytorch_accelerated import Trainer
-from pytorch_accelerated.callbacks import TerminateOnNaNCallback, TrainerCallback
-from pytorch_accelerated.errors import StopTrainingError
+from pytorch_accelerated.callbacks import SaveTrainingStateCallback, TerminateOnNaNCallback, TrainerCallback
+from pytorch_accelerated.errors import SignalExit, StopTrainingError
 from tests.support.recording import HOOKS, Recorder, expand
 from tests.support.reference import regression_data
 
@@ -82,6 +83,10 @@ def saves(folder: Path, event: str, *, at: int = 1) -> Act:
     return Act(event, lambda trainer: trainer.save_training_state(folder / "state"), at=at)
 
 
+def signalled(event: str, *, at: int = 1) -> Act:
+    return Act(event, lambda trainer: signal.raise_signal(signal.SIGTERM), at=at)
+
+
 class BadLosses(Trainer):
     """The loss of the second batch of a run is not a number, nor is any in an evaluation."""
 
@@ -126,6 +131,20 @@ class Scene:
         self.train(saves(self.folder, event, at=at))
         self.train(resume_from=self.folder / "state")
 
+    def resume_in_evaluation(self) -> None:
+        """Go on from where a signal ended a run, in an evaluation inside an epoch."""
+
+        def callbacks(*extra: Any) -> tuple[Any, ...]:
+            return (
+                Act("on_train_step_end", Trainer.request_evaluation, at=2),
+                SaveTrainingStateCallback(self.folder),
+                *extra,
+            )
+
+        with pytest.raises(SignalExit):
+            self.train(*callbacks(signalled("on_eval_step_end")), num_epochs=1)
+        self.train(*callbacks(), num_epochs=1, resume_from=self.folder)
+
     def run_out_of_time(self) -> None:
         """In the second update."""
         clock = types.SimpleNamespace(now=0.0)
@@ -150,6 +169,7 @@ SCENES: dict[str, Callable[[Scene], object]] = {
     ),
     "At the step limit inside an epoch": lambda scene: scene.train(max_num_train_steps=4),
     "When the time is over": Scene.run_out_of_time,
+    "When a signal comes": lambda scene: scene.train(signalled("on_train_step_end", at=2)),
     "StopTrainingError inside an update": lambda scene: scene.train(stops("on_train_step_end", at=2)),
     "StopTrainingError before the first update": lambda scene: scene.train(stops("on_training_run_start")),
     "StopTrainingError after an epoch of training": lambda scene: scene.train(stops("on_train_epoch_end")),
@@ -165,12 +185,15 @@ SCENES: dict[str, Callable[[Scene], object]] = {
     "Resumed between two epochs": lambda scene: scene.resume("on_training_run_epoch_end", at=1),
     "Resumed inside an epoch": lambda scene: scene.resume("on_train_step_end", at=2),
     "Resumed before an evaluation": lambda scene: scene.resume("on_train_epoch_end", at=2),
+    "Resumed before an evaluation inside an epoch": Scene.resume_in_evaluation,
     "Resumed when there is nothing left to do": lambda scene: scene.resume("on_training_run_epoch_end", at=2),
     "evaluate": lambda scene: scene.evaluate(),
     "evaluate, stopped early": lambda scene: scene.evaluate(stops("on_eval_step_end")),
+    "evaluate, ended by a signal": lambda scene: scene.evaluate(signalled("on_eval_step_end")),
     "evaluate, with a loss that is not finite": lambda scene: scene.evaluate(TerminateOnNaNCallback, base=BadLosses),
     "predict": lambda scene: scene.predict(),
     "predict, stopped early": lambda scene: scene.predict(stops("on_prediction_step_end")),
+    "predict, ended by a signal": lambda scene: scene.predict(signalled("on_prediction_step_end")),
 }
 
 
@@ -186,7 +209,7 @@ def test_the_page_shows_what_really_happens(heading: str, tmp_path: Path, monkey
     try:
         SCENES[heading](scene)
         ending = "returns"
-    except Exception as error:
+    except (Exception, SignalExit) as error:
         ending = f"raises {type(error).__name__}"
     assert [*scene.recorder.calls, ending] == expand(BLOCKS[heading], parts=PARTS)
 

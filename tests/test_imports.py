@@ -30,6 +30,7 @@ RANKS = {
     "run_state": 1,
     "schedulers": 1,
     "settings": 1,
+    "signals": 1,
     "tracking.history": 1,
     "tracking.loss": 1,
     "tracking.plotting": 1,
@@ -52,10 +53,13 @@ RANKS = {
     "capturing": 4,
     "hooks": 4,
     "loop": 4,
+    "nonfinite": 4,
     "running": 4,
+    "splitting": 4,
     "trainer": 4,
     "huggingface": 5,
     "tuning": 5,
+    "__main__": 5,
 }
 # For users: they collect names that are defined elsewhere. Every `__init__` is one too.
 FACADES = {"utils"}

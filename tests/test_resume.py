@@ -11,7 +11,7 @@ from torch import nn
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.errors import InvalidCheckpointError
-from tests.support.processes import run_on_ranks, run_script
+from tests.support.processes import Output, run_on_ranks, run_script
 from tests.support.reference import regression_data, sgd, tiny_model
 from tests.support.resuming import SaveAndStop, SaveAtEpochEnd, everything, run
 
@@ -68,12 +68,14 @@ def test_a_run_that_goes_on_with_another_number_of_ranks_reports_whole_epochs(
 ) -> None:
     script = RANKS / "other_world_size.py"
 
-    def start(ranks: int, mode: str) -> str:
-        output = run_script(script, tmp_path, mode) if ranks == 1 else run_on_ranks(script, ranks, tmp_path, mode)
-        return output.stdout.splitlines()[-1]
+    def start(ranks: int, mode: str) -> Output:
+        return run_script(script, tmp_path, mode) if ranks == 1 else run_on_ranks(script, ranks, tmp_path, mode)
 
     start(before, "save")
-    resumed, whole = json.loads(start(after, "resume")), json.loads(start(1, "whole"))
+    resuming = start(after, "resume")
+    assert resuming.stderr.count(f"saved by {before} processes and goes on with {after}. Each sample is still") == 1
+    assert "only if nothing (dropout, augmentation) draws random numbers" in resuming.stderr
+    resumed, whole = (json.loads(output.stdout.splitlines()[-1]) for output in (resuming, start(1, "whole")))
     for name, value in whole.items():
         torch.testing.assert_close(torch.tensor(resumed[name]), torch.tensor(value), rtol=1e-12, atol=1e-12)
 

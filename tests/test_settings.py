@@ -50,7 +50,7 @@ def test_numbers_of_numpy_become_pythons():
         gradient_clip_value=np.float32(0.5),
     )
     assert settings == TrainSettings(num_epochs=3, per_device_batch_size=4, gradient_clip_value=0.5)
-    assert {type(value) for value in dataclasses.astuple(settings)} == {int, float, str, type(None)}
+    assert {type(value) for value in dataclasses.astuple(settings)} == {int, float, str, bool, type(None)}
 
 
 def test_settings_are_frozen():

@@ -1,7 +1,12 @@
 """Every exception that this library raises on purpose, in one tree.
 
-Each also inherits the builtin that a reader would expect to catch.
+Each also inherits the builtin that a reader would expect to catch. `SignalExit`, which is no error, stands beside them.
 """
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
 
 
 class PytorchAcceleratedError(Exception):
@@ -65,3 +70,21 @@ class StopTrainingError(PytorchAcceleratedError):
 
 class CallbackMethodNotImplementedError(PytorchAcceleratedError, AttributeError):
     """Raised by a callback's own method to say that it does not act at this event; the handler then skips it."""
+
+
+class SignalExit(SystemExit):
+    """A signal has ended the run. Unless it is caught, the process leaves with status ``128 + signal_number``.
+
+    Attributes:
+        signal_number: of SIGTERM or SIGUSR1; after a SIGINT, `KeyboardInterrupt` is raised instead.
+        saved_to: the training state that was saved at the end, or None.
+    """
+
+    def __init__(self, signal_number: int, saved_to: Path | None = None) -> None:
+        super().__init__(128 + signal_number)
+        self.signal_number = signal_number
+        self.saved_to = saved_to
+
+    def __str__(self) -> str:
+        where = "" if self.saved_to is None else f" It can go on from {self.saved_to}."
+        return f"{signal.Signals(self.signal_number).name} has ended the run.{where}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import numbers
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -20,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pytorch_accelerated.callbacks.handler import CallbackHandler
 from pytorch_accelerated.callbacks.watching import WatchedMetric
+from pytorch_accelerated.checkpointing.background import BackgroundWriter
 from pytorch_accelerated.data.loading import (
     CountItems,
     MicroBatch,
@@ -31,6 +33,7 @@ from pytorch_accelerated.data.loading import (
 )
 from pytorch_accelerated.data.slicing import unsliced
 from pytorch_accelerated.errors import (
+    CheckpointError,
     ConfigurationError,
     DataError,
     HookOutputError,
@@ -38,15 +41,19 @@ from pytorch_accelerated.errors import (
     StopTrainingError,
 )
 from pytorch_accelerated.hooks import TrainerHooks
+from pytorch_accelerated.nonfinite import RollBack, UpdateGuard
 from pytorch_accelerated.prediction import PredictionCollector
 from pytorch_accelerated.run_state import RunPhase, RunState
+from pytorch_accelerated.seeding import generator_states, restore_generator_states
 from pytorch_accelerated.settings import TrainSettings
+from pytorch_accelerated.signals import SignalWatch
 from pytorch_accelerated.tracking.history import RunHistory
 from pytorch_accelerated.tracking.loss import LossTracker
 from pytorch_accelerated.tracking.timing import EpochClock, Pace
 
 if TYPE_CHECKING:
     from pytorch_accelerated.capturing import CapturedStep
+    from pytorch_accelerated.splitting import BatchSplitter
 
 # Losses are read this often. A number of updates, not of seconds: sums of a resumed run must be cut at the same places.
 UPDATES_BETWEEN_READINGS = 64
@@ -91,7 +98,10 @@ class TrainingLoop(TrainerHooks):
             while not self._is_run_complete():
                 if self.run_state.phase is RunPhase.EPOCH_CLOSED:
                     self.run_state.start_epoch()
-                self._run_epoch()
+                try:
+                    self._run_epoch()
+                except RollBack as request:
+                    request.guard.roll_back()
 
     def _run_epoch(self) -> None:
         """One epoch and its evaluation; after a resume, what of it is still due."""
@@ -132,11 +142,17 @@ class TrainingLoop(TrainerHooks):
         if self._settings.gradient_clip_norm is not None:
             self.run_history.update_metric("gradient_norm", self._gradient_norms.average)
             self._gradient_norms.reset()
+        if self._update_guard is not None:
+            self._update_guard.record()
+        if self._splitter is not None:
+            self._splitter.record()
         self._fire("on_train_epoch_end")
 
     def _run_update(self, update: Update) -> None:
         """One optimizer update from the batches of `update`."""
-        acts_at, captured = self.callback_handler.acts_at, self._captured_step
+        acts_at, captured, guard = self.callback_handler.acts_at, self._captured_step, self._update_guard
+        if guard is not None and not guard.lets_begin(update):
+            return
         self._update = update
         for micro_batch in update.micro_batches:
             self._micro_batch = micro_batch
@@ -148,7 +164,9 @@ class TrainingLoop(TrainerHooks):
         is_skipped = self._complete_gradients()
         if acts_at["on_optimizer_step_start"]:
             self._fire("on_optimizer_step_start")
-        if captured is None:
+        if guard is not None and guard.holds_back(is_skipped=is_skipped):
+            is_skipped = True
+        elif captured is None:
             self._apply_gradients()
         else:
             captured.apply_gradients()
@@ -165,13 +183,13 @@ class TrainingLoop(TrainerHooks):
         if micro_batch.is_borrowed:
             self._keep_in_step(micro_batch.batch)
             return
-        state, captured = self.run_state, self._captured_step
+        state, stand_in = self.run_state, self._captured_step or self._splitter
         if micro_batch.has_empty_rank or self.callback_handler.acts_at["on_train_step_start"]:
             self._fire_of_batch("on_train_step_start")
-        if captured is None:
+        if stand_in is None:
             self._perform_forward_and_backward_passes(micro_batch.batch, state.batches_in_epoch)
         else:
-            captured.compute(micro_batch.batch, state.batches_in_epoch)
+            stand_in.compute(micro_batch.batch, state.batches_in_epoch)
         state.batches_in_epoch += 1
 
     def _perform_forward_and_backward_passes(self, batch: Any, step: int) -> None:
@@ -208,7 +226,7 @@ class TrainingLoop(TrainerHooks):
             self._stop_if_asked()
             rounds = 0
             with self._without_gradients():
-                for rounds, round_ in enumerate(self._rounds(valid_dl), start=1):
+                for rounds, round_ in enumerate(self._rounds_before_signal(valid_dl, StopTrainingError), start=1):
                     self._in_round(round_.batch is None, round_.has_empty_rank, self._evaluate_batch, round_.batch)
                     if rounds % UPDATES_BETWEEN_READINGS == 0:
                         self._loss_tracker.read()
@@ -241,7 +259,7 @@ class TrainingLoop(TrainerHooks):
             self.model.eval()
             self._fire_in_pass("on_prediction_run_start", num_batches=loader.num_batches)
             with self._without_gradients():
-                for round_ in self._rounds(loader):
+                for round_ in self._rounds_before_signal(loader, lambda _: self._signals.exit()):
                     is_idle = round_.batch is None
                     self._in_round(
                         is_idle, round_.has_empty_rank, self._predict_batch, round_.batch, round_.start, collector
@@ -380,15 +398,22 @@ class TrainingLoop(TrainerHooks):
         """Record the mean loss per item over all ranks, and begin a new mean."""
         tracker = self._loss_tracker
         total, count = self._ranks.sum([tracker.total_loss, tracker.running_count])
-        self.run_history.update_metric(metric_name, total / count if count else 0.0)
+        self.run_history.update_metric(metric_name, total / count if count else tracker.average)
         tracker.reset()
 
     # -------------------------------------------------------------------------------- requests, stopping, safe points
 
     def _reset_control(self) -> None:
         self._stop: StopTrainingError | None = None
+        self._update_guard: UpdateGuard | None = None
+        self._splitter: BatchSplitter | None = None
+        self._signals = SignalWatch()
+        self._saved_to: Path | None = None  # when the run was stopped
+        self._finishes_passes = False  # in what no resumed run would repeat
         self._evaluation_requested = False
-        self._requested_states: list[tuple[Path, dict[str, Any]]] = []
+        self._requested_states: list[tuple[Path, dict[str, Any], bool]] = []
+        self._state_writer = BackgroundWriter()  # used on the rank that writes
+        self._saves_in_background = False  # has been asked to, on all ranks
         self._defers_saves = False  # only while training there are moments that are not to be saved
         self._round_has_empty_rank = False
         self._gathers_no_rows = False
@@ -443,15 +468,22 @@ class TrainingLoop(TrainerHooks):
         """Stop if any rank wants to, on all ranks for the first reason. Must be called by all ranks."""
         if self._deadline is not None and time.monotonic() >= self._deadline and self._ranks.is_first:
             self._stop = self._stop or StopTrainingError(f"`max_duration` ({self._settings.max_duration}) is over.")
-        if self._stop is None and self._ranks.count == 1:
+        if self._finishes_passes or (self._stop is None and not self._signals.number and self._ranks.count == 1):
             return
-        updates = self.run_state.updates
-        everyones = self._ranks.exchange_numbers([self._stop is not None, self._stop_pace.proposal(updates)])
-        if any(wants_to_stop for wants_to_stop, _ in everyones):
+        if self._agree_to_stop(self._stop_pace, self.run_state.updates, self._stop is not None):
             stop, self._stop = self._stop, None
             reasons = self._ranks.exchange("" if stop is None else str(stop))
-            raise StopTrainingError(next(filter(None, reasons), "")) from stop
-        self._stop_pace.go_on(updates, between=everyones[0][1])
+            raise StopTrainingError(next(filter(None, [self._signals.reason, *reasons]), "")) from stop
+
+    def _agree_to_stop(self, pace: Pace, done: int, wants_to_stop: bool) -> bool:
+        """Whether any rank wants to stop or has got a signal, after so much is `done`. Must be called by all ranks."""
+        has_failed = self._state_writer.has_failed
+        everyones = self._ranks.exchange_numbers([pace.proposal(done), wants_to_stop, has_failed, self._signals.number])
+        proposals, wishes, failures, signals = zip(*everyones, strict=True)
+        pace.go_on(done, between=proposals[0])
+        if any(failures):
+            self._finish_saves()  # raises what went wrong, on all ranks
+        return self._signals.agree(signals) or any(wishes)
 
     def _has_stoppers(self) -> bool:
         """Whether something on this rank may want to stop between two batches: any callback or hook of the user's.
@@ -483,10 +515,13 @@ class TrainingLoop(TrainerHooks):
         self._evaluation_requested = self._defers_saves = False
         if failure is not None:
             self._requested_states.clear()  # nothing is saved from a model that may be spoilt
+        states = [folder for folder, *_ in self._requested_states]
         try:
-            self._act_on_requests()
+            self._write_requested_states()
         except NonFiniteLossError as error:  # the parameters are
             failure = error
+        self._finish_saves()
+        self._saved_to = states[-1] if states and failure is None else None
         self._release_model()
         self._moment(hook, event)
         if failure is not None:
@@ -503,21 +538,41 @@ class TrainingLoop(TrainerHooks):
             self._report_non_finite("train_loss_epoch")
             with self._epoch_clock.paused():
                 self._act_on_requests()
+        if self._saves_in_background and self._ranks.count == 1 and self._state_writer.has_failed:
+            self._state_writer.wait()
         if self._ranks.count == 1 or self._stops_after_each_update or self._stop_pace.is_due(self.run_state.updates):
             self._stop_if_asked()
 
     def _act_on_requests(self) -> None:
         """Do what callbacks asked for, in a fixed order."""
-        if self._evaluation_requested:
-            self._evaluation_requested = False
+        state = self.run_state
+        if self._evaluation_requested or state.is_evaluation_due:
+            self._evaluation_requested, state.is_evaluation_due = False, True
             if self._eval_dataloader is None:
                 raise ConfigurationError(
                     "An evaluation was requested during training, but there is no evaluation dataset. Pass "
                     "`eval_dataset` to `train`."
                 )
             self._run_eval_epoch(self._eval_dataloader, is_intermediate=True)
+            state.is_evaluation_due = False
+        self._write_requested_states()
+
+    def _write_requested_states(self) -> None:
         while self._requested_states:
             self._write_training_state(*self._requested_states.pop(0))
+
+    def _finish_saves(self) -> None:
+        """Wait for states that are being written in the background. Must be called by all ranks."""
+        if not self._saves_in_background:
+            return
+        failure: CheckpointError | None = None
+        try:
+            self._state_writer.wait()
+        except CheckpointError as error:
+            failure = error
+        failure = self._ranks.from_first(failure)
+        if failure is not None:
+            raise failure
 
     def _close(self, phase: RunPhase) -> None:
         """Note that a part of the epoch is over, after its last callback; then act and stop as asked."""
@@ -529,7 +584,7 @@ class TrainingLoop(TrainerHooks):
     def _updates_left(self) -> int | None:
         """Until `max_num_train_steps`, if it is set; none where a run is resumed right behind the last one."""
         limit = self._settings.max_num_train_steps
-        return None if limit is None else max(0, limit - self.run_state.updates)
+        return None if limit is None else min(max(0, limit - self.run_state.updates), sys.maxsize)
 
     def _is_run_complete(self) -> bool:
         if self._settings.max_num_train_steps is not None:
@@ -566,6 +621,29 @@ class TrainingLoop(TrainerHooks):
         loader, limit = unsliced(eval_dl)
         return self._adapted_if_new(loader, self._eval_dl_kwargs).rounds(max_rounds=limit)
 
+    def _rounds_before_signal(self, loader: Any, give_up: Callable[[str], BaseException]) -> Iterator[Round]:
+        """The rounds of a pass; all ranks give it up before the same one if a signal has come to any of them.
+
+        Args:
+            loader: yields batches.
+            give_up: makes what is raised then, from the reason.
+        """
+        pace = Pace(_SECONDS_BETWEEN_AGREEMENTS)
+        for number, round_ in enumerate(self._rounds(loader)):
+            is_due = self._signals.number if self._ranks.count == 1 else pace.is_due(number)
+            if is_due and not self._finishes_passes and self._agree_to_stop(pace, number, False):
+                raise give_up(self._signals.reason)
+            yield round_
+
+    @contextlib.contextmanager
+    def _finishing_passes(self) -> Iterator[None]:
+        """Evaluations and predictions that user code makes are finished: no resumed run would repeat them."""
+        before, self._finishes_passes = self._finishes_passes, True
+        try:
+            yield
+        finally:
+            self._finishes_passes = before
+
     def _adapted_if_new(self, loader: Any, dl_kwargs: Mapping[str, Any]) -> RunLoader:
         """Loaders that a callback put in place since the run started are adapted when they are used."""
         return loader if isinstance(loader, RunLoader) else self._adapted(loader, dl_kwargs)
@@ -584,8 +662,12 @@ class TrainingLoop(TrainerHooks):
             self._ranks.copy_from_first(list(self.model.buffers()))
         modes = [(module, module.training) for module in self.model.modules()] if restore_modes else []
         self._loss_tracker = LossTracker()
+        generators = generator_states()
         try:
             yield
+        except StopTrainingError:
+            restore_generator_states(generators)  # a resumed run repeats what is given up here
+            raise
         finally:
             for module, is_training in modes:
                 module.training = is_training
@@ -606,7 +688,8 @@ class TrainingLoop(TrainerHooks):
         self.callback_handler = CallbackHandler(callbacks, custom_events=self.custom_events)
         self.run_history.set_metric_name_prefix(metric_name_prefix)
         try:
-            self._run_eval_epoch(self._eval_dataloader)
+            with self._finishing_passes():
+                self._run_eval_epoch(self._eval_dataloader)
         finally:
             self.model, self.callback_handler = own_model, own_handler
             self.run_history.set_metric_name_prefix(own_prefix)
@@ -619,7 +702,7 @@ class TrainingLoop(TrainerHooks):
     def _release_model(self) -> None:
         raise NotImplementedError
 
-    def _write_training_state(self, output_dir: Path, extra: dict[str, Any]) -> None:
+    def _write_training_state(self, output_dir: Path, extra: dict[str, Any], background: bool) -> None:
         raise NotImplementedError
 
 

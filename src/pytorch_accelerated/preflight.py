@@ -13,8 +13,9 @@ from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.handler import CallbackHandler
 from pytorch_accelerated.callbacks.limits import OuterLimit
 from pytorch_accelerated.callbacks.saving import SaveTrainingStateCallback
+from pytorch_accelerated.checkpointing.space import check_space, existing_parent, megabytes
 from pytorch_accelerated.checkpointing.training_state import load_run, save_run
-from pytorch_accelerated.errors import CheckpointError, UnknownMetricError
+from pytorch_accelerated.errors import UnknownMetricError
 
 if TYPE_CHECKING:
     from pytorch_accelerated.trainer import Trainer
@@ -47,7 +48,7 @@ class PreflightReport:
             [
                 f"Preflight passed in {self.seconds:.1f} s: one update, one evaluated batch, one save and reload.",
                 f"  metrics:        {', '.join(self.metric_names)}",
-                f"  training state: {_megabytes(self.state_size_bytes)}, of {_megabytes(self.free_bytes)} free",
+                f"  training state: {megabytes(self.state_size_bytes)}, of {megabytes(self.free_bytes)} free",
                 f"  callbacks:      {', '.join(self.rehearsed) or 'none'}",
                 f"  left out:       {', '.join(self.left_out) or 'none'}",
                 "  Model, optimizer, history, generators and callbacks with a state are as before. Objects that the",
@@ -67,7 +68,7 @@ def rehearse(trainer: Trainer, arguments: dict[str, Any]) -> PreflightReport:
     callbacks = list(trainer.callback_handler)
     taking_part = [callback for callback in callbacks if getattr(callback, "takes_part_in_preflight", True)]
     savers = [callback for callback in callbacks if isinstance(callback, SaveTrainingStateCallback)]
-    places = [_existing_parent(Path(saver.save_dir)) for saver in savers] or [Path(tempfile.gettempdir())]
+    places = [existing_parent(Path(saver.save_dir)) for saver in savers] or [Path(tempfile.gettempdir())]
     attributes = dict(vars(trainer))
     modes = [(module, module.training) for module in trainer.get_model().modules()]
     scratch = Path(trainer._ranks.from_first(_scratch_folder(places[0]) if trainer._ranks.is_first else None))
@@ -77,7 +78,8 @@ def rehearse(trainer: Trainer, arguments: dict[str, Any]) -> PreflightReport:
             trainer.callback_handler = CallbackHandler(
                 [*taking_part, OuterLimit(1)], custom_events=trainer.custom_events
             )
-            trainer.train(**{**arguments, "max_num_train_steps": 1, "resume_from": None})
+            # To go back to a training state would need callbacks that are left out.
+            trainer.train(**{**arguments, "max_num_train_steps": 1, "resume_from": None, "nonfinite_policy": None})
             metric_names = tuple(trainer.run_history.get_metric_names())
             save_run(trainer, scratch / "after", {})
             load_run(trainer, scratch / "after")
@@ -93,8 +95,8 @@ def rehearse(trainer: Trainer, arguments: dict[str, Any]) -> PreflightReport:
         if trainer._ranks.is_first:
             shutil.rmtree(scratch, ignore_errors=True)
     _check_watched_metrics(callbacks, metric_names)
-    for saver, place in zip(savers, places, strict=False):
-        _check_space(saver, shutil.disk_usage(place).free, size_bytes)
+    for saver in savers:
+        check_space(saver.save_dir, saver.retention, size_bytes)
     left_out = [callback for callback in callbacks if callback not in taking_part]
     return PreflightReport(
         metric_names=metric_names,
@@ -119,29 +121,5 @@ def _check_watched_metrics(callbacks: list[TrainerCallback], metric_names: tuple
             )
 
 
-def _check_space(saver: SaveTrainingStateCallback, free_bytes: int, size_bytes: int) -> None:
-    retention = saver.retention
-    if retention.last is None and retention.best is None:
-        kept, rule = 2, "at least two training states"
-    else:
-        # The new state is complete before an old one is deleted.
-        kept = (retention.last or 0) + (retention.best or 0) + 1
-        rule = f"{kept} training states, the one being written included"
-    if kept * size_bytes > free_bytes:
-        raise CheckpointError(
-            f"{saver.save_dir} needs room for {rule}, {_megabytes(kept * size_bytes)}, but only "
-            f"{_megabytes(free_bytes)} are free on its disk. Free some, save elsewhere, or keep fewer."
-        )
-
-
 def _scratch_folder(place: Path) -> str:
     return tempfile.mkdtemp(prefix=".preflight-", dir=place)
-
-
-def _existing_parent(path: Path) -> Path:
-    path = path.resolve()
-    return next(folder for folder in (path, *path.parents) if folder.is_dir())
-
-
-def _megabytes(size_bytes: int) -> str:
-    return f"{size_bytes / 1e6:,.1f} MB"

@@ -28,6 +28,7 @@ class RunState:
         batches_in_epoch: batches of this rank used in the current epoch; the next one is this `step`.
         samples_in_epoch: samples used by finished updates of this epoch, over all ranks: the position in the data.
         phase: what has been finished in the current epoch.
+        is_evaluation_due: whether an evaluation inside the epoch was asked for after the last update, and is not over.
     """
 
     epochs: int = 0
@@ -37,6 +38,7 @@ class RunState:
     batches_in_epoch: int = 0
     samples_in_epoch: int = 0
     phase: RunPhase = RunPhase.TRAINING
+    is_evaluation_due: bool = False
 
     @property
     def applied_updates(self) -> int:

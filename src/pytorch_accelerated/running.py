@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,20 +16,23 @@ from pytorch_accelerated.callbacks.handler import CallbackHandler
 from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.callbacks.watching import WatchedMetric
 from pytorch_accelerated.capturing import CapturedStep, CapturedStepReport
-from pytorch_accelerated.checkpointing.training_state import load_run, seed_of_run
+from pytorch_accelerated.checkpointing.training_state import difference_by_ranks, load_run, seed_of_run
 from pytorch_accelerated.compiling import CompileReport, CompileWatch
 from pytorch_accelerated.cuda_graphs import Capturer, CudaGraphCapturer
 from pytorch_accelerated.data.loading import RunLoader, adapt_loader, close_loader, fingerprint, refuse_empty
 from pytorch_accelerated.data.prefetch import device_feed
 from pytorch_accelerated.distributed import create_accelerator, given_accelerator, send_to_device
-from pytorch_accelerated.errors import ConfigurationError, DataError, NonFiniteLossError
+from pytorch_accelerated.errors import CheckpointError, ConfigurationError, DataError, NonFiniteLossError
 from pytorch_accelerated.hooks import TrainerHooks
 from pytorch_accelerated.loop import TrainingLoop
+from pytorch_accelerated.nonfinite import UpdateGuard
 from pytorch_accelerated.preparation import PreparedModel
 from pytorch_accelerated.run_config import TrainerRunConfig, describe_run
 from pytorch_accelerated.run_state import RunState
 from pytorch_accelerated.seeding import derived_seed, mixed_seed, set_seed
 from pytorch_accelerated.settings import check_parts, check_scheduler
+from pytorch_accelerated.splitting import BatchSplitter
+from pytorch_accelerated.tracking.loss import LossTracker
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -58,23 +62,48 @@ class TrainingRun(TrainingLoop):
     def _running(self) -> Iterator[None]:
         """A run, or something within one: tells callbacks about exceptions and leaves the trainer as it was."""
         if self._is_running:
-            yield
+            with self._finishing_passes():
+                yield
             return
         self._renew_accelerator()
         self._reset_control()
         self._is_running = True
+        with self._signals as signals:
+            try:
+                yield
+                if signals.agreed:
+                    self._ranks.wait()  # launchers end the others as soon as one leaves
+            except NonFiniteLossError:
+                raise
+            except BaseException as exception:
+                self._tell_of(exception)
+                raise
+            finally:
+                self._is_running = False
+                self._close_writer()
+                self._release_model()
+                for loader in (self._train_dataloader, self._eval_dataloader):
+                    close_loader(loader)
+        if signals.agreed or signals.number:
+            raise signals.exit(self._saved_to)
+
+    def _tell_of(self, exception: BaseException) -> None:
+        """Fire `on_exception`. What goes wrong in it must not hide what went wrong before."""
         try:
-            yield
-        except NonFiniteLossError:
-            raise
-        except BaseException as exception:
             self._fire("on_exception", exception=exception)
-            raise
-        finally:
-            self._is_running = False
-            self._release_model()
-            for loader in (self._train_dataloader, self._eval_dataloader):
-                close_loader(loader)
+        except Exception as error:
+            warnings.warn(
+                f"A callback failed in `on_exception` with {type(error).__name__}: {error}. What ended the run is "
+                f"another exception, a {type(exception).__name__}; callbacks after that one have not been told of it.",
+                stacklevel=2,
+            )
+
+    def _close_writer(self) -> None:
+        """Wait for a state that is still being written, where an exception ended the run: that is what must go up."""
+        try:
+            self._state_writer.close()
+        except CheckpointError as error:
+            warnings.warn(str(error), stacklevel=2)
 
     def _start_training_run(
         self,
@@ -94,7 +123,7 @@ class TrainingRun(TrainingLoop):
         if self.seed is not None:
             set_seed(mixed_seed("run", int(self.seed), self._ranks.index, self._training_runs))
         self.run_state = RunState()
-        self._loss_tracker.reset()
+        self._start_safeguards(state)
         self._gradient_norms.reset()
         if isinstance(self.model, nn.Module):
             self.model.zero_grad()  # an interrupted run may have left half of an update
@@ -128,7 +157,18 @@ class TrainingRun(TrainingLoop):
         self._steps_scheduler_per_update = has_step and settings.step_scheduler == "update" and not is_plateau
         if state is not None:
             load_run(self, state)  # type: ignore[arg-type]  # a run is always a Trainer's
+            difference = difference_by_ranks(self, state)  # type: ignore[arg-type]  # as above
+            if difference is not None:
+                warn_user(self, difference)  # type: ignore[arg-type]  # as above
         self._deadline = None if settings.max_seconds is None else time.monotonic() + settings.max_seconds
+
+    def _start_safeguards(self, resumed_from: Path | None) -> None:
+        """What the settings ask for against updates that are not finite, and against batches that are too large."""
+        if self._settings.nonfinite_policy is not None:
+            self._update_guard = UpdateGuard(self, resumed_from)  # type: ignore[arg-type]  # as above
+        if self._settings.split_on_oom:
+            self._splitter = BatchSplitter(self)  # type: ignore[arg-type]  # as above
+        self._loss_tracker = LossTracker() if self._update_guard is None else self._update_guard.losses
 
     def _seed_run(self, state: Path | None = None) -> None:
         """Fix the seed of the run; one that goes on from a training state keeps that one's."""

@@ -37,12 +37,15 @@ class TrainSettings:
     max_duration: float | str | None = None
     step_scheduler: str = "update"
     scheduler_metric: str = "eval_loss_epoch"
+    nonfinite_policy: str | None = None
+    max_skipped_updates: int = 10
+    split_on_oom: bool = False
 
     def __post_init__(self) -> None:
         wrong_kinds: list[str] = []
         wrong_values: list[str] = []
         optional = ("num_epochs", "eval_per_device_batch_size", "max_num_train_steps")
-        counts = ("per_device_batch_size", "gradient_accumulation_steps", *optional)
+        counts = ("per_device_batch_size", "gradient_accumulation_steps", "max_skipped_updates", *optional)
         limits = ("gradient_clip_value", "gradient_clip_norm")
         for name in counts:
             _check_count(name, getattr(self, name), name in optional, wrong_kinds, wrong_values)
@@ -55,10 +58,16 @@ class TrainSettings:
                 f"`gradient_clip_value` is {self.gradient_clip_value} and `gradient_clip_norm` is "
                 f"{self.gradient_clip_norm}: the one would undo the other, so give one of them"
             )
-        if self.step_scheduler not in ("update", "epoch"):
+        if not _is_one_of(self.step_scheduler, "update", "epoch"):
             wrong_values.append(f"`step_scheduler` is {self.step_scheduler!r}: choose 'update' or 'epoch'")
         if not isinstance(self.scheduler_metric, str):
             wrong_kinds.append(f"`scheduler_metric` is {self.scheduler_metric!r}: give the name of a metric")
+        if not _is_one_of(self.nonfinite_policy, None, "skip", "rollback"):
+            wrong_values.append(
+                f"`nonfinite_policy` is {self.nonfinite_policy!r}: choose 'skip' or 'rollback', or None"
+            )
+        if not isinstance(self.split_on_oom, bool):
+            wrong_kinds.append(f"`split_on_oom` is {self.split_on_oom!r}: give True or False")
         if self.max_duration is not None:
             try:
                 seconds = parse_duration(self.max_duration)
@@ -85,6 +94,11 @@ class TrainSettings:
     def max_seconds(self) -> float | None:
         """`max_duration` in seconds."""
         return None if self.max_duration is None else parse_duration(self.max_duration)
+
+
+def _is_one_of(value: Any, *words: str | None) -> bool:
+    """For any value: arrays do not compare like others."""
+    return (value is None or isinstance(value, str)) and value in words
 
 
 def check_positive_count(name: str, value: Any) -> None:
@@ -136,7 +150,7 @@ def check_run_arguments(*, collate_fn: Any, resume_from: Any = None, **loader_kw
     wrong_kinds = [
         f"`{name}` is {value!r} ({type(value).__name__}): give a dict of arguments for torch's DataLoader"
         for name, value in loader_kwargs.items()
-        if value is not None and not isinstance(value, Mapping)
+        if value is not None and not (isinstance(value, Mapping) and all(isinstance(key, str) for key in value))
     ]
     if collate_fn is not None and not callable(collate_fn):
         wrong_kinds.append(f"`collate_fn` is {collate_fn!r}, which cannot be called: give a function of some samples")
@@ -166,7 +180,7 @@ def check_parts(
         wrong_kinds.append(f"`compile_model` is {compile_model!r}: give a bool, or a dict of `torch.compile` arguments")
     if wrong_kinds:
         raise ArgumentTypeError("; ".join(wrong_kinds) + ".")
-    if compile_step not in (None, "graph"):
+    if not _is_one_of(compile_step, None, "graph"):
         raise ConfigurationError(
             f"`compile_step` is {compile_step!r}, which is no way to compile a step. Choose 'graph', or None for none."
         )

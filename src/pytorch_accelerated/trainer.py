@@ -36,6 +36,7 @@ from pytorch_accelerated.errors import (
 )
 from pytorch_accelerated.explaining import explain_run
 from pytorch_accelerated.hooks import warn_about_misspelt_hooks
+from pytorch_accelerated.nonfinite import refuse_what_cannot_be_held_back
 from pytorch_accelerated.placeholders import TrainerPlaceholderValues, replace_trainer_placeholder_values
 from pytorch_accelerated.prediction import collect_predictions
 from pytorch_accelerated.preflight import PreflightReport, rehearse
@@ -50,6 +51,7 @@ from pytorch_accelerated.settings import (
     check_run_arguments,
     check_scheduler_factory,
 )
+from pytorch_accelerated.splitting import refuse_what_cannot_be_split
 from pytorch_accelerated.tracking.history import InMemoryRunHistory, RunHistory
 from pytorch_accelerated.tracking.loss import LossTracker
 
@@ -185,6 +187,9 @@ class Trainer(TrainingRun):
         eval_per_device_batch_size: int | None = None,
         step_scheduler: str = "update",
         scheduler_metric: str = "eval_loss_epoch",
+        nonfinite_policy: str | None = None,
+        max_skipped_updates: int = 10,
+        split_on_oom: bool = False,
     ) -> RunHistory:
         """Train, and evaluate after each epoch if there is an evaluation set. Must be called by all ranks.
 
@@ -214,13 +219,20 @@ class Trainer(TrainingRun):
             step_scheduler: step the scheduler per "update" or per "epoch". `ReduceLROnPlateau` always steps after
                 evaluation.
             scheduler_metric: what a `ReduceLROnPlateau` watches.
+            nonfinite_policy: of an update whose loss or gradient is NaN or infinite. None: apply it; callbacks hear of
+                the loss, and `TerminateOnNaNCallback` ends the run. "skip": leave the update out. "rollback": go back
+                to the newest training state of this run, and on without the update. To look, the run waits for the
+                device once per update.
+            max_skipped_updates: so many updates in a row may be left out because of `nonfinite_policy`.
+            split_on_oom: compute a batch that does not fit into memory in parts, and all later ones. With one process.
 
         Returns:
             A copy of the run history, which a later `evaluate` does not change.
 
         Raises:
             ArgumentTypeError, ConfigurationError, DataError: for input that cannot work, before work is lost.
-            NonFiniteLossError: if `TerminateOnNaNCallback` met a loss that is NaN or infinite.
+            NonFiniteLossError: if `TerminateOnNaNCallback` met a loss that is NaN or infinite, or more updates in a row
+                than `max_skipped_updates` could not be applied.
         """
         self._refuse_within_a_run("train", "Call it when the run is over, or use another trainer.")
         settings = TrainSettings(
@@ -234,6 +246,9 @@ class Trainer(TrainingRun):
             max_duration=max_duration,
             step_scheduler=step_scheduler,
             scheduler_metric=scheduler_metric,
+            nonfinite_policy=nonfinite_policy,
+            max_skipped_updates=max_skipped_updates,
+            split_on_oom=split_on_oom,
         )
         check_run_arguments(
             train_dataloader_kwargs=train_dataloader_kwargs,
@@ -247,6 +262,10 @@ class Trainer(TrainingRun):
         check_optimizer(self.optimizer, modules, has_own_step=self._overrides("optimizer_step"))
         if self.compile_step is not None:
             refuse_what_cannot_be_captured(self)
+        if settings.nonfinite_policy is not None:
+            refuse_what_cannot_be_held_back(self, settings)
+        if settings.split_on_oom:
+            refuse_what_cannot_be_split(self)
         num_passes = settings.num_epochs if settings.max_num_train_steps is None else None
         if not self._overrides("create_train_dataloader"):
             check_dataset(train_dataset, num_passes=num_passes)
@@ -430,7 +449,13 @@ class Trainer(TrainingRun):
             self.scheduler.load_state_dict(checkpoint["scheduler_state_dict"])
         return checkpoint
 
-    def save_training_state(self, output_dir: str | Path, checkpoint_kwargs: Mapping[str, Any] | None = None) -> None:
+    def save_training_state(
+        self,
+        output_dir: str | Path,
+        checkpoint_kwargs: Mapping[str, Any] | None = None,
+        *,
+        background: bool = False,
+    ) -> None:
         """Write everything this run is to a folder that appears whole or not at all. Must be called by all ranks.
 
         Within an update, or while callbacks of an event are still due, it is written right after.
@@ -438,8 +463,11 @@ class Trainer(TrainingRun):
         Args:
             output_dir: the folder of this state.
             checkpoint_kwargs: further entries, returned by `load_training_state`.
+            background: within a run, wait only for a copy in host memory, as large as the state, and write that while
+                the run goes on. It is complete before the next one is begun and before `on_training_run_end`; what
+                goes wrong until then is raised in between. Outside of a run it is written at once.
         """
-        request = (Path(output_dir), dict(checkpoint_kwargs or {}))
+        request = (Path(output_dir), dict(checkpoint_kwargs or {}), background)
         if self._is_running and self._defers_saves:
             self._requested_states.append(request)
         else:
@@ -540,9 +568,11 @@ class Trainer(TrainingRun):
 
     # ---------------------------------------------------------------------------------------------------------- saving
 
-    def _write_training_state(self, output_dir: Path, extra: dict[str, Any]) -> None:
+    def _write_training_state(self, output_dir: Path, extra: dict[str, Any], background: bool) -> None:
         check_finite(self.get_model().named_parameters())
-        save_run(self, output_dir, extra)
+        background = background and self._is_running
+        self._saves_in_background |= background
+        save_run(self, output_dir, extra, self._state_writer if background else None)
 
     def _find_state(self, source: str | Path) -> Path | None:
         """The training state that `source` is or holds, the same for all ranks."""

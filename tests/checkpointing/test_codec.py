@@ -161,6 +161,15 @@ def test_tied_weights_are_stored_once_and_tied_again():
     assert found["1.weight"][3, 4] == 7
 
 
+@pytest.mark.parametrize("layout", ["channels last", "transposed"])
+def test_tied_tensors_of_any_layout_are_tied_again(layout):
+    tensor = LAYOUTS[layout].clone(memory_format=torch.preserve_format)
+    state = {"encoder": tensor, "decoder": nn.Parameter(tensor)}
+    found = through_files(state)
+    assert_same_state(found["decoder"], tensor)
+    assert found["decoder"].data_ptr() == found["encoder"].data_ptr()
+
+
 def test_overlapping_views_overlap_again():
     base = torch.arange(10.0)
     state = {"head": base[:6], "tail": base[4:], "all": base.view(2, 5), "bits": base.view(torch.int32)[5:6]}
@@ -275,6 +284,7 @@ HOSTILE = {
     "base64 that is a number": {"$": "bytes", "base64": 3},
     "an unhashable key": {"$": "dict", "items": [[[1], 2]]},
     "a key twice": {"$": "dict", "items": [[1, 2], [1, 3]]},
+    "keys that all have one hash": {"$": "dict", "items": [[number * (2**61 - 1), 0] for number in range(101)]},
     "an item without a value": {"$": "dict", "items": [[1]]},
     "items that are a number": {"$": "dict", "items": 7},
     "an unknown dtype": {"$": "dtype", "name": "Tensor"},
@@ -313,6 +323,13 @@ def test_hostile_structures_are_refused_by_their_path(node):
     octets = torch.zeros(16, dtype=torch.uint8)
     with pytest.raises(InvalidCheckpointError, match=r"^part\.a\[1\]"):
         decode({"a": [0, node]}, {"x": octets}, path="part")
+
+
+def test_one_tensor_in_two_layouts_is_refused():
+    """Else a file of a kilobyte could ask for a copy of a large tensor a thousand times."""
+    nodes = [{"$": "tensor", "name": "x", "stride": stride} for stride in ([1, 2], [3, 1])]
+    with pytest.raises(InvalidCheckpointError, match=r"part\[1\].*cannot have two layouts"):
+        decode(nodes, {"x": torch.ones(2, 3)}, path="part")
 
 
 def test_a_view_of_something_else_than_octets_is_refused():

@@ -120,6 +120,7 @@ HOSTILE = {
     "a petabyte": file_with_header({"a": {"dtype": "F32", "shape": [2**48], "data_offsets": [0, 2**50]}}, bytes(8)),
     "an impossible empty shape": file_with_header({"a": {**EMPTY, "shape": [0, 2**62, 9]}}),
     "a size beyond 64 bits": file_with_header({"a": {**EMPTY, "shape": [0, 2**70]}}),
+    "a hundred thousand dimensions": file_with_header({"a": {**FLOATS, "shape": [2**62] * 100_000}}, bytes(8)),
     "a gap before": file_with_header({"a": {**FLOATS, "data_offsets": [4, 12]}}, bytes(12)),
     "bytes behind": file_with_header({"a": FLOATS}, bytes(9)),
     "bytes missing": file_with_header({"a": FLOATS}, bytes(7)),

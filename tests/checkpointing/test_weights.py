@@ -131,6 +131,33 @@ def test_a_value_that_is_no_tensor_does_not_fit():
         load_canonical(nn.Linear(2, 1), state)
 
 
+def test_other_kinds_of_numbers_do_not_fit():
+    model = nn.Linear(2, 1)
+    state = {name: tensor.long() for name, tensor in model.state_dict().items()}
+    with pytest.raises(InvalidCheckpointError, match=r"weight: saved with torch\.int64, the model has torch\.float32"):
+        load_canonical(model, state)
+    halves = {name: tensor.half() for name, tensor in model.state_dict().items()}
+    load_canonical(model, halves)
+    assert torch.equal(model.weight, halves["weight"].float())
+
+
+@pytest.mark.parametrize("state", [3, [], None, "weight"])
+def test_what_is_no_state_dict_is_refused(state):
+    with pytest.raises(InvalidCheckpointError, match="not names with tensors; nothing was loaded"):
+        load_canonical(nn.Linear(2, 1), state)
+
+
+@pytest.mark.parametrize("versions", [3, {"": 3}, {"": {"version": "new"}}])
+def test_versions_that_no_module_can_read_are_refused_before_anything_is_loaded(versions):
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    before = copy.deepcopy(model.state_dict())
+    state: Any = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)).state_dict()
+    state._metadata = versions
+    with pytest.raises(InvalidCheckpointError, match="versions of its modules"):
+        load_canonical(model, state)
+    assert_same_state(model.state_dict(), before)
+
+
 def test_lazy_parameters_take_their_shape_from_the_state():
     state = nn.Linear(4, 2).state_dict()
     lazy = nn.LazyLinear(2)

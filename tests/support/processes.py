@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -69,6 +70,16 @@ def run_on_ranks(
     return _run(script, args, world_size=world_size, env=env, cwd=cwd, timeout_seconds=timeout_seconds)
 
 
+def start_on_ranks(script: Path, world_size: int, *args: object) -> "subprocess.Popen[bytes]":
+    """Start what `run_on_ranks` would run, without waiting for it. What it prints goes to a file ``<script>.log``."""
+    with script.with_suffix(".log").open("w") as log:
+        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world_size)]
+        command = [sys.executable, *launcher, str(script), *map(str, args)]
+        return subprocess.Popen(
+            command, env=_clean_environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+        )
+
+
 def _run(
     script: str | Path,
     args: Sequence[object],
@@ -98,7 +109,7 @@ def _run(
             stdout, stderr = process.communicate(timeout=timeout_seconds)
             ending = f"ended with exit code {process.returncode}"
         except subprocess.TimeoutExpired:
-            _kill_with_children(process)
+            kill_with_children(process)
             stdout, stderr = process.communicate()
             ending = f"did not end within {timeout_seconds} seconds"
         stdout_of_ranks = _read_logs(folder, "stdout.log") if launcher else (stdout,)
@@ -129,7 +140,7 @@ def _clean_environment() -> dict[str, str]:
     return {**inherited, "PYTHONPATH": _PYTHON_PATH, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
-def _kill_with_children(process: "subprocess.Popen[str]") -> None:
+def kill_with_children(process: "subprocess.Popen[Any]") -> None:
     """Kill a running process and all it has started.
 
     Killing its process group would miss the ranks, because torchrun gives each of them a session of its own.

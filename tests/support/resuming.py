@@ -61,10 +61,12 @@ def run(
     *extra: TrainerCallback,
     seed: int | None = 11,
     num_workers: int = 0,
+    accumulation: int = 2,
+    rows: int = 22,
     process_seed: int = 0,
     **arguments: Any,
 ) -> tuple[Trainer, ModelEmaCallback]:
-    """Three epochs over 22 rows; dropout, batch norm, momentum, a schedule, EMA, early stopping, best model.
+    """Three epochs over `rows` rows; dropout, batch norm, momentum, a schedule, EMA, early stopping, best model.
 
     `process_seed` stands for whatever the process did before: a resumed run must not depend on it.
     """
@@ -75,11 +77,11 @@ def run(
     callbacks = [ema, EarlyStoppingCallback(5), SaveBestModelCallback(folder / "best.pt"), *extra]
     trainer = Trainer(model, nn.MSELoss(), optimizer, callbacks=callbacks, seed=seed)
     trainer.train(
-        AugmentedData(22),
+        AugmentedData(rows),
         num_epochs=3,
         eval_dataset=regression_data(5),
         per_device_batch_size=3,
-        gradient_accumulation_steps=2,
+        gradient_accumulation_steps=accumulation,
         create_scheduler_fn=functools.partial(torch.optim.lr_scheduler.OneCycleLR, max_lr=0.05, total_steps=30),
         train_dataloader_kwargs={"num_workers": num_workers},
         **arguments,

@@ -75,6 +75,10 @@ class PrintProgressCallback(TrainerCallback):
         trainer.print(f"{word} {epochs}, {updates}{skipped}{duration}{reason}")
         if trainer.captured_step_report is not None:
             trainer.print(trainer.captured_step_report)
+        if trainer._splitter is not None and trainer._splitter.rows is not None:
+            trainer.print(
+                f"Batches went through the model in parts of {_count(trainer._splitter.rows, 'sample')} at the most"
+            )
 
     def on_evaluation_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """For example "Evaluating 12 batches of 32 samples, on cpu"."""

@@ -8,15 +8,18 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch.nn.parameter import is_lazy
+
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.callbacks.watching import WatchedMetric
 from pytorch_accelerated.checkpointing.policy import SavePolicy
 from pytorch_accelerated.checkpointing.publish import remove_state
 from pytorch_accelerated.checkpointing.retention import Retention, SavedState
-from pytorch_accelerated.checkpointing.state_folder import read_state
+from pytorch_accelerated.checkpointing.saved_metrics import judged_states
+from pytorch_accelerated.checkpointing.space import check_space
 from pytorch_accelerated.checkpointing.verify import list_states
-from pytorch_accelerated.errors import CheckpointError, DuplicateCallbackError, InvalidCheckpointError
+from pytorch_accelerated.errors import CheckpointError, DuplicateCallbackError
 from pytorch_accelerated.tracking.timing import Pace
 
 if TYPE_CHECKING:
@@ -182,7 +185,7 @@ class SaveTrainingStateCallback(TrainerCallback):
         save_dir: the folder of the states.
         save_every_n_epochs: save after every so many epochs.
         save_every_n_steps: save after every so many optimizer updates.
-        save_at_end: whether to save ``final``.
+        save_at_end: whether to save ``final`` when the run is complete, or stopped by anything but a signal.
         max_checkpoints: keep so many of the newest states; None, with `keep_best` None too, keeps all.
         keep_best: keep so many of the best as well. A state counts with the value of `watch_metric` that was recorded
             after the same update, before it was saved; those without one are not among the best.
@@ -190,6 +193,10 @@ class SaveTrainingStateCallback(TrainerCallback):
         greater_is_better: whether larger values are better.
         save_every_n_minutes: save when so much time has passed since the last state, by the clock of rank 0, give or
             take a second or an update; named ``step_<N>``.
+        save_on_signal: whether to save ``final`` when SIGTERM, SIGINT or SIGUSR1 ends the run, whatever `save_at_end`
+            says.
+        background: let the run go on while a state is being written. It then waits only for a copy in host memory,
+            as large as the state; see `Trainer.save_training_state`.
 
     Attributes:
         policy: when to save.
@@ -206,6 +213,8 @@ class SaveTrainingStateCallback(TrainerCallback):
     retention = Retention()
     watch_metric: str = "eval_loss_epoch"
     save_at_end: bool = True
+    save_on_signal: bool = True
+    background: bool = False
     _clock = staticmethod(time.monotonic)
     _is_final_requested = False
     _is_retention_due = False
@@ -224,6 +233,8 @@ class SaveTrainingStateCallback(TrainerCallback):
         watch_metric: str = "eval_loss_epoch",
         greater_is_better: bool = False,
         save_every_n_minutes: float | None = None,
+        save_on_signal: bool = True,
+        background: bool = False,
     ) -> None:
         self.save_dir = save_dir
         self.policy = SavePolicy(
@@ -234,11 +245,14 @@ class SaveTrainingStateCallback(TrainerCallback):
         self.retention = Retention(last=max_checkpoints, best=keep_best, greater_is_better=greater_is_better)
         self.watch_metric = watch_metric
         self.save_at_end = save_at_end
+        self.save_on_signal = save_on_signal
+        self.background = background
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Check the metric and start the clock."""
+        """Check the metric and the disk, and start the clock."""
         if self.retention.best is not None:
             WatchedMetric(self.watch_metric).check_before_run(trainer)
+        self._refuse_full_disk(trainer)
         self._is_final_requested = False
         self._saved_at = None
 
@@ -258,12 +272,13 @@ class SaveTrainingStateCallback(TrainerCallback):
         epoch = trainer.run_history.current_epoch
         if self.policy.is_due(updates=0, saved_updates=0, epochs=epoch, saved_epochs=epoch - 1, seconds_since_save=0.0):
             self._request(trainer, f"epoch_{epoch}")
-        if trainer.is_last_epoch:
+        if self.save_at_end and trainer.is_last_epoch:
             self._request_final(trainer)
 
     def on_stop_training_error(self, trainer: Trainer, **kwargs: Any) -> None:
         """Save where the run was stopped. After a loss that is not finite the trainer discards the request."""
-        self._request_final(trainer)
+        if self.save_on_signal if trainer._signals.agreed else self.save_at_end:
+            self._request_final(trainer)
 
     def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Delete what the last state made superfluous."""
@@ -274,14 +289,28 @@ class SaveTrainingStateCallback(TrainerCallback):
         """The class and the folder."""
         return f"{type(self).__name__}({self.save_dir})"
 
+    def _refuse_full_disk(self, trainer: Trainer) -> None:
+        """By what is known before the first update: the parameters, without what the optimizer will add to them."""
+        failure: CheckpointError | None = None
+        if trainer._ranks.is_first:
+            try:
+                parameters = trainer.get_model().parameters()
+                size_bytes = sum(one.nbytes for one in parameters if not is_lazy(one))
+                check_space(self.save_dir, self.retention, size_bytes)
+            except CheckpointError as error:
+                failure = error
+        failure = trainer._ranks.from_first(failure)
+        if failure is not None:
+            raise failure
+
     def _request(self, trainer: Trainer, name: str) -> None:
-        trainer.save_training_state(Path(self.save_dir) / name)
+        trainer.save_training_state(Path(self.save_dir) / name, background=self.background)
         self._is_retention_due = True
         self._saved_at = self._clock()
 
     def _request_final(self, trainer: Trainer) -> None:
         is_training = trainer._train_dataloader is not None  # an evaluation can be stopped, too
-        if self.save_at_end and is_training and not self._is_final_requested:
+        if is_training and not self._is_final_requested:
             self._is_final_requested = True
             self._request(trainer, "final")
 
@@ -301,6 +330,8 @@ class SaveTrainingStateCallback(TrainerCallback):
 
     def _delete_outdated(self, trainer: Trainer) -> None:
         """Apply the retention, now that the states requested in earlier events are complete."""
+        if trainer._state_writer.is_busy:
+            return
         is_due, self._is_retention_due = self._is_retention_due, False
         if not (is_due and trainer._ranks.is_first):
             return
@@ -312,30 +343,8 @@ class SaveTrainingStateCallback(TrainerCallback):
 
     def _saved_states(self) -> list[SavedState]:
         """The complete states in the folder that are named as this callback names them."""
-        states = []
-        seen = set()
-        for folder, manifest in list_states(Path(self.save_dir)):
-            if not _NAME.fullmatch(folder.name):
-                continue
-            updates = manifest.facts["updates"]
-            value = None if self.retention.best is None else _value_in(folder, self.watch_metric, updates)
-            # The last epoch is often saved as "final", too: the same model takes only one place among the best.
-            states.append(
-                SavedState(folder.name, manifest.serial, updates, None if (updates, value) in seen else value)
-            )
-            seen.add((updates, value))
-        return states
+        ours = [state for state in list_states(Path(self.save_dir)) if _NAME.fullmatch(state[0].name)]
+        return judged_states(ours, metric_name=None if self.retention.best is None else self.watch_metric)
 
 
 _NAME = re.compile(r"epoch_\d+|step_\d+|final")
-
-
-def _value_in(folder: Path, metric_name: str, updates: int) -> float | None:
-    """The last value of a metric in the history of a saved state, if it was recorded at the state's own update."""
-    try:
-        _, parts = read_state(folder, ["run"])
-    except InvalidCheckpointError:
-        return None
-    records = parts["run"]["history"].get("records", ())
-    values = [(value, update) for name, value, _, update in records if name == metric_name]
-    return values[-1][0] if values and values[-1][1] == updates else None

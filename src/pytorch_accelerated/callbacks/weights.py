@@ -98,6 +98,9 @@ class ModelEmaCallback(SaveBestModelCallback):
             self._loaded_weights = None
         self._ema_model = None
         self._average(trainer)
+
+    def on_train_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Look how far the run is: it may have gone back to a training state."""
         self._applied_updates = trainer.run_state.applied_updates
 
     def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:

@@ -46,6 +46,7 @@ _DTYPES = {
     for dtype in (*DTYPE_NAMES, torch.complex32, torch.complex128, torch.float8_e8m0fnu)
 }
 _ALIGNMENT_BYTES = 16  # the largest element (complex128), so that every dtype can start where a stored region starts
+_MAX_KEYS_ALIKE = 100  # with one hash; finding one among n of them takes n steps
 
 
 @dataclass(frozen=True)
@@ -320,6 +321,7 @@ class _Decoder:
     def __init__(self, tensors: Mapping[str, torch.Tensor], root: str) -> None:
         self.tensors = tensors
         self.root = root
+        self._strided: dict[str, torch.Tensor] = {}
         self._kinds: dict[str, Callable[..., Any]] = {
             "int": lambda hex: int(_checked(hex, str), 16),
             "float": lambda text: {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}[text],
@@ -372,9 +374,14 @@ class _Decoder:
         tensor = self.tensors[name]
         if stride is None:
             return tensor
-        if not _is_dense(tensor.shape, stride):
-            raise ValueError(f"the strides {stride} do not fit the shape {tuple(tensor.shape)}")
-        return torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype).copy_(tensor)
+        if name not in self._strided:
+            if not _is_dense(tensor.shape, stride):
+                raise ValueError(f"the strides {stride} do not fit the shape {tuple(tensor.shape)}")
+            self._strided[name] = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype).copy_(tensor)
+        # One copy for all places: tied tensors stay tied, and a thousand places take no more memory than one.
+        if list(self._strided[name].stride()) != stride:
+            raise ValueError(f"{name!r} cannot have two layouts")
+        return self._strided[name]
 
     def _view(self, name: str, dtype: str, offset: Any, shape: Any, stride: Any) -> torch.Tensor:
         octets = self.tensors[name]
@@ -392,6 +399,9 @@ def _checked(value: Any, kind: type) -> Any:
 
 def _dict_of(items: Any) -> dict[Any, Any]:
     pairs = [(key, value) for key, value in _checked(items, list)]
+    alike = Counter(hash(key) for key, _ in pairs).most_common(1)
+    if alike and alike[0][1] > _MAX_KEYS_ALIKE:
+        raise ValueError("its keys were chosen to take hours to look up")
     unique = dict(pairs)
     if len(unique) != len(pairs):
         raise ValueError("a key is repeated")

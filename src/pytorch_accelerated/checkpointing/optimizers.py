@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,10 +25,17 @@ def check_optimizer_state(optimizer: Any, state: Mapping[str, Any], *, source: o
     Raises:
         InvalidCheckpointError: says what does not fit.
     """
-    live_groups, saved_groups = getattr(optimizer, "param_groups", None), state.get("param_groups")
-    if live_groups is None or saved_groups is None:
+    live_groups = getattr(optimizer, "param_groups", None)
+    if live_groups is None or (isinstance(state, Mapping) and "param_groups" not in state):
         return  # neither torch's nor like torch's: it knows itself what it can load
     kind = type(getattr(optimizer, "optimizer", optimizer)).__name__
+    problem = problem_of_optimizer_state(state)
+    if problem is not None:
+        raise InvalidCheckpointError(
+            f"The optimizer state in {source} cannot be that of this {kind}: {problem}. Use another one, or load "
+            "without it."
+        )
+    saved_groups = state["param_groups"]
     live_sizes, saved_sizes = ([len(group["params"]) for group in groups] for groups in (live_groups, saved_groups))
     if live_sizes != saved_sizes:
         raise InvalidCheckpointError(
@@ -45,3 +53,29 @@ def check_optimizer_state(optimizer: Any, state: Mapping[str, Any], *, source: o
                 f"{', '.join(map(repr, unknown))}, but this {kind} needs {', '.join(map(repr, missing))}. Use the "
                 "optimizer that it was saved with, or load without it."
             )
+
+
+def problem_of_optimizer_state(state: Any) -> str | None:
+    """What keeps `state` from being one that an optimizer of torch's kind returned, if anything does."""
+    if not isinstance(state, Mapping):
+        return f"it is a {type(state).__name__}"
+    groups, entries = state.get("param_groups"), state.get("state", {})
+    if not isinstance(groups, list) or not all(isinstance(group, Mapping) for group in groups):
+        return "its groups of parameters are no list of dicts"
+    numbers = [group.get("params") for group in groups]
+    if not all(isinstance(some, list) and all(isinstance(number, (int, str)) for number in some) for some in numbers):
+        return "a group does not say which parameters it has"
+    if not isinstance(entries, Mapping):
+        return "it holds nothing about the parameters"
+    for number, entry in entries.items():
+        if isinstance(entry, Mapping) and not _is_count(entry.get("step", 0)):
+            return f"it says that parameter {number} has made {entry['step']} steps"
+    return None
+
+
+def _is_count(steps: Any) -> bool:
+    """Whether so many steps can have been made; torch has them as numbers and as tensors."""
+    try:
+        return math.isfinite(steps) and steps >= 0
+    except (RuntimeError, TypeError, ValueError):
+        return False

@@ -148,7 +148,10 @@ def remove_state(folder: Path) -> None:
         CheckpointError: if the disk refuses.
     """
     with explained(folder, "deleting it"):
-        _remove_tree(_hide(folder))
+        hidden = _hide(folder)
+        # Else a power cut could bring back the name, but not what was deleted from it.
+        disk.flush_folder(folder.parent)
+        _remove_tree(hidden)
 
 
 def make_folders(folder: Path) -> None:

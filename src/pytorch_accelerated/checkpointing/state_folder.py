@@ -29,7 +29,20 @@ def write_state(final: str | os.PathLike[str], facts: dict[str, Any], parts: Map
         CheckpointError: names every value that cannot be stored, before any file is made; or says what the disk
             refused. What was saved before is still there.
     """
-    encoded = {name: encode(value, path=name) for name, value in parts.items()}
+    write_encoded(final, facts, encode_parts(parts))
+
+
+def encode_parts(parts: Mapping[str, Any]) -> dict[str, Encoded]:
+    """Nested state by name, ready to be written; its tensors are the live ones.
+
+    Raises:
+        CheckpointError: names every value that cannot be stored.
+    """
+    return {name: encode(value, path=name) for name, value in parts.items()}
+
+
+def write_encoded(final: str | os.PathLike[str], facts: dict[str, Any], encoded: Mapping[str, Encoded]) -> None:
+    """`write_state` for parts that `encode_parts` has encoded."""
     staged = begin(final)
     try:
         files = [entry for name, part in encoded.items() for entry in write_part(staged, name, part)]

@@ -41,6 +41,7 @@ DTYPE_NAMES = {
 
 _DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 _PREFIX_BYTES = 8
+_MAX_DIMENSIONS = 64  # what torch can compute with; the product of a million sizes would take hours
 
 
 def chunks(tensors: Mapping[str, torch.Tensor]) -> Iterator[bytes | memoryview]:
@@ -72,6 +73,23 @@ def read_tensors(read_into: Callable[[memoryview], None], size_bytes: int, *, wh
     Raises:
         InvalidCheckpointError: if the header is not the one of a complete file without gaps and overlaps.
     """
+    tensors = {}
+    for name, dtype, shape in read_layout(read_into, size_bytes, what=what):
+        try:
+            tensors[name] = torch.empty(shape, dtype=dtype)
+        except (RuntimeError, TypeError) as error:  # sizes beyond 64 bits, in a tensor without elements
+            raise InvalidCheckpointError(f"{what} has a tensor {name!r} of the impossible shape {shape}.") from error
+        read_into(_octets(tensors[name]))
+    return tensors
+
+
+def read_layout(
+    read_into: Callable[[memoryview], None], size_bytes: int, *, what: str
+) -> list[tuple[str, torch.dtype, list[int]]]:
+    """Name, dtype and shape of all tensors of a file, in the order of their bytes. Reads only its header.
+
+    Arguments and errors are those of `read_tensors`.
+    """
     prefix = bytearray(min(_PREFIX_BYTES, size_bytes))
     read_into(memoryview(prefix))
     header_bytes = int.from_bytes(prefix, "little")
@@ -83,26 +101,19 @@ def read_tensors(read_into: Callable[[memoryview], None], size_bytes: int, *, wh
     stored_bytes = sum(math.prod(shape) * dtype.itemsize for _, dtype, shape in layout)
     if stored_bytes != size_bytes - _PREFIX_BYTES - header_bytes:
         raise InvalidCheckpointError(f"{what} has {size_bytes} bytes, which is not what its header describes.")
-    tensors = {}
-    for name, dtype, shape in layout:
-        try:
-            tensors[name] = torch.empty(shape, dtype=dtype)
-        except (RuntimeError, TypeError) as error:  # sizes beyond 64 bits, in a tensor without elements
-            raise InvalidCheckpointError(f"{what} has a tensor {name!r} of the impossible shape {shape}.") from error
-        read_into(_octets(tensors[name]))
-    return tensors
+    return layout
 
 
 def _tensor_layout(header: Any, *, what: str) -> list[tuple[str, torch.dtype, list[int]]]:
-    """Name, dtype and shape of all tensors, in the order of their bytes."""
+    """The same from a header, whatever it is."""
     try:
         header.pop("__metadata__", None)
         layout = []
         position = 0
         for name, facts in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
             dtype, shape = _DTYPES[facts["dtype"]], facts["shape"]
-            if not all(type(size) is int and size >= 0 for size in shape):
-                raise ValueError(f"{name!r} has the shape {shape}")
+            if len(shape) > _MAX_DIMENSIONS or not all(type(size) is int and size >= 0 for size in shape):
+                raise ValueError(f"{name!r} has an impossible shape")
             start, position = position, position + math.prod(shape) * dtype.itemsize
             if facts["data_offsets"] != [start, position]:
                 raise ValueError(f"{name!r} is not where the tensor before it ends")

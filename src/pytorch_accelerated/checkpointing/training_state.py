@@ -8,9 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytorch_accelerated.checkpointing.background import BackgroundWriter
 from pytorch_accelerated.checkpointing.codec import hide_callables, restore_callables
 from pytorch_accelerated.checkpointing.optimizers import check_optimizer_state
-from pytorch_accelerated.checkpointing.state_folder import read_state, write_state
+from pytorch_accelerated.checkpointing.run_parts import check_run_parts
+from pytorch_accelerated.checkpointing.state_folder import encode_parts, read_state, write_encoded
 from pytorch_accelerated.checkpointing.verify import read_manifest
 from pytorch_accelerated.checkpointing.weights import canonical_state_dict, load_canonical
 from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError
@@ -21,11 +23,18 @@ if TYPE_CHECKING:
     from pytorch_accelerated.trainer import Trainer
 
 
-def save_run(trainer: Trainer, folder: Path, extra: dict[str, Any]) -> None:
+def save_run(trainer: Trainer, folder: Path, extra: dict[str, Any], writer: BackgroundWriter | None = None) -> None:
     """Write the state of the trainer's run to `folder`. Must be called by all ranks; rank 0 writes.
 
+    Args:
+        trainer: whose run it is.
+        folder: of the state.
+        extra: further entries.
+        writer: writes it in the background, if given.
+
     Raises:
-        CheckpointError: on every rank, if something cannot be stored or written.
+        CheckpointError: on every rank, if something cannot be stored or written, or if `writer` could not write the
+            state before this one.
     """
     ranks = trainer._ranks
     everyones = ranks.exchange(_own_state(trainer))
@@ -41,7 +50,7 @@ def save_run(trainer: Trainer, folder: Path, extra: dict[str, Any]) -> None:
             "seed": trainer._run_seed,
         }
         try:
-            write_state(folder, facts, parts)
+            (write_encoded if writer is None else writer.write)(folder, facts, encode_parts(parts))
         except CheckpointError as error:
             if ranks.count == 1:
                 raise
@@ -64,6 +73,7 @@ def load_run(trainer: Trainer, folder: Path) -> dict[str, Any]:
         InvalidCheckpointError: if the folder is damaged or belongs to another model or optimizer.
     """
     facts, parts = read_state(folder)
+    check_run_parts(facts, parts, source=folder)
     run, extra = parts["run"], parts["extra"]
     if (trainer.optimizer is None) != (parts["optimizer"] is None):
         raise InvalidCheckpointError(f"Of the training state {folder} and this trainer, only one has an optimizer.")
@@ -101,9 +111,31 @@ def load_run(trainer: Trainer, folder: Path) -> dict[str, Any]:
 def seed_of_run(folder: Path) -> int:
     """The seed of the run that was saved in `folder`. The loaders of a run that goes on are made with it."""
     seed = read_manifest(folder).facts.get("seed")
-    if not isinstance(seed, int):
+    if type(seed) is not int:
         raise InvalidCheckpointError(f"The training state {folder} does not say what the seed of its run was.")
     return seed
+
+
+def difference_by_ranks(trainer: Trainer, folder: Path) -> str | None:
+    """What will not be as on the ranks that saved `folder`, if this run has another number of them."""
+    ranks_before = read_manifest(folder).facts["ranks"]
+    if ranks_before == trainer._ranks.count:
+        return None
+    assert trainer.run_config is not None
+    _, parts = read_state(folder, ["run"])
+    before = (parts["run"]["config"] or {}).get("train_total_batch_size")
+    now = trainer.run_config.train_total_batch_size
+    if before == now:
+        reason = "its weights are the same, to rounding, only if nothing (dropout, augmentation) draws random numbers"
+    else:
+        reason = (
+            f"its updates are others, of {now} samples instead of {before}. Change `per_device_batch_size` or "
+            "`gradient_accumulation_steps` if they shall be the same"
+        )
+    return (
+        f"The run was saved by {ranks_before} processes and goes on with {trainer._ranks.count}. Each sample is still "
+        f"used once per epoch; {reason}."
+    )
 
 
 def _shared_parts(trainer: Trainer) -> dict[str, Any]:

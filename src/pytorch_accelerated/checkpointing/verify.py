@@ -32,7 +32,7 @@ def read_manifest(folder: Path) -> Manifest:
         InvalidCheckpointError: if it is missing or damaged.
     """
     path = folder / MANIFEST_NAME
-    with _open_regular(path) as file:
+    with open_plain_file(path) as file:
         return parse_manifest(file.read(MAX_SIZE_BYTES + 1), what=str(path))
 
 
@@ -48,7 +48,7 @@ def open_verified(folder: Path, entry: FileEntry) -> Iterator[Callable[[memoryvi
     path = folder / entry.name
     digest = hashlib.sha256()
 
-    with _open_regular(path) as file:
+    with open_plain_file(path) as file:
         size_bytes = os.fstat(file.fileno()).st_size
         if size_bytes != entry.size_bytes:
             raise InvalidCheckpointError(f"{path} has {size_bytes} bytes; its manifest says {entry.size_bytes}.")
@@ -78,6 +78,16 @@ def verify(folder: Path) -> Manifest:
         InvalidCheckpointError: names every file that differs, and how.
     """
     manifest = read_manifest(folder)
+    complaints = find_damage(folder, manifest)
+    if complaints:
+        raise InvalidCheckpointError(
+            f"The training state {folder} is damaged:\n  " + "\n  ".join(complaints) + "\nUse another one."
+        )
+    return manifest
+
+
+def find_damage(folder: Path, manifest: Manifest) -> list[str]:
+    """What is wrong with the files that `manifest` lists: a sentence for each that differs. Reads every byte."""
     complaints = []
     buffer = memoryview(bytearray(_CHUNK_BYTES))
     for entry in manifest.files:
@@ -87,16 +97,12 @@ def verify(folder: Path) -> Manifest:
                     read_into(buffer[: entry.size_bytes - position])
         except InvalidCheckpointError as error:
             complaints.append(str(error))
-    if complaints:
-        raise InvalidCheckpointError(
-            f"The training state {folder} is damaged:\n  " + "\n  ".join(complaints) + "\nUse another one."
-        )
-    return manifest
+    return complaints
 
 
 def list_states(parent: Path) -> list[tuple[Path, Manifest]]:
     """The state folders in `parent` with a readable manifest, oldest first. Their files are not looked at."""
-    states, _ = _read_manifests(_state_folders(parent))
+    states, _ = _read_manifests(state_folders(parent))
     return states
 
 
@@ -109,7 +115,7 @@ def newest_valid(parent: Path) -> Path | None:
     Raises:
         InvalidCheckpointError: if there are states, but none is valid.
     """
-    return _newest_valid_of(_state_folders(parent), parent)
+    return _newest_valid_of(state_folders(parent), parent)
 
 
 def find_state(path: str | os.PathLike[str]) -> Path | None:
@@ -123,7 +129,7 @@ def find_state(path: str | os.PathLike[str]) -> Path | None:
         InvalidCheckpointError: if `path` is a damaged state, or holds states of which none is valid.
     """
     folder = Path(path).resolve()
-    if _looks_like_state(folder):
+    if looks_like_state(folder):
         verify(folder)
         return folder
     if folder.exists() and not folder.is_dir():
@@ -166,7 +172,7 @@ def _read_manifests(folders: list[Path]) -> tuple[list[tuple[Path, Manifest]], l
     return states, complaints
 
 
-def _state_folders(parent: Path) -> list[Path]:
+def state_folders(parent: Path) -> list[Path]:
     """What looks like a state in `parent`, readable or not, except what is being written or deleted."""
     if not parent.is_dir():
         return []
@@ -174,29 +180,34 @@ def _state_folders(parent: Path) -> list[Path]:
     for child in sorted(parent.iterdir()):
         hidden = HiddenName.parse(child.name)
         is_current = hidden is None or (hidden.kind == "replaced" and not (parent / hidden.final).exists())
-        if is_current and not child.is_symlink() and _looks_like_state(child):
+        if is_current and not child.is_symlink() and looks_like_state(child):
             folders.append(child)
     return folders
 
 
 def _replaced(final: Path) -> list[Path]:
     """States that had the name `final` when a process died while it replaced them."""
-    hidden_names = ((folder, HiddenName.parse(folder.name)) for folder in _state_folders(final.parent))
+    hidden_names = ((folder, HiddenName.parse(folder.name)) for folder in state_folders(final.parent))
     return [folder for folder, hidden in hidden_names if hidden is not None and hidden.final == final.name]
 
 
-def _looks_like_state(folder: Path) -> bool:
+def looks_like_state(folder: Path) -> bool:
     """Whether it holds what only states hold; a state that lost its manifest must be noticed, not overlooked."""
     try:
         return folder.is_dir() and any(
             child.name == MANIFEST_NAME or child.suffix == ".safetensors" for child in folder.iterdir()
         )
-    except PermissionError:
-        return False  # a folder of somebody else, such as "lost+found"
+    except (FileNotFoundError, PermissionError):
+        return False  # deleted in this moment, or of somebody else, such as "lost+found"
 
 
 @contextlib.contextmanager
-def _open_regular(path: Path) -> Iterator[FileIO]:
+def open_plain_file(path: Path) -> Iterator[FileIO]:
+    """A file to read, unless it is a link or something else that a training state never holds.
+
+    Raises:
+        InvalidCheckpointError: if it is that, or cannot be read.
+    """
     try:
         if not stat.S_ISREG(path.lstat().st_mode):
             raise InvalidCheckpointError(f"{path} is a link or no plain file, which a training state never holds.")

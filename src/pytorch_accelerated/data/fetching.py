@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, defa
 from pytorch_accelerated.data.arrays import ArrayDataset, as_array_dataset
 from pytorch_accelerated.data.sampling import Cell
 from pytorch_accelerated.seeding import host_generators_seeded, mixed_seed, seed_host_generators
+from pytorch_accelerated.signals import leave_to_trainer
 
 # What is read ahead at once of data in memory: little enough to stay in a processor's cache until it is used.
 _BLOCK_BYTES = 512 * 1024
@@ -196,6 +197,9 @@ def _stop_workers(loader: DataLoader[Any] | None, batches: Iterator[Any] | None)
     if loader is not None and shutdown is not None:
         loader._iterator = None
         shutdown()
+        for worker in getattr(batches, "_workers", ()):
+            if worker.is_alive():
+                worker.kill()  # it hangs, and has ignored torch's polite SIGTERM
 
 
 class _PendingRequests(Sampler[Request]):
@@ -257,7 +261,10 @@ class _RankSlice(IterableDataset[Any]):
 
 
 class _WorkerInit:
-    """Runs the user's `worker_init_fn` in a worker, where ``get_worker_info().dataset`` is the user's dataset."""
+    """Runs the user's `worker_init_fn` in a worker, where ``get_worker_info().dataset`` is the user's dataset.
+
+    Signals that ask the trainer to end do not end the worker.
+    """
 
     def __init__(self, worker_init_fn: Callable[[int], None] | None, dataset: Any) -> None:
         self.worker_init_fn = worker_init_fn
@@ -267,6 +274,7 @@ class _WorkerInit:
         info = get_worker_info()
         assert info is not None
         object.__setattr__(info, "dataset", self.dataset)  # torch's own setter refuses
+        leave_to_trainer()
         if self.worker_init_fn is not None:
             self.worker_init_fn(worker_id)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,9 +17,13 @@ class LossTracker:
 
     `update` only puts the loss into a list. Reading (any property, or `read`) copies what has come since the last time
     to the host in one transfer, and adds it to sums in double precision.
+
+    Args:
+        leaves_out_non_finite: whether losses that are NaN or infinite count nowhere, and are not reported.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, leaves_out_non_finite: bool = False) -> None:
+        self._leaves_out_non_finite = leaves_out_non_finite
         self.reset()
 
     def reset(self) -> None:
@@ -43,11 +48,16 @@ class LossTracker:
         self._pending_losses.append(loss_batch_value)
         self._pending_weights.append(batch_size)
 
+    def replace_last(self, loss: torch.Tensor) -> None:
+        """Correct the loss of the last batch, unless it has been read already."""
+        if self._pending_losses:
+            self._pending_losses[-1] = loss.detach()
+
     def read(self) -> None:
         """Add what is pending to the sums. Waits for the device once, if anything is pending."""
         if not self._pending_losses:
             return
-        total, count, last, first_non_finite = _summarise(self._pending_losses, self._pending_weights)
+        total, count, last, first_non_finite = self._summary_of_pending()
         self._total += total
         self._count += count
         self._last = last
@@ -62,7 +72,10 @@ class LossTracker:
         Where a sum is cut changes its last bit. Looking in between, as before a save, must not.
         """
         if self._pending_losses:
-            self._note_non_finite(_summarise(self._pending_losses, self._pending_weights)[3])
+            self._note_non_finite(self._summary_of_pending()[3])
+
+    def _summary_of_pending(self) -> tuple[float, float, float, int]:
+        return _summarise(self._pending_losses, self._pending_weights, self._leaves_out_non_finite)
 
     def _note_non_finite(self, pending_index: int) -> None:
         if self.first_non_finite is None and pending_index >= 0:
@@ -72,15 +85,17 @@ class LossTracker:
         """The mean so far, or None before the first batch; leaves what is pending as it is. Waits for the device."""
         total, count = self._total, self._count
         if self._pending_losses:
-            new_total, new_count, _, _ = _summarise(self._pending_losses, self._pending_weights)
+            new_total, new_count, _, _ = self._summary_of_pending()
             total, count = total + new_total, count + new_count
         return total / count if count else None
 
     @property
     def average(self) -> float:
-        """The mean loss per item, 0.0 before the first batch."""
+        """The mean loss per item, 0.0 before the first batch; NaN if all batches were left out."""
         self.read()
-        return self._total / self._count if self._count else 0.0
+        if self._count == 0:
+            return math.nan if self._leaves_out_non_finite and self._batches_read else 0.0
+        return self._total / self._count
 
     @property
     def loss_value(self) -> float:
@@ -123,7 +138,7 @@ class LossTracker:
 
     def add_state_dict(self, state: dict[str, Any]) -> None:
         """Take in what another tracker had, of a rank that is no longer there."""
-        other = LossTracker()
+        other = LossTracker(leaves_out_non_finite=self._leaves_out_non_finite)
         other.load_state_dict(state)
         self._total += other.total_loss
         self._count += other.running_count
@@ -133,10 +148,15 @@ class LossTracker:
             self.first_non_finite = other.first_non_finite
 
 
-def _summarise(losses: Sequence[Any], weights: Sequence[Any]) -> tuple[float, float, float, int]:
+def _summarise(
+    losses: Sequence[Any], weights: Sequence[Any], leaves_out_non_finite: bool
+) -> tuple[float, float, float, int]:
     """Weighted sum, sum of weights, last loss and index of the first non-finite one (-1: none), in one transfer."""
     values, shares = _to_numbers(losses, weights)
-    bad = np.flatnonzero(~np.isfinite(values))
+    is_finite = np.isfinite(values)
+    if leaves_out_non_finite:
+        shares, is_finite = np.where(is_finite, shares, 0.0), np.ones_like(is_finite)
+    bad = np.flatnonzero(~is_finite)
     counted = shares != 0  # a weight of 0 leaves a batch out, whatever its loss: 0 * nan would not
     with np.errstate(all="ignore"):  # what is not finite is reported, by its batch
         total = (values[counted] * shares[counted]).sum()

@@ -1,0 +1,86 @@
+"""``python -m pytorch_accelerated``: what can be done from the command line."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pytorch_accelerated.checkpointing import tool
+from pytorch_accelerated.checkpointing.retention import Retention
+from pytorch_accelerated.errors import ConfigurationError, PytorchAcceleratedError
+from pytorch_accelerated.progress.screen import Screen, printable
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command, and return its exit code: 0 if all is well, 1 if not, 2 if it could not be done."""
+    options = _parser().parse_args(arguments)
+    try:
+        return int(options.run(options))
+    except BrokenPipeError:  # whoever read the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (PytorchAcceleratedError, OSError) as error:
+        print(f"error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m pytorch_accelerated", description="Tools for training runs.")
+    topics = parser.add_subparsers(metavar="TOPIC", required=True)
+    checkpoints = topics.add_parser("checkpoints", help="look at folders of training states, and tidy them up")
+    commands = checkpoints.add_subparsers(metavar="COMMAND", required=True)
+
+    def add(name: str, help: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=help, description=f"{help[0].upper()}{help[1:]}.")
+        command.add_argument("folder", type=Path, metavar="FOLDER", help="a training state, or a folder of several")
+        return command
+
+    add("list", "list the training states, oldest first").set_defaults(
+        run=lambda options: tool.list_states(options.folder, Screen(sys.stdout))
+    )
+    add("verify", "read every byte and name each damaged file; exits with 0 only if there is none").set_defaults(
+        run=lambda options: tool.verify_states(options.folder, Screen(sys.stdout))
+    )
+    add("show", "show what is in a training state, or in the newest of several").set_defaults(
+        run=lambda options: tool.show_state(options.folder, Screen(sys.stdout))
+    )
+    prune = add("prune", "delete training states; whatever one of the rules holds is kept, and always the newest valid")
+    prune.set_defaults(run=_prune)
+    prune.add_argument("--keep-last", type=int, required=True, metavar="N", help="keep the N newest")
+    prune.add_argument("--keep-best", type=int, metavar="K", help="keep the K with the best value of --metric")
+    prune.add_argument("--metric", metavar="NAME", help="its name in the run history, such as eval_loss_epoch")
+    prune.add_argument("--greater-is-better", action="store_true", help="the greatest values of --metric are the best")
+    prune.add_argument("--keep-every", type=int, metavar="M", help="keep the first at or after every M updates")
+    prune.add_argument("--yes", action="store_true", help="delete without asking")
+    return parser
+
+
+def _prune(options: argparse.Namespace) -> int:
+    if (options.keep_best is None) != (options.metric is None):
+        raise ConfigurationError("Give --keep-best and --metric together: which states are best depends on the metric.")
+    retention = Retention(
+        last=options.keep_last,
+        best=options.keep_best,
+        every_n_updates=options.keep_every,
+        greater_is_better=options.greater_is_better,
+    )
+    plan = tool.plan_prune(options.folder, retention, options.metric)
+    return tool.prune(plan, Screen(sys.stdout), is_agreed=lambda question: options.yes or _ask(question))
+
+
+def _ask(question: str) -> bool:
+    try:
+        return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+    except EOFError:
+        print(file=sys.stderr)
+        raise ConfigurationError("There is nobody to ask. Give --yes to delete without asking.") from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

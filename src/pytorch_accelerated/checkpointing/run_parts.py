@@ -1,0 +1,131 @@
+"""Whether the parts of a training state are such as a run writes, known before anything of a trainer is changed.
+
+That a folder fits its manifest says only that it was not changed by accident. What stands in it may still be made up,
+and some of what takes it over looks at nothing: a generator of numpy, told that it is at position a million of its 624
+numbers, reads whatever lies there in memory.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from pytorch_accelerated.checkpointing.optimizers import problem_of_optimizer_state
+from pytorch_accelerated.errors import InvalidCheckpointError
+from pytorch_accelerated.run_state import RunState
+from pytorch_accelerated.tracking.loss import LossTracker
+
+_SHARED = ("model", "optimizer", "scheduler", "scaler", "run", "callbacks", "extra")
+_OPTIONAL = ("optimizer", "scheduler", "scaler")
+_NUMPY_KEYS = 624
+_CUDA_STATE_BYTES = 16
+_MAX_SEED_BITS = 1024  # Python takes no int of thousands of digits apart
+
+
+def check_run_parts(facts: Mapping[str, Any], parts: Mapping[str, Any], *, source: object) -> None:
+    """Refuse facts and parts that no run has written. Nothing is changed.
+
+    Args:
+        facts: of the manifest.
+        parts: by name, decoded.
+        source: where they come from, for the message.
+
+    Raises:
+        InvalidCheckpointError: says what is wrong.
+    """
+    try:
+        _check_facts(facts)
+        _check_shared(facts, parts)
+        for rank in range(facts["ranks"]):
+            _check_own(parts[f"rank_{rank}"], f"rank_{rank}")
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise InvalidCheckpointError(
+            f"The training state {source} fits its manifest, but no run has written it ({type(error).__name__}: "
+            f"{error}). Nothing was loaded; use another one."
+        ) from error
+
+
+def _check_facts(facts: Mapping[str, Any]) -> None:
+    _check_count(facts["ranks"], "ranks", least=1)
+    if type(facts["seed"]) is not int or facts["seed"].bit_length() > _MAX_SEED_BITS:
+        raise ValueError("its seed is no usual number")
+
+
+def _check_shared(facts: Mapping[str, Any], parts: Mapping[str, Any]) -> None:
+    for name in _SHARED:
+        if not isinstance(parts[name], Mapping) and not (name in _OPTIONAL and parts[name] is None):
+            raise TypeError(f"{name} is a {type(parts[name]).__name__}")
+    problem = None if parts["optimizer"] is None else problem_of_optimizer_state(parts["optimizer"])
+    if problem is not None:
+        raise ValueError(f"optimizer: {problem}")
+    run = parts["run"]
+    run_state = RunState.from_state_dict(run["run_state"])
+    for name, usual in vars(RunState()).items():
+        value = getattr(run_state, name)
+        if type(value) is not type(usual) or (type(value) is int and value < 0):
+            raise ValueError(f"run.run_state.{name} is a {type(value).__name__}, or negative")
+    if (run_state.updates, run_state.epochs) != (facts["updates"], facts["epochs"]):
+        raise ValueError("its parts have counted other updates or epochs than its facts")
+    _check_count(run["epochs_before_run"], "run.epochs_before_run")
+    _check_history(run["history"])
+
+
+def _check_history(history: Mapping[str, Any]) -> None:
+    """What our histories have. One of a user's own may have something else, and looks at it itself."""
+    for name, value, epoch, update in history.get("records", ()):
+        if not isinstance(name, str) or type(value) is not float:
+            raise TypeError("run.history.records holds something else than named numbers")
+        _check_count(epoch, "an epoch in run.history.records")
+        _check_count(update, "an update in run.history.records")
+    for position in history.get("read_positions", {}).values():
+        _check_count(position, "run.history.read_positions")
+    _check_count(history.get("current_epoch", 0), "run.history.current_epoch")
+    _check_count(history.get("updates_done", 0), "run.history.updates_done")
+    if not isinstance(history.get("metric_name_prefix", ""), str):
+        raise TypeError("run.history.metric_name_prefix is no text")
+
+
+def _check_own(own: Mapping[str, Any], path: str) -> None:
+    _check_generators(own["generators"])
+    for name in ("losses", "gradient_norms"):
+        state = own[name]
+        numbers = [state["total"], state["count"], state["last"]]
+        for pending in (state["pending_losses"], state["pending_weights"]):
+            if not isinstance(pending, list):
+                raise TypeError(f"{path}.{name} holds a {type(pending).__name__} in place of numbers")
+            numbers += pending
+        if len(state["pending_losses"]) != len(state["pending_weights"]):
+            raise ValueError(f"{path}.{name} has not as many losses as weights")
+        if any(type(number) not in (int, float) for number in numbers):
+            raise TypeError(f"{path}.{name} holds something else than numbers")
+        _check_count(state["batches_read"], f"{path}.{name}.batches_read")
+        if state["first_non_finite"] is not None:
+            _check_count(state["first_non_finite"], f"{path}.{name}.first_non_finite")
+        LossTracker().add_state_dict(state)  # which reads what is pending
+
+
+def _check_generators(states: Mapping[str, Any]) -> None:
+    """torch and random look at what they are given, if it goes into generators that nobody uses; numpy does not."""
+    torch.Generator().set_state(states["torch"])
+    version, internal, gauss_next = states["random"]
+    random.Random().setstate((version, tuple(internal), gauss_next))
+    algorithm, keys, position, has_gauss, cached_gaussian = states["numpy"]
+    if algorithm != "MT19937" or keys.dtype != torch.int64 or keys.shape != (_NUMPY_KEYS,):
+        raise ValueError("the state of numpy's generator is none of its kind")
+    if type(position) is not int or not 0 <= position <= _NUMPY_KEYS or type(has_gauss) is not int:
+        raise ValueError("the state of numpy's generator says nothing of its position")
+    if keys.min() < 0 or keys.max() >= 2**32:
+        raise ValueError("the state of numpy's generator has keys that do not fit into 32 bits")
+    if type(cached_gaussian) is not float or type(gauss_next) not in (float, type(None)):
+        raise TypeError("a generator keeps something else than a number for later")
+    for state in states.get("cuda", ()):
+        if state.dtype != torch.uint8 or state.shape != (_CUDA_STATE_BYTES,):
+            raise ValueError("the state of a CUDA generator is none")
+
+
+def _check_count(value: Any, name: str, *, least: int = 0) -> None:
+    if type(value) is not int or value < least:
+        raise ValueError(f"{name} is a {type(value).__name__}, or less than {least}")

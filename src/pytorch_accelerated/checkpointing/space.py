@@ -1,0 +1,45 @@
+"""Whether the disk has room for what a run will keep on it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from pytorch_accelerated.checkpointing.retention import Retention
+from pytorch_accelerated.errors import CheckpointError
+
+
+def check_space(save_dir: str | Path, retention: Retention, size_bytes: int) -> None:
+    """Refuse a disk that cannot hold the training states of a run.
+
+    Args:
+        save_dir: the folder that they go to; it need not exist.
+        retention: which of them stay.
+        size_bytes: of one of them.
+
+    Raises:
+        CheckpointError: says how much is needed, and how much is free.
+    """
+    if retention.last is None and retention.best is None:
+        kept, rule = 2, "at least two training states"
+    else:
+        # The new state is complete before an old one is deleted.
+        kept = (retention.last or 0) + (retention.best or 0) + 1
+        rule = f"{kept} training states, the one being written included"
+    free_bytes = shutil.disk_usage(existing_parent(Path(save_dir))).free
+    if kept * size_bytes > free_bytes:
+        raise CheckpointError(
+            f"{save_dir} needs room for {rule}, {megabytes(kept * size_bytes)}, but only {megabytes(free_bytes)} are "
+            "free on its disk. Free some, save elsewhere, or keep fewer."
+        )
+
+
+def existing_parent(path: Path) -> Path:
+    """The innermost folder on the way to `path` that exists."""
+    path = path.resolve()
+    return next(folder for folder in (path, *path.parents) if folder.is_dir())
+
+
+def megabytes(size_bytes: int) -> str:
+    """For people: ``12.3 MB``."""
+    return f"{size_bytes / 1e6:,.1f} MB"

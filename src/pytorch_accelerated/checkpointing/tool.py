@@ -1,0 +1,295 @@
+"""What ``python -m pytorch_accelerated checkpoints`` does: looks at folders of training states, and tidies them up.
+
+Folders may be damaged or made by others, so what stands in them is shown, and never believed or executed.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pytorch_accelerated.checkpointing.layout import MANIFEST_NAME, PREDICTIONS_FORMAT, FileEntry, Manifest
+from pytorch_accelerated.checkpointing.publish import remove_state
+from pytorch_accelerated.checkpointing.retention import Retention
+from pytorch_accelerated.checkpointing.saved_metrics import judged_states, read_metric_records
+from pytorch_accelerated.checkpointing.state_folder import part_names
+from pytorch_accelerated.checkpointing.tensor_file import read_layout
+from pytorch_accelerated.checkpointing.verify import (
+    find_damage,
+    looks_like_state,
+    open_plain_file,
+    read_manifest,
+    state_folders,
+)
+from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError
+from pytorch_accelerated.progress.screen import Screen, Table, format_bytes, printable
+
+_SHOWN_CHARACTERS = 100
+
+
+@dataclass(frozen=True)
+class Found:
+    """A training state as a folder shows it, readable or not.
+
+    Attributes:
+        folder: of the state.
+        saved_at: seconds since the epoch; when its manifest was written, which is the last thing in a save.
+        manifest: None if it cannot be read.
+        complaint: then, why.
+    """
+
+    folder: Path
+    saved_at: float
+    manifest: Manifest | None
+    complaint: str = ""
+
+    @property
+    def name(self) -> str:
+        return printable(self.folder.name)
+
+    @property
+    def when(self) -> str:
+        try:
+            return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.saved_at))
+        except (OSError, OverflowError, ValueError):  # a time that no calendar has
+            return "?"
+
+    @property
+    def size(self) -> str:
+        return "?" if self.manifest is None else format_bytes(sum(entry.size_bytes for entry in self.manifest.files))
+
+    def fact(self, name: str) -> str:
+        """One of its facts as text; ``?`` if it is not known."""
+        return "?" if self.manifest is None or name not in self.manifest.facts else _fact(self.manifest.facts[name])
+
+
+def find_states(place: Path) -> list[Found]:
+    """The training state that `place` is, or all in it: those that cannot be read, then the others, oldest first.
+
+    Raises:
+        CheckpointError: if `place` is no folder.
+    """
+    if not place.is_dir():
+        raise CheckpointError(f"There is no folder {str(place)!r}.")
+    folders = [place] if looks_like_state(place) else state_folders(place)
+    states = [_found(folder) for folder in folders]
+    runs = [state for state in states if state.manifest is None or PREDICTIONS_FORMAT not in state.manifest.facts]
+    return sorted(runs, key=lambda state: -1 if state.manifest is None else state.manifest.serial)
+
+
+def list_states(place: Path, screen: Screen) -> int:
+    """Show the training states in `place`, oldest first. Only their manifests are read."""
+    states = find_states(place)
+    if not states:
+        screen.line(f"No training states in {printable(str(place))}.")
+        return 0
+    rows = [
+        (
+            state.name,
+            state.when,
+            state.fact("updates"),
+            state.fact("epochs"),
+            state.fact("ranks"),
+            state.size,
+            "damaged" if state.manifest is None else "ok",
+        )
+        for state in states
+    ]
+    header = ("name", "saved", "updates", "epochs", "ranks", "size", "manifest")
+    screen.table(Table(header, rows, numbers=("updates", "epochs", "ranks", "size")))
+    return 0
+
+
+def verify_states(place: Path, screen: Screen) -> int:
+    """Read every byte of the states in `place`, and name each damaged file. Returns 0 only if there is none."""
+    states = _at_least_one(place)
+    number_damaged = 0
+    for state in states:
+        complaints = _damage(state)
+        number_damaged += bool(complaints)
+        verdict, style = ("damaged", "bold red") if complaints else ("ok", "green")
+        screen.line(f"{verdict:<7}  {state.name}", style=style)
+        for complaint in complaints:
+            screen.line(f"         {printable(complaint)}")
+    screen.line(f"{len(states) - number_damaged} of {len(states)} valid")
+    return 1 if number_damaged else 0
+
+
+def show_state(place: Path, screen: Screen) -> int:
+    """Show what is in the state `place`, or in the newest that it holds. Files are not compared with their checksums.
+
+    Raises:
+        InvalidCheckpointError: if the manifest, or what is read of the parts, makes no sense.
+    """
+    state = _at_least_one(place)[-1]
+    manifest = state.manifest
+    if manifest is None:
+        raise InvalidCheckpointError(state.complaint)
+    facts = [("saved", state.when), ("size", f"{state.size} in {len(manifest.files)} files")]
+    facts += [(printable(str(name)), _fact(value)) for name, value in manifest.facts.items()]
+    names = part_names(manifest)
+    parts = [_part_row(state.folder, manifest, name) for name in names]
+    latest = {record.name: record for record in read_metric_records(state.folder)} if "run" in names else {}
+    metrics = [
+        (printable(record.name), repr(record.value), str(record.epoch), str(record.update))
+        for record in latest.values()
+    ]
+    screen.line(printable(str(state.folder)), style="bold")
+    screen.line()
+    screen.table(Table(("fact", "value"), facts))
+    screen.line()
+    screen.table(Table(("part", "tensors", "size"), parts, numbers=("tensors", "size")))
+    if metrics:
+        screen.line()
+        screen.table(Table(("metric", "last value", "epoch", "update"), metrics, numbers=("epoch", "update")))
+    return 0
+
+
+@dataclass(frozen=True)
+class PrunePlan:
+    """What a retention makes of a folder.
+
+    Attributes:
+        kept: complete states that stay; every byte of them has been read.
+        doomed: those that no rule holds.
+        left_alone: damaged ones, and what no run has saved. They count for no rule.
+    """
+
+    kept: list[Found]
+    doomed: list[Found]
+    left_alone: list[Found]
+
+
+def plan_prune(place: Path, retention: Retention, metric_name: str | None) -> PrunePlan:
+    """What would be deleted, so that of the *valid* states in `place` those stay that `retention` holds.
+
+    Args:
+        place: the folder that holds the states.
+        retention: the rules.
+        metric_name: what `retention.best` goes by.
+
+    Raises:
+        CheckpointError: if `place` is itself a state, or none of its states has a value of the metric.
+    """
+    states = find_states(place)
+    if looks_like_state(place):
+        raise CheckpointError(f"{str(place)!r} is one training state. Give the folder that holds the states.")
+    complete = [(one.folder, one.manifest) for one in states if one.manifest and _is_of_a_run(one.manifest)]
+    judged = judged_states(complete, metric_name=metric_name)
+    if metric_name is not None and judged and all(one.value is None for one in judged):
+        known = sorted({record.name for folder, _ in complete for record in _records_if_any(folder)})
+        raise CheckpointError(
+            f"No state in {str(place)!r} has a value of {metric_name!r} that belongs to its own model. "
+            f"Metrics there: {', '.join(known) or 'none'}."
+        )
+    # What stays must be valid, or it would hold the place of a valid one. What goes need not be read.
+    valid: set[Path] = set()
+    while True:
+        doomed_names = {one.name for one in retention.states_to_delete(judged)}
+        unread = [one for one in complete if one[0].name not in doomed_names and one[0] not in valid]
+        damaged = [one for one in unread if find_damage(*one)]
+        if not damaged:
+            break
+        valid |= {folder for folder, _ in unread}
+        complete = [one for one in complete if one not in damaged]
+        judged = judged_states(complete, metric_name=metric_name)
+    folders = {folder for folder, _ in complete}
+    doomed = [one for one in states if one.folder in folders and one.folder.name in doomed_names]
+    kept = [one for one in states if one.folder in folders and one not in doomed]
+    left_alone = [one for one in states if one not in kept and one not in doomed]
+    return PrunePlan(kept, doomed, left_alone)
+
+
+def prune(plan: PrunePlan, screen: Screen, *, is_agreed: Callable[[str], bool]) -> int:
+    """Show `plan`, and carry it out if that is agreed to. Returns 1 if it is not.
+
+    Raises:
+        CheckpointError: if a state cannot be deleted.
+    """
+    verdicts = {"delete": plan.doomed, "keep": plan.kept, "left alone": plan.left_alone}
+    rows = [
+        (state.name, state.when, state.fact("updates"), state.size, verdict)
+        for verdict, states in verdicts.items()
+        for state in states
+    ]
+    if not rows:
+        screen.line("No training states here.")
+        return 0
+    screen.table(Table(("name", "saved", "updates", "size", "verdict"), rows, numbers=("updates", "size")))
+    if not plan.doomed:
+        screen.line("Nothing to delete.")
+        return 0
+    size_bytes = sum(entry.size_bytes for one in plan.doomed if one.manifest for entry in one.manifest.files)
+    what = f"{len(plan.doomed)} of {len(rows)} training states, {format_bytes(size_bytes)}"
+    if not is_agreed(f"Delete {what}?"):
+        screen.line("Nothing was deleted.")
+        return 1
+    for state in plan.doomed:
+        remove_state(state.folder)
+    screen.line(f"Deleted {what}.")
+    return 0
+
+
+def _at_least_one(place: Path) -> list[Found]:
+    states = find_states(place)
+    if not states:
+        raise CheckpointError(f"There is no training state in {str(place)!r}.")
+    return states
+
+
+def _found(folder: Path) -> Found:
+    manifest_path = folder / MANIFEST_NAME
+    saved_at = (manifest_path if manifest_path.is_file() else folder).lstat().st_mtime
+    try:
+        return Found(folder, saved_at, read_manifest(folder))
+    except InvalidCheckpointError as error:
+        return Found(folder, saved_at, None, str(error))
+
+
+def _damage(state: Found) -> list[str]:
+    return [state.complaint] if state.manifest is None else find_damage(state.folder, state.manifest)
+
+
+def _is_of_a_run(manifest: Manifest) -> bool:
+    return type(manifest.facts.get("updates")) is int
+
+
+def _records_if_any(folder: Path) -> Iterator[Any]:
+    try:
+        yield from read_metric_records(folder)
+    except InvalidCheckpointError:
+        return
+
+
+def _part_row(folder: Path, manifest: Manifest, name: str) -> tuple[str, str, str]:
+    structure, tensors = (
+        next(entry for entry in manifest.files if entry.name == f"{name}.{suffix}")
+        for suffix in ("json", "safetensors")
+    )
+    number = len(_tensor_layout(folder, tensors))
+    return name, str(number), format_bytes(structure.size_bytes + tensors.size_bytes)
+
+
+def _tensor_layout(folder: Path, entry: FileEntry) -> list[Any]:
+    path = folder / entry.name
+    with open_plain_file(path) as file:
+
+        def read_into(buffer: memoryview) -> None:
+            if file.readinto(buffer) != len(buffer):
+                raise InvalidCheckpointError(f"{path} ended while it was read.")
+
+        return read_layout(read_into, os.fstat(file.fileno()).st_size, what=str(path))
+
+
+def _fact(value: object) -> str:
+    """In one line of bounded length."""
+    try:
+        text = ", ".join(f"{name} {one}" for name, one in value.items()) if isinstance(value, dict) else str(value)
+    except ValueError:  # an int of thousands of digits
+        text = "a huge number"
+    shown = printable(text)
+    return shown if len(shown) <= _SHOWN_CHARACTERS else f"{shown[: _SHOWN_CHARACTERS - 3]}..."

@@ -1,0 +1,104 @@
+"""Signals that ask a process to end: noted when they come, acted on where a run can be saved."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+from pytorch_accelerated.errors import SignalExit
+
+# Ctrl-C, what a scheduler sends, and what Slurm can be told to send ahead of its time limit; Windows has not all.
+_NAMES = ("SIGINT", "SIGTERM", "SIGUSR1")
+_SIGNALS = [getattr(signal, name) for name in _NAMES if hasattr(signal, name)]
+# A launcher passes on what its processes may have got already, in the same moment: that is no second wish.
+_SECONDS_OF_ECHO = 1.0
+
+
+class SignalWatch:
+    """Takes over the signals that ask a process to end, as long as it is entered. One run, one watch.
+
+    The first signal is noted and nothing else. A second SIGINT or SIGTERM, more than a second later, does what it does
+    without a watch. A signal that the user handles or ignores stays the user's; outside of the main thread, where
+    Python handles no signals, nothing is taken over.
+
+    Attributes:
+        number: of the first signal that came to this process; 0 before.
+        agreed: of the signal that ends the run, on all ranks; 0 if there is none.
+        reason: why all ranks stop, in words; "" where `agreed` is 0.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.agreed = 0
+        self.reason = ""
+        self._came_at: float | None = None  # the first SIGINT or SIGTERM
+        self._process = 0
+        self._previous: dict[int, signal._HANDLER] = {}
+
+    def __enter__(self) -> SignalWatch:
+        if threading.current_thread() is threading.main_thread():
+            self._process = os.getpid()
+            for number in _SIGNALS:
+                if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+                    self._previous[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, previous in self._previous.items():
+            if signal.getsignal(number) == self._note:  # else the user has set another one meanwhile
+                signal.signal(number, previous)
+
+    def agree(self, everyones: Sequence[int]) -> bool:
+        """Whether any rank got a signal.
+
+        Args:
+            everyones: the `number` of every rank, by rank.
+        """
+        for rank, number in enumerate(everyones):
+            if number and not self.agreed:
+                where = f" to rank {rank} of {len(everyones)}" if len(everyones) > 1 else ""
+                self.agreed, self.reason = number, f"{signal.Signals(number).name} came{where}."
+        return bool(self.agreed)
+
+    def exit(self, saved_to: Path | None = None) -> SignalExit | KeyboardInterrupt:
+        """What to raise when the run has ended because of a signal.
+
+        Args:
+            saved_to: the training state that was saved at the end.
+        """
+        error = SignalExit(self.agreed or self.number, saved_to)
+        # What notebooks and scripts catch for Ctrl-C; and of the type itself, since Python makes the process end as
+        # one that SIGINT has ended for no subclass.
+        return KeyboardInterrupt(str(error)) if error.signal_number == signal.SIGINT else error
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:  # a fork, which somebody wants to end
+            self._act_as_before(number)
+            return
+        self.number = self.number or number
+        if number not in (signal.SIGINT, signal.SIGTERM):
+            return
+        now = time.monotonic()
+        if self._came_at is None:
+            self._came_at = now
+        elif now - self._came_at > _SECONDS_OF_ECHO:
+            self._act_as_before(number)
+
+    def _act_as_before(self, number: int) -> None:
+        signal.signal(number, self._previous[number])
+        signal.raise_signal(number)
+
+
+def leave_to_trainer() -> None:
+    """For worker processes of a loader: ignore what `SignalWatch` takes over.
+
+    Ctrl-C and schedulers send it to all processes of a job. Workers that end by it take the run with them, as long as
+    the trainer still waits for a batch before it can save.
+    """
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_IGN)

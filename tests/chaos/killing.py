@@ -1,0 +1,250 @@
+"""Ends training runs at any moment, lets them go on, and compares their end with that of a run that nobody ended.
+
+A script. Its arguments: runs that are killed once, storms of kills, operations of the disk to die at (0: all of them),
+whether states are saved in the background, a seed, and an empty folder. It prints one JSON object with what it did.
+
+Every run is forked from this process, in which everything is imported already, so that a run takes a fraction of a
+second. The kills are real (SIGKILL), and so are the writes and flushes.
+"""
+
+import functools
+import hashlib
+import json
+import os
+import random
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._dynamo  # which the first optimizer of a process would load
+from torch import nn
+
+from pytorch_accelerated import Trainer
+from pytorch_accelerated.callbacks import EarlyStoppingCallback, SaveBestModelCallback, SaveTrainingStateCallback
+from pytorch_accelerated.callbacks.weights import ModelEmaCallback
+from pytorch_accelerated.checkpointing import disk
+from pytorch_accelerated.checkpointing.verify import find_state, read_manifest
+from tests.support.reference import regression_data
+from tests.support.resuming import AugmentedData
+
+KILLS_OF_A_STORM = 15
+
+
+def train(folder: Path, background: bool) -> None:
+    """A run with everything that has a state; it goes on from `folder`, and leaves digests of its end there."""
+    os.chdir(folder)  # states name the paths of callbacks, which must be the same in all runs
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.Dropout(0.3), nn.Tanh(), nn.Linear(6, 2)).double()
+    ema = ModelEmaCallback(decay=0.8, save_path="ema.pt")
+    saver = SaveTrainingStateCallback(
+        "states", save_every_n_steps=3, save_every_n_epochs=2, max_checkpoints=2, background=background
+    )
+    callbacks = [ema, EarlyStoppingCallback(5), SaveBestModelCallback("best.pt"), saver]
+    trainer = Trainer(model, nn.MSELoss(), torch.optim.AdamW(model.parameters(), lr=0.01), callbacks=callbacks, seed=3)
+    trainer.train(
+        AugmentedData(22),
+        num_epochs=3,
+        eval_dataset=regression_data(5),
+        per_device_batch_size=3,
+        gradient_accumulation_steps=2,
+        create_scheduler_fn=functools.partial(torch.optim.lr_scheduler.OneCycleLR, max_lr=0.05, total_steps=30),
+        resume_from="states",
+    )
+    end = {
+        "model": trainer.model.state_dict(),
+        "optimizer": trainer.optimizer.state_dict(),
+        "scheduler": trainer.scheduler.state_dict(),
+        "ema": ema.state_dict(),
+        "generator": torch.default_generator.get_state(),
+        "history": trainer.run_history.state_dict(),
+        "run_state": trainer.run_state.state_dict(),
+    }
+    digests = {}
+    for part, value in end.items():
+        digest = hashlib.sha256()
+        _feed(digest.update, value)
+        digests[part] = digest.hexdigest()
+    Path("end.new").write_text(json.dumps(digests))
+    Path("end.new").rename("end")
+
+
+def _feed(update: Callable[[bytes], None], value: Any) -> None:
+    """Every bit of nested values."""
+    if isinstance(value, torch.Tensor):
+        update(value.detach().contiguous().numpy().tobytes())
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            update(repr(key).encode())
+            _feed(update, item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            _feed(update, item)
+    else:
+        update(repr(value).encode())
+
+
+def forked(work: Callable[[], Any]) -> int:
+    """The number of a new process that does `work`, in silence unless it fails."""
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        work()
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def die_at(number: int, moment: str, counter: list[int]) -> None:
+    """End this process around the disk operation `number`, as soon as it comes."""
+
+    def wrapped(operation: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            counter[0] += 1
+            is_the_one = counter[0] == number
+            if is_the_one and moment == "before":
+                os._exit(9)
+            result = operation(*args)
+            if is_the_one:
+                os._exit(9)
+            return result
+
+        return run
+
+    for name in disk.OPERATIONS:
+        setattr(disk, name, wrapped(getattr(disk, name)))
+
+
+class Trial:
+    """One run, however often it is ended and goes on.
+
+    Args:
+        folder: of the run.
+        background: whether it saves in the background.
+        end: the digests that it must end with, by part.
+    """
+
+    def __init__(self, folder: Path, background: bool, end: dict[str, str] | None = None) -> None:
+        self.folder = folder
+        self.folder.mkdir(parents=True)
+        self.work = functools.partial(train, folder, background)
+        self.expected_end = end
+        self.updates = -1
+
+    def end_by_kill(self, seconds: float) -> bool:
+        """Start it, and kill it after `seconds`. Returns whether it was still running."""
+        pid = forked(self.work)
+        time.sleep(seconds)
+        os.kill(pid, signal.SIGKILL)
+        _, status = os.waitpid(pid, 0)
+        self.check_states()
+        return os.WIFSIGNALED(status)
+
+    def end_at(self, number: int, moment: str) -> bool:
+        """Start it; it ends itself at an operation of the disk. Returns whether it came to that."""
+
+        def work() -> None:
+            die_at(number, moment, [0])
+            self.work()
+
+        _, status = os.waitpid(forked(work), 0)
+        self.check_states()
+        return os.waitstatus_to_exitcode(status) == 9
+
+    def check_states(self) -> None:
+        """No state that was there once is lost, unless a newer one has replaced it."""
+        state = find_state(self.folder / "states")  # reads every byte
+        updates = -1 if state is None else read_manifest(state).facts["updates"]
+        assert updates >= self.updates, f"went back from update {self.updates} to {updates} in {self.folder}"
+        self.updates = updates
+
+    def finish(self) -> dict[str, str]:
+        """Let it run to its end, which must be the expected one."""
+        _, status = os.waitpid(forked(self.work), 0)
+        assert os.waitstatus_to_exitcode(status) == 0, f"could not go on in {self.folder}"
+        end: dict[str, str] = json.loads((self.folder / "end").read_text())
+        expected = self.expected_end or end
+        different = [part for part, digest in end.items() if digest != expected[part]]
+        assert not different, f"ended with another {', '.join(different)} in {self.folder}"
+        return end
+
+
+def main() -> None:
+    kills, storms, operations, background, seed = map(int, sys.argv[1:6])
+    parent = Path(sys.argv[6])
+    dice = random.Random(seed)
+    end = Trial(parent / "reference", bool(background)).finish()
+    start = time.perf_counter()
+    Trial(parent / "again", bool(background), end).finish()
+    seconds_of_run = time.perf_counter() - start
+
+    killed = 0
+    for number in range(kills):
+        trial = Trial(parent / f"kill {number}", bool(background), end)
+        killed += trial.end_by_kill(dice.uniform(0, 1.2 * seconds_of_run))
+        trial.finish()
+    in_storms = 0
+    for number in range(storms):
+        trial = Trial(parent / f"storm {number}", bool(background), end)
+        for _ in range(KILLS_OF_A_STORM):
+            in_storms += trial.end_by_kill(dice.uniform(0, 0.4 * seconds_of_run))
+        trial.finish()
+
+    begins = operations_that_begin_a_save(parent / "counted", bool(background))
+    # From the third state on each one replaces another.
+    numbers: Sequence[int] = range(begins[2], begins[3])
+    if operations:
+        numbers = sorted(dice.sample(numbers, operations))
+    deaths = 0
+    for number in numbers:
+        for moment in ("before", "after"):
+            trial = Trial(parent / f"operation {number} {moment}", bool(background), end)
+            deaths += trial.end_at(number, moment)
+            trial.finish()
+    figures = {
+        "runs killed once": kills,
+        "of which still running": killed,
+        "storms": storms,
+        "kills in storms": in_storms,
+        "operations of a save": begins[3] - begins[2],
+        "deaths around an operation": deaths,
+        "states lost": 0,
+        "runs that ended differently": 0,
+    }
+    print(json.dumps(figures))
+
+
+def operations_that_begin_a_save(folder: Path, background: bool) -> list[int]:
+    """The numbers, among all disk operations of a run, of those that make the folder of a state."""
+    read_end, write_end = os.pipe()
+
+    def work() -> None:
+        counter, begins = [0], []
+        create_folder = disk.create_folder
+
+        def noted(path: Path) -> None:
+            if path.name.endswith(".partial"):
+                begins.append(counter[0])
+            create_folder(path)
+
+        disk.create_folder = noted
+        die_at(-1, "", counter)
+        Trial(folder, background).work()
+        os.write(write_end, json.dumps(begins).encode())
+
+    os.waitpid(forked(work), 0)
+    begins: list[int] = json.loads(os.read(read_end, 10_000))
+    return begins
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,10 @@
+"""How much chaos: a little in every test run, all of it in `make chaos`."""
+
+import os
+
+IS_RELEASE = os.environ.get("CHAOS_SIZE") == "release"
+
+
+def size(small: int, release: int) -> int:
+    """`small`, or `release` where ``CHAOS_SIZE=release`` is set."""
+    return release if IS_RELEASE else small

@@ -1,0 +1,208 @@
+"""Whatever is passed, and in whatever order things are done: it works, or an error of ours says what is wrong."""
+
+import copy
+import math
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from torch import nn
+
+from pytorch_accelerated import Trainer
+from pytorch_accelerated.callbacks import TrainerCallback
+from pytorch_accelerated.errors import CheckpointError, PytorchAcceleratedError
+from tests.chaos.record import record
+from tests.chaos.size import size
+from tests.support.reference import regression_data, sgd, tiny_model
+
+DATA = regression_data(10)
+EVALUATED = regression_data(4)
+
+ODD_VALUES: list[Any] = [
+    *(None, True, False, 0, 1, 2, 3, -1, 10**30, 0.5, -0.5, 2.0, math.nan, math.inf, -math.inf),
+    *("", "1", "epoch", "update", "00:00:01", b"1", [], [1], {}, (1, 2), {1: 2}, set(), object()),
+    *(np.int64(2), np.float32(0.5), np.array(3), np.zeros(2), torch.tensor(2), torch.tensor(0.5), torch.zeros(2)),
+]
+FUZZED = [
+    "num_epochs",
+    "per_device_batch_size",
+    "eval_per_device_batch_size",
+    "max_num_train_steps",
+    "gradient_accumulation_steps",
+    "gradient_clip_value",
+    "gradient_clip_norm",
+    "create_scheduler_fn",
+    "train_dataloader_kwargs",
+    "eval_dataloader_kwargs",
+    "reset_run_history",
+    "collate_fn",
+    "max_duration",
+    "step_scheduler",
+    "scheduler_metric",
+    "nonfinite_policy",
+    "max_skipped_updates",
+    "split_on_oom",
+]
+
+
+def new_trainer(*callbacks: Any) -> Trainer:
+    return Trainer(model := tiny_model(), nn.MSELoss(), sgd(model), callbacks=callbacks, seed=1)
+
+
+@settings(
+    max_examples=size(150, 3_000),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize=True,  # a failure can be had again; the release size goes through very many
+    database=None,
+)
+@given(st.dictionaries(st.sampled_from(FUZZED), st.sampled_from(range(len(ODD_VALUES))), min_size=1, max_size=3))
+def try_arguments(chosen: dict[str, int]) -> None:
+    odd = {name: ODD_VALUES[index] for name, index in chosen.items()}
+    arguments = {"num_epochs": 1, "max_num_train_steps": 2, "eval_dataset": EVALUATED, **odd}
+    trainer = new_trainer()
+    before = copy.deepcopy(trainer.model.state_dict())
+    try:
+        trainer.train(DATA, **arguments)
+    except PytorchAcceleratedError as refusal:
+        message = str(refusal)
+        assert any(name in message for name in odd), f"{odd} -> {message}"
+        for name, value in trainer.model.state_dict().items():
+            assert torch.equal(value, before[name]), "it had begun to train"
+        trainer.train(DATA, 1, max_num_train_steps=1)  # nothing is left of the attempt
+    assert trainer.run_state.updates > 0
+
+
+def test_odd_arguments_work_or_are_refused_by_name():
+    try_arguments()
+    record("odd arguments of `train`", {"combinations": size(150, 3_000), "other errors": 0})
+
+
+class Interrupted(Exception):
+    """What user code raised."""
+
+
+class RaisesOnce(TrainerCallback):
+    """Raises in one event of one update, once."""
+
+    def __init__(self, event: str, updates: int, number: int) -> None:
+        self.updates, self.is_done, self.number = updates, False, number
+        setattr(self, event, self.act)
+
+    @property
+    def state_key(self) -> str:
+        return f"raises once {self.number}"
+
+    def act(self, trainer: Trainer, **kwargs: Any) -> None:
+        if not self.is_done and trainer.run_state.updates >= self.updates:
+            self.is_done = True
+            raise Interrupted
+
+
+class Life(RuleBasedStateMachine):
+    """What people do with a trainer, in any order."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.folder = tempfile.TemporaryDirectory()
+        self.trainer = new_trainer()
+        self.callbacks = 0
+        self.saved = False
+
+    def teardown(self) -> None:
+        if hasattr(self, "folder"):
+            self.folder.cleanup()
+
+    @rule(epochs=st.integers(1, 2), batch_size=st.integers(1, 4), accumulation=st.integers(1, 3), keeps=st.booleans())
+    def train(self, epochs: int, batch_size: int, accumulation: int, keeps: bool) -> None:
+        epoch_before = self.trainer.run_history.current_epoch if keeps else 1
+        sizes: dict[str, Any] = {"per_device_batch_size": batch_size, "gradient_accumulation_steps": accumulation}
+        try:
+            history = self.trainer.train(DATA, epochs, EVALUATED, reset_run_history=not keeps, **sizes)
+        except Interrupted:
+            return
+        updates = epochs * -(-10 // (batch_size * accumulation))
+        assert self.trainer.run_state.updates == updates
+        assert history.current_epoch == epoch_before + epochs
+        for name in ("train_loss_epoch", "eval_loss_epoch"):
+            assert len(history.get_metric_values(name)) >= epochs
+
+    @rule()
+    def evaluate(self) -> None:
+        before = copy.deepcopy(self.trainer.model.state_dict())
+        metrics = self.trainer.evaluate(EVALUATED)
+        inputs, targets = EVALUATED
+        self.trainer.model.eval()
+        with torch.no_grad():
+            loss = nn.functional.mse_loss(self.trainer.model(inputs), targets).item()
+        assert math.isclose(metrics["evaluation_loss"], loss, rel_tol=1e-12)
+        assert all(torch.equal(value, before[name]) for name, value in self.trainer.model.state_dict().items())
+
+    @rule(batch_size=st.integers(1, 5))
+    def predict(self, batch_size: int) -> None:
+        predictions = self.trainer.predict(EVALUATED, batch_size)
+        with torch.no_grad():
+            expected = self.trainer.model.eval()(EVALUATED[0])
+        torch.testing.assert_close(predictions, expected, rtol=1e-12, atol=1e-12)
+
+    @rule()
+    def save(self) -> None:
+        self.trainer.save_training_state(Path(self.folder.name) / "state")
+        self.weights = copy.deepcopy(self.trainer.model.state_dict())
+        self.updates = self.trainer.run_state.updates
+        self.saved = True
+
+    @precondition(lambda self: self.saved)
+    @rule()
+    def load(self) -> None:
+        self.trainer.load_training_state(Path(self.folder.name) / "state")
+        assert all(torch.equal(value, self.weights[name]) for name, value in self.trainer.model.state_dict().items())
+        assert self.trainer.run_state.updates == self.updates
+
+    @rule(
+        event=st.sampled_from(["on_train_step_end", "on_optimizer_step_end", "on_eval_step_end", "on_train_epoch_end"]),
+        updates=st.integers(0, 12),
+    )
+    def raise_somewhere(self, event: str, updates: int) -> None:
+        self.callbacks += 1
+        self.trainer.callback_handler.add_callback(RaisesOnce(event, updates, self.callbacks))
+
+    @rule()
+    def load_nothing(self) -> None:
+        try:
+            self.trainer.load_training_state(Path(self.folder.name) / "nothing")
+        except CheckpointError:
+            return
+        raise AssertionError("there was nothing to load")
+
+    @invariant()
+    def counts_fit(self) -> None:
+        if not hasattr(self, "trainer"):
+            return
+        state = self.trainer.run_state
+        assert 0 <= state.updates_in_epoch <= state.updates
+        assert state.skipped_updates == 0
+        assert not self.trainer._is_running
+        assert not isinstance(self.trainer.optimizer, list)
+        assert all(
+            record.epoch <= self.trainer.run_history.current_epoch for record in self.trainer.run_history.records
+        )
+
+
+def test_what_people_do_with_a_trainer_works_in_any_order():
+    machine = Life.TestCase
+    machine.settings = settings(
+        max_examples=size(15, 400),
+        stateful_step_count=12,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+        derandomize=True,
+        database=None,
+    )
+    machine("runTest").runTest()
+    record("sequences of calls", {"sequences": size(15, 400), "broken promises": 0})

@@ -1,0 +1,205 @@
+"""States that are written while the run goes on are what was there when they were asked for."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pytorch_accelerated import Trainer
+from pytorch_accelerated.callbacks import SaveTrainingStateCallback, TrainerCallback
+from pytorch_accelerated.checkpointing import disk
+from pytorch_accelerated.checkpointing.background import BackgroundWriter
+from pytorch_accelerated.checkpointing.state_folder import encode_parts, read_state
+from pytorch_accelerated.checkpointing.verify import list_states
+from pytorch_accelerated.errors import CheckpointError
+from tests.checkpointing.faulty_disk import FaultyDisk
+from tests.support.processes import run_on_ranks
+from tests.support.reference import regression_data, sgd, tiny_model
+
+DATA = regression_data(24)
+
+
+class SlowDisk:
+    """Holds up the first write until it is told to go on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.is_reached = threading.Event()
+        self.may_go_on = threading.Event()
+        write = disk.write
+
+        def slow(*args: Any) -> None:
+            self.is_reached.set()
+            assert self.may_go_on.wait(60)
+            write(*args)
+
+        monkeypatch.setattr(disk, "write", slow)
+
+
+@pytest.fixture
+def writer() -> Iterator[BackgroundWriter]:
+    writer = BackgroundWriter()
+    yield writer
+    writer.close()
+
+
+def trained(folder: Path, *callbacks: Any, background: bool, **saving: Any) -> Trainer:
+    saver = SaveTrainingStateCallback(folder, background=background, **saving)
+    trainer = Trainer(model := tiny_model(), nn.MSELoss(), sgd(model), callbacks=[saver, *callbacks], seed=3)
+    trainer.train(DATA, 2, per_device_batch_size=4)
+    return trainer
+
+
+def test_what_is_written_is_what_was_there_when_it_was_asked_for(
+    writer: BackgroundWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    tensors = {"plain": torch.arange(6.0), "transposed": torch.arange(6.0).reshape(2, 3).T, "empty": torch.empty(0, 2)}
+    tensors["tied"] = tensors["plain"]
+    wanted = {name: tensor.clone() for name, tensor in tensors.items()}
+    slow = SlowDisk(monkeypatch)
+    for version in (1, 2):  # the second time in the copies of the first
+        encoded = encode_parts({"model": tensors})
+        writer.write(tmp_path / str(version), {"version": version}, encoded)
+        assert slow.is_reached.wait(60)
+        assert version == 2 or writer.is_busy
+        for tensor in tensors.values():
+            tensor += 1
+        slow.may_go_on.set()
+        writer.wait()
+        assert not writer.is_busy
+        facts, parts = read_state(tmp_path / str(version))
+        assert facts == {"version": version}
+        for name, tensor in parts["model"].items():
+            assert torch.equal(tensor, wanted[name])
+            assert tensor.stride() == wanted[name].stride()
+        wanted = {name: tensor.clone() for name, tensor in tensors.items()}
+
+
+def test_a_state_is_begun_when_the_one_before_is_complete(
+    writer: BackgroundWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    slow = SlowDisk(monkeypatch)
+    writer.write(tmp_path / "first", {}, encode_parts({"model": {"weight": torch.ones(2)}}))
+    assert slow.is_reached.wait(60)
+    threading.Timer(0.2, slow.may_go_on.set).start()
+    writer.write(tmp_path / "second", {}, encode_parts({"model": {"weight": torch.ones(2)}}))
+    assert [folder.name for folder, _ in list_states(tmp_path)][:1] == ["first"]
+
+
+@pytest.mark.parametrize("operation", range(3))
+def test_what_the_disk_refuses_is_said_once_and_the_next_state_is_written(
+    operation: int, writer: BackgroundWriter, tmp_path: Path
+):
+    encoded = encode_parts({"model": {"weight": torch.ones(2)}})
+    with FaultyDisk(operation).installed():
+        writer.write(tmp_path / "first", {}, encoded)
+        with pytest.raises(CheckpointError, match="No space left on device"):
+            writer.wait()
+    writer.wait()
+    writer.write(tmp_path / "second", {}, encoded)
+    writer.wait()
+    assert [path.name for path in tmp_path.iterdir()] == ["second"]
+
+
+@pytest.mark.parametrize(
+    "saving", [{"save_every_n_steps": 1, "max_checkpoints": 2}, {"save_every_n_epochs": 1, "save_at_end": False}]
+)
+def test_runs_that_save_in_the_background_leave_the_same_states(saving: dict[str, Any], tmp_path: Path):
+    for background in (False, True):
+        trained(tmp_path / str(background), background=background, **saving)
+    found = [
+        {folder.name: read_state(folder) for folder, _ in list_states(tmp_path / str(background))}
+        for background in (False, True)
+    ]
+    assert found[0].keys() == found[1].keys() != set()
+    for name, (facts, parts) in found[0].items():
+        other_facts, other_parts = found[1][name]
+        assert facts == other_facts
+        assert parts["run"] == other_parts["run"]
+        for key, tensor in parts["model"].items():
+            assert torch.equal(tensor, other_parts["model"][key])
+    names = {path.name for path in (tmp_path / "True").iterdir()}
+    assert names == found[1].keys()  # nothing is left in the making
+
+
+def test_a_failed_save_ends_the_run_between_two_updates_with_its_own_error(tmp_path: Path):
+    class Slowly(TrainerCallback):
+        """Waits for the save, so that the failure is there after this update."""
+
+        def on_optimizer_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
+            while trainer._state_writer.is_busy:
+                pass
+
+    (tmp_path / "states").mkdir()
+    with FaultyDisk(3).installed() as faulty, pytest.raises(CheckpointError, match="No space left on device"):
+        trained(tmp_path / "states", watcher := Slowly(), background=True, save_every_n_steps=2)
+    assert faulty.operations
+    assert watcher is not None
+    assert list_states(tmp_path / "states") == []
+
+
+def test_the_last_state_is_complete_or_the_run_fails(tmp_path: Path):
+    trained(tmp_path / "whole", background=True)
+    assert [folder.name for folder, _ in list_states(tmp_path / "whole")] == ["final"]
+    with FaultyDisk(4).installed(), pytest.raises(CheckpointError, match="No space left on device"):
+        trained(tmp_path / "failed", background=True)
+
+
+def test_an_error_in_the_run_is_not_hidden_by_one_of_a_save(tmp_path: Path):
+    class Failing(TrainerCallback):
+        def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+            raise ZeroDivisionError
+
+    with (
+        FaultyDisk(4).installed(),
+        pytest.warns(UserWarning, match="No space left on device"),
+        pytest.raises(ZeroDivisionError),
+    ):
+        trained(tmp_path, Failing(), background=True, save_every_n_steps=6)
+
+
+def test_outside_of_a_run_a_state_is_there_at_once(tmp_path: Path):
+    trainer = trained(tmp_path / "run", background=False, save_at_end=False)
+    trainer.save_training_state(tmp_path / "state", {"note": 1}, background=True)
+    assert trainer.load_training_state(tmp_path / "state")["note"] == 1
+
+
+ON_RANKS = """
+import sys
+from pathlib import Path
+from torch import nn
+from pytorch_accelerated import Trainer
+from pytorch_accelerated.callbacks import SaveTrainingStateCallback
+from pytorch_accelerated.checkpointing.verify import list_states
+from pytorch_accelerated.errors import CheckpointError
+from tests.checkpointing.faulty_disk import FaultyDisk
+from tests.support.reference import regression_data, sgd, tiny_model
+
+folder = Path(sys.argv[1])
+
+def trained(name):
+    saver = SaveTrainingStateCallback(folder / name, save_every_n_steps=2, background=True)
+    trainer = Trainer(model := tiny_model(), nn.MSELoss(), sgd(model), callbacks=[saver], seed=3)
+    assert trainer._ranks.count == 2
+    trainer.train(regression_data(24), 2, per_device_batch_size=4)
+    return trainer
+
+trainer = trained("whole")
+trainer._ranks.wait()
+print(sorted(path.name for path, _ in list_states(folder / "whole")))
+with FaultyDisk(6).installed():
+    try:
+        trained("failed")
+    except CheckpointError as error:
+        print("No space left" in str(error))
+"""
+
+
+@pytest.mark.processes
+def test_on_several_ranks_all_of_them_hear_of_a_failed_save(tmp_path: Path):
+    lines = ["['final', 'step_2', 'step_4', 'step_6']", "True"]
+    for stdout in run_on_ranks(ON_RANKS, 2, tmp_path).stdout_of_ranks:
+        assert stdout.splitlines()[-2:] == lines

@@ -1,0 +1,339 @@
+"""``python -m pytorch_accelerated checkpoints``, as somebody in front of a terminal, or a script, uses it."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pytorch_accelerated.__main__ import main
+from pytorch_accelerated.checkpointing.state_folder import write_state
+from tests.chaos.saved_runs import files_below, trained
+from tests.support.processes import run_script
+from tests.support.terminal import in_a_terminal
+
+LOSSES = [0.5, 0.1, 0.4, 0.2, 0.3]  # of step_1, step_2, ...
+
+
+@pytest.fixture
+def states(tmp_path: Path) -> Path:
+    """Five states of 10 updates each, and other things."""
+    folder = tmp_path / "states"
+    for number, loss in enumerate(LOSSES, start=1):
+        save(folder / f"step_{number}", 10 * number, loss)
+    write_state(folder / "predictions", {"predictions_format": 1, "rows": 0}, {})
+    (folder / "notes.txt").write_text("mine")
+    return folder
+
+
+def save(folder: Path, updates: int, loss: float) -> None:
+    history = {"records": [["train_loss", 9.0, 1, 1], ["loss", 7.0, 1, 1], ["loss", loss, updates // 10, updates]]}
+    facts = {"updates": updates, "epochs": updates // 10, "ranks": 2, "versions": {"torch": "2.13", "python": "3.11"}}
+    write_state(folder, facts, {"model": {"a": torch.ones(5), "b": torch.ones(1)}, "run": {"history": history}})
+
+
+def run(command: str, *arguments: object) -> int:
+    return main(["checkpoints", command, *map(str, arguments)])
+
+
+@pytest.fixture
+def told(capsys: pytest.CaptureFixture[str]) -> Any:
+    """What was printed since the last call, as lines."""
+    return lambda: capsys.readouterr().out.splitlines()
+
+
+def words(lines: list[str]) -> list[list[str]]:
+    return [line.split() for line in lines]
+
+
+# list
+
+
+def test_states_are_listed_from_old_to_new(states, told):
+    save(states / "step_2", 20, 0.1)  # again
+    assert run("list", states) == 0
+    header, *rows = words(told())
+    assert header == ["name", "saved", "updates", "epochs", "ranks", "size", "manifest"]
+    assert [row[0] for row in rows] == ["step_1", "step_3", "step_4", "step_5", "step_2"]
+    size = sum(path.stat().st_size for path in (states / "step_2").iterdir() if path.name != "manifest.json")
+    name, _, _, updates, epochs, ranks, *size_told, manifest = rows[-1]
+    assert (name, updates, epochs, ranks, size_told, manifest) == ("step_2", "20", "2", "2", [str(size), "B"], "ok")
+
+
+def test_the_time_of_a_state_is_when_it_was_saved(states, told, monkeypatch):
+    os.utime(states / "step_1" / "manifest.json", (0, 86400 * 365))
+    monkeypatch.setenv("TZ", "UTC")
+    assert run("list", states / "step_1") == 0
+    assert "1971-01-01" in told()[1]
+
+
+def test_a_state_without_a_readable_manifest_is_listed_first_as_damaged(states, told):
+    (states / "step_3" / "manifest.json").write_text("{")
+    (states / "step_4" / "manifest.json").unlink()
+    assert run("list", states) == 0
+    rows = words(told())[1:]
+    assert [(row[0], row[-1]) for row in rows[:2]] == [("step_3", "damaged"), ("step_4", "damaged")]
+    assert [row[0] for row in rows[2:]] == ["step_1", "step_2", "step_5"]
+
+
+def test_a_folder_without_states_is_said_to_be_one(tmp_path, told):
+    assert run("list", tmp_path) == 0
+    assert told() == [f"No training states in {tmp_path}."]
+
+
+# verify
+
+
+def test_valid_states_are_all_ok(states, told):
+    assert run("verify", states) == 0
+    assert told() == [*(f"ok       step_{number}" for number in range(1, 6)), "5 of 5 valid"]
+
+
+def test_every_damaged_file_is_named(states, told):
+    (states / "step_2" / "model.json").write_text("{}")
+    (states / "step_2" / "run.safetensors").unlink()
+    (states / "step_4" / "manifest.json").write_text("{")
+    assert run("verify", states) == 1
+    lines = told()
+    assert [line.split()[1] for line in lines if line.startswith("damaged")] == ["step_4", "step_2"]
+    for file in ("step_2/model.json", "step_2/run.safetensors", "step_4/manifest.json"):
+        assert sum(str(states / file) in line for line in lines) == 1
+    assert lines[-1] == "3 of 5 valid"
+    assert run("verify", states / "step_2") == 1
+    assert run("verify", states / "step_1") == 0
+
+
+# show
+
+
+def test_the_newest_state_is_shown_with_its_facts_parts_and_last_metrics(states, told):
+    assert run("show", states) == 0
+    lines = told()
+    assert lines[0] == str(states / "step_5")
+    rows = words(lines)
+    assert ["updates", "50"] in rows
+    assert ["versions", "torch", "2.13,", "python", "3.11"] in rows
+    sizes = {
+        name: sum(path.stat().st_size for path in (states / "step_5").glob(f"{name}.*")) for name in ("model", "run")
+    }
+    assert ["model", "2", str(sizes["model"]), "B"] in rows
+    assert ["run", "0", str(sizes["run"]), "B"] in rows
+    assert ["train_loss", "9.0", "1", "1"] in rows
+    assert ["loss", "0.3", "5", "50"] in rows
+    assert run("show", states / "step_2") == 0
+    assert ["loss", "0.1", "2", "20"] in words(told())
+
+
+def test_a_state_of_a_real_run_is_shown(tmp_path, told):
+    trainer = trained(2)
+    trainer.save_training_state(tmp_path / "state")
+    assert run("show", tmp_path) == 0
+    rows = words(told())
+    loss = trainer.run_history.get_latest_metric("eval_loss_epoch")
+    assert ["eval_loss_epoch", repr(loss), "2", "4"] in rows
+    assert ["optimizer", "12"] in [row[:2] for row in rows]
+
+
+def test_predictions_are_no_training_state(states, tmp_path, capsys):
+    assert run("show", states / "predictions") == 2
+    assert "There is no training state in" in capsys.readouterr().err
+
+
+# prune
+
+
+def left(states: Path) -> set[str]:
+    return {path.name for path in states.iterdir()} - {"notes.txt", "predictions"}
+
+
+@pytest.mark.parametrize(
+    ("rules", "expected"),
+    [
+        (["--keep-last", 2], {4, 5}),
+        (["--keep-last", 1, "--keep-best", 2, "--metric", "loss"], {2, 4, 5}),
+        (["--keep-last", 1, "--keep-best", 1, "--metric", "loss", "--greater-is-better"], {1, 5}),
+        (["--keep-last", 1, "--keep-every", 20], {2, 4, 5}),
+        (["--keep-last", 9], {1, 2, 3, 4, 5}),
+    ],
+)
+def test_what_a_rule_holds_is_kept_and_the_rest_deleted(rules, expected, states, told):
+    assert run("prune", states, *rules, "--yes") == 0
+    assert left(states) == {f"step_{number}" for number in expected}
+    assert (states / "notes.txt").read_text() == "mine"
+    assert run("verify", states / "step_5") == 0
+    assert (states / "predictions" / "manifest.json").is_file()
+
+
+@pytest.mark.parametrize(("answer", "code", "expected"), [("y", 0, 1), ("yes", 0, 1), ("", 1, 5), ("n", 1, 5)])
+def test_prune_shows_what_would_go_and_asks(answer, code, expected, states, told, monkeypatch):
+    asked: list[str] = []
+
+    def reply(question: str) -> str:
+        asked.append(question)
+        return str(answer)
+
+    monkeypatch.setattr("builtins.input", reply)
+    assert run("prune", states, "--keep-last", 1) == code
+    assert len(left(states)) == expected
+    rows = words(told())
+    verdicts = {row[0]: row[-1] for row in rows if row[0].startswith("step_")}
+    assert verdicts == {"step_5": "keep", **{f"step_{number}": "delete" for number in range(1, 5)}}
+    assert len(asked) == 1
+    assert asked[0].startswith("Delete 4 of 5 training states, ")
+
+
+def test_damaged_states_count_for_no_rule_and_are_left_alone(states, told):
+    """Else the damaged newest would be kept in place of the newest valid one."""
+    (states / "step_5" / "model.safetensors").write_bytes(b"x")
+    (states / "step_3" / "manifest.json").write_text("{")
+    assert run("prune", states, "--keep-last", 1, "--keep-best", 1, "--metric", "loss", "--yes") == 0
+    assert left(states) == {"step_2", "step_3", "step_4", "step_5"}
+    verdicts = {row[0]: row[4:] for row in words(told())}
+    assert "alone" in verdicts["step_5"]
+    assert "alone" in verdicts["step_3"]
+
+
+def test_a_damaged_state_does_not_take_its_copy_with_it(states):
+    """The last epoch is often saved as final, too. Only the first of both has the value, as long as it is valid."""
+    save(states / "final", 20, 0.1)
+    save(states / "step_6", 60, 0.9)
+    (states / "step_2" / "model.safetensors").write_bytes(b"x")
+    assert run("prune", states, "--keep-last", 1, "--keep-best", 1, "--metric", "loss", "--yes") == 0
+    assert left(states) == {"step_2", "final", "step_6"}
+
+
+def test_if_no_state_is_valid_none_is_deleted(states):
+    for folder in states.glob("step_*"):
+        (folder / "run.json").write_text("{}")
+    assert run("prune", states, "--keep-last", 1, "--yes") == 0
+    assert len(left(states)) == 5
+
+
+def test_what_no_run_has_saved_is_left_alone(states):
+    write_state(states / "mine", {"about": "something else"}, {"a": 1})
+    assert run("prune", states, "--keep-last", 1, "--yes") == 0
+    assert left(states) == {"step_5", "mine"}
+
+
+# Mistakes.
+
+MISTAKES: dict[str, tuple[list[str], str]] = {
+    "a missing folder": (["list", "{}/nowhere"], "There is no folder '{}/nowhere'."),
+    "a file": (["verify", "{}/notes.txt"], "There is no folder '{}/notes.txt'."),
+    "nothing to verify": (["verify", "{}/empty"], "There is no training state in '{}/empty'."),
+    "nothing to show": (["show", "{}/empty"], "There is no training state in '{}/empty'."),
+    "a state that cannot be read": (["show", "{}/broken"], "manifest.json is no strict JSON"),
+    "none kept": (["prune", "{}", "--keep-last", "0"], "So few states cannot be kept: last=0."),
+    "the best of what": (["prune", "{}", "--keep-last", "1", "--keep-best", "1"], "--keep-best and --metric together"),
+    "a misspelt metric": (
+        ["prune", "{}", "--keep-last", "1", "--keep-best", "1", "--metric", "lost", "--yes"],
+        "has a value of 'lost' that belongs to its own model. Metrics there: loss, train_loss.",
+    ),
+    "a state to prune": (["prune", "{}/step_1", "--keep-last", "1"], "Give the folder that holds the states."),
+    "nobody to ask": (["prune", "{}", "--keep-last", "1"], "Give --yes to delete without asking."),
+}
+
+
+@pytest.mark.parametrize(("arguments", "message"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_is_an_error_in_one_line(arguments, message, states, capsys, monkeypatch):
+    (states / "empty").mkdir()
+    (states / "broken").mkdir()
+    (states / "broken" / "manifest.json").write_text("{")
+    before = files_below(states)
+
+    def no_answer(question: str) -> str:
+        raise EOFError
+
+    monkeypatch.setattr("builtins.input", no_answer)
+    assert run(arguments[0], *(argument.format(states) for argument in arguments[1:])) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line]
+    assert line.startswith("error: ")
+    assert message.format(states) in line
+    assert files_below(states) == before
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["checkpoints"], ["checkpoints", "prune", "x"], ["checkpoints", "lost", "x"]]
+)
+def test_wrong_arguments_are_explained(arguments, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert "usage: python -m pytorch_accelerated" in capsys.readouterr().err
+
+
+def test_whoever_stops_at_the_question_deletes_nothing(states, monkeypatch, capsys):
+    def interrupt(question: str) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("builtins.input", interrupt)
+    assert run("prune", states, "--keep-last", 1) == 130
+    assert len(left(states)) == 5
+
+
+# How it looks.
+
+
+def test_names_and_facts_cannot_move_the_cursor(states, told):
+    write_state(states / "step\x1b[2J", {"updates": 60, "note\x1b[31m": "\x1b]0;title\x07" + "x" * 1000}, {"a": 1})
+    for command in ("list", "verify", "show"):
+        run(command, states)
+    text = "\n".join(told())
+    assert "\x1b" not in text
+    assert "step\\x1b[2J" in text
+    assert "note\\x1b[31m" in text
+    assert max(map(len, text.splitlines())) < 300
+
+
+def test_without_a_terminal_there_are_no_colours_and_no_wrapped_lines(states, told, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "20")
+    save(states / ("a_long_name_" * 8), 60, 0.3)
+    run("list", states)
+    lines = told()
+    assert len(lines) == 7
+    assert not any("\x1b" in line or line != line.rstrip() for line in lines)
+    assert len({line.index("  20") for line in lines[1:-1]}) == 1, "the columns are not aligned"
+
+
+def test_on_a_terminal_there_are_colours_and_no_markup_is_read(states, monkeypatch):
+    pytest.importorskip("rich")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    save(states / "[red]step :smile:", 60, 0.3)
+    (states / "step_1" / "manifest.json").write_text("{")
+    with in_a_terminal(100) as terminal:
+        run("list", states)
+        run("verify", states)
+        received = terminal.received
+    assert received.count("[red]step :smile:") == 2
+    assert "\x1b[32mok" in received
+    assert "\x1b[1;31mdamaged" in received
+
+
+def test_on_a_terminal_without_rich_it_is_plain(states, monkeypatch, told):
+    run("list", states)
+    expected = told()
+    for name in [name for name in sys.modules if name.partition(".")[0] == "rich"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "rich", None)
+    with in_a_terminal(100) as terminal:
+        run("list", states)
+        assert terminal.screen == expected
+
+
+@pytest.mark.processes
+def test_the_module_is_a_command(states):
+    script = f"""
+import subprocess, sys
+command = [sys.executable, "-m", "pytorch_accelerated", "checkpoints", "verify", {str(states)!r}]
+print(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+reader = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+reader.stdout.close()  # as `head` does when it has seen enough
+print("errors:", reader.stderr.read(), reader.wait())
+"""
+    output = run_script(script).stdout
+    assert "5 of 5 valid" in output
+    assert output.splitlines()[-1] == "errors:  1"
