@@ -27,7 +27,10 @@ ONE_HALF = {
     "long_step": [BY_HAND | OURS],
     "data_wait": [{"raw loop", "raw loop, 1 worker"} | OURS],
     "start": [*[{"raw loop", "ours, no callbacks"}] * 3, BY_HAND | OURS],
-    "checkpoint": [{"torch.save", "torch.save, flushed to the disk", "ours"}],
+    "checkpoint": [
+        {"torch.save", "torch.save, flushed to the disk", "ours", "ours, in the background"},
+        {"ours, in the background"},
+    ],
 }
 OTHER_HALF = {
     "evaluation": [BY_HAND | OURS | {"raw loop, whole-batch indexing"}, {"raw loop"} | OURS],

@@ -408,7 +408,7 @@ def test_splitting_and_skipping_together():
         (),
         object(),
     ],
-    ids=repr,
+    ids=["a string", "other lengths", "a number in it", "a number", "no rows", "an int", "nothing", "an object"],
 )
 def test_batches_that_cannot_be_split_are_refused(batch: Any):
     with pytest.raises(DataError, match="cannot be split"):

@@ -42,6 +42,7 @@ def facts_of_start(way: Way) -> dict[str, float]:
     """What benchmarks/first_step.py has found out in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.first_step", way.name]
     environment = {**os.environ, **way.fresh_environment()}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # each process would compile everything anew
     output = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
     facts: dict[str, float] = json.loads(output)
     return facts

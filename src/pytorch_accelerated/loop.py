@@ -239,11 +239,14 @@ class TrainingLoop(TrainerHooks):
             self._fire("on_eval_epoch_end", is_intermediate=is_intermediate)
 
     def _evaluate_batch(self, batch: Any) -> None:
-        self._fire_in_pass("on_eval_step_start")
+        acts_at = self.callback_handler.acts_at
+        if acts_at["on_eval_step_start"]:
+            self._fire_in_pass("on_eval_step_start")
         output = self._output_of(self.calculate_eval_batch_loss, batch)
         loss, size = loss_and_size(output, hook="calculate_eval_batch_loss")
         self._update_loss_tracker(loss, size)
-        self._fire_in_pass("on_eval_step_end", batch=batch, batch_output=output)
+        if acts_at["on_eval_step_end"]:
+            self._fire_in_pass("on_eval_step_end", batch=batch, batch_output=output)
 
     def _run_evaluation(self) -> None:
         """The run of `evaluate`."""

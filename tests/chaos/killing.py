@@ -29,10 +29,11 @@ from pytorch_accelerated.callbacks import EarlyStoppingCallback, SaveBestModelCa
 from pytorch_accelerated.callbacks.weights import ModelEmaCallback
 from pytorch_accelerated.checkpointing import disk
 from pytorch_accelerated.checkpointing.verify import find_state, read_manifest
+from tests.chaos.size import size
 from tests.support.reference import regression_data
 from tests.support.resuming import AugmentedData
 
-KILLS_OF_A_STORM = 15
+KILLS_OF_A_STORM = size(6, 15)
 
 
 def train(folder: Path, background: bool) -> None:

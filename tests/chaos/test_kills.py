@@ -16,7 +16,7 @@ SEED = 20
 @pytest.mark.processes
 @pytest.mark.parametrize("background", [False, True], ids=["saved in between", "saved in the background"])
 def test_killed_runs_lose_no_state_and_end_as_if_nobody_had_killed_them(background: bool, tmp_path: Path):
-    kills, storms, operations = size(8, 500), size(1, 25), size(4, 0)
+    kills, storms, operations = size(4, 500), size(1, 25), size(2, 0)
     arguments = (kills, storms, operations, int(background), SEED, tmp_path)
     output = run_script(KILLING, *arguments, timeout_seconds=size(300, 7200))
     figures = json.loads(output.stdout.splitlines()[-1])

@@ -440,6 +440,15 @@ class StreamLoader:
     def rounds(self, *, max_rounds: int | None = None) -> Iterator[Round]:
         """The rounds of an evaluation or prediction pass: every sample once."""
         batches = itertools.islice(self._measured_batches(self._feed), max_rounds)
+        return self._own_rounds(batches) if self._ranks.count == 1 else self._agreed_rounds(batches)
+
+    def _own_rounds(self, batches: Iterator[tuple[Any, int | None]]) -> Iterator[Round]:
+        position = 0
+        for batch, size in batches:
+            yield Round(batch, position, False)
+            position += 1 if size is None else size
+
+    def _agreed_rounds(self, batches: Iterator[tuple[Any, int | None]]) -> Iterator[Round]:
         position = 0
         while True:
             batch, size = next(batches, (None, 0))
