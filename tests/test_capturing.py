@@ -27,8 +27,7 @@ from tests.support.capturing import CapturableSGD, CapturedOnCpu, CapturesTape, 
 from tests.support.processes import run_on_ranks
 from tests.support.recording import HOOKS, Recorder
 from tests.support.reference import regression_data, sgd, tiny_model
-from tests.support.resuming import SaveAndStop
-from tests.test_resume import assert_same
+from tests.support.resuming import SaveAndStop, assert_same
 
 RANKS = Path(__file__).parent / "ranks"
 

@@ -51,6 +51,8 @@ RANKS = {
     # watchers, the loop, faces and tools
     "callbacks": 3,
     "capturing": 4,
+    "control": 4,
+    "hook_output": 2,
     "hooks": 4,
     "loop": 4,
     "nonfinite": 4,

@@ -35,8 +35,8 @@ from tests.support.faults import (
 )
 from tests.support.processes import run_on_ranks
 from tests.support.reference import regression_data, sgd, tiny_model
+from tests.support.resuming import assert_same
 from tests.test_host_reads import BETWEEN_READINGS, counts_of_ours, counts_of_raw_loop, reads_within
-from tests.test_resume import assert_same
 
 RANKS = Path(__file__).parent / "ranks"
 NOT_APPLIED = "cannot be applied"

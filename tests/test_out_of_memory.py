@@ -16,7 +16,7 @@ from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, Da
 from pytorch_accelerated.splitting import rows_of
 from tests.support.processes import run_on_ranks
 from tests.support.reference import assert_same_parameters, regression_data, sgd, tiny_model
-from tests.test_resume import assert_same
+from tests.support.resuming import assert_same
 
 SEED = 3
 DOES_NOT_FIT = "does not fit into memory"

@@ -13,26 +13,11 @@ from pytorch_accelerated import Trainer
 from pytorch_accelerated.errors import InvalidCheckpointError
 from tests.support.processes import Output, run_on_ranks, run_script
 from tests.support.reference import regression_data, sgd, tiny_model
-from tests.support.resuming import SaveAndStop, SaveAtEpochEnd, everything, run
+from tests.support.resuming import SaveAndStop, SaveAtEpochEnd, assert_same, everything, run
 
 RANKS = Path(__file__).parent / "ranks"
 # An interrupted run ends before its first evaluation, so it has no best model to load.
 pytestmark = pytest.mark.filterwarnings("ignore:The model is as the run left it")
-
-
-def assert_same(actual: Any, expected: Any, path: str = "") -> None:
-    if isinstance(expected, torch.Tensor):
-        assert torch.equal(actual, expected), path
-    elif isinstance(expected, dict):
-        assert actual.keys() == expected.keys(), path
-        for key in expected:
-            assert_same(actual[key], expected[key], f"{path}[{key!r}]")
-    elif isinstance(expected, (list, tuple)):
-        assert len(actual) == len(expected), path
-        for index, item in enumerate(expected):
-            assert_same(actual[index], item, f"{path}[{index}]")
-    elif not callable(expected):
-        assert actual == expected, path
 
 
 @pytest.mark.parametrize("seed", [11, None])

@@ -19,7 +19,8 @@ import torch
 from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.cuda_graphs import Capturer
 from pytorch_accelerated.errors import ConfigurationError, HookOutputError
-from pytorch_accelerated.loop import TrainingLoop, clip_gradients, loss_and_size
+from pytorch_accelerated.hook_output import loss_and_size
+from pytorch_accelerated.loop import TrainingLoop, clip_gradients
 from pytorch_accelerated.preparation import is_replicated
 from pytorch_accelerated.step_facts import (
     BatchLayout,
@@ -265,7 +266,7 @@ class CapturedStep:
         for name in ("loss", "batch_size", "num_items_in_batch"):
             if isinstance(output.get(name), torch.Tensor):
                 output[name] = output[name].clone()  # the loss tracker keeps these for many updates
-        if not self._report_batch(output, batch, step):
+        if not self._trainer._report_leaves_loss(output, batch, step):
             raise HookOutputError(
                 "A callback changed batch_output['loss'] in `on_train_step_end`, but in a captured step the gradients "
                 "of the original loss have been computed by then. Change the loss in `calculate_train_batch_loss`, or "
@@ -278,7 +279,7 @@ class CapturedStep:
         versions = [parameter._version for parameter in parts.parameters]
         with self.aside():
             output = trainer._output_of(trainer.calculate_train_batch_loss, batch)
-            if not self._report_batch(output, batch, step):
+            if not trainer._report_leaves_loss(output, batch, step):
                 self._obstacle = "a callback changes batch_output['loss'] in `on_train_step_end`"
             weighted = trainer._weighted(output)
             if trainer._late_counts:
@@ -286,13 +287,6 @@ class CapturedStep:
             trainer._guarded(trainer.backward_step, weighted)
         if versions != [parameter._version for parameter in parts.parameters]:
             self._obstacle = "parameters are changed in `calculate_train_batch_loss` or `backward_step`"
-
-    def _report_batch(self, output: Any, batch: Any, step: int) -> bool:
-        """Tell the loss tracker and the callbacks of a batch. Returns whether its loss is still what it was."""
-        loss, _ = loss_and_size(output, hook="calculate_train_batch_loss")
-        version = getattr(loss, "_version", None)
-        self._trainer._report_batch(output, batch, step)
-        return output["loss"] is loss and getattr(loss, "_version", None) == version
 
     def _is_due(self, layout: Hashable) -> bool:
         """Whether a batch of this layout is to be captured."""

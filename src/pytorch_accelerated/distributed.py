@@ -17,7 +17,7 @@ from accelerate import Accelerator, PartialState, notebook_launcher
 from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedDataParallelKwargs, GradientAccumulationPlugin, send_to_device
 
-from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, LaunchError
+from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, LaunchError, PytorchAcceleratedError
 
 __all__ = ["Ranks", "create_accelerator", "notebook_launcher", "send_to_device"]
 
@@ -25,6 +25,7 @@ _ASKED_BY_TRAINER = "_precision_was_asked_for_by_a_trainer"
 _PRECISIONS = ("no", "fp16", "bf16", "fp8")
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+Result = TypeVar("Result")
 
 
 def create_accelerator(mixed_precision: str | None = None) -> Accelerator:
@@ -237,6 +238,22 @@ class Ranks:
         values = [value]
         dist.broadcast_object_list(values, src=0, group=self._group)
         return values[0]
+
+    def do_on_first(self, work: Callable[[], Result]) -> Result:
+        """What `work` returns on rank 0, which alone does it; an error of ours that it raises goes up on all ranks."""
+        if self._is_alone:
+            return work()
+        result: Any = None
+        failure: PytorchAcceleratedError | None = None
+        if self.is_first:
+            try:
+                result = work()
+            except PytorchAcceleratedError as error:
+                failure = error
+        result, failure = self.from_first((result, failure))
+        if failure is not None:
+            raise failure
+        return result  # type: ignore[no-any-return]
 
     def sum(self, numbers: Sequence[float]) -> list[float]:
         """The sums of `numbers` over the ranks, in float64."""

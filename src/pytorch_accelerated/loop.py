@@ -1,18 +1,16 @@
 """The loop, written once: what happens in a run, and in which order.
 
 Read `_run_training`, `_run_epoch`, `_run_train_epoch` and `_run_update` first. The hooks that they call are in
-`hooks.py`; `docs/events.md` has the order of hooks and events for every way a run can end.
+`hooks.py`, and how events are fired and runs are stopped in `control.py`; `docs/events.md` has the order of hooks and
+events for every way a run can end.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-import numbers
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pytorch_accelerated.callbacks.handler import CallbackHandler
 from pytorch_accelerated.callbacks.watching import WatchedMetric
-from pytorch_accelerated.checkpointing.background import BackgroundWriter
+from pytorch_accelerated.control import RunControl
 from pytorch_accelerated.data.loading import (
     CountItems,
     MicroBatch,
@@ -32,24 +30,16 @@ from pytorch_accelerated.data.loading import (
     empty_loader_error,
 )
 from pytorch_accelerated.data.slicing import unsliced
-from pytorch_accelerated.errors import (
-    CheckpointError,
-    ConfigurationError,
-    DataError,
-    HookOutputError,
-    NonFiniteLossError,
-    StopTrainingError,
-)
-from pytorch_accelerated.hooks import TrainerHooks
+from pytorch_accelerated.errors import DataError, HookOutputError, StopTrainingError
+from pytorch_accelerated.hook_output import loss_and_size
 from pytorch_accelerated.nonfinite import RollBack, UpdateGuard
 from pytorch_accelerated.prediction import PredictionCollector
-from pytorch_accelerated.run_state import RunPhase, RunState
+from pytorch_accelerated.run_state import RunPhase
 from pytorch_accelerated.seeding import generator_states, restore_generator_states
 from pytorch_accelerated.settings import TrainSettings
-from pytorch_accelerated.signals import SignalWatch
 from pytorch_accelerated.tracking.history import RunHistory
 from pytorch_accelerated.tracking.loss import LossTracker
-from pytorch_accelerated.tracking.timing import EpochClock, Pace
+from pytorch_accelerated.tracking.timing import EpochClock
 
 if TYPE_CHECKING:
     from pytorch_accelerated.capturing import CapturedStep
@@ -57,8 +47,6 @@ if TYPE_CHECKING:
 
 # Losses are read this often. A number of updates, not of seconds: sums of a resumed run must be cut at the same places.
 UPDATES_BETWEEN_READINGS = 64
-# How long several ranks may go on when one of them shall stop for what nothing in the update could have asked for.
-_SECONDS_BETWEEN_AGREEMENTS = 0.25
 
 _EVENTS_OF_UPDATE = ("on_train_step_start", "on_train_step_end", "on_optimizer_step_start", "on_optimizer_step_end")
 _HOOKS_OF_UPDATE = (
@@ -72,21 +60,31 @@ _HOOKS_OF_UPDATE = (
 )
 
 
-class TrainingLoop(TrainerHooks):
+class TrainingLoop(RunControl):
     """Runs the hooks and fires the events; `Trainer` gives it what it needs."""
 
-    callback_handler: CallbackHandler
     run_history: RunHistory
-    run_state: RunState
     custom_events: tuple[str, ...]
     inference_mode: bool
-    _settings: TrainSettings
     _train_dataloader: Any
-    _eval_dataloader: Any
     _loss_tracker: LossTracker
     _gradient_norms: LossTracker
     _epochs_before_run: int
     _steps_scheduler_per_update: bool
+
+    def _reset_control(self) -> None:
+        super()._reset_control()
+        self._update_guard: UpdateGuard | None = None
+        self._splitter: BatchSplitter | None = None
+        self._captured_step: CapturedStep | None = None
+        self._round_has_empty_rank = False
+        self._gathers_no_rows = False
+        self._late_counts: list[Any] = []
+        self._count_items: CountItems | None = None
+        self._stops_after_each_update = True
+        self._epoch_clock = EpochClock(1)
+        self._update = Update((), samples=0)
+        self._micro_batch = MicroBatch(None, 1.0, is_last=True, is_borrowed=False, has_empty_rank=False)
 
     def _run_training(self) -> None:
         """Epoch after epoch, until the run is complete or something stops it."""
@@ -205,6 +203,13 @@ class TrainingLoop(TrainerHooks):
         if self._micro_batch.has_empty_rank or self.callback_handler.acts_at["on_train_step_end"]:
             self._fire_of_batch("on_train_step_end", batch=batch, batch_output=output, step=step)
 
+    def _report_leaves_loss(self, output: Any, batch: Any, step: int) -> bool:
+        """`_report_batch`. Returns whether the callbacks have left the loss as it was."""
+        loss, _ = loss_and_size(output, hook="calculate_train_batch_loss")
+        version = getattr(loss, "_version", None)
+        self._report_batch(output, batch, step)
+        return output["loss"] is loss and getattr(loss, "_version", None) == version
+
     def _apply_gradients(self) -> None:
         """Clip the complete gradients, and change the parameters."""
         self._clip_gradients()
@@ -226,7 +231,7 @@ class TrainingLoop(TrainerHooks):
             self._stop_if_asked()
             rounds = 0
             with self._without_gradients():
-                for rounds, round_ in enumerate(self._rounds_before_signal(valid_dl, StopTrainingError), start=1):
+                for rounds, round_ in enumerate(self._until_signal(self._rounds(valid_dl), StopTrainingError), start=1):
                     self._in_round(round_.batch is None, round_.has_empty_rank, self._evaluate_batch, round_.batch)
                     if rounds % UPDATES_BETWEEN_READINGS == 0:
                         self._loss_tracker.read()
@@ -262,7 +267,7 @@ class TrainingLoop(TrainerHooks):
             self.model.eval()
             self._fire_in_pass("on_prediction_run_start", num_batches=loader.num_batches)
             with self._without_gradients():
-                for round_ in self._rounds_before_signal(loader, lambda _: self._signals.exit()):
+                for round_ in self._until_signal(self._rounds(loader), lambda _: self._signals.exit()):
                     is_idle = round_.batch is None
                     self._in_round(
                         is_idle, round_.has_empty_rank, self._predict_batch, round_.batch, round_.start, collector
@@ -279,6 +284,13 @@ class TrainingLoop(TrainerHooks):
             )
         collector.add(start, predictions)
         self._fire_in_pass("on_prediction_step_end", batch=batch, predictions=predictions)
+
+    def _fire_of_batch(self, event: str, **kwargs: Any) -> None:
+        """Fire an event of the current batch; a rank that only borrowed it answers the others' `gather` instead."""
+        if self._micro_batch.has_empty_rank:
+            self._in_round(self._micro_batch.is_borrowed, True, self._fire, event, **kwargs)
+        else:
+            self._fire(event, **kwargs)
 
     def _in_round(
         self, is_idle: bool, has_empty_rank: bool, work: Callable[..., None], *args: Any, **kwargs: Any
@@ -404,89 +416,27 @@ class TrainingLoop(TrainerHooks):
         self.run_history.update_metric(metric_name, total / count if count else tracker.average)
         tracker.reset()
 
-    # -------------------------------------------------------------------------------- requests, stopping, safe points
+    # ----------------------------------------------------------------------------------- safe points, and the run's end
 
-    def _reset_control(self) -> None:
-        self._stop: StopTrainingError | None = None
-        self._update_guard: UpdateGuard | None = None
-        self._splitter: BatchSplitter | None = None
-        self._signals = SignalWatch()
-        self._saved_to: Path | None = None  # when the run was stopped
-        self._finishes_passes = False  # in what no resumed run would repeat
-        self._evaluation_requested = False
-        self._requested_states: list[tuple[Path, dict[str, Any], bool]] = []
-        self._state_writer = BackgroundWriter()  # used on the rank that writes
-        self._saves_in_background = False  # has been asked to, on all ranks
-        self._defers_saves = False  # only while training there are moments that are not to be saved
-        self._round_has_empty_rank = False
-        self._gathers_no_rows = False
-        self._late_counts: list[Any] = []
-        self._count_items: CountItems | None = None
-        self._deadline: float | None = None
-        self._stop_pace = Pace(_SECONDS_BETWEEN_AGREEMENTS)
-        self._stops_after_each_update = True
-        self._epoch_clock = EpochClock(1)
-        self._captured_step: CapturedStep | None = None
-        self._update = Update((), samples=0)
-        self._micro_batch = MicroBatch(None, 1.0, is_last=True, is_borrowed=False, has_empty_rank=False)
+    def _act_at_safe_point(self) -> None:
+        """Between two updates, where everything is consistent: read losses, act on requests, stop."""
+        if self.run_state.updates_in_epoch % UPDATES_BETWEEN_READINGS == 0:
+            self._loss_tracker.read()
+            self._gradient_norms.read()
+            self._report_non_finite("train_loss_epoch")
+        if self._evaluation_requested or self._requested_states:
+            self._loss_tracker.look_for_non_finite()
+            self._report_non_finite("train_loss_epoch")
+            with self._epoch_clock.paused():
+                self._act_on_requests()
+        if self._ranks.count == 1 or self._stops_after_each_update or self._stop_pace.is_due(self.run_state.updates):
+            self._stop_if_asked()
 
-    def _emit(self, event: str, **kwargs: Any) -> None:
-        self.callback_handler.call_event(event, self, **kwargs)
-
-    def _fire(self, event: str, **kwargs: Any) -> None:
-        """Fire an event; a wish to stop is kept until all ranks can stop together."""
-        try:
-            if self.callback_handler.acts_at[event]:
-                self.callback_handler.call_event(event, self, **kwargs)
-        except StopTrainingError as error:
-            self._stop = self._stop or error
-
-    def _fire_of_batch(self, event: str, **kwargs: Any) -> None:
-        """Fire an event of the current batch; a rank that only borrowed it answers the others' `gather` instead."""
-        if self._micro_batch.has_empty_rank:
-            self._in_round(self._micro_batch.is_borrowed, True, self._fire, event, **kwargs)
-        else:
-            self._fire(event, **kwargs)
-
-    def _fire_in_pass(self, event: str, **kwargs: Any) -> None:
-        """Fire an event of an evaluation or prediction: several ranks finish it together, one may give it up."""
-        if self._ranks.count == 1:
-            self._emit(event, **kwargs)
-        else:
-            self._fire(event, **kwargs)
-
-    def _moment(self, hook: str, event: str, **kwargs: Any) -> None:
-        """A method and the event of the same moment."""
-        self._guarded(getattr(self, hook))
-        self._fire(event, **kwargs)
-
-    def _guarded(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        """Call a hook; a wish to stop is kept until all ranks can stop together."""
-        try:
-            function(*args, **kwargs)
-        except StopTrainingError as error:
-            self._stop = self._stop or error
-
-    def _stop_if_asked(self) -> None:
-        """Stop if any rank wants to, on all ranks for the first reason. Must be called by all ranks."""
-        if self._deadline is not None and time.monotonic() >= self._deadline and self._ranks.is_first:
-            self._stop = self._stop or StopTrainingError(f"`max_duration` ({self._settings.max_duration}) is over.")
-        if self._finishes_passes or (self._stop is None and not self._signals.number and self._ranks.count == 1):
-            return
-        if self._agree_to_stop(self._stop_pace, self.run_state.updates, self._stop is not None):
-            stop, self._stop = self._stop, None
-            reasons = self._ranks.exchange("" if stop is None else str(stop))
-            raise StopTrainingError(next(filter(None, [self._signals.reason, *reasons]), "")) from stop
-
-    def _agree_to_stop(self, pace: Pace, done: int, wants_to_stop: bool) -> bool:
-        """Whether any rank wants to stop or has got a signal, after so much is `done`. Must be called by all ranks."""
-        has_failed = self._state_writer.has_failed
-        everyones = self._ranks.exchange_numbers([pace.proposal(done), wants_to_stop, has_failed, self._signals.number])
-        proposals, wishes, failures, signals = zip(*everyones, strict=True)
-        pace.go_on(done, between=proposals[0])
-        if any(failures):
-            self._finish_saves()  # raises what went wrong, on all ranks
-        return self._signals.agree(signals) or any(wishes)
+    def _close(self, phase: RunPhase) -> None:
+        """Note that a part of the epoch is over, after its last callback; then act and stop as asked."""
+        self.run_state.phase = phase
+        self._act_on_requests()
+        self._stop_if_asked()
 
     def _has_stoppers(self) -> bool:
         """Whether something on this rank may want to stop between two batches: any callback or hook of the user's.
@@ -501,87 +451,6 @@ class TrainingLoop(TrainerHooks):
         has_own_callback = not all(type(owner).__module__.startswith("pytorch_accelerated.") for owner in owners)
         has_own_hook = any(getattr(type(self), hook) is not getattr(TrainingLoop, hook) for hook in _HOOKS_OF_UPDATE)
         return has_own_handler or has_own_callback or has_own_hook
-
-    @contextlib.contextmanager
-    def _ending(self, hook: str, event: str) -> Iterator[None]:
-        """The events that end a run, unless an exception does; a loss that is not finite is raised after them."""
-        stop: StopTrainingError | NonFiniteLossError | None = None
-        failure: NonFiniteLossError | None = None
-        try:
-            yield
-        except StopTrainingError as error:
-            stop = error
-        except NonFiniteLossError as error:
-            stop = failure = error
-        if stop is not None:
-            self._fire("on_stop_training_error", reason=str(stop))
-        self._evaluation_requested = self._defers_saves = False
-        if failure is not None:
-            self._requested_states.clear()  # nothing is saved from a model that may be spoilt
-        states = [folder for folder, *_ in self._requested_states]
-        try:
-            self._write_requested_states()
-        except NonFiniteLossError as error:  # the parameters are
-            failure = error
-        self._finish_saves()
-        self._saved_to = states[-1] if states and failure is None else None
-        self._release_model()
-        self._moment(hook, event)
-        if failure is not None:
-            raise failure
-
-    def _act_at_safe_point(self) -> None:
-        """Between two updates, where everything is consistent: read losses, act on requests, stop."""
-        if self.run_state.updates_in_epoch % UPDATES_BETWEEN_READINGS == 0:
-            self._loss_tracker.read()
-            self._gradient_norms.read()
-            self._report_non_finite("train_loss_epoch")
-        if self._evaluation_requested or self._requested_states:
-            self._loss_tracker.look_for_non_finite()
-            self._report_non_finite("train_loss_epoch")
-            with self._epoch_clock.paused():
-                self._act_on_requests()
-        if self._saves_in_background and self._ranks.count == 1 and self._state_writer.has_failed:
-            self._state_writer.wait()
-        if self._ranks.count == 1 or self._stops_after_each_update or self._stop_pace.is_due(self.run_state.updates):
-            self._stop_if_asked()
-
-    def _act_on_requests(self) -> None:
-        """Do what callbacks asked for, in a fixed order."""
-        state = self.run_state
-        if self._evaluation_requested or state.is_evaluation_due:
-            self._evaluation_requested, state.is_evaluation_due = False, True
-            if self._eval_dataloader is None:
-                raise ConfigurationError(
-                    "An evaluation was requested during training, but there is no evaluation dataset. Pass "
-                    "`eval_dataset` to `train`."
-                )
-            self._run_eval_epoch(self._eval_dataloader, is_intermediate=True)
-            state.is_evaluation_due = False
-        self._write_requested_states()
-
-    def _write_requested_states(self) -> None:
-        while self._requested_states:
-            self._write_training_state(*self._requested_states.pop(0))
-
-    def _finish_saves(self) -> None:
-        """Wait for states that are being written in the background. Must be called by all ranks."""
-        if not self._saves_in_background:
-            return
-        failure: CheckpointError | None = None
-        try:
-            self._state_writer.wait()
-        except CheckpointError as error:
-            failure = error
-        failure = self._ranks.from_first(failure)
-        if failure is not None:
-            raise failure
-
-    def _close(self, phase: RunPhase) -> None:
-        """Note that a part of the epoch is over, after its last callback; then act and stop as asked."""
-        self.run_state.phase = phase
-        self._act_on_requests()
-        self._stop_if_asked()
 
     @property
     def _updates_left(self) -> int | None:
@@ -623,29 +492,6 @@ class TrainingLoop(TrainerHooks):
     def _rounds(self, eval_dl: Any) -> Iterator[Round]:
         loader, limit = unsliced(eval_dl)
         return self._adapted_if_new(loader, self._eval_dl_kwargs).rounds(max_rounds=limit)
-
-    def _rounds_before_signal(self, loader: Any, give_up: Callable[[str], BaseException]) -> Iterator[Round]:
-        """The rounds of a pass; all ranks give it up before the same one if a signal has come to any of them.
-
-        Args:
-            loader: yields batches.
-            give_up: makes what is raised then, from the reason.
-        """
-        pace = Pace(_SECONDS_BETWEEN_AGREEMENTS)
-        for number, round_ in enumerate(self._rounds(loader)):
-            is_due = self._signals.number if self._ranks.count == 1 else pace.is_due(number)
-            if is_due and not self._finishes_passes and self._agree_to_stop(pace, number, False):
-                raise give_up(self._signals.reason)
-            yield round_
-
-    @contextlib.contextmanager
-    def _finishing_passes(self) -> Iterator[None]:
-        """Evaluations and predictions that user code makes are finished: no resumed run would repeat them."""
-        before, self._finishes_passes = self._finishes_passes, True
-        try:
-            yield
-        finally:
-            self._finishes_passes = before
 
     def _adapted_if_new(self, loader: Any, dl_kwargs: Mapping[str, Any]) -> RunLoader:
         """Loaders that a callback put in place since the run started are adapted when they are used."""
@@ -702,12 +548,6 @@ class TrainingLoop(TrainerHooks):
     def _adapted(self, loader: Any, dl_kwargs: Mapping[str, Any] | None) -> RunLoader:
         raise NotImplementedError
 
-    def _release_model(self) -> None:
-        raise NotImplementedError
-
-    def _write_training_state(self, output_dir: Path, extra: dict[str, Any], background: bool) -> None:
-        raise NotImplementedError
-
 
 def clip_gradients(parameters: list[torch.Tensor], settings: TrainSettings) -> torch.Tensor | None:
     """Limit gradients as the settings say. Returns their norm before, if it is limited. Never waits for the device."""
@@ -716,58 +556,3 @@ def clip_gradients(parameters: list[torch.Tensor], settings: TrainSettings) -> t
     elif settings.gradient_clip_norm is not None:
         return torch.nn.utils.clip_grad_norm_(parameters, settings.gradient_clip_norm)
     return None
-
-
-def loss_and_size(output: Any, *, hook: str) -> tuple[Any, Any]:
-    """The loss that a hook returned, and the number of items it is the mean of.
-
-    Raises:
-        HookOutputError: if one of them is missing, or cannot be used.
-    """
-    if type(output) is dict:
-        loss, size = output.get("loss"), output.get("batch_size")
-        is_plain = isinstance(loss, torch.Tensor) and loss.ndim == 0 and type(size) is int and size > 0
-        if is_plain and output.get("num_items_in_batch") is None:
-            return loss, size  # what nearly all hooks return; looking closer takes microseconds
-    is_mapping = isinstance(output, Mapping)
-    if not is_mapping or "loss" not in output or "batch_size" not in output:
-        entries = f" with {', '.join(map(repr, output)) or 'nothing in it'}" if is_mapping else ""
-        raise HookOutputError(
-            f"`{hook}` returned a {type(output).__name__}{entries}, but the loop needs a dict with 'loss' (a tensor "
-            "with one element), 'model_outputs' and 'batch_size'. Return one."
-        )
-    loss, size = output["loss"], output["batch_size"]
-    count = output.get("num_items_in_batch")
-    if count is not None:
-        size = count
-    if not is_one_number(loss):
-        raise HookOutputError(
-            f"`{hook}` returned {_described(loss)} as 'loss', but the loop needs the mean over the batch, one number. "
-            "Return a tensor with one element, for example with `.mean()` in the hook or the loss function."
-        )
-    if not is_one_number(size):
-        name = "batch_size" if count is None else "num_items_in_batch"
-        raise HookOutputError(
-            f"`{hook}` returned {_described(size)} as {name!r}, but the loop needs the number of items that the loss "
-            "is the mean of. Return a number."
-        )
-    if type(size) is int and size < 1 and count is None:  # what is in a tensor would have to be waited for
-        raise HookOutputError(
-            f"`{hook}` returned {size} as 'batch_size', so the batch would count nowhere, and the loss of the epoch "
-            "would be 0. Return the number of samples in the batch."
-        )
-    return loss, size
-
-
-def is_one_number(value: Any) -> bool:
-    """Whether `value` is a number or a tensor with one. Does not wait for the device."""
-    if type(value) is int:
-        return True
-    if isinstance(value, torch.Tensor):
-        return value.ndim == 0 or value.numel() == 1
-    return isinstance(value, numbers.Real)
-
-
-def _described(value: Any) -> str:
-    shape = f" of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else ""
-    return f"{'None' if value is None else f'a {type(value).__name__}'}{shape}"

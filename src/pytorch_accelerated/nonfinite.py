@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from pytorch_accelerated.callbacks.saving import SaveTrainingStateCallback
 from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.checkpointing.policy import SavePolicy
 from pytorch_accelerated.checkpointing.training_state import load_run
 from pytorch_accelerated.checkpointing.verify import list_states, verify
+from pytorch_accelerated.checkpointing.weights import are_finite
 from pytorch_accelerated.data.loading import Update
 from pytorch_accelerated.errors import ConfigurationError, InvalidCheckpointError, NonFiniteLossError
 from pytorch_accelerated.preparation import is_replicated
@@ -141,8 +141,8 @@ class UpdateGuard:
         """
         trainer = self._trainer
         losses = [torch.isfinite(torch.as_tensor(loss)).reshape(()) for loss in self.losses.of_update]
-        gradients = torch.isfinite(self._largest_gradient() if not is_skipped else torch.zeros(()))
-        is_finite = torch.stack([flag.to(trainer.device) for flag in (*losses, gradients)]).all()
+        gradients = () if is_skipped else (are_finite(values for _, values in self._gradients()),)
+        is_finite = torch.stack([flag.to(trainer.device) for flag in (*losses, *gradients)]).all()
         if not trainer._ranks.sum_on_device((~is_finite).float()).item():
             return False
         self._undo()
@@ -202,11 +202,6 @@ class UpdateGuard:
         if scaler is not None:  # it has looked at the gradients and waits to hear what came of them
             scaler.update()
 
-    def _largest_gradient(self) -> torch.Tensor:
-        """The largest absolute value: unlike a sum it cannot overflow, and a NaN comes through."""
-        gradients = [values for _, values in self._gradients()]
-        return nn.utils.get_total_norm(gradients, norm_type=math.inf)
-
     def _gradients(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """The parameters that have gradients, and the values of those."""
         found = []
@@ -249,7 +244,7 @@ class UpdateGuard:
         """The newest valid training state that this run can go back to. Must be called by all ranks."""
         trainer = self._trainer
         trainer._finish_saves()
-        return trainer._ranks.from_first(self._find_state() if trainer._ranks.is_first else None)  # type: ignore[no-any-return]
+        return trainer._ranks.do_on_first(self._find_state)
 
     def _find_state(self) -> Path | None:
         states = [

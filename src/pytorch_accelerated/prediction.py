@@ -20,7 +20,7 @@ import math
 import os
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -48,8 +48,6 @@ _ORDER_NAME = "order.safetensors"
 # Both by the path of the tensor, for example "predictions['boxes'][0]".
 Leaves = dict[str, torch.Tensor]  # all with the same number of rows
 Kinds = dict[str, tuple[torch.dtype, tuple[int, ...]]]  # dtype, and shape of one row
-
-Result = TypeVar("Result")
 
 
 class PredictionCollector(Protocol):
@@ -159,7 +157,7 @@ class StoredPredictionsWriter:
         self._block_bytes = block_bytes
         self._files: list[FileEntry] = []
         self._rows = _CollectedRows(self._write_block, block_bytes=block_bytes, storable=DTYPE_NAMES)
-        self._staged = _on_first_rank(ranks, lambda: _begin(output_path))
+        self._staged = ranks.do_on_first(lambda: _begin(output_path))
         blind = [rank for rank, sees in enumerate(ranks.exchange(self._staged.staging.is_dir())) if not sees]
         if blind:
             self.abort()
@@ -176,7 +174,7 @@ class StoredPredictionsWriter:
             everyones = self._exchange_when_written()
             kinds, structure = _agreed([facts for facts, _ in everyones])
             rows_per_block = _rows_per_block(kinds, self._block_bytes)
-            _on_first_rank(self._ranks, lambda: self._publish(everyones, kinds, structure, rows_per_block))
+            self._ranks.do_on_first(lambda: self._publish(everyones, kinds, structure, rows_per_block))
         except BaseException:
             self.abort()
             raise
@@ -646,18 +644,3 @@ def _refuse_what_is_there(final: Path) -> None:
                 f"{final} is there already, and predictions would have to replace it. Choose a new `output_path`, or "
                 "delete what is there."
             )
-
-
-def _on_first_rank(ranks: Ranks, function: Callable[[], Result]) -> Result:
-    """What `function` returns on rank 0, or the error it raises there, on all ranks."""
-    result: Any = None
-    failure = None
-    if ranks.is_first:
-        try:
-            result = function()
-        except PytorchAcceleratedError as error:
-            failure = error
-    result, failure = ranks.from_first((result, failure))
-    if failure is not None:
-        raise failure
-    return result  # type: ignore[no-any-return]

@@ -71,7 +71,7 @@ def rehearse(trainer: Trainer, arguments: dict[str, Any]) -> PreflightReport:
     places = [existing_parent(Path(saver.save_dir)) for saver in savers] or [Path(tempfile.gettempdir())]
     attributes = dict(vars(trainer))
     modes = [(module, module.training) for module in trainer.get_model().modules()]
-    scratch = Path(trainer._ranks.from_first(_scratch_folder(places[0]) if trainer._ranks.is_first else None))
+    scratch = Path(trainer._ranks.do_on_first(lambda: _scratch_folder(places[0])))
     try:
         save_run(trainer, scratch / "before", {})
         try:

@@ -15,7 +15,8 @@ import torch
 from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.data.sampling import deal
 from pytorch_accelerated.errors import ConfigurationError, DataError, HookOutputError
-from pytorch_accelerated.loop import TrainingLoop, loss_and_size
+from pytorch_accelerated.hook_output import loss_and_size
+from pytorch_accelerated.loop import TrainingLoop
 from pytorch_accelerated.preparation import is_replicated
 from pytorch_accelerated.step_facts import Snapshot, StepParts, detached, with_tensors
 
@@ -165,14 +166,12 @@ class BatchSplitter:
 
     def _report(self, output: Any, batch: Any, step: int) -> None:
         """Tell the loss tracker and the callbacks of the batch; once, however often it is computed."""
-        loss, _ = loss_and_size(output, hook="calculate_train_batch_loss")
         if self._is_reported:
+            loss, _ = loss_and_size(output, hook="calculate_train_batch_loss")
             self._trainer._loss_tracker.replace_last(loss)
-            return
-        version = getattr(loss, "_version", None)
-        self._is_reported = True
-        self._trainer._report_batch(output, batch, step)
-        self._is_loss_changed = output["loss"] is not loss or getattr(loss, "_version", None) != version
+        else:
+            self._is_reported = True
+            self._is_loss_changed = not self._trainer._report_leaves_loss(output, batch, step)
 
     def _tried(self, function: Callable[..., Any], *args: Any) -> Any:
         """What `function` returns, or `_NO_ROOM`."""

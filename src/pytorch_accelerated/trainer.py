@@ -1,7 +1,7 @@
 """`Trainer`: what users call.
 
-The loop itself is in `loop.py`, what has to be in place before it runs in `running.py`, what a subclass may override in
-`hooks.py`.
+The loop itself is in `loop.py`, what may come between its steps in `control.py`, what has to be in place before it runs
+in `running.py`, what a subclass may override in `hooks.py`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from pytorch_accelerated.data.loading import close_loader, refuse_rearranged
 from pytorch_accelerated.data.slicing import LIMIT_BATCHES_ENV_VAR, batch_limit_from_environment
 from pytorch_accelerated.distributed import Ranks, map_tensors, without_rows
 from pytorch_accelerated.errors import (
-    CheckpointError,
     ConfigurationError,
     InvalidCheckpointError,
 )
@@ -576,17 +575,7 @@ class Trainer(TrainingRun):
 
     def _find_state(self, source: str | Path) -> Path | None:
         """The training state that `source` is or holds, the same for all ranks."""
-        found: Path | None = None
-        error: CheckpointError | None = None
-        if self._ranks.is_first:
-            try:
-                found = find_state(source)
-            except CheckpointError as caught:
-                error = caught
-        found, error = self._ranks.from_first((found, error))
-        if error is not None:
-            raise error
-        return found
+        return self._ranks.do_on_first(lambda: find_state(source))
 
 
 class TrainerWithTimmScheduler(Trainer):

@@ -15,7 +15,6 @@ import random
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,14 +29,16 @@ from pytorch_accelerated.callbacks.weights import ModelEmaCallback
 from pytorch_accelerated.checkpointing import disk
 from pytorch_accelerated.checkpointing.verify import find_state, read_manifest
 from tests.chaos.size import size
+from tests.support.forks import Fork
 from tests.support.reference import regression_data
 from tests.support.resuming import AugmentedData
 
 KILLS_OF_A_STORM = size(6, 15)
+DEAD = 9  # the status of a process that ended itself
 
 
 def train(folder: Path, background: bool) -> None:
-    """A run with everything that has a state; it goes on from `folder`, and leaves digests of its end there."""
+    """A run with everything that has a state; it goes on from `folder`, and prints digests of its end."""
     os.chdir(folder)  # states name the paths of callbacks, which must be the same in all runs
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.Dropout(0.3), nn.Tanh(), nn.Linear(6, 2)).double()
@@ -70,8 +71,7 @@ def train(folder: Path, background: bool) -> None:
         digest = hashlib.sha256()
         _feed(digest.update, value)
         digests[part] = digest.hexdigest()
-    Path("end.new").write_text(json.dumps(digests))
-    Path("end.new").rename("end")
+    print(json.dumps(digests))
 
 
 def _feed(update: Callable[[bytes], None], value: Any) -> None:
@@ -89,22 +89,6 @@ def _feed(update: Callable[[bytes], None], value: Any) -> None:
         update(repr(value).encode())
 
 
-def forked(work: Callable[[], Any]) -> int:
-    """The number of a new process that does `work`, in silence unless it fails."""
-    pid = os.fork()
-    if pid:
-        return pid
-    status = 1
-    try:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        work()
-        status = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(status)
-
-
 def die_at(number: int, moment: str, counter: list[int]) -> None:
     """End this process around the disk operation `number`, as soon as it comes."""
 
@@ -113,10 +97,10 @@ def die_at(number: int, moment: str, counter: list[int]) -> None:
             counter[0] += 1
             is_the_one = counter[0] == number
             if is_the_one and moment == "before":
-                os._exit(9)
+                os._exit(DEAD)
             result = operation(*args)
             if is_the_one:
-                os._exit(9)
+                os._exit(DEAD)
             return result
 
         return run
@@ -141,14 +125,17 @@ class Trial:
         self.expected_end = end
         self.updates = -1
 
+    def start(self, work: Callable[[], object]) -> Fork:
+        return Fork(work, self.folder / "log")
+
     def end_by_kill(self, seconds: float) -> bool:
         """Start it, and kill it after `seconds`. Returns whether it was still running."""
-        pid = forked(self.work)
+        fork = self.start(self.work)
         time.sleep(seconds)
-        os.kill(pid, signal.SIGKILL)
-        _, status = os.waitpid(pid, 0)
+        os.kill(fork.pid, signal.SIGKILL)
+        outcome = fork.wait()
         self.check_states()
-        return os.WIFSIGNALED(status)
+        return outcome.status == 128 + signal.SIGKILL
 
     def end_at(self, number: int, moment: str) -> bool:
         """Start it; it ends itself at an operation of the disk. Returns whether it came to that."""
@@ -157,9 +144,9 @@ class Trial:
             die_at(number, moment, [0])
             self.work()
 
-        _, status = os.waitpid(forked(work), 0)
+        outcome = self.start(work).wait()
         self.check_states()
-        return os.waitstatus_to_exitcode(status) == 9
+        return outcome.status == DEAD
 
     def check_states(self) -> None:
         """No state that was there once is lost, unless a newer one has replaced it."""
@@ -170,9 +157,9 @@ class Trial:
 
     def finish(self) -> dict[str, str]:
         """Let it run to its end, which must be the expected one."""
-        _, status = os.waitpid(forked(self.work), 0)
-        assert os.waitstatus_to_exitcode(status) == 0, f"could not go on in {self.folder}"
-        end: dict[str, str] = json.loads((self.folder / "end").read_text())
+        outcome = self.start(self.work).wait()
+        assert outcome.status == 0, f"could not go on in {self.folder}: {outcome.lines}"
+        end: dict[str, str] = json.loads(outcome.lines[-1])
         expected = self.expected_end or end
         different = [part for part, digest in end.items() if digest != expected[part]]
         assert not different, f"ended with another {', '.join(different)} in {self.folder}"
@@ -226,7 +213,7 @@ def main() -> None:
 
 def operations_that_begin_a_save(folder: Path, background: bool) -> list[int]:
     """The numbers, among all disk operations of a run, of those that make the folder of a state."""
-    read_end, write_end = os.pipe()
+    trial = Trial(folder, background)
 
     def work() -> None:
         counter, begins = [0], []
@@ -239,11 +226,10 @@ def operations_that_begin_a_save(folder: Path, background: bool) -> list[int]:
 
         disk.create_folder = noted
         die_at(-1, "", counter)
-        Trial(folder, background).work()
-        os.write(write_end, json.dumps(begins).encode())
+        trial.work()
+        print(json.dumps(begins))
 
-    os.waitpid(forked(work), 0)
-    begins: list[int] = json.loads(os.read(read_end, 10_000))
+    begins: list[int] = json.loads(trial.start(work).wait().lines[-1])
     return begins
 
 

@@ -16,7 +16,7 @@ from pytorch_accelerated import Trainer
 from pytorch_accelerated.capturing import CapturedStepReport
 from tests.support.capturing import CapturableSGD, CapturesTape, pairs_of_tensors
 from tests.support.reference import regression_data
-from tests.test_resume import assert_same
+from tests.support.resuming import assert_same
 
 RANK = int(os.environ["RANK"])
 

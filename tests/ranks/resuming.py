@@ -6,8 +6,7 @@ from pathlib import Path
 
 import torch
 
-from tests.support.resuming import SaveAndStop, SaveAtEpochEnd, everything, run
-from tests.test_resume import assert_same
+from tests.support.resuming import SaveAndStop, SaveAtEpochEnd, assert_same, everything, run
 
 folder = Path(sys.argv[1])
 whole_trainer, whole_ema = run(folder)

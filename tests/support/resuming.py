@@ -101,3 +101,19 @@ def everything(trainer: Trainer, ema: ModelEmaCallback) -> dict[str, Any]:
         "torch": torch.default_generator.get_state(),
         "numpy": torch.from_numpy(np.random.get_state(legacy=False)["state"]["key"].astype(np.int64)),
     }
+
+
+def assert_same(actual: Any, expected: Any, path: str = "") -> None:
+    """Fail at the first place where two values of `everything` differ; functions are not compared."""
+    if isinstance(expected, torch.Tensor):
+        assert torch.equal(actual, expected), path
+    elif isinstance(expected, dict):
+        assert actual.keys() == expected.keys(), path
+        for key in expected:
+            assert_same(actual[key], expected[key], f"{path}[{key!r}]")
+    elif isinstance(expected, (list, tuple)):
+        assert len(actual) == len(expected), path
+        for index, item in enumerate(expected):
+            assert_same(actual[index], item, f"{path}[{index}]")
+    elif not callable(expected):
+        assert actual == expected, path

@@ -291,17 +291,9 @@ class SaveTrainingStateCallback(TrainerCallback):
 
     def _refuse_full_disk(self, trainer: Trainer) -> None:
         """By what is known before the first update: the parameters, without what the optimizer will add to them."""
-        failure: CheckpointError | None = None
-        if trainer._ranks.is_first:
-            try:
-                parameters = trainer.get_model().parameters()
-                size_bytes = sum(one.nbytes for one in parameters if not is_lazy(one))
-                check_space(self.save_dir, self.retention, size_bytes)
-            except CheckpointError as error:
-                failure = error
-        failure = trainer._ranks.from_first(failure)
-        if failure is not None:
-            raise failure
+        parameters = trainer.get_model().parameters()
+        size_bytes = sum(parameter.nbytes for parameter in parameters if not is_lazy(parameter))
+        trainer._ranks.do_on_first(lambda: check_space(self.save_dir, self.retention, size_bytes))
 
     def _request(self, trainer: Trainer, name: str) -> None:
         trainer.save_training_state(Path(self.save_dir) / name, background=self.background)

@@ -19,22 +19,20 @@ class BackgroundWriter:
 
     The copies are as large as the state. They are in host memory, pinned for tensors of a CUDA device, and are used
     again for the next state, until `close`. Only the thread of the run may call this.
+
+    Attributes:
+        failure: why a state could not be written; `wait` raises it.
     """
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
-        self._failure: BaseException | None = None
+        self.failure: BaseException | None = None
         self._copies: dict[tuple[str, str], torch.Tensor] = {}
 
     @property
     def is_busy(self) -> bool:
         """Whether a state is being written."""
         return self._thread is not None and self._thread.is_alive()
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether a state could not be written; `wait` says why."""
-        return self._failure is not None
 
     def write(self, final: str | os.PathLike[str], facts: dict[str, Any], encoded: Mapping[str, Encoded]) -> None:
         """Begin to write a folder as `state_folder.write_encoded` does; what is saved is what is there now.
@@ -65,7 +63,7 @@ class BackgroundWriter:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        failure, self._failure = self._failure, None
+        failure, self.failure = self.failure, None
         if isinstance(failure, CheckpointError):
             raise failure
         if failure is not None:
@@ -82,7 +80,7 @@ class BackgroundWriter:
         try:
             write_encoded(final, facts, parts)
         except BaseException as error:
-            self._failure = error
+            self.failure = error
 
     def _copy(self, key: tuple[str, str], tensor: torch.Tensor) -> torch.Tensor:
         tensor = tensor.detach()

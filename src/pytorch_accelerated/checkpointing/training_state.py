@@ -15,7 +15,7 @@ from pytorch_accelerated.checkpointing.run_parts import check_run_parts
 from pytorch_accelerated.checkpointing.state_folder import encode_parts, read_state, write_encoded
 from pytorch_accelerated.checkpointing.verify import read_manifest
 from pytorch_accelerated.checkpointing.weights import canonical_state_dict, load_canonical
-from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError
+from pytorch_accelerated.errors import InvalidCheckpointError
 from pytorch_accelerated.run_state import RunState
 from pytorch_accelerated.seeding import generator_states, restore_generator_states
 
@@ -39,8 +39,8 @@ def save_run(trainer: Trainer, folder: Path, extra: dict[str, Any], writer: Back
     ranks = trainer._ranks
     everyones = ranks.exchange(_own_state(trainer))
     callbacks = _callback_states(trainer)  # on every rank: some callbacks ask the others
-    failure: str | None = None
-    if ranks.is_first:
+
+    def write() -> None:
         parts = {**_shared_parts(trainer), "callbacks": callbacks, "extra": extra}
         parts.update({f"rank_{rank}": state for rank, state in enumerate(everyones)})
         facts = {
@@ -49,15 +49,9 @@ def save_run(trainer: Trainer, folder: Path, extra: dict[str, Any], writer: Back
             "ranks": ranks.count,
             "seed": trainer._run_seed,
         }
-        try:
-            (write_encoded if writer is None else writer.write)(folder, facts, encode_parts(parts))
-        except CheckpointError as error:
-            if ranks.count == 1:
-                raise
-            failure = str(error)
-    failure = ranks.from_first(failure)
-    if failure is not None:
-        raise CheckpointError(failure)
+        (write_encoded if writer is None else writer.write)(folder, facts, encode_parts(parts))
+
+    ranks.do_on_first(write)
 
 
 def load_run(trainer: Trainer, folder: Path) -> dict[str, Any]:

@@ -76,12 +76,7 @@ def check_finite(named_parameters: Iterable[tuple[str, torch.Tensor]]) -> None:
         for name, parameter in named_parameters
         if parameter.numel() and (parameter.is_floating_point() or parameter.is_complex())
     }
-    # Unlike a sum they cannot overflow, and a NaN comes through; a norm of the same meaning takes ten times as long.
-    extremes = [extreme for parameter in parameters.values() for extreme in torch.aminmax(_real(parameter))]
-    if not extremes:
-        return
-    device = extremes[0].device
-    if torch.stack([torch.isfinite(extreme).to(device) for extreme in extremes]).all().item():
+    if are_finite(parameters.values()).item():
         return
     bad = [name for name, parameter in parameters.items() if not torch.isfinite(parameter).all()]
     shown = ", ".join(repr(name) for name in bad[:3]) + (f" and {len(bad) - 3} more" if len(bad) > 3 else "")
@@ -89,6 +84,20 @@ def check_finite(named_parameters: Iterable[tuple[str, torch.Tensor]]) -> None:
         f"NaN or infinite values in {len(bad)} of {len(parameters)} parameters: {shown}. Nothing is saved from such a "
         "model; what was saved before is still there. Lower the learning rate or clip the gradients."
     )
+
+
+def are_finite(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Whether no value is NaN or infinite: a 0-dim bool tensor. Does not wait for the device.
+
+    Args:
+        tensors: dense and not empty, of any floating or complex dtype of two bytes or more, on any devices.
+    """
+    # Unlike a sum they cannot overflow, and a NaN comes through; a norm of the same meaning takes ten times as long.
+    extremes = [extreme for tensor in tensors for extreme in torch.aminmax(_real(tensor.detach()))]
+    if not extremes:
+        return torch.tensor(True)
+    device = extremes[0].device
+    return torch.stack([torch.isfinite(extreme).to(device) for extreme in extremes]).all()
 
 
 def _real(tensor: torch.Tensor) -> torch.Tensor:

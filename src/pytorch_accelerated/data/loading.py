@@ -289,7 +289,7 @@ class PlannedLoader:
             batches = list(itertools.chain.from_iterable(rows))  # as `BatchListPlan` deals them
         else:
             # Each rank could draw another order.
-            items = self._ranks.from_first(self._read(sampler) if self._ranks.is_first else None)
+            items = self._ranks.do_on_first(lambda: self._read(sampler))
             if self.batch_size is not None:
                 return _EpochOrder(_as_indices(items), len(items), None)
             batches = [batch for batch in items if len(batch)]

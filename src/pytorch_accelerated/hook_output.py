@@ -1,0 +1,66 @@
+"""What a hook returned for a batch, looked at before it is used."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from pytorch_accelerated.errors import HookOutputError
+
+
+def loss_and_size(output: Any, *, hook: str) -> tuple[Any, Any]:
+    """The loss that a hook returned, and the number of items it is the mean of.
+
+    Raises:
+        HookOutputError: if one of them is missing, or cannot be used.
+    """
+    if type(output) is dict:
+        loss, size = output.get("loss"), output.get("batch_size")
+        is_plain = isinstance(loss, torch.Tensor) and loss.ndim == 0 and type(size) is int and size > 0
+        if is_plain and output.get("num_items_in_batch") is None:
+            return loss, size  # what nearly all hooks return; looking closer takes microseconds
+    is_mapping = isinstance(output, Mapping)
+    if not is_mapping or "loss" not in output or "batch_size" not in output:
+        entries = f" with {', '.join(map(repr, output)) or 'nothing in it'}" if is_mapping else ""
+        raise HookOutputError(
+            f"`{hook}` returned a {type(output).__name__}{entries}, but the loop needs a dict with 'loss' (a tensor "
+            "with one element), 'model_outputs' and 'batch_size'. Return one."
+        )
+    loss, size = output["loss"], output["batch_size"]
+    count = output.get("num_items_in_batch")
+    if count is not None:
+        size = count
+    if not is_one_number(loss):
+        raise HookOutputError(
+            f"`{hook}` returned {_described(loss)} as 'loss', but the loop needs the mean over the batch, one number. "
+            "Return a tensor with one element, for example with `.mean()` in the hook or the loss function."
+        )
+    if not is_one_number(size):
+        name = "batch_size" if count is None else "num_items_in_batch"
+        raise HookOutputError(
+            f"`{hook}` returned {_described(size)} as {name!r}, but the loop needs the number of items that the loss "
+            "is the mean of. Return a number."
+        )
+    if type(size) is int and size < 1 and count is None:  # what is in a tensor would have to be waited for
+        raise HookOutputError(
+            f"`{hook}` returned {size} as 'batch_size', so the batch would count nowhere, and the loss of the epoch "
+            "would be 0. Return the number of samples in the batch."
+        )
+    return loss, size
+
+
+def is_one_number(value: Any) -> bool:
+    """Whether `value` is a number or a tensor with one. Does not wait for the device."""
+    if type(value) is int:
+        return True
+    if isinstance(value, torch.Tensor):
+        return value.ndim == 0 or value.numel() == 1
+    return isinstance(value, numbers.Real)
+
+
+def _described(value: Any) -> str:
+    shape = f" of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else ""
+    return f"{'None' if value is None else f'a {type(value).__name__}'}{shape}"
