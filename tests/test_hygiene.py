@@ -39,6 +39,9 @@ def take_picture():
         "hooks": repr([sys.excepthook, sys.displayhook, threading.excepthook]),
     }
 
+if sys.argv[1] == "all modules":
+    import torch.distributed.checkpoint  # imports sympy, which has a warning filter; ours imports it at first use
+
 before, modules_before = take_picture(), set(sys.modules)
 import pytorch_accelerated
 if sys.argv[1] == "all modules":

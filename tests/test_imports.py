@@ -30,6 +30,7 @@ RANKS = {
     "run_state": 1,
     "schedulers": 1,
     "settings": 1,
+    "sharding": 1,
     "signals": 1,
     "tracking.history": 1,
     "tracking.loss": 1,
@@ -64,7 +65,12 @@ RANKS = {
     "__main__": 5,
 }
 # For users: they collect names that are defined elsewhere. Every `__init__` is one too.
-FACADES = {"utils"}
+FACADES = {
+    "utils",
+    "huggingface.trainer_callback",
+    "huggingface.trainer_utils",
+    "huggingface.training_args",
+}
 ACCELERATE_DOORS = {"distributed", "trainer"}
 
 

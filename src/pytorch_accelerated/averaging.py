@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from pytorch_accelerated.errors import ConfigurationError
+from pytorch_accelerated.sharding import has_shards
 
 
 class ModelEma(nn.Module):
@@ -35,7 +36,7 @@ class ModelEma(nn.Module):
         decay: as given; it may be changed between updates.
 
     Raises:
-        ConfigurationError: if `decay` is outside [0, 1).
+        ConfigurationError: if `decay` is outside [0, 1), or the model is sharded.
 
     Source: Tarvainen and Valpola (2017), "Mean teachers are better role models", arXiv 1703.01780.
     """
@@ -46,6 +47,11 @@ class ModelEma(nn.Module):
         if not 0 <= decay < 1:
             raise ConfigurationError(
                 f"decay must be in [0, 1), got {decay}: at 1 the average would never move. A common choice is 0.999."
+            )
+        if has_shards(model):
+            raise ConfigurationError(
+                f"A ModelEma of this {type(model).__name__} cannot be made: it copies the model, and torch allows no "
+                "copies of modules that `fully_shard` has sharded. Train without it, or average states offline."
             )
         super().__init__()
         self.module = copy.deepcopy(_bare(model)).eval().requires_grad_(False)
@@ -61,8 +67,7 @@ class ModelEma(nn.Module):
     def update(self, model: nn.Module) -> None:
         """Move the average a little towards `model`; to be called after each optimizer update.
 
-        Does not wait for the device, unless the average lives on another one. On sharded models every rank calls it
-        on its own shard.
+        Does not wait for the device, unless the average lives on another one.
 
         Raises:
             ConfigurationError: if `model` has other entries than the average, or of other shapes.

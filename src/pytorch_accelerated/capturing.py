@@ -22,6 +22,7 @@ from pytorch_accelerated.errors import ConfigurationError, HookOutputError
 from pytorch_accelerated.hook_output import loss_and_size
 from pytorch_accelerated.loop import TrainingLoop, clip_gradients
 from pytorch_accelerated.preparation import is_replicated
+from pytorch_accelerated.sharding import has_shards
 from pytorch_accelerated.step_facts import (
     BatchLayout,
     Gradients,
@@ -113,8 +114,8 @@ def refuse_what_cannot_be_captured(trainer: Trainer) -> None:
         complaints.append("LBFGS decides as it goes how often it evaluates its closure: use another optimizer")
     if trainer._accelerator.scaler is not None:
         complaints.append("with fp16 the host decides whether to skip an update: use mixed_precision='bf16'")
-    if not is_replicated(trainer._accelerator):
-        kind = trainer._accelerator.distributed_type.value
+    if not is_replicated(trainer._accelerator) or has_shards(trainer.model):
+        kind = "FSDP" if has_shards(trainer.model) else trainer._accelerator.distributed_type.value
         complaints.append(f"{kind} cuts the model into pieces that come and go: use one process or DDP")
     if complaints:
         raise ConfigurationError(

@@ -14,6 +14,7 @@ from typing import Any
 
 from pytorch_accelerated.callbacks.handler import CallbackHandler
 from pytorch_accelerated.checkpointing.background import BackgroundWriter
+from pytorch_accelerated.checkpointing.folder_lock import FolderLock
 from pytorch_accelerated.data.loading import Round
 from pytorch_accelerated.errors import ConfigurationError, NonFiniteLossError, StopTrainingError
 from pytorch_accelerated.hooks import TrainerHooks
@@ -47,6 +48,7 @@ class RunControl(TrainerHooks):
         self._state_writer = BackgroundWriter()  # used on the rank that writes
         self._saves_in_background = False  # has been asked to, on all ranks
         self._saved_to: Path | None = None  # when the run was stopped
+        self._locks: dict[Path, FolderLock] = {}
 
     # ---------------------------------------------------------------------------------------------------------- events
 
@@ -162,14 +164,17 @@ class RunControl(TrainerHooks):
         state = self.run_state
         if self._evaluation_requested or state.is_evaluation_due:
             self._evaluation_requested, state.is_evaluation_due = False, True
-            if self._eval_dataloader is None:
-                raise ConfigurationError(
-                    "An evaluation was requested during training, but there is no evaluation dataset. Pass "
-                    "`eval_dataset` to `train`."
-                )
-            self._run_eval_epoch(self._eval_dataloader, is_intermediate=True)
+            self._evaluate_as_requested()
             state.is_evaluation_due = False
         self._write_requested_states()
+
+    def _evaluate_as_requested(self) -> None:
+        if self._eval_dataloader is None:
+            raise ConfigurationError(
+                "An evaluation was requested during training, but there is no evaluation dataset. Pass `eval_dataset` "
+                "to `train`."
+            )
+        self._run_eval_epoch(self._eval_dataloader, is_intermediate=True)
 
     def _write_requested_states(self) -> None:
         while self._requested_states:
@@ -178,7 +183,23 @@ class RunControl(TrainerHooks):
     def _finish_saves(self) -> None:
         """Wait for states that are being written in the background. Must be called by all ranks."""
         if self._saves_in_background:
-            self._ranks.do_on_first(self._state_writer.wait)
+            self._ranks.do_on_all(self._state_writer.wait)
+
+    def _claim_folder(self, folder: str | Path) -> None:
+        """Keep other runs from saving to `folder` until this one is over. Must be called by all ranks.
+
+        Raises:
+            CheckpointError: if another run saves to it.
+        """
+        path = Path(folder).resolve()
+        if path not in self._locks:
+            lock = FolderLock(path)
+            self._ranks.do_on_first(lock.acquire)
+            self._locks[path] = lock
+
+    def _release_folders(self) -> None:
+        while self._locks:
+            self._locks.popitem()[1].release()
 
     # --------------------------------------------------------------------------------------------- what others provide
 

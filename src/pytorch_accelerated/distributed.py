@@ -113,9 +113,14 @@ def _must_group_on_cpu() -> bool:
     return _processes_asked_of_launcher() > 1 and not torch.accelerator.is_available()
 
 
-def _process_state() -> PartialState:
-    """What accelerate knows of this process, also before there is a trainer."""
-    return PartialState(cpu=_must_group_on_cpu())
+def process_state(*, cpu: bool = False, **group_options: Any) -> PartialState:
+    """What accelerate knows of this process, also before there is a trainer. The first call decides for all.
+
+    Args:
+        cpu: True to use the CPU, whatever else there is.
+        group_options: for torch's `init_process_group`, if this makes the group of all processes.
+    """
+    return PartialState(cpu=cpu or _must_group_on_cpu(), **group_options)
 
 
 def _warn_if_more_processes_were_asked_for() -> None:
@@ -149,7 +154,7 @@ def _processes_asked_of_accelerate_launch() -> int | None:
 
 
 @functools.lru_cache(maxsize=4)
-def _control_group(world: dist.ProcessGroup) -> dist.ProcessGroup:
+def _control_group(world: dist.ProcessGroup, channel: str) -> dist.ProcessGroup:
     """A group of all ranks that talks through host memory, so that agreeing on something never waits for a device."""
     atexit.register(_leave_groups)
     return dist.new_group(backend="gloo")  # type: ignore[no-any-return]
@@ -172,16 +177,18 @@ class Ranks:
 
     Args:
         accelerator: of this process.
+        channel: what is said on one is not mixed up with what another thread says on another at the same time.
     """
 
-    def __init__(self, accelerator: Accelerator) -> None:
+    def __init__(self, accelerator: Accelerator, channel: str = "loop") -> None:
         self.count: int = accelerator.num_processes
         self.index: int = accelerator.process_index
         self.local_index: int = accelerator.local_process_index
         self.device: torch.device = accelerator.device
         self._is_alone = self.count == 1 or not dist.is_initialized()
+        self._channel = channel
         if not self._is_alone:
-            _control_group(dist.group.WORLD)  # all ranks make it now, in the same order
+            _control_group(dist.group.WORLD, channel)  # all ranks make it now, in the same order
         self._message = torch.zeros(_MESSAGE_LENGTH, dtype=torch.int64)
         self._messages = torch.zeros(self.count, _MESSAGE_LENGTH, dtype=torch.int64)
         # Reading and writing arrays is no tensor operation.
@@ -201,9 +208,10 @@ class Ranks:
         return self.local_index <= 0
 
     @property
-    def _group(self) -> dist.ProcessGroup:
-        """Looked up each time: a reference kept here would keep its threads alive when the process ends."""
-        return _control_group(dist.group.WORLD)
+    def group(self) -> dist.ProcessGroup | None:
+        """Of all ranks, through host memory; None where there is no other."""
+        # Looked up each time: a reference kept here would keep its threads alive when the process ends.
+        return None if self._is_alone else _control_group(dist.group.WORLD, self._channel)
 
     def highest(self, value: int) -> int:
         """The highest `value` that any rank has."""
@@ -223,7 +231,7 @@ class Ranks:
             return [value]
         self.wait()
         values: list[Any] = [None] * self.count
-        dist.all_gather_object(values, value, group=self._group)
+        dist.all_gather_object(values, value, group=self.group)
         return values
 
     def exchange_numbers(self, numbers: Sequence[int]) -> list[list[int]]:
@@ -236,7 +244,7 @@ class Ranks:
             return value
         self.wait()
         values = [value]
-        dist.broadcast_object_list(values, src=0, group=self._group)
+        dist.broadcast_object_list(values, src=0, group=self.group)
         return values[0]
 
     def do_on_first(self, work: Callable[[], Result]) -> Result:
@@ -251,6 +259,21 @@ class Ranks:
             except PytorchAcceleratedError as error:
                 failure = error
         result, failure = self.from_first((result, failure))
+        if failure is not None:
+            raise failure
+        return result  # type: ignore[no-any-return]
+
+    def do_on_all(self, work: Callable[[], Result]) -> Result:
+        """What `work` returns on this rank; an error of ours that it raises on any goes up on all ranks."""
+        if self._is_alone:
+            return work()
+        result: Any = None
+        failure: PytorchAcceleratedError | None = None
+        try:
+            result = work()
+        except PytorchAcceleratedError as error:
+            failure = error
+        failure = next(filter(None, [failure, *self.exchange(failure)]), None)
         if failure is not None:
             raise failure
         return result  # type: ignore[no-any-return]
@@ -337,7 +360,7 @@ class Ranks:
         length = len(numbers)
         self._message_view[:2] = code, length
         self._message_view[2 : 2 + length] = numbers
-        dist.all_gather(list(self._messages), self._message, group=self._group)
+        dist.all_gather(list(self._messages), self._message, group=self.group)
         messages = self._messages_view.tolist()
         if any(message[0] != code for message in messages):
             self._refuse_lonely_gather(missing=[rank for rank, (code, *_) in enumerate(messages) if code != _GATHER])
@@ -446,7 +469,7 @@ def world_process_zero_only(function: Function) -> Function:
 def _only(function: Function, condition: str) -> Function:
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        return function(*args, **kwargs) if getattr(_process_state(), condition) else None
+        return function(*args, **kwargs) if getattr(process_state(), condition) else None
 
     return wrapper  # type: ignore[return-value]
 
@@ -459,7 +482,7 @@ def local_process_zero_first(function: Function) -> Function:
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        with _process_state().local_main_process_first():
+        with process_state().local_main_process_first():
             return function(*args, **kwargs)
 
     return wrapper  # type: ignore[return-value]

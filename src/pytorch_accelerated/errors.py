@@ -45,6 +45,12 @@ class UnknownMetricError(PytorchAcceleratedError, ValueError):
     """A metric name that nothing records."""
 
 
+class MissingMetricError(UnknownMetricError, KeyError):
+    """The metric that tells the best model is not among those of an evaluation."""
+
+    __str__ = Exception.__str__  # KeyError would show the message as a quoted string
+
+
 class DuplicateCallbackError(PytorchAcceleratedError, ValueError):
     """Two callbacks could not be told apart in a saved state."""
 
@@ -59,6 +65,10 @@ class CheckpointError(PytorchAcceleratedError, RuntimeError):
 
 class InvalidCheckpointError(CheckpointError):
     """A checkpoint is incomplete, damaged, or does not belong to these objects."""
+
+
+class CallbackSetupError(ConfigurationError, AssertionError):
+    """A callback needs an argument of the run that is not given, or has a value that cannot work."""
 
 
 class StopTrainingError(PytorchAcceleratedError):

@@ -37,6 +37,7 @@ from pytorch_accelerated.prediction import PredictionCollector
 from pytorch_accelerated.run_state import RunPhase
 from pytorch_accelerated.seeding import generator_states, restore_generator_states
 from pytorch_accelerated.settings import TrainSettings
+from pytorch_accelerated.sharding import own_parts, whole
 from pytorch_accelerated.tracking.history import RunHistory
 from pytorch_accelerated.tracking.loss import LossTracker
 from pytorch_accelerated.tracking.timing import EpochClock
@@ -77,6 +78,7 @@ class TrainingLoop(RunControl):
         self._update_guard: UpdateGuard | None = None
         self._splitter: BatchSplitter | None = None
         self._captured_step: CapturedStep | None = None
+        self._is_sharded = False
         self._round_has_empty_rank = False
         self._gathers_no_rows = False
         self._late_counts: list[Any] = []
@@ -131,7 +133,7 @@ class TrainingLoop(RunControl):
             self._run_update(update)
             self._act_at_safe_point()
         if self.run_state.updates_in_epoch == 0:
-            raise empty_loader_error(train_dl, "train on")
+            self._refuse_empty_epoch(train_dl)
         self._loss_tracker.read()
         self.run_history.add_timing(self._epoch_clock.read())
         self._report_non_finite("train_loss_epoch")
@@ -145,6 +147,9 @@ class TrainingLoop(RunControl):
         if self._splitter is not None:
             self._splitter.record()
         self._fire("on_train_epoch_end")
+
+    def _refuse_empty_epoch(self, train_dl: Any) -> None:
+        raise empty_loader_error(train_dl, "train on")
 
     def _run_update(self, update: Update) -> None:
         """One optimizer update from the batches of `update`."""
@@ -232,7 +237,7 @@ class TrainingLoop(RunControl):
             rounds = 0
             with self._without_gradients():
                 for rounds, round_ in enumerate(self._until_signal(self._rounds(valid_dl), StopTrainingError), start=1):
-                    self._in_round(round_.batch is None, round_.has_empty_rank, self._evaluate_batch, round_.batch)
+                    self._evaluate_round(round_)
                     if rounds % UPDATES_BETWEEN_READINGS == 0:
                         self._loss_tracker.read()
             if rounds == 0:
@@ -243,15 +248,16 @@ class TrainingLoop(RunControl):
             self._add_epoch_loss_to_run_history(metric_name)
             self._fire("on_eval_epoch_end", is_intermediate=is_intermediate)
 
-    def _evaluate_batch(self, batch: Any) -> None:
-        acts_at = self.callback_handler.acts_at
-        if acts_at["on_eval_step_start"]:
-            self._fire_in_pass("on_eval_step_start")
-        output = self._output_of(self.calculate_eval_batch_loss, batch)
-        loss, size = loss_and_size(output, hook="calculate_eval_batch_loss")
-        self._update_loss_tracker(loss, size)
-        if acts_at["on_eval_step_end"]:
-            self._fire_in_pass("on_eval_step_end", batch=batch, batch_output=output)
+    def _evaluate_round(self, round_: Round) -> None:
+        acts_at, batch = self.callback_handler.acts_at, round_.batch
+        if round_.has_empty_rank or acts_at["on_eval_step_start"]:
+            self._fire_in_round(round_, "on_eval_step_start")
+        output = self._output_in_round(round_, self.calculate_eval_batch_loss)
+        if not round_.is_idle:
+            loss, size = loss_and_size(output, hook="calculate_eval_batch_loss")
+            self._update_loss_tracker(loss, size)
+        if round_.has_empty_rank or acts_at["on_eval_step_end"]:
+            self._fire_in_round(round_, "on_eval_step_end", batch=batch, batch_output=output)
 
     def _run_evaluation(self) -> None:
         """The run of `evaluate`."""
@@ -261,29 +267,35 @@ class TrainingLoop(RunControl):
             self._run_eval_epoch(self._eval_dataloader, is_training=False)
             self._stop_if_asked()
 
-    def _run_prediction(self, loader: RunLoader, collector: PredictionCollector) -> None:
-        """Every batch of `loader` into `collector`."""
-        with self._evaluating(restore_modes=True):
-            self.model.eval()
-            self._fire_in_pass("on_prediction_run_start", num_batches=loader.num_batches)
-            with self._without_gradients():
-                for round_ in self._until_signal(self._rounds(loader), lambda _: self._signals.exit()):
-                    is_idle = round_.batch is None
-                    self._in_round(
-                        is_idle, round_.has_empty_rank, self._predict_batch, round_.batch, round_.start, collector
-                    )
-            self._fire_in_pass("on_prediction_run_end")
+    def _run_prediction(self, loader: RunLoader, collector: PredictionCollector) -> Any:
+        """What `collector` makes of every batch of `loader`."""
+        try:
+            with self._evaluating(restore_modes=True):
+                self.model.eval()
+                self._fire_in_pass("on_prediction_run_start", num_batches=loader.num_batches)
+                with self._without_gradients():
+                    for round_ in self._until_signal(self._rounds(loader), self._give_up_prediction):
+                        self._predict_round(round_, collector)
+                self._fire_in_pass("on_prediction_run_end")
+        except BaseException:
+            collector.abort()
+            raise
+        return collector.finish()
 
-    def _predict_batch(self, batch: Any, start: int, collector: PredictionCollector) -> None:
-        predictions = self._output_of(self.calculate_predict_batch_outputs, batch)
-        samples, rows = batch_size_of(batch), batch_size_of(predictions)
-        if samples is not None and rows is not None and rows != samples:
+    def _give_up_prediction(self, reason: str) -> BaseException:
+        return self._signals.exit()
+
+    def _predict_round(self, round_: Round, collector: PredictionCollector) -> None:
+        predictions = self._output_in_round(round_, self.calculate_predict_batch_outputs)
+        samples, rows = batch_size_of(round_.batch), batch_size_of(predictions)
+        if not round_.is_idle and samples is not None and rows is not None and rows != samples:
             raise HookOutputError(
                 f"`calculate_predict_batch_outputs` returned {rows} rows for a batch of {samples} samples, so nobody "
                 "could tell which prediction belongs to which sample. Return one row per sample."
             )
-        collector.add(start, predictions)
-        self._fire_in_pass("on_prediction_step_end", batch=batch, predictions=predictions)
+        if not round_.is_idle:
+            collector.add(round_.start, predictions)
+        self._fire_in_round(round_, "on_prediction_step_end", batch=round_.batch, predictions=predictions)
 
     def _fire_of_batch(self, event: str, **kwargs: Any) -> None:
         """Fire an event of the current batch; a rank that only borrowed it answers the others' `gather` instead."""
@@ -291,6 +303,23 @@ class TrainingLoop(RunControl):
             self._in_round(self._micro_batch.is_borrowed, True, self._fire, event, **kwargs)
         else:
             self._fire(event, **kwargs)
+
+    def _fire_in_round(self, round_: Round, event: str, **kwargs: Any) -> None:
+        self._in_round(round_.is_idle, round_.has_empty_rank, self._fire_in_pass, event, **kwargs)
+
+    def _output_in_round(self, round_: Round, hook: Callable[[Any], Any]) -> Any:
+        """What `hook` makes of the batch of a round; None on a rank without one."""
+        outputs: list[Any] = []
+        if round_.has_empty_rank and self._is_sharded:
+            # No rank has a whole model, so all of them go through it together; some with a batch that counts nowhere.
+            self._gathers_no_rows = round_.is_idle
+            outputs.append(self._output_of(hook, round_.batch))
+            self._gathers_no_rows = False
+        else:
+            self._in_round(
+                round_.is_idle, round_.has_empty_rank, lambda: outputs.append(self._output_of(hook, round_.batch))
+            )
+        return None if round_.is_idle else outputs[0]
 
     def _in_round(
         self, is_idle: bool, has_empty_rank: bool, work: Callable[..., None], *args: Any, **kwargs: Any
@@ -371,8 +400,9 @@ class TrainingLoop(RunControl):
                     "nothing is not defined; leave such batches out of the dataset."
                 )
             factor = self._ranks.count * self._reference_count / total
-            gradients = [parameter.grad for parameter in self._parameters() if parameter.grad is not None]
-            torch._foreach_mul_(gradients, factor)
+            gradients = own_parts(parameter.grad for parameter in self._parameters() if parameter.grad is not None)
+            if gradients:
+                torch._foreach_mul_(gradients, factor)
             self._late_counts.clear()
         return is_skipped
 
@@ -491,7 +521,7 @@ class TrainingLoop(RunControl):
 
     def _rounds(self, eval_dl: Any) -> Iterator[Round]:
         loader, limit = unsliced(eval_dl)
-        return self._adapted_if_new(loader, self._eval_dl_kwargs).rounds(max_rounds=limit)
+        return self._adapted_if_new(loader, self._eval_dl_kwargs).rounds(max_rounds=limit, borrows=self._is_sharded)
 
     def _adapted_if_new(self, loader: Any, dl_kwargs: Mapping[str, Any]) -> RunLoader:
         """Loaders that a callback put in place since the run started are adapted when they are used."""
@@ -554,5 +584,6 @@ def clip_gradients(parameters: list[torch.Tensor], settings: TrainSettings) -> t
     if settings.gradient_clip_value is not None:
         torch.nn.utils.clip_grad_value_(parameters, settings.gradient_clip_value)
     elif settings.gradient_clip_norm is not None:
-        return torch.nn.utils.clip_grad_norm_(parameters, settings.gradient_clip_norm)
+        norm: torch.Tensor = whole(torch.nn.utils.clip_grad_norm_(parameters, settings.gradient_clip_norm))
+        return norm
     return None

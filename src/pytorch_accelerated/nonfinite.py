@@ -22,6 +22,7 @@ from pytorch_accelerated.data.loading import Update
 from pytorch_accelerated.errors import ConfigurationError, InvalidCheckpointError, NonFiniteLossError
 from pytorch_accelerated.preparation import is_replicated
 from pytorch_accelerated.settings import TrainSettings
+from pytorch_accelerated.sharding import own_part
 from pytorch_accelerated.step_facts import StepParts
 from pytorch_accelerated.tracking.loss import LossTracker
 
@@ -203,11 +204,12 @@ class UpdateGuard:
             scaler.update()
 
     def _gradients(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """The parameters that have gradients, and the values of those."""
+        """The parameters that have gradients, and the values of those; of sharded ones this rank's part."""
         found = []
         for parameter in self._trainer._parameters():
             if parameter.grad is not None:
-                values = parameter.grad._values() if parameter.grad.is_sparse else parameter.grad
+                gradient = own_part(parameter.grad)
+                values = gradient._values() if gradient.is_sparse else gradient
                 if values.numel():
                     found.append((parameter, values))
         return found
@@ -224,11 +226,12 @@ class UpdateGuard:
             if batches:
                 reasons.append(f"the loss of {_counted('batch', 'batches', batches)}{where} is NaN or infinite")
         names = {id(parameter): name for name, parameter in trainer.get_model().named_parameters()}
-        bad = [
+        own_bad = [
             names.get(id(parameter), "a parameter that is not the model's")
             for parameter, values in self._gradients()
             if not torch.isfinite(values).all()
         ]
+        bad = list(dict.fromkeys(name for of_rank in trainer._ranks.exchange(own_bad) for name in of_rank))
         if bad:
             shown = ", ".join(map(repr, bad[:3])) + (f" and {len(bad) - 3} more" if len(bad) > 3 else "")
             reasons.append(f"there are NaN or infinite values in the gradient of {shown}")

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from pytorch_accelerated.compiling import compile_in_place
+from pytorch_accelerated.sharding import has_shards
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -50,15 +51,17 @@ class PreparedModel:
         self._forward = getattr(model, "__dict__", {}).get("forward", _MISSING)
         self.model = model
         self.optimizer = optimizer
-        self.has_plain_backward = accelerator.scaler is None and is_replicated(accelerator)
+        is_cut = has_shards(model)
+        self.has_plain_backward = accelerator.scaler is None and (is_replicated(accelerator) or is_cut)
         if not isinstance(model, nn.Module):
             return
         if compile_arguments is not False:
             compile_in_place(model, compile_arguments)
         if not for_training:
             self.model = accelerator.prepare_model(model, evaluation_mode=True)
-        elif is_replicated(accelerator):
-            self.model = accelerator.prepare_model(model)
+        elif is_replicated(accelerator) or is_cut:
+            # A model that the user has sharded exchanges its gradients itself.
+            self.model = accelerator.prepare_model(model, evaluation_mode=is_cut)
             if accelerator.scaler is not None:
                 self.optimizer = accelerator.prepare_optimizer(optimizer)
             else:

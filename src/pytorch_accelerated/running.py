@@ -30,7 +30,8 @@ from pytorch_accelerated.preparation import PreparedModel
 from pytorch_accelerated.run_config import TrainerRunConfig, describe_run
 from pytorch_accelerated.run_state import RunState
 from pytorch_accelerated.seeding import derived_seed, mixed_seed, set_seed
-from pytorch_accelerated.settings import check_parts, check_scheduler
+from pytorch_accelerated.settings import check_optimizer, check_parts, check_scheduler
+from pytorch_accelerated.sharding import has_shards
 from pytorch_accelerated.splitting import BatchSplitter
 from pytorch_accelerated.tracking.loss import LossTracker
 
@@ -81,6 +82,7 @@ class TrainingRun(TrainingLoop):
             finally:
                 self._is_running = False
                 self._close_writer()
+                self._release_folders()
                 self._release_model()
                 for loader in (self._train_dataloader, self._eval_dataloader):
                     close_loader(loader)
@@ -156,11 +158,15 @@ class TrainingRun(TrainingLoop):
         has_step = self.scheduler is not None or self._overrides("scheduler_step")
         self._steps_scheduler_per_update = has_step and settings.step_scheduler == "update" and not is_plateau
         if state is not None:
-            load_run(self, state)  # type: ignore[arg-type]  # a run is always a Trainer's
-            difference = difference_by_ranks(self, state)  # type: ignore[arg-type]  # as above
-            if difference is not None:
-                warn_user(self, difference)  # type: ignore[arg-type]  # as above
+            self._resume(state)
         self._deadline = None if settings.max_seconds is None else time.monotonic() + settings.max_seconds
+
+    def _resume(self, state: Path) -> None:
+        """Take over a training state, now that everything that it belongs to is there."""
+        load_run(self, state)  # type: ignore[arg-type]  # a run is always a Trainer's
+        difference = difference_by_ranks(self, state)  # type: ignore[arg-type]  # as above
+        if difference is not None:
+            warn_user(self, difference)  # type: ignore[arg-type]  # as above
 
     def _start_safeguards(self, resumed_from: Path | None) -> None:
         """What the settings ask for against updates that are not finite, and against batches that are too large."""
@@ -214,7 +220,8 @@ class TrainingRun(TrainingLoop):
                 for_training=for_training,
                 compile_arguments=self.compile_model,
             )
-        if self._ranks.count > 1 and not for_training:
+        self._is_sharded = has_shards(self._prepared.model)
+        if self._ranks.count > 1 and not for_training and not self._is_sharded:
             # Nothing else makes sure that all ranks evaluate the same model.
             self._ranks.copy_from_first([parameter.data for parameter in self.model.parameters()])
         self.model, self.optimizer = self._prepared.model, self._prepared.optimizer
@@ -232,6 +239,18 @@ class TrainingRun(TrainingLoop):
             advice, self._compile_watch = self._compile_watch.report.advice, None
             if advice is not None:
                 warn_user(self, advice)  # type: ignore[arg-type]  # as above
+
+    @contextlib.contextmanager
+    def _loader_of_pass(self, loader: Any, dl_kwargs: Mapping[str, Any] | None) -> Iterator[RunLoader]:
+        """What `loader` yields for the model as it is, within a run or outside of one."""
+        if self._prepared is None:
+            self._seed_run()
+            self._prepare_model(for_training=False)
+        adapted = self._adapted(loader, dl_kwargs)
+        try:
+            yield adapted
+        finally:
+            close_loader(adapted)
 
     def _start_capturing(self) -> None:
         self.captured_step_report = None
@@ -299,6 +318,10 @@ class TrainingRun(TrainingLoop):
             compile_model=self.compile_model,
             compile_step=self.compile_step,
         )
+
+    def _check_optimizer(self) -> None:
+        modules = [value for value in vars(self).values() if isinstance(value, nn.Module)]
+        check_optimizer(self.optimizer, modules, has_own_step=self._overrides("optimizer_step"))
 
     def _overrides(self, hook: str) -> bool:
         """Whether a subclass has a method of its own in place of the one in `TrainerHooks`."""

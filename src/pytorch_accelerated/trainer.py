@@ -19,14 +19,14 @@ from pytorch_accelerated.callbacks.defaults import DEFAULT_CALLBACKS
 from pytorch_accelerated.callbacks.handler import CallbackHandler
 from pytorch_accelerated.callbacks.limits import OuterLimit
 from pytorch_accelerated.capturing import CapturedStepReport, refuse_what_cannot_be_captured
-from pytorch_accelerated.checkpointing.optimizers import check_optimizer_state
+from pytorch_accelerated.checkpointing.optimizers import check_optimizer_state, load_optimizer_state
 from pytorch_accelerated.checkpointing.portable import load_portable, save_portable
 from pytorch_accelerated.checkpointing.training_state import load_run, save_run
 from pytorch_accelerated.checkpointing.verify import find_state
 from pytorch_accelerated.checkpointing.weights import canonical_state_dict, check_finite, load_canonical
 from pytorch_accelerated.compiling import CompileReport, CompileWatch
 from pytorch_accelerated.data.building import build_loader, check_dataset
-from pytorch_accelerated.data.loading import close_loader, refuse_rearranged
+from pytorch_accelerated.data.loading import refuse_rearranged
 from pytorch_accelerated.data.slicing import LIMIT_BATCHES_ENV_VAR, batch_limit_from_environment
 from pytorch_accelerated.distributed import Ranks, map_tensors, without_rows
 from pytorch_accelerated.errors import (
@@ -45,11 +45,11 @@ from pytorch_accelerated.run_state import RunState
 from pytorch_accelerated.running import TrainingRun
 from pytorch_accelerated.settings import (
     TrainSettings,
-    check_optimizer,
     check_positive_count,
     check_run_arguments,
     check_scheduler_factory,
 )
+from pytorch_accelerated.sharding import has_shards, whole
 from pytorch_accelerated.splitting import refuse_what_cannot_be_split
 from pytorch_accelerated.tracking.history import InMemoryRunHistory, RunHistory
 from pytorch_accelerated.tracking.loss import LossTracker
@@ -257,8 +257,7 @@ class Trainer(TrainingRun):
         )
         check_scheduler_factory(create_scheduler_fn, has_own_call=self._overrides("create_scheduler"))
         self._check_parts()
-        modules = [value for value in vars(self).values() if isinstance(value, nn.Module)]
-        check_optimizer(self.optimizer, modules, has_own_step=self._overrides("optimizer_step"))
+        self._check_optimizer()
         if self.compile_step is not None:
             refuse_what_cannot_be_captured(self)
         if settings.nonfinite_policy is not None:
@@ -366,21 +365,9 @@ class Trainer(TrainingRun):
         check_dataset(dataset)
         defaults = self._default_dl_kwargs(dataset, per_device_batch_size, shuffle=False)
         loader = build_loader(dataset, defaults, dataloader_kwargs, collate_fn or self.collate_fn)
-        with self._running():
-            if self._prepared is None:
-                self._seed_run()
-                self._prepare_model(for_training=False)
-            loader = self._adapted(loader, dataloader_kwargs)
-            refuse_rearranged(loader)
-            collector = collect_predictions(self._ranks, output_path)
-            try:
-                self._run_prediction(loader, collector)
-            except BaseException:
-                collector.abort()
-                raise
-            finally:
-                close_loader(loader)
-            return collector.finish()
+        with self._running(), self._loader_of_pass(loader, dataloader_kwargs) as adapted:
+            refuse_rearranged(adapted)
+            return self._run_prediction(adapted, collect_predictions(self._ranks, output_path))
 
     def save_checkpoint(
         self,
@@ -405,12 +392,12 @@ class Trainer(TrainingRun):
             NonFiniteLossError: if a parameter is NaN or infinite; an existing file is left as it is.
         """
         model = self.get_model()
-        check_finite(model.named_parameters())  # on every rank, so that all of them hear of it
+        self._check_finite()  # on every rank, so that all of them hear of it
+        checkpoint: dict[str, Any] = {"model_state_dict": whole(canonical_state_dict(model))}
+        if save_optimizer and self.optimizer is not None:
+            checkpoint["optimizer_state_dict"] = whole(self.optimizer.state_dict())
         if not (self._ranks.is_first_of_node if save_per_node else self._ranks.is_first):
             return
-        checkpoint: dict[str, Any] = {"model_state_dict": canonical_state_dict(model)}
-        if save_optimizer and self.optimizer is not None:
-            checkpoint["optimizer_state_dict"] = self.optimizer.state_dict()
         if save_scheduler and self.scheduler is not None:
             checkpoint["scheduler_state_dict"] = self.scheduler.state_dict()
         save_portable(save_path, {**checkpoint, **(checkpoint_kwargs or {})})
@@ -443,7 +430,7 @@ class Trainer(TrainingRun):
             check_optimizer_state(self.optimizer, checkpoint["optimizer_state_dict"], source=checkpoint_path)
         load_canonical(self.get_model(), checkpoint["model_state_dict"])
         if takes_optimizer:
-            self.optimizer.load_state_dict(checkpoint["optimizer_state_dict"])
+            load_optimizer_state(self.optimizer, checkpoint["optimizer_state_dict"])
         if load_scheduler and self.scheduler is not None and "scheduler_state_dict" in checkpoint:
             self.scheduler.load_state_dict(checkpoint["scheduler_state_dict"])
         return checkpoint
@@ -568,10 +555,22 @@ class Trainer(TrainingRun):
     # ---------------------------------------------------------------------------------------------------------- saving
 
     def _write_training_state(self, output_dir: Path, extra: dict[str, Any], background: bool) -> None:
-        check_finite(self.get_model().named_parameters())
+        self._check_finite()
         background = background and self._is_running
         self._saves_in_background |= background
         save_run(self, output_dir, extra, self._state_writer if background else None)
+
+    def _check_finite(self) -> None:
+        """Refuse to save a model that is not finite. Of a sharded one each rank sees its part: all must call it."""
+        model = self.get_model()
+        if has_shards(model):
+            self._ranks.do_on_all(lambda: check_finite(model.named_parameters()))
+        else:
+            check_finite(model.named_parameters())
+
+    def _ranks_of_writer(self) -> Ranks:
+        """The ranks on a channel for threads that write. Must be called by all ranks."""
+        return Ranks(self._accelerator, channel="writer")
 
     def _find_state(self, source: str | Path) -> Path | None:
         """The training state that `source` is or holds, the same for all ranks."""

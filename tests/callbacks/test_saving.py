@@ -291,7 +291,7 @@ def test_a_best_model_whose_file_is_gone_is_forgotten_when_the_run_is_resumed() 
 
 def states_in(folder: str = "training_states") -> set[str]:
     """The names of the states in a folder, all of which must be as they were written."""
-    names = {path.name for path in Path(folder).iterdir()}
+    names = {path.name for path in Path(folder).iterdir() if path.is_dir()}
     for name in names:
         verify(Path(folder, name))
     return names

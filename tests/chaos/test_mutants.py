@@ -18,6 +18,8 @@ POWER = "tests/chaos/test_power_loss.py"
 VERIFY = "tests/checkpointing/test_verify.py"
 RESUME = "tests/test_resume.py"
 BACKGROUND = "tests/checkpointing/test_background.py"
+SHARDED = "tests/test_sharded.py"
+WRITERS = "tests/chaos/test_two_writers.py"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,7 +143,7 @@ MUTANTS = [
     Mutant(
         "the optimizer starts afresh",
         "checkpointing/training_state.py",
-        "        trainer.optimizer.load_state_dict(optimizer_state)\n",
+        "        load_optimizer_state(trainer.optimizer, optimizer_state)\n",
         "        pass\n",
         RESUME,
     ),
@@ -179,6 +181,34 @@ MUTANTS = [
         "        self.wait()\n        parts = {",
         "        parts = {",
         BACKGROUND,
+    ),
+    Mutant(
+        "a rank's error while it reads its pieces stays its own",
+        "checkpointing/training_state.py",
+        "trainer._ranks.do_on_all(lambda: _read_run(trainer, folder))",
+        "_read_run(trainer, folder)",
+        SHARDED,
+    ),
+    Mutant(
+        "the pieces that ranks have written are not in the manifest",
+        "checkpointing/state_folder.py",
+        "    staged.commit(facts, [*shards, *files])\n",
+        "    staged.commit(facts, files)\n",
+        SHARDED,
+    ),
+    Mutant(
+        "pieces need not make up their tensor",
+        "checkpointing/sharded_files.py",
+        "            if not _fill(tensor.size, tensor.chunks):\n",
+        "            if False:\n",
+        SHARDED,
+    ),
+    Mutant(
+        "a folder is locked for the runs of this process only",
+        "checkpointing/folder_lock.py",
+        "                fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)\n",
+        "                pass\n",
+        WRITERS,
     ),
 ]
 CHOSEN = MUTANTS if IS_RELEASE else [MUTANTS[0], MUTANTS[7]]

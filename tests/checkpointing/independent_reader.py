@@ -27,9 +27,10 @@ def read_state(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         assert hashlib.sha256(content).hexdigest() == entry["sha256"]
     parts = {}
     for name in files:
-        if name.endswith(".json"):
+        if name.endswith(".json") and name != "shards.json":
             part = name.removesuffix(".json")
-            parts[part] = decode(json.loads(files[name]), read_tensors(files[f"{part}.safetensors"]))
+            tensors = {**read_tensors(files[f"{part}.safetensors"]), **read_sharded(files, part)}
+            parts[part] = decode(json.loads(files[name]), tensors)
     return decode(manifest["facts"], {}), parts
 
 
@@ -52,6 +53,30 @@ def read_tensors(data: bytes) -> dict[str, tuple[str, list[int], bytes]]:
     return {name: (one["dtype"], one["shape"], rest[slice(*one["data_offsets"])]) for name, one in header.items()}
 
 
+def read_sharded(files: dict[str, bytes], part: str) -> dict[str, tuple[str, list[int], bytes]]:
+    """The same of the sharded tensors of a part, put together from their pieces."""
+    whole = {}
+    for name, facts in json.loads(files.get("shards.json", b"{}")).items():
+        if name.startswith(f"{part}/"):
+            shape = facts["shape"]
+            size = {"F64": 8, "F32": 4}[facts["dtype"]]
+            content = bytearray(math.prod(shape) * size)
+            for file in files:
+                pieces = read_tensors(files[file]) if re.fullmatch(r"shards_\d+\.safetensors", file) else {}
+                for piece, (_, sizes, data) in pieces.items():
+                    if piece.startswith(f"{name}["):
+                        spans = [span.split(":") for span in piece[len(name) + 1 : -1].split(",") if span]
+                        starts = [int(start) for start, _ in spans]
+                        for number in range(math.prod(sizes)):
+                            place, rest = 0, number
+                            for dimension in reversed(range(len(shape))):
+                                rest, index = divmod(rest, sizes[dimension])
+                                place += (starts[dimension] + index) * math.prod(shape[dimension + 1 :])
+                            content[place * size : (place + 1) * size] = data[number * size : (number + 1) * size]
+            whole[name.removeprefix(f"{part}/")] = (facts["dtype"], shape, bytes(content))
+    return whole
+
+
 def decode(node: Any, tensors: dict[str, tuple[str, list[int], bytes]]) -> Any:
     if isinstance(node, list):
         return [decode(item, tensors) for item in node]
@@ -72,7 +97,7 @@ def decode(node: Any, tensors: dict[str, tuple[str, list[int], bytes]]) -> Any:
         return tuple(decode(item, tensors) for item in node["items"])
     if kind in ("dict", "ordered dict", "counter"):
         return {decode(key, tensors): decode(item, tensors) for key, item in node["items"]}
-    if kind == "tensor":
+    if kind in ("tensor", "sharded"):
         dtype, shape, data = tensors[node["name"]]
         if dtype == "BF16":  # the upper half of a float32
             numbers = [struct.unpack("<f", b"\0\0" + data[place : place + 2])[0] for place in range(0, len(data), 2)]

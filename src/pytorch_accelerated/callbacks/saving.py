@@ -180,6 +180,7 @@ class SaveTrainingStateCallback(TrainerCallback):
 
     Older states are deleted when a new one is complete, by one rank, and judged by what is in the folder, so a resumed
     run deletes those of the run before it. The newest is always kept, and folders with other names are left alone.
+    While it runs, no other run can save to the folder.
 
     Args:
         save_dir: the folder of the states.
@@ -249,9 +250,10 @@ class SaveTrainingStateCallback(TrainerCallback):
         self.background = background
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Check the metric and the disk, and start the clock."""
+        """Check the metric, the folder and the disk, and start the clock."""
         if self.retention.best is not None:
             WatchedMetric(self.watch_metric).check_before_run(trainer)
+        trainer._claim_folder(self.save_dir)
         self._refuse_full_disk(trainer)
         self._is_final_requested = False
         self._saved_at = None

@@ -60,6 +60,7 @@ class WSDCheckpointCallback(TrainerCallback):
             CheckpointError: if there is no such state, or it is damaged or belongs to another model.
         """
         scheduler = _scheduler_of(trainer)
+        trainer._claim_folder(self.save_dir)
         is_resumed = trainer.run_state.updates > 0
         if self.initial_checkpoint is not None and not is_resumed:
             trainer.load_training_state(self.initial_checkpoint)

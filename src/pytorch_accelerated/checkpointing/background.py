@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pytorch_accelerated.checkpointing.codec import Encoded
 from pytorch_accelerated.checkpointing.state_folder import write_encoded
 from pytorch_accelerated.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from pytorch_accelerated.distributed import Ranks
 
 
 class BackgroundWriter:
@@ -28,16 +31,24 @@ class BackgroundWriter:
         self._thread: threading.Thread | None = None
         self.failure: BaseException | None = None
         self._copies: dict[tuple[str, str], torch.Tensor] = {}
+        self._stager: Any = None
 
     @property
     def is_busy(self) -> bool:
         """Whether a state is being written."""
         return self._thread is not None and self._thread.is_alive()
 
-    def write(self, final: str | os.PathLike[str], facts: dict[str, Any], encoded: Mapping[str, Encoded]) -> None:
+    def write(
+        self,
+        final: str | os.PathLike[str],
+        facts: dict[str, Any],
+        encoded: Mapping[str, Encoded],
+        ranks: Ranks | None = None,
+    ) -> None:
         """Begin to write a folder as `state_folder.write_encoded` does; what is saved is what is there now.
 
-        Waits until the folder before this one is complete, and for the devices of the tensors.
+        Waits until the folder before this one is complete, and for the devices of the tensors. `ranks` need a channel
+        that nobody else uses.
 
         Raises:
             CheckpointError: if that folder could not be written.
@@ -47,11 +58,12 @@ class BackgroundWriter:
             name: Encoded(part.structure, {key: self._copy((name, key), value) for key, value in part.tensors.items()})
             for name, part in encoded.items()
         }
+        self._copy_sharded(encoded, parts)
         devices = {tensor.device for part in encoded.values() for tensor in part.tensors.values() if tensor.is_cuda}
         for device in devices:
             torch.cuda.current_stream(device).synchronize()
         # Not a daemon: a program that ends for whatever reason ends when the state is complete.
-        self._thread = threading.Thread(target=self._write, args=(final, facts, parts), name="state writer")
+        self._thread = threading.Thread(target=self._write, args=(final, facts, parts, ranks), name="state writer")
         self._thread.start()
 
     def wait(self) -> None:
@@ -75,12 +87,34 @@ class BackgroundWriter:
             self.wait()
         finally:
             self._copies.clear()
+            if self._stager is not None:
+                self._stager.close()
+                self._stager = None
 
-    def _write(self, final: str | os.PathLike[str], facts: dict[str, Any], parts: Mapping[str, Encoded]) -> None:
+    def _write(self, *arguments: Any) -> None:
         try:
-            write_encoded(final, facts, parts)
+            write_encoded(*arguments)
         except BaseException as error:
             self.failure = error
+
+    def _copy_sharded(self, encoded: Mapping[str, Encoded], parts: Mapping[str, Encoded]) -> None:
+        """Copies of what this rank has of sharded tensors; torch can make tensors of that kind in host memory."""
+        sharded = {name: part.sharded for name, part in encoded.items() if part.sharded}
+        if not sharded:
+            return
+        from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+        if self._stager is None:
+            on_cuda = any(tensor.is_cuda for tensors in sharded.values() for tensor in tensors.values())
+            options = StagingOptions(
+                use_pinned_memory=on_cuda,
+                use_shared_memory=False,
+                use_async_staging=False,
+                use_non_blocking_copy=on_cuda,
+            )
+            self._stager = DefaultStager(options)
+        for name, tensors in self._stager.stage(sharded).items():
+            parts[name].sharded.update(tensors)
 
     def _copy(self, key: tuple[str, str], tensor: torch.Tensor) -> torch.Tensor:
         tensor = tensor.detach()

@@ -4,7 +4,8 @@
 
 - None, bools, ints of any size, floats (NaN and infinities too), complex numbers, strings, bytes;
 - lists, tuples, `torch.Size`, and dicts, `OrderedDict`s and `Counter`s with any hashable keys of these kinds;
-- tensors of every dense dtype, numpy arrays and scalars with a dtype that torch has, `torch.dtype`, `torch.device`;
+- tensors of every dense dtype, those of which each rank has a part (`DTensor`), numpy arrays and scalars with a dtype
+  that torch has, `torch.dtype`, `torch.device`;
 - enum members, of which the plain value comes back: nothing is ever imported by a name that stands in a file.
 
 In JSON a value without an equivalent there is an object with the key ``"$"``, which names its kind. Kinds are compared
@@ -23,7 +24,7 @@ import re
 from base64 import b64decode, b64encode
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -32,6 +33,7 @@ import torch
 from pytorch_accelerated.checkpointing.strict_json import MAX_DEPTH
 from pytorch_accelerated.checkpointing.tensor_file import DTYPE_NAMES
 from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError
+from pytorch_accelerated.sharding import is_sharded
 
 
 class _Sentinel(enum.Enum):
@@ -56,10 +58,12 @@ class Encoded:
     Attributes:
         structure: what `strict_json.dump_json` takes.
         tensors: by name, as `tensor_file.chunks` takes them. They are the live ones, on their devices, not copies.
+        sharded: by name, as `sharded_files.write_shards` takes them; each rank has its part of them.
     """
 
     structure: Any
     tensors: dict[str, torch.Tensor]
+    sharded: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
 def encode(value: Any, *, path: str) -> Encoded:
@@ -83,7 +87,7 @@ def encode(value: Any, *, path: str) -> Encoded:
             + "\n  ".join(encoder.complaints)
             + "\nKeep plain values and tensors there, or leave these out of the state dict."
         )
-    return Encoded(structure, _place_tensors(encoder.found))
+    return Encoded(structure, _place_tensors(encoder.found), encoder.sharded)
 
 
 def decode(structure: Any, tensors: Mapping[str, torch.Tensor], *, path: str) -> Any:
@@ -91,7 +95,7 @@ def decode(structure: Any, tensors: Mapping[str, torch.Tensor], *, path: str) ->
 
     Args:
         structure: from `strict_json.load_json`.
-        tensors: from `tensor_file.read_tensors`.
+        tensors: from `tensor_file.read_tensors`, and `sharded_files.read_shards`.
         path: what errors call the value.
 
     Raises:
@@ -169,6 +173,7 @@ class _Encoder:
     def __init__(self, root: str) -> None:
         self.root = root
         self.found: list[_Found] = []
+        self.sharded: dict[str, torch.Tensor] = {}
         self.complaints: list[str] = []
 
     def encode(self, value: Any, path: str, depth: int) -> Any:
@@ -226,6 +231,12 @@ class _Encoder:
         return node
 
     def _encode_tensor(self, tensor: torch.Tensor, path: str) -> Any:
+        if is_sharded(tensor):
+            # Tied ones are stored once for each name: an empty part cannot tell a rank that it is tied.
+            if tensor.dtype not in DTYPE_NAMES or path in self.sharded:
+                return self._refuse(path, f"is a sharded tensor of {tensor.dtype}, or not the only one of this name")
+            self.sharded[path] = tensor.detach()
+            return {"$": "sharded", "name": path}
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.is_nested:
             return self._refuse(path, f"is a {type(tensor).__name__}, a tensor of a special kind")
         if tensor.layout is not torch.strided or tensor.dtype not in _DTYPES.values() or tensor.is_meta:
@@ -339,6 +350,7 @@ class _Decoder:
             "array": lambda value: _checked(value, torch.Tensor).numpy(),
             "scalar": lambda value: _checked(value, torch.Tensor).numpy()[()],
             "tensor": self._tensor,
+            "sharded": lambda name: self.tensors[name],
             "view": self._view,
         }
 

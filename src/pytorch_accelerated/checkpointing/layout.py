@@ -24,6 +24,8 @@ from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError
 FORMAT = 1
 PREDICTIONS_FORMAT = "predictions_format"  # a fact of folders that hold predictions instead of a run
 MANIFEST_NAME = "manifest.json"
+SHARDS_NAME = "shards.json"  # lists sharded tensors
+SHARDS_FILE = re.compile(r"shards_\d+\.safetensors")  # holds the pieces of them that a rank had
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 

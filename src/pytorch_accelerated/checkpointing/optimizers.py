@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pytorch_accelerated.errors import InvalidCheckpointError
+from pytorch_accelerated.sharding import is_sharded, sharded_like
 
 # What schedulers leave in parameter groups.
 _OF_SCHEDULERS = {"initial_lr", "max_lr", "min_lr", "swa_lr", "base_momentum", "max_momentum"}
@@ -53,6 +54,19 @@ def check_optimizer_state(optimizer: Any, state: Mapping[str, Any], *, source: o
                 f"{', '.join(map(repr, unknown))}, but this {kind} needs {', '.join(map(repr, missing))}. Use the "
                 "optimizer that it was saved with, or load without it."
             )
+
+
+def load_optimizer_state(optimizer: Any, state: Mapping[str, Any]) -> None:
+    """Load what `check_optimizer_state` has let pass; whole tensors are cut as the parameters that they belong to."""
+    groups = getattr(optimizer, "param_groups", [])
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    if any(map(is_sharded, parameters)):
+        entries = {
+            number: {key: sharded_like(parameters[number], value) for key, value in entry.items()}
+            for number, entry in state["state"].items()
+        }
+        state = {**state, "state": entries}
+    optimizer.load_state_dict(state)
 
 
 def problem_of_optimizer_state(state: Any) -> str | None:

@@ -11,8 +11,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,11 @@ from pytorch_accelerated.checkpointing.layout import (
     dump_manifest,
     hidden_sibling,
 )
-from pytorch_accelerated.checkpointing.verify import list_states
+from pytorch_accelerated.checkpointing.verify import list_states, open_plain_file
 from pytorch_accelerated.errors import CheckpointError
 
 _STALE_AFTER_SECONDS = 3600.0
+_BLOCK_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,27 @@ class StagedFolder:
             CheckpointError: if the disk refuses it; says how far it came.
         """
         return self._write(check_file_name(name), chunks)
+
+    def take_in(self, write_others: Callable[[Path], None]) -> list[FileEntry]:
+        """Have a function put files into the folder, and flush and measure them; the entries are for `commit`.
+
+        Before the files that `write_file` writes, so that these cannot be replaced.
+
+        Args:
+            write_others: gets the folder; plain files with names that a state may hold, and no folders.
+
+        Raises:
+            CheckpointError: if there is something else, or the disk refuses.
+        """
+        before = set(self.staging.iterdir())
+        write_others(self.staging)
+        entries = []
+        for path in sorted(set(self.staging.iterdir()) - before):
+            with explained(self.final, f"reading {path.name!r} back"), open_plain_file(path) as file:
+                check_file_name(path.name)
+                disk.flush(file)
+                entries.append(FileEntry(path.name, os.fstat(file.fileno()).st_size, _sha256(file)))
+        return entries
 
     def commit(self, facts: dict[str, Any], files: Iterable[FileEntry]) -> None:
         """Publish the folder under its final name. One rank, after the others have written all of `files`.
@@ -222,6 +245,13 @@ def _is_abandoned(path: Path, hidden: HiddenName, *, now: float) -> bool:
     children = path.iterdir() if path.is_dir() else ()
     last_change: float = max(one.lstat().st_mtime for one in (path, *children))
     return now - last_change > _STALE_AFTER_SECONDS
+
+
+def _sha256(file: FileIO) -> str:
+    digest = hashlib.sha256()
+    while block := file.read(_BLOCK_BYTES):
+        digest.update(block)
+    return digest.hexdigest()
 
 
 def _is_running(pid: int) -> bool:

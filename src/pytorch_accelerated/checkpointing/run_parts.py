@@ -90,6 +90,8 @@ def _check_history(history: Mapping[str, Any]) -> None:
 
 def _check_own(own: Mapping[str, Any], path: str) -> None:
     _check_generators(own["generators"])
+    if own.get("stream") is not None:  # which older states do not have
+        _check_stream(own["stream"], f"{path}.stream")
     for name in ("losses", "gradient_norms"):
         state = own[name]
         numbers = [state["total"], state["count"], state["last"]]
@@ -105,6 +107,21 @@ def _check_own(own: Mapping[str, Any], path: str) -> None:
         if state["first_non_finite"] is not None:
             _check_count(state["first_non_finite"], f"{path}.{name}.first_non_finite")
         LossTracker().add_state_dict(state)  # which reads what is pending
+
+
+def _check_stream(stream: Mapping[str, Any], path: str) -> None:
+    """What stands around the state of a dataset or loader, which looks at that itself."""
+    for name in ("epoch", "batch_size"):
+        if stream[name] is not None:
+            _check_count(stream[name], f"{path}.{name}")
+    for name in ("batches", "workers"):
+        _check_count(stream[name], f"{path}.{name}")
+    for name in ("is_finished", "is_sharded"):
+        if type(stream[name]) is not bool:
+            raise TypeError(f"{path}.{name} is a {type(stream[name]).__name__}")
+    if stream["state"] is not None and len(stream["state"].keys()) != 1:
+        raise ValueError(f"{path}.state does not hold the state of one object")
+    stream["borrowed"]
 
 
 def _check_generators(states: Mapping[str, Any]) -> None:

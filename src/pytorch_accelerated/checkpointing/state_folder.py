@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import torch
 
 from pytorch_accelerated.checkpointing.codec import Encoded, decode, encode
-from pytorch_accelerated.checkpointing.layout import FileEntry, Manifest
+from pytorch_accelerated.checkpointing.layout import SHARDS_NAME, FileEntry, Manifest
 from pytorch_accelerated.checkpointing.publish import StagedFolder, begin
 from pytorch_accelerated.checkpointing.strict_json import MAX_SIZE_BYTES, dump_json, load_json
 from pytorch_accelerated.checkpointing.tensor_file import chunks, read_tensors
 from pytorch_accelerated.checkpointing.verify import open_verified, read_manifest
 from pytorch_accelerated.errors import InvalidCheckpointError
+
+if TYPE_CHECKING:
+    from pytorch_accelerated.distributed import Ranks
 
 
 def write_state(final: str | os.PathLike[str], facts: dict[str, Any], parts: Mapping[str, Any]) -> None:
@@ -41,15 +46,48 @@ def encode_parts(parts: Mapping[str, Any]) -> dict[str, Encoded]:
     return {name: encode(value, path=name) for name, value in parts.items()}
 
 
-def write_encoded(final: str | os.PathLike[str], facts: dict[str, Any], encoded: Mapping[str, Encoded]) -> None:
-    """`write_state` for parts that `encode_parts` has encoded."""
-    staged = begin(final)
+def write_encoded(
+    final: str | os.PathLike[str],
+    facts: dict[str, Any],
+    encoded: Mapping[str, Encoded],
+    ranks: Ranks | None = None,
+    write_others: Callable[[Path], None] | None = None,
+) -> None:
+    """`write_state` for parts that `encode_parts` has encoded.
+
+    Args:
+        final: the folder to write; one that all ranks can reach.
+        facts: as for `write_state`.
+        encoded: the parts; of sharded tensors each rank writes its own.
+        ranks: those that have parts of sharded tensors, all of which must call this. None: nothing is sharded.
+        write_others: puts further files into the folder, see `StagedFolder.take_in`; on the rank that publishes.
+    """
+    staged = begin(final) if ranks is None else ranks.do_on_first(lambda: begin(final))
     try:
-        files = [entry for name, part in encoded.items() for entry in write_part(staged, name, part)]
-        staged.commit(facts, files)
+        if ranks is None:
+            _publish(staged, facts, encoded, [], write_others)
+        else:
+            from pytorch_accelerated.checkpointing.sharded_files import write_shards
+
+            shards = {f"{name}/{key}": tensor for name, part in encoded.items() for key, tensor in part.sharded.items()}
+            files = write_shards(ranks, staged, shards)
+            ranks.do_on_first(lambda: _publish(staged, facts, encoded, files, write_others))
     except BaseException:
-        staged.abort()
+        if ranks is None or ranks.is_first:
+            staged.abort()
         raise
+
+
+def _publish(
+    staged: StagedFolder,
+    facts: dict[str, Any],
+    encoded: Mapping[str, Encoded],
+    shards: list[FileEntry],
+    write_others: Callable[[Path], None] | None,
+) -> None:
+    others = [] if write_others is None else staged.take_in(write_others)
+    files = [entry for name, part in encoded.items() for entry in write_part(staged, name, part)]
+    staged.commit(facts, [*shards, *others, *files])
 
 
 def write_part(staged: StagedFolder, name: str, part: Encoded) -> list[FileEntry]:
@@ -64,16 +102,20 @@ def write_part(staged: StagedFolder, name: str, part: Encoded) -> list[FileEntry
 
 
 def read_state(
-    folder: str | os.PathLike[str], parts: Collection[str] | None = None
+    folder: str | os.PathLike[str],
+    parts: Collection[str] | None = None,
+    make_target: Callable[[str, torch.Size, torch.dtype], torch.Tensor] | None = None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The facts and the parts of a state folder. Everything returned is as it was written, to the bit.
 
     Args:
         folder: a state folder, as `verify.find_state` returns it.
         parts: the names of those to read; the files of others are not looked at. Left out: all.
+        make_target: returns an empty tensor for one that was saved sharded, from its part and name there
+            (``model/0.weight``), shape and dtype; of a sharded one only this rank's part is read. Left out: whole ones.
 
     Returns:
-        The facts, and the parts by name, with their tensors on the CPU.
+        The facts, and the parts by name, with their tensors on the CPU, or where `make_target` has put them.
 
     Raises:
         InvalidCheckpointError: names a file that is missing or differs from what was written, or a part that the
@@ -88,13 +130,18 @@ def read_state(
             f"The training state {folder} has no part {', '.join(unknown)}; it has {', '.join(names)}."
         )
     entries = {entry.name: entry for entry in manifest.files}
+    chosen = names if parts is None else parts
     encoded = {
         name: Encoded(
             _read_structure(folder, entries[f"{name}.json"]), _read_tensors(folder, entries[f"{name}.safetensors"])
         )
-        for name in (names if parts is None else parts)
+        for name in chosen
     }
-    return manifest.facts, {name: decode(part.structure, part.tensors, path=name) for name, part in encoded.items()}
+    sharded = _read_sharded(folder, entries, chosen, make_target) if SHARDS_NAME in entries else {}
+    return manifest.facts, {
+        name: decode(part.structure, {**part.tensors, **sharded.get(name, {})}, path=name)
+        for name, part in encoded.items()
+    }
 
 
 def part_names(manifest: Manifest) -> list[str]:
@@ -111,6 +158,29 @@ def _read_structure(folder: Path, entry: FileEntry) -> Any:
     with open_verified(folder, entry) as read_into:
         read_into(memoryview(data))
     return load_json(bytes(data), what=str(folder / entry.name))
+
+
+def _read_sharded(
+    folder: Path,
+    entries: Mapping[str, FileEntry],
+    parts: Collection[str],
+    make_target: Callable[[str, torch.Size, torch.dtype], torch.Tensor] | None,
+) -> dict[str, dict[str, torch.Tensor]]:
+    """The sharded tensors of `parts`, by part and name."""
+    from pytorch_accelerated.checkpointing.sharded_files import read_shards
+
+    layout = _read_structure(folder, entries[SHARDS_NAME])
+    if isinstance(layout, dict):
+        layout = {name: facts for name, facts in layout.items() if name.partition("/")[0] in parts}
+    tensors: dict[str, dict[str, torch.Tensor]] = {}
+    for name, tensor in read_shards(folder, entries, layout, make_target or _whole_target).items():
+        part, _, path = name.partition("/")
+        tensors.setdefault(part, {})[path] = tensor
+    return tensors
+
+
+def _whole_target(name: str, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype)
 
 
 def _read_tensors(folder: Path, entry: FileEntry) -> dict[str, Any]:

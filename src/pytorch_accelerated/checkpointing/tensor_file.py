@@ -39,7 +39,9 @@ DTYPE_NAMES = {
 }
 """What safetensors calls the dtypes that it knows."""
 
-_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+"""The inverse of `DTYPE_NAMES`."""
+
 _PREFIX_BYTES = 8
 _MAX_DIMENSIONS = 64  # what torch can compute with; the product of a million sizes would take hours
 
@@ -111,7 +113,7 @@ def _tensor_layout(header: Any, *, what: str) -> list[tuple[str, torch.dtype, li
         layout = []
         position = 0
         for name, facts in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
-            dtype, shape = _DTYPES[facts["dtype"]], facts["shape"]
+            dtype, shape = DTYPES[facts["dtype"]], facts["shape"]
             if len(shape) > _MAX_DIMENSIONS or not all(type(size) is int and size >= 0 for size in shape):
                 raise ValueError(f"{name!r} has an impossible shape")
             start, position = position, position + math.prod(shape) * dtype.itemsize

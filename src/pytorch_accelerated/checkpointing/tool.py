@@ -5,25 +5,23 @@ Folders may be damaged or made by others, so what stands in them is shown, and n
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pytorch_accelerated.checkpointing.layout import MANIFEST_NAME, PREDICTIONS_FORMAT, FileEntry, Manifest
+from pytorch_accelerated.checkpointing.layout import MANIFEST_NAME, PREDICTIONS_FORMAT, SHARDS_FILE, Manifest
 from pytorch_accelerated.checkpointing.publish import remove_state
 from pytorch_accelerated.checkpointing.retention import Retention
 from pytorch_accelerated.checkpointing.saved_metrics import judged_states, read_metric_records
 from pytorch_accelerated.checkpointing.state_folder import part_names
-from pytorch_accelerated.checkpointing.tensor_file import read_layout
 from pytorch_accelerated.checkpointing.verify import (
     find_damage,
     looks_like_state,
-    open_plain_file,
     read_manifest,
     state_folders,
+    tensors_of_file,
 )
 from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError
 from pytorch_accelerated.progress.screen import Screen, Table, format_bytes, printable
@@ -133,6 +131,10 @@ def show_state(place: Path, screen: Screen) -> int:
     facts += [(printable(str(name)), _fact(value)) for name, value in manifest.facts.items()]
     names = part_names(manifest)
     parts = [_part_row(state.folder, manifest, name) for name in names]
+    for entry in manifest.files:
+        if SHARDS_FILE.fullmatch(entry.name):
+            number = len(tensors_of_file(state.folder / entry.name))
+            parts.append((f"pieces in {entry.name}", str(number), format_bytes(entry.size_bytes)))
     latest = {record.name: record for record in read_metric_records(state.folder)} if "run" in names else {}
     metrics = [
         (printable(record.name), repr(record.value), str(record.epoch), str(record.update))
@@ -270,19 +272,8 @@ def _part_row(folder: Path, manifest: Manifest, name: str) -> tuple[str, str, st
         next(entry for entry in manifest.files if entry.name == f"{name}.{suffix}")
         for suffix in ("json", "safetensors")
     )
-    number = len(_tensor_layout(folder, tensors))
+    number = len(tensors_of_file(folder / tensors.name))
     return name, str(number), format_bytes(structure.size_bytes + tensors.size_bytes)
-
-
-def _tensor_layout(folder: Path, entry: FileEntry) -> list[Any]:
-    path = folder / entry.name
-    with open_plain_file(path) as file:
-
-        def read_into(buffer: memoryview) -> None:
-            if file.readinto(buffer) != len(buffer):
-                raise InvalidCheckpointError(f"{path} ended while it was read.")
-
-        return read_layout(read_into, os.fstat(file.fileno()).st_size, what=str(path))
 
 
 def _fact(value: object) -> str:

@@ -5,32 +5,48 @@ What each part holds is listed in `_shared_parts` and `_own_state`; the folder i
 
 from __future__ import annotations
 
+import functools
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from pytorch_accelerated.checkpointing.background import BackgroundWriter
-from pytorch_accelerated.checkpointing.codec import hide_callables, restore_callables
-from pytorch_accelerated.checkpointing.optimizers import check_optimizer_state
+from pytorch_accelerated.checkpointing.codec import Encoded, hide_callables, restore_callables
+from pytorch_accelerated.checkpointing.optimizers import check_optimizer_state, load_optimizer_state
 from pytorch_accelerated.checkpointing.run_parts import check_run_parts
 from pytorch_accelerated.checkpointing.state_folder import encode_parts, read_state, write_encoded
 from pytorch_accelerated.checkpointing.verify import read_manifest
 from pytorch_accelerated.checkpointing.weights import canonical_state_dict, load_canonical
+from pytorch_accelerated.data.resuming import restore_stream, stream_state
 from pytorch_accelerated.errors import InvalidCheckpointError
 from pytorch_accelerated.run_state import RunState
 from pytorch_accelerated.seeding import generator_states, restore_generator_states
+from pytorch_accelerated.sharding import has_shards, is_sharded
 
 if TYPE_CHECKING:
     from pytorch_accelerated.trainer import Trainer
 
 
-def save_run(trainer: Trainer, folder: Path, extra: dict[str, Any], writer: BackgroundWriter | None = None) -> None:
-    """Write the state of the trainer's run to `folder`. Must be called by all ranks; rank 0 writes.
+def save_run(
+    trainer: Trainer,
+    folder: Path,
+    extra: dict[str, Any],
+    writer: BackgroundWriter | None = None,
+    write_others: Callable[[Path], None] | None = None,
+) -> None:
+    """Write the state of the trainer's run to `folder`. Must be called by all ranks.
+
+    Rank 0 writes; of sharded tensors each rank writes its own part, and rank 0 publishes when all have done so.
 
     Args:
         trainer: whose run it is.
         folder: of the state.
         extra: further entries.
-        writer: writes it in the background, if given.
+        writer: writes it in the background, if given; then nothing else can be written.
+        write_others: puts further files into the folder, on rank 0; see `StagedFolder.take_in`.
 
     Raises:
         CheckpointError: on every rank, if something cannot be stored or written, or if `writer` could not write the
@@ -39,19 +55,23 @@ def save_run(trainer: Trainer, folder: Path, extra: dict[str, Any], writer: Back
     ranks = trainer._ranks
     everyones = ranks.exchange(_own_state(trainer))
     callbacks = _callback_states(trainer)  # on every rank: some callbacks ask the others
+    facts = {
+        "updates": trainer.run_state.updates,
+        "epochs": trainer.run_state.epochs,
+        "ranks": ranks.count,
+        "seed": trainer._run_seed,
+    }
+    write = functools.partial(write_encoded, write_others=write_others) if writer is None else writer.write
 
-    def write() -> None:
+    def encoded() -> dict[str, Encoded]:
         parts = {**_shared_parts(trainer), "callbacks": callbacks, "extra": extra}
         parts.update({f"rank_{rank}": state for rank, state in enumerate(everyones)})
-        facts = {
-            "updates": trainer.run_state.updates,
-            "epochs": trainer.run_state.epochs,
-            "ranks": ranks.count,
-            "seed": trainer._run_seed,
-        }
-        (write_encoded if writer is None else writer.write)(folder, facts, encode_parts(parts))
+        return encode_parts(parts)
 
-    ranks.do_on_first(write)
+    if has_shards(trainer.model):
+        write(folder, facts, ranks.do_on_all(encoded), ranks if writer is None else trainer._ranks_of_writer())
+    else:
+        ranks.do_on_first(lambda: write(folder, facts, encoded()))
 
 
 def load_run(trainer: Trainer, folder: Path) -> dict[str, Any]:
@@ -66,31 +86,28 @@ def load_run(trainer: Trainer, folder: Path) -> dict[str, Any]:
     Raises:
         InvalidCheckpointError: if the folder is damaged or belongs to another model or optimizer.
     """
-    facts, parts = read_state(folder)
-    check_run_parts(facts, parts, source=folder)
+    facts, parts, optimizer_state = trainer._ranks.do_on_all(lambda: _read_run(trainer, folder))
     run, extra = parts["run"], parts["extra"]
-    if (trainer.optimizer is None) != (parts["optimizer"] is None):
-        raise InvalidCheckpointError(f"Of the training state {folder} and this trainer, only one has an optimizer.")
-    optimizer_state = parts["optimizer"]
-    if optimizer_state is not None:
-        optimizer_state = restore_callables(optimizer_state, trainer.optimizer)
-        check_optimizer_state(trainer.optimizer, optimizer_state, source=folder)
+    by_rank = [parts[f"rank_{rank}"] for rank in range(facts["ranks"])]
+    run_state = RunState.from_state_dict(run["run_state"])
+    if trainer._is_running:  # before all else: it may be a user's class that finds fault with its state
+        streams = [state.get("stream") for state in by_rank]
+        restore_stream(trainer._train_dataloader, streams, trainer._ranks, run_state=run_state, source=folder)
     load_canonical(trainer.get_model(), parts["model"])
     if optimizer_state is not None:
-        trainer.optimizer.load_state_dict(optimizer_state)
+        load_optimizer_state(trainer.optimizer, optimizer_state)
     if trainer.scheduler is not None and parts["scheduler"] is not None:
         trainer.scheduler.load_state_dict(parts["scheduler"])
     scaler = trainer._accelerator.scaler
     if scaler is not None and parts["scaler"]:
         scaler.load_state_dict(parts["scaler"])
     trainer.run_history.load_state_dict(run["history"])
-    trainer.run_state = RunState.from_state_dict(run["run_state"])
+    trainer.run_state = run_state
     trainer._epochs_before_run = run["epochs_before_run"]
     for callback in trainer.callback_handler:
         state = parts["callbacks"].get(_state_key(callback))
         if state is not None and hasattr(callback, "load_state_dict"):
             callback.load_state_dict(state)
-    by_rank = [parts[f"rank_{rank}"] for rank in range(facts["ranks"])]
     trainer._gradient_norms.load_state_dict(by_rank[0]["gradient_norms"])  # the same on all ranks
     if len(by_rank) == trainer._ranks.count:
         own = by_rank[trainer._ranks.index]
@@ -100,6 +117,36 @@ def load_run(trainer: Trainer, folder: Path) -> dict[str, Any]:
         for state in by_rank:
             trainer._loss_tracker.add_state_dict(state["losses"])
     return {"current_epoch": trainer.run_history.current_epoch, **extra}
+
+
+def _read_run(trainer: Trainer, folder: Path) -> tuple[dict[str, Any], dict[str, Any], Any]:
+    """Facts, parts and the optimizer's state, verified as far as possible before anything is changed."""
+    facts, parts = read_state(folder, make_target=_targets(trainer))
+    check_run_parts(facts, parts, source=folder)
+    if (trainer.optimizer is None) != (parts["optimizer"] is None):
+        raise InvalidCheckpointError(f"Of the training state {folder} and this trainer, only one has an optimizer.")
+    optimizer_state = parts["optimizer"]
+    if optimizer_state is not None:
+        optimizer_state = restore_callables(optimizer_state, trainer.optimizer)
+        check_optimizer_state(trainer.optimizer, optimizer_state, source=folder)
+    return facts, parts, optimizer_state
+
+
+def _targets(trainer: Trainer) -> Callable[[str, torch.Size, torch.dtype], torch.Tensor]:
+    """Makes tensors for sharded ones, cut as what they belong to here, so that no rank has to hold a whole state."""
+    values = canonical_state_dict(trainer.get_model())
+    parameters = {} if trainer.optimizer is None else dict(enumerate(trainer._parameters()))
+
+    def make(name: str, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+        part, _, path = name.partition("/")
+        live = values.get(path) if part == "model" else None
+        if part == "optimizer" and (match := re.match(r"state\[(\d+)\]", path)):
+            live = parameters.get(int(match[1]))
+        if live is not None and is_sharded(live) and live.shape == shape:
+            return torch.empty_like(live, dtype=dtype, requires_grad=False)
+        return torch.empty(shape, dtype=dtype)
+
+    return make
 
 
 def seed_of_run(folder: Path) -> int:
@@ -160,6 +207,7 @@ def _own_state(trainer: Trainer) -> dict[str, Any]:
         "generators": generator_states(),
         "losses": trainer._loss_tracker.state_dict(),
         "gradient_norms": trainer._gradient_norms.state_dict(),
+        "stream": stream_state(trainer._train_dataloader, trainer._ranks),
     }
 
 

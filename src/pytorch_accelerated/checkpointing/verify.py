@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from io import FileIO
 from pathlib import Path
 
+import torch
+
 from pytorch_accelerated.checkpointing.layout import (
     MANIFEST_NAME,
     PREDICTIONS_FORMAT,
@@ -20,6 +22,7 @@ from pytorch_accelerated.checkpointing.layout import (
     parse_manifest,
 )
 from pytorch_accelerated.checkpointing.strict_json import MAX_SIZE_BYTES
+from pytorch_accelerated.checkpointing.tensor_file import read_layout
 from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError
 
 _CHUNK_BYTES = 2**20
@@ -199,6 +202,21 @@ def looks_like_state(folder: Path) -> bool:
         )
     except (FileNotFoundError, PermissionError):
         return False  # deleted in this moment, or of somebody else, such as "lost+found"
+
+
+def tensors_of_file(path: Path) -> list[tuple[str, torch.dtype, list[int]]]:
+    """Name, dtype and shape of the tensors of a safetensors file, which is not verified.
+
+    Raises:
+        InvalidCheckpointError: if it cannot be read, or is no such file.
+    """
+    with open_plain_file(path) as file:
+
+        def read_into(buffer: memoryview) -> None:
+            if file.readinto(buffer) != len(buffer):
+                raise InvalidCheckpointError(f"{path} ended while it was read.")
+
+        return read_layout(read_into, os.fstat(file.fileno()).st_size, what=str(path))
 
 
 @contextlib.contextmanager

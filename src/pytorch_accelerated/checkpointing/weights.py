@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from pytorch_accelerated.errors import InvalidCheckpointError, NonFiniteLossError
+from pytorch_accelerated.sharding import is_sharded, own_part, sharded_like
 
 _INNER_NAMES = {
     "ActivationWrapper": "_checkpoint_wrapped_module",
@@ -59,6 +60,7 @@ def load_canonical(module: nn.Module, state: Mapping[str, Any]) -> None:
         )
     live_paths = {_canonical(path, inner): path for path, _ in module.named_modules(remove_duplicate=False)}
     live_names = {name: live_name for name, (live_name, _) in live.items()}
+    state = _cut(state, {name: value for name, (_, value) in live.items()})
     module.load_state_dict(_renamed(state, lambda name: live_names.get(name) or live_paths.get(name, name)))
 
 
@@ -66,14 +68,14 @@ def check_finite(named_parameters: Iterable[tuple[str, torch.Tensor]]) -> None:
     """Raises if a parameter is NaN or infinite. One reduction of each and one read by the host.
 
     Args:
-        named_parameters: names and tensors of any dtype and device; of a sharded model the local shards.
+        named_parameters: names and tensors of any dtype and device; of sharded ones this rank's parts are looked at.
 
     Raises:
         NonFiniteLossError: names the parameters, which are searched one by one only then.
     """
     parameters = {
         name: parameter.detach().float() if parameter.element_size() == 1 else parameter.detach()
-        for name, parameter in named_parameters
+        for name, parameter in ((name, own_part(parameter)) for name, parameter in named_parameters)
         if parameter.numel() and (parameter.is_floating_point() or parameter.is_complex())
     }
     if are_finite(parameters.values()).item():
@@ -130,6 +132,15 @@ def _renamed(state: Mapping[str, Any], rename: Callable[[str], str]) -> OrderedD
             (rename(path), version) for path, version in versions.items()
         )
     return renamed
+
+
+def _cut(state: Mapping[str, Any], live: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`state` with its tensors cut as those of `live`, where these are sharded."""
+    if not any(map(is_sharded, live.values())):
+        return state
+    cut = _renamed(state, lambda name: name)  # a copy, with the versions of its modules
+    cut.update({name: sharded_like(live[name], value) for name, value in state.items()})
+    return cut
 
 
 def _misfit(live: Any, saved: Any) -> str | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
@@ -12,7 +14,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, defa
 
 from pytorch_accelerated.data.arrays import ArrayDataset, as_array_dataset
 from pytorch_accelerated.data.sampling import Cell
-from pytorch_accelerated.seeding import host_generators_seeded, mixed_seed, seed_host_generators
+from pytorch_accelerated.data.streams import KeyedStream, fetching_under, has_state, is_stateful_loader
+from pytorch_accelerated.seeding import host_generators_seeded, mixed_seed
 from pytorch_accelerated.signals import leave_to_trainer
 
 # What is read ahead at once of data in memory: little enough to stay in a processor's cache until it is used.
@@ -86,8 +89,9 @@ class BatchFetcher:
 class StreamFetcher:
     """Fetches the batches of an iterable: a `DataLoader` over an `IterableDataset`, or whatever yields batches.
 
-    With an `IterableDataset` in this process, every batch has a key of its own, as in `BatchFetcher`; in workers and
-    for any other iterable, randomness follows from the iterable itself.
+    With an `IterableDataset` in this process, every batch has a key of its own, as in `BatchFetcher`, and with a
+    `StatefulDataLoader` in workers too. In other workers and for any other iterable without a state, randomness
+    follows from the iterable itself.
 
     Args:
         loader: yields this rank's host batches.
@@ -102,48 +106,124 @@ class StreamFetcher:
         self._told_epochs = [loader, getattr(loader, "dataset", None), getattr(loader, "sampler", None)]
         self._source = loader
         self._loader: DataLoader[Any] | None = None
+        self._stream: KeyedStream | None = None
+        self._stateful: Any = loader if has_state(loader) else None
         self._pass: Iterator[Any] | None = None
-        if type(loader) is DataLoader and isinstance(loader.dataset, IterableDataset):
+        self._resumed: Iterator[Any] | None = None
+        self._epoch: int | None = None  # of the last pass, with the batches of it; None: there is nothing to say of it
+        self._batches = 0
+        self._is_finished = False
+        is_known_kind = type(loader) is DataLoader or is_stateful_loader(loader)
+        if is_known_kind and isinstance(loader, DataLoader) and isinstance(loader.dataset, IterableDataset):
+            self._rebuild(loader, *((0, 1) if is_sharded else (rank, ranks)))
+
+    @property
+    def stateful(self) -> Any:
+        """What says where the stream is: a dataset or a loader; None if nobody in this process can."""
+        return self._stateful if self._stream is None or self._stateful is not self._stream else self._stream.dataset
+
+    def fetch(self, epoch: int) -> Iterator[Any]:
+        """The batches of one pass; after `load_state_dict`, of what is left of it if `epoch` is still the same."""
+        resumed, self._resumed = self._resumed, None
+        if resumed is None or epoch != self._epoch:
+            if resumed is not None:
+                self.close()
+            self._epoch, self._batches, self._is_finished = epoch, 0, False
+            resumed = self._begin(epoch)
+        return resumed if self._stateful is None else self._counted(resumed)
+
+    def goes_on_in(self, epoch: int) -> bool:
+        """Whether the next pass over `epoch` begins behind what has been used already."""
+        return self._resumed is not None and epoch == self._epoch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the last pass is; `state` is None if nothing is known of it. All its batches must have been used."""
+        # Workers, where nothing else is said, begin each pass with a new copy of the dataset.
+        begins_anew = self._stateful is self._loader and self._is_finished
+        is_known = self._stateful is self._stream or (self._epoch is not None and not begins_anew)
+        return {
+            "epoch": self._epoch,
+            "batches": self._batches,
+            "is_finished": self._is_finished,
+            "state": self._stateful.state_dict() if is_known else None,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there. Workers are started now, so that what they make of it is known."""
+        self.close()
+        self._epoch, self._batches, self._is_finished = state["epoch"], state["batches"], state["is_finished"]
+        self._resumed = None
+        if state["state"] is not None:
+            self._stateful.load_state_dict(state["state"])
+        if self._epoch is not None:
+            with _no_workers_left_on_error(self._loader):
+                self._resumed = iter(()) if self._is_finished else self._begin(self._epoch)
+
+    def close(self) -> None:
+        """End worker processes. The next pass starts new ones."""
+        if self._loader is not None and self._stateful is self._loader:
+            self._epoch = None
+        _stop_workers(self._loader, self._pass)
+        self._pass = None
+
+    def _rebuild(self, loader: DataLoader[Any], rank: int, ranks: int) -> None:
+        is_here = loader.num_workers == 0
+        if is_stateful_loader(loader) or (is_here and has_state(loader.dataset)):
+            self._stream = KeyedStream(loader, seed=self._seed, rank=rank, ranks=ranks)
+            self._loader = like_loader(loader, self._stream, batch_size=None, collate_fn=_unchanged)
+            self._stateful = self._stream if is_here else self._loader
+        else:
+            self._stateful = None
             dataset: Any = loader.dataset
-            if ranks > 1 and not is_sharded:
+            if ranks > 1:
                 dataset = _RankSlice(dataset, loader.batch_size or 1, rank, ranks)
             sizes: dict[str, Any] = {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
             self._loader = like_loader(loader, dataset, collate_fn=loader.collate_fn, **sizes)
 
-    def fetch(self, epoch: int) -> Iterator[Any]:
-        """The batches of one pass."""
+    def _begin(self, epoch: int) -> Iterator[Any]:
+        """A new pass, or what is left of one, if what has a state was told so."""
         for part in self._told_epochs:
             set_epoch = getattr(part, "set_epoch", None)
             if callable(set_epoch):
                 set_epoch(epoch)
         if self._loader is None:
-            return iter(self._source)
+            return iter(self._source) if self._stateful is None else self._keyed(self._source, epoch)
         _seed_generator(self._loader, "stream workers", self._seed, epoch)
-        if self._loader.num_workers == 0:
-            return self._fetch_keyed(self._loader, epoch)
+        if self._stream is not None:
+            self._stream.epoch = epoch
+        elif self._loader.num_workers == 0:
+            return self._keyed(self._loader, epoch)
         self._pass = iter(self._loader)
         return self._pass
 
-    def close(self) -> None:
-        """End worker processes. The next pass starts new ones."""
-        _stop_workers(self._loader, self._pass)
-        self._pass = None
+    def _keyed(self, source: Iterable[Any], epoch: int) -> Iterator[Any]:
+        """The batches of `source` from the current one on, each under its key. What begins a pass has a key too."""
+        with host_generators_seeded(mixed_seed("stream", self._seed, epoch, "start")):
+            batches = iter(source)
+        return self._under_keys(batches, epoch)
 
-    def _fetch_keyed(self, loader: DataLoader[Any], epoch: int) -> Iterator[Any]:
-        batches: Iterator[Any] | None = None
-        for number in range(2**63):
+    def _under_keys(self, batches: Iterator[Any], epoch: int) -> Iterator[Any]:
+        for number in itertools.count(self._batches):
             with host_generators_seeded(mixed_seed("stream", self._seed, epoch, number)):
-                if batches is None:
-                    batches = iter(loader)
                 try:
                     batch = next(batches)
                 except StopIteration:
                     return
             yield batch
 
+    def _counted(self, batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            self._batches += 1
+            yield batch
+        self._is_finished = True
+
 
 def like_loader(loader: DataLoader[Any], dataset: Any, **settings: Any) -> DataLoader[Any]:
-    """A `DataLoader` over `dataset` with the workers and pinning of `loader`, and a generator of its own."""
+    """A `DataLoader` over `dataset` with the workers and pinning of `loader`, and a generator of its own.
+
+    For the workers of a `KeyedStream`, it is a `StatefulDataLoader` if `loader` is one.
+    """
+    kind: type[DataLoader[Any]] = DataLoader
     worker_settings: dict[str, Any] = {}
     if loader.num_workers > 0:
         worker_settings = {
@@ -152,9 +232,13 @@ def like_loader(loader: DataLoader[Any], dataset: Any, **settings: Any) -> DataL
             "multiprocessing_context": loader.multiprocessing_context,
             "timeout": loader.timeout,
         }
+        if is_stateful_loader(loader) and isinstance(dataset, KeyedStream):
+            kind = type(loader)
+            worker_settings["snapshot_every_n_steps"] = loader.snapshot_every_n_steps  # type: ignore[attr-defined]
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="This DataLoader will create")  # `loader` has said so already
-        return DataLoader(
+        for said_by_loader_already in ("This DataLoader will create", "'set_vital' is deprecated"):
+            warnings.filterwarnings("ignore", message=said_by_loader_already)
+        return kind(
             dataset,
             num_workers=loader.num_workers,
             pin_memory=_pins_memory(loader),
@@ -202,6 +286,17 @@ def _stop_workers(loader: DataLoader[Any] | None, batches: Iterator[Any] | None)
                 worker.kill()  # it hangs, and has ignored torch's polite SIGTERM
 
 
+@contextlib.contextmanager
+def _no_workers_left_on_error(loader: DataLoader[Any] | None) -> Iterator[None]:
+    """End the workers of an iterator that fails while it starts them: only its traceback knows it then."""
+    try:
+        yield
+    except BaseException as error:
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            _stop_workers(loader, frame.f_locals.get("self"))
+        raise
+
+
 class _PendingRequests(Sampler[Request]):
     """The requests of the pass that is about to start; a loader with persistent workers keeps its sampler for ever."""
 
@@ -221,10 +316,7 @@ class _RequestDataset(Dataset[Any]):
         self._may_read_columns = collate_fn is default_collate and _is_arrow_dataset_of_tensors(dataset)
 
     def __getitem__(self, request: Request) -> Any:
-        if get_worker_info() is not None:
-            seed_host_generators(request.key)
-            return self._fetch(request.indices)
-        with host_generators_seeded(request.key):
+        with fetching_under(request.key):
             return self._fetch(request.indices)
 
     def _fetch(self, indices: Any) -> Any:

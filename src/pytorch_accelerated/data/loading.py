@@ -29,6 +29,7 @@ from pytorch_accelerated.data.sampling import (
     evaluation_rounds,
 )
 from pytorch_accelerated.data.slicing import unsliced
+from pytorch_accelerated.data.streams import is_stateful_loader
 from pytorch_accelerated.distributed import Ranks
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, DataError
 from pytorch_accelerated.seeding import host_generators_seeded, mixed_seed
@@ -76,14 +77,16 @@ class Round(NamedTuple):
     """One batch per rank of an evaluation or prediction.
 
     Attributes:
-        batch: this rank's, on the trainer's device; None if it has no samples in this round.
+        batch: this rank's, on the trainer's device; None if it has no samples in this round, unless it borrows some.
         start: position of the batch's first sample in the order of the whole pass.
         has_empty_rank: whether some rank has no samples; known to all ranks.
+        is_idle: whether this rank has none.
     """
 
     batch: Any
     start: int
     has_empty_rank: bool
+    is_idle: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,17 +192,22 @@ class PlannedLoader:
                 weights = item_weights(self._ranks, counts, sizes)
                 yield Update(self._micro_batches(window, self._feed(iter(host)), weights), window.size)
 
-    def rounds(self, *, max_rounds: int | None = None) -> Iterator[Round]:
-        """The rounds of an evaluation or prediction pass: every sample once."""
+    def rounds(self, *, max_rounds: int | None = None, borrows: bool = False) -> Iterator[Round]:
+        """The rounds of an evaluation or prediction pass: every sample once.
+
+        Args:
+            max_rounds: after which the pass ends.
+            borrows: give a rank that has no samples in a round one of another round.
+        """
         order = self._order()
         windows, planned = itertools.tee(itertools.islice(self._rounds(order), max_rounds))
         mine = (window.rounds[0][self._ranks.index] for window in planned)
-        batches = self._feed(self._fetch(order, (cell for cell in mine if cell.size)))
+        batches = self._feed(self._fetch(order, (cell for cell in mine if cell.size or borrows)))
         for window in windows:
             cells = window.rounds[0]
             cell = cells[self._ranks.index]
-            batch = next(batches) if cell.size else None
-            yield Round(batch, cell.start, not all(cell.size for cell in cells))
+            batch = next(batches) if cell.size or borrows else None
+            yield Round(batch, cell.start, not all(cell.size for cell in cells), not cell.size)
 
     def close(self) -> None:
         """End worker processes, which otherwise wait for the next pass."""
@@ -333,6 +341,7 @@ class StreamLoader:
         self._epoch = 0
         self._accumulation_steps = accumulation_steps
         self._feed = feed
+        self._previous: Any = None  # the last batch of a rank that keeps step with others
         self.waiting = WaitingTime()
         self.is_sharded = is_sharded or not isinstance(self.dataset, IterableDataset)
         self._fetcher = StreamFetcher(loader, seed=seed, rank=ranks.index, ranks=ranks.count, is_sharded=is_sharded)
@@ -373,6 +382,29 @@ class StreamLoader:
     def __iter__(self) -> Iterator[Any]:
         return (batch for batch, _ in self._measured_batches(self._feed))
 
+    @property
+    def stateful(self) -> Any:
+        """The dataset or loader that says where the stream is; None if nobody in this process can."""
+        return self._fetcher.stateful
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where this rank is in its stream, behind the last update. Only with something `stateful`."""
+        state = self._fetcher.state_dict()
+        return {
+            **state,
+            "state": None if state["state"] is None else {type(self.stateful).__name__: state["state"]},
+            "workers": self.num_workers or 0,
+            "batch_size": self.batch_size,
+            "is_sharded": self.is_sharded or self.stateful is self._loader,
+            "borrowed": self._previous,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on behind the update after which `state` was taken, without reading anything again."""
+        inner = None if state["state"] is None else state["state"][type(self.stateful).__name__]
+        self._fetcher.load_state_dict({**state, "state": inner})
+        self._previous = state["borrowed"]
+
     def set_epoch(self, epoch: int) -> None:
         """Tell the iterable which pass comes next, if it wants to know; epochs count from 0."""
         self._epoch = epoch
@@ -383,9 +415,9 @@ class StreamLoader:
         """The updates of a training pass; see `PlannedLoader.updates`.
 
         The batches of an update are read ahead, so that all ranks know how many there are: in host memory, unless
-        there is only one.
+        there is only one. Of a stream that says where it is, nothing further is read ahead.
         """
-        if self._ranks.count == self._accumulation_steps == 1 and count_items is None:
+        if self._ranks.count == self._accumulation_steps == 1 and count_items is None and self.stateful is None:
             return itertools.islice(self._updates_of_one_batch(start), max_batches)
         return self._agreed_updates(start, max_batches, count_items)
 
@@ -398,11 +430,10 @@ class StreamLoader:
                 yield Update((_only_batch_of_update(batch),), samples)
 
     def _agreed_updates(self, start: int, max_batches: int | None, count_items: CountItems | None) -> Iterator[Update]:
-        is_fed_ahead = self._accumulation_steps == 1 and count_items is None
+        is_fed_ahead = self._accumulation_steps == 1 and count_items is None and self.stateful is None
         batches = self._measured_batches(self._feed if is_fed_ahead else iter)
         left = sys.maxsize if max_batches is None else max(0, max_batches)
-        position = 0
-        previous: Any = None
+        position = start if self._fetcher.goes_on_in(self._epoch) else 0
         while True:
             # What has been used already may have been cut into other updates.
             wanted = 1 if position < start else min(self._accumulation_steps, left)
@@ -411,14 +442,18 @@ class StreamLoader:
             numbers, samples = self._count(sizes)
             rounds = max(numbers)
             if rounds == 0:
+                self._previous = None
                 return
             if 0 in numbers and position == 0:
+                raise self._no_batch_at_all(numbers)
+            if not host and self._previous is None:
                 raise DataError(
-                    f"Some rank got no batch at all from {_name(self._loader)} (batches by rank: {numbers}). Every "
-                    "rank needs one to keep step with the others; use fewer ranks, smaller batches or more data."
+                    f"{_name(self._loader)} has no batch left on rank {self._ranks.index}, which keeps step with the "
+                    "others by repeating its last one; but that is of a kind that the training state could not hold. "
+                    "Go on from another state, or let batches be tensors, or tuples, lists and dicts of them."
                 )
-            host += [host[-1] if host else previous] * (rounds - len(host))
-            previous = host[-1]
+            host += [host[-1] if host else self._previous] * (rounds - len(host))
+            self._previous = host[-1] if self._ranks.count > 1 else None
             weights = self._weights(host, sizes, samples, count_items)
             samples = rounds if samples is None else samples
             position += samples
@@ -426,6 +461,12 @@ class StreamLoader:
                 left -= rounds
                 fed = iter(host) if is_fed_ahead else self._feed(iter(host))
                 yield Update(self._micro_batches(fed, weights, numbers), samples)
+
+    def _no_batch_at_all(self, by_rank: list[int]) -> DataError:
+        return DataError(
+            f"Some rank got no batch at all from {_name(self._loader)} (by rank: {by_rank}). Every rank needs one to "
+            "keep step with the others; use fewer ranks, smaller batches or more data."
+        )
 
     def _count(self, sizes: list[int | None]) -> tuple[list[int], int | None]:
         """Of the next update: how many batches each rank has, and the samples of all of them where that is known."""
@@ -437,10 +478,10 @@ class StreamLoader:
         total = sum(samples for _, samples, _ in everyones)
         return [number for number, _, _ in everyones], total if is_known else None
 
-    def rounds(self, *, max_rounds: int | None = None) -> Iterator[Round]:
-        """The rounds of an evaluation or prediction pass: every sample once."""
+    def rounds(self, *, max_rounds: int | None = None, borrows: bool = False) -> Iterator[Round]:
+        """The rounds of an evaluation or prediction pass: every sample once; see `PlannedLoader.rounds`."""
         batches = itertools.islice(self._measured_batches(self._feed), max_rounds)
-        return self._own_rounds(batches) if self._ranks.count == 1 else self._agreed_rounds(batches)
+        return self._own_rounds(batches) if self._ranks.count == 1 else self._agreed_rounds(batches, borrows)
 
     def _own_rounds(self, batches: Iterator[tuple[Any, int | None]]) -> Iterator[Round]:
         position = 0
@@ -448,16 +489,19 @@ class StreamLoader:
             yield Round(batch, position, False)
             position += 1 if size is None else size
 
-    def _agreed_rounds(self, batches: Iterator[tuple[Any, int | None]]) -> Iterator[Round]:
+    def _agreed_rounds(self, batches: Iterator[tuple[Any, int | None]], borrows: bool) -> Iterator[Round]:
         position = 0
+        previous: Any = None
         while True:
             batch, size = next(batches, (None, 0))
-            is_idle = size == 0
             sizes = [size for (size,) in self._ranks.exchange_numbers([1 if size is None else size])]
             if not any(sizes):
                 return
+            if borrows and position == 0 and not all(sizes):
+                raise self._no_batch_at_all(sizes)
             start = position + sum(sizes[: self._ranks.index])
-            yield Round(None if is_idle else batch, start, not all(sizes))
+            previous = batch if size != 0 else previous if borrows else None
+            yield Round(previous, start, not all(sizes), size == 0)
             position += sum(sizes)
 
     def close(self) -> None:
@@ -564,7 +608,9 @@ def adapt_loader(
             f"A {type(loader).__name__} cannot be used as a loader: it cannot be iterated over. Return a DataLoader or "
             "another iterable of batches."
         )
-    is_torch_loader = isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
+    is_torch_loader = isinstance(loader, DataLoader) and (
+        type(loader).__iter__ is DataLoader.__iter__ or is_stateful_loader(loader)
+    )
     settings: dict[str, Any] = {"seed": seed, "accumulation_steps": accumulation_steps, "feed": feed}
     if is_torch_loader and not isinstance(loader.dataset, IterableDataset) and loader.batch_sampler is not None:
         return PlannedLoader(loader, ranks, **settings)
@@ -645,8 +691,13 @@ def fingerprint(loader: RunLoader) -> str:
     return " ".join(parts)
 
 
+_RANDOM_SAMPLER_OF_STATEFUL_LOADER = ("torchdata.stateful_dataloader.sampler", "RandomSampler")
+
+
 def _is_plain_shuffle(sampler: Any) -> bool:
-    return type(sampler) is RandomSampler and not sampler.replacement and sampler._num_samples is None
+    kind = type(sampler)
+    is_random = kind is RandomSampler or (kind.__module__, kind.__name__) == _RANDOM_SAMPLER_OF_STATEFUL_LOADER
+    return is_random and not sampler.replacement and sampler._num_samples is None
 
 
 def _is_distributed(sampler: Any) -> bool:

@@ -1,0 +1,288 @@
+"""The parts that ranks have of sharded tensors, to files of a state folder and back.
+
+`torch.distributed.checkpoint` plans which rank writes and reads which piece of which tensor, also where another number
+of ranks reads it. Its own files hold pickles. Here each rank writes one safetensors file with its pieces, under names
+that say where they belong (``model/0.weight[4:7,0:5]``), and rank 0 says in ``shards.json`` what they make up.
+
+It is imported where it is used: most runs have nothing sharded, and it takes a while.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
+from torch.futures import Future
+
+from pytorch_accelerated.checkpointing.layout import SHARDS_FILE, SHARDS_NAME, FileEntry
+from pytorch_accelerated.checkpointing.publish import StagedFolder
+from pytorch_accelerated.checkpointing.strict_json import dump_json
+from pytorch_accelerated.checkpointing.tensor_file import DTYPE_NAMES, DTYPES, chunks, read_layout
+from pytorch_accelerated.checkpointing.verify import open_verified, tensors_of_file
+from pytorch_accelerated.distributed import Ranks
+from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError, PytorchAcceleratedError
+
+_PIECE_NAME = re.compile(r"(.+)\[((?:\d{1,18}:\d{1,18}(?:,\d{1,18}:\d{1,18})*)?)\]", re.S)
+
+MakeTarget = Callable[[str, torch.Size, torch.dtype], torch.Tensor]
+
+
+def write_shards(ranks: Ranks, staged: StagedFolder, tensors: Mapping[str, torch.Tensor]) -> list[FileEntry]:
+    """Write what each rank has of `tensors`. Must be called by all ranks, each with its parts of the same tensors.
+
+    Args:
+        ranks: of the run.
+        staged: the folder in the making, which all ranks can reach.
+        tensors: by a name that no other tensor of the state has.
+
+    Returns:
+        The files of all ranks, for `StagedFolder.commit`; on rank 0 only.
+
+    Raises:
+        CheckpointError: on every rank, if one of them could not write its file.
+    """
+    ranks.wait()
+    writer = _Writer(staged, ranks.index)
+    try:
+        save(
+            dict(tensors),
+            storage_writer=writer,
+            planner=DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
+            process_group=ranks.group,
+        )
+    except CheckpointException as error:
+        raise _cause(error, staged.final) from error
+    return writer.files
+
+
+def read_shards(
+    folder: Path, entries: Mapping[str, FileEntry], layout: Any, make_target: MakeTarget
+) -> dict[str, torch.Tensor]:
+    """The sharded tensors of a state folder. Reads, and checks, only the files that hold something for this rank.
+
+    Args:
+        folder: of the state.
+        entries: its files, by name.
+        layout: what stands in ``shards.json``.
+        make_target: returns the tensor to fill for a name, shape and dtype; a sharded one gets this rank's part.
+
+    Raises:
+        InvalidCheckpointError: if `layout` makes no sense, or a file is damaged.
+    """
+    metadata = _metadata(folder, entries, layout)
+    targets = {name: make_target(name, one.size, one.properties.dtype) for name, one in _tensors(metadata).items()}
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+            load(
+                targets,
+                storage_reader=_Reader(folder, entries, metadata),
+                planner=DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
+                no_dist=True,  # each rank knows by itself what it needs
+            )
+    except CheckpointException as error:
+        raise _cause(error, folder) from error
+    return targets
+
+
+class _Writer(StorageWriter):
+    """What `checkpoint.save` writes with.
+
+    Attributes:
+        files: that all ranks have written; on rank 0, when all have.
+    """
+
+    def __init__(self, staged: StagedFolder, rank: int) -> None:
+        self.files: list[FileEntry] = []
+        self._staged = staged
+        self._rank = rank
+
+    def write_data(self, plan: Any, planner: Any) -> Future[list[WriteResult]]:
+        tensors = {_piece_name(item): planner.resolve_data(item) for item in plan.items}
+        results = []
+        if tensors:
+            entry = self._staged.write_file(f"shards_{self._rank}.safetensors", chunks(tensors))
+            results = [WriteResult(item.index, 0, entry) for item in plan.items]
+        return _done(results)
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        layout = {
+            name: {"dtype": DTYPE_NAMES[tensor.properties.dtype], "shape": list(tensor.size)}
+            for name, tensor in _tensors(metadata).items()
+        }
+        text = dump_json(layout, what="The list of sharded tensors")
+        written = {entry.name: entry for entry in (result.storage_data for of_rank in results for result in of_rank)}
+        self.files = [*written.values(), self._staged.write_file(SHARDS_NAME, [text])]
+
+    def reset(self, checkpoint_id: Any = None) -> None:
+        pass
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def prepare_local_plan(self, plan: Any) -> Any:
+        return plan
+
+    def prepare_global_plan(self, plans: Any) -> Any:
+        return plans
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+        return True
+
+
+class _Reader(StorageReader):
+    """What `checkpoint.load` reads with."""
+
+    def __init__(self, folder: Path, entries: Mapping[str, FileEntry], metadata: Metadata) -> None:
+        self._folder = folder
+        self._entries = entries
+        self._metadata = metadata
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        return self._metadata
+
+    def read_data(self, plan: Any, planner: Any) -> Future[None]:
+        wanted: dict[str, dict[str, list[Any]]] = {}
+        for item in plan.items:
+            file, piece = self._metadata.storage_data[item.storage_index]
+            wanted.setdefault(file, {}).setdefault(piece, []).append(item)
+        for file, items in wanted.items():
+            self._read_file(file, items, planner)
+        return _done(None)
+
+    def _read_file(self, file: str, wanted: Mapping[str, list[Any]], planner: Any) -> None:
+        entry, what = self._entries[file], str(self._folder / file)
+        with open_verified(self._folder, entry) as read_into:
+            for name, dtype, shape in read_layout(read_into, entry.size_bytes, what=what):
+                piece = torch.empty(shape, dtype=dtype)
+                read_into(piece.reshape(-1).view(torch.uint8).numpy().data)
+                for item in wanted.get(name, ()):
+                    spans = zip(item.storage_offsets, item.lengths, strict=True)
+                    target = planner.resolve_tensor(item)
+                    target.copy_(piece[tuple(slice(start, start + length) for start, length in spans)])
+                    planner.commit_tensor(item, target)
+
+    def reset(self, checkpoint_id: Any = None) -> None:
+        pass
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def prepare_local_plan(self, plan: Any) -> Any:
+        return plan
+
+    def prepare_global_plan(self, plans: Any) -> Any:
+        return plans
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+        return True
+
+
+def _piece_name(item: Any) -> str:
+    piece = item.tensor_data.chunk
+    spans = (f"{start}:{start + size}" for start, size in zip(piece.offsets, piece.sizes, strict=True))
+    return f"{item.index.fqn}[{','.join(spans)}]"
+
+
+def _parsed_piece_name(name: str) -> tuple[str, ChunkStorageMetadata]:
+    """The inverse of `_piece_name`."""
+    match = _PIECE_NAME.fullmatch(name)
+    if match is None:
+        raise ValueError(f"{name!r} is not the name of a piece")
+    spans = [tuple(map(int, span.split(":"))) for span in match[2].split(",") if span]
+    return match[1], ChunkStorageMetadata(
+        torch.Size([start for start, _ in spans]), torch.Size([stop - start for start, stop in spans])
+    )
+
+
+def _metadata(folder: Path, entries: Mapping[str, FileEntry], layout: Any) -> Metadata:
+    """What `layout` and the pieces in the files say, in torch's terms, after a look at whether it can be true."""
+    places: dict[MetadataIndex, tuple[str, str]] = {}
+    tensors: dict[str, Any] = {}
+    try:
+        for name, facts in layout.items():
+            properties = TensorProperties(dtype=DTYPES[facts["dtype"]])
+            tensors[name] = TensorStorageMetadata(properties, torch.Size(facts["shape"]), [])
+        for file in filter(SHARDS_FILE.fullmatch, entries if tensors else ()):
+            # Not verified here: who reads a piece reads all of its file.
+            for piece_name, dtype, shape in tensors_of_file(folder / file):
+                name, piece = _parsed_piece_name(piece_name)
+                if name not in tensors:
+                    continue
+                if (dtype, shape) != (tensors[name].properties.dtype, list(piece.sizes)):
+                    raise ValueError(f"{piece_name!r} is not what its name says")
+                tensors[name].chunks.append(piece)
+                places[MetadataIndex(name, piece.offsets)] = (file, piece_name)
+        for name, tensor in tensors.items():
+            if not _fill(tensor.size, tensor.chunks):
+                raise ValueError(f"the pieces of {name!r} do not make it up")
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise InvalidCheckpointError(
+            f"{folder / SHARDS_NAME} and the files of its pieces make no sense ({type(error).__name__}: {error}). They "
+            "were changed, or written by another version of this library."
+        ) from error
+    return Metadata(tensors, storage_data=places)
+
+
+def _tensors(metadata: Metadata) -> dict[str, TensorStorageMetadata]:
+    return {
+        name: facts for name, facts in metadata.state_dict_metadata.items() if isinstance(facts, TensorStorageMetadata)
+    }
+
+
+def _fill(shape: torch.Size, pieces: list[ChunkStorageMetadata]) -> bool:
+    """Whether `pieces` are within `shape`, do not overlap, and leave nothing out."""
+    boxes = sorted((tuple(piece.offsets), tuple(piece.sizes)) for piece in pieces)
+    for offsets, sizes in boxes:
+        if any(start < 0 or start + size > full for start, size, full in zip(offsets, sizes, shape, strict=True)):
+            return False
+    open_boxes: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+    for offsets, sizes in boxes:  # by their start in the first dimension: later ones cannot meet what ends before it
+        open_boxes = [one for one in open_boxes if not shape or one[0][0] + one[1][0] > offsets[0]]
+        if 0 not in sizes:
+            if any(_overlap(offsets, sizes, *one) for one in open_boxes):
+                return False
+            open_boxes.append((offsets, sizes))
+    return sum(math.prod(sizes) for _, sizes in boxes) == math.prod(shape)
+
+
+def _overlap(
+    offsets: tuple[int, ...], sizes: tuple[int, ...], others: tuple[int, ...], other_sizes: tuple[int, ...]
+) -> bool:
+    spans = zip(offsets, sizes, others, other_sizes, strict=True)
+    return all(start < other + other_size and other < start + size for start, size, other, other_size in spans)
+
+
+def _cause(error: CheckpointException, folder: Path) -> PytorchAcceleratedError:
+    """The first error of ours among those of the ranks, or one of ours that names the others."""
+    failures = {rank: failure for rank, (failure, _) in sorted(error.failures.items())}
+    for failure in failures.values():
+        if isinstance(failure, PytorchAcceleratedError):
+            return failure
+    shown = "; ".join(f"rank {rank}: {failure!r}" for rank, failure in failures.items())
+    return CheckpointError(f"The sharded tensors of {folder} could not be stored or loaded ({shown}).")
+
+
+def _done(value: Any) -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_result(value)
+    return future

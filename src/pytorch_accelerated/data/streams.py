@@ -1,0 +1,146 @@
+"""Streams that know where they are: an `IterableDataset` with a state, in this process or in workers."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from pytorch_accelerated.seeding import host_generators_seeded, mixed_seed, seed_host_generators
+
+_END: Final = object()
+
+
+def has_state(source: Any) -> bool:
+    """Whether `source` can say where it is, and go on from there."""
+    return all(callable(getattr(source, name, None)) for name in ("state_dict", "load_state_dict"))
+
+
+def is_stateful_loader(loader: Any) -> bool:
+    """Whether `loader` is torchdata's `StatefulDataLoader`, and no subclass with a mind of its own."""
+    kind = type(loader)
+    return kind.__name__ == "StatefulDataLoader" and kind.__module__.startswith("torchdata.")
+
+
+@contextlib.contextmanager
+def fetching_under(key: int) -> Iterator[None]:
+    """Seed the host generators with `key`. In this process, unlike in a worker, others draw from them too."""
+    if get_worker_info() is not None:
+        seed_host_generators(key)
+        yield
+    else:
+        with host_generators_seeded(key):
+            yield
+
+
+class KeyedStream(IterableDataset[Any]):
+    """This rank's batches of a stream, each fetched and collated under a key of its own.
+
+    It always knows where it is: the batches read ahead by a worker are known to `state_dict` of that worker only.
+
+    Args:
+        loader: says how: dataset, batch size, `drop_last`, collate function.
+        seed: mixed into the keys.
+        rank: of this process.
+        ranks: those that share the stream out among them, each taking its part of every global batch.
+
+    Attributes:
+        dataset: the user's.
+        epoch: of the next pass; told before workers are started.
+    """
+
+    def __init__(self, loader: DataLoader[Any], *, seed: int, rank: int, ranks: int) -> None:
+        self.dataset: Any = loader.dataset
+        self.epoch = 0
+        self._collate_fn: Callable[[Any], Any] = loader.collate_fn
+        self._batch_size = loader.batch_size
+        self._drop_last = loader.drop_last
+        self._seed = seed
+        self._rank = rank
+        self._ranks = ranks
+        self._passes = 0
+        self._is_resumed = False
+        self._samples: Any = None
+        self._rewind()
+
+    def __iter__(self) -> Iterator[Any]:
+        if not self._is_resumed:
+            self._rewind()
+        self._is_resumed = False
+        worker = get_worker_info()
+        # Persistent workers are not told of later epochs.
+        epoch = self.epoch + (0 if worker is None else self._passes)
+        self._passes += 1
+        return self._batches("stream", self._seed, epoch, 0 if worker is None else worker.id)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the current pass is, and what the dataset and its iterator say about themselves."""
+        return {
+            "batches": self._batches_read,
+            "samples": self._samples_read,
+            "is_exhausted": self._is_exhausted,
+            "dataset": self.dataset.state_dict() if has_state(self.dataset) else None,
+            "iterator": self._samples.state_dict() if has_state(self._samples) else None,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Let the next pass go on from `state`, if that was taken within one."""
+        self._rewind()
+        if state["dataset"] is not None:
+            self.dataset.load_state_dict(state["dataset"])
+        self._is_resumed = state["samples"] > 0
+        if not self._is_resumed:
+            return
+        self._batches_read, self._samples_read = map(operator.index, (state["batches"], state["samples"]))
+        self._is_exhausted = state["is_exhausted"]
+        if self._is_exhausted:
+            return  # there is nothing left, but maybe a last batch to be used
+        self._samples = iter(self.dataset)
+        if state["iterator"] is not None:
+            self._samples.load_state_dict(state["iterator"])
+        elif state["dataset"] is None:
+            for _ in itertools.islice(self._samples, self._samples_read):
+                pass
+
+    def _rewind(self) -> None:
+        self._batches_read = self._samples_read = 0
+        self._is_exhausted = False
+        self._samples = None
+
+    def _batches(self, *key: object) -> Iterator[Any]:
+        while True:
+            with fetching_under(mixed_seed(*key, self._batches_read)):
+                batch = self._next_batch()
+            if batch is _END:
+                self._rewind()
+                return
+            self._batches_read += 1
+            yield batch
+
+    def _next_batch(self) -> Any:
+        samples = self._own_samples()
+        if self._batch_size is None:
+            sample = next(samples, _END)
+            return _END if sample is _END else self._collate_fn(sample)
+        batch = list(itertools.islice(samples, self._batch_size))
+        if not batch or (self._drop_last and len(batch) < self._batch_size):
+            return _END
+        return self._collate_fn(batch)
+
+    def _own_samples(self) -> Iterator[Any]:
+        """What is left of this rank's samples."""
+        if self._samples is None and not self._is_exhausted:
+            self._samples = iter(self.dataset)
+        while not self._is_exhausted:
+            sample = next(self._samples, _END)
+            if sample is _END:
+                self._is_exhausted = True
+                return
+            turn = self._samples_read // (self._batch_size or 1) % self._ranks
+            self._samples_read += 1
+            if turn == self._rank:
+                yield sample

@@ -1,0 +1,62 @@
+"""Tensors of which each rank has a part: `DTensor`, as FSDP2 (`fully_shard`) and tensor parallelism make them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+if TYPE_CHECKING:
+    from typing import TypeGuard
+
+    from torch.distributed.tensor import DTensor
+
+
+def is_sharded(value: Any) -> TypeGuard[DTensor]:
+    """Whether `value` is a tensor of which each rank has a part."""
+    module = sys.modules.get("torch.distributed.tensor")  # who has such a tensor has imported it
+    return module is not None and isinstance(value, module.DTensor)
+
+
+def has_shards(model: Any) -> bool:
+    """Whether some parameter of `model` is sharded."""
+    return isinstance(model, nn.Module) and any(map(is_sharded, model.parameters()))
+
+
+def own_part(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank has of `tensor`, which may be nothing; of a plain tensor all of it. No copy."""
+    return tensor.to_local() if is_sharded(tensor) else tensor
+
+
+def own_parts(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """What this rank has of `tensors`, without those of which it has nothing."""
+    return [part for part in map(own_part, tensors) if part.numel()]
+
+
+def whole(value: Any) -> Any:
+    """`value` with its sharded tensors put together, on their device. Must be called by all ranks.
+
+    Args:
+        value: nested dicts, such as state dicts are; what is in other containers stays as it is.
+    """
+    if is_sharded(value):
+        return value.full_tensor()
+    if isinstance(value, dict):
+        copy = value.copy()  # keeps the kind, and a module's versions
+        for key, item in value.items():
+            copy[key] = whole(item)
+        return copy
+    return value
+
+
+def sharded_like(live: torch.Tensor, value: Any) -> Any:
+    """A whole tensor cut as `live` is, if that is sharded and of the same shape; else `value` as it is."""
+    if not is_sharded(live) or is_sharded(value) or getattr(value, "shape", None) != live.shape:
+        return value
+    from torch.distributed.tensor import distribute_tensor
+
+    # No source rank: each cuts its own part out of what all of them have.
+    return distribute_tensor(value.to(live.device), live.device_mesh, live.placements, src_data_rank=None)

@@ -1,0 +1,148 @@
+"""Runs under torchrun on two ranks: everything that a run does, on a model of which each rank has a part."""
+
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pytorch_accelerated import Trainer
+from pytorch_accelerated.callbacks import TrainerCallback
+from pytorch_accelerated.checkpointing.training_state import load_run
+from pytorch_accelerated.checkpointing.verify import verify
+from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError, NonFiniteLossError
+from pytorch_accelerated.sharding import has_shards, own_part
+from tests.checkpointing.faulty_disk import FaultyDisk
+from tests.support.reference import regression_data
+from tests.support.resuming import assert_same
+from tests.support.sharding import everything, make_trainer, saver, train
+
+folder = Path(sys.argv[1])
+from_one_process = folder / "of_one_process"
+
+
+class GatheringTrainer(Trainer):
+    """Gathers in a hook of evaluation, which a rank without a batch must answer."""
+
+    rows: list[int]
+
+    def calculate_eval_batch_loss(self, batch: Any) -> dict[str, Any]:
+        output: dict[str, Any] = super().calculate_eval_batch_loss(batch)
+        self.rows.append(len(self.gather(output["model_outputs"])))
+        return output
+
+
+class GatherInEvents(TrainerCallback):
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+
+    def on_eval_step_end(self, trainer: Trainer, batch: Any = None, **kwargs: Any) -> None:
+        self.rows.append(len(trainer.gather(batch[0])))
+
+
+# A whole run, and what it is compared with by the test.
+whole_run = make_trainer(shards=True, dropout=0.3, callbacks=[saver(folder / "states")])
+assert whole_run._ranks.count == int(os.environ["WORLD_SIZE"]) == 2
+assert has_shards(whole_run.model)
+train(whole_run, ranks=2)
+expected = everything(whole_run)
+without_dropout = train(make_trainer(shards=True), ranks=2)
+result = everything(without_dropout)
+if whole_run._ranks.is_first:
+    torch.save(result, folder / "two_ranks.pt")
+
+# Resumed from every state, written in between or in the background, it ends the same to the bit.
+train(make_trainer(shards=True, dropout=0.3, callbacks=[saver(folder / "later", background=True)]), ranks=2)
+for state in [*sorted((folder / "states").iterdir()), folder / "later" / "step_3"]:
+    resumed = train(make_trainer(shards=True, dropout=0.3), ranks=2, resume_from=state)
+    assert_same(everything(resumed), expected, str(state))
+
+# It goes on from what one process has saved of the bare model, and leaves a state for one.
+resumed = train(make_trainer(shards=True), ranks=2, resume_from=from_one_process)
+result = everything(resumed)
+if resumed._ranks.is_first:
+    torch.save(result, folder / "one_then_two.pt")
+train(make_trainer(shards=True, callbacks=[saver(folder / "for_one_process")]), ranks=2, max_num_train_steps=3)
+
+# A file for one process, and back.
+without_dropout.save_checkpoint(folder / "portable.pt")
+without_dropout._ranks.wait()
+other = make_trainer(shards=True)
+other.load_checkpoint(folder / "portable.pt")
+assert_same(everything(other)["model"], everything(without_dropout)["model"])
+assert_same(everything(other)["optimizer"], everything(without_dropout)["optimizer"])
+
+# Ranks without a batch go through the model with the others, and answer what these gather.
+gathered = GatherInEvents()
+gathering = GatheringTrainer(other.model, torch.nn.MSELoss(), None, callbacks=[gathered])
+for rows in range(1, 6):
+    gathered.rows, gathering.rows = [], []
+    gathering.evaluate(regression_data(rows), per_device_batch_size=1)
+    everyones = gathering._ranks.exchange(gathered.rows)
+    assert sum(max(everyones, key=len)) == rows, (rows, everyones)
+    assert sum(gathering.rows) == rows, (rows, gathering.rows)
+
+
+# A loss that is not finite on one rank leaves an update out on both; a part that is not finite is not saved.
+class BadOnOneRank(Trainer):
+    def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
+        output: dict[str, Any] = super().calculate_train_batch_loss(batch)
+        if self._ranks.index == 1 and self.run_state.updates == 1:
+            output["loss"] = output["loss"] * float("nan")
+        return output
+
+
+skipping = make_trainer(shards=True)
+skipping = BadOnOneRank(skipping.model, torch.nn.MSELoss(), skipping.optimizer, callbacks=(), seed=3)
+train(skipping, ranks=2, nonfinite_policy="skip")
+assert skipping.run_state.skipped_updates == 1
+assert all(torch.isfinite(value).all() for value in everything(skipping)["model"].values())
+with torch.no_grad():
+    first = next(skipping.model.parameters())
+    if skipping._ranks.index == 1:
+        own_part(first)[0] = float("nan")
+for save in (lambda: skipping.save_training_state(folder / "bad"), lambda: skipping.save_checkpoint(folder / "bad.pt")):
+    try:
+        save()
+    except NonFiniteLossError as error:
+        assert "'0.weight'" in str(error), error
+    else:
+        raise AssertionError("a model that is not finite was saved")
+assert not (folder / "bad").exists()
+assert not (folder / "bad.pt").exists()
+
+# One flipped bit in the file that only rank 1 reads is refused by both, before anything has changed.
+damaged = folder / "damaged"
+if skipping._ranks.is_first:
+    shutil.copytree(folder / "states" / "step_1", damaged)
+    content = bytearray((damaged / "shards_1.safetensors").read_bytes())
+    content[-1] ^= 1
+    (damaged / "shards_1.safetensors").write_bytes(content)
+skipping._ranks.wait()
+untouched = make_trainer(shards=True)
+before = everything(untouched)["model"]
+try:
+    load_run(untouched, damaged)
+except InvalidCheckpointError as error:
+    assert "shards_1.safetensors" in str(error), error
+else:
+    raise AssertionError("a damaged state was loaded")
+assert_same(everything(untouched)["model"], before)
+
+# A disk that is full for one rank fails the save of both, and leaves nothing behind but the state before.
+full = folder / "full"
+untouched.save_training_state(full / "state")
+with FaultyDisk(fails_at=1 if untouched._ranks.index == 1 else None).installed():
+    try:
+        untouched.save_training_state(full / "state")
+    except CheckpointError as error:
+        assert "No space left on device" in str(error), error
+    else:
+        raise AssertionError("a state was saved without a part of it")
+untouched._ranks.wait()
+assert [path.name for path in full.iterdir()] == ["state"]
+verify(full / "state")
+print("all is well")
+torch.distributed.destroy_process_group()

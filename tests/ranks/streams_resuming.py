@@ -1,0 +1,41 @@
+"""Runs under torchrun on two ranks: runs over streams that say where they are, resumed anywhere, equal the whole one.
+
+One rank has a batch less than the other. States are left in the folder that is given, for those who go on alone.
+"""
+
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pytorch_accelerated import Trainer
+from tests.support.streaming import Walk, check_everywhere, run, stateful
+
+folder = Path(sys.argv[1])
+rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+assert ranks == 2
+warnings.filterwarnings("ignore", message="'set_vital' is deprecated")
+sharded: dict[str, Any] = {"train_dataloader_kwargs": {"is_sharded": True}}
+accumulated: dict[str, Any] = {**sharded, "gradient_accumulation_steps": 3}
+
+
+def share() -> Walk:
+    return Walk(13, rank=rank, ranks=ranks)
+
+
+class CheckedTrainer(Trainer):
+    """Each rank has a process of its own, and one batch is borrowed per epoch."""
+
+    def _keep_in_step(self, batch: Any) -> None:
+        assert rank == 1
+        super()._keep_in_step(batch)
+
+
+assert run(share(), base=CheckedTrainer, num_epochs=1, **sharded)._ranks.count == ranks
+check_everywhere(share, folder / "sharded", num_epochs=2, **sharded)
+check_everywhere(Walk, folder / "cut", num_epochs=2)
+check_everywhere(lambda: stateful(share(), num_workers=1), folder / "workers", num_epochs=2, **accumulated)
+torch.distributed.destroy_process_group()

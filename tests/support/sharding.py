@@ -1,0 +1,66 @@
+"""The run of the tests of sharded models, on a model that is sharded over the ranks or not."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from torch import nn
+
+from pytorch_accelerated import Trainer
+from pytorch_accelerated.callbacks import SaveTrainingStateCallback, TrainerCallback
+from tests.support.reference import regression_data
+
+ROWS = 21  # in batches of 3 on 2 ranks: the last one of an epoch leaves a rank without any sample
+EVAL_ROWS = 1
+
+
+def make_trainer(*, shards: bool, dropout: float = 0.0, callbacks: Iterable[TrainerCallback] = ()) -> Trainer:
+    """An odd-sized float64 model, such that the ranks' parts differ in size, and of some parameter one has nothing."""
+    torch.manual_seed(5)
+    model = nn.Sequential(
+        nn.Linear(3, 5), nn.Tanh(), nn.Dropout(dropout), nn.LayerNorm(5), nn.Linear(5, 1), nn.Linear(1, 2)
+    ).double()
+    if shards:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = init_device_mesh("cpu", (PartialState(cpu=True).num_processes,))
+        for layer in (model[0], model[4], model):
+            fully_shard(layer, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
+    return Trainer(model, nn.MSELoss(), optimizer, callbacks=callbacks, seed=3)
+
+
+def train(trainer: Trainer, *, ranks: int, **arguments: Any) -> Trainer:
+    """Three epochs of updates of 12 samples, whatever the number of ranks."""
+    trainer.train(
+        regression_data(ROWS),
+        num_epochs=3,
+        eval_dataset=regression_data(EVAL_ROWS),
+        per_device_batch_size=6 // ranks,
+        gradient_accumulation_steps=2,
+        gradient_clip_norm=0.5,
+        create_scheduler_fn=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.9),
+        **arguments,
+    )
+    return trainer
+
+
+def saver(folder: Path, *, background: bool = False) -> SaveTrainingStateCallback:
+    return SaveTrainingStateCallback(folder, save_every_n_steps=1, save_at_end=False, background=background)
+
+
+def everything(trainer: Trainer) -> dict[str, Any]:
+    """What a run has come to, put together from the ranks. Must be called by all of them."""
+    from pytorch_accelerated.sharding import whole
+
+    return {
+        "model": dict(whole(trainer.get_model().state_dict())),
+        "optimizer": whole(trainer.optimizer.state_dict()),
+        "history": {
+            name: trainer.run_history.get_metric_values(name) for name in sorted(trainer.run_history.get_metric_names())
+        },
+        "predictions": trainer.predict(regression_data(7)[0], per_device_batch_size=2),
+    }
