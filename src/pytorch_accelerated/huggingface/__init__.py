@@ -1,0 +1,48 @@
+"""The shape of Hugging Face's Trainer, on the one native loop. `transformers` itself is not needed."""
+
+from pytorch_accelerated.huggingface.arguments import TrainingArguments
+from pytorch_accelerated.huggingface.callbacks import (
+    DEFAULT_CALLBACKS,
+    CallbackHandler,
+    DefaultFlowCallback,
+    EarlyStoppingCallback,
+    PrinterCallback,
+    TrainerCallback,
+)
+from pytorch_accelerated.huggingface.checkpoints import get_last_checkpoint
+from pytorch_accelerated.huggingface.collating import default_data_collator
+from pytorch_accelerated.huggingface.measuring import speed_metrics
+from pytorch_accelerated.huggingface.outputs import EvalLoopOutput, EvalPrediction, PredictionOutput, TrainOutput
+from pytorch_accelerated.huggingface.progress import ProgressCallback
+from pytorch_accelerated.huggingface.reporting import TensorBoardCallback
+from pytorch_accelerated.huggingface.state import ExportableState, TrainerControl, TrainerState
+from pytorch_accelerated.huggingface.strategies import IntervalStrategy, SaveStrategy, SchedulerType
+from pytorch_accelerated.huggingface.trainer import Trainer
+from pytorch_accelerated.seeding import set_seed
+
+__all__ = [
+    "DEFAULT_CALLBACKS",
+    "CallbackHandler",
+    "DefaultFlowCallback",
+    "EarlyStoppingCallback",
+    "EvalLoopOutput",
+    "EvalPrediction",
+    "ExportableState",
+    "IntervalStrategy",
+    "PredictionOutput",
+    "PrinterCallback",
+    "ProgressCallback",
+    "SaveStrategy",
+    "SchedulerType",
+    "TensorBoardCallback",
+    "TrainOutput",
+    "Trainer",
+    "TrainerCallback",
+    "TrainerControl",
+    "TrainerState",
+    "TrainingArguments",
+    "default_data_collator",
+    "get_last_checkpoint",
+    "set_seed",
+    "speed_metrics",
+]

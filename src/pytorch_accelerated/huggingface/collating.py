@@ -1,0 +1,135 @@
+"""From rows to batches: the default collator, and the columns that a model has no use for."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from pytorch_accelerated.errors import DataError
+
+# A model for this task learns from two positions, whose names do not say that they are labels.
+_SPAN_TASK, _SPAN_LABELS = "QuestionAnswering", ("start_positions", "end_positions")
+
+
+def default_data_collator(features: Sequence[Any]) -> dict[str, torch.Tensor]:
+    """A batch as a dict of tensors, with one row per feature.
+
+    "label" becomes ``labels``: int64 for whole numbers, else float32; so do lists in "label_ids", while tensors there
+    keep their dtype. All others are stacked under their names; what is None or a string is left out.
+
+    Args:
+        features: dicts, or objects with attributes, all with the same names.
+
+    Raises:
+        DataError: if there is no feature, their names differ, or values cannot be stacked.
+    """
+    rows = [feature if isinstance(feature, Mapping) else vars(feature) for feature in features]
+    if not rows:
+        raise DataError("There are no rows to make a batch of. Check the sampler and the dataset.")
+    other = next((row for row in rows if row.keys() != rows[0].keys()), None)
+    if other is not None:
+        raise DataError(
+            f"Rows of a batch have different columns: {', '.join(map(repr, rows[0]))} and "
+            f"{', '.join(map(repr, other)) or 'none at all'}. Give all rows the same columns, or pass a "
+            "`data_collator` that can fill the gap."
+        )
+    batch: dict[str, torch.Tensor] = {}
+    for name in rows[0]:
+        values = [row[name] for row in rows]
+        if any(value is not None and not isinstance(value, str) for value in values):
+            batch["labels" if name in ("label", "label_ids") else name] = _stacked(name, values)
+    return batch
+
+
+def _stacked(name: str, values: list[Any]) -> torch.Tensor:
+    first = values[0]
+    try:
+        if isinstance(first, torch.Tensor):
+            stacked = torch.stack(values)
+        elif isinstance(first, (np.ndarray, np.generic)):
+            stacked = torch.from_numpy(np.stack(values))
+        else:
+            stacked = torch.tensor(values)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise DataError(
+            f"The values of {name!r} cannot be stacked to a batch ({error}). Bring them to one length and kind before, "
+            "or pass a `data_collator` that pads, such as `transformers.DataCollatorWithPadding(tokenizer)`."
+        ) from error
+    if name == "label" or (name == "label_ids" and not isinstance(first, torch.Tensor)):
+        return stacked.to(torch.float32 if stacked.is_floating_point() else torch.int64)
+    return stacked
+
+
+def find_label_names(model: Any) -> list[str]:
+    """The parameters of the model's forward that are labels, by their names."""
+    labels = _SPAN_LABELS if _SPAN_TASK in type(_inner(model)).__name__ else ()
+    return [name for name in _parameters_of_forward(model) if "label" in name or name in labels]
+
+
+def signature_columns(model: Any, label_names: Iterable[str]) -> list[str]:
+    """The columns that may go into the model: the parameters of its forward, and the names of labels."""
+    return list(dict.fromkeys([*_parameters_of_forward(model), "label", "label_ids", *label_names]))
+
+
+def _parameters_of_forward(model: Any) -> list[str]:
+    return list(inspect.signature(_inner(model).forward).parameters)
+
+
+def _inner(model: Any) -> Any:
+    """The model inside a wrapper of PEFT, whose own forward takes anything."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def without_unused_columns(dataset: Any, columns: Sequence[str]) -> Any:
+    """`dataset` with no columns but these, where it is one of `datasets`; any other one as it is.
+
+    Raises:
+        DataError: if no column would be left.
+    """
+    if getattr(dataset, "column_names", None) is None or not hasattr(dataset, "remove_columns"):
+        return dataset
+    unused = [name for name in dataset.column_names if name not in columns]
+    _refuse_nothing_left(dataset.column_names, unused, columns)
+    return dataset.remove_columns(unused) if unused else dataset
+
+
+class RemoveColumnsCollator:
+    """A collator that sees no columns but these in rows that are dicts; other rows as they are.
+
+    Args:
+        data_collator: makes a batch of rows.
+        columns: the names that stay.
+    """
+
+    def __init__(self, data_collator: Callable[[list[Any]], Any], columns: Sequence[str]) -> None:
+        self.data_collator = data_collator
+        self.columns = columns
+
+    def __call__(self, features: list[Any]) -> Any:
+        """The batch.
+
+        Raises:
+            DataError: if no column would be left.
+        """
+        return self.data_collator([self._without_unused(feature) for feature in features])
+
+    def _without_unused(self, feature: Any) -> Any:
+        if not isinstance(feature, Mapping):
+            return feature
+        used = {name: value for name, value in feature.items() if name in self.columns}
+        if not used:
+            _refuse_nothing_left(list(feature), list(feature), self.columns)
+        return used
+
+
+def _refuse_nothing_left(present: list[str], unused: list[str], columns: Sequence[str]) -> None:
+    if len(unused) == len(present):
+        raise DataError(
+            f"The dataset has the columns {', '.join(map(repr, present)) or '(none)'}, none of which the model's "
+            f"forward takes: {', '.join(map(repr, columns))}. Rename them, or set remove_unused_columns=False if your "
+            "`data_collator` makes other names of them."
+        )

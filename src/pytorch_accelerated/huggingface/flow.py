@@ -1,0 +1,360 @@
+"""What a run of the engine is for a Hugging Face trainer: its events, what callbacks ask for, logs and results."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pytorch_accelerated.callbacks.warning import warn_user
+from pytorch_accelerated.checkpointing.publish import remove_state
+from pytorch_accelerated.errors import MissingMetricError
+from pytorch_accelerated.huggingface.checkpoints import checkpoint_name, sort_checkpoints
+from pytorch_accelerated.huggingface.counting import BatchCounter
+from pytorch_accelerated.huggingface.determinism import enable_full_determinism
+from pytorch_accelerated.huggingface.measuring import MemoryMeter, speed_metrics
+from pytorch_accelerated.huggingface.outputs import TrainOutput
+from pytorch_accelerated.huggingface.restoring import read_trainer_state, take_over_foreign, take_over_state
+from pytorch_accelerated.huggingface.rows import PADDING
+from pytorch_accelerated.huggingface.saving import find_checkpoint, holds_run
+from pytorch_accelerated.huggingface.state import TrainerControl, TrainerState, exported_states
+from pytorch_accelerated.huggingface.strategies import SaveStrategy
+from pytorch_accelerated.seeding import set_seed
+
+if TYPE_CHECKING:
+    from pytorch_accelerated.huggingface.arguments import TrainingArguments
+    from pytorch_accelerated.huggingface.callbacks import CallbackHandler
+    from pytorch_accelerated.huggingface.engine import Engine
+
+_OURS = __name__.partition(".")[0]
+
+
+class TrainerFlow:
+    """The part of the trainer that the engine calls; the trainer itself is what users call."""
+
+    args: TrainingArguments
+    state: TrainerState
+    control: TrainerControl
+    callback_handler: CallbackHandler
+    model: Any
+    model_wrapped: Any
+    optimizer: Any
+    lr_scheduler: Any
+    train_dataset: Any
+    compute_loss_func: Callable[..., Any] | None
+    model_accepts_loss_kwargs: bool
+    is_in_train: bool
+    _engine: Engine
+    _init_metrics: dict[str, int]
+    _train_batch_size: int
+    _ignore_keys_for_eval: Sequence[str] | None
+
+    # ------------------------------------------------------------------------------------------------- events
+
+    def fire(self, event: str) -> None:
+        """Tell the callbacks; the control that they leave is ours from then on."""
+        self.control = getattr(self.callback_handler, event)(self.args, self.state, self.control)
+
+    @property
+    def has_foreign_callbacks(self) -> bool:
+        """Whether some callback or method is the user's, which may ask for something on one rank alone."""
+        parts = [*self.callback_handler.callbacks, self]
+        return not all(type(part).__module__.startswith(f"{_OURS}.") for part in parts)
+
+    # ------------------------------------------------------------------------------------------- a training run
+
+    def _run_training(self, checkpoint: Path | None) -> TrainOutput:
+        """One run of the engine."""
+        args = self.args
+        self.state = self._new_state()
+        self._output: TrainOutput | None = None
+        self._loss_total = self._loss_count = 0.0
+        self._last_logged_step = self._first_step = 0
+        self._counter = BatchCounter(self)  # type: ignore[arg-type]  # the flow is always a Trainer's
+        self._meter = self._memory_meter("train")
+        self.is_in_train = True
+        try:
+            self._engine.model = self.model
+            self._engine.train(
+                self.train_dataset,
+                num_epochs=math.ceil(args.num_train_epochs),
+                per_device_batch_size=self._train_batch_size,
+                max_num_train_steps=args.max_steps if args.max_steps > 0 else None,
+                gradient_accumulation_steps=args.gradient_accumulation_steps,
+                gradient_clip_norm=args.max_grad_norm or None,
+                resume_from=checkpoint,
+                # What a schedule watches is looked up here, not in the native history.
+                scheduler_metric="train_loss_epoch",
+            )
+        finally:
+            self.is_in_train = False
+            self.model_wrapped = self.model
+        assert self._output is not None
+        return self._output
+
+    def plan(self, updates_per_epoch: int | None) -> int:
+        """How many updates the run has, now that the length of an epoch is known, if there is one."""
+        args, state = self.args, self.state
+        if args.max_steps > 0:
+            state.max_steps = args.max_steps
+            state.num_train_epochs = -(-args.max_steps // updates_per_epoch) if updates_per_epoch else sys.maxsize
+        else:
+            assert updates_per_epoch is not None  # else the engine could not have been started
+            state.max_steps = math.ceil(args.num_train_epochs * updates_per_epoch)
+            state.num_train_epochs = math.ceil(args.num_train_epochs)
+        state.train_batch_size = self._train_batch_size
+        state.compute_steps(args, state.max_steps)
+        return state.max_steps
+
+    def begin_training(self) -> None:
+        """The engine is about to run."""
+        handler, engine = self.callback_handler, self._engine
+        self.optimizer, self.model_wrapped = engine.optimizer, engine.model
+        handler.model, handler.optimizer, handler.lr_scheduler = self.model, self.optimizer, self.lr_scheduler
+        handler.train_dataloader = engine._train_dataloader
+        self._last_logged_step = self._first_step = self.state.global_step
+        self._started = time.time()
+        self.fire("on_train_begin")
+        if self.args.eval_on_start:
+            self._evaluate(None, self._ignore_keys_for_eval, skip_scheduler=True)
+
+    def end_step(self) -> None:
+        """An update is over: the safe point."""
+        self.state.global_step = self._engine.run_state.updates
+        self.state.epoch = self._engine.epochs_done
+        if self._counter.counts_tokens:
+            self.state.num_input_tokens_seen += self._counter.take_tokens(self._engine._ranks)
+        self.fire("on_step_end")
+        self.act_on_control()
+
+    def act_on_control(self) -> None:
+        """Log, and have the engine evaluate or save, as the control says; in this order."""
+        control = self.control
+        if control.should_log:
+            self._log_losses()
+        if control.should_evaluate:
+            self._engine.request_evaluation()
+        elif control.should_save:
+            self._request_checkpoint()
+
+    def evaluate_as_requested(self) -> None:
+        """Evaluate at a safe point, and judge."""
+        metrics = self._evaluate(None, self._ignore_keys_for_eval)
+        is_best = self._determine_best_metric(metrics)
+        if self.args.save_strategy == SaveStrategy.BEST:
+            self.control.should_save = is_best
+        if self.control.should_save:
+            self._request_checkpoint()
+
+    def save_as_requested(self) -> None:
+        """Save at a safe point."""
+        self._save_checkpoint(self.model_wrapped, None)
+        self.fire("on_save")
+
+    def save_because_of_signal(self) -> None:
+        """Save where a signal has stopped the run."""
+        if self._engine._signals.agreed and self.is_in_train and self.args.save_strategy != SaveStrategy.NO:
+            self._request_checkpoint()
+
+    def end_training(self) -> None:
+        """The run is over, the best weights are loaded; the summary is logged."""
+        if self.args.load_best_model_at_end and self.state.best_model_checkpoint is not None:
+            self._load_best_model()
+        self._take_losses()
+        steps = self.state.global_step - self._first_step
+        train_loss = self._loss_total / self._loss_count if self._loss_count else 0.0
+        metrics = speed_metrics("train", self._started, num_samples=self._engine.samples_used, num_steps=steps)
+        self.store_flos()
+        metrics["total_flos"] = self.state.total_flos
+        metrics["train_loss"] = train_loss
+        if self._meter is not None:
+            metrics.update(self._init_metrics)
+            metrics.update(self._meter.stop())
+        self.log(metrics)
+        self._delete_superfluous_checkpoints()
+        self.fire("on_train_end")
+        self._output = TrainOutput(self.state.global_step, train_loss, metrics)
+
+    def store_flos(self) -> None:
+        """Add the operations of the latest batches, over all ranks, to the state. Must be called by all ranks."""
+        self.state.total_flos += self._counter.take_flos(self._engine._ranks)
+
+    # -------------------------------------------------------------------------------------------------- checkpoints
+
+    def _checkpoint_folder(self, step: int | None = None) -> Path:
+        """Of a step, by default the current one."""
+        return Path(str(self.args.output_dir)) / checkpoint_name(self.state.global_step if step is None else step)
+
+    def _request_checkpoint(self) -> None:
+        self._engine.save_training_state(self._checkpoint_folder())
+
+    def _note_best_checkpoint(self, folder: Path) -> None:
+        """The best model's checkpoint, once there is one: the folder that is about to be written, or an earlier one."""
+        if self.state.best_global_step is None:
+            return
+        best = self._checkpoint_folder(self.state.best_global_step)
+        if best == folder or self._engine._ranks.from_first(best.is_dir()):
+            self.state.best_model_checkpoint = str(best)
+
+    def _delete_superfluous_checkpoints(self) -> None:
+        """At the end a limit of 1 means the best one alone."""
+        best, args = self.state.best_model_checkpoint, self.args
+        if not (args.should_save and args.load_best_model_at_end and args.save_total_limit == 1 and best is not None):
+            return
+        for path in sort_checkpoints(str(args.output_dir)):
+            if Path(path).resolve() != Path(best).resolve():
+                remove_state(Path(path))
+
+    def resume(self, folder: Path) -> None:
+        """Take over a checkpoint, now that everything that it belongs to is there."""
+        saved = read_trainer_state(folder)
+        engine = self._engine
+        if holds_run(folder):
+            engine.take_over_run(folder)
+        else:
+            take_over_foreign(engine, folder, saved.global_step)
+        take_over_state(self, saved)  # type: ignore[arg-type]  # as above
+        if self.args.ignore_data_skip:
+            engine.run_state.samples_in_epoch = engine.run_state.batches_in_epoch = 0
+        if engine.run_state.is_evaluation_due:
+            self.control.should_save = self.args.save_strategy != SaveStrategy.NO
+
+    def _find_checkpoint(self, source: str | bool | None) -> Path | None:
+        """What to go on from, the same for all ranks."""
+        if source is None or source is False:
+            return None
+        output_dir = Path(str(self.args.output_dir))
+        return self._engine._ranks.do_on_first(lambda: find_checkpoint(source, output_dir))
+
+    def _exportables(self) -> list[Any]:
+        """Whatever has a state that is saved in ``trainer_state.json``."""
+        parts = [*self.callback_handler.callbacks, self.control]
+        return [part for part in parts if callable(getattr(part, "state", None)) and hasattr(part, "from_state")]
+
+    # -------------------------------------------------------------------------------------------------- small things
+
+    def _new_state(self) -> TrainerState:
+        return TrainerState(
+            is_local_process_zero=self.args.local_process_index == 0,
+            is_world_process_zero=self.args.process_index == 0,
+            stateful_callbacks=exported_states(self._exportables()),
+        )
+
+    def _seed(self) -> None:
+        (enable_full_determinism if self.args.full_determinism else set_seed)(self.args.seed)
+
+    def _memory_meter(self, stage: str) -> MemoryMeter | None:
+        return None if self.args.skip_memory_metrics else MemoryMeter(stage)
+
+    @property
+    def _main_input_name(self) -> str:
+        return str(getattr(self.model, "main_input_name", "input_ids"))
+
+    @property
+    def counts_items(self) -> bool:
+        """Whether the loss is told the number of labels in an update."""
+        return self.compute_loss_func is not None or self.model_accepts_loss_kwargs
+
+    def count_items(self, batch: Any) -> int | None:
+        """The labels in a batch that count, None if it has none."""
+        labels = batch.get("labels") if isinstance(batch, Mapping) else None
+        return int((labels != PADDING).sum()) if isinstance(labels, torch.Tensor) else None
+
+    def close_displays(self) -> None:
+        """An exception ends the run, which no event of the callbacks tells of."""
+        for callback in self.callback_handler.callbacks:
+            close = getattr(callback, "close", None)
+            if callable(close) and type(callback).__module__.startswith(f"{_OURS}."):
+                close()
+
+    # -------------------------------------------------------------------------------------------------- losses
+
+    def _log_losses(self) -> None:
+        """Log the mean loss of the steps since the last log, if there were any."""
+        steps = self.state.global_step - self._last_logged_step
+        if not steps:
+            return
+        mean, left_out = self._take_losses()
+        engine = self._engine
+        logs: dict[str, Any] = {"loss": mean}
+        if engine.gradient_norm is not None:
+            logs["grad_norm"] = float(engine.gradient_norm)
+        logs["learning_rate"] = float(engine.learning_rate)
+        if left_out:
+            logs["non_finite_losses"] = left_out
+            warn_user(
+                engine,
+                f"{left_out} of the last {steps} losses were NaN or infinite (up to step {self.state.global_step}). "
+                "The logged mean leaves them out, because of `logging_nan_inf_filter`; the weights may be spoilt "
+                "all the same. Lower the learning rate, or look for bad rows.",
+            )
+        self.log(logs)
+
+    def _take_losses(self) -> tuple[float, int]:
+        """The mean loss of the steps since this was last called, and how many of them were left out of it."""
+        tracker, ranks = self._engine._loss_tracker, self._engine._ranks
+        steps = self.state.global_step - self._last_logged_step
+        total, count = ranks.sum([tracker.total_loss, tracker.running_count])
+        tracker.reset()
+        self._last_logged_step = self.state.global_step
+        self._loss_total += total
+        self._loss_count += count
+        left_out = math.ceil(steps - count / ranks.count)
+        # Without any that counts, the mean of the run so far stands for them.
+        total, count = (total, count) if count else (self._loss_total, self._loss_count)
+        return (total / count if count else math.nan), left_out
+
+    # ------------------------------------------------------------------------------------------------ the best
+
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any = None) -> bool:
+        """Note the metric if it is better than ever. Returns whether it is.
+
+        Raises:
+            MissingMetricError: a KeyError, if ``metric_for_best_model`` is not among `metrics`.
+        """
+        name = self.args.metric_for_best_model
+        if name is None:
+            return False
+        value = metric_of(metrics, name)
+        best = self.state.best_metric
+        sign = 1 if self.args.greater_is_better else -1
+        if math.isnan(value) or (best is not None and not sign * value > sign * best):
+            return False
+        self.state.best_metric, self.state.best_global_step = value, self.state.global_step
+        return True
+
+    # ------------------------------------------------------------------------------------- what the trainer provides
+
+    def _evaluate(
+        self, trial: Any, ignore_keys_for_eval: Sequence[str] | None, skip_scheduler: bool = False
+    ) -> dict[str, float]:
+        raise NotImplementedError
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        raise NotImplementedError
+
+    def _load_best_model(self) -> None:
+        raise NotImplementedError
+
+    def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
+        raise NotImplementedError
+
+
+def metric_of(metrics: dict[str, float], name: str) -> float:
+    """A metric of an evaluation, whose name may lack its prefix.
+
+    Raises:
+        MissingMetricError: a KeyError; names those that there are.
+    """
+    name = name if name.startswith("eval_") else f"eval_{name}"
+    if name not in metrics:
+        raise MissingMetricError(
+            f"`metric_for_best_model` is {name!r}, which the evaluation does not have. There is: "
+            f"{', '.join(map(repr, metrics))}. Choose one of these, or return it from `compute_metrics`."
+        )
+    return metrics[name]

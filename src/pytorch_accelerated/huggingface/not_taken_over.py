@@ -1,0 +1,141 @@
+"""Arguments of Hugging Face's Trainer that are not taken over: why, and what to do instead."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class NotTakenOver:
+    """Why there is no such argument, and what to do instead, each as a sentence."""
+
+    reason: str
+    remedy: str
+
+
+_HUB = NotTakenOver(
+    "Nothing is uploaded during a run.",
+    "Call `trainer.model.push_to_hub(...)` when it is over, or from an `on_save` of your own.",
+)
+_OTHER_TRACKER = NotTakenOver(
+    "It is about a service that has a callback of its own.",
+    "Give that callback to the Trainer in `callbacks`, and the setting to the callback.",
+)
+_LIGER = NotTakenOver(
+    "The Trainer does not replace parts of the model.",
+    "Call liger_kernel's own function for your model before you make the Trainer.",
+)
+_FULL_EVAL = NotTakenOver(
+    "Weights are evaluated as they are trained.",
+    "Mixed precision (bf16=True) covers evaluations; or convert the model, `model.to(torch.bfloat16)`, before you make "
+    "a Trainer that only evaluates.",
+)
+_ACCELERATE_LOADERS = NotTakenOver(
+    "Loaders are this library's: every row is used exactly once, on every number of processes.",
+    "Leave it out.",
+)
+
+NOT_TAKEN_OVER: dict[str, NotTakenOver] = {
+    "optim_target_modules": NotTakenOver(
+        "It is for optimizers that are not torch's.", "Make that optimizer, and pass it in `optimizers`."
+    ),
+    "bf16_full_eval": _FULL_EVAL,
+    "fp16_full_eval": _FULL_EVAL,
+    "tf32": NotTakenOver(
+        "It changes a setting of the whole process.",
+        'Call `torch.set_float32_matmul_precision("high")` in your script.',
+    ),
+    "use_liger_kernel": _LIGER,
+    "liger_kernel_config": _LIGER,
+    "use_cache": NotTakenOver("It is a setting of the model.", "Set `model.config.use_cache`."),
+    "neftune_noise_alpha": NotTakenOver(
+        "The Trainer does not change what the model computes.",
+        "Register a forward hook on the embedding that adds the noise while `module.training` is True.",
+    ),
+    "torch_empty_cache_steps": NotTakenOver(
+        "It slows a run down without giving it memory that it would not get anyway.",
+        "If you must, call `torch.cuda.empty_cache()` in an `on_step_end` of your own.",
+    ),
+    "project": _OTHER_TRACKER,
+    "trackio_space_id": _OTHER_TRACKER,
+    "trackio_bucket_id": _OTHER_TRACKER,
+    "trackio_static_space_id": _OTHER_TRACKER,
+    "eval_use_gather_object": NotTakenOver(
+        "Nested structures, strings and objects are gathered as they are.", "Leave it out."
+    ),
+    "save_on_each_node": NotTakenOver(
+        "A checkpoint of several machines is one folder, complete or not there at all.",
+        "Save to a folder that all of them share.",
+    ),
+    "enable_jit_checkpoint": NotTakenOver(
+        "A signal that ends the run is noticed at the end of an update in any case.",
+        "To save then, use the native Trainer with a `SaveTrainingStateCallback`.",
+    ),
+    "push_to_hub": _HUB,
+    "hub_token": _HUB,
+    "hub_private_repo": _HUB,
+    "hub_model_id": _HUB,
+    "hub_strategy": _HUB,
+    "hub_always_push": _HUB,
+    "hub_revision": _HUB,
+    "accelerator_config": _ACCELERATE_LOADERS,
+    "parallelism_config": NotTakenOver(
+        "Tensor and context parallelism are not supported.", "Use `fsdp` or `deepspeed` for models that are too large."
+    ),
+    "debug": NotTakenOver(
+        "Its options are about float16 overflows and other machines.",
+        "Call `torch.autograd.set_detect_anomaly(True)`; losses that are not finite are reported in any case.",
+    ),
+    "local_rank": NotTakenOver("The launcher tells each process its place.", "Leave it out; torchrun sets LOCAL_RANK."),
+    # Of older versions
+    "adafactor": NotTakenOver(
+        "Optimizers by name are torch's.",
+        "Pass optimizer_cls_and_kwargs=(torch.optim.Adafactor, {...}) to the Trainer.",
+    ),
+    "dispatch_batches": _ACCELERATE_LOADERS,
+    "split_batches": _ACCELERATE_LOADERS,
+    "fp16_backend": NotTakenOver("There is one backend.", "Use fp16=True or bf16=True."),
+    "half_precision_backend": NotTakenOver("There is one backend.", "Use fp16=True or bf16=True."),
+    "fp16_opt_level": NotTakenOver("It is for apex.", "Use fp16=True or bf16=True."),
+    "fsdp_min_num_params": NotTakenOver("It is a setting of FSDP.", "Put `min_num_params` into `fsdp_config`."),
+    "fsdp_transformer_layer_cls_to_wrap": NotTakenOver(
+        "It is a setting of FSDP.", "Put `transformer_layer_cls_to_wrap` into `fsdp_config`."
+    ),
+    "include_tokens_per_second": NotTakenOver(
+        "It was renamed.", "Use include_num_input_tokens_seen='all'; the speed is logged with it."
+    ),
+    "jit_mode_eval": NotTakenOver("TorchScript is no longer developed.", "Use `torch_compile`."),
+    "no_cuda": NotTakenOver("It was renamed.", "Use `use_cpu`."),
+    "overwrite_output_dir": NotTakenOver(
+        "A checkpoint is replaced by its successor of the same name, and by nothing else.",
+        "Leave it out; delete an old folder yourself.",
+    ),
+    "past_index": NotTakenOver("Models keep their past themselves.", "Leave it out."),
+    "per_gpu_eval_batch_size": NotTakenOver("It was renamed.", "Use `per_device_eval_batch_size`."),
+    "per_gpu_train_batch_size": NotTakenOver("It was renamed.", "Use `per_device_train_batch_size`."),
+    "push_to_hub_model_id": _HUB,
+    "push_to_hub_organization": _HUB,
+    "push_to_hub_token": _HUB,
+    "ray_scope": NotTakenOver("There is no search for hyperparameters.", "Run the script once for each choice."),
+    "save_safetensors": NotTakenOver("Weights are always saved as safetensors.", "Leave it out."),
+    "sharded_ddp": NotTakenOver("It is for fairscale.", "Use `fsdp`."),
+    "torchdynamo": NotTakenOver("It was renamed.", "Use `torch_compile_backend`."),
+    "tpu_metrics_debug": NotTakenOver("TPUs are not supported.", "Leave it out."),
+    "tpu_num_cores": NotTakenOver("TPUs are not supported.", "Leave it out."),
+    "use_ipex": NotTakenOver("That package is no longer developed.", "Leave it out."),
+    "use_legacy_prediction_loop": NotTakenOver("There is one loop.", "Leave it out."),
+    "use_mps_device": NotTakenOver("The device is found without it.", "Leave it out."),
+}
+
+
+def explain_unknown(name: str, value: Any, known: Iterable[str]) -> str:
+    """Why there is no argument `name`, and what to do, as a few sentences."""
+    refused = NOT_TAKEN_OVER.get(name)
+    if refused is not None:
+        return f"`{name}` is {value!r}, but it is not taken over. {refused.reason} {refused.remedy}"
+    close = difflib.get_close_matches(name, known, n=1)
+    remedy = f"Did you mean `{close[0]}`?" if close else "docs/huggingface_arguments.md lists all there are."
+    return f"`{name}` is {value!r}, but there is no argument of that name. {remedy}"

@@ -1,0 +1,167 @@
+"""Going on from a checkpoint: what belongs to the trainer itself, and how checkpoints of others are taken over."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pytorch_accelerated.callbacks.warning import stacklevel_of_user, warn_user
+from pytorch_accelerated.checkpointing.optimizers import check_optimizer_state, load_optimizer_state
+from pytorch_accelerated.errors import InvalidCheckpointError
+from pytorch_accelerated.huggingface.saving import (
+    OPTIMIZER_NAME,
+    SCALER_NAME,
+    SCHEDULER_NAME,
+    TRAINER_STATE_NAME,
+    load_weights,
+    read_portable,
+    rng_state_name,
+)
+from pytorch_accelerated.huggingface.state import TrainerControl, TrainerState
+from pytorch_accelerated.huggingface.strategies import IntervalStrategy
+from pytorch_accelerated.run_state import RunPhase, RunState
+from pytorch_accelerated.seeding import restore_generator_states
+
+if TYPE_CHECKING:
+    from pytorch_accelerated.huggingface.engine import Engine
+    from pytorch_accelerated.huggingface.trainer import Trainer
+
+# What a run that goes on keeps. The rest follows from its arguments, which may be others.
+_KEPT = (
+    "epoch",
+    "global_step",
+    "num_input_tokens_seen",
+    "total_flos",
+    "log_history",
+    "best_metric",
+    "best_global_step",
+    "best_model_checkpoint",
+)
+_KINDS_OF_STEPS = ("logging", "eval", "save")
+
+
+def read_trainer_state(folder: Path) -> TrainerState:
+    """The state in a checkpoint.
+
+    Raises:
+        InvalidCheckpointError: if there is none, or it is none.
+    """
+    path = folder / TRAINER_STATE_NAME
+    if not path.is_file():
+        raise InvalidCheckpointError(
+            f"{folder} has no {TRAINER_STATE_NAME}, so nobody knows how far the run was. Give another checkpoint."
+        )
+    return TrainerState.load_from_json(path)
+
+
+def take_over_state(trainer: Trainer, saved: TrainerState) -> None:
+    """Go on with the counts, the log history and the best model of a checkpoint; warn about other arguments."""
+    state, args = trainer.state, trainer.args
+    differences = [
+        f"{kind}_steps: {getattr(state, f'{kind}_steps')} (from args) != {getattr(saved, f'{kind}_steps')} (from "
+        f"{TRAINER_STATE_NAME})"
+        for kind in _KINDS_OF_STEPS
+        if getattr(args, f"{kind}_strategy") == IntervalStrategy.STEPS
+        and getattr(state, f"{kind}_steps") != getattr(saved, f"{kind}_steps")
+    ]
+    if saved.train_batch_size not in (None, state.train_batch_size):
+        differences.append(
+            f"per_device_train_batch_size: {state.train_batch_size} (from args) != {saved.train_batch_size} (from "
+            f"{TRAINER_STATE_NAME})"
+        )
+    if differences:
+        warn_user(trainer._engine, f"The run goes on with other arguments than before:\n\t{chr(10).join(differences)}")
+    for name in _KEPT:
+        setattr(state, name, getattr(saved, name))
+    best = state.best_model_checkpoint
+    if best is not None and not trainer._engine._ranks.from_first(Path(best).is_dir()):
+        warn_user(
+            trainer._engine,
+            f"The best checkpoint so far, {best} ({state.best_metric}), is not there any more. The search for the best "
+            "model begins anew; to go on with it, put the folder back before you resume.",
+        )
+        state.best_metric = state.best_global_step = state.best_model_checkpoint = None
+    if args.restore_callback_states_from_checkpoint:
+        state.stateful_callbacks = saved.stateful_callbacks
+        trainer._load_callback_state()
+
+
+def restore_callbacks(trainer: Trainer, states: Mapping[str, Any]) -> None:
+    """Replace callbacks by new ones made from `states`, those of a class in their order, and the control."""
+    left = {name: list(state) if isinstance(state, list) else [state] for name, state in states.items()}
+    callbacks = trainer.callback_handler.callbacks
+    for index, callback in enumerate(callbacks):
+        waiting = left.get(type(callback).__name__)
+        if waiting and hasattr(callback, "from_state"):
+            callbacks[index] = type(callback).from_state(waiting.pop(0))
+    controls = left.pop(TrainerControl.__name__, None)
+    if controls:
+        trainer.control = TrainerControl.from_state(controls[0])
+    missing = [name for name, waiting in left.items() if waiting]
+    if missing:
+        warnings.warn(
+            f"The checkpoint has states of the callbacks {', '.join(missing)}, which this trainer does not have. They "
+            "are left out; pass these callbacks if they shall go on.",
+            stacklevel=stacklevel_of_user(),
+        )
+
+
+def take_over_foreign(engine: Engine, folder: Path, updates: int) -> None:
+    """Go on from a folder without the native parts, as far as its files tell. All ranks must call it.
+
+    The position in the data is counted in updates of this run. All files are read before anything is changed.
+
+    Raises:
+        InvalidCheckpointError: if a file holds more than tensors and plain values, or does not fit.
+    """
+    optimizer = read_portable(folder / OPTIMIZER_NAME)
+    scheduler, scaler = read_portable(folder / SCHEDULER_NAME), read_portable(folder / SCALER_NAME)
+    generators = _read_generators(folder / rng_state_name(engine._ranks.index, engine._ranks.count))
+    if optimizer is not None:
+        check_optimizer_state(engine.optimizer, optimizer, source=folder / OPTIMIZER_NAME)
+    load_weights(engine.get_model(), folder)
+    if optimizer is not None:
+        load_optimizer_state(engine.optimizer, optimizer)
+    if scheduler is not None and engine.scheduler is not None:
+        engine.scheduler.load_state_dict(scheduler)
+    if scaler is not None and engine._accelerator.scaler is not None:
+        engine._accelerator.scaler.load_state_dict(scaler)
+    if generators is not None:
+        restore_generator_states(generators)
+    missing = [name for name, state in ((OPTIMIZER_NAME, optimizer), (SCHEDULER_NAME, scheduler)) if state is None]
+    if missing:
+        warn_user(
+            engine,
+            f"{folder} has no {' and no '.join(missing)}: the run goes on with the weights, but the optimizer begins "
+            "anew. Save without `save_only_model` to go on exactly.",
+        )
+    engine.run_state = _position(engine, updates)
+
+
+def _read_generators(path: Path) -> dict[str, Any] | None:
+    try:
+        states = read_portable(path)
+    except InvalidCheckpointError as error:
+        raise InvalidCheckpointError(
+            f"{error} It holds the states of random generators; delete it to go on with other random numbers."
+        ) from error
+    return states if states is not None and "torch" in states else None
+
+
+def _position(engine: Engine, updates: int) -> RunState:
+    """After so many updates of this run's size."""
+    per_epoch = engine._train_dataloader.num_updates
+    per_update = engine.run_config.train_total_batch_size or 1
+    epochs, rest = divmod(updates, per_epoch) if per_epoch else (0, updates)
+    if not rest and updates:
+        return RunState(epochs=epochs, updates=updates, phase=RunPhase.EPOCH_CLOSED)
+    batches = rest * (engine._settings.gradient_accumulation_steps or 1)
+    return RunState(
+        epochs=epochs,
+        updates=updates,
+        updates_in_epoch=rest,
+        batches_in_epoch=batches,
+        samples_in_epoch=rest * per_update,
+    )

@@ -1,0 +1,256 @@
+"""Checkpoint folders: a training state of the native loop, and beside it the files that people and other tools know.
+
+All of it appears whole or not at all. A run goes on from the native parts; folders without them, as transformers
+writes them, are read too, file by file, and nothing in a file is ever executed.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from pytorch_accelerated.callbacks.warning import stacklevel_of_user
+from pytorch_accelerated.checkpointing.codec import encode
+from pytorch_accelerated.checkpointing.layout import MANIFEST_NAME
+from pytorch_accelerated.checkpointing.portable import load_portable, save_portable
+from pytorch_accelerated.checkpointing.publish import begin, make_folders
+from pytorch_accelerated.checkpointing.state_folder import part_names, read_state
+from pytorch_accelerated.checkpointing.tensor_file import chunks, read_tensors
+from pytorch_accelerated.checkpointing.verify import open_plain_file, read_manifest, verify
+from pytorch_accelerated.checkpointing.weights import canonical_state_dict, load_canonical
+from pytorch_accelerated.errors import ConfigurationError, InvalidCheckpointError
+from pytorch_accelerated.huggingface.arguments import TrainingArguments
+from pytorch_accelerated.huggingface.checkpoints import checkpoint_step, sort_checkpoints
+from pytorch_accelerated.sharding import whole
+
+TRAINER_STATE_NAME = "trainer_state.json"
+TRAINING_ARGS_NAME = "training_args.bin"
+OPTIMIZER_NAME = "optimizer.pt"
+SCHEDULER_NAME = "scheduler.pt"
+SCALER_NAME = "scaler.pt"
+WEIGHTS_NAME = "model.safetensors"
+_INDEX_NAME = "model.safetensors.index.json"
+_OLD_WEIGHTS_NAME = "pytorch_model.bin"
+_WEIGHT_FILES = (WEIGHTS_NAME, _INDEX_NAME, _OLD_WEIGHTS_NAME)
+_RUN_PART = "run"
+
+
+# -------------------------------------------------------------------------------------------------------------- writing
+
+
+def save_weights(model: nn.Module, folder: Path, state_dict: Mapping[str, Any]) -> None:
+    """Write the weights as the model itself does it, if it can, else to ``model.safetensors``."""
+    make_folders(folder.resolve())
+    if hasattr(model, "save_pretrained"):
+        model.save_pretrained(folder, state_dict=dict(state_dict))  # type: ignore[operator]  # not torch's own
+        return
+    path = folder / WEIGHTS_NAME
+    partial = path.with_name(f".{path.name}.partial")
+    with partial.open("wb") as file:
+        file.writelines(chunks(encode(dict(state_dict), path="model").tensors))
+    partial.replace(path)
+
+
+def save_description(model: nn.Module, folder: Path) -> None:
+    """Write what a model needs besides its weights to be loaded by ``from_pretrained``."""
+    if hasattr(model, "peft_config"):
+        model.save_pretrained(folder)  # type: ignore[operator]  # adapters, which are not the weights of the model
+        return
+    if not hasattr(model, "save_pretrained"):
+        return
+    for name in ("config", "generation_config"):
+        config: Any = getattr(model, name, None)
+        if hasattr(config, "save_pretrained"):
+            config.save_pretrained(folder)
+
+
+def save_companions(folder: Path, args: TrainingArguments, processing_class: Any) -> None:
+    """Write the arguments, and the tokenizer or the like."""
+    if hasattr(processing_class, "save_pretrained"):
+        processing_class.save_pretrained(folder)
+    contents = args.to_dict()
+    save_portable(folder / TRAINING_ARGS_NAME, contents)
+    text = json.dumps(contents, indent=2, sort_keys=True) + "\n"
+    (folder / TRAINING_ARGS_NAME).with_suffix(".json").write_text(text, encoding="utf-8")
+
+
+def save_tensors(folder: Path, contents: Mapping[str, Mapping[str, Any] | None]) -> None:
+    """Write state dicts to files by name, those that are None left out."""
+    for name, state in contents.items():
+        if state is not None:
+            save_portable(folder / name, dict(state))
+
+
+def rng_state_name(rank: int, ranks: int) -> str:
+    """The file with the states of a rank's generators."""
+    return f"rng_state_{rank}.pth" if ranks > 1 else "rng_state.pth"
+
+
+def write_without_run(folder: Path, facts: dict[str, Any], write_others: Callable[[Path], None]) -> None:
+    """A checkpoint from which no run can go on exactly. It appears whole or not at all. One rank."""
+    staged = begin(folder)
+    try:
+        staged.commit(facts, staged.take_in(write_others))
+    except BaseException:
+        staged.abort()
+        raise
+
+
+# -------------------------------------------------------------------------------------------------------------- finding
+
+
+def find_checkpoint(source: str | Path | bool, output_dir: Path) -> Path:
+    """The checkpoint to go on from: `source`, or with True the last one in `output_dir` that is not damaged.
+
+    A damaged one is passed over, and the newest undamaged one beside it taken; one warning says so.
+
+    Raises:
+        ConfigurationError: a ValueError, if there is none.
+        InvalidCheckpointError: if there are checkpoints, but all are damaged.
+    """
+    if isinstance(source, bool):
+        candidates = _newest_first(output_dir)
+        if not candidates:
+            raise ConfigurationError(
+                f"No valid checkpoint found in output directory ({output_dir}), from which the run should go on. "
+                "Leave `resume_from_checkpoint` out to begin, or give the path of a checkpoint."
+            )
+    else:
+        folder = Path(source)
+        if not _holds_weights(folder):
+            raise ConfigurationError(
+                f"Can't find a valid checkpoint at {folder}: it has none of {', '.join(_WEIGHT_FILES)}. Give the "
+                "folder of a checkpoint, 'checkpoint-<step>'."
+            )
+        others = [path for path in _newest_first(folder.parent) if path.resolve() != folder.resolve()]
+        candidates = [folder, *others] if checkpoint_step(folder) is not None else [folder]
+    complaints = []
+    for candidate in candidates:
+        try:
+            _refuse_damaged(candidate)
+        except InvalidCheckpointError as error:
+            complaints.append(str(error))
+            continue
+        if complaints:
+            warnings.warn(
+                f"Going on from {candidate}; skipped:\n" + "\n".join(complaints), stacklevel=stacklevel_of_user()
+            )
+        return candidate
+    raise InvalidCheckpointError(
+        "No checkpoint is valid:\n" + "\n".join(complaints) + "\nGive the folder of a valid one, or begin anew."
+    )
+
+
+def holds_run(folder: Path) -> bool:
+    """Whether a checkpoint has the native parts, from which a run goes on exactly."""
+    return (folder / MANIFEST_NAME).is_file() and _RUN_PART in part_names(read_manifest(folder))
+
+
+def _newest_first(output_dir: Path) -> list[Path]:
+    """By their manifests; those without one by their number."""
+    return [path for path in reversed([Path(path) for path in sort_checkpoints(output_dir)]) if _looks_saved(path)]
+
+
+def _looks_saved(folder: Path) -> bool:
+    return (folder / MANIFEST_NAME).is_file() or _holds_weights(folder)
+
+
+def _holds_weights(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in _WEIGHT_FILES)
+
+
+def _refuse_damaged(folder: Path) -> None:
+    """Without a manifest there is nothing to hold a folder against."""
+    if (folder / MANIFEST_NAME).is_file():
+        verify(folder)
+
+
+# -------------------------------------------------------------------------------------------------------------- reading
+
+
+def load_weights(model: nn.Module, folder: Path) -> None:
+    """Load the weights of a checkpoint, or of anything that transformers saved, into a model. All or nothing.
+
+    Raises:
+        InvalidCheckpointError: if they are damaged, missing, or belong to another model.
+    """
+    if holds_run(folder):
+        _, parts = read_state(folder, ["model"])
+        load_canonical(model, parts["model"])
+        return
+    tensors = _read_weights(folder)
+    # Of tensors that share their memory only one is stored.
+    live = canonical_state_dict(model)
+    by_memory = {_memory(live[name]): value for name, value in tensors.items() if name in live}
+    for name, tensor in live.items():
+        if name not in tensors and _memory(tensor) in by_memory:
+            tensors[name] = by_memory[_memory(tensor)]
+    load_canonical(model, tensors)
+
+
+def read_portable(path: Path) -> dict[str, Any] | None:
+    """The content of a file of state, None if there is no such file.
+
+    Raises:
+        InvalidCheckpointError: if it holds anything but tensors and plain values: it would have to be executed.
+    """
+    return load_portable(path) if path.is_file() else None
+
+
+def _read_weights(folder: Path) -> dict[str, Any]:
+    if (folder / WEIGHTS_NAME).is_file():
+        return _read_safetensors(folder / WEIGHTS_NAME)
+    if (folder / _INDEX_NAME).is_file():
+        return {
+            name: value
+            for file in _files_of_index(folder / _INDEX_NAME)
+            for name, value in _read_safetensors(folder / file).items()
+        }
+    if (folder / _OLD_WEIGHTS_NAME).is_file():
+        return load_portable(folder / _OLD_WEIGHTS_NAME)
+    raise InvalidCheckpointError(
+        f"{folder} has no weights: none of {', '.join(_WEIGHT_FILES)} is there. Give the folder of a checkpoint."
+    )
+
+
+def _read_safetensors(path: Path) -> dict[str, Any]:
+    with open_plain_file(path) as file:
+
+        def read_into(buffer: memoryview) -> None:
+            while buffer:
+                count = file.readinto(buffer)
+                if not count:
+                    raise InvalidCheckpointError(f"{path} ends too early. Copy it again, or use another checkpoint.")
+                buffer = buffer[count:]
+
+        return read_tensors(read_into, path.stat().st_size, what=str(path))
+
+
+def _files_of_index(path: Path) -> list[str]:
+    """The files that an index names, all of which must lie beside it."""
+    try:
+        files = sorted(set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()))
+        if any(Path(file).name != file for file in files):
+            raise ValueError("it names files elsewhere")
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise InvalidCheckpointError(
+            f"{path} is no index of weights ({type(error).__name__}: {error}). Use another checkpoint."
+        ) from error
+    return files
+
+
+def _memory(tensor: Any) -> Any:
+    if not isinstance(tensor, torch.Tensor) or not tensor.numel():
+        return id(tensor)
+    return tensor.data_ptr(), tensor.shape, tensor.stride()
+
+
+def state_dict_of(model: nn.Module) -> dict[str, Any]:
+    """The weights, put together where each rank has a part. Must be called by all ranks where that is so."""
+    return whole(canonical_state_dict(model))  # type: ignore[no-any-return]

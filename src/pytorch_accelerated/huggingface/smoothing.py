@@ -1,0 +1,40 @@
+"""A cross-entropy that gives every class a little of each label."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+
+@dataclasses.dataclass(frozen=True)
+class LabelSmoother:
+    """Computes the loss from logits and labels, as the mean over labels that are not ignored.
+
+    Attributes:
+        epsilon: the share of a label that goes to all classes alike.
+        ignore_index: labels of this value count nowhere.
+    """
+
+    epsilon: float = 0.1
+    ignore_index: int = -100
+
+    def __call__(self, model_output: Any, labels: torch.Tensor, shift_labels: bool = False) -> torch.Tensor:
+        """The loss.
+
+        Args:
+            model_output: a mapping with "logits", or a tuple that begins with them; classes in the last dimension.
+            labels: of the same shape without the last dimension.
+            shift_labels: whether the logits of a position are about the label of the next one.
+        """
+        logits = model_output["logits"] if isinstance(model_output, Mapping) else model_output[0]
+        if shift_labels:
+            logits, labels = logits[..., :-1, :], labels[..., 1:]
+        return torch.nn.functional.cross_entropy(
+            logits.reshape(-1, logits.shape[-1]),
+            labels.reshape(-1),
+            ignore_index=self.ignore_index,
+            label_smoothing=self.epsilon,
+        )

@@ -1,0 +1,781 @@
+"""`Trainer` in the shape of Hugging Face's: a translation onto the native loop.
+
+The class holds what users call and override. `engine.py` is the native trainer behind it, which tells it of the moments
+of a run; what is made of them is in `flow.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.utils.data import DataLoader, Sampler
+
+from pytorch_accelerated.distributed import send_to_device
+from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, DataError
+from pytorch_accelerated.huggingface.arguments import TrainingArguments
+from pytorch_accelerated.huggingface.callbacks import DEFAULT_CALLBACKS, CallbackHandler, PrinterCallback
+from pytorch_accelerated.huggingface.checkpoints import rotate_checkpoints
+from pytorch_accelerated.huggingface.collating import (
+    RemoveColumnsCollator,
+    default_data_collator,
+    find_label_names,
+    signature_columns,
+    without_unused_columns,
+)
+from pytorch_accelerated.huggingface.engine import Engine
+from pytorch_accelerated.huggingface.evaluating import (
+    EvaluatedBatch,
+    EvaluationCollector,
+    detached,
+    inputs_for_metrics,
+    outputs_without_loss,
+    rows_in,
+)
+from pytorch_accelerated.huggingface.flow import TrainerFlow, metric_of
+from pytorch_accelerated.huggingface.knowledge import (
+    accepts_loss_kwargs,
+    own_loss,
+    predicts_next_token,
+    refuse_construction,
+    refuse_hooks_that_do_not_exist,
+    refuse_training,
+    returns_loss_by_itself,
+)
+from pytorch_accelerated.huggingface.loading import (
+    PaddingCollator,
+    make_loader,
+    number_of_rows,
+    refuse_missing,
+    training_sampler,
+)
+from pytorch_accelerated.huggingface.measuring import MemoryMeter, speed_metrics
+from pytorch_accelerated.huggingface.optimizing import (
+    decay_parameter_names,
+    make_optimizer,
+    make_schedule,
+    optimizer_class_and_arguments,
+    parameter_groups,
+)
+from pytorch_accelerated.huggingface.outputs import EvalLoopOutput, PredictionOutput, TrainOutput
+from pytorch_accelerated.huggingface.parallel import native_arguments
+from pytorch_accelerated.huggingface.progress import ProgressCallback
+from pytorch_accelerated.huggingface.reporting import reporting_callbacks
+from pytorch_accelerated.huggingface.restoring import restore_callbacks
+from pytorch_accelerated.huggingface.rows import PADDING
+from pytorch_accelerated.huggingface.saving import (
+    OPTIMIZER_NAME,
+    SCALER_NAME,
+    SCHEDULER_NAME,
+    TRAINER_STATE_NAME,
+    load_weights,
+    rng_state_name,
+    save_companions,
+    save_description,
+    save_tensors,
+    save_weights,
+    state_dict_of,
+)
+from pytorch_accelerated.huggingface.smoothing import LabelSmoother
+from pytorch_accelerated.huggingface.state import TrainerControl, exported_states
+from pytorch_accelerated.seeding import generator_states
+from pytorch_accelerated.sharding import has_shards, whole
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+
+class Trainer(TrainerFlow):
+    """Trains, evaluates and predicts with a model that takes its inputs by name and returns its loss.
+
+    ::
+
+        trainer = Trainer(model, TrainingArguments("results"), train_dataset=rows, eval_dataset=other_rows)
+        trainer.train()
+
+    Args:
+        model: any module whose forward takes the columns of a row by name. With labels among them it returns its loss
+            first, or as "loss".
+        args: `TrainingArguments`; default: all defaults.
+        data_collator: makes a batch, a dict, of rows; default: `default_data_collator`, or what pads rows with the
+            `processing_class` if that can.
+        train_dataset: map-style or iterable, or one of `datasets`.
+        eval_dataset: likewise, or a dict of several.
+        processing_class: a tokenizer or the like. Saved with the model.
+        model_init: returns a new model, made at each call of `train`; instead of `model`.
+        compute_loss_func: of ``(outputs, labels, num_items_in_batch=...)``, instead of the model's own loss. The number
+            is that of the labels in the whole update, to divide a sum by, or None in evaluation.
+        compute_metrics: of an `EvalPrediction`, returns a dict.
+        callbacks: classes or instances, called after the default ones and before what shows progress.
+        optimizers: an optimizer and a schedule, each of which may be None: made as the arguments say.
+        optimizer_cls_and_kwargs: a class of optimizers and its arguments, instead of those that ``args`` name.
+        preprocess_logits_for_metrics: of ``(logits, labels)`` of a batch, still on the device: what is kept of them.
+
+    Attributes:
+        model: the bare model.
+        model_wrapped: what is called in training.
+        args: the arguments.
+        state: how far the run is.
+        control: what callbacks ask for.
+        callback_handler: holds the callbacks.
+        optimizer: once there is one.
+        lr_scheduler: once there is one.
+        is_in_train: whether `train` is at work.
+        label_names: columns that are labels.
+        label_smoother: computes the loss if labels are smoothed, or None.
+        model_accepts_loss_kwargs: whether the model is told the number of labels in an update, ``num_items_in_batch``,
+            and divides by it.
+
+    Raises:
+        ConfigurationError: for arguments that cannot work together.
+    """
+
+    def __init__(
+        self,
+        model: Any = None,
+        args: TrainingArguments | None = None,
+        data_collator: Callable[[list[Any]], Any] | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: Any = None,
+        model_init: Callable[..., nn.Module] | None = None,
+        compute_loss_func: Callable[..., torch.Tensor] | None = None,
+        compute_metrics: Callable[..., Mapping[str, Any]] | None = None,
+        callbacks: Sequence[Any] | None = None,
+        optimizers: tuple[Any, Any] = (None, None),
+        optimizer_cls_and_kwargs: tuple[type[torch.optim.Optimizer], dict[str, Any]] | None = None,
+        preprocess_logits_for_metrics: Callable[[Any, Any], Any] | None = None,
+    ) -> None:
+        self.args = TrainingArguments() if args is None else args
+        self.args.check()
+        refuse_hooks_that_do_not_exist(type(self))
+        meter = self._memory_meter("init")
+        self._seed()
+        self.processing_class = processing_class
+        self.model_init = model_init
+        self.compute_loss_func = compute_loss_func
+        self.compute_metrics = compute_metrics
+        self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
+        self.train_dataset = train_dataset
+        self.eval_dataset = eval_dataset
+        self.optimizer, self.lr_scheduler = optimizers
+        self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
+        refuse_construction(self, model)
+        self.model: Any = self.call_model_init() if model_init is not None else model
+        self.model_wrapped: Any = self.model
+        self._optimizers_are_ours = [optimizer is None for optimizer in optimizers]
+        if data_collator is None:
+            pads = callable(getattr(processing_class, "pad", None))
+            data_collator = PaddingCollator(processing_class) if pads else default_data_collator
+        self.data_collator = data_collator
+        names = self.args.label_names
+        self.label_names: list[str] = find_label_names(self.model) if names is None else list(names)
+        epsilon = self.args.label_smoothing_factor
+        self.label_smoother = LabelSmoother(epsilon) if epsilon else None
+        self.model_accepts_loss_kwargs = accepts_loss_kwargs(self.model)
+        self.is_in_train = False
+        self._train_batch_size = self.args.train_batch_size
+        self._eval_loaders: dict[Any, DataLoader[Any]] = {}
+        self._ignore_keys_for_eval: Sequence[str] | None = None
+        self._folder_of_run: Path | None = None  # while a checkpoint is written
+
+        self.control = TrainerControl()
+        shown_by = PrinterCallback if self.args.disable_tqdm else ProgressCallback
+        reporters = reporting_callbacks(self.args.report_to)  # type: ignore[arg-type]  # a list by now
+        self.callback_handler = CallbackHandler(
+            [*DEFAULT_CALLBACKS, *reporters, *(callbacks or ()), shown_by],
+            self.model,
+            processing_class,
+            self.optimizer,
+            self.lr_scheduler,
+        )
+        self._engine = Engine(self, **native_arguments(self.args))
+        if self.args.should_save:
+            Path(str(self.args.output_dir)).mkdir(parents=True, exist_ok=True)
+        self.state = self._new_state()
+        self._init_metrics = {} if meter is None else meter.stop()
+        self.fire("on_init_end")
+
+    # ----------------------------------------------------------------------------------------------- training
+
+    def train(
+        self,
+        resume_from_checkpoint: str | bool | None = None,
+        trial: Any = None,
+        ignore_keys_for_eval: Sequence[str] | None = None,
+    ) -> TrainOutput:
+        """Train as the arguments say. Must be called by all ranks.
+
+        Args:
+            resume_from_checkpoint: a checkpoint's path, or True for the last one in ``args.output_dir``.
+            trial: must be None; there is no search for hyperparameters here.
+            ignore_keys_for_eval: outputs of the model that evaluations leave out.
+
+        Returns:
+            The steps done, their mean loss, and the last entry of the log history.
+
+        Raises:
+            ConfigurationError: a ValueError, if there is no such checkpoint, or nothing to train on.
+            NonFiniteLossError: if a checkpoint was due and a parameter was NaN or infinite.
+        """
+        if trial is not None:
+            raise ConfigurationError(
+                f"`trial` is {trial!r}, but this trainer searches for no hyperparameters. Make a Trainer with the "
+                "trial's arguments for each, and leave `trial` out."
+            )
+        self.args.check()
+        refuse_training(self)
+        if self.model_init is not None:
+            self._seed()
+            self.model = self.model_wrapped = self.call_model_init()
+            self.callback_handler.model = self.model
+        for index, name in enumerate(("optimizer", "lr_scheduler")):
+            if self._optimizers_are_ours[index] and (self.model_init is not None or name == "lr_scheduler"):
+                setattr(self, name, None)
+        checkpoint = self._find_checkpoint(resume_from_checkpoint)
+        self._ignore_keys_for_eval = ignore_keys_for_eval
+        return self._run_training(checkpoint)
+
+    def training_step(self, model: Any, inputs: Mapping[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
+        """Add the gradients of one batch.
+
+        Args:
+            model: to call; wrapped where there are several processes.
+            inputs: the batch, on the device.
+            num_items_in_batch: labels of the whole update, where the loss takes them.
+
+        Returns:
+            The batch's share of the loss of the update, detached; the shares of its batches add up to that.
+        """
+        if not model.training:
+            model.train()
+        inputs = self._prepare_inputs(inputs)
+        with self.compute_loss_context_manager():
+            loss = self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
+        share = self._engine.share_of_update(loss, num_items_in_batch)
+        self._engine.backward_step(share)
+        return share.detach()  # type: ignore[no-any-return]
+
+    def compute_loss(
+        self,
+        model: Any,
+        inputs: Mapping[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
+    ) -> Any:
+        """The loss of a batch, in training and in evaluation. Override it for a loss of your own.
+
+        Args:
+            model: to call.
+            inputs: the batch.
+            return_outputs: whether to return a pair of loss and outputs.
+            num_items_in_batch: labels of the whole update; divide by it if it is given, and take the mean if not.
+
+        Raises:
+            DataError: if there is no loss among the model's outputs; names what there is.
+        """
+        smoother, loss_func = self.label_smoother, self.compute_loss_func
+        labels = None
+        if (smoother is not None or loss_func is not None) and "labels" in inputs:
+            labels = inputs["labels"]
+            inputs = {name: value for name, value in inputs.items() if name != "labels"}
+        if self.model_accepts_loss_kwargs and num_items_in_batch is not None:
+            inputs = {**inputs, "num_items_in_batch": num_items_in_batch}
+        outputs = model(**inputs)
+        if labels is None:
+            loss = own_loss(outputs, inputs)
+        elif loss_func is not None:
+            loss = loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
+        else:
+            assert smoother is not None
+            loss = smoother(outputs, labels, shift_labels=predicts_next_token(self.model))
+        return (loss, outputs) if return_outputs else loss
+
+    def compute_loss_context_manager(self) -> contextlib.AbstractContextManager[Any]:
+        """What stands around `compute_loss`. Mixed precision needs nothing here: it is around the model's forward."""
+        return contextlib.nullcontext()
+
+    def floating_point_ops(self, inputs: Mapping[str, Any]) -> float:
+        """Operations of the forward and backward pass of a batch, as the model estimates them; 0 if it cannot."""
+        estimate = getattr(self.model, "floating_point_ops", None)
+        return float(estimate(inputs)) if callable(estimate) else 0.0
+
+    def call_model_init(self, trial: Any = None) -> Any:
+        """A new model from `model_init`.
+
+        Raises:
+            ArgumentTypeError: if that returns none, or needs arguments.
+        """
+        assert self.model_init is not None
+        needed = [
+            parameter.name
+            for parameter in inspect.signature(self.model_init).parameters.values()
+            if parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD
+        ]
+        if len(needed) > 1:
+            raise ArgumentTypeError(
+                f"`model_init` needs the arguments {', '.join(needed)}, but it is called with a trial, which is None, "
+                "or with nothing. Give the others a default, for example with functools.partial."
+            )
+        model = self.model_init(trial) if needed else self.model_init()
+        if not isinstance(model, nn.Module):
+            raise ArgumentTypeError(f"`model_init` returned {model!r}, which is no nn.Module. Return a new model.")
+        return model
+
+    # -------------------------------------------------------------------------------------------- optimizer, schedule
+
+    def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
+        """Make `optimizer` and `lr_scheduler`, as far as they are not there. Override this, or one of the two."""
+        self.create_optimizer()
+        self.create_scheduler(num_training_steps=num_training_steps, optimizer=self.optimizer)
+
+    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+        """Make `optimizer`, if it is not there, over the trainable parameters of the model. Returns it."""
+        if self.optimizer is None:
+            model = self.model if model is None else model
+            decay = self.args.weight_decay
+            groups = parameter_groups(model, self.get_decay_parameter_names(model), decay)
+            kind, arguments = self.optimizer_cls_and_kwargs or self.get_optimizer_cls_and_kwargs(self.args, model)
+            self.optimizer = make_optimizer(kind, arguments, groups)
+        return self.optimizer  # type: ignore[no-any-return]
+
+    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:
+        """Make `lr_scheduler`, if it is not there, for a run of so many updates. Returns it."""
+        if self.lr_scheduler is None:
+            self.lr_scheduler = make_schedule(
+                self.args.lr_scheduler_type,
+                self.optimizer if optimizer is None else optimizer,
+                num_warmup_steps=self.args.get_warmup_steps(num_training_steps),
+                num_training_steps=num_training_steps,
+                arguments=self.args.lr_scheduler_kwargs,  # type: ignore[arg-type]  # a dict by now
+            )
+        return self.lr_scheduler
+
+    def get_decay_parameter_names(self, model: Any) -> list[str]:
+        """The parameters that weight decay acts on: all but biases and those of norm layers."""
+        return decay_parameter_names(model)
+
+    @staticmethod
+    def get_optimizer_cls_and_kwargs(
+        args: TrainingArguments, model: Any = None
+    ) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
+        """The class of the optimizer that the arguments name, and what it is made with."""
+        return optimizer_class_and_arguments(args)
+
+    def get_learning_rates(self) -> list[float]:
+        """The learning rate of each parameter group."""
+        return [float(group["lr"]) for group in self._existing_optimizer().param_groups]
+
+    def get_num_trainable_parameters(self) -> int:
+        """Numbers in the model that training changes."""
+        return sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
+
+    # ----------------------------------------------------------------------------------------------------------- data
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """The loader of a training run: all rows, which the engine shares out over the processes.
+
+        Raises:
+            ConfigurationError: a ValueError, without a training set.
+        """
+        refuse_missing(self.train_dataset, "train on", "train_dataset")
+        return self._make_loader(
+            self.train_dataset,
+            batch_size=self._train_batch_size,
+            sampler=self._get_train_sampler(),
+            drop_last=self.args.dataloader_drop_last,
+        )
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
+        """The loader of an evaluation: every row once, in order.
+
+        With persistent workers the same loader comes again for the same set.
+
+        Args:
+            eval_dataset: a dataset, or the name of one in the dict ``self.eval_dataset``; default: that itself.
+
+        Raises:
+            ConfigurationError: a ValueError, without a set, or if none has that name.
+        """
+        key = eval_dataset if isinstance(eval_dataset, str) else id(eval_dataset)
+        if key in self._eval_loaders:
+            return self._eval_loaders[key]
+        if isinstance(eval_dataset, str):
+            sets = self.eval_dataset if isinstance(self.eval_dataset, Mapping) else {}
+            if eval_dataset not in sets:
+                raise ConfigurationError(
+                    f"There is no evaluation set {eval_dataset!r}, only "
+                    f"{', '.join(map(repr, sets)) or 'none by name'}. Give one of these, or a dataset."
+                )
+            dataset = sets[eval_dataset]
+        else:
+            dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        refuse_missing(dataset, "evaluate", "eval_dataset")
+        loader = self.get_test_dataloader(dataset)
+        if self.args.dataloader_persistent_workers:
+            self._eval_loaders[key] = loader
+        return loader
+
+    def get_test_dataloader(self, test_dataset: Any) -> DataLoader[Any]:
+        """The loader of a prediction: every row once, in order."""
+        return self._make_loader(
+            test_dataset,
+            batch_size=self.args.eval_batch_size,
+            sampler=self._get_eval_sampler(test_dataset),
+            drop_last=False,  # no row is left out of a metric
+        )
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int] | None:
+        """The order of the training rows; None for a dataset that has its own."""
+        dataset = self.train_dataset if train_dataset is None else train_dataset
+        rows_alike = self._train_batch_size * self.args.gradient_accumulation_steps
+        return training_sampler(dataset, self.args, self._main_input_name, rows_alike)
+
+    def _get_eval_sampler(self, eval_dataset: Any) -> Sampler[int] | None:
+        """The order of the rows of an evaluation; None for that of the dataset."""
+        return None
+
+    def _make_loader(
+        self, dataset: Any, *, batch_size: int, sampler: Sampler[int] | None, drop_last: bool
+    ) -> DataLoader[Any]:
+        collator = self.data_collator
+        if self.args.remove_unused_columns:
+            columns = signature_columns(self.model, self.label_names)
+            used = without_unused_columns(dataset, columns)
+            if used is dataset:
+                collator = RemoveColumnsCollator(collator, columns)
+            dataset = used
+        return make_loader(
+            dataset, self.args, batch_size=batch_size, collate_fn=collator, sampler=sampler, drop_last=drop_last
+        )
+
+    def num_examples(self, dataloader: Any) -> int:
+        """Rows of one pass over `dataloader`."""
+        return number_of_rows(dataloader)
+
+    def _prepare_inputs(self, inputs: Any) -> Any:
+        """A batch on the device of this process."""
+        if not len(inputs):
+            raise DataError(
+                "A batch is empty, so the model gets no input. Check the columns of the dataset and what the "
+                f"`data_collator` makes of them; the model takes {', '.join(signature_columns(self.model, ()))}."
+            )
+        device = self.args.device
+        values = inputs.values() if isinstance(inputs, Mapping) else ()
+        if values and all(isinstance(value, torch.Tensor) and value.device == device for value in values):
+            return inputs  # as the engine's loaders yield them
+        return send_to_device(inputs, device)
+
+    # ----------------------------------------------------------------------------------------- evaluating, predicting
+
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: Sequence[str] | None = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        """Evaluate, log the metrics and return them. Must be called by all ranks.
+
+        Args:
+            eval_dataset: a dataset, or a dict of several, each of which is evaluated with its name in the prefix;
+                default: that of the trainer.
+            ignore_keys: outputs of the model to leave out.
+            metric_key_prefix: what the names of metrics begin with.
+
+        Returns:
+            Metrics by name, the same on all ranks, with the mean loss over the rows.
+        """
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(dataset, Mapping):
+            metrics: dict[str, float] = {}
+            for name, each in dataset.items():
+                metrics.update(
+                    self.evaluate(
+                        each if eval_dataset is not None else name,
+                        ignore_keys=ignore_keys,
+                        metric_key_prefix=f"{metric_key_prefix}_{name}",
+                    )
+                )
+            return metrics
+        meter = self._memory_meter("eval")
+        started = time.time()
+        output = self.evaluation_loop(
+            self.get_eval_dataloader(eval_dataset),
+            description="Evaluation",
+            # Without anybody to look at them, predictions need not be kept.
+            prediction_loss_only=True if self.compute_metrics is None else None,
+            ignore_keys=ignore_keys,
+            metric_key_prefix=metric_key_prefix,
+        )
+        metrics = self._with_measures(output, metric_key_prefix, started, meter)
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def predict(
+        self, test_dataset: Any, ignore_keys: Sequence[str] | None = None, metric_key_prefix: str = "test"
+    ) -> PredictionOutput:
+        """Predictions for all rows, in their order. Must be called by all ranks, which get the same.
+
+        Args:
+            test_dataset: with labels or without.
+            ignore_keys: outputs of the model to leave out.
+            metric_key_prefix: what the names of metrics begin with.
+        """
+        meter = self._memory_meter("test")
+        started = time.time()
+        output = self.evaluation_loop(
+            self.get_test_dataloader(test_dataset),
+            description="Prediction",
+            ignore_keys=ignore_keys,
+            metric_key_prefix=metric_key_prefix,
+        )
+        metrics = self._with_measures(output, metric_key_prefix, started, meter)
+        self.control = self.callback_handler.on_predict(self.args, self.state, self.control, metrics)
+        return PredictionOutput(output.predictions, output.label_ids, metrics)
+
+    def evaluation_loop(
+        self,
+        dataloader: Any,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: Sequence[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> EvalLoopOutput:
+        """Everything that comes of one pass over `dataloader`, and nothing is logged. Must be called by all ranks.
+
+        Args:
+            dataloader: yields host batches; a torch `DataLoader` is shared out over the ranks.
+            description: what this is, for overriding methods.
+            prediction_loss_only: whether only the loss is kept; default: as the arguments say.
+            ignore_keys: outputs of the model to leave out.
+            metric_key_prefix: what the names of metrics begin with.
+        """
+        loss_only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
+        collector = EvaluationCollector(
+            self._engine._ranks,
+            self.args,
+            prediction_loss_only=loss_only,
+            compute_metrics=self.compute_metrics,
+            prefix=metric_key_prefix,
+        )
+        self.callback_handler.eval_dataloader = dataloader
+        return self._engine.evaluate_rows(
+            dataloader, lambda batch: self._evaluate_batch(batch, loss_only, ignore_keys), collector
+        )
+
+    def prediction_step(
+        self,
+        model: Any,
+        inputs: Mapping[str, Any],
+        prediction_loss_only: bool,
+        ignore_keys: Sequence[str] | None = None,
+    ) -> tuple[torch.Tensor | None, Any, Any]:
+        """Loss, outputs and labels of one batch. Override it for models that are used in another way.
+
+        Args:
+            model: to call.
+            inputs: the batch.
+            prediction_loss_only: whether outputs and labels may be None.
+            ignore_keys: outputs of the model to leave out; default: those that its config names.
+
+        Returns:
+            The loss, None without labels; the outputs, with one row for each of the batch, one alone or a tuple; the
+            labels likewise, None if one is missing.
+        """
+        inputs = self._prepare_inputs(inputs)
+        if ignore_keys is None:
+            ignore_keys = getattr(getattr(self.model, "config", None), "keys_to_ignore_at_inference", None) or ()
+        labels = [inputs.get(name) for name in self.label_names]
+        has_labels = bool(labels) and all(label is not None for label in labels)
+        returns_loss = has_labels or (not labels and returns_loss_by_itself(self.model, inputs))
+        with torch.no_grad():
+            if returns_loss:
+                with self.compute_loss_context_manager():
+                    loss, outputs = self.compute_loss(model, inputs, return_outputs=True)
+                loss = loss.detach().mean()
+            else:
+                loss = None
+                with self.compute_loss_context_manager():
+                    outputs = model(**inputs)
+        if prediction_loss_only:
+            return loss, None, None
+        logits = detached(outputs_without_loss(outputs, ignore_keys, has_loss=returns_loss))
+        kept = detached(tuple(labels)) if has_labels else None
+        return loss, logits, kept[0] if kept is not None and len(kept) == 1 else kept
+
+    def _evaluate_batch(
+        self, batch: Any, prediction_loss_only: bool, ignore_keys: Sequence[str] | None
+    ) -> EvaluatedBatch:
+        loss, logits, labels = self.prediction_step(
+            self._engine.model, batch, prediction_loss_only, ignore_keys=ignore_keys
+        )
+        size = rows_in(batch)
+        if prediction_loss_only:
+            return EvaluatedBatch(size, loss)
+        if self.preprocess_logits_for_metrics is not None and logits is not None:
+            logits = self.preprocess_logits_for_metrics(logits, labels)
+        inputs = None
+        if "inputs" in self.args.include_for_metrics:
+            inputs = inputs_for_metrics(batch, self._main_input_name)
+        evaluated = EvaluatedBatch(size, loss, logits, labels, inputs)
+        return self._gathered(evaluated) if self.args.batch_eval_metrics else evaluated
+
+    def _evaluate(
+        self, trial: Any, ignore_keys_for_eval: Sequence[str] | None, skip_scheduler: bool = False
+    ) -> dict[str, float]:
+        """The evaluation of a training run; a schedule that watches its metric takes a step."""
+        metrics = self.evaluate(ignore_keys=ignore_keys_for_eval)
+        if isinstance(self.lr_scheduler, ReduceLROnPlateau) and not skip_scheduler:
+            self.lr_scheduler.step(metric_of(metrics, self.args.metric_for_best_model or "loss"))
+        return metrics
+
+    def _with_measures(
+        self, output: EvalLoopOutput, prefix: str, started: float, meter: MemoryMeter | None
+    ) -> dict[str, Any]:
+        metrics = dict(output.metrics or {})
+        total_batch_size = self.args.eval_batch_size * self.args.world_size
+        samples = output.num_samples or 0
+        if self._engine.preparation_seconds is not None:
+            metrics[f"{prefix}_model_preparation_time"] = round(self._engine.preparation_seconds, 4)
+        metrics.update(speed_metrics(prefix, started, samples, math.ceil(samples / total_batch_size)))
+        if meter is not None:
+            metrics.update(self._init_metrics)
+            metrics.update(meter.stop())
+        return metrics
+
+    def _nested_gather(self, tensors: Any, name: str | None = None) -> Any:
+        """Nested tensors of all ranks below each other. Must be called by all ranks with a batch."""
+        return None if tensors is None else self._engine.gather(tensors, padding_value=PADDING)
+
+    # -------------------------------------------------------------------------------------------------------- logging
+
+    def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
+        """Add an entry to the log history, and tell the callbacks.
+
+        Args:
+            logs: plain numbers by name; the epoch is added to it.
+            start_time: of `time.time`; adds tokens per second since then, where tokens are counted.
+        """
+        logs["epoch"] = self.state.epoch
+        if self.args.include_num_input_tokens_seen != "no":
+            logs["num_input_tokens_seen"] = self.state.num_input_tokens_seen
+            if start_time is not None:
+                logs.update(speed_metrics("train", start_time, num_tokens=self.state.num_input_tokens_seen))
+        self.state.log_history.append({**logs, "step": self.state.global_step})
+        self.control = self.callback_handler.on_log(self.args, self.state, self.control, logs)
+
+    # ---------------------------------------------------------------------------------------------- callbacks, facts
+
+    def add_callback(self, callback: Any) -> None:
+        """Add a callback, an instance or a class, behind the others."""
+        self.callback_handler.add_callback(callback)
+
+    def pop_callback(self, callback: Any) -> Any:
+        """Take out the first callback of a class, or this instance, and return it; None if it is not there."""
+        return self.callback_handler.pop_callback(callback)
+
+    def remove_callback(self, callback: Any) -> None:
+        """Take out the first callback of a class, or this instance."""
+        self.callback_handler.remove_callback(callback)
+
+    def is_local_process_zero(self) -> bool:
+        """Whether this is the first process of its machine."""
+        return self.args.local_process_index == 0
+
+    def is_world_process_zero(self) -> bool:
+        """Whether this is the first process of all."""
+        return self.args.process_index == 0
+
+    @property
+    def accelerator(self) -> Accelerator:
+        """The accelerate object behind this trainer."""
+        return self._engine._accelerator
+
+    # --------------------------------------------------------------------------------------------------------- saving
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Write weights, description and arguments to a folder. Must be called by all ranks; the first one writes.
+
+        Args:
+            output_dir: default: ``args.output_dir``.
+        """
+        state_dict = state_dict_of(self.model) if has_shards(self.model) else None
+        if self.args.should_save:
+            self._save(output_dir, state_dict=state_dict)
+
+    def _save(self, output_dir: str | None = None, state_dict: Mapping[str, Any] | None = None) -> None:
+        """What `save_model` does on the rank that writes."""
+        folder = Path(str(self.args.output_dir) if output_dir is None else output_dir)
+        if folder == self._folder_of_run:
+            save_description(self.model, folder)  # its weights are in the native parts
+        else:
+            save_weights(self.model, folder, state_dict_of(self.model) if state_dict is None else state_dict)
+        save_companions(folder, self.args, self.processing_class)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """Write a checkpoint of this step, whole or not at all, and delete what is too many. All ranks must call it."""
+        folder = self._checkpoint_folder()
+        self._note_best_checkpoint(folder)
+        self.store_flos()
+        self.state.stateful_callbacks = exported_states(self._exportables())
+        generators = self._engine._ranks.exchange(generator_states())
+        if self.args.save_only_model:
+            self._engine.write_model(folder, self._write_beside_weights)
+        else:
+            self._engine.write_run(folder, lambda staging: self._write_beside_run(staging, generators))
+        if self.args.should_save:
+            rotate_checkpoints(str(self.args.output_dir), self.args.save_total_limit, self.state.best_model_checkpoint)
+
+    def _write_beside_weights(self, folder: Path) -> None:
+        self.save_model(str(folder), _internal_call=True)
+        self.state.save_to_json(folder / TRAINER_STATE_NAME)
+
+    def _write_beside_run(self, folder: Path, generators: Sequence[dict[str, Any]]) -> None:
+        """The files that people and other tools know."""
+        self._folder_of_run = folder
+        try:
+            self._write_beside_weights(folder)
+        finally:
+            self._folder_of_run = None
+        optimizer, scheduler, scaler = self._engine.optimizer, self._engine.scheduler, self._engine._accelerator.scaler
+        states = {
+            OPTIMIZER_NAME: whole(optimizer.state_dict()),
+            SCHEDULER_NAME: None if scheduler is None else scheduler.state_dict(),
+            SCALER_NAME: None if scaler is None else scaler.state_dict(),
+            **{rng_state_name(rank, len(generators)): state for rank, state in enumerate(generators)},
+        }
+        save_tensors(folder, states)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        """Load the weights of a checkpoint into a model, by default the trainer's."""
+        load_weights(self.model if model is None else model, Path(resume_from_checkpoint))
+
+    def _load_best_model(self) -> None:
+        """Load the weights of the best checkpoint."""
+        self._load_from_checkpoint(str(self.state.best_model_checkpoint))
+
+    def _load_callback_state(self) -> None:
+        """Make callbacks anew from the states in ``self.state``, and the control."""
+        restore_callbacks(self, self.state.stateful_callbacks)
+
+    def _gathered(self, batch: EvaluatedBatch) -> EvaluatedBatch:
+        """A batch with the rows of all ranks, in their order."""
+        if self.args.world_size == 1:
+            return batch
+        rows = {"logits": batch.logits, "labels": batch.labels, "inputs": batch.inputs}
+        gathered = {name: self._nested_gather(value) for name, value in rows.items()}
+        return EvaluatedBatch(batch.size, batch.loss, **gathered)
+
+    def _existing_optimizer(self) -> Any:
+        if self.optimizer is None:
+            raise ConfigurationError(
+                "There is no optimizer yet: it is made when the training begins. Call `create_optimizer` before, or "
+                "ask in a callback."
+            )
+        return self.optimizer

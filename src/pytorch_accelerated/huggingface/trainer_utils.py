@@ -1,0 +1,32 @@
+"""The names that scripts import from here, wherever they are defined."""
+
+from pytorch_accelerated.huggingface.checkpoints import (
+    PREFIX_CHECKPOINT_DIR,
+    get_last_checkpoint,
+    rotate_checkpoints,
+    sort_checkpoints,
+)
+from pytorch_accelerated.huggingface.collating import RemoveColumnsCollator
+from pytorch_accelerated.huggingface.determinism import enable_full_determinism
+from pytorch_accelerated.huggingface.measuring import speed_metrics
+from pytorch_accelerated.huggingface.outputs import EvalLoopOutput, EvalPrediction, PredictionOutput, TrainOutput
+from pytorch_accelerated.huggingface.strategies import IntervalStrategy, SaveStrategy, SchedulerType
+from pytorch_accelerated.seeding import set_seed
+
+__all__ = [
+    "PREFIX_CHECKPOINT_DIR",
+    "EvalLoopOutput",
+    "EvalPrediction",
+    "IntervalStrategy",
+    "PredictionOutput",
+    "RemoveColumnsCollator",
+    "SaveStrategy",
+    "SchedulerType",
+    "TrainOutput",
+    "enable_full_determinism",
+    "get_last_checkpoint",
+    "rotate_checkpoints",
+    "set_seed",
+    "sort_checkpoints",
+    "speed_metrics",
+]

@@ -1,0 +1,141 @@
+"""Tiny models, rows and runs for the Hugging Face trainer."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import Dataset, IterableDataset
+
+from pytorch_accelerated.huggingface import Trainer, TrainerCallback, TrainingArguments
+
+
+class Rows(Dataset[Any]):
+    """Rows for a regression, the same at every call: ``x`` with two numbers and ``labels`` with one."""
+
+    def __init__(self, size: int) -> None:
+        generator = torch.Generator().manual_seed(1)
+        self.x = torch.randn(size, 2, generator=generator)
+        self.labels = torch.randn(size, 1, generator=generator)
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {"x": self.x[index], "labels": self.labels[index]}
+
+
+class NoisyRows(Rows):
+    """The same with noise of all three generators that user code draws from."""
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        row = super().__getitem__(index)
+        return {**row, "x": row["x"] + 0.1 * (torch.rand(2) + np.random.rand() + random.random())}
+
+
+class Stream(IterableDataset[Any]):
+    """The same rows without a length."""
+
+    def __init__(self, size: int) -> None:
+        self.rows = Rows(size)
+
+    def __iter__(self) -> Any:
+        return (self.rows[index] for index in range(len(self.rows)))
+
+
+class Regression(nn.Module):
+    """A linear model that returns loss and outputs, as a tuple or a dict."""
+
+    def __init__(self, returns_dict: bool = False, dropout: float = 0.0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(2, 1)
+        self.dropout = nn.Dropout(dropout)
+        self.returns_dict = returns_dict
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
+        outputs = self.linear(self.dropout(x))
+        loss = None if labels is None else ((outputs - labels) ** 2).mean()
+        if self.returns_dict:
+            return {"loss": loss, "logits": outputs}
+        return (outputs,) if loss is None else (loss, outputs)
+
+
+class Recorder(TrainerCallback):
+    """Notes the events, each with the step, and the flags that are set when it comes."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    @property
+    def events(self) -> list[str]:
+        """Their names alone."""
+        return [call.split("@")[0] for call in self.calls]
+
+
+def _event(name: str) -> Any:
+    def method(self: Recorder, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        flags = [flag for flag, is_set in sorted(vars(control).items()) if is_set]
+        self.calls.append(f"{name.removeprefix('on_')}@{state.global_step} {' '.join(flags)}".strip())
+
+    return method
+
+
+for _name in [name for name in dir(TrainerCallback) if name.startswith("on_")]:
+    setattr(Recorder, _name, _event(_name))
+
+
+class StopAt(TrainerCallback):
+    """Saves at a step and ends the run there, as a kill after the save would."""
+
+    def __init__(self, step: int, *, saves: bool = True) -> None:
+        self.step, self.saves = step, saves
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == self.step:
+            control.should_save |= self.saves
+            control.should_training_stop = True
+
+
+def make_arguments(folder: Path, **arguments: Any) -> TrainingArguments:
+    """Arguments of a quiet run on the CPU: batches of 2, in the order of the rows, each step logged, nothing saved."""
+    defaults: dict[str, Any] = {
+        "per_device_train_batch_size": 2,
+        "learning_rate": 0.1,
+        "num_train_epochs": 2,
+        "train_sampling_strategy": "sequential",
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "use_cpu": True,
+    }
+    return TrainingArguments(str(folder), **{**defaults, **arguments})
+
+
+def make_trainer(
+    folder: Path,
+    *callbacks: Any,
+    kind: type[Trainer] = Trainer,
+    parts: dict[str, Any] | None = None,
+    **arguments: Any,
+) -> Trainer:
+    """A trainer of a `Regression` on ten `Rows`, evaluated on five; `parts` are of the trainer, `arguments` the rest."""
+    given: dict[str, Any] = {"train_dataset": Rows(10), "eval_dataset": Rows(5), **(parts or {})}
+    if "model_init" not in given:
+        given.setdefault("model", Regression())
+    trainer = kind(args=make_arguments(folder, **arguments), callbacks=list(callbacks), **given)
+    trainer.callback_handler.callbacks.pop()  # which prints the logs
+    return trainer
+
+
+def losses(trainer: Trainer) -> list[float]:
+    """What was logged as the loss of the steps."""
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+def without_speed(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A log history without what depends on the clock."""
+    words = ("_runtime", "_per_second", "_preparation_time")
+    return [{name: value for name, value in entry.items() if not name.endswith(words)} for entry in history]

@@ -1,0 +1,577 @@
+"""The arguments of a run: defaults, what follows from what, what is refused, and command lines."""
+
+import copy
+import dataclasses
+import json
+import math
+import pickle
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, MissingDependencyError
+from pytorch_accelerated.huggingface import reporting
+from pytorch_accelerated.huggingface.arguments import TrainingArguments
+from pytorch_accelerated.huggingface.not_taken_over import NOT_TAKEN_OVER
+from pytorch_accelerated.huggingface.reporting import TensorBoardCallback, reporting_callbacks
+from pytorch_accelerated.huggingface.strategies import (
+    IntervalStrategy,
+    OptimizerNames,
+    ParallelMode,
+    SaveStrategy,
+    SchedulerType,
+)
+from tests.support.processes import run_on_ranks
+
+RANKS = Path(__file__).parents[1] / "ranks"
+
+
+def make(**arguments: Any) -> TrainingArguments:
+    """For names and values that a type checker would object to."""
+    return TrainingArguments(**arguments)
+
+
+@pytest.mark.fact("Arguments: the defaults are those of transformers")
+def test_the_defaults_are_those_of_transformers() -> None:
+    from transformers import TrainingArguments as GenuineArguments
+
+    ours = {one.name: one.default for one in dataclasses.fields(TrainingArguments)}
+    theirs = {one.name: one.default for one in dataclasses.fields(GenuineArguments)}
+    # Theirs is filled in later, or tells nothing apart that ours does: "none" from left out.
+    differing = {"report_to", "gradient_checkpointing", "activation_checkpointing", "include_for_metrics"}
+    common = ours.keys() & theirs.keys() - differing
+    assert len(common) > 75
+    assert {name: ours[name] for name in common} == {name: theirs[name] for name in common}
+
+
+@pytest.mark.fact("Arguments: batch 8/8, 3 epochs, lr 5e-5, AdamW(0.9, 0.999, 1e-8), no weight decay, clipping at 1")
+@pytest.mark.fact("Arguments: logging every 500 steps, no evaluation, saving every 500 steps, seed 42")
+@pytest.mark.fact('Arguments: nothing is reported anywhere, and output_dir None becomes "trainer_output"')
+def test_without_arguments_there_are_the_well_known_defaults() -> None:
+    args = TrainingArguments()
+    assert (args.per_device_train_batch_size, args.per_device_eval_batch_size) == (8, 8)
+    assert (args.num_train_epochs, args.max_steps, args.learning_rate, args.weight_decay) == (3.0, -1, 5e-5, 0.0)
+    assert (args.adam_beta1, args.adam_beta2, args.adam_epsilon, args.max_grad_norm) == (0.9, 0.999, 1e-8, 1.0)
+    assert (args.lr_scheduler_type, args.warmup_steps) == (SchedulerType.LINEAR, 0)
+    assert (args.logging_strategy, args.logging_steps) == (IntervalStrategy.STEPS, 500)
+    assert (args.eval_strategy, args.eval_steps, args.do_eval) == (IntervalStrategy.NO, None, False)
+    assert (args.save_strategy, args.save_steps, args.save_total_limit) == (SaveStrategy.STEPS, 500, None)
+    assert (args.seed, args.logging_nan_inf_filter, args.remove_unused_columns) == (42, True, True)
+    assert (args.report_to, args.output_dir, args.disable_tqdm) == ([], "trainer_output", False)
+
+
+@pytest.mark.fact("Arguments: every one of transformers is there, or refused with the reason and the remedy")
+def test_every_argument_of_transformers_is_there_or_refused_with_a_reason() -> None:
+    from transformers import TrainingArguments as GenuineArguments
+
+    ours = {one.name for one in dataclasses.fields(TrainingArguments)}
+    theirs = {one.name for one in dataclasses.fields(GenuineArguments)}
+    assert theirs - ours - NOT_TAKEN_OVER.keys() == set()
+    assert ours & NOT_TAKEN_OVER.keys() == set()
+    # What only we have is there for older scripts.
+    assert ours - theirs == {
+        "evaluation_strategy",
+        "group_by_length",
+        "include_inputs_for_metrics",
+        "logging_dir",
+        "warmup_ratio",
+    }
+
+
+@pytest.mark.parametrize("name", sorted(NOT_TAKEN_OVER))
+def test_an_argument_that_is_not_taken_over_is_refused_by_name_value_reason_and_remedy(name: str) -> None:
+    with pytest.raises(ArgumentTypeError) as caught:
+        make(**{name: "some value"})
+    entry = NOT_TAKEN_OVER[name]
+    assert str(caught.value) == f"`{name}` is 'some value', but it is not taken over. {entry.reason} {entry.remedy}"
+
+
+def test_an_unknown_argument_is_a_type_error_that_names_the_nearest_one() -> None:
+    with pytest.raises(TypeError, match="`learning_rat` is 1, but there is no argument.* mean `learning_rate`"):
+        make(learning_rat=1)
+    with pytest.raises(TypeError, match=r"`zzz` is 1.*docs/huggingface_arguments\.md"):
+        make(zzz=1)
+
+
+def test_all_unknown_arguments_come_in_one_error() -> None:
+    with pytest.raises(ArgumentTypeError, match="`push_to_hub` is True.*`bogus` is 1"):
+        make(push_to_hub=True, bogus=1)
+
+
+@pytest.mark.fact("Arguments: strategies are enums that equal their strings; logging and evaluation no, steps, epoch")
+@pytest.mark.fact('Arguments: saving also knows "best"; an unknown strategy is a ValueError')
+def test_strategies_equal_their_strings() -> None:
+    args = TrainingArguments(logging_strategy="epoch", eval_strategy=IntervalStrategy.STEPS, save_strategy="no")
+    assert args.logging_strategy is IntervalStrategy.EPOCH
+    assert args.eval_strategy == "steps"
+    assert f"{args.save_strategy}" == str(args.save_strategy) == "no"
+    assert [word.value for word in IntervalStrategy] == ["no", "steps", "epoch"]
+    assert [word.value for word in SaveStrategy] == ["no", "steps", "epoch", "best"]
+    with pytest.raises(ValueError, match="`eval_strategy` cannot work: 'best' is no IntervalStrategy.*'no', 'steps'"):
+        TrainingArguments(eval_strategy="best")
+    with pytest.raises(ValueError, match="`save_strategy` cannot work: 'sometimes'"):
+        TrainingArguments(save_strategy="sometimes")
+
+
+def test_strategies_are_those_of_transformers() -> None:
+    from transformers.trainer_utils import IntervalStrategy as GenuineInterval
+    from transformers.trainer_utils import SaveStrategy as GenuineSave
+    from transformers.trainer_utils import SchedulerType as GenuineSchedule
+    from transformers.training_args import OptimizerNames as GenuineOptimizers
+
+    assert words_of(IntervalStrategy) == words_of(GenuineInterval)
+    assert words_of(SaveStrategy) == words_of(GenuineSave)
+    assert words_of(SchedulerType).items() <= words_of(GenuineSchedule).items()
+    assert words_of(OptimizerNames).items() <= words_of(GenuineOptimizers).items()
+
+
+def words_of(enum: type[Enum]) -> dict[str, str]:
+    return {name: member.value for name, member in enum.__members__.items()}
+
+
+def test_an_unknown_optimizer_is_refused_with_the_way_to_pass_one() -> None:
+    with pytest.raises(ConfigurationError, match="'adafactor' is no OptimizerNames.*optimizer_cls_and_kwargs"):
+        TrainingArguments(optim="adafactor")
+
+
+@pytest.mark.fact('Arguments: eval_steps None with "steps" is logging_steps; an eval_strategy switches do_eval on')
+def test_evaluation_steps_default_to_logging_steps() -> None:
+    args = TrainingArguments(eval_strategy="steps", logging_steps=7)
+    assert (args.eval_steps, args.do_eval) == (7, True)
+    assert TrainingArguments(eval_strategy="epoch").do_eval
+
+
+@pytest.mark.fact('Arguments: logging_steps 0 with "steps" is a ValueError')
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"logging_steps": 0},
+        {"save_steps": 0},
+        {"eval_strategy": "steps", "eval_steps": 0},
+        {"save_steps": -5},
+    ],
+)
+def test_steps_that_would_never_come_are_refused(arguments: dict[str, Any]) -> None:
+    name = next(name for name in arguments if name.endswith("_steps"))
+    with pytest.raises(
+        ValueError, match=rf"`{name}` is {arguments[name]}.*or {name.removesuffix('steps')}strategy='no'"
+    ):
+        TrainingArguments(**arguments)
+
+
+def test_steps_that_nobody_counts_may_be_zero() -> None:
+    assert TrainingArguments(logging_strategy="epoch", logging_steps=0).logging_steps == 0
+
+
+@pytest.mark.fact("Arguments: numbers of steps are integers or shares in (0, 1); 10.5 is a ValueError")
+@pytest.mark.parametrize("name", ["logging_steps", "eval_steps", "save_steps"])
+def test_steps_are_whole_numbers_or_shares(name: str) -> None:
+    assert getattr(make(**{name: 0.25}), name) == 0.25
+    whole = getattr(make(**{name: 20.0}), name)
+    assert (whole, type(whole)) == (20, int)
+    for wrong in (10.5, math.inf, math.nan, -0.5):
+        with pytest.raises(ValueError, match=f"`{name}` is {wrong}"):
+            make(**{name: wrong})
+
+
+@pytest.mark.fact('Arguments: load_best_model_at_end needs matching strategies, unless save_strategy is "best"')
+@pytest.mark.parametrize(
+    ("eval_strategy", "save_strategy", "fits"),
+    [
+        ("epoch", "epoch", True),
+        ("steps", "steps", True),
+        ("epoch", "best", True),
+        ("steps", "best", True),
+        ("epoch", "steps", False),
+        ("steps", "no", False),
+        ("no", "steps", False),
+        ("no", "no", False),
+        ("no", "best", False),
+    ],
+)
+def test_the_best_model_needs_an_evaluation_of_each_checkpoint(
+    eval_strategy: str, save_strategy: str, fits: bool
+) -> None:
+    def made() -> TrainingArguments:
+        return TrainingArguments(load_best_model_at_end=True, eval_strategy=eval_strategy, save_strategy=save_strategy)
+
+    if fits:
+        assert made().load_best_model_at_end
+    else:
+        with pytest.raises(ValueError, match=f"`eval_strategy` is '{eval_strategy}'"):
+            made()
+
+
+@pytest.mark.fact("Arguments: load_best_model_at_end needs save_steps that are a multiple of eval_steps")
+@pytest.mark.parametrize(
+    ("eval_steps", "save_steps", "fits"),
+    [(3, 6, True), (3, 3, True), (0.1, 0.3, True), (3, 4, False), (6, 3, False), (0.2, 0.5, False), (5, 0.5, False)],
+)
+def test_checkpoints_must_come_at_multiples_of_evaluations(eval_steps: float, save_steps: float, fits: bool) -> None:
+    def made(load_best: bool) -> TrainingArguments:
+        return TrainingArguments(
+            load_best_model_at_end=load_best, eval_strategy="steps", eval_steps=eval_steps, save_steps=save_steps
+        )
+
+    assert made(False).save_steps == save_steps
+    if fits:
+        assert made(True).load_best_model_at_end
+    else:
+        with pytest.raises(ValueError, match="which is no multiple of `eval_steps`"):
+            made(True)
+
+
+@pytest.mark.fact('Arguments: the metric then defaults to "loss", and greater_is_better to not ending with "loss"')
+def test_the_direction_of_the_metric_follows_from_its_name() -> None:
+    assert TrainingArguments().greater_is_better is None
+    args = TrainingArguments(load_best_model_at_end=True, eval_strategy="epoch", save_strategy="epoch")
+    assert (args.metric_for_best_model, args.greater_is_better) == ("loss", False)
+    assert TrainingArguments(metric_for_best_model="accuracy").greater_is_better is True
+    assert TrainingArguments(metric_for_best_model="eval_my_loss").greater_is_better is False
+    assert TrainingArguments(metric_for_best_model="error", greater_is_better=False).greater_is_better is False
+
+
+@pytest.mark.fact("Arguments: fp16 together with bf16 is a ValueError")
+@pytest.mark.fact("Arguments: reduce_lr_on_plateau needs an eval_strategy, and goes by the loss")
+@pytest.mark.fact("Arguments: a negative warmup_steps is a ValueError")
+@pytest.mark.fact("Arguments: a prefetch factor needs workers")
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"fp16": True, "bf16": True}, "`fp16` and `bf16` are both True"),
+        ({"lr_scheduler_type": "reduce_lr_on_plateau"}, "`lr_scheduler_type` is 'reduce_lr_on_plateau'"),
+        ({"warmup_steps": -1}, "`warmup_steps` is -1: give a whole number of updates"),
+        ({"warmup_steps": 1.5}, "`warmup_steps` is 1.5"),
+        ({"dataloader_prefetch_factor": 2}, "`dataloader_prefetch_factor` is 2, but `dataloader_num_workers` is 0"),
+        ({"dataloader_persistent_workers": True}, "`dataloader_persistent_workers` is True"),
+        ({"dataloader_multiprocessing_context": "spawn"}, "`dataloader_multiprocessing_context` is 'spawn'"),
+        ({"fsdp": "full_shard", "deepspeed": {"a": 1}}, "`fsdp` and `deepspeed` are both given"),
+        ({"fsdp_config": {"a": 1}}, "`fsdp_config` is given, but `fsdp` is not"),
+        ({"save_strategy": "best"}, "`save_strategy` is 'best', but `eval_strategy` is 'no'"),
+        ({"report_to": "wandb"}, r"`report_to` is \['wandb'\].*transformers.integrations"),
+        ({"report_to": ["tensorboard", "none"]}, "`report_to`"),
+        ({"include_for_metrics": ["labels"]}, "`include_for_metrics`.*'inputs', 'loss'"),
+        ({"include_num_input_tokens_seen": "some"}, "`include_num_input_tokens_seen`"),
+        ({"log_level": "loud"}, "`log_level` is 'loud'.*'debug'"),
+        ({"per_device_train_batch_size": 0}, "`per_device_train_batch_size` is 0: give 1 or more"),
+        ({"gradient_accumulation_steps": 0}, "`gradient_accumulation_steps`"),
+        ({"max_steps": 0}, "`max_steps` is 0: give the number of updates, or -1"),
+        ({"num_train_epochs": -1}, "`num_train_epochs`"),
+        ({"num_train_epochs": math.inf}, "`num_train_epochs`"),
+        ({"learning_rate": math.nan}, "`learning_rate`"),
+        ({"adam_beta2": 1.0}, "`adam_beta2`"),
+        ({"label_smoothing_factor": 1.0}, "`label_smoothing_factor`"),
+        ({"seed": -1}, "`seed`"),
+        ({"data_seed": 2**32}, "`data_seed`"),
+        ({"save_total_limit": 0}, "`save_total_limit` is 0: give 1 or more, or None"),
+        ({"lr_scheduler_kwargs": "{'a': 1}"}, "`lr_scheduler_kwargs`.*no JSON can be read"),
+        ({"lr_scheduler_kwargs": "[1]"}, "`lr_scheduler_kwargs`.*not of a dict"),
+        ({"deepspeed": "no_such_file.json"}, "`deepspeed` is 'no_such_file.json'"),
+        ({"warmup_ratio": 1.0}, "`warmup_ratio`"),
+        ({"warmup_ratio": 0.1, "warmup_steps": 3}, "two names of one argument: give `warmup_steps` alone"),
+        ({"evaluation_strategy": "epoch", "eval_strategy": "steps"}, "give `eval_strategy` alone"),
+    ],
+)
+def test_values_that_cannot_work_are_refused_by_name(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        TrainingArguments(**arguments)
+    assert isinstance(caught.value, ConfigurationError)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"do_train": "false"},
+        {"per_device_train_batch_size": "8"},
+        {"per_device_train_batch_size": 8.0},
+        {"max_steps": True},
+        {"learning_rate": "5e-5"},
+        {"seed": None},
+        {"label_names": "labels"},
+        {"include_for_metrics": "inputs"},
+        {"output_dir": 5},
+        {"log_level": 10},
+        {"fsdp": ["full_shard"]},
+        {"fsdp_config": [1]},
+        {"disable_tqdm": "false"},
+        {"ddp_find_unused_parameters": 1},
+    ],
+)
+def test_values_of_the_wrong_kind_are_type_errors(arguments: dict[str, Any]) -> None:
+    ((name, value),) = arguments.items()
+    with pytest.raises(ArgumentTypeError, match=re.escape(f"`{name}` is {value!r}: give")):
+        TrainingArguments(**arguments)
+
+
+def test_all_complaints_come_in_one_error() -> None:
+    with pytest.raises(ConfigurationError, match="`learning_rate` is -1.*`fp16` and `bf16`"):
+        TrainingArguments(learning_rate=-1, fp16=True, bf16=True)
+
+
+def test_what_was_changed_later_can_be_checked_again() -> None:
+    args = TrainingArguments()
+    args.label_names = []
+    args.eval_strategy = "epoch"
+    args.check()
+    args.save_strategy = "steps"
+    args.load_best_model_at_end = True
+    with pytest.raises(ConfigurationError, match="`eval_strategy` is 'epoch' and `save_strategy` is 'steps'"):
+        args.check()
+
+
+@pytest.mark.fact("Arguments: warmup_steps below 1 is a share of the run, rounded up")
+def test_the_warmup_may_be_a_share() -> None:
+    assert TrainingArguments(warmup_steps=0.25).get_warmup_steps(11) == 3
+    assert TrainingArguments(warmup_steps=3).get_warmup_steps(11) == 3
+    assert TrainingArguments(warmup_steps=1.0).get_warmup_steps(11) == 1
+    assert TrainingArguments().get_warmup_steps(11) == 0
+
+
+@pytest.mark.fact('Arguments: report_to "none" or ["none"] is [], "tensorboard" is ["tensorboard"]')
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [(None, []), ("none", []), (["none"], []), ([], []), ("tensorboard", ["tensorboard"]), ("all", ["tensorboard"])],
+)
+def test_report_to_becomes_a_list(given: str | list[str] | None, names: list[str]) -> None:
+    args = TrainingArguments(report_to=given)
+    assert args.report_to == names
+    assert reporting_callbacks(names) == [TensorBoardCallback] * len(names)
+
+
+@pytest.mark.fact("Arguments: logging_dir alone means TensorBoard, and an error that names the extra without it")
+def test_a_logging_dir_means_tensorboard(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert TrainingArguments(logging_dir="logs").report_to == ["tensorboard"]
+    assert TrainingArguments(logging_dir="logs", report_to="none").report_to == []
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    assert TrainingArguments(logging_dir="logs").report_to == ["tensorboard"]
+    with pytest.raises(MissingDependencyError, match=r"pytorch-accelerated\[tensorboard\]"):
+        reporting.TensorBoardCallback()
+
+
+@pytest.mark.fact("Arguments: old names are accepted: evaluation_strategy, logging_dir, include_inputs_for_metrics")
+def test_old_names_speak_for_the_new_ones() -> None:
+    old = TrainingArguments(
+        evaluation_strategy="epoch",
+        group_by_length=True,
+        include_inputs_for_metrics=True,
+        warmup_ratio=0.1,
+        activation_checkpointing=True,
+        activation_checkpointing_kwargs={"use_reentrant": False},
+    )
+    new = TrainingArguments(
+        eval_strategy="epoch",
+        train_sampling_strategy="group_by_length",
+        include_for_metrics=["inputs"],
+        warmup_steps=0.1,
+        gradient_checkpointing=True,
+        gradient_checkpointing_kwargs={"use_reentrant": False},
+    )
+    assert old == new
+
+
+def test_a_changed_copy_of_arguments_with_old_names_is_no_contradiction() -> None:
+    args = TrainingArguments(evaluation_strategy="epoch", include_inputs_for_metrics=True, logging_dir="logs")
+    changed = dataclasses.replace(args, eval_strategy="steps")
+    assert (changed.eval_strategy, changed.include_for_metrics) == ("steps", ["inputs"])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"load_best_model_at_end": True, "eval_strategy": "epoch", "save_strategy": "epoch"},
+        {"report_to": "none", "logging_dir": "logs"},
+        {"fsdp": "true", "fsdp_config": '{"a": 1}', "include_num_input_tokens_seen": True, "torch_compile_mode": "x"},
+    ],
+)
+def test_arguments_made_of_arguments_are_the_same(arguments: dict[str, Any]) -> None:
+    args = TrainingArguments(**arguments)
+    assert dataclasses.replace(args) == args
+    assert copy.deepcopy(args) == args
+    assert pickle.loads(pickle.dumps(args)) == args
+    assert TrainingArguments(**args.to_dict()) == args
+
+
+def test_words_and_flags_are_read_as_people_write_them() -> None:
+    args = make(include_num_input_tokens_seen=True, fsdp=True, torch_compile_backend="eager")
+    assert (
+        args.to_dict().items() >= {"include_num_input_tokens_seen": "all", "fsdp": True, "torch_compile": True}.items()
+    )
+    assert [make(fsdp=given).fsdp for given in ("", False, None, "false")] == [None] * 4
+    assert TrainingArguments(max_grad_norm=None).max_grad_norm is None
+
+
+def test_dicts_may_come_as_json_or_as_files(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text('{"stage": 2}')
+    args = TrainingArguments(lr_scheduler_kwargs='{"num_cycles": 2}', deepspeed=str(file))
+    assert (args.lr_scheduler_kwargs, args.deepspeed) == ({"num_cycles": 2}, {"stage": 2})
+
+
+@pytest.mark.fact("Arguments: a dataclass that users subclass with further fields")
+def test_a_subclass_may_have_fields_of_its_own() -> None:
+    @dataclass
+    class MyArguments(TrainingArguments):
+        dropout: float = field(default=0.1)
+        hub_token: str | None = None  # a name that we do not take over is theirs to use
+        folder: Path | None = None
+
+    args = MyArguments(dropout=0.5, eval_strategy="epoch", hub_token="secret", folder=Path("data"))
+    assert (args.dropout, args.do_eval) == (0.5, True)
+    assert args.to_dict()["folder"] == "data"
+    assert "secret" not in args.to_json_string()
+    with pytest.raises(ArgumentTypeError, match="`push_to_hub` is True"):
+        MyArguments(push_to_hub=True)  # type: ignore[call-arg]
+    with pytest.raises(ArgumentTypeError, match="Did you mean `dropout`"):
+        MyArguments(dropuot=0.5)  # type: ignore[call-arg]
+
+
+def test_a_subclass_may_have_an_init_of_its_own() -> None:
+    class MyArguments(TrainingArguments):
+        def __init__(self, name: str, **kwargs: Any) -> None:
+            super().__init__(**kwargs)
+            self.name = name
+
+    args = MyArguments("mine", learning_rate=0.1)
+    assert (args.name, args.learning_rate) == ("mine", 0.1)
+
+
+@pytest.mark.fact("Arguments: to_dict and to_json_string are plain JSON: enums as values, dtypes by name")
+def test_arguments_are_plain_json() -> None:
+    @dataclass
+    class MyArguments(TrainingArguments):
+        dtype: torch.dtype = torch.float32
+        sizes: tuple[int, ...] = (1, 2)
+        number: object = np.float32(0.5)
+
+    args = MyArguments(eval_strategy="epoch", lr_scheduler_kwargs={"dtype": torch.bfloat16})
+    read = json.loads(args.to_json_string())
+    assert read == args.to_dict()
+    assert (read["eval_strategy"], read["dtype"], read["sizes"], read["number"]) == ("epoch", "float32", [1, 2], 0.5)
+    assert read["lr_scheduler_kwargs"] == {"dtype": "bfloat16"}
+    assert type(args.to_dict()["eval_strategy"]) is str
+
+
+def test_an_argument_that_json_has_no_place_for_is_named() -> None:
+    @dataclass
+    class MyArguments(TrainingArguments):
+        model: object = None
+
+    with pytest.raises(ArgumentTypeError, match="`model` is Linear"):
+        MyArguments(model=torch.nn.Linear(1, 1)).to_dict()
+
+
+def test_arguments_for_trackers_are_single_values() -> None:
+    values = TrainingArguments(label_names=["a"], eval_strategy="epoch").to_sanitized_dict()
+    assert {type(value) for value in values.values()} <= {bool, int, float, str}
+    assert (values["label_names"], values["train_batch_size"]) == ("['a']", 8)
+
+
+@pytest.fixture
+def _process_without_a_trainer() -> Iterator[None]:
+    """What an earlier test has used, a GPU say, would otherwise decide; and what this one uses, for the later ones."""
+    from accelerate.state import AcceleratorState, PartialState
+
+    shared = [AcceleratorState._shared_state, PartialState._shared_state]
+    before = [dict(state) for state in shared]
+    for state in shared:
+        state.clear()
+    yield
+    for state, content in zip(shared, before, strict=True):
+        state.clear()
+        state.update(content)
+
+
+@pytest.mark.usefixtures("_process_without_a_trainer")
+@pytest.mark.fact("Arguments: train_batch_size and eval_batch_size are those of the device; world size and indices")
+def test_this_process_is_alone() -> None:
+    args = TrainingArguments(per_device_train_batch_size=4, per_device_eval_batch_size=16, use_cpu=True)
+    assert (args.train_batch_size, args.eval_batch_size) == (4, 16)
+    assert (args.world_size, args.process_index, args.local_process_index, args.n_gpu) == (1, 0, 0, 0)
+    assert (args.device, args.parallel_mode) == (torch.device("cpu"), ParallelMode.NOT_PARALLEL)
+    assert args.should_save
+    assert args.should_log
+
+
+@pytest.mark.fact("Arguments: log_level is that of the first process, log_level_replica of the others")
+def test_the_level_of_the_first_process_is_log_level() -> None:
+    import logging
+
+    assert TrainingArguments(log_level="debug").get_process_log_level() == logging.DEBUG
+    assert TrainingArguments().get_process_log_level() == logging.NOTSET
+
+
+@pytest.mark.fact("Arguments: making them does not make output_dir")
+def test_making_arguments_touches_no_file(tmp_path: Path) -> None:
+    make(output_dir=tmp_path / "results", logging_dir=str(tmp_path / "logs"))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.fact("Arguments: HfArgumentParser makes them from a command line")
+def test_the_genuine_parser_makes_them_from_a_command_line() -> None:
+    from transformers import HfArgumentParser
+
+    parser = HfArgumentParser(TrainingArguments)  # type: ignore[arg-type]
+    (empty,) = parser.parse_args_into_dataclasses([])
+    assert empty == TrainingArguments()
+    words = "--output_dir out --eval_strategy steps --save_steps 0.5 --eval_steps 0.25 --bf16 --learning_rate 1e-3"
+    words += " --dataloader_pin_memory false --no_remove_unused_columns --label_names a b --report_to none"
+    words += ' --lr_scheduler_type cosine --lr_scheduler_kwargs {"num_cycles":2} --optim sgd --max_steps 10'
+    words += " --include_num_input_tokens_seen all --fsdp true --disable_tqdm true --warmup_ratio 0.1 --deepspeed {}"
+    (parsed,) = parser.parse_args_into_dataclasses(words.split())
+    assert parsed == TrainingArguments(
+        output_dir="out",
+        eval_strategy="steps",
+        save_steps=0.5,
+        eval_steps=0.25,
+        bf16=True,
+        learning_rate=1e-3,
+        dataloader_pin_memory=False,
+        remove_unused_columns=False,
+        label_names=["a", "b"],
+        report_to="none",
+        lr_scheduler_type="cosine",
+        lr_scheduler_kwargs={"num_cycles": 2},
+        optim="sgd",
+        max_steps=10,
+        include_num_input_tokens_seen="all",
+        fsdp="true",
+        disable_tqdm=True,
+        warmup_steps=0.1,
+        deepspeed={},
+    )
+
+
+def test_every_argument_has_a_help_text_of_one_line() -> None:
+    for one in dataclasses.fields(TrainingArguments):
+        text = one.metadata["help"]
+        assert text.endswith(".")
+        assert "\n" not in text
+        assert "|" not in text, "it stands in a table"
+
+
+@pytest.mark.processes
+@pytest.mark.fact(
+    "Arguments: world_size, process_index, local_process_index, should_save and should_log of each process"
+)
+def test_each_of_two_processes_knows_its_place(tmp_path: Path) -> None:
+    run_on_ranks(RANKS / "huggingface_arguments.py", 2, cwd=tmp_path)
+
+
+@pytest.mark.usefixtures("_process_without_a_trainer")
+def test_the_first_process_goes_first(caplog: pytest.LogCaptureFixture) -> None:
+    done = []
+    with caplog.at_level("DEBUG", "pytorch_accelerated.huggingface"):
+        for local in (True, False):
+            with TrainingArguments(use_cpu=True).main_process_first(local=local, desc="reading"):
+                done.append(local)
+    assert done == [True, False]
+    assert "reading" in caplog.text

@@ -1,0 +1,135 @@
+"""The folders ``checkpoint-<step>``: the last, and those that go."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from pytorch_accelerated.checkpointing.publish import begin
+from pytorch_accelerated.errors import CheckpointError, ConfigurationError
+from pytorch_accelerated.huggingface.checkpoints import (
+    checkpoint_name,
+    checkpoints_to_delete,
+    get_last_checkpoint,
+    rotate_checkpoints,
+    sort_checkpoints,
+)
+
+
+def save(folder: Path, *steps: int) -> None:
+    """Complete checkpoints, one after the other, each with a manifest."""
+    for step in steps:
+        staged = begin(folder / checkpoint_name(step))
+        staged.commit({}, [staged.write_file("trainer_state.json", [b"{}"])])
+
+
+def steps_in(folder: Path) -> list[int]:
+    return sorted(int(path.name.split("-")[1]) for path in folder.iterdir())
+
+
+@pytest.mark.fact("Checkpoints: get_last_checkpoint is the highest number among folders, None if there is none")
+def test_the_last_checkpoint_has_the_highest_number(tmp_path: Path) -> None:
+    assert get_last_checkpoint(tmp_path) is None
+    assert get_last_checkpoint(tmp_path / "missing") is None
+    for name in ("checkpoint-2", "checkpoint-10", "checkpoint-x", "my-checkpoint-30", "checkpoint-40.bak", "runs"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "checkpoint-50").write_text("a file")
+    assert get_last_checkpoint(str(tmp_path)) == str(tmp_path / "checkpoint-10")
+
+
+def test_the_last_checkpoint_is_that_of_transformers(tmp_path: Path) -> None:
+    from transformers.trainer_utils import get_last_checkpoint as genuine_last
+
+    for name in ("checkpoint-2", "checkpoint-10", "checkpoint-x", "my-checkpoint-30", "checkpoint-40.bak"):
+        assert get_last_checkpoint(tmp_path) == genuine_last(str(tmp_path))
+        (tmp_path / name).mkdir()
+    assert get_last_checkpoint(tmp_path) == genuine_last(str(tmp_path))
+
+
+@pytest.mark.fact("Checkpoints: save_total_limit deletes the oldest, never the newest, never the best")
+@pytest.mark.parametrize("limit", [1, 2, 3, 5])
+@pytest.mark.parametrize("best", [None, 5, 10, 25])
+def test_the_same_checkpoints_stay_as_with_transformers(limit: int, best: int | None, tmp_path: Path) -> None:
+    from transformers.trainer_utils import rotate_checkpoints as genuine_rotation
+
+    left = {}
+    for name, rotate in (("ours", rotate_checkpoints), ("theirs", genuine_rotation)):
+        folder = tmp_path / name
+        save(folder, 5, 10, 15, 20, 25)
+        rotate(str(folder), limit, None if best is None else str(folder / checkpoint_name(best)))
+        left[name] = steps_in(folder)
+    assert left["ours"] == left["theirs"]
+    assert {25, best or 25} <= set(left["ours"])
+
+
+@pytest.mark.fact("Checkpoints: a limit of 1 may leave two: the newest and the best")
+def test_a_limit_of_one_leaves_the_newest_and_the_best(tmp_path: Path) -> None:
+    save(tmp_path, 5, 10, 15)
+    rotate_checkpoints(tmp_path, 1, tmp_path / "checkpoint-5")
+    assert steps_in(tmp_path) == [5, 15]
+
+
+def test_without_a_limit_all_stay(tmp_path: Path) -> None:
+    save(tmp_path, 5, 10)
+    rotate_checkpoints(tmp_path, None)
+    assert steps_in(tmp_path) == [5, 10]
+
+
+def test_the_newest_is_what_was_saved_last_whatever_its_number(tmp_path: Path) -> None:
+    save(tmp_path, 10, 20, 30)  # an earlier run
+    save(tmp_path, 5)  # the first checkpoint of a new one
+    assert [os.path.basename(path) for path in sort_checkpoints(tmp_path)][-1] == "checkpoint-5"
+    rotate_checkpoints(tmp_path, 2)
+    assert steps_in(tmp_path) == [5, 30]
+
+
+def test_folders_without_a_manifest_are_the_oldest(tmp_path: Path) -> None:
+    for step in (40, 9):
+        (tmp_path / checkpoint_name(step)).mkdir()
+    save(tmp_path, 5)
+    assert [os.path.basename(path) for path in sort_checkpoints(tmp_path)] == [
+        "checkpoint-9",
+        "checkpoint-40",
+        "checkpoint-5",
+    ]
+
+
+def test_what_is_no_checkpoint_is_left_alone(tmp_path: Path) -> None:
+    save(tmp_path, 5, 10)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "checkpoint-notes").mkdir()
+    rotate_checkpoints(tmp_path, 1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-10", "checkpoint-notes", "runs"]
+
+
+def test_the_best_is_found_by_any_spelling_of_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path / "out", 5, 10, 15)
+    monkeypatch.chdir(tmp_path)
+    rotate_checkpoints("out", 1, tmp_path / "out" / ".." / "out" / "checkpoint-5")
+    assert steps_in(tmp_path / "out") == [5, 15]
+
+
+def test_what_goes_is_a_pure_function() -> None:
+    folders = ["checkpoint-1", "checkpoint-2", "checkpoint-3"]
+    assert checkpoints_to_delete(folders, 1, "checkpoint-2") == ["checkpoint-1"]
+    assert checkpoints_to_delete(folders, 3, None) == []
+    assert checkpoints_to_delete([], 1, None) == []
+
+
+@pytest.mark.parametrize("limit", [0, -1])
+def test_a_limit_below_one_is_refused(limit: int, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=f"`save_total_limit` is {limit}"):
+        rotate_checkpoints(tmp_path, limit)
+
+
+def test_a_disk_that_refuses_is_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pytorch_accelerated.checkpointing import disk
+
+    def refuse(*paths: Path) -> None:
+        raise OSError("read-only")
+
+    save(tmp_path, 5, 10)
+    monkeypatch.setattr(disk, "move", refuse)
+    with pytest.raises(CheckpointError, match="read-only"):
+        rotate_checkpoints(tmp_path, 1)
+    assert steps_in(tmp_path) == [5, 10]

@@ -1,0 +1,97 @@
+"""What TensorBoard gets, read back from its files."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pytorch_accelerated.huggingface.arguments import TrainingArguments
+from pytorch_accelerated.huggingface.reporting import TensorBoardCallback
+from pytorch_accelerated.huggingface.state import TrainerControl, TrainerState
+
+
+def scalars_in(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder)).Reload()
+    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+def texts_in(folder: Path) -> set[str]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    return set(EventAccumulator(str(folder)).Reload().Tags()["tensors"])
+
+
+def report(callback: TensorBoardCallback, args: TrainingArguments, *logs: dict[str, Any], **state: Any) -> None:
+    control = TrainerControl()
+    config = SimpleNamespace(to_json_string=lambda: "{}")
+    callback.on_train_begin(args, TrainerState(**state), control, model=SimpleNamespace(config=config))
+    for step, entry in enumerate(logs, start=1):
+        callback.on_log(args, TrainerState(global_step=step, **state), control, logs=entry)
+    callback.on_train_end(args, TrainerState(**state), control)
+
+
+@pytest.mark.fact("The log history: TensorBoard tags are train/<k>, eval/<k>, test/<k>, at global_step, in any script")
+def test_values_come_back_under_their_tags(tmp_path: Path) -> None:
+    args = TrainingArguments(logging_dir=str(tmp_path / "logs"))
+    report(
+        TensorBoardCallback(),
+        args,
+        {"loss": 0.5, "epoch": 1},
+        {"eval_loss": 0.25, "eval_точность": 1.0},
+        {"test_loss": 2.0, "evaluation": 3.0},
+    )
+    assert scalars_in(tmp_path / "logs") == {
+        "train/loss": [(1, 0.5)],
+        "train/epoch": [(1, 1.0)],
+        "eval/loss": [(2, 0.25)],
+        "eval/точность": [(2, 1.0)],
+        "test/loss": [(3, 2.0)],
+        "train/evaluation": [(3, 3.0)],
+    }
+    assert texts_in(tmp_path / "logs") == {"args/text_summary", "model_config/text_summary"}
+
+
+def test_by_default_a_run_has_a_folder_of_its_own_below_the_output(tmp_path: Path) -> None:
+    args = TrainingArguments(output_dir=str(tmp_path), report_to="tensorboard", run_name="first")
+    report(TensorBoardCallback(), args, {"loss": 0.5})
+    assert scalars_in(tmp_path / "runs" / "first") == {"train/loss": [(1, 0.5)]}
+    args.run_name = None
+    report(TensorBoardCallback(), args, {"loss": 0.5})
+    assert len(list((tmp_path / "runs").iterdir())) == 2
+
+
+@pytest.mark.fact("Arguments: TensorBoard is written by world process zero")
+def test_other_processes_write_nothing(tmp_path: Path) -> None:
+    args = TrainingArguments(logging_dir=str(tmp_path / "logs"))
+    report(TensorBoardCallback(), args, {"loss": 0.5}, is_world_process_zero=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_logged_after_or_without_a_training_is_written_too(tmp_path: Path) -> None:
+    args = TrainingArguments(logging_dir=str(tmp_path))
+    callback = TensorBoardCallback()
+    report(callback, args, {"loss": 0.5})
+    callback.on_log(args, TrainerState(global_step=7), TrainerControl(), logs={"eval_loss": 0.25})
+    callback.on_train_end(args, TrainerState(), TrainerControl())
+    assert scalars_in(tmp_path) == {"train/loss": [(1, 0.5)], "eval/loss": [(7, 0.25)]}
+
+
+def test_what_is_no_number_brings_one_warning(tmp_path: Path) -> None:
+    args = TrainingArguments(logging_dir=str(tmp_path))
+    with pytest.warns(UserWarning, match="'note' is 'good', which is no number") as caught:
+        report(TensorBoardCallback(), args, {"loss": 0.5, "note": "good"}, {"note": "bad"})
+    assert len(caught) == 1
+    assert scalars_in(tmp_path) == {"train/loss": [(1, 0.5)]}
+
+
+def test_a_writer_of_the_users_is_used_and_stays_open(tmp_path: Path) -> None:
+    from torch.utils.tensorboard import SummaryWriter
+
+    writer = SummaryWriter(str(tmp_path))
+    report(TensorBoardCallback(writer), TrainingArguments(), {"loss": 0.5})
+    writer.add_scalar("mine", 1.0, 9)
+    writer.close()
+    assert scalars_in(tmp_path) == {"train/loss": [(1, 0.5)], "mine": [(9, 1.0)]}

@@ -1,0 +1,293 @@
+"""A run that goes on from a checkpoint equals the run that was never interrupted, to the bit."""
+
+import json
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError
+from pytorch_accelerated.huggingface import EarlyStoppingCallback, ExportableState, Trainer, TrainerCallback
+from tests.huggingface.runs import NoisyRows, Regression, Rows, StopAt, Stream, losses, make_trainer, without_speed
+from tests.support.resuming import assert_same
+
+
+def run(folder: Path, *callbacks: Any, resume: Any = None, process_seed: int = 0, **arguments: Any) -> Trainer:
+    """Three epochs of noisy rows in random order, with dropout; evaluations, and logs of several steps."""
+    parts = {"train_dataset": NoisyRows(11), "model": Regression(dropout=0.4), **arguments.pop("parts", {})}
+    trainer = make_trainer(
+        folder,
+        *callbacks,
+        parts=parts,
+        **{
+            "train_sampling_strategy": "random",
+            "num_train_epochs": 3,
+            "gradient_accumulation_steps": 2,
+            "logging_steps": 1,
+            "eval_strategy": "steps",
+            "eval_steps": 2,
+            "metric_for_best_model": "loss",
+            **arguments,
+        },
+    )
+    if resume is not None:
+        # What the process did before must not matter.
+        torch.manual_seed(process_seed)
+        np.random.seed(process_seed)
+        random.seed(process_seed)
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer
+
+
+def everything(trainer: Trainer) -> dict[str, Any]:
+    """What must be the same in the end, to the bit."""
+    state = {name: value for name, value in vars(trainer.state).items() if name != "best_model_checkpoint"}
+    return {
+        "model": trainer.model.state_dict(),
+        "optimizer": trainer.optimizer.state_dict(),
+        "schedule": trainer.lr_scheduler.state_dict(),
+        "state": {**state, "log_history": without_speed(trainer.state.log_history[:-1])},
+        "torch": torch.default_generator.get_state(),
+        "numpy": torch.from_numpy(np.random.get_state(legacy=False)["state"]["key"].astype(np.int64)),
+        "random": random.getstate(),
+    }
+
+
+@pytest.mark.fact("Resuming: bit for bit what an uninterrupted run gives, also inside the 2nd epoch, with accumulation")
+@pytest.mark.fact("Resuming: weights, optimizer, schedule, order of rows, generators, log history before and after")
+@pytest.mark.parametrize("step", [1, 2, 3, 4, 6, 7, 8])  # of 9, 3 in each epoch
+def test_a_resumed_run_equals_the_uninterrupted_one(step: int, tmp_path: Path) -> None:
+    whole = everything(run(tmp_path / "whole"))
+    run(tmp_path / "parts", StopAt(step))
+    resumed = run(tmp_path / "parts", resume=str(tmp_path / "parts" / f"checkpoint-{step}"), process_seed=5)
+    assert_same(everything(resumed), whole)
+    assert len(losses(resumed)) == 9
+
+
+@pytest.mark.parametrize("arguments", [{"save_strategy": "epoch"}, {"eval_strategy": "epoch", "save_strategy": "epoch"}])
+def test_a_checkpoint_at_the_end_of_an_epoch_goes_on_with_the_next(arguments: Any, tmp_path: Path) -> None:
+    whole = run(tmp_path / "whole", **arguments)
+    for step in (3, 6):
+        resumed = run(tmp_path / "parts", resume=str(tmp_path / "whole" / f"checkpoint-{step}"), **arguments)
+        torch.testing.assert_close(resumed.model.state_dict(), whole.model.state_dict(), rtol=0, atol=0)
+        assert without_speed(resumed.state.log_history[:-1]) == without_speed(whole.state.log_history[:-1])
+
+
+def test_a_stream_goes_on_behind_the_rows_it_has_used(tmp_path: Path) -> None:
+    arguments = {"parts": {"train_dataset": Stream(11)}, "max_steps": 8, "gradient_accumulation_steps": 1}
+    whole = run(tmp_path / "whole", **arguments)
+    run(tmp_path / "parts", StopAt(7), **{**arguments})
+    resumed = run(tmp_path / "parts", resume=True, **arguments)
+    torch.testing.assert_close(resumed.model.state_dict(), whole.model.state_dict(), rtol=0, atol=0)
+
+
+@pytest.mark.fact("Resuming: True is the last checkpoint of output_dir")
+def test_true_resumes_from_the_last_checkpoint(tmp_path: Path) -> None:
+    run(tmp_path, StopAt(4), save_strategy="steps", save_steps=2)
+    resumed = run(tmp_path, resume=True)
+    assert resumed.state.log_history[3]["step"] == 3
+    assert resumed.state.global_step == 9
+    assert len(losses(resumed)) == 9
+
+
+@pytest.mark.fact('Resuming: True without one is ValueError "No valid checkpoint found in output directory"')
+def test_true_without_a_checkpoint_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="No valid checkpoint found in output directory"):
+        run(tmp_path, resume=True)
+
+
+@pytest.mark.fact("Resuming: a path without weights is ValueError \"Can't find a valid checkpoint at\"")
+def test_a_path_without_weights_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="Can't find a valid checkpoint at .*nowhere"):
+        run(tmp_path, resume=str(tmp_path / "nowhere"))
+
+
+@pytest.mark.parametrize("resume", [None, False])
+def test_none_and_false_begin_anew(resume: Any, tmp_path: Path) -> None:
+    run(tmp_path, StopAt(2))
+    trainer = make_trainer(tmp_path)
+    trainer.train(resume_from_checkpoint=resume)
+    assert len(losses(trainer)) == 10
+
+
+@pytest.mark.fact("Differences: a damaged checkpoint is noticed, and the newest valid one taken instead, with a warning")
+@pytest.mark.parametrize("by_path", [True, False])
+def test_a_damaged_checkpoint_is_passed_over(by_path: bool, tmp_path: Path) -> None:
+    whole = run(tmp_path / "whole")
+    run(tmp_path / "parts", StopAt(4), save_strategy="steps", save_steps=1)
+    newest = tmp_path / "parts" / "checkpoint-4"
+    weights = bytearray((newest / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (newest / "model.safetensors").write_bytes(weights)
+    with pytest.warns(UserWarning, match="(?s)Going on from .*checkpoint-3; skipped:.*model.safetensors was changed"):
+        resumed = run(tmp_path / "parts", resume=str(newest) if by_path else True)
+    torch.testing.assert_close(resumed.model.state_dict(), whole.model.state_dict(), rtol=0, atol=0)
+
+
+def test_only_damaged_checkpoints_are_an_error(tmp_path: Path) -> None:
+    run(tmp_path, StopAt(1))
+    (tmp_path / "checkpoint-1" / "rank_0.json").write_text("{}")
+    with pytest.raises(InvalidCheckpointError, match="No checkpoint is valid"):
+        run(tmp_path, resume=True)
+
+
+@pytest.mark.fact('Resuming: different arguments are allowed with a warning "save_steps: 10 (from args) != 5 (...)"')
+@pytest.mark.fact("Resuming: the new per_device_train_batch_size is used")
+def test_other_arguments_are_used_and_told(tmp_path: Path) -> None:
+    run(tmp_path, StopAt(3), save_strategy="steps", save_steps=5)
+    with pytest.warns(UserWarning, match=r"goes on with other arguments") as caught:
+        resumed = run(tmp_path, resume=True, save_strategy="steps", save_steps=10, per_device_train_batch_size=4)
+    message = str(caught[0].message)
+    assert "save_steps: 10 (from args) != 5 (from trainer_state.json)" in message
+    assert "per_device_train_batch_size: 4 (from args) != 2 (from trainer_state.json)" in message
+    assert resumed.state.train_batch_size == 4
+    assert resumed.state.global_step == 6  # two for each epoch, the first of which was over
+
+
+@pytest.mark.fact("Resuming: frozen parameters stay frozen")
+def test_frozen_parameters_stay_frozen(tmp_path: Path) -> None:
+    def frozen() -> Regression:
+        model = Regression()
+        model.linear.bias.requires_grad_(False)
+        return model
+
+    run(tmp_path, StopAt(2), parts={"model": frozen()})
+    resumed = run(tmp_path, resume=True, parts={"model": frozen()})
+    assert torch.equal(resumed.model.linear.bias, Regression().linear.bias)
+    assert not resumed.model.linear.bias.requires_grad
+
+
+@pytest.mark.fact("Resuming: a vanished best checkpoint is forgotten with a warning")
+def test_a_vanished_best_checkpoint_is_forgotten(tmp_path: Path) -> None:
+    arguments = {"save_strategy": "steps", "save_steps": 2, "greater_is_better": True}  # so the first one is the best
+    run(tmp_path, StopAt(4), **arguments)
+    state = json.loads((tmp_path / "checkpoint-4" / "trainer_state.json").read_text())
+    assert state["best_model_checkpoint"] == str(tmp_path / "checkpoint-2")
+    shutil.rmtree(tmp_path / "checkpoint-2")
+    with pytest.warns(UserWarning, match="best checkpoint so far, .*checkpoint-2.* is not there any more"):
+        resumed = run(tmp_path, resume=True, **arguments)
+    assert resumed.state.best_global_step not in (None, 2)
+
+
+@pytest.mark.fact("Resuming: speed and train_loss of the result cover this call only")
+@pytest.mark.fact("Resuming: stopped between two logs, the next loss covers the new steps only")
+def test_losses_after_a_resume_are_of_the_new_steps(tmp_path: Path) -> None:
+    each = losses(run(tmp_path / "whole"))
+    run(tmp_path / "parts", StopAt(5), logging_steps=3)
+    resumed = run(tmp_path / "parts", resume=True, logging_steps=3)
+    assert losses(resumed) == pytest.approx([sum(each[:3]) / 3, each[5], sum(each[6:]) / 3])
+    summary = resumed.state.log_history[-1]
+    assert summary["train_loss"] == pytest.approx(sum(each[5:]) / 4)
+
+
+@pytest.mark.fact("Resuming: already seen batches are skipped, unless ignore_data_skip")
+def test_data_may_begin_anew(tmp_path: Path) -> None:
+    class Watching(Trainer):
+        def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+            seen.append(inputs["x"][0, 0].item())
+            return super().training_step(model, inputs, num_items_in_batch)
+
+    firsts = Rows(10).x[::2, 0].tolist()
+    for ignores, expected in ((False, firsts[2:]), (True, firsts)):
+        make_trainer(tmp_path, StopAt(2), num_train_epochs=1, save_strategy="no").train()
+        seen: list[float] = []
+        trainer = make_trainer(tmp_path, kind=Watching, num_train_epochs=1, ignore_data_skip=ignores)
+        trainer.train(resume_from_checkpoint=True)
+        assert seen == expected[: len(seen)]
+        assert len(seen) == 3
+
+
+class Counting(TrainerCallback, ExportableState):
+    """Counts steps in an attribute; `name` is its argument."""
+
+    def __init__(self, name: str = "unnamed") -> None:
+        self.name, self.steps = name, 0
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.steps += 1
+
+    def state(self) -> dict[str, Any]:
+        return {"args": {"name": self.name}, "attributes": {"steps": self.steps}}
+
+
+@pytest.mark.fact("Resuming: restore_callback_states_from_checkpoint re-creates callbacks of the same class, in order")
+def test_callbacks_are_made_anew_from_their_states(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="Counting"):  # two of a class
+        run(tmp_path, Counting("first"), Counting("second"), StopAt(4))
+    fresh = Counting(), Counting()
+    with pytest.warns(UserWarning, match="Counting"):
+        resumed = run(tmp_path, *fresh, resume=True, restore_callback_states_from_checkpoint=True)
+    restored = [callback for callback in resumed.callback_handler.callbacks if isinstance(callback, Counting)]
+    assert [(callback.name, callback.steps) for callback in restored] == [("first", 9), ("second", 9)]
+    assert [callback.steps for callback in fresh] == [0, 0]
+
+
+@pytest.mark.fact("Resuming: states of callbacks that are missing bring a warning with their names")
+def test_missing_callbacks_are_named(tmp_path: Path) -> None:
+    run(tmp_path, Counting("first"), StopAt(4))
+    with pytest.warns(UserWarning, match="states of the callbacks Counting, which this trainer does not have"):
+        run(tmp_path, resume=True, restore_callback_states_from_checkpoint=True)
+
+
+@pytest.mark.fact("Best model: EarlyStoppingCallback's state carries patience, threshold and counter over a resume")
+def test_early_stopping_goes_on_counting(tmp_path: Path) -> None:
+    def stopping() -> EarlyStoppingCallback:
+        return EarlyStoppingCallback(early_stopping_patience=50)
+
+    with pytest.warns(UserWarning, match="load_best_model_at_end"):
+        whole = run(tmp_path / "whole", stopping())
+        run(tmp_path / "parts", stopping(), StopAt(7))
+        resumed = run(
+            tmp_path / "parts", stopping(), resume=True, restore_callback_states_from_checkpoint=True
+        )
+    counters = [
+        callback.early_stopping_patience_counter
+        for trainer in (whole, resumed)
+        for callback in trainer.callback_handler.callbacks
+        if isinstance(callback, EarlyStoppingCallback)
+    ]
+    assert counters[0] == counters[1] > 0
+
+
+# ------------------------------------------------------------------------------------------- folders without our parts
+
+
+def without_native_parts(folder: Path) -> Path:
+    """What transformers would have written of it."""
+    known = ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json")
+    for path in folder.iterdir():
+        if path.name not in known:
+            path.unlink()
+    return folder
+
+
+@pytest.mark.fact("Checkpoints: a folder with the usual files alone can be gone on from, and gives the same run")
+@pytest.mark.parametrize("step", [2, 3, 7])
+def test_the_usual_files_alone_are_enough(step: int, tmp_path: Path) -> None:
+    whole = everything(run(tmp_path / "whole"))
+    run(tmp_path / "parts", StopAt(step))
+    folder = without_native_parts(tmp_path / "parts" / f"checkpoint-{step}")
+    resumed = run(tmp_path / "parts", resume=str(folder), process_seed=5)
+    assert_same(everything(resumed), whole)
+
+
+@pytest.mark.fact("Differences: a .pt file that needs more than weights_only is refused with a clear error")
+@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
+def test_a_file_that_would_have_to_be_executed_is_refused(name: str, tmp_path: Path) -> None:
+    class Payload:
+        def __reduce__(self) -> Any:
+            return (Path.touch, (tmp_path / "executed",))
+
+    run(tmp_path, StopAt(2))
+    folder = without_native_parts(tmp_path / "checkpoint-2")
+    torch.save({"state": Payload()}, folder / name)
+    weights_before = Regression().state_dict()
+    trainer = make_trainer(tmp_path)
+    with pytest.raises(CheckpointError, match=name):
+        trainer.train(resume_from_checkpoint=str(folder))
+    assert not (tmp_path / "executed").exists()
+    torch.testing.assert_close(trainer.model.state_dict(), weights_before, rtol=0, atol=0)

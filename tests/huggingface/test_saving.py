@@ -1,0 +1,292 @@
+"""Checkpoint folders: what is in them, which stay, which is the best, and that none is ever seen half written."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from pytorch_accelerated.checkpointing.verify import verify
+from pytorch_accelerated.errors import CheckpointError, NonFiniteLossError
+from pytorch_accelerated.huggingface import Trainer, TrainerCallback, get_last_checkpoint
+from tests.huggingface.runs import Recorder, Regression, make_trainer
+
+USUAL_FILES = {"model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth"} | {
+    "trainer_state.json",
+    "training_args.bin",
+    "training_args.json",
+}
+
+
+def checkpoints(folder: Path) -> list[str]:
+    return sorted((path.name for path in folder.glob("checkpoint-*")), key=lambda name: int(name.split("-")[1]))
+
+
+@pytest.mark.fact("Checkpoints: output_dir/checkpoint-<step>/ has weights, arguments, optimizer, schedule, generators, state")
+@pytest.mark.fact("Differences: a manifest stands beside the named files, and training_args.json")
+def test_a_checkpoint_has_the_usual_files_and_a_manifest_of_all(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, save_strategy="steps", save_steps=5, num_train_epochs=1)
+    trainer.train()
+    folder = tmp_path / "checkpoint-5"
+    manifest = verify(folder)
+    assert USUAL_FILES <= {entry.name for entry in manifest.files}
+    assert {entry.name for entry in manifest.files} | {"manifest.json"} == {path.name for path in folder.iterdir()}
+    torch.testing.assert_close(load_file(folder / "model.safetensors"), dict(trainer.model.state_dict()))
+
+
+@pytest.mark.fact("Differences: optimizer.pt, scheduler.pt, rng_state.pth, training_args.bin load with weights_only=True")
+def test_what_is_saved_loads_without_executing_anything(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, save_strategy="steps", save_steps=5, num_train_epochs=1)
+    trainer.train()
+    loaded = {
+        name: torch.load(tmp_path / "checkpoint-5" / name, weights_only=True)
+        for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin")
+    }
+    torch.testing.assert_close(loaded["optimizer.pt"]["state"], trainer.optimizer.state_dict()["state"])
+    assert loaded["scheduler.pt"] == trainer.lr_scheduler.state_dict()
+    assert loaded["training_args.bin"] == trainer.args.to_dict()
+    assert json.loads((tmp_path / "checkpoint-5" / "training_args.json").read_text()) == trainer.args.to_dict()
+
+
+@pytest.mark.fact("Checkpoints: save_only_model leaves out optimizer, scheduler, rng")
+def test_only_the_model_may_be_saved(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, save_strategy="steps", save_steps=5, num_train_epochs=2, save_only_model=True)
+    trainer.train()
+    folder = tmp_path / "checkpoint-5"
+    verify(folder)
+    others = {"training_args.bin", "training_args.json", "trainer_state.json", "manifest.json"}
+    assert {path.name for path in folder.iterdir()} == {"model.safetensors", *others}
+    resumed = make_trainer(tmp_path, num_train_epochs=2)
+    with pytest.warns(UserWarning, match="no optimizer.pt and no scheduler.pt: the run goes on with the weights"):
+        resumed.train(resume_from_checkpoint=str(folder))
+    assert [entry["step"] for entry in resumed.state.log_history if "loss" in entry][-5:] == [6, 7, 8, 9, 10]
+
+
+@pytest.mark.fact("Checkpoints: save_model(dir) writes weights and arguments")
+def test_save_model_writes_weights_and_arguments(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path)
+    trainer.save_model(str(tmp_path / "mine"))
+    trainer.save_model()
+    for folder in (tmp_path / "mine", tmp_path):
+        torch.testing.assert_close(load_file(folder / "model.safetensors"), dict(trainer.model.state_dict()))
+        assert torch.load(folder / "training_args.bin", weights_only=True) == trainer.args.to_dict()
+    assert get_last_checkpoint(tmp_path) is None
+
+
+@pytest.mark.fact("Checkpoints: sharded safetensors with an index can be read back")
+def test_weights_in_several_files_are_read(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    trainer = make_trainer(tmp_path, save_strategy="steps", save_steps=5, save_only_model=True, num_train_epochs=1)
+    trainer.train()
+    folder = tmp_path / "checkpoint-5"
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    (folder / "manifest.json").unlink()
+    for index, (name, tensor) in enumerate(weights.items()):
+        save_file({name: tensor}, folder / f"model-{index}.safetensors")
+    weight_map = {name: f"model-{index}.safetensors" for index, name in enumerate(weights)}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    other = make_trainer(tmp_path)
+    other._load_from_checkpoint(str(folder))
+    torch.testing.assert_close(other.model.state_dict(), trainer.model.state_dict(), rtol=0, atol=0)
+
+
+@pytest.mark.fact("Checkpoints: trainer_state.json holds the fields of TrainerState, steps as absolute numbers")
+def test_the_state_in_a_checkpoint_is_that_of_its_step(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, save_strategy="steps", save_steps=0.4, eval_strategy="steps", eval_steps=0.2)
+    trainer.train()
+    state = json.loads((tmp_path / "checkpoint-4" / "trainer_state.json").read_text())
+    assert {name for name in vars(trainer.state)} == state.keys()
+    assert (state["global_step"], state["epoch"], state["max_steps"]) == (4, 0.8, 10)
+    assert (state["save_steps"], state["eval_steps"], state["train_batch_size"]) == (4, 2, 2)
+    assert state["log_history"] == trainer.state.log_history[: len(state["log_history"])]
+    assert state["log_history"][-1]["step"] == 4
+    assert "eval_loss" in state["log_history"][-1]  # a checkpoint knows its evaluation
+
+
+@pytest.mark.fact("Checkpoints: save_total_limit deletes the oldest, never the newest")
+def test_the_oldest_are_deleted(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, save_strategy="steps", save_steps=3, save_total_limit=2)
+    trainer.train()
+    assert checkpoints(tmp_path) == ["checkpoint-9", "checkpoint-10"]
+
+
+@pytest.mark.fact("Checkpoints: never the best; a limit of 1 may leave two until the end, when only the best stays")
+def test_the_best_is_never_deleted(tmp_path: Path) -> None:
+    class Look(TrainerCallback):
+        seen: list[list[str]] = []
+
+        def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            self.seen.append(checkpoints(tmp_path))
+
+    trainer = make_trainer(
+        tmp_path,
+        look := Look(),
+        parts={"compute_metrics": lambda prediction: {"step": -abs(trainer.state.global_step - 4)}},
+        save_strategy="steps",
+        save_steps=2,
+        eval_strategy="steps",
+        eval_steps=2,
+        save_total_limit=1,
+        load_best_model_at_end=True,
+        metric_for_best_model="step",
+    )
+    trainer.train()
+    names = [[f"checkpoint-{step}" for step in steps] for steps in ([2], [4], [4, 6], [4, 8], [4, 10])]
+    assert look.seen == names
+    assert checkpoints(tmp_path) == ["checkpoint-4"]
+
+
+@pytest.mark.fact("Best model: tracked at each strictly better evaluation, with the checkpoint once it exists")
+def test_the_best_step_without_a_checkpoint_has_none(tmp_path: Path) -> None:
+    trainer = make_trainer(
+        tmp_path,
+        save_strategy="steps",
+        save_steps=5,
+        eval_strategy="steps",
+        eval_steps=3,
+        metric_for_best_model="loss",
+        num_train_epochs=1.8,
+    )
+    trainer.train()
+    evaluations = {
+        entry["step"]: entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry
+    }
+    best = min(evaluations, key=lambda step: evaluations[step])
+    assert trainer.state.best_metric == evaluations[best]
+    assert trainer.state.best_global_step == best
+    expected = tmp_path / f"checkpoint-{best}"
+    assert trainer.state.best_model_checkpoint == (str(expected) if expected.is_dir() else None)
+    assert best != 9 or trainer.state.best_model_checkpoint is not None
+
+
+@pytest.mark.fact("Best model: without metric_for_best_model nothing is tracked")
+def test_nothing_is_tracked_without_a_metric(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, eval_strategy="epoch")
+    trainer.train()
+    assert (trainer.state.best_metric, trainer.state.best_global_step) == (None, None)
+
+
+@pytest.mark.fact("Best model: a missing metric is a KeyError that names eval_<metric> and those available")
+def test_a_missing_metric_is_named(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, eval_strategy="epoch", metric_for_best_model="accuracy")
+    with pytest.raises(KeyError, match="'eval_accuracy', which the evaluation does not have. There is: .*'eval_loss'"):
+        trainer.train()
+
+
+@pytest.mark.fact("Best model: load_best_model_at_end loads it before train_end, a following evaluate gives the best value")
+def test_the_best_model_is_loaded_before_the_end(tmp_path: Path) -> None:
+    class AtEnd(TrainerCallback):
+        def on_train_end(self, args: Any, state: Any, control: Any, model: Any, **kwargs: Any) -> None:
+            self.weights = {name: value.clone() for name, value in model.state_dict().items()}
+
+    trainer = make_trainer(
+        tmp_path,
+        at_end := AtEnd(),
+        learning_rate=0.5,
+        eval_strategy="steps",
+        eval_steps=1,
+        save_strategy="steps",
+        save_steps=1,
+        load_best_model_at_end=True,
+    )
+    trainer.train()
+    assert trainer.state.best_global_step != 10, "the best must not be the last, or nothing is shown"
+    assert trainer.evaluate()["eval_loss"] == trainer.state.best_metric
+    best = load_file(Path(str(trainer.state.best_model_checkpoint)) / "model.safetensors")
+    torch.testing.assert_close(at_end.weights, best, rtol=0, atol=0)
+
+
+@pytest.mark.fact('Best model: save "best" saves a checkpoint at each strict improvement, nothing else')
+def test_only_improvements_are_saved(tmp_path: Path) -> None:
+    values = {2: 0.5, 4: 0.5, 6: 0.7, 8: 0.6, 10: 0.7}
+    trainer = make_trainer(
+        tmp_path,
+        parts={"compute_metrics": lambda prediction: {"value": values[trainer.state.global_step]}},
+        save_strategy="best",
+        eval_strategy="steps",
+        eval_steps=2,
+        metric_for_best_model="value",
+    )
+    trainer.train()
+    assert checkpoints(tmp_path) == ["checkpoint-2", "checkpoint-6"]
+    assert trainer.state.best_model_checkpoint == str(tmp_path / "checkpoint-6")
+
+
+@pytest.mark.fact("Best model: save \"best\" without metric_for_best_model is a ValueError")
+def test_best_needs_a_metric(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"`args.metric_for_best_model` must be provided"):
+        make_trainer(tmp_path, save_strategy="best", eval_strategy="epoch")
+
+
+@pytest.mark.fact("Checkpoints: the Trainer makes output_dir, the arguments do not")
+def test_the_trainer_makes_the_folder(tmp_path: Path) -> None:
+    make_trainer(tmp_path / "new" / "folder")
+    assert (tmp_path / "new" / "folder").is_dir()
+
+
+@pytest.mark.fact("Trainer: _save_checkpoint and save_model may be overridden, what they write is part of the checkpoint")
+def test_files_of_an_overridden_save_are_in_the_checkpoint(tmp_path: Path) -> None:
+    class Own(Trainer):
+        def save_model(self, output_dir: Any = None, _internal_call: bool = False) -> None:
+            super().save_model(output_dir, _internal_call)
+            Path(str(output_dir), "notes.txt").write_text("mine")
+
+        def _save_checkpoint(self, model: Any, trial: Any) -> None:
+            super()._save_checkpoint(model, trial)
+            (tmp_path / f"checkpoint-{self.state.global_step}" / "later.txt").write_text("later")
+
+    trainer = make_trainer(tmp_path, kind=Own, save_strategy="steps", save_steps=5)
+    trainer.train()
+    for folder in (tmp_path / "checkpoint-5", tmp_path / "checkpoint-10"):
+        assert (folder / "later.txt").is_file()
+        assert "notes.txt" in {entry.name for entry in verify(folder).files}
+    make_trainer(tmp_path, kind=Own).train(resume_from_checkpoint=True)
+
+
+@pytest.mark.fact("Differences: a checkpoint appears whole or not at all")
+def test_a_save_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
+    class Failing(Trainer):
+        def save_model(self, output_dir: Any = None, _internal_call: bool = False) -> None:
+            super().save_model(output_dir, _internal_call)
+            if self.state.global_step == 4:
+                raise CheckpointError("no room")
+
+    trainer = make_trainer(tmp_path, kind=Failing, save_strategy="steps", save_steps=2)
+    with pytest.raises(CheckpointError, match="no room"):
+        trainer.train()
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-2"]
+    verify(tmp_path / "checkpoint-2")
+
+
+@pytest.mark.fact("Differences: nothing is saved from a model that is not finite")
+def test_a_spoilt_model_is_not_saved(tmp_path: Path) -> None:
+    class Spoil(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, model: Any, **kwargs: Any) -> None:
+            if state.global_step == 3:
+                model.linear.bias.data.fill_(torch.nan)
+
+    trainer = make_trainer(tmp_path, Spoil(), save_strategy="steps", save_steps=2)
+    with pytest.raises(NonFiniteLossError, match="linear.bias"):
+        trainer.train()
+    assert checkpoints(tmp_path) == ["checkpoint-2"]
+
+
+@pytest.mark.fact("Saving: after a save on_save is called, which clears should_save")
+def test_saves_by_epoch_are_told(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, recorder := Recorder(), save_strategy="epoch")
+    trainer.train()
+    assert [call for call in recorder.calls if call.startswith("save@")] == ["save@5", "save@10 should_training_stop"]
+    assert checkpoints(tmp_path) == ["checkpoint-5", "checkpoint-10"]
+
+
+def test_a_model_that_is_loaded_from_a_checkpoint_must_fit(tmp_path: Path) -> None:
+    make_trainer(tmp_path, save_strategy="epoch").train()
+    model = Regression()
+    model.linear = torch.nn.Linear(3, 1)
+    trainer = make_trainer(tmp_path, parts={"model": model})
+    with pytest.raises(CheckpointError, match="linear.weight: saved as a tensor"):
+        trainer._load_from_checkpoint(str(tmp_path / "checkpoint-5"))
