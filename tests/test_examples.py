@@ -15,7 +15,7 @@ import torch
 from sklearn.datasets import load_digits
 
 from pytorch_accelerated import set_seed
-from tests.support.processes import REPOSITORY, Output, run_on_ranks, run_script
+from tests.support.processes import REPOSITORY, Output, run_forked, run_on_ranks, run_script
 
 pytestmark = pytest.mark.slow
 
@@ -28,7 +28,7 @@ def run_example(name: str, *args: object, folder: Path, ranks: int = 1) -> Outpu
     """Run a script in `folder`, where it leaves its files; only the first of several ranks may print."""
     script = EXAMPLES / f"{name}.py"
     if ranks == 1:
-        output = run_script(script, *args, cwd=folder, env=SETTINGS)
+        output = run_forked(script, *args, cwd=folder, env=SETTINGS)
     else:
         output = run_on_ranks(script, ranks, *args, cwd=folder, env=SETTINGS)
     assert not any(output.stdout_of_ranks[1:])

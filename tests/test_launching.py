@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.processes import Output, run_on_ranks, run_script
+from tests.support.processes import Output, run_script, run_under_torchrun
 
 SCRIPT = Path(__file__).parent / "ranks" / "launch.py"
 ACCELERATE = Path(sys.executable).with_name("accelerate")
@@ -33,7 +33,7 @@ def test_a_plain_start_is_one_process_without_a_word() -> None:
 
 @pytest.mark.processes
 def test_torchrun_without_a_gpu_trains_on_two_processes_together() -> None:
-    first, second = facts_of(output := run_on_ranks(SCRIPT, 2))
+    first, second = facts_of(output := run_under_torchrun(SCRIPT, 2))
     assert [first["processes"], second["processes"]] == [2, 2]
     assert first["is_distributed"]
     assert [first["is_first"], second["is_first"]] == [[True, True], [False, False]]
@@ -75,7 +75,7 @@ except LaunchError as error:
 
 @pytest.mark.processes
 def test_processes_that_would_train_side_by_side_are_an_error() -> None:
-    output = run_on_ranks(ALONE_UNDER_A_LAUNCHER, 2)
+    output = run_under_torchrun(ALONE_UNDER_A_LAUNCHER, 2)
     for told in output.stdout_of_ranks:
         assert "The launcher started 2 processes" in told
         assert "accelerate made a group of 1" in told

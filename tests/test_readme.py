@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import REPOSITORY, run_on_ranks, run_script
+from tests.support.processes import REPOSITORY, run_script, run_under_torchrun
 
 ENGLISH = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 CHINESE = (REPOSITORY / "README.zh-CN.md").read_text(encoding="utf-8")
@@ -43,7 +43,7 @@ print("losses:", len(trainer.run_history.get_metric_values("eval_loss_epoch")))
 @pytest.mark.processes
 def test_on_two_processes_the_quick_start_prints_its_accuracy_once(tmp_path: Path) -> None:
     quick_start, *_ = blocks(ENGLISH, "python")
-    output = run_on_ranks(quick_start, 2, cwd=tmp_path)
+    output = run_under_torchrun(quick_start, 2, cwd=tmp_path)
     assert [told.count("accuracy:") for told in output.stdout_of_ranks] == [1, 0]
     assert "64 samples each (32 x 2 processes)" in output.stdout
 

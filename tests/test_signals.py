@@ -16,7 +16,7 @@ from pytorch_accelerated.callbacks import TrainerCallback
 from pytorch_accelerated.checkpointing.verify import find_state, read_manifest
 from pytorch_accelerated.errors import SignalExit
 from tests.support.forks import Outcome
-from tests.support.processes import kill_with_children, run_script, start_on_ranks
+from tests.support.processes import kill_with_children, run_forked, start_on_ranks
 from tests.support.reference import regression_data, sgd, tiny_model
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="Windows has no such signals")
@@ -29,7 +29,7 @@ Outcomes = dict[str, list[Outcome]]
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
     """How each process of each case of the script ended."""
-    output = run_script(SIGNALLING, tmp_path_factory.mktemp("signals"))
+    output = run_forked(SIGNALLING, tmp_path_factory.mktemp("signals"))
     cases = json.loads(output.stdout.splitlines()[-1])
     return {name: [Outcome(**one) for one in found] for name, found in cases.items()}
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.support.leftovers import fail_on_leftovers
-from tests.support.processes import run_on_ranks, run_script
+from tests.support.processes import Output, run_forked, run_on_ranks, run_script, run_under_torchrun
 
 SAY_WHERE = """
 import os, sys, torch.distributed as dist
@@ -43,9 +43,10 @@ def test_a_child_process_can_import_torchvision_and_timm() -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize("run", [run_on_ranks, run_under_torchrun])
 @pytest.mark.parametrize("world_size", [1, 3])
-def test_every_rank_runs_the_script(world_size: int) -> None:
-    output = run_on_ranks(SAY_WHERE, world_size, "--size", 3)
+def test_every_rank_runs_the_script(run: Callable[..., Output], world_size: int) -> None:
+    output = run(SAY_WHERE, world_size, "--size", 3)
     assert output.stdout_of_ranks == tuple(
         f"rank {rank} of {world_size} got ['--size', '3']\n" for rank in range(world_size)
     )
@@ -53,7 +54,11 @@ def test_every_rank_runs_the_script(world_size: int) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("run", [run_script, partial(run_on_ranks, world_size=2)], ids=["alone", "on ranks"])
+@pytest.mark.parametrize(
+    "run",
+    [run_script, partial(run_on_ranks, world_size=2), partial(run_under_torchrun, world_size=2)],
+    ids=["alone", "on ranks", "under torchrun"],
+)
 def test_a_failing_script_shows_what_it_printed(run: Callable[..., object], tmp_path: Path) -> None:
     script = tmp_path / "unlucky.py"
     script.write_text("import sys; print('a word before'); print('the reason', file=sys.stderr); sys.exit(3)")
@@ -70,9 +75,10 @@ time.sleep(600)
 
 
 @pytest.mark.processes
-def test_a_script_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
+@pytest.mark.parametrize("run", [run_script, run_forked], ids=["alone", "forked"])
+def test_a_script_that_hangs_is_killed_with_its_children(run: Callable[..., Output], tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="did not end within 5 seconds"):
-        run_script(HANG_WITH_A_CHILD, tmp_path / "child", timeout_seconds=5)
+        run(HANG_WITH_A_CHILD, tmp_path / "child", timeout_seconds=5)
     assert not _is_running(int((tmp_path / "child").read_text()))
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.chaos.record import record
 from tests.chaos.size import IS_RELEASE, size
-from tests.support.processes import run_on_ranks, run_script
+from tests.support.processes import run_forked, run_on_ranks
 
 DYING = Path(__file__).parents[1] / "ranks" / "dying.py"
 
@@ -14,15 +14,15 @@ DYING = Path(__file__).parents[1] / "ranks" / "dying.py"
 @pytest.mark.processes
 @pytest.mark.parametrize("how", ["killed", "crashed"] if IS_RELEASE else ["killed"])
 def test_the_death_of_a_loader_process_is_an_error_that_the_run_can_go_on_from(how: str, tmp_path: Path):
-    whole = run_script(DYING, tmp_path / "whole", "never", 0, 2).stdout.splitlines()[-1]
+    whole = run_forked(DYING, tmp_path / "whole", "never", 0, 2).stdout.splitlines()[-1]
     trials = size(1, 10)
     for number in range(trials):
         folder = tmp_path / str(number)
         with pytest.raises(
             AssertionError, match=r"DataLoader worker \(pid.* (is killed by signal|exited unexpectedly)"
         ):
-            run_script(DYING, folder, how, 3 + 2 * number, 2)
-        assert run_script(DYING, folder, how, 3 + 2 * number, 2).stdout.splitlines()[-1] == whole
+            run_forked(DYING, folder, how, 3 + 2 * number, 2)
+        assert run_forked(DYING, folder, how, 3 + 2 * number, 2).stdout.splitlines()[-1] == whole
     record(f"loader process {how}", {"deaths": trials, "runs that ended differently": 0})
 
 

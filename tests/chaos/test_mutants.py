@@ -34,7 +34,13 @@ class Mutant:
 
 
 MUTANTS = [
-    Mutant("files are not flushed", "checkpointing/publish.py", "            disk.flush(file)\n", "", POWER),
+    Mutant(
+        "files are not flushed",
+        "checkpointing/publish.py",
+        "            disk.flush(file)\n        return FileEntry(",
+        "        return FileEntry(",
+        POWER,
+    ),
     Mutant(
         "the names in a new state are not flushed",
         "checkpointing/publish.py",
@@ -192,8 +198,8 @@ MUTANTS = [
     Mutant(
         "the pieces that ranks have written are not in the manifest",
         "checkpointing/state_folder.py",
-        "    staged.commit(facts, [*shards, *files])\n",
-        "    staged.commit(facts, files)\n",
+        "    staged.commit(facts, [*shards, *others, *files])\n",
+        "    staged.commit(facts, [*others, *files])\n",
         SHARDED,
     ),
     Mutant(

@@ -121,7 +121,7 @@ def make_trainer(
     parts: dict[str, Any] | None = None,
     **arguments: Any,
 ) -> Trainer:
-    """A trainer of a `Regression` on ten `Rows`, evaluated on five; `parts` are of the trainer, `arguments` the rest."""
+    """A trainer of a `Regression` on ten `Rows`, evaluated on five; `parts` are its own, `arguments` the others."""
     given: dict[str, Any] = {"train_dataset": Rows(10), "eval_dataset": Rows(5), **(parts or {})}
     if "model_init" not in given:
         given.setdefault("model", Regression())

@@ -1,5 +1,7 @@
 """Optimizers and schedules by name are those of transformers."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -40,7 +42,7 @@ def rates(make) -> list[float]:
 @pytest.mark.filterwarnings("ignore:Both num_training_steps and num_stable_steps")
 @pytest.mark.parametrize(("kind", "arguments"), SCHEDULES)
 @pytest.mark.parametrize("warmup", [0, 3])
-def test_a_schedule_by_name_has_the_rates_of_transformers(kind: str, arguments: dict, warmup: int) -> None:
+def test_a_schedule_by_name_has_the_rates_of_transformers(kind: str, arguments: dict[str, Any], warmup: int) -> None:
     transformers = pytest.importorskip("transformers")
     ours = rates(
         lambda optimizer: make_schedule(

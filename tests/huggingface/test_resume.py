@@ -68,7 +68,9 @@ def test_a_resumed_run_equals_the_uninterrupted_one(step: int, tmp_path: Path) -
     assert len(losses(resumed)) == 9
 
 
-@pytest.mark.parametrize("arguments", [{"save_strategy": "epoch"}, {"eval_strategy": "epoch", "save_strategy": "epoch"}])
+@pytest.mark.parametrize(
+    "arguments", [{"save_strategy": "epoch"}, {"eval_strategy": "epoch", "save_strategy": "epoch"}]
+)
 def test_a_checkpoint_at_the_end_of_an_epoch_goes_on_with_the_next(arguments: Any, tmp_path: Path) -> None:
     whole = run(tmp_path / "whole", **arguments)
     for step in (3, 6):
@@ -78,9 +80,13 @@ def test_a_checkpoint_at_the_end_of_an_epoch_goes_on_with_the_next(arguments: An
 
 
 def test_a_stream_goes_on_behind_the_rows_it_has_used(tmp_path: Path) -> None:
-    arguments = {"parts": {"train_dataset": Stream(11)}, "max_steps": 8, "gradient_accumulation_steps": 1}
+    arguments: dict[str, Any] = {
+        "parts": {"train_dataset": Stream(11)},
+        "max_steps": 8,
+        "gradient_accumulation_steps": 1,
+    }
     whole = run(tmp_path / "whole", **arguments)
-    run(tmp_path / "parts", StopAt(7), **{**arguments})
+    run(tmp_path / "parts", StopAt(7), **arguments)
     resumed = run(tmp_path / "parts", resume=True, **arguments)
     torch.testing.assert_close(resumed.model.state_dict(), whole.model.state_dict(), rtol=0, atol=0)
 
@@ -100,7 +106,7 @@ def test_true_without_a_checkpoint_is_an_error(tmp_path: Path) -> None:
         run(tmp_path, resume=True)
 
 
-@pytest.mark.fact("Resuming: a path without weights is ValueError \"Can't find a valid checkpoint at\"")
+@pytest.mark.fact('Resuming: a path without weights is ValueError "Can\'t find a valid checkpoint at"')
 def test_a_path_without_weights_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="Can't find a valid checkpoint at .*nowhere"):
         run(tmp_path, resume=str(tmp_path / "nowhere"))
@@ -114,7 +120,9 @@ def test_none_and_false_begin_anew(resume: Any, tmp_path: Path) -> None:
     assert len(losses(trainer)) == 10
 
 
-@pytest.mark.fact("Differences: a damaged checkpoint is noticed, and the newest valid one taken instead, with a warning")
+@pytest.mark.fact(
+    "Differences: a damaged checkpoint is noticed, and the newest valid one taken instead, with a warning"
+)
 @pytest.mark.parametrize("by_path", [True, False])
 def test_a_damaged_checkpoint_is_passed_over(by_path: bool, tmp_path: Path) -> None:
     whole = run(tmp_path / "whole")
@@ -163,7 +171,8 @@ def test_frozen_parameters_stay_frozen(tmp_path: Path) -> None:
 
 @pytest.mark.fact("Resuming: a vanished best checkpoint is forgotten with a warning")
 def test_a_vanished_best_checkpoint_is_forgotten(tmp_path: Path) -> None:
-    arguments = {"save_strategy": "steps", "save_steps": 2, "greater_is_better": True}  # so the first one is the best
+    # so that the first one is the best
+    arguments: dict[str, Any] = {"save_strategy": "steps", "save_steps": 2, "greater_is_better": True}
     run(tmp_path, StopAt(4), **arguments)
     state = json.loads((tmp_path / "checkpoint-4" / "trainer_state.json").read_text())
     assert state["best_model_checkpoint"] == str(tmp_path / "checkpoint-2")
@@ -238,12 +247,10 @@ def test_early_stopping_goes_on_counting(tmp_path: Path) -> None:
     def stopping() -> EarlyStoppingCallback:
         return EarlyStoppingCallback(early_stopping_patience=50)
 
-    with pytest.warns(UserWarning, match="load_best_model_at_end"):
-        whole = run(tmp_path / "whole", stopping())
-        run(tmp_path / "parts", stopping(), StopAt(7))
-        resumed = run(
-            tmp_path / "parts", stopping(), resume=True, restore_callback_states_from_checkpoint=True
-        )
+    best: dict[str, Any] = {"save_strategy": "steps", "save_steps": 2, "load_best_model_at_end": True}
+    whole = run(tmp_path / "whole", stopping(), **best)
+    run(tmp_path / "parts", stopping(), StopAt(7), **best)
+    resumed = run(tmp_path / "parts", stopping(), resume=True, restore_callback_states_from_checkpoint=True, **best)
     counters = [
         callback.early_stopping_patience_counter
         for trainer in (whole, resumed)

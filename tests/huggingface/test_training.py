@@ -143,9 +143,9 @@ def test_learning_rate_and_gradient_norm_are_those_of_the_step(limit: float, tmp
         rates: list[float] = []
         norms: list[float] = []
 
-        def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any, optimizer: Any, **kw: Any):
-            self.rates.append(optimizer.param_groups[0]["lr"])
-            gradients = [parameter.grad for parameter in model.parameters()]
+        def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            self.rates.append(kwargs["optimizer"].param_groups[0]["lr"])
+            gradients = [parameter.grad for parameter in kwargs["model"].parameters()]
             self.norms.append(torch.nn.utils.get_total_norm(gradients).item())
 
     trainer = make_trainer(tmp_path, watch := Watch(), max_grad_norm=limit, warmup_steps=2)
@@ -213,6 +213,8 @@ def test_a_loss_function_divides_by_the_labels_of_the_update(accumulation: int, 
     model, expected = bare_loop(groups(2 * accumulation))
     assert losses(trainer) == pytest.approx(expected, rel=1e-5)
     assert numbers == ([2] * 5 if accumulation == 1 else [4, 4, 4, 4, 2])
+    trainer.evaluate()
+    assert numbers[-1] == 5  # of the evaluated batch
     torch.testing.assert_close(trainer.model.state_dict(), model.state_dict(), rtol=1e-5, atol=1e-6)
 
 
@@ -228,7 +230,9 @@ class Tokens(Regression):
         return errors.sum() / kwargs.get("num_items_in_batch", counts.sum()), outputs
 
 
-@pytest.mark.fact("Training: a model that takes num_items_in_batch gets the labels other than -100 over the whole group")
+@pytest.mark.fact(
+    "Training: a model that takes num_items_in_batch gets the labels other than -100 over the whole group"
+)
 def test_unequal_numbers_of_labels_weigh_as_in_one_batch(tmp_path: Path) -> None:
     rows = Rows(8)
     rows.labels[[0, 1, 2, 6]] = -100  # so the batches of the first update have 0 labels, then 1 and so on
@@ -333,7 +337,7 @@ def test_the_same_seed_gives_the_same_bits(tmp_path: Path) -> None:
 
 @pytest.mark.fact("Arguments: data_seed seeds the order of the rows alone")
 def test_the_order_of_rows_follows_from_the_data_seed(tmp_path: Path) -> None:
-    def run(**seeds: int) -> list[float]:
+    def run(**seeds: Any) -> list[float]:
         trainer = make_trainer(tmp_path, train_sampling_strategy="random", **seeds)
         trainer.train()
         return losses(trainer)

@@ -1,7 +1,10 @@
 """Run scripts as a user would, in processes of their own."""
 
 import contextlib
+import functools
+import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -58,7 +61,7 @@ def run_script(
     return _run(script, args, world_size=None, env=env, cwd=cwd, timeout_seconds=timeout_seconds)
 
 
-def run_on_ranks(
+def run_under_torchrun(
     script: str | Path,
     world_size: int,
     *args: object,
@@ -68,6 +71,85 @@ def run_on_ranks(
 ) -> Output:
     """Run `script` on `world_size` processes under torchrun, at a free port. The rest is as in `run_script`."""
     return _run(script, args, world_size=world_size, env=env, cwd=cwd, timeout_seconds=timeout_seconds)
+
+
+def run_on_ranks(
+    script: str | Path,
+    world_size: int,
+    *args: object,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    timeout_seconds: float = 300,
+) -> Output:
+    """Run `script` on `world_size` ranks that find each other as under torchrun, but have everything imported already.
+
+    Much quicker, and the same to a script. What is said of the launcher, or of what happens while something is
+    imported, needs one of the others. Arguments and errors are those of `run_script`.
+    """
+    return _run_forked(script, world_size, args, env, cwd, timeout_seconds)
+
+
+def run_forked(
+    script: str | Path,
+    *args: object,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    timeout_seconds: float = 300,
+) -> Output:
+    """`run_script`, in a process in which everything is imported already."""
+    return _run_forked(script, None, args, env, cwd, timeout_seconds)
+
+
+def _run_forked(
+    script: str | Path,
+    world_size: int | None,
+    args: Sequence[object],
+    env: Mapping[str, str] | None,
+    cwd: Path | None,
+    timeout_seconds: float,
+) -> Output:
+    with tempfile.TemporaryDirectory() as folder:
+        request = {
+            "script": str(_script_in(folder, script)),
+            "args": list(map(str, args)),
+            "env": {**_clean_environment(), **(env or {})},
+            "cwd": str(cwd or Path.cwd()),
+            "world_size": world_size,
+            "logs": folder,
+            "timeout_seconds": timeout_seconds,
+        }
+        server = _fork_server()
+        assert server.stdin is not None
+        assert server.stdout is not None
+        server.stdin.write(json.dumps(request) + "\n")
+        server.stdin.flush()
+        answer = json.loads(server.stdout.readline())
+        ranks = range(len(answer["codes"]))
+        stdout_of_ranks = tuple((Path(folder) / f"{rank}.out").read_text(encoding="utf-8") for rank in ranks)
+        stderr = "".join((Path(folder) / f"{rank}.err").read_text(encoding="utf-8") for rank in ranks)
+    output = Output("".join(stdout_of_ranks), stderr, stdout_of_ranks)
+    ending = f"did not end within {timeout_seconds} seconds"
+    if not answer["is_late"]:
+        ending = f"ended with exit code {', '.join(map(_shown_code, answer['codes']))}"
+    _check_ending(script, ending, not any(answer["codes"]), output)
+    return output
+
+
+def _shown_code(code: int) -> str:
+    return str(code) if code >= 0 else signal.Signals(-code).name
+
+
+@functools.cache
+def _fork_server() -> "subprocess.Popen[str]":
+    """The process that forks, as long as this one lives."""
+    script = Path(__file__).with_name("fork_server.py")
+    return subprocess.Popen(
+        [sys.executable, str(script)],
+        env=_clean_environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        encoding="utf-8",
+    )
 
 
 def start_on_ranks(script: Path, world_size: int, *args: object) -> "subprocess.Popen[bytes]":
@@ -90,11 +172,7 @@ def _run(
     timeout_seconds: float,
 ) -> Output:
     with tempfile.TemporaryDirectory() as folder:
-        if isinstance(script, str):
-            path = Path(folder) / "script.py"
-            path.write_text(script, encoding="utf-8")
-        else:
-            path = script.resolve()
+        path = _script_in(folder, script)
         launcher = [] if world_size is None else _torchrun(world_size, log_folder=folder)
         process = subprocess.Popen(
             [sys.executable, *launcher, str(path), *map(str, args)],
@@ -115,8 +193,22 @@ def _run(
         stdout_of_ranks = _read_logs(folder, "stdout.log") if launcher else (stdout,)
         stderr += "".join(_read_logs(folder, "stderr.log"))
     output = Output("".join(stdout_of_ranks), stderr, stdout_of_ranks)
-    assert process.returncode == 0, f"{path.name} {ending}\n--- stdout\n{output.stdout}\n--- stderr\n{output.stderr}"
+    _check_ending(path, ending, process.returncode == 0, output)
     return output
+
+
+def _script_in(folder: str, script: str | Path) -> Path:
+    """The path of a script, which is written to `folder` if it is the source itself."""
+    if not isinstance(script, str):
+        return script.resolve()
+    path = Path(folder) / "script.py"
+    path.write_text(script, encoding="utf-8")
+    return path
+
+
+def _check_ending(script: str | Path, ending: str, is_good: bool, output: Output) -> None:
+    name = script.name if isinstance(script, Path) else "script.py"
+    assert is_good, f"{name} {ending}\n--- stdout\n{output.stdout}\n--- stderr\n{output.stderr}"
 
 
 def _torchrun(world_size: int, *, log_folder: str) -> list[str]:

@@ -28,21 +28,13 @@ class BatchCounter:
         self._trainer = trainer
         self._tokens_counted = str(trainer.args.include_num_input_tokens_seen)
         self.counts_tokens = self._tokens_counted != "no"
-        has_own_estimate = "floating_point_ops" in {
-            name
-            for kind in type(trainer).__mro__
-            if not kind.__module__.startswith("pytorch_accelerated.")
-            for name in vars(kind)
-        }
-        self._estimates_flos = has_own_estimate or callable(getattr(trainer.model, "floating_point_ops", None))
         self._flos_by_shapes: dict[Hashable, float] = {}
         self._flos = 0.0
         self._tokens: list[Any] = []
 
     def count(self, batch: Any) -> None:
         """Count a batch that has been used."""
-        if self._estimates_flos:
-            self._flos += self._estimate(batch)
+        self._flos += self._estimate(batch)
         if self.counts_tokens:
             self._tokens.append(self._tokens_of(batch))
 
@@ -57,7 +49,7 @@ class BatchCounter:
         return int(ranks.sum([tokens])[0])
 
     def _estimate(self, batch: Any) -> float:
-        """A model counts its parameters for it, which takes longer than a small step: so only once for each shape."""
+        """It takes the number of parameters, which takes longer than a small step to count: so once for each shape."""
         shapes = tuple(
             (name, value.shape if isinstance(value, torch.Tensor) else None) for name, value in batch.items()
         )

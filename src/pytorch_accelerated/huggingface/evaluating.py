@@ -99,9 +99,7 @@ class EvaluationCollector:
             [self._losses.total_loss, self._losses.running_count, self._num_samples]
         )
         rows = self._rows.finish() or {}
-        metrics = self._metrics(rows)
-        if count:
-            metrics[f"{self._prefix}_loss"] = total / count
+        metrics = {"loss": total / count, **self._metrics(rows)} if count else self._metrics(rows)
         metrics = {
             name if name.startswith(f"{self._prefix}_") else f"{self._prefix}_{name}": value
             for name, value in metrics.items()
@@ -173,6 +171,7 @@ def outputs_without_loss(outputs: Any, ignored: Sequence[str], *, has_loss: bool
         values = tuple(outputs[1:] if has_loss else outputs)
     else:
         return outputs
+    values = tuple(value for value in values if value is not None)
     return values[0] if len(values) == 1 else values
 
 

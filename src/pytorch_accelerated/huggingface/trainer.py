@@ -112,7 +112,8 @@ class Trainer(TrainerFlow):
         processing_class: a tokenizer or the like. Saved with the model.
         model_init: returns a new model, made at each call of `train`; instead of `model`.
         compute_loss_func: of ``(outputs, labels, num_items_in_batch=...)``, instead of the model's own loss. The number
-            is that of the labels in the whole update, to divide a sum by, or None in evaluation.
+            is that of the labels other than -100 in the whole update, or evaluated batch, to divide a sum by; None if
+            there are no such labels.
         compute_metrics: of an `EvalPrediction`, returns a dict.
         callbacks: classes or instances, called after the default ones and before what shows progress.
         optimizers: an optimizer and a schedule, each of which may be None: made as the arguments say.
@@ -277,7 +278,8 @@ class Trainer(TrainerFlow):
             model: to call.
             inputs: the batch.
             return_outputs: whether to return a pair of loss and outputs.
-            num_items_in_batch: labels of the whole update; divide by it if it is given, and take the mean if not.
+            num_items_in_batch: labels of the whole update, or of a batch that is evaluated; divide by it if it is
+                given, and take the mean if not.
 
         Raises:
             DataError: if there is no loss among the model's outputs; names what there is.
@@ -304,9 +306,15 @@ class Trainer(TrainerFlow):
         return contextlib.nullcontext()
 
     def floating_point_ops(self, inputs: Mapping[str, Any]) -> float:
-        """Operations of the forward and backward pass of a batch, as the model estimates them; 0 if it cannot."""
-        estimate = getattr(self.model, "floating_point_ops", None)
-        return float(estimate(inputs)) if callable(estimate) else 0.0
+        """Operations of the forward and backward pass of a batch, by the rule of 6 for each parameter and token.
+
+        Embeddings do not count. 0 for models that do not tell their number of parameters without these, as those of
+        `transformers` do.
+        """
+        tokens, count = inputs.get(self._main_input_name), getattr(self.model, "num_parameters", None)
+        if not isinstance(tokens, torch.Tensor) or not callable(count):
+            return 0.0
+        return 6.0 * tokens.numel() * int(count(exclude_embeddings=True))
 
     def call_model_init(self, trial: Any = None) -> Any:
         """A new model from `model_init`.
@@ -597,7 +605,8 @@ class Trainer(TrainerFlow):
         with torch.no_grad():
             if returns_loss:
                 with self.compute_loss_context_manager():
-                    loss, outputs = self.compute_loss(model, inputs, return_outputs=True)
+                    count = self.count_items(inputs) if self.counts_items else None
+                    loss, outputs = self.compute_loss(model, inputs, return_outputs=True, num_items_in_batch=count)
                 loss = loss.detach().mean()
             else:
                 loss = None

@@ -1,0 +1,404 @@
+"""Evaluation and prediction: every row once and in order, whatever the sizes, with the numbers of one big batch."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from pytorch_accelerated.errors import DataError, HookOutputError
+from pytorch_accelerated.huggingface import EvalLoopOutput, EvalPrediction, PredictionOutput, Trainer
+from tests.huggingface.runs import Recorder, Regression, Rows, Stream, make_trainer
+
+
+def expected(size: int) -> tuple[torch.Tensor, float]:
+    """Outputs and loss of the first rows, as one batch."""
+    rows = Rows(size)
+    with torch.no_grad():
+        loss, outputs = Regression()(rows.x, rows.labels)
+    return outputs, loss.item()
+
+
+@pytest.mark.fact("Evaluating: every row once, in order, also when sizes do not divide; the loss is the mean over rows")
+@pytest.mark.parametrize("batch_size", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("size", [1, 5, 7])
+def test_predictions_and_loss_are_those_of_one_batch(size: int, batch_size: int, tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, per_device_eval_batch_size=batch_size)
+    outputs, loss = expected(size)
+    result = trainer.predict(Rows(size))
+    assert isinstance(result, PredictionOutput)
+    assert isinstance(result.predictions, np.ndarray)
+    np.testing.assert_allclose(result.predictions, outputs.numpy(), rtol=1e-6)
+    np.testing.assert_array_equal(result.label_ids, Rows(size).labels.numpy())
+    assert result.metrics is not None
+    assert result.metrics["test_loss"] == pytest.approx(loss)
+    assert trainer.evaluate(Rows(size))["eval_loss"] == pytest.approx(loss)
+
+
+@pytest.mark.fact("Evaluating: evaluation_loop returns an EvalLoopOutput with num_samples, and logs nothing")
+@pytest.mark.parametrize("dataset", [Rows(7), Stream(7)], ids=["rows", "stream"])
+def test_the_evaluation_loop_returns_everything(dataset: Any, tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, per_device_eval_batch_size=3)
+    output = trainer.evaluation_loop(trainer.get_test_dataloader(dataset), "Mine", metric_key_prefix="my")
+    assert isinstance(output, EvalLoopOutput)
+    assert output.num_samples == 7
+    assert output.metrics is not None
+    assert list(output.metrics) == ["my_loss"]
+    assert output.metrics["my_loss"] == pytest.approx(expected(7)[1])
+    np.testing.assert_allclose(output.predictions, expected(7)[0].numpy(), rtol=1e-6)
+    assert trainer.state.log_history == []
+
+
+@pytest.mark.fact(
+    "Evaluating: compute_metrics gets numpy, keys get the prefix unless they have it, values are plain numbers"
+)
+def test_metrics_are_computed_from_all_rows(tmp_path: Path) -> None:
+    def metrics(prediction: EvalPrediction) -> dict[str, Any]:
+        outputs, labels = prediction
+        assert type(outputs) is type(labels) is np.ndarray
+        return {"mse": ((outputs - labels) ** 2).mean(), "eval_rows": torch.tensor(len(labels)), "list": np.arange(2)}
+
+    trainer = make_trainer(tmp_path, parts={"compute_metrics": metrics}, per_device_eval_batch_size=2)
+    result = trainer.evaluate()
+    assert result["eval_mse"] == pytest.approx(result["eval_loss"]) == pytest.approx(expected(5)[1])
+    assert {name: result[name] for name in ("eval_rows", "eval_list")} == {"eval_rows": 5, "eval_list": [0, 1]}
+    assert type(result["eval_mse"]) is float
+    assert type(result["eval_rows"]) is int
+    assert {"eval_runtime", "eval_samples_per_second", "eval_steps_per_second", "epoch"} <= result.keys()
+
+
+@pytest.mark.fact("Log history: eval_model_preparation_time when the model was not prepared by a training")
+def test_the_preparation_time_is_that_of_an_evaluation_alone(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path)
+    assert "eval_model_preparation_time" in trainer.evaluate()
+    trainer.train()
+    assert "eval_model_preparation_time" not in trainer.evaluate()
+
+
+@pytest.mark.fact("Evaluating: evaluate without compute_metrics gathers the loss only")
+@pytest.mark.fact("Evaluating: prediction_loss_only keeps no predictions and computes no metrics")
+def test_only_the_loss_is_kept_if_nobody_looks_at_more(tmp_path: Path) -> None:
+    seen: list[Any] = []
+
+    class Watching(Trainer):
+        def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
+            seen.append(prediction_loss_only)
+            return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
+
+    trainer = make_trainer(tmp_path, kind=Watching)
+    trainer.evaluate()
+    trainer.compute_metrics = lambda prediction: {"rows": len(prediction.predictions)}
+    trainer.evaluate()
+    trainer.args.prediction_loss_only = True
+    assert "eval_rows" not in trainer.evaluate()
+    output = trainer.predict(Rows(3))
+    assert (output.predictions, output.label_ids) == (None, None)
+    assert output.metrics is not None
+    assert "test_loss" in output.metrics
+    assert seen == [True, False, True, True]
+
+
+class Nested(nn.Module):
+    """Returns outputs in all kinds of containers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = Regression().linear
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
+        outputs = self.linear(x)
+        result = {"logits": outputs, "hidden": ({"twice": 2 * x}, [x, None]), "nothing": None, "extra": x.sum(1)}
+        return result if labels is None else {"loss": ((outputs - labels) ** 2).mean(), **result}
+
+
+@pytest.mark.fact("Evaluating: dict outputs are their values in order without loss and ignored keys; nesting is kept")
+@pytest.mark.parametrize("joins", [True, False])
+def test_nested_outputs_keep_their_structure(joins: bool, tmp_path: Path) -> None:
+    trainer = make_trainer(
+        tmp_path, parts={"model": Nested()}, per_device_eval_batch_size=2, eval_do_concat_batches=joins
+    )
+    logits, (twice, hidden), extra = trainer.predict(Rows(5), ignore_keys=["unknown"]).predictions
+    x = Rows(5).x.numpy()
+    for found, rows in ((logits, expected(5)[0].numpy()), (twice["twice"], 2 * x), (hidden[0], x), (extra, x.sum(1))):
+        if not joins:
+            assert [len(batch) for batch in found] == [2, 2, 1]
+            found = np.concatenate(found)
+        np.testing.assert_allclose(found, rows, rtol=1e-6)
+    assert len(hidden) == 1
+    assert len(trainer.predict(Rows(3), ignore_keys=["hidden", "extra"]).predictions) == (
+        3 if joins else 2
+    )  # one alone
+
+
+@pytest.mark.fact("Evaluating: label_ids is None without labels, then there is no loss and no metric")
+def test_rows_without_labels_have_no_loss(tmp_path: Path) -> None:
+    rows = [{"x": x} for x in Rows(5).x]
+    trainer = make_trainer(tmp_path, parts={"compute_metrics": lambda prediction: {"never": 1}})
+    output = trainer.predict(rows)
+    assert output.label_ids is None
+    assert output.metrics is not None
+    assert not {"test_loss", "test_never"} & output.metrics.keys()
+    np.testing.assert_allclose(output.predictions, expected(5)[0].numpy(), rtol=1e-6)
+
+
+@pytest.mark.fact("Trainer: label_names=[] means to predict only")
+def test_without_label_names_nothing_is_a_label(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, label_names=[], per_device_eval_batch_size=2)
+    output = trainer.predict(Rows(5))
+    assert output.label_ids is None
+    assert output.metrics is not None
+    assert "test_loss" not in output.metrics
+
+
+@pytest.mark.fact("Trainer: label names are args.label_names, else the parameters of forward with label in their name")
+@pytest.mark.fact("Trainer: a row counts as labelled only if all label names are present")
+def test_a_row_is_labelled_if_all_labels_are_there(tmp_path: Path) -> None:
+    class TwoLabels(Regression):
+        def forward(self, x: torch.Tensor, labels: Any = None, label_weight: Any = None) -> Any:
+            outputs = self.linear(x)
+            if labels is None or label_weight is None:
+                return {"logits": outputs}
+            return {"loss": (((outputs - labels) ** 2) * label_weight).mean(), "logits": outputs}
+
+    trainer = make_trainer(tmp_path, parts={"model": TwoLabels()})
+    assert trainer.label_names == ["labels", "label_weight"]
+    assert trainer.predict(Rows(3)).label_ids is None
+    both = [{**Rows(3)[index], "label_weight": torch.ones(1) * index} for index in range(3)]
+    labels, weights = trainer.predict(both).label_ids
+    np.testing.assert_array_equal(labels, Rows(3).labels.numpy())
+    np.testing.assert_array_equal(weights, [[0.0], [1.0], [2.0]])
+    assert make_trainer(tmp_path, label_names=["x"]).label_names == ["x"]
+
+
+class Lengths(nn.Module):
+    """Outputs as long as the longest row of the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> Any:
+        return {"loss": (x * self.weight - labels).abs().mean(), "logits": x * self.weight, "ids": labels.long()}
+
+
+def padded(rows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    return {
+        name: torch.nn.utils.rnn.pad_sequence([row[name] for row in rows], batch_first=True, padding_value=-100)
+        for name in rows[0]
+    }
+
+
+@pytest.mark.fact(
+    "Evaluating: rows of differing length are padded on the right with -100, with eval_accumulation_steps too"
+)
+@pytest.mark.parametrize("on_device", [None, 1, 2, 3])
+def test_rows_of_differing_length_are_padded(on_device: int | None, tmp_path: Path) -> None:
+    lengths = [3, 1, 2, 6, 4]
+    rows = [{"x": torch.full((length,), 1.0 + index)} for index, length in enumerate(lengths)]
+    rows = [{**row, "labels": row["x"] * 2} for row in rows]
+    trainer = make_trainer(
+        tmp_path,
+        parts={"model": Lengths(), "data_collator": padded, "train_dataset": None},
+        per_device_eval_batch_size=2,
+        eval_accumulation_steps=on_device,
+    )
+    output = trainer.predict(rows)
+    whole = padded(rows)
+    np.testing.assert_array_equal(output.predictions[0], whole["x"].numpy())
+    np.testing.assert_array_equal(output.predictions[1], whole["labels"].long().numpy())
+    assert output.predictions[1].dtype == np.int64
+    np.testing.assert_array_equal(output.label_ids, whole["labels"].numpy())
+
+
+@pytest.mark.fact(
+    'Evaluating: include_for_metrics=["inputs","loss"] fills inputs and losses, inputs of main_input_name'
+)
+def test_metrics_may_see_inputs_and_losses(tmp_path: Path) -> None:
+    seen: list[EvalPrediction] = []
+
+    def metrics(prediction: EvalPrediction) -> dict[str, float]:
+        seen.append(prediction)
+        return {}
+
+    class Named(Regression):
+        main_input_name = "x"
+
+    trainer = make_trainer(
+        tmp_path,
+        parts={"model": Named(), "compute_metrics": metrics},
+        include_for_metrics=["inputs", "loss"],
+        per_device_eval_batch_size=2,
+    )
+    result = trainer.evaluate()
+    np.testing.assert_array_equal(seen[0].inputs, Rows(5).x.numpy())
+    assert seen[0][2] is seen[0].inputs
+    assert seen[0].losses.shape == (5,)
+    assert seen[0].losses.mean() == pytest.approx(result["eval_loss"])
+    assert seen[0].losses[0] == seen[0].losses[1]  # the loss of their batch
+
+
+@pytest.mark.fact("DECISIONS: a main_input_name that is missing from the batch is an error that names its keys")
+def test_a_missing_main_input_is_named(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, parts={"compute_metrics": lambda prediction: {}}, include_for_metrics=["inputs"])
+    with pytest.raises(DataError, match="inputs 'input_ids', but the batch has 'x', 'labels'. Set `main_input_name`"):
+        trainer.evaluate()
+
+
+@pytest.mark.fact("DECISIONS: inputs for metrics may be strings or objects, an array of objects in row order")
+def test_inputs_may_be_strings(tmp_path: Path) -> None:
+    class Named(Regression):
+        main_input_name = "name"
+
+        def forward(self, x: torch.Tensor, labels: Any = None, name: Any = None) -> Any:
+            return super().forward(x, labels)
+
+    def collate(rows: list[dict[str, Any]]) -> dict[str, Any]:
+        columns = {name: [row[name] for row in rows] for name in rows[0]}
+        return {**columns, "x": torch.stack(columns["x"]), "labels": torch.stack(columns["labels"])}
+
+    seen: list[Any] = []
+
+    def metrics(prediction: EvalPrediction) -> dict[str, Any]:
+        seen.append(prediction.inputs)
+        return {}
+
+    rows = [{**Rows(5)[index], "name": f"row {index}"} for index in range(5)]
+    trainer = make_trainer(
+        tmp_path,
+        parts={"model": Named(), "compute_metrics": metrics, "data_collator": collate, "eval_dataset": rows},
+        include_for_metrics=["inputs"],
+        per_device_eval_batch_size=2,
+    )
+    trainer.evaluate()
+    assert list(seen[0]) == [f"row {index}" for index in range(5)]
+
+
+@pytest.mark.fact("Evaluating: preprocess_logits_for_metrics(logits, labels) changes what is kept, batch by batch")
+def test_logits_may_be_made_smaller_before_they_are_kept(tmp_path: Path) -> None:
+    sizes: list[int] = []
+
+    def signs(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        sizes.append(len(labels))
+        return logits > 0
+
+    trainer = make_trainer(tmp_path, parts={"preprocess_logits_for_metrics": signs}, per_device_eval_batch_size=2)
+    np.testing.assert_array_equal(trainer.predict(Rows(5)).predictions, expected(5)[0].numpy() > 0)
+    assert sizes == [2, 2, 1]
+
+
+@pytest.mark.fact(
+    "Evaluating: batch_eval_metrics calls compute_metrics per batch on tensors, compute_result True at the last"
+)
+def test_metrics_may_be_computed_batch_by_batch(tmp_path: Path) -> None:
+    total: list[float] = []
+    flags: list[bool] = []
+
+    def metrics(prediction: EvalPrediction, compute_result: bool) -> dict[str, float]:
+        assert isinstance(prediction.predictions, torch.Tensor)
+        total.append(((prediction.predictions - prediction.label_ids) ** 2).sum().item())
+        flags.append(compute_result)
+        return {"mse": sum(total) / 5} if compute_result else {}
+
+    trainer = make_trainer(
+        tmp_path,
+        parts={"compute_metrics": metrics},
+        batch_eval_metrics=True,
+        per_device_eval_batch_size=2,
+    )
+    result = trainer.evaluate()
+    assert flags == [False, False, True]
+    assert result["eval_mse"] == pytest.approx(result["eval_loss"]) == pytest.approx(expected(5)[1])
+
+
+@pytest.mark.fact("Evaluating: batch_eval_metrics with a function without compute_result is a ValueError")
+def test_metrics_by_batch_need_the_flag(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="it has no parameter `compute_result`"):
+        make_trainer(tmp_path, parts={"compute_metrics": lambda prediction: {}}, batch_eval_metrics=True)
+
+
+@pytest.mark.fact(
+    "Evaluating: a dict of sets, each with prefix eval_<name>, own log entry and on_evaluate; the union returns"
+)
+def test_several_sets_are_evaluated_by_name(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, recorder := Recorder(), parts={"eval_dataset": {"few": Rows(3), "many": Rows(7)}})
+    metrics = trainer.evaluate()
+    assert metrics["eval_few_loss"] == pytest.approx(expected(3)[1])
+    assert metrics["eval_many_loss"] == pytest.approx(expected(7)[1])
+    assert "eval_loss" not in metrics
+    assert [set(entry) & {"eval_few_loss", "eval_many_loss"} for entry in trainer.state.log_history] == [
+        {"eval_few_loss"},
+        {"eval_many_loss"},
+    ]
+    assert recorder.events.count("evaluate") == 2
+    given = trainer.evaluate({"other": Rows(2)}, metric_key_prefix="my")
+    assert given["my_other_loss"] == pytest.approx(expected(2)[1])
+
+
+@pytest.mark.fact("Trainer: get_eval_dataloader takes a dataset, or the name of one in the dict")
+@pytest.mark.fact(
+    "Trainer: with persistent workers it returns the same loader for the same set, else a new one each time"
+)
+def test_loaders_of_evaluation_sets(tmp_path: Path) -> None:
+    sets = {"few": Rows(3), "many": Rows(7)}
+    trainer = make_trainer(tmp_path, parts={"eval_dataset": sets}, per_device_eval_batch_size=4)
+    loader = trainer.get_eval_dataloader("many")
+    assert loader.dataset is sets["many"]
+    assert (len(loader), loader.total_batch_size) == (2, 4)  # type: ignore[attr-defined]
+    assert trainer.get_eval_dataloader("many") is not loader
+    assert len(trainer.get_eval_dataloader(Rows(5))) == 2
+    with pytest.raises(ValueError, match="no evaluation set 'none', only 'few', 'many'"):
+        trainer.get_eval_dataloader("none")
+    kept = make_trainer(
+        tmp_path,
+        parts={"eval_dataset": sets},
+        dataloader_num_workers=1,
+        dataloader_persistent_workers=True,
+    )
+    assert kept.get_eval_dataloader("few") is kept.get_eval_dataloader("few")
+    assert kept.get_eval_dataloader("few") is not kept.get_eval_dataloader("many")
+
+
+@pytest.mark.fact("Evaluating: predict fires prediction_step per batch and predict, and logs nothing")
+def test_a_prediction_is_not_logged(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, recorder := Recorder(), per_device_eval_batch_size=2)
+    trainer.predict(Rows(5))
+    assert recorder.events == ["init_end", *["prediction_step"] * 3, "predict"]
+    assert trainer.state.log_history == []
+
+
+def test_evaluations_leave_the_model_as_it_was(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, parts={"model": Regression(dropout=0.5)})
+    trainer.model.train()
+    first = trainer.evaluate()["eval_loss"]
+    assert trainer.model.training
+    assert trainer.evaluate()["eval_loss"] == first == pytest.approx(expected(5)[1])
+
+
+def test_metrics_without_names_are_refused(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, parts={"compute_metrics": lambda prediction: 0.5})
+    with pytest.raises(HookOutputError, match="`compute_metrics` returned 0.5, but metrics need names"):
+        trainer.evaluate()
+
+
+def test_without_an_evaluation_set_there_is_nothing_to_evaluate(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, parts={"eval_dataset": None})
+    with pytest.raises(ValueError, match="no dataset to evaluate. Pass `eval_dataset`"):
+        trainer.evaluate()
+
+
+@pytest.mark.fact("Differences: predictions go to disk past a stated size, so memory stays flat")
+def test_many_rows_wait_in_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pytorch_accelerated.huggingface import rows as rows_module
+
+    collector = rows_module.RowCollector
+    monkeypatch.setattr(
+        "pytorch_accelerated.huggingface.evaluating.RowCollector",
+        lambda *args, **kwargs: collector(*args, **kwargs, memory_bytes=8),
+    )
+    trainer = make_trainer(tmp_path, per_device_eval_batch_size=2)
+    output = trainer.predict(Rows(7))
+    assert isinstance(output.predictions, np.memmap)
+    np.testing.assert_allclose(output.predictions, expected(7)[0].numpy(), rtol=1e-6)
+    assert list(tmp_path.iterdir()) == []  # the files have no names

@@ -1,0 +1,231 @@
+"""With the real packages: models, callbacks and collators of transformers, rows of datasets."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pytorch_accelerated.checkpointing.verify import verify
+from pytorch_accelerated.huggingface import EvalPrediction, Trainer
+from tests.huggingface.runs import Regression, Rows, losses, make_trainer
+from tests.huggingface.texts import WORDS, tiny_classifier, tiny_language_model, tiny_tokenizer
+
+transformers = pytest.importorskip("transformers")
+datasets = pytest.importorskip("datasets")
+
+TEXTS = ["the cat sat", "a dog ran far away", "the dog", "a cat", "the cat ran away", "a dog sat"] * 3
+LABELS = [int("dog" in text) for text in TEXTS]
+
+
+def text_rows() -> Any:
+    """Rows as people make them: tokenized, with columns that the model has no use for."""
+    tokenizer = tiny_tokenizer()
+    rows = datasets.Dataset.from_dict({"text": TEXTS, "label": LABELS})
+    return rows.map(lambda batch: tokenizer(batch["text"]), batched=True)
+
+
+def accuracy(prediction: EvalPrediction) -> dict[str, Any]:
+    return {"accuracy": (prediction.predictions.argmax(-1) == prediction.label_ids).mean()}
+
+
+def classify(folder: Path, *callbacks: Any, **arguments: Any) -> Trainer:
+    parts = {
+        "model": tiny_classifier(),
+        "processing_class": tiny_tokenizer(),
+        "train_dataset": text_rows(),
+        "eval_dataset": text_rows(),
+        "compute_metrics": accuracy,
+    }
+    return make_trainer(
+        folder,
+        *callbacks,
+        parts={**parts, **arguments.pop("parts", {})},
+        **{"learning_rate": 0.05, "num_train_epochs": 12, "per_device_train_batch_size": 6, **arguments},
+    )
+
+
+@pytest.mark.fact("Interoperation: a model, a tokenizer, DataCollatorWithPadding and datasets.Dataset learn a task")
+@pytest.mark.fact("Trainer: unknown columns are removed by forward's signature for datasets.Dataset")
+@pytest.mark.parametrize("collator", ["theirs", "by default"])
+def test_a_text_classifier_learns(collator: str, tmp_path: Path) -> None:
+    parts = {"data_collator": transformers.DataCollatorWithPadding(tiny_tokenizer())} if collator == "theirs" else {}
+    trainer = classify(tmp_path, parts=parts, train_sampling_strategy="random")
+    before = trainer.evaluate()
+    trainer.train()
+    after = trainer.evaluate()
+    assert after["eval_loss"] < before["eval_loss"] / 2, (before, after)
+    assert after["eval_accuracy"] == 1.0
+    assert trainer.state.total_flos > 0
+    assert trainer.train_dataset.column_names[0] == "text"  # the user's rows are as they were
+
+
+@pytest.mark.fact("Interoperation: a checkpoint and save_model of a transformers model load with from_pretrained")
+@pytest.mark.parametrize("kind", ["classifier", "tied weights"])
+def test_what_is_saved_loads_with_from_pretrained(kind: str, tmp_path: Path) -> None:
+    if kind == "classifier":
+        trainer = classify(tmp_path, save_strategy="epoch", num_train_epochs=1)
+    else:
+        words = torch.arange(8) % len(WORDS)
+        rows = [{"input_ids": words.roll(shift), "labels": words.roll(shift)} for shift in range(4)]
+        trainer = make_trainer(
+            tmp_path,
+            parts={"model": tiny_language_model(), "train_dataset": rows, "eval_dataset": None},
+            save_strategy="epoch",
+            num_train_epochs=1,
+        )
+    trainer.train()
+    trainer.save_model(str(tmp_path / "mine"))
+    checkpoint = next(tmp_path.glob("checkpoint-*"))
+    verify(checkpoint)
+    for folder in (checkpoint, tmp_path / "mine"):
+        loaded = type(trainer.model).from_pretrained(folder)
+        torch.testing.assert_close(loaded.state_dict(), trainer.model.state_dict(), rtol=0, atol=0)
+        if kind == "classifier":
+            assert transformers.AutoTokenizer.from_pretrained(folder)("the cat")["input_ids"]
+    other = make_trainer(tmp_path, parts={"model": type(trainer.model)(trainer.model.config)})
+    for folder in (checkpoint, tmp_path / "mine"):
+        other._load_from_checkpoint(str(folder))
+        torch.testing.assert_close(other.model.state_dict(), trainer.model.state_dict(), rtol=0, atol=0)
+
+
+@pytest.mark.fact("Interoperation: a genuine transformers callback sees the events and may stop the run")
+def test_a_genuine_callback_takes_part(tmp_path: Path) -> None:
+    class Genuine(transformers.TrainerCallback):  # type: ignore[misc,name-defined]  # imported only where it is there
+        seen: list[str] = []
+
+        def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> Any:
+            self.seen.append(type(model).__name__)
+            if state.global_step == 3:
+                control.should_training_stop = True
+            return control
+
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+            self.seen.append(sorted(logs)[0])
+
+    trainer = make_trainer(tmp_path, genuine := Genuine())
+    trainer.train()
+    assert trainer.state.global_step == 3
+    assert genuine.seen.count("Regression") == 3
+    assert genuine.seen.count("epoch") == 4
+
+
+@pytest.mark.fact("Interoperation: transformers' EarlyStoppingCallback stops the run, and its state is restored")
+def test_a_genuine_early_stopping_callback_works(tmp_path: Path) -> None:
+    values = iter([3.0, 2.0, 2.5, 2.6, 1.0])
+    trainer = make_trainer(
+        tmp_path,
+        transformers.EarlyStoppingCallback(early_stopping_patience=2),
+        parts={"compute_metrics": lambda prediction: {"value": next(values)}},
+        eval_strategy="steps",
+        eval_steps=1,
+        save_strategy="steps",
+        save_steps=1,
+        metric_for_best_model="value",
+        greater_is_better=False,
+        load_best_model_at_end=True,
+    )
+    trainer.train()
+    assert trainer.state.global_step == 4
+    assert trainer.state.best_metric == 2.0
+    assert trainer.state.stateful_callbacks["EarlyStoppingCallback"]["attributes"] == {
+        "early_stopping_patience_counter": 2
+    }
+
+
+@pytest.mark.fact("Resuming: a checkpoint that transformers wrote is gone on from, its generators' file aside")
+def test_a_checkpoint_of_transformers_is_gone_on_from(tmp_path: Path) -> None:
+    from tests.huggingface.test_against_transformers import assert_same_history, run
+
+    arguments: dict[str, Any] = {"save_strategy": "steps", "save_steps": 3}
+    theirs = run("theirs", tmp_path / "theirs", **arguments)
+    folder = tmp_path / "theirs" / "checkpoint-3"
+    with pytest.raises(RuntimeError, match=r"rng_state.pth.*delete it to go on with other random numbers"):
+        run("ours", tmp_path / "ours", resume=str(folder), **arguments)
+    (folder / "rng_state.pth").unlink()
+    ours = run("ours", tmp_path / "ours", resume=str(folder), **arguments)
+    assert_same_history(ours.state.log_history[:-1], theirs.state.log_history[:-1])
+    torch.testing.assert_close(ours.model.state_dict(), theirs.model.state_dict(), rtol=0, atol=0)
+
+
+@pytest.mark.fact("Checkpoints: a checkpoint of ours is gone on from by transformers")
+def test_transformers_goes_on_from_our_weights(tmp_path: Path) -> None:
+    from tests.huggingface.test_against_transformers import run
+
+    ours = run("ours", tmp_path / "ours", save_strategy="steps", save_steps=10)
+    theirs = run("theirs", tmp_path / "theirs", trains=False)
+    theirs._load_from_checkpoint(str(tmp_path / "ours" / "checkpoint-10"))
+    torch.testing.assert_close(theirs.model.state_dict(), ours.model.state_dict(), rtol=0, atol=0)
+
+
+@pytest.mark.fact(
+    "Data: rows that are dicts lose unknown columns in the collator; remove_unused_columns=False keeps all"
+)
+def test_unknown_columns_of_dicts_are_removed(tmp_path: Path) -> None:
+    seen: list[set[str]] = []
+
+    def collate(rows: list[dict[str, Any]]) -> dict[str, Any]:
+        seen.append(set(rows[0]))
+        return {name: torch.stack([row[name] for row in rows]) for name in ("x", "labels")}
+
+    rows = [{**Rows(4)[index], "id": index} for index in range(4)]
+    for removes in (True, False):
+        trainer = make_trainer(
+            tmp_path,
+            parts={"train_dataset": rows, "data_collator": collate},
+            remove_unused_columns=removes,
+            num_train_epochs=1,
+        )
+        trainer.train()
+    assert seen == [{"x", "labels"}] * 2 + [{"x", "labels", "id"}] * 2
+
+
+@pytest.mark.fact(
+    "Data: group_by_length puts rows of like length into one batch, each once per epoch, the longest first"
+)
+@pytest.mark.parametrize("tells", ["column", "inputs"])
+def test_rows_of_like_length_come_together(tells: str, tmp_path: Path) -> None:
+    class Lengths(Regression):
+        main_input_name = "x"
+
+        def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
+            assert labels is not None
+            seen.append([int((row != 0).sum()) for row in x])
+            return {"loss": (x.sum() * 0 + self.linear.weight.sum() + labels.sum() * 0)}
+
+    lengths = np.random.default_rng(0).permutation(40) + 1
+    rows = [{"x": torch.ones(int(length)), "labels": torch.ones(1)} for length in lengths]
+    if tells == "column":
+        rows = [{**row, "length": len(row["x"])} for row in rows]  # type: ignore[dict-item]  # numbers and tensors
+    seen: list[list[int]] = []
+    trainer = make_trainer(
+        tmp_path,
+        parts={
+            "model": Lengths(),
+            "train_dataset": rows,
+            "data_collator": lambda rows: {
+                "x": torch.nn.utils.rnn.pad_sequence([row["x"] for row in rows], batch_first=True),
+                "labels": torch.stack([row["labels"] for row in rows]),
+            },
+        },
+        train_sampling_strategy="group_by_length",
+        per_device_train_batch_size=4,
+        num_train_epochs=1,
+    )
+    trainer.train()
+    assert seen[0] == [40, 39, 38, 37]
+    assert sorted(length for batch in seen for length in batch) == list(range(1, 41))
+    assert all(max(batch) - min(batch) == 3 for batch in seen)
+
+
+@pytest.mark.fact("Data: workers fetch the same batches, with per_device_*_batch_size rows")
+def test_workers_give_the_same_run(tmp_path: Path) -> None:
+    runs = []
+    for workers in (0, 2):
+        trainer = make_trainer(
+            tmp_path, train_sampling_strategy="random", dataloader_num_workers=workers, num_train_epochs=1
+        )
+        trainer.train()
+        runs.append(losses(trainer))
+    assert runs[0] == runs[1]

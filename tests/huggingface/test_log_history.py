@@ -1,0 +1,98 @@
+"""The log history: which entries there are, what stands in them, and that it is plain JSON."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytorch_accelerated.huggingface import Trainer, TrainerCallback
+from tests.huggingface.runs import Rows, losses, make_trainer
+
+
+@pytest.mark.fact("Log history: a training entry has loss, grad_norm, learning_rate, epoch, step")
+@pytest.mark.fact("Log history: an evaluation entry has eval_loss, eval_<metric>, runtime and speed, epoch, step")
+@pytest.mark.fact("Log history: the last entry has train_runtime, speed, total_flos, train_loss, epoch, step")
+def test_the_keys_of_the_entries(tmp_path: Path) -> None:
+    trainer = make_trainer(
+        tmp_path,
+        parts={"compute_metrics": lambda prediction: {"own": 1.0}},
+        eval_strategy="epoch",
+        num_train_epochs=1,
+        logging_steps=5,
+    )
+    trainer.train()
+    training, evaluation, summary = trainer.state.log_history
+    assert training.keys() == {"loss", "grad_norm", "learning_rate", "epoch", "step"}
+    speed = {"runtime", "samples_per_second", "steps_per_second"}
+    assert evaluation.keys() == {"epoch", "step", *(f"eval_{name}" for name in {"loss", "own", *speed})}
+    assert summary.keys() == {"total_flos", "epoch", "step", *(f"train_{name}" for name in {"loss", *speed})}
+    json.dumps(trainer.state.log_history)
+
+
+@pytest.mark.fact("Log history: loss is the mean over the steps since the last log; nothing if there was none")
+def test_a_loss_is_the_mean_since_the_last_log(tmp_path: Path) -> None:
+    always = make_trainer(tmp_path)
+    always.train()
+    each = losses(always)
+    seldom = make_trainer(tmp_path, logging_steps=4, logging_first_step=True)
+    seldom.train()
+    assert losses(seldom) == pytest.approx([each[0], sum(each[1:4]) / 3, sum(each[4:8]) / 4])
+    summary = seldom.state.log_history[-1]
+    assert summary["train_loss"] == pytest.approx(sum(each) / 10)
+    by_both = make_trainer(tmp_path, logging_strategy="epoch")
+    by_both.train()
+    assert losses(by_both) == pytest.approx([sum(each[:5]) / 5, sum(each[5:]) / 5])
+
+
+def test_nothing_is_logged_twice_after_one_step(tmp_path: Path) -> None:
+    class AsksAgain(TrainerCallback):
+        def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            control.should_log = True
+
+    trainer = make_trainer(tmp_path, AsksAgain())
+    trainer.train()
+    assert [entry["step"] for entry in trainer.state.log_history if "loss" in entry] == list(range(1, 11))
+
+
+@pytest.mark.fact("Log history: log(logs, start_time=None) is overridable and adds epoch")
+def test_log_may_be_overridden(tmp_path: Path) -> None:
+    class Own(Trainer):
+        def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
+            super().log({**logs, "mine": 1}, start_time)
+
+    trainer = make_trainer(tmp_path, kind=Own, num_train_epochs=1)
+    trainer.train()
+    assert all(entry["mine"] == 1 and "epoch" in entry for entry in trainer.state.log_history)
+
+
+@pytest.mark.fact("Log history: speed is that of the rows and steps that were used")
+def test_speed_counts_what_was_used(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, num_train_epochs=1.5)
+    metrics = trainer.train().metrics
+    assert metrics["train_samples_per_second"] / metrics["train_steps_per_second"] == pytest.approx(16 / 8, rel=1e-2)
+
+
+@pytest.mark.fact("Arguments: include_num_input_tokens_seen counts the tokens of the input, all or without padding")
+@pytest.mark.parametrize(("counts", "expected"), [("all", 20), ("non_padding", 15), ("no", 0)])
+def test_tokens_are_counted(counts: str, expected: int, tmp_path: Path) -> None:
+    from tests.huggingface.runs import Regression
+
+    class Masked(Regression):
+        main_input_name = "x"
+
+        def forward(self, x: Any, labels: Any = None, attention_mask: Any = None) -> Any:
+            return super().forward(x, labels)
+
+    rows = [{**Rows(10)[index], "attention_mask": Rows(10)[index]["x"] * 0 + index % 2} for index in range(10)]
+    for row in rows[::2]:
+        row["attention_mask"][0] = 1
+    trainer = make_trainer(
+        tmp_path,
+        parts={"model": Masked(), "train_dataset": rows},
+        include_num_input_tokens_seen=counts,
+        num_train_epochs=1,
+    )
+    trainer.train()
+    assert trainer.state.num_input_tokens_seen == expected
+    assert ("num_input_tokens_seen" in trainer.state.log_history[0]) == (counts != "no")
