@@ -6,9 +6,7 @@ import logging
 import tempfile
 from typing import Any
 
-from torch import nn
-
-from benchmarks.ways import Way
+from benchmarks.ways import HuggingFaceShape, Way
 from benchmarks.work import Parts, as_loader
 
 
@@ -124,62 +122,11 @@ class Lightning(Way):
         return Module()
 
 
-class Transformers(Way):
-    """Lean: no logs, checkpoints, bar and NaN filter. Clipping and the learning rate's decay are off in both."""
+class Transformers(HuggingFaceShape):
+    """What that shape is named after."""
 
     library = "transformers"
-
-    def __init__(self, *, is_lean: bool = True) -> None:
-        super().__init__(is_lean=is_lean)
-        from transformers import Trainer, TrainingArguments
-
-        self._trainer_class: Any = Trainer
-        self._new_arguments: Any = TrainingArguments
-        self._folder = tempfile.TemporaryDirectory()
-
-    def train(self, parts: Parts, data: Any, batch_size: int) -> None:
-        self._trainer(parts, as_loader(data, batch_size, shuffle=True)).train()
-
-    def evaluate(self, parts: Parts, data: Any, batch_size: int) -> float:
-        metrics = self._trainer(parts, as_loader(data, batch_size, shuffle=False)).evaluate()
-        return float(metrics["eval_loss"])
-
-    def close(self) -> None:
-        self._folder.cleanup()
-
-    def _trainer(self, parts: Parts, loader: Any) -> Any:
-        model, loss_func, optimizer = parts
-
-        class TrainerOnLoader(self._trainer_class):
-            def get_train_dataloader(self) -> Any:
-                return loader
-
-            def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-                return loader
-
-            def compute_loss(self, model: nn.Module, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
-                outputs = model(inputs[0])
-                loss = loss_func(outputs, inputs[1])
-                return (loss, {"logits": outputs}) if return_outputs else loss
-
-            def prediction_step(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-                return self.compute_loss(model, inputs).detach(), None, None
-
-        lean = {"disable_tqdm": True, "logging_strategy": "no", "save_strategy": "no", "logging_nan_inf_filter": False}
-        arguments = self._new_arguments(
-            self._folder.name,
-            num_train_epochs=1,
-            per_device_eval_batch_size=getattr(loader, "batch_size", 8),
-            lr_scheduler_type="constant",
-            max_grad_norm=0,
-            prediction_loss_only=True,
-            report_to="none",
-            use_cpu=True,
-            **(lean if self.is_lean else {}),
-        )
-        return TrainerOnLoader(
-            model, arguments, train_dataset=loader, eval_dataset=loader, optimizers=(optimizer, None)
-        )
+    module = "transformers"
 
 
 PEERS: tuple[type[Way], ...] = (Ignite, Skorch, Lightning, Transformers)

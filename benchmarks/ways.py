@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import io
+import tempfile
 import time
 import warnings
 from collections.abc import Iterable, Iterator
@@ -169,6 +171,76 @@ class Ours(Way):
 
     def _trainer(self, parts: Parts) -> Any:
         return self._new_trainer(*parts, **({"callbacks": ()} if self.is_lean else {}))
+
+
+class HuggingFaceShape(Way):
+    """A trainer in the shape of Hugging Face's.
+
+    Lean: no logs, checkpoints, bar and NaN filter. Clipping and the learning rate's decay are off in both.
+
+    Attributes:
+        module: has `Trainer` and `TrainingArguments`.
+    """
+
+    module: str
+
+    def __init__(self, *, is_lean: bool = True) -> None:
+        super().__init__(is_lean=is_lean)
+        module = importlib.import_module(self.module)
+        self._trainer_class: Any = module.Trainer
+        self._new_arguments: Any = module.TrainingArguments
+        self._folder = tempfile.TemporaryDirectory()
+
+    def train(self, parts: Parts, data: Any, batch_size: int) -> None:
+        self._trainer(parts, as_loader(data, batch_size, shuffle=True)).train()
+
+    def evaluate(self, parts: Parts, data: Any, batch_size: int) -> float:
+        metrics = self._trainer(parts, as_loader(data, batch_size, shuffle=False)).evaluate()
+        return float(metrics["eval_loss"])
+
+    def close(self) -> None:
+        self._folder.cleanup()
+
+    def _trainer(self, parts: Parts, loader: Any) -> Any:
+        model, loss_func, optimizer = parts
+
+        class TrainerOnLoader(self._trainer_class):  # type: ignore[name-defined,misc]
+            def get_train_dataloader(self) -> Any:
+                return loader
+
+            def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+                return loader
+
+            def compute_loss(self, model: nn.Module, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
+                outputs = model(inputs[0])
+                loss = loss_func(outputs, inputs[1])
+                return (loss, {"logits": outputs}) if return_outputs else loss
+
+            def prediction_step(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+                return self.compute_loss(model, inputs).detach(), None, None
+
+        lean = {"disable_tqdm": True, "logging_strategy": "no", "save_strategy": "no", "logging_nan_inf_filter": False}
+        arguments = self._new_arguments(
+            self._folder.name,
+            num_train_epochs=1,
+            per_device_eval_batch_size=getattr(loader, "batch_size", 8),
+            lr_scheduler_type="constant",
+            max_grad_norm=0,
+            prediction_loss_only=True,
+            report_to="none",
+            use_cpu=True,
+            **(lean if self.is_lean else {}),
+        )
+        return TrainerOnLoader(
+            model, arguments, train_dataset=loader, eval_dataset=loader, optimizers=(optimizer, None)
+        )
+
+
+class OursInHuggingFaceShape(HuggingFaceShape):
+    """This library, by its Hugging Face face."""
+
+    library = "ours, Hugging Face face"
+    module = "pytorch_accelerated.huggingface"
 
 
 OURS = ("ours, no callbacks", "ours, default callbacks")

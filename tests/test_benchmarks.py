@@ -20,7 +20,7 @@ ON_RANKS = {"raw DDP loop, ready batches", "raw DDP loop, DataLoader", "accelera
 MEMORY = {"ours to disk, one budget", "ours to disk, ten budgets", "ours in memory, ten budgets"}
 # The ways in each table of a case; in halves of about the same length, for two test processes.
 ONE_HALF = {
-    "step": [BY_HAND | OURS],
+    "step": [BY_HAND | OURS | {"ours, Hugging Face face, lean"}],
     "idle": [{f"a callback {what} method for the event" for what in ("without a", "with an empty")}],
     "epoch": [BY_HAND | OURS | {"raw loop, whole-batch indexing"}],
     "loader": [{"DataLoader", "one permutation, whole-batch indexing", "ours"}],

@@ -183,6 +183,37 @@ def test_transformers_model_learns_from_its_own_loss(tmp_path):
     assert _number(r"held-out digits: ([\d.]+)%", output.stdout) > 50
 
 
+def test_click_through_rate_goes_on_as_if_it_had_never_ended_and_predicts(tmp_path):
+    whole = run_example("click_through_rate", "--size", 5000, "--num-epochs", 2, folder=tmp_path)
+    parted = ["--size", 5000, "--output-dir", "parted"]
+    run_example("click_through_rate", *parted, "--num-epochs", 1, folder=tmp_path)
+    resumed = run_example("click_through_rate", *parted, "--num-epochs", 2, "--resume", folder=tmp_path)
+    predicted = run_example("click_through_rate", *parted, "--predict", folder=tmp_path)
+
+    aucs = _aucs(whole)
+    assert set(aucs) == {"seen", "new"}
+    assert all(0.7 < found < best for auc, grouped, best in aucs.values() for found in (auc, grouped))
+    assert _aucs(resumed) == aucs
+    assert "checkpoint-80 are in" in predicted.stdout
+    with (tmp_path / "parted/predictions.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 1000
+    assert min(int(row["user"]) for row in rows) == 150  # the first of the new users
+    assert all(0 < float(row["probability"]) < 1 for row in rows)
+
+
+@pytest.mark.processes
+def test_tiny_language_model_learns_the_same_on_one_rank_and_on_two(tmp_path):
+    args = ["--size", 150, "--num-epochs", 1]
+    alone = run_example("tiny_language_model", *args, "--batch-size", 8, folder=tmp_path)
+    together = run_example("tiny_language_model", *args, "--batch-size", 4, folder=tmp_path, ranks=2)
+    losses, losses_together = _eval_losses(alone), _eval_losses(together)
+    assert losses[0] == pytest.approx(math.log(256), rel=0.05)  # it knows nothing yet
+    assert losses[-1] < losses[0] - 1
+    # The mean over the rows is that of means over batches, which are other batches on two ranks.
+    assert losses_together == pytest.approx(losses, abs=0.02)
+
+
 @pytest.fixture
 def train_digits(monkeypatch) -> ModuleType:
     return _import_example("train_digits", monkeypatch)
@@ -220,6 +251,16 @@ def _table(output: Output) -> list[dict[str, str]]:
         elif names and cells and cells[0].isdigit() and len(cells) == len(names):
             rows.append(dict(zip(names, cells, strict=True)))
     return rows
+
+
+def _aucs(output: Output) -> dict[str, list[float]]:
+    """AUC, grouped AUC and the best possible AUC of each evaluation set, as the last table shows them."""
+    rows = re.findall(r"^ +(seen|new) +[\d.]+% +[\d.]+ +([\d.]+) +([\d.]+) +([\d.]+)$", output.stdout, re.MULTILINE)
+    return {name: [float(figure) for figure in figures] for name, *figures in rows}
+
+
+def _eval_losses(output: Output) -> list[float]:
+    return [float(loss) for loss in re.findall(r"^ +\d+ +\d+ +([\d.]+) +[\d.]+$", output.stdout, re.MULTILINE)]
 
 
 def _match(pattern: str, text: str) -> str:

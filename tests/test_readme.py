@@ -16,7 +16,7 @@ def blocks(text: str, language: str) -> list[str]:
 
 
 def test_the_code_of_the_readme_runs_as_it_stands(tmp_path: Path) -> None:
-    quick_start, subclass, callback, saving = blocks(ENGLISH, "python")
+    quick_start, subclass, callback, saving, hugging_face = blocks(ENGLISH, "python")
     look_at_callback = """
 print("measured:", trainer.run_history.get_latest_metric("accuracy"))
 print(trainer.explain())
@@ -26,7 +26,12 @@ assert torch.equal(stored.load(), trainer.predict(eval_set))
 trainer.train(train_set, num_epochs=4, eval_dataset=eval_set, resume_from="states")
 print("losses:", len(trainer.run_history.get_metric_values("eval_loss_epoch")))
 """
+    look_at_hugging_face = """
+print("accuracy of the other face:", accuracy)
+assert len(list(Path("results").glob("checkpoint-*"))) == 2
+"""
     script = quick_start + subclass + callback + look_at_callback + saving + look_at_saved
+    script += "from pathlib import Path\n" + hugging_face + look_at_hugging_face
     output = run_script(script, cwd=tmp_path).stdout
     accuracy = float(re.search(r"^accuracy: ([\d.]+)%", output, re.MULTILINE).group(1))  # type: ignore[union-attr]
     assert accuracy > 90
@@ -38,6 +43,7 @@ print("losses:", len(trainer.run_history.get_metric_values("eval_loss_epoch")))
     assert "No training state in states: starting afresh" in output
     assert (tmp_path / "curves.png").is_file()
     assert "losses: 4" in output, "the run has not gone on where it was"
+    assert float(re.search(r"other face: ([\d.]+)", output).group(1)) > 0.9  # type: ignore[union-attr]
 
 
 @pytest.mark.processes

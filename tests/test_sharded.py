@@ -27,16 +27,19 @@ from tests.support.sharding import everything, make_trainer, saver, train
 RANKS = Path(__file__).parent / "ranks"
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What two ranks have written, after they have checked what they can check alone."""
-    folder = tmp_path_factory.mktemp("sharded")
+def two_ranks_in(folder: Path) -> Path:
+    """Where two ranks have worked, after they have checked what they can check alone."""
     saving = make_trainer(shards=False, callbacks=[saver(folder / "one_process")])
     train(saving, ranks=1, max_num_train_steps=3)
     shutil.copytree(folder / "one_process" / "step_3", folder / "of_one_process")
     output = run_on_ranks(RANKS / "sharding.py", 2, folder, cwd=Path(__file__).parents[1])
     assert output.stdout.count("all is well") == 2
     return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return two_ranks_in(tmp_path_factory.mktemp("sharded"))
 
 
 def assert_close(actual: Any, expected: Any, path: str = "") -> None:

@@ -6,14 +6,15 @@ from functools import partial
 
 from benchmarks.measuring import Result, Setting, Target, losses_of_same_work, seconds_per_step, take_turns
 from benchmarks.reference import Reference
-from benchmarks.ways import OURS, AccelerateByHand, Ours, RawLoop, Way
+from benchmarks.ways import OURS, AccelerateByHand, Ours, OursInHuggingFaceShape, RawLoop, Way
 from benchmarks.work import Job
 
 
 def run(setting: Setting) -> list[Result]:
     short = Job(samples=32 * setting.size(300, quick=10))
     long = Job(samples=32 * setting.size(1500, quick=50))
-    ways = [RawLoop(), AccelerateByHand(), Ours(), Ours(is_lean=False), *setting.peers]
+    face = OursInHuggingFaceShape()
+    ways = [RawLoop(), AccelerateByHand(), Ours(), Ours(is_lean=False), face, *setting.peers]
     losses = losses_of_same_work(ways, short)
     bare, with_defaults = OURS
     return [
@@ -26,6 +27,7 @@ def run(setting: Setting) -> list[Result]:
             targets=[
                 Target(bare, at_most=20, below=[peer.name for peer in setting.peers]),
                 Target(with_defaults, at_most=35, below=[peer.name for peer in setting.peers if not peer.is_lean]),
+                Target(face.name, at_most=50, below=[peer.name for peer in setting.lean_peers]),
             ],
             final_losses=losses,
             note=f"{Reference.library} insists on a DataLoader around the batches, which is part of its figure.",

@@ -7,7 +7,8 @@ import functools
 import os
 import warnings
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
@@ -15,7 +16,12 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator, PartialState, notebook_launcher
 from accelerate.state import AcceleratorState
-from accelerate.utils import DistributedDataParallelKwargs, GradientAccumulationPlugin, send_to_device
+from accelerate.utils import (
+    DistributedDataParallelKwargs,
+    GradientAccumulationPlugin,
+    InitProcessGroupKwargs,
+    send_to_device,
+)
 
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, LaunchError, PytorchAcceleratedError
 
@@ -28,8 +34,20 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 Result = TypeVar("Result")
 
 
-def create_accelerator(mixed_precision: str | None = None) -> Accelerator:
+def create_accelerator(
+    mixed_precision: str | None = None,
+    *,
+    cpu: bool = False,
+    timeout: timedelta | None = None,
+    ddp_options: Mapping[str, Any] | None = None,
+) -> Accelerator:
     """An `Accelerator` for this process, in the group of processes that the launcher asked for.
+
+    Args:
+        mixed_precision: see `Trainer`.
+        cpu: True to use the CPU, whatever else there is.
+        timeout: how long a process waits for the others; default: as long as torch has it.
+        ddp_options: for torch's `DistributedDataParallel`, laid over ours.
 
     Raises:
         ConfigurationError: if there is no such precision, or it would do nothing on this device.
@@ -48,12 +66,15 @@ def create_accelerator(mixed_precision: str | None = None) -> Accelerator:
     asked = _processes_asked_of_launcher()
     accelerator = Accelerator(
         mixed_precision=mixed_precision,
-        cpu=_must_group_on_cpu(),
+        cpu=cpu or _must_group_on_cpu(),
         # The plugin, not the number: the number can be overruled by an environment variable.
         gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
         step_scheduler_with_optimizer=False,
-        # Gradients live in the buckets that are sent: one copy of them less, in memory and in time.
-        kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)],
+        kwargs_handlers=[
+            # Gradients live in the buckets that are sent: one copy of them less, in memory and in time.
+            DistributedDataParallelKwargs(**{"gradient_as_bucket_view": True, **(ddp_options or {})}),
+            *([] if timeout is None else [InitProcessGroupKwargs(timeout=timeout)]),
+        ],
     )
     if mixed_precision is not None:
         shared[_ASKED_BY_TRAINER] = True
@@ -154,10 +175,10 @@ def _processes_asked_of_accelerate_launch() -> int | None:
 
 
 @functools.lru_cache(maxsize=4)
-def _control_group(world: dist.ProcessGroup, channel: str) -> dist.ProcessGroup:
+def _control_group(world: dist.ProcessGroup, channel: str, timeout: timedelta | None) -> dist.ProcessGroup:
     """A group of all ranks that talks through host memory, so that agreeing on something never waits for a device."""
     atexit.register(_leave_groups)
-    return dist.new_group(backend="gloo")  # type: ignore[no-any-return]
+    return dist.new_group(backend="gloo", timeout=timeout)  # type: ignore[no-any-return]
 
 
 def _leave_groups() -> None:
@@ -187,8 +208,9 @@ class Ranks:
         self.device: torch.device = accelerator.device
         self._is_alone = self.count == 1 or not dist.is_initialized()
         self._channel = channel
+        self._timeout: timedelta | None = getattr(accelerator.init_handler, "timeout", None)
         if not self._is_alone:
-            _control_group(dist.group.WORLD, channel)  # all ranks make it now, in the same order
+            _control_group(dist.group.WORLD, channel, self._timeout)  # all ranks make it now, in the same order
         self._message = torch.zeros(_MESSAGE_LENGTH, dtype=torch.int64)
         self._messages = torch.zeros(self.count, _MESSAGE_LENGTH, dtype=torch.int64)
         # Reading and writing arrays is no tensor operation.
@@ -211,7 +233,7 @@ class Ranks:
     def group(self) -> dist.ProcessGroup | None:
         """Of all ranks, through host memory; None where there is no other."""
         # Looked up each time: a reference kept here would keep its threads alive when the process ends.
-        return None if self._is_alone else _control_group(dist.group.WORLD, self._channel)
+        return None if self._is_alone else _control_group(dist.group.WORLD, self._channel, self._timeout)
 
     def highest(self, value: int) -> int:
         """The highest `value` that any rank has."""

@@ -309,16 +309,16 @@ class TrainingLoop(RunControl):
 
     def _output_in_round(self, round_: Round, hook: Callable[[Any], Any]) -> Any:
         """What `hook` makes of the batch of a round; None on a rank without one."""
+        if not round_.has_empty_rank:
+            return self._output_of(hook, round_.batch)
         outputs: list[Any] = []
-        if round_.has_empty_rank and self._is_sharded:
+        if self._is_sharded:
             # No rank has a whole model, so all of them go through it together; some with a batch that counts nowhere.
             self._gathers_no_rows = round_.is_idle
             outputs.append(self._output_of(hook, round_.batch))
             self._gathers_no_rows = False
         else:
-            self._in_round(
-                round_.is_idle, round_.has_empty_rank, lambda: outputs.append(self._output_of(hook, round_.batch))
-            )
+            self._in_round(round_.is_idle, True, lambda: outputs.append(self._output_of(hook, round_.batch)))
         return None if round_.is_idle else outputs[0]
 
     def _in_round(

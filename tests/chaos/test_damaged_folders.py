@@ -12,6 +12,7 @@ import pytest
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.checkpointing.verify import find_state
 from pytorch_accelerated.errors import InvalidCheckpointError
+from tests.chaos.record import record
 from tests.chaos.saved_runs import everything_of, trained
 from tests.chaos.size import size
 from tests.checkpointing.same_state import assert_same_state
@@ -81,6 +82,7 @@ def test_no_flipped_bit_is_accepted(states: Path, other_trainer: Trainer) -> Non
             assert_refused(other_trainer, states / "step_4", states, file)
     assert_same_state(everything_of(other_trainer), before)
     assert find_state(states) == states / "step_4", "the files are not as they were before the last flip"
+    record("flipped bits", {"flips": FLIPS, "states accepted": 0})
 
 
 CUTS: dict[str, Callable[[bytes], bytes]] = {
@@ -101,6 +103,7 @@ def test_no_file_of_another_length_is_accepted(
         with replaced(file, cut(file.read_bytes())):
             assert_refused(other_trainer, states / "step_4", states, file)
     assert_same_state(everything_of(other_trainer), before)
+    record("files of another length", {"ways, for each file": len(CUTS), "states accepted": 0})
 
 
 def test_no_missing_file_is_overlooked(states: Path, other_trainer: Trainer) -> None:

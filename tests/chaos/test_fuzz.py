@@ -135,7 +135,10 @@ class Life(RuleBasedStateMachine):
     @rule()
     def evaluate(self) -> None:
         before = copy.deepcopy(self.trainer.model.state_dict())
-        metrics = self.trainer.evaluate(EVALUATED)
+        try:
+            metrics = self.trainer.evaluate(EVALUATED)
+        except Interrupted:
+            return
         inputs, targets = EVALUATED
         self.trainer.model.eval()
         with torch.no_grad():

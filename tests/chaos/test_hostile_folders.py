@@ -9,6 +9,7 @@ from pytorch_accelerated import Trainer
 from pytorch_accelerated.__main__ import main
 from pytorch_accelerated.errors import CheckpointError
 from tests.chaos.hostile import CONTENT, MANIFEST, NAMES, make_hostile
+from tests.chaos.record import record
 from tests.chaos.saved_runs import everything_of, files_below, sign, trained
 from tests.checkpointing.same_state import assert_same_state
 from tests.support.processes import REPOSITORY, run_script
@@ -69,3 +70,4 @@ def test_no_hostile_folder_takes_much_memory_starts_a_process_or_opens_a_file_to
     output = run_script(REPOSITORY / "tests" / "chaos" / "reading.py", tmp_path, len(NAMES))
     assert output.stdout.splitlines()[-1] == f"{len(NAMES)} refused"
     assert not (tmp_path / "trap").exists()
+    record("hostile folders", {"folders": len(NAMES), "states accepted": 0, "programs started": 0})

@@ -18,6 +18,7 @@ POWER = "tests/chaos/test_power_loss.py"
 VERIFY = "tests/checkpointing/test_verify.py"
 RESUME = "tests/test_resume.py"
 BACKGROUND = "tests/checkpointing/test_background.py"
+RANKS = "tests/chaos/test_sharded_saves.py::test_what_ranks_check_alone"
 SHARDED = "tests/test_sharded.py"
 WRITERS = "tests/chaos/test_two_writers.py"
 
@@ -193,14 +194,14 @@ MUTANTS = [
         "checkpointing/training_state.py",
         "trainer._ranks.do_on_all(lambda: _read_run(trainer, folder))",
         "_read_run(trainer, folder)",
-        SHARDED,
+        RANKS,
     ),
     Mutant(
         "the pieces that ranks have written are not in the manifest",
         "checkpointing/state_folder.py",
         "    staged.commit(facts, [*shards, *others, *files])\n",
         "    staged.commit(facts, [*others, *files])\n",
-        SHARDED,
+        RANKS,
     ),
     Mutant(
         "pieces need not make up their tensor",

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import random
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,7 +22,7 @@ from torch.utils.data import (
 )
 
 from pytorch_accelerated.data.building import build_loader
-from pytorch_accelerated.data.fetching import BatchFetcher, StreamFetcher
+from pytorch_accelerated.data.fetching import BatchFetcher, Request, StreamFetcher
 from tests.data.loaders import Numbers, Stream, adapted, numbers_in
 
 WORKERS = [0, 1, 2, 4]
@@ -310,3 +311,41 @@ def test_a_loader_of_another_kind_is_iterated_over_as_it_is() -> None:
 
     loader = Loud(Stream(4), 2)
     assert numbers_in(StreamFetcher(loader, seed=0, rank=1, ranks=2).fetch(0)) == [[0, 1], [2, 3]]
+
+
+class OneBadRecord(Dataset[Any]):
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == 4:
+            raise ValueError("a bad record")
+        return torch.zeros(2)
+
+
+def broken_collate(samples: list[torch.Tensor]) -> torch.Tensor:
+    raise TypeError("cannot be collated")
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="exceptions take notes since Python 3.11")
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.processes)])
+@pytest.mark.parametrize(
+    ("arguments", "error", "note"),
+    [
+        ({}, ValueError, "Raised for sample 4 of the OneBadRecord."),
+        ({"collate_fn": broken_collate}, TypeError, "Raised for the batch of samples [0, 1, 2] of the OneBadRecord."),
+    ],
+    ids=["dataset", "collate function"],
+)
+def test_an_error_of_a_dataset_or_collate_function_says_for_which_samples(
+    num_workers: int, arguments: dict[str, Any], error: type[Exception], note: str
+) -> None:
+    loader = DataLoader(OneBadRecord(), batch_size=3, num_workers=num_workers, **arguments)
+    fetcher = BatchFetcher(loader, seed=0)
+    requests = [Request([0, 1, 2], 1), Request([3, 4, 5], 2)]
+    try:
+        with pytest.raises(error) as caught:
+            list(fetcher.fetch(iter(requests)))
+    finally:
+        fetcher.close()
+    assert note in "".join([str(caught.value), *getattr(caught.value, "__notes__", ())])

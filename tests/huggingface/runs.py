@@ -63,6 +63,18 @@ class Regression(nn.Module):
         return (outputs,) if loss is None else (loss, outputs)
 
 
+class Tokens(Regression):
+    """Divides by the number of labels in the update, if it is told, and counts rows whose label is -100 nowhere."""
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None, **kwargs: Any) -> Any:
+        outputs = self.linear(x)
+        if labels is None:
+            return (outputs,)
+        counts = labels != -100
+        errors = ((outputs - labels) ** 2)[counts]
+        return errors.sum() / kwargs.get("num_items_in_batch", counts.sum()), outputs
+
+
 class Recorder(TrainerCallback):
     """Notes the events, each with the step, and the flags that are set when it comes."""
 
@@ -139,3 +151,13 @@ def without_speed(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """A log history without what depends on the clock."""
     words = ("_runtime", "_per_second", "_preparation_time")
     return [{name: value for name, value in entry.items() if not name.endswith(words)} for entry in history]
+
+
+def everything(trainer: Trainer) -> dict[str, Any]:
+    """What a run has come to, its summary aside."""
+    return {
+        "model": trainer.model.state_dict(),
+        "optimizer": trainer.optimizer.state_dict(),
+        "history": without_speed(trainer.state.log_history[:-1]),
+        "torch": torch.default_generator.get_state(),
+    }

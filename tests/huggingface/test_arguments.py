@@ -253,7 +253,6 @@ def test_the_direction_of_the_metric_follows_from_its_name() -> None:
         ({"dataloader_prefetch_factor": 2}, "`dataloader_prefetch_factor` is 2, but `dataloader_num_workers` is 0"),
         ({"dataloader_persistent_workers": True}, "`dataloader_persistent_workers` is True"),
         ({"dataloader_multiprocessing_context": "spawn"}, "`dataloader_multiprocessing_context` is 'spawn'"),
-        ({"fsdp": "full_shard", "deepspeed": {"a": 1}}, "`fsdp` and `deepspeed` are both given"),
         ({"fsdp_config": {"a": 1}}, "`fsdp_config` is given, but `fsdp` is not"),
         ({"save_strategy": "best"}, "`save_strategy` is 'best', but `eval_strategy` is 'no'"),
         ({"report_to": "wandb"}, r"`report_to` is \['wandb'\].*transformers.integrations"),
@@ -274,7 +273,7 @@ def test_the_direction_of_the_metric_follows_from_its_name() -> None:
         ({"save_total_limit": 0}, "`save_total_limit` is 0: give 1 or more, or None"),
         ({"lr_scheduler_kwargs": "{'a': 1}"}, "`lr_scheduler_kwargs`.*no JSON can be read"),
         ({"lr_scheduler_kwargs": "[1]"}, "`lr_scheduler_kwargs`.*not of a dict"),
-        ({"deepspeed": "no_such_file.json"}, "`deepspeed` is 'no_such_file.json'"),
+        ({"fsdp": True, "fsdp_config": "no_such_file.json"}, "`fsdp_config` is 'no_such_file.json'"),
         ({"warmup_ratio": 1.0}, "`warmup_ratio`"),
         ({"warmup_ratio": 0.1, "warmup_steps": 3}, "two names of one argument: give `warmup_steps` alone"),
         ({"evaluation_strategy": "epoch", "eval_strategy": "steps"}, "give `eval_strategy` alone"),
@@ -389,7 +388,12 @@ def test_a_changed_copy_of_arguments_with_old_names_is_no_contradiction() -> Non
         {},
         {"load_best_model_at_end": True, "eval_strategy": "epoch", "save_strategy": "epoch"},
         {"report_to": "none", "logging_dir": "logs"},
-        {"fsdp": "true", "fsdp_config": '{"a": 1}', "include_num_input_tokens_seen": True, "torch_compile_mode": "x"},
+        {
+            "fsdp": "true",
+            "fsdp_config": '{"min_num_params": 1}',
+            "include_num_input_tokens_seen": True,
+            "torch_compile_mode": "x",
+        },
     ],
 )
 def test_arguments_made_of_arguments_are_the_same(arguments: dict[str, Any]) -> None:
@@ -411,9 +415,9 @@ def test_words_and_flags_are_read_as_people_write_them() -> None:
 
 def test_dicts_may_come_as_json_or_as_files(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
-    file.write_text('{"stage": 2}')
-    args = TrainingArguments(lr_scheduler_kwargs='{"num_cycles": 2}', deepspeed=str(file))
-    assert (args.lr_scheduler_kwargs, args.deepspeed) == ({"num_cycles": 2}, {"stage": 2})
+    file.write_text('{"version": 2}')
+    args = make(lr_scheduler_kwargs='{"num_cycles": 2}', fsdp=True, fsdp_config=str(file))
+    assert (args.lr_scheduler_kwargs, args.fsdp_config) == ({"num_cycles": 2}, {"version": 2})
 
 
 @pytest.mark.fact("Arguments: a dataclass that users subclass with further fields")
@@ -525,7 +529,7 @@ def test_the_genuine_parser_makes_them_from_a_command_line() -> None:
     words = "--output_dir out --eval_strategy steps --save_steps 0.5 --eval_steps 0.25 --bf16 --learning_rate 1e-3"
     words += " --dataloader_pin_memory false --no_remove_unused_columns --label_names a b --report_to none"
     words += ' --lr_scheduler_type cosine --lr_scheduler_kwargs {"num_cycles":2} --optim sgd --max_steps 10'
-    words += " --include_num_input_tokens_seen all --fsdp true --disable_tqdm true --warmup_ratio 0.1 --deepspeed {}"
+    words += " --include_num_input_tokens_seen all --fsdp true --disable_tqdm true --warmup_ratio 0.1 --fsdp_config {}"
     (parsed,) = parser.parse_args_into_dataclasses(words.split())
     assert parsed == TrainingArguments(
         output_dir="out",
@@ -546,7 +550,7 @@ def test_the_genuine_parser_makes_them_from_a_command_line() -> None:
         fsdp="true",
         disable_tqdm=True,
         warmup_steps=0.1,
-        deepspeed={},
+        fsdp_config={},
     )
 
 

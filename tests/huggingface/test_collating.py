@@ -77,6 +77,7 @@ def test_numpy_integers_are_labels_of_whole_numbers() -> None:
     ("rows", "message"),
     [
         ([], "There are no rows"),
+        ([(1, 2)], "A row is a tuple, but the model gets its inputs by name"),
         ([{"x": [1, 2]}, {"x": [1]}], "'x' cannot be stacked.*DataCollatorWithPadding"),
         ([{"x": torch.ones(1)}, {"x": torch.ones(2)}], "'x' cannot be stacked"),
         ([{"label": None}, {"label": 1}], "'label' cannot be stacked"),

@@ -3,12 +3,14 @@
 import os
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
 from pytorch_accelerated.huggingface.determinism import enable_full_determinism
 from pytorch_accelerated.huggingface.measuring import MemoryMeter, speed_metrics
+from tests.huggingface.runs import make_trainer
 
 MEGABYTE = 2**20
 
@@ -59,3 +61,12 @@ def test_full_determinism_seeds_and_refuses_other_algorithms() -> None:
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] in (":16:8", ":4096:8")
     enable_full_determinism(3, warn_only=True)
     assert torch.is_deterministic_algorithms_warn_only_enabled()
+
+
+@pytest.mark.usefixtures("_settings_as_before")
+@pytest.mark.fact("Arguments: full_determinism has torch use deterministic algorithms only")
+def test_the_argument_asks_for_it(tmp_path: Path) -> None:
+    make_trainer(tmp_path)
+    assert not torch.are_deterministic_algorithms_enabled()
+    make_trainer(tmp_path, full_determinism=True)
+    assert torch.are_deterministic_algorithms_enabled()

@@ -50,6 +50,8 @@ def test_bars_show_training_and_evaluation_and_vanish() -> None:
         for share in ("training  25%", "evaluation  33%", "evaluation 100%", "training 100%"):
             assert share in terminal.received
         assert "epoch=1.00, loss=0.5000]" in terminal.received
+        assert " steps/s" in terminal.received
+        assert " batches/s" in terminal.received  # of the evaluation
         assert terminal.screen == []
 
 

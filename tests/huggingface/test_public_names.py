@@ -8,9 +8,9 @@ import pytorch_accelerated
 from pytorch_accelerated import huggingface
 
 
-@pytest.mark.fact("Public names: all but the Trainer come from pytorch_accelerated.huggingface")
+@pytest.mark.fact("Public names: all come from pytorch_accelerated.huggingface")
 def test_the_public_names_are_there() -> None:
-    names = """TrainingArguments TrainerCallback TrainerState TrainerControl CallbackHandler DefaultFlowCallback
+    names = """Trainer TrainingArguments TrainerCallback TrainerState TrainerControl CallbackHandler DefaultFlowCallback
     ProgressCallback PrinterCallback TensorBoardCallback EarlyStoppingCallback DEFAULT_CALLBACKS EvalPrediction
     EvalLoopOutput PredictionOutput TrainOutput IntervalStrategy SaveStrategy SchedulerType get_last_checkpoint
     speed_metrics default_data_collator set_seed"""

@@ -20,4 +20,31 @@ def test_two_processes_evaluate_predict_and_resume_as_one(tmp_path: Path) -> Non
     assert output.stdout.count("done") == 2
     one, first, second = (torch.load(tmp_path / f"{name}.pt") for name in ("1-0", "2-0", "2-1"))
     assert_same(first, second)
-    torch.testing.assert_close(first, one, rtol=1e-6, atol=1e-7)
+    assert len(one["exact"]) == 13
+    assert_same(first["exact"], one["exact"])
+    torch.testing.assert_close(first["rounded"], one["rounded"], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.processes
+@pytest.mark.fact(
+    "DECISIONS: ddp_timeout and ddp_backend are the group's, the options of DDP those of the wrapped model"
+)
+@pytest.mark.fact("DECISIONS: ddp_find_unused_parameters is True by default, unless activations are checkpointed")
+def test_the_processes_are_grouped_as_the_arguments_say(tmp_path: Path) -> None:
+    output = run_on_ranks(SCRIPT.with_name("huggingface_parallel.py"), 2, tmp_path)
+    assert output.stdout.count("done") == 2
+
+
+@pytest.mark.processes
+@pytest.mark.fact("Arguments: fsdp cuts the model over the processes; it trains, is saved and resumes as a whole one")
+def test_a_model_in_pieces_trains_as_a_whole_one(tmp_path: Path) -> None:
+    output = run_on_ranks(SCRIPT.with_name("huggingface_fsdp.py"), 2, tmp_path)
+    assert output.stdout.count("done") == 2
+
+
+@pytest.mark.processes
+@pytest.mark.fact("Resuming: a SIGTERM saves a checkpoint, from which the run goes on bit for bit")
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_signal_leaves_a_checkpoint_to_go_on_from(ranks: int, tmp_path: Path) -> None:
+    output = run_on_ranks(SCRIPT.with_name("huggingface_signals.py"), ranks, tmp_path)
+    assert output.stdout.count("done") == ranks

@@ -10,7 +10,7 @@ from torch import nn
 
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, DataError
 from pytorch_accelerated.huggingface import Trainer, TrainerCallback, TrainOutput
-from tests.huggingface.runs import Regression, Rows, StopAt, Stream, losses, make_trainer
+from tests.huggingface.runs import Regression, Rows, StopAt, Stream, Tokens, losses, make_trainer
 
 
 def bare_loop(batches: list[list[int]], *, lr: float = 0.1, steps: int | None = None) -> tuple[nn.Module, list[float]]:
@@ -168,6 +168,41 @@ def test_tuples_and_dicts_give_the_same(tmp_path: Path) -> None:
     assert losses(runs[0]) == losses(runs[1])
 
 
+@pytest.mark.parametrize(
+    ("dataset", "message"),
+    [
+        ([], "`train_dataset` is empty, so there is nothing to train on"),
+        ({"train": Rows(2), "test": Rows(2)}, "`train_dataset` is a dict of 'train', 'test', which has no rows"),
+    ],
+)
+def test_what_has_no_rows_is_refused(dataset: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=message):
+        make_trainer(tmp_path, parts={"train_dataset": dataset}).train()
+
+
+@pytest.mark.parametrize("arguments", [{"learning_rate": 0.1}, "results"])
+def test_arguments_of_another_class_are_refused(arguments: Any) -> None:
+    with pytest.raises(TypeError, match="`args` is of the class builtins"):
+        Trainer(Regression(), arguments)
+
+
+@pytest.mark.fact("Training: batches of one's own loader may be tuples, where compute_loss knows what to do with them")
+def test_batches_may_be_tuples(tmp_path: Path) -> None:
+    class OnTuples(Trainer):
+        def get_train_dataloader(self) -> Any:
+            return [(row["x"][None], row["labels"][None]) for row in (Rows(10)[index] for index in range(10))]
+
+        def compute_loss(
+            self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+        ) -> Any:
+            return super().compute_loss(model, dict(zip(("x", "labels"), inputs, strict=True)), return_outputs)
+
+    runs = [make_trainer(tmp_path, kind=kind, per_device_train_batch_size=1) for kind in (Trainer, OnTuples)]
+    for trainer in runs:
+        trainer.train()
+    assert losses(runs[0]) == losses(runs[1])
+
+
 @pytest.mark.fact("Training: a dict without a loss is an error that names the keys")
 def test_outputs_without_a_loss_are_named(tmp_path: Path) -> None:
     class NoLoss(Regression):
@@ -216,18 +251,6 @@ def test_a_loss_function_divides_by_the_labels_of_the_update(accumulation: int, 
     trainer.evaluate()
     assert numbers[-1] == 5  # of the evaluated batch
     torch.testing.assert_close(trainer.model.state_dict(), model.state_dict(), rtol=1e-5, atol=1e-6)
-
-
-class Tokens(Regression):
-    """Takes the number of labels in the update, and counts the rows whose label is -100 nowhere."""
-
-    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None, **kwargs: Any) -> Any:
-        outputs = self.linear(x)
-        if labels is None:
-            return (outputs,)
-        counts = labels != -100
-        errors = ((outputs - labels) ** 2)[counts]
-        return errors.sum() / kwargs.get("num_items_in_batch", counts.sum()), outputs
 
 
 @pytest.mark.fact(

@@ -326,10 +326,30 @@ class _RequestDataset(Dataset[Any]):
                 return columns
             # Rows of other sizes, or no tensors: what to make of them the collate function knows.
             self._may_read_columns = False
+        samples = self._samples(indices)
+        try:
+            return self.collate_fn(samples)
+        except Exception as error:
+            self._add_note(error, f"the batch of samples {list(indices)}")
+            raise
+
+    def _samples(self, indices: Any) -> list[Any]:
         fetch_many = getattr(self.dataset, "__getitems__", None)
-        if fetch_many is not None:
-            return self.collate_fn(fetch_many(list(indices)))
-        return self.collate_fn([self.dataset[index] for index in indices])
+        samples: list[Any] = []
+        try:
+            if fetch_many is not None:
+                return fetch_many(list(indices))  # type: ignore[no-any-return]
+            for index in indices:
+                samples.append(self.dataset[index])  # noqa: PERF401  # their number tells which one has failed
+        except Exception as error:
+            failed = f"sample {indices[len(samples)]}" if fetch_many is None else f"one of the samples {list(indices)}"
+            self._add_note(error, failed)
+            raise
+        return samples
+
+    def _add_note(self, error: Exception, source: str) -> None:
+        if hasattr(error, "add_note"):  # since Python 3.11
+            error.add_note(f"Raised for {source} of the {type(self.dataset).__name__}.")
 
 
 def _is_arrow_dataset_of_tensors(dataset: Any) -> bool:

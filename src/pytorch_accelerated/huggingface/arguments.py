@@ -52,7 +52,7 @@ _OTHER_NAMES = {
     "warmup_ratio": "warmup_steps",
 }
 _FLAGS: dict[str, Any] = {"": None, "false": None, "true": True}
-_DICTS = ("lr_scheduler_kwargs", "gradient_checkpointing_kwargs", "fsdp_config", "deepspeed")
+_DICTS = ("lr_scheduler_kwargs", "gradient_checkpointing_kwargs", "fsdp_config")
 
 
 def _argument(default: Any, help: str) -> Any:
@@ -88,7 +88,7 @@ class TrainingArguments:
     gradient_accumulation_steps: int = _argument(1, "Batches per update; the update equals that of one large batch.")
     num_train_epochs: float = _argument(3.0, "Passes over the training set; may end inside one.")
     max_steps: int = _argument(-1, "Updates of the run, if above 0: overrides num_train_epochs.")
-    auto_find_batch_size: bool = _argument(False, "Try smaller batches when memory runs out.")
+    auto_find_batch_size: bool = _argument(False, "Begin anew with half the batch size when memory runs out.")
     seed: int = _argument(42, "Seeds every generator when the Trainer is made.")
     data_seed: int | None = _argument(None, "Seed of the order of rows. Default: seed.")
     full_determinism: bool = _argument(False, "Use deterministic algorithms only, which may be slow.")
@@ -135,7 +135,6 @@ class TrainingArguments:
     dataloader_persistent_workers: bool = _argument(False, "Keep the workers from epoch to epoch.")
     dataloader_prefetch_factor: int | None = _argument(None, "Batches that each worker fetches ahead.")
     dataloader_multiprocessing_context: str | None = _argument(None, "How workers start: fork, spawn or forkserver.")
-    dataloader_in_order: bool = _argument(True, "Keep the order of batches where workers differ in speed.")
     ignore_data_skip: bool = _argument(False, "On a resume, begin the epoch's data anew.")
 
     # Logging
@@ -183,10 +182,12 @@ class TrainingArguments:
     ddp_bucket_cap_mb: int | None = _argument(None, "Megabytes of gradients that are exchanged together.")
     ddp_broadcast_buffers: bool | None = _argument(None, "Send the first process's buffers before each forward.")
     ddp_static_graph: bool | None = _argument(None, "Every step uses the same parameters.")
-    fsdp: str | None = _argument(None, "Shard the model: true, or words as in full_shard auto_wrap.")
-    fsdp_config: dict[str, Any] | str | None = _argument(None, "Settings of FSDP, as JSON or the path of such a file.")
-    deepspeed: dict[str, Any] | str | None = _argument(
-        None, "DeepSpeed's configuration, as JSON or the path of such a file."
+    fsdp: str | None = _argument(
+        None, "Cut the model over the processes: true, or words among full_shard, shard_grad_op and auto_wrap."
+    )
+    fsdp_config: dict[str, Any] | str | None = _argument(
+        None,
+        "How: transformer_layer_cls_to_wrap or min_num_params, reshard_after_forward; as JSON or the path of a file.",
     )
 
     # Other names, most of them from older scripts; what they say goes to the arguments that they stand for.
@@ -384,6 +385,13 @@ class TrainingArguments:
         return timedelta(seconds=self.ddp_timeout)
 
 
+def set_log_level(args: TrainingArguments) -> None:
+    """Have this package's Hugging Face logger say as much as the arguments want of this process."""
+    level = args.get_process_log_level()
+    if level != logging.NOTSET:
+        logger.setLevel(level)
+
+
 def _word(name: str, value: Any, words: type[Enum]) -> Enum:
     try:
         return words(value)
@@ -398,13 +406,13 @@ def _dict_from(name: str, value: Any) -> Any:
     """`value`, read from JSON or from a file of it where it is a string, as on a command line."""
     if not isinstance(value, str):
         return value
-    is_path = name in ("fsdp_config", "deepspeed") and not value.lstrip().startswith("{")
+    is_path = name == "fsdp_config" and not value.lstrip().startswith("{")
     try:
         read = json.loads(Path(value).read_text(encoding="utf-8") if is_path else value)
     except (OSError, ValueError) as error:
         raise ConfigurationError(
             f"`{name}` is {value!r}, from which no JSON can be read ({error}). Give a dict, or one as JSON"
-            f"{', or the path of a file of it' if name in ('fsdp_config', 'deepspeed') else ''}."
+            f"{', or the path of a file of it' if name == 'fsdp_config' else ''}."
         ) from error
     if not isinstance(read, dict):
         raise ConfigurationError(f"`{name}` is {value!r}, which is JSON, but not of a dict. Give one, as {{...}}.")

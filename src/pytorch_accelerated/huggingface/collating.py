@@ -27,7 +27,7 @@ def default_data_collator(features: Sequence[Any]) -> dict[str, torch.Tensor]:
     Raises:
         DataError: if there is no feature, their names differ, or values cannot be stacked.
     """
-    rows = [feature if isinstance(feature, Mapping) else vars(feature) for feature in features]
+    rows = [_columns_of(feature) for feature in features]
     if not rows:
         raise DataError("There are no rows to make a batch of. Check the sampler and the dataset.")
     other = next((row for row in rows if row.keys() != rows[0].keys()), None)
@@ -43,6 +43,16 @@ def default_data_collator(features: Sequence[Any]) -> dict[str, torch.Tensor]:
         if any(value is not None and not isinstance(value, str) for value in values):
             batch["labels" if name in ("label", "label_ids") else name] = _stacked(name, values)
     return batch
+
+
+def _columns_of(feature: Any) -> Mapping[str, Any]:
+    columns: Mapping[str, Any] | None = feature if isinstance(feature, Mapping) else getattr(feature, "__dict__", None)
+    if columns is None:
+        raise DataError(
+            f"A row is a {type(feature).__name__}, but the model gets its inputs by name. Make rows dicts, with the "
+            "names of the parameters of its forward, or pass a `data_collator` that makes a dict of several rows."
+        )
+    return columns
 
 
 def _stacked(name: str, values: list[Any]) -> torch.Tensor:

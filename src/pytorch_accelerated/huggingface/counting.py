@@ -50,6 +50,8 @@ class BatchCounter:
 
     def _estimate(self, batch: Any) -> float:
         """It takes the number of parameters, which takes longer than a small step to count: so once for each shape."""
+        if not isinstance(batch, Mapping):
+            return 0.0
         shapes = tuple(
             (name, value.shape if isinstance(value, torch.Tensor) else None) for name, value in batch.items()
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,9 @@ from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.checkpointing.training_state import save_run
 from pytorch_accelerated.data.loading import MicroBatch, Update
+from pytorch_accelerated.distributed import create_accelerator
 from pytorch_accelerated.errors import StopTrainingError
+from pytorch_accelerated.huggingface.parallel import accelerator_arguments
 from pytorch_accelerated.huggingface.saving import write_without_run
 from pytorch_accelerated.loop import clip_gradients
 from pytorch_accelerated.prediction import PredictionCollector
@@ -25,6 +27,8 @@ from pytorch_accelerated.tracking.loss import LossTracker
 from pytorch_accelerated.trainer import Trainer as NativeTrainer
 
 if TYPE_CHECKING:
+    from accelerate import Accelerator
+
     from pytorch_accelerated.huggingface.outputs import EvalLoopOutput
     from pytorch_accelerated.huggingface.trainer import Trainer
 
@@ -41,7 +45,6 @@ class Engine(NativeTrainer):
 
     Attributes:
         learning_rate: that the last update used.
-        gradient_norm: of the last update, before it was clipped; on the device.
         preparation_seconds: that making the model ready for the last evaluation took; None if a training had done so.
         samples_used: in the updates of this run, over all processes.
     """
@@ -49,7 +52,7 @@ class Engine(NativeTrainer):
     def __init__(self, face: Trainer, **native_arguments: Any) -> None:
         self._face = face
         self.learning_rate = 0.0
-        self.gradient_norm: torch.Tensor | None = None
+        self._norms_of_gradients: Sequence[torch.Tensor] = ()
         self.samples_used = 0
         self._step_loss: Any = None
         self._items_on_rank: list[int | None] = []
@@ -61,6 +64,9 @@ class Engine(NativeTrainer):
         super().__init__(face.model, None, None, callbacks=[_Moments(face)], **native_arguments)
 
     # --------------------------------------------------------------------------------------------------------- set-up
+
+    def _create_accelerator(self) -> Accelerator:
+        return create_accelerator(self.mixed_precision, **accelerator_arguments(self._face.args, self._face.model))
 
     def create_train_dataloader(self, batch_size: int, train_dl_kwargs: Mapping[str, Any] | None = None) -> Any:
         return self._face.get_train_dataloader()
@@ -160,6 +166,7 @@ class Engine(NativeTrainer):
         self._step_loss = share if self._step_loss is None else self._step_loss + share
 
     def _keep_in_step(self, batch: Any) -> None:
+        self._fire_of_batch("on_train_step_start")  # as the ranks with a batch do
         self._gathers_no_rows = True
         self._face.training_step(self.model, batch, self._items_of_update)
         self._gathers_no_rows = False
@@ -199,11 +206,13 @@ class Engine(NativeTrainer):
         self._loss_tracker.update(self._step_loss)
 
     def _clip_gradients(self) -> None:
-        if self._settings.clips_gradients:
-            self.gradient_norm = clip_gradients(self._parameters(), self._settings)
+        norm = clip_gradients(self._parameters(), self._settings)
+        if norm is not None:
+            self._norms_of_gradients = [norm]
         else:
             gradients = [parameter.grad for parameter in self._parameters() if parameter.grad is not None]
-            self.gradient_norm = whole(torch.nn.utils.get_total_norm(gradients))
+            # Those of the tensors; putting them together takes longer, and can wait until the norm is looked at.
+            self._norms_of_gradients = torch._foreach_norm(gradients) if gradients else ()
 
     # ----------------------------------------------------------------------------------------------------- evaluations
 
@@ -245,6 +254,11 @@ class Engine(NativeTrainer):
         self.preparation_seconds = None if self._has_trained else time.perf_counter() - started
 
     # ------------------------------------------------------------------------------------------------------ the rest
+
+    @property
+    def gradient_norm(self) -> float:
+        """Of the last update, before it was clipped. Waits for the device. Must be called by all ranks."""
+        return float(whole(torch.nn.utils.get_total_norm(self._norms_of_gradients)))
 
     @property
     def epochs_done(self) -> float:

@@ -14,6 +14,7 @@ import torch
 from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.checkpointing.publish import remove_state
 from pytorch_accelerated.errors import MissingMetricError
+from pytorch_accelerated.huggingface.arguments import TrainingArguments, logger
 from pytorch_accelerated.huggingface.checkpoints import checkpoint_name, sort_checkpoints
 from pytorch_accelerated.huggingface.counting import BatchCounter
 from pytorch_accelerated.huggingface.determinism import enable_full_determinism
@@ -27,7 +28,6 @@ from pytorch_accelerated.huggingface.strategies import SaveStrategy
 from pytorch_accelerated.seeding import set_seed
 
 if TYPE_CHECKING:
-    from pytorch_accelerated.huggingface.arguments import TrainingArguments
     from pytorch_accelerated.huggingface.callbacks import CallbackHandler
     from pytorch_accelerated.huggingface.engine import Engine
 
@@ -119,6 +119,14 @@ class TrainerFlow:
         handler.train_dataloader = engine._train_dataloader
         self._last_logged_step = self._first_step = self.state.global_step
         self._started = time.time()
+        logger.info(
+            "Training begins: steps %d to %d, batches of %d rows on each of %d processes, %d batches per step",
+            self.state.global_step + 1,
+            self.state.max_steps,
+            self._train_batch_size,
+            self.args.world_size,
+            self.args.gradient_accumulation_steps,
+        )
         self.fire("on_train_begin")
         if self.args.eval_on_start:
             self._evaluate(None, self._ignore_keys_for_eval, skip_scheduler=True)
@@ -154,6 +162,7 @@ class TrainerFlow:
     def save_as_requested(self) -> None:
         """Save at a safe point."""
         self._save_checkpoint(self.model_wrapped, None)
+        logger.info("Saved %s", self._checkpoint_folder())
         self.fire("on_save")
 
     def save_because_of_signal(self) -> None:
@@ -281,10 +290,11 @@ class TrainerFlow:
             return
         mean, left_out = self._take_losses()
         engine = self._engine
-        logs: dict[str, Any] = {"loss": mean}
-        if engine.gradient_norm is not None:
-            logs["grad_norm"] = float(engine.gradient_norm)
-        logs["learning_rate"] = float(engine.learning_rate)
+        logs: dict[str, Any] = {
+            "loss": mean,
+            "grad_norm": engine.gradient_norm,
+            "learning_rate": float(engine.learning_rate),
+        }
         if left_out:
             logs["non_finite_losses"] = left_out
             warn_user(

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, DataError
+from pytorch_accelerated.huggingface.arguments import TrainingArguments
 from pytorch_accelerated.huggingface.strategies import IntervalStrategy, SaveStrategy
 
 if TYPE_CHECKING:
@@ -85,6 +86,21 @@ def refuse_hooks_that_do_not_exist(kind: type[Any]) -> None:
             )
 
 
+def refuse_arguments(args: Any) -> None:
+    """Refuse arguments that are none of ours.
+
+    Raises:
+        ArgumentTypeError: says what they are.
+    """
+    if not isinstance(args, TrainingArguments):
+        kind = type(args)
+        raise ArgumentTypeError(
+            f"`args` is of the class {kind.__module__}.{kind.__qualname__}, whose settings this trainer does not know. "
+            f"Give TrainingArguments of {TrainingArguments.__module__.rpartition('.')[0]}, for example "
+            "TrainingArguments('results')."
+        )
+
+
 def refuse_construction(trainer: Trainer, model: Any) -> None:
     """Refuse what a trainer cannot be made of. All complaints come in one error.
 
@@ -109,6 +125,11 @@ def refuse_construction(trainer: Trainer, model: Any) -> None:
         )
     if trainer.optimizer is not None and trainer.optimizer_cls_and_kwargs is not None:
         complaints.append("`optimizers` and `optimizer_cls_and_kwargs` both give an optimizer: leave one out")
+    if args.fsdp and has_optimizers:
+        complaints.append(
+            "`optimizers` were made of whole parameters, but `fsdp` cuts them: pass `optimizer_cls_and_kwargs`, or "
+            "override `create_optimizer`"
+        )
     if trainer.train_dataset is not None:
         complaints += _complaints_about_datasets(trainer)
     if args.save_strategy == SaveStrategy.BEST and args.metric_for_best_model is None:

@@ -39,7 +39,6 @@ def make_loader(
         "persistent_workers": args.dataloader_persistent_workers,
         "prefetch_factor": args.dataloader_prefetch_factor,
         "multiprocessing_context": args.dataloader_multiprocessing_context,
-        "in_order": args.dataloader_in_order,
     }
     if not isinstance(dataset, IterableDataset):
         kwargs.update(sampler=sampler, drop_last=drop_last)
@@ -131,13 +130,22 @@ class PaddingCollator:
 
 
 def refuse_missing(dataset: Any, purpose: str, argument: str) -> None:
-    """Refuse to go on without a dataset.
+    """Refuse to go on without a dataset, or with what has no rows.
 
     Raises:
         ConfigurationError: names the argument.
+        DataError: for an empty dataset, or a dict, which has names instead.
     """
     if dataset is None:
         raise ConfigurationError(f"There is no dataset to {purpose}. Pass `{argument}`.")
+    if isinstance(dataset, Mapping):
+        raise DataError(
+            f"`{argument}` is a dict of {', '.join(map(repr, dataset)) or 'nothing'}, which has no rows to {purpose}. "
+            "Pass one of its datasets; of columns make a `datasets.Dataset.from_dict`, or a list with a dict for each "
+            "row."
+        )
+    if hasattr(dataset, "__len__") and not len(dataset):
+        raise DataError(f"`{argument}` is empty, so there is nothing to {purpose}. Check how it was made.")
 
 
 def number_of_rows(loader: Any) -> int:

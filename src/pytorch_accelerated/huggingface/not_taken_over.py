@@ -71,8 +71,8 @@ NOT_TAKEN_OVER: dict[str, NotTakenOver] = {
         "Save to a folder that all of them share.",
     ),
     "enable_jit_checkpoint": NotTakenOver(
-        "A signal that ends the run is noticed at the end of an update in any case.",
-        "To save then, use the native Trainer with a `SaveTrainingStateCallback`.",
+        "A signal that ends the run brings a checkpoint in any case, unless `save_strategy` is 'no'.",
+        "Leave it out.",
     ),
     "push_to_hub": _HUB,
     "hub_token": _HUB,
@@ -83,7 +83,14 @@ NOT_TAKEN_OVER: dict[str, NotTakenOver] = {
     "hub_revision": _HUB,
     "accelerator_config": _ACCELERATE_LOADERS,
     "parallelism_config": NotTakenOver(
-        "Tensor and context parallelism are not supported.", "Use `fsdp` or `deepspeed` for models that are too large."
+        "Tensor and context parallelism are not supported.", "Use `fsdp` for models that are too large."
+    ),
+    "deepspeed": NotTakenOver(
+        "It takes the updates over, so gradients could not be weighted and clipped exactly, and a run not resumed.",
+        "Use `fsdp`, which shares out weights, gradients and the optimizer's state as ZeRO's third stage does.",
+    ),
+    "dataloader_in_order": NotTakenOver(
+        "Batches come in their order, on which exact runs and resumes rest.", "Leave it out."
     ),
     "debug": NotTakenOver(
         "Its options are about float16 overflows and other machines.",

@@ -28,7 +28,12 @@ class ProgressCallback(TrainerCallback):
         self.close()
         self._new_display = None  # the output may go elsewhere by now
         self._training = self._begin(
-            state, "training", state.max_steps, done=state.global_step, read_facts=lambda: _facts(state)
+            state,
+            "training",
+            state.max_steps,
+            done=state.global_step,
+            unit="steps",
+            read_facts=lambda: _facts(state),
         )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
@@ -82,13 +87,14 @@ class ProgressCallback(TrainerCallback):
         total: int | None,
         *,
         done: int = 0,
+        unit: str = "batches",
         read_facts: Callable[[], Mapping[str, str]] = dict,
     ) -> Progress | None:
         if not state.is_local_process_zero:
             return None
         if self._new_display is None:
             self._new_display = display_factory(_print)
-        return Progress(label, total, self._new_display(), read_facts=read_facts, done=done)
+        return Progress(label, total, self._new_display(), read_facts=read_facts, done=done, unit=unit)
 
 
 def _print(text: str) -> None:

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Sampler
 
 from pytorch_accelerated.distributed import send_to_device
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, DataError
-from pytorch_accelerated.huggingface.arguments import TrainingArguments
+from pytorch_accelerated.huggingface.arguments import TrainingArguments, set_log_level
 from pytorch_accelerated.huggingface.callbacks import DEFAULT_CALLBACKS, CallbackHandler, PrinterCallback
 from pytorch_accelerated.huggingface.checkpoints import rotate_checkpoints
 from pytorch_accelerated.huggingface.collating import (
@@ -40,11 +40,14 @@ from pytorch_accelerated.huggingface.evaluating import (
     outputs_without_loss,
     rows_in,
 )
+from pytorch_accelerated.huggingface.fitting import with_batches_that_fit
 from pytorch_accelerated.huggingface.flow import TrainerFlow, metric_of
+from pytorch_accelerated.huggingface.fsdp import shard
 from pytorch_accelerated.huggingface.knowledge import (
     accepts_loss_kwargs,
     own_loss,
     predicts_next_token,
+    refuse_arguments,
     refuse_construction,
     refuse_hooks_that_do_not_exist,
     refuse_training,
@@ -66,10 +69,15 @@ from pytorch_accelerated.huggingface.optimizing import (
     parameter_groups,
 )
 from pytorch_accelerated.huggingface.outputs import EvalLoopOutput, PredictionOutput, TrainOutput
-from pytorch_accelerated.huggingface.parallel import native_arguments
+from pytorch_accelerated.huggingface.parallel import (
+    enable_gradient_checkpointing,
+    native_arguments,
+    refuse_processes,
+    warn_about_idle_devices,
+)
 from pytorch_accelerated.huggingface.progress import ProgressCallback
 from pytorch_accelerated.huggingface.reporting import reporting_callbacks
-from pytorch_accelerated.huggingface.restoring import restore_callbacks
+from pytorch_accelerated.huggingface.restoring import read_trainer_state, restore_callbacks
 from pytorch_accelerated.huggingface.rows import PADDING
 from pytorch_accelerated.huggingface.saving import (
     OPTIMIZER_NAME,
@@ -156,8 +164,12 @@ class Trainer(TrainerFlow):
         preprocess_logits_for_metrics: Callable[[Any, Any], Any] | None = None,
     ) -> None:
         self.args = TrainingArguments() if args is None else args
+        refuse_arguments(self.args)
         self.args.check()
         refuse_hooks_that_do_not_exist(type(self))
+        refuse_processes(self.args)
+        warn_about_idle_devices(self.args)
+        set_log_level(self.args)
         meter = self._memory_meter("init")
         self._seed()
         self.processing_class = processing_class
@@ -187,6 +199,7 @@ class Trainer(TrainerFlow):
         self._eval_loaders: dict[Any, DataLoader[Any]] = {}
         self._ignore_keys_for_eval: Sequence[str] | None = None
         self._folder_of_run: Path | None = None  # while a checkpoint is written
+        self._weights_of_checkpoint: dict[str, Any] | None = None  # likewise, of a model that is cut over the ranks
 
         self.control = TrainerControl()
         shown_by = PrinterCallback if self.args.disable_tqdm else ProgressCallback
@@ -199,6 +212,7 @@ class Trainer(TrainerFlow):
             self.lr_scheduler,
         )
         self._engine = Engine(self, **native_arguments(self.args))
+        self._make_model_ready()
         if self.args.should_save:
             Path(str(self.args.output_dir)).mkdir(parents=True, exist_ok=True)
         self.state = self._new_state()
@@ -238,12 +252,18 @@ class Trainer(TrainerFlow):
             self._seed()
             self.model = self.model_wrapped = self.call_model_init()
             self.callback_handler.model = self.model
+            self._make_model_ready()
         for index, name in enumerate(("optimizer", "lr_scheduler")):
             if self._optimizers_are_ours[index] and (self.model_init is not None or name == "lr_scheduler"):
                 setattr(self, name, None)
         checkpoint = self._find_checkpoint(resume_from_checkpoint)
         self._ignore_keys_for_eval = ignore_keys_for_eval
-        return self._run_training(checkpoint)
+        self._train_batch_size = self.args.train_batch_size
+        if not self.args.auto_find_batch_size:
+            return self._run_training(checkpoint)
+        if checkpoint is not None:
+            self._train_batch_size = read_trainer_state(checkpoint).train_batch_size or self._train_batch_size
+        return with_batches_that_fit(self, lambda: self._run_training(checkpoint))
 
     def training_step(self, model: Any, inputs: Mapping[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
         """Add the gradients of one batch.
@@ -337,6 +357,11 @@ class Trainer(TrainerFlow):
         if not isinstance(model, nn.Module):
             raise ArgumentTypeError(f"`model_init` returned {model!r}, which is no nn.Module. Return a new model.")
         return model
+
+    def _make_model_ready(self) -> None:
+        """What the arguments ask of a new model. Must be called by all ranks."""
+        enable_gradient_checkpointing(self.model, self.args)
+        shard(self.model, self.args, self._engine._ranks)
 
     # -------------------------------------------------------------------------------------------- optimizer, schedule
 
@@ -476,9 +501,9 @@ class Trainer(TrainerFlow):
                 "A batch is empty, so the model gets no input. Check the columns of the dataset and what the "
                 f"`data_collator` makes of them; the model takes {', '.join(signature_columns(self.model, ()))}."
             )
-        device = self.args.device
-        values = inputs.values() if isinstance(inputs, Mapping) else ()
-        if values and all(isinstance(value, torch.Tensor) and value.device == device for value in values):
+        device = self._engine.device
+        values = inputs.values() if isinstance(inputs, Mapping) else inputs
+        if all(isinstance(value, torch.Tensor) and value.device == device for value in values):
             return inputs  # as the engine's loaders yield them
         return send_to_device(inputs, device)
 
@@ -714,7 +739,9 @@ class Trainer(TrainerFlow):
         Args:
             output_dir: default: ``args.output_dir``.
         """
-        state_dict = state_dict_of(self.model) if has_shards(self.model) else None
+        state_dict = self._weights_of_checkpoint
+        if state_dict is None and self._folder_of_run is None and has_shards(self.model):
+            state_dict = state_dict_of(self.model)
         if self.args.should_save:
             self._save(output_dir, state_dict=state_dict)
 
@@ -734,10 +761,16 @@ class Trainer(TrainerFlow):
         self.store_flos()
         self.state.stateful_callbacks = exported_states(self._exportables())
         generators = self._engine._ranks.exchange(generator_states())
+        # What is put together from all ranks is so before one of them writes.
         if self.args.save_only_model:
-            self._engine.write_model(folder, self._write_beside_weights)
+            self._weights_of_checkpoint = state_dict_of(self.model) if has_shards(self.model) else None
+            try:
+                self._engine.write_model(folder, self._write_beside_weights)
+            finally:
+                self._weights_of_checkpoint = None
         else:
-            self._engine.write_run(folder, lambda staging: self._write_beside_run(staging, generators))
+            states = self._states_of_run(generators)
+            self._engine.write_run(folder, lambda staging: self._write_beside_run(staging, states))
         if self.args.should_save:
             rotate_checkpoints(str(self.args.output_dir), self.args.save_total_limit, self.state.best_model_checkpoint)
 
@@ -745,21 +778,24 @@ class Trainer(TrainerFlow):
         self.save_model(str(folder), _internal_call=True)
         self.state.save_to_json(folder / TRAINER_STATE_NAME)
 
-    def _write_beside_run(self, folder: Path, generators: Sequence[dict[str, Any]]) -> None:
+    def _write_beside_run(self, folder: Path, states: Mapping[str, Any]) -> None:
         """The files that people and other tools know."""
         self._folder_of_run = folder
         try:
             self._write_beside_weights(folder)
         finally:
             self._folder_of_run = None
+        save_tensors(folder, states)
+
+    def _states_of_run(self, generators: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """What a run goes on from besides its weights, by the files that it belongs into."""
         optimizer, scheduler, scaler = self._engine.optimizer, self._engine.scheduler, self._engine._accelerator.scaler
-        states = {
+        return {
             OPTIMIZER_NAME: whole(optimizer.state_dict()),
             SCHEDULER_NAME: None if scheduler is None else scheduler.state_dict(),
             SCALER_NAME: None if scaler is None else scaler.state_dict(),
             **{rng_state_name(rank, len(generators)): state for rank, state in enumerate(generators)},
         }
-        save_tensors(folder, states)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         """Load the weights of a checkpoint into a model, by default the trainer's."""

@@ -31,6 +31,7 @@ class Progress:
         read_facts: returns what else to show, ready to print; called once a second at most, and may wait for the
             device.
         done: batches of this pass that were used before, in the run that is being resumed.
+        unit: what is counted, if it is not batches.
         clock: returns seconds.
     """
 
@@ -43,11 +44,13 @@ class Progress:
         samples_per_batch: int | None = None,
         read_facts: Callable[[], Mapping[str, str]] = dict,
         done: int = 0,
+        unit: str = "batches",
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.label = label
         self.total = total
         self.done = done
+        self._unit = unit
         self._display = display
         self._samples_per_batch = samples_per_batch
         self._read_facts = read_facts
@@ -100,5 +103,6 @@ class Progress:
             batches_per_second=(self.done - done_then) / (now - past) if now > past else None,
             samples_per_batch=self._samples_per_batch,
             facts=self._facts,
+            unit=self._unit,
         )
         self._show_due = self._display.show(snapshot, now)

@@ -21,6 +21,7 @@ class Snapshot:
         batches_per_second: recent speed, or None before there is one.
         samples_per_batch: samples of one batch over all ranks, or None if that is not known.
         facts: what else to show, such as the loss so far, ready to print.
+        unit: what is counted, if it is not batches.
     """
 
     label: str
@@ -30,11 +31,12 @@ class Snapshot:
     batches_per_second: float | None
     samples_per_batch: int | None
     facts: Mapping[str, str]
+    unit: str = "batches"
 
     @property
     def count(self) -> str:
         """For example "450/1000"."""
-        return f"{self.done} batches" if self.total is None else f"{self.done}/{self.total}"
+        return f"{self.done} {self.unit}" if self.total is None else f"{self.done}/{self.total}"
 
     @property
     def percentage(self) -> str:
@@ -59,5 +61,5 @@ class Snapshot:
         if not self.batches_per_second:
             return ""
         if self.samples_per_batch is None:
-            return f"{format_number(self.batches_per_second)} batches/s"
+            return f"{format_number(self.batches_per_second)} {self.unit}/s"
         return f"{format_number(self.batches_per_second * self.samples_per_batch)} samples/s"

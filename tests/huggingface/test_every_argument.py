@@ -1,0 +1,467 @@
+"""Every argument does something: a table of where that is shown, and the tests of those that have no other place."""
+
+import ast
+import dataclasses
+import logging
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pytorch_accelerated.errors import ConfigurationError
+from pytorch_accelerated.huggingface import TrainerCallback, TrainingArguments
+from pytorch_accelerated.huggingface.arguments import logger
+from pytorch_accelerated.huggingface.parallel import refuse_processes, warn_about_idle_devices
+from tests.huggingface.runs import Regression, Rows, losses, make_trainer
+from tests.huggingface.texts import WORDS, tiny_classifier
+
+TESTS = Path(__file__).parent
+RANKS = TESTS.parent / "ranks"
+
+# By test or script, the arguments whose effect it shows.
+SHOWN_BY = {
+    "test_arguments.py::test_evaluation_steps_default_to_logging_steps": "do_eval eval_steps",
+    "test_arguments.py::test_old_names_speak_for_the_new_ones": "activation_checkpointing evaluation_strategy "
+    "activation_checkpointing_kwargs group_by_length include_inputs_for_metrics warmup_ratio",
+    "test_arguments.py::test_report_to_becomes_a_list": "report_to",
+    "test_arguments.py::test_this_process_is_alone": "use_cpu",
+    "test_callbacks.py::test_the_default_flow_asks_for_what_that_of_transformers_asks": "eval_delay eval_steps "
+    "logging_strategy logging_steps logging_first_step save_strategy",
+    "test_evaluation.py::test_a_row_is_labelled_if_all_labels_are_there": "label_names",
+    "test_evaluation.py::test_metrics_may_be_computed_batch_by_batch": "batch_eval_metrics",
+    "test_evaluation.py::test_metrics_may_see_inputs_and_losses": "include_for_metrics",
+    "test_evaluation.py::test_nested_outputs_keep_their_structure": "eval_do_concat_batches",
+    "test_evaluation.py::test_only_the_loss_is_kept_if_nobody_looks_at_more": "prediction_loss_only",
+    "test_evaluation.py::test_predictions_and_loss_are_those_of_one_batch": "per_device_eval_batch_size",
+    "test_events.py::test_the_order_of_the_callbacks": "disable_tqdm",
+    "test_fitting.py::fit": "auto_find_batch_size",
+    "test_interop.py::test_unknown_columns_of_dicts_are_removed": "remove_unused_columns",
+    "test_interop.py::test_workers_give_the_same_run": "dataloader_num_workers",
+    "test_log_history.py::test_tokens_are_counted": "include_num_input_tokens_seen",
+    "test_measuring.py::test_the_argument_asks_for_it": "full_determinism",
+    "test_reporting.py::test_by_default_a_run_has_a_folder_of_its_own_below_the_output": "output_dir run_name",
+    "test_reporting.py::test_values_come_back_under_their_tags": "logging_dir",
+    "test_resume.py::test_callbacks_are_made_anew_from_their_states": "restore_callback_states_from_checkpoint",
+    "test_resume.py::test_data_may_begin_anew": "ignore_data_skip",
+    "test_saving.py::test_only_improvements_are_saved": "eval_strategy save_strategy",
+    "test_saving.py::test_only_the_model_may_be_saved": "save_only_model",
+    "test_saving.py::test_the_best_is_never_deleted": "load_best_model_at_end metric_for_best_model save_steps",
+    "test_saving.py::test_the_oldest_are_deleted": "save_total_limit",
+    "test_training.py::test_a_nan_is_never_out_of_sight": "logging_nan_inf_filter",
+    "test_training.py::test_a_plateau_schedule_steps_at_evaluations": "greater_is_better lr_scheduler_kwargs "
+    "lr_scheduler_type",
+    "test_training.py::test_a_run_equals_a_loop_by_hand": "gradient_accumulation_steps optim "
+    "per_device_train_batch_size",
+    "test_training.py::test_learning_rate_and_gradient_norm_are_those_of_the_step": "max_grad_norm warmup_steps",
+    "test_training.py::test_memory_is_measured_if_asked_for": "skip_memory_metrics",
+    "test_training.py::test_smoothed_labels_are_trained_on": "label_smoothing_factor",
+    "test_training.py::test_the_number_of_steps": "max_steps num_train_epochs",
+    "test_training.py::test_the_optimizer_has_a_group_without_weight_decay": "weight_decay",
+    "test_training.py::test_the_order_of_rows_follows_from_the_data_seed": "data_seed seed train_sampling_strategy",
+    "huggingface_arguments.py": "log_level log_level_replica",
+    "huggingface_fsdp.py": "fsdp fsdp_config",
+    "huggingface_parallel.py": "average_tokens_across_devices ddp_backend ddp_broadcast_buffers ddp_bucket_cap_mb "
+    "ddp_find_unused_parameters ddp_static_graph ddp_timeout",
+    "here": "adam_beta1 adam_beta2 adam_epsilon bf16 dataloader_drop_last dataloader_multiprocessing_context "
+    "dataloader_persistent_workers dataloader_pin_memory dataloader_prefetch_factor do_predict do_train "
+    "eval_accumulation_steps eval_on_start fp16 gradient_checkpointing gradient_checkpointing_kwargs learning_rate "
+    "length_column_name log_on_each_node optim_args resume_from_checkpoint torch_compile torch_compile_backend "
+    "torch_compile_mode",
+}
+
+
+def source_of(place: str) -> str:
+    """The text of a test, of a script for several ranks, or of the tests of this file."""
+    if place == "here":
+        return Path(__file__).read_text(encoding="utf-8").partition("\ndef source_of")[2]
+    file, _, name = place.partition("::")
+    if not name:
+        return (RANKS / file).read_text(encoding="utf-8")
+    text = (TESTS / file).read_text(encoding="utf-8")
+    (found,) = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef) and node.name == name]
+    first = min([found.lineno, *(decorator.lineno for decorator in found.decorator_list)])
+    return "\n".join(text.splitlines()[first - 1 : found.end_lineno])
+
+
+@pytest.mark.fact("Arguments: the effect of every one of them is shown by a test")
+def test_the_effect_of_every_argument_is_shown_somewhere() -> None:
+    shown = {argument for arguments in SHOWN_BY.values() for argument in arguments.split()}
+    assert shown == {field.name for field in dataclasses.fields(TrainingArguments)}
+
+
+@pytest.mark.parametrize("place", SHOWN_BY)
+def test_the_table_points_to_what_is_about_the_argument(place: str) -> None:
+    source = source_of(place)
+    for argument in SHOWN_BY[place].split():
+        assert re.search(rf"\b{argument}\b", source), argument
+
+
+# --------------------------------------------------------------------------------------------------- for the script
+
+
+def test_what_is_for_the_script_to_read_is_kept_and_no_more(tmp_path: Path) -> None:
+    args = TrainingArguments(do_train=True, do_predict=True, resume_from_checkpoint="there")
+    assert (args.do_train, args.do_predict, args.resume_from_checkpoint) == (True, True, "there")
+    plain = make_trainer(tmp_path / "plain", save_strategy="steps", save_steps=4)
+    plain.train()
+    trainer = make_trainer(tmp_path, resume_from_checkpoint=str(tmp_path / "plain" / "checkpoint-8"))
+    assert trainer.train(resume_from_checkpoint=trainer.args.resume_from_checkpoint).global_step == 10
+    assert trainer.state.log_history[:-1] == plain.state.log_history[:-1]
+    trainer.train()
+    assert trainer.state.log_history[0]["step"] == 1
+
+
+# -------------------------------------------------------------------------------------------------------- optimizers
+
+
+@pytest.mark.fact("Arguments: optim names an optimizer of torch, which gets learning_rate, adam_..., optim_args")
+@pytest.mark.parametrize(
+    ("optim", "arguments", "kind", "expected"),
+    [
+        ("adamw_torch", {}, torch.optim.AdamW, {"lr": 0.1, "betas": (0.9, 0.999), "eps": 1e-8, "fused": None}),
+        (
+            "adamw_torch_fused",
+            {"learning_rate": 0.2, "adam_beta1": 0.8, "adam_beta2": 0.7, "adam_epsilon": 0.5},
+            torch.optim.AdamW,
+            {"lr": 0.2, "betas": (0.8, 0.7), "eps": 0.5, "fused": True},
+        ),
+        ("sgd", {"optim_args": "momentum=0.9, nesterov=True"}, torch.optim.SGD, {"momentum": 0.9, "nesterov": True}),
+        ("rmsprop", {"optim_args": "alpha=1e-2"}, torch.optim.RMSprop, {"alpha": 0.01, "lr": 0.1}),
+        ("adagrad", {}, torch.optim.Adagrad, {"lr": 0.1}),
+    ],
+)
+def test_optimizers_are_made_by_name(
+    optim: str, arguments: dict[str, Any], kind: type[Any], expected: dict[str, Any], tmp_path: Path
+) -> None:
+    optimizer = make_trainer(tmp_path, optim=optim, **arguments).create_optimizer()
+    assert type(optimizer) is kind
+    assert {name: optimizer.defaults[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("optim_args", "message"),
+    [("momentum", "'momentum' in it has no name and value"), ("speed=3", "SGD refused the arguments .*speed=3")],
+)
+def test_arguments_that_no_optimizer_takes_are_refused(optim_args: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        make_trainer(tmp_path, optim="sgd", optim_args=optim_args).create_optimizer()
+
+
+# ------------------------------------------------------------------------------- precision, memory, compilation
+
+
+class Watched(Regression):
+    """Notes the dtype of its outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dtypes: set[torch.dtype] = set()
+        self.linear.register_forward_hook(lambda module, inputs, output: self.dtypes.add(output.dtype))
+
+
+@pytest.mark.fact("Arguments: bf16 is mixed precision in training and evaluation, weights and checkpoints stay float32")
+def test_a_run_in_bfloat16_equals_a_loop_with_autocast(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, parts={"model": Watched()}, bf16=True, optim="sgd", max_grad_norm=None)
+    trainer.train()
+    model, rows, expected = Regression(), Rows(10), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step, start in enumerate([0, 2, 4, 6, 8] * 2):
+        optimizer.param_groups[0]["lr"] = 0.1 * (10 - step) / 10
+        with torch.autocast("cpu", torch.bfloat16):
+            loss, _ = model(rows.x[start : start + 2], rows.labels[start : start + 2])
+        loss.float().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        expected.append(loss.item())
+    assert losses(trainer) == pytest.approx(expected, rel=1e-5)
+    assert trainer.model.dtypes == {torch.bfloat16}
+    assert {parameter.dtype for parameter in trainer.model.parameters()} == {torch.float32}
+    trainer.model.dtypes.clear()
+    trainer.evaluate()
+    assert trainer.model.dtypes == {torch.bfloat16}
+
+
+@pytest.mark.fact("Arguments: fp16 on the CPU is an error that names it")
+def test_float16_on_the_cpu_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="`fp16` is True, but the device is the CPU.*use `bf16`"):
+        make_trainer(tmp_path, fp16=True)
+
+
+def test_one_process_has_nothing_to_cut(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="`fsdp` is True, but there is one process.*torchrun"):
+        make_trainer(tmp_path, fsdp=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"fsdp": "full_shard offload"}, "`fsdp` is 'full_shard offload', in which 'offload' cannot be done"),
+        ({"fsdp": True, "fsdp_config": {"forward_prefetch": True}}, "`fsdp_config` has 'forward_prefetch', but"),
+        ({"fsdp": True, "fsdp_config": {"fsdp_version": 1}}, "`fsdp_config` has version 1"),
+        ({"fsdp": True, "fsdp_config": {"min_num_params": -1}}, "`min_num_params` in `fsdp_config` is -1"),
+        (
+            {"fsdp": True, "fsdp_config": {"min_num_params": 1, "transformer_layer_cls_to_wrap": "Layer"}},
+            "one of them tells the layers",
+        ),
+    ],
+)
+def test_ways_to_cut_a_model_that_cannot_be_done_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        TrainingArguments(**arguments)
+
+
+@pytest.mark.fact("DECISIONS: several visible devices in one process bring one warning with the torchrun command")
+def test_a_process_that_uses_one_of_several_devices_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    args = TrainingArguments()
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 4)
+    monkeypatch.setattr(args._process, "device", torch.device("cuda", 0))
+    assert args.n_gpu == 1
+    with pytest.warns(UserWarning, match="sees 4 devices and uses one.*torchrun --nproc-per-node 4"):
+        warn_about_idle_devices(args)
+    monkeypatch.setattr(args._process, "num_processes", 4)
+    warn_about_idle_devices(args)
+
+
+@pytest.mark.fact("Arguments: use_cpu that comes too late for this process is refused")
+def test_arguments_that_come_too_late_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    args = TrainingArguments(use_cpu=True)
+    refuse_processes(args)
+    monkeypatch.setattr(args._process, "device", torch.device("cuda", 0))
+    with pytest.raises(ConfigurationError, match="`use_cpu` is True, but this process uses cuda since"):
+        refuse_processes(args)
+
+
+@pytest.mark.fact("Arguments: gradient_checkpointing computes the layers of a transformers model twice; same gradients")
+def test_activations_are_computed_twice(tmp_path: Path) -> None:
+    def run(**arguments: Any) -> tuple[list[float], int]:
+        model, calls = tiny_classifier(), []
+        model.distilbert.transformer.layer[0].ffn.register_forward_hook(lambda *_: calls.append(1))
+        rows = [{"input_ids": torch.arange(4) + shift % (len(WORDS) - 4), "labels": shift % 2} for shift in range(6)]
+        trainer = make_trainer(tmp_path, parts={"model": model, "train_dataset": rows}, max_steps=3, **arguments)
+        trainer.train()
+        return losses(trainer), len(calls)
+
+    usual, calls = run()
+    for kwargs in ({"use_reentrant": False}, '{"use_reentrant": false}'):
+        checkpointed, calls_then = run(gradient_checkpointing=True, gradient_checkpointing_kwargs=kwargs)
+        assert checkpointed == usual
+        assert (calls, calls_then) == (3, 6)
+
+
+@pytest.mark.fact("Arguments: gradient_checkpointing with a model that cannot do it is an error that names it")
+def test_models_are_told_how_to_checkpoint_their_activations(tmp_path: Path) -> None:
+    class Telling(Regression):
+        told: list[Any] = []
+
+        def gradient_checkpointing_enable(self, kwargs: Any = None) -> None:
+            self.told.append(kwargs)
+
+    make_trainer(tmp_path, parts={"model": Telling()})
+    make_trainer(tmp_path, parts={"model": Telling()}, gradient_checkpointing=True)
+    trainer = make_trainer(
+        tmp_path,
+        parts={"model_init": Telling},
+        gradient_checkpointing=True,
+        gradient_checkpointing_kwargs={"use_reentrant": False},
+    )
+    trainer.train()  # with another new model
+    assert Telling.told == [None, {"use_reentrant": False}, {"use_reentrant": False}]
+    with pytest.raises(ConfigurationError, match="`gradient_checkpointing` is True, but Regression has no method"):
+        make_trainer(tmp_path, gradient_checkpointing=True)
+
+
+@pytest.mark.fact("Arguments: torch_compile, torch_compile_backend and torch_compile_mode compile the model")
+def test_the_model_is_compiled_as_the_arguments_say(tmp_path: Path) -> None:
+    import torch._dynamo
+
+    options: list[dict[str, Any]] = []
+
+    def noting_backend(graph: torch.fx.GraphModule, inputs: Any, **kwargs: Any) -> Any:
+        options.append(kwargs)
+        return graph.forward
+
+    torch._dynamo.register_backend(compiler_fn=noting_backend, name="noting_backend")
+    usual = make_trainer(tmp_path)
+    usual.train()
+    assert options == []
+    compiled = make_trainer(tmp_path, torch_compile_backend="noting_backend", torch_compile_mode="reduce-overhead")
+    assert compiled.args.torch_compile
+    compiled.train()
+    assert options
+    assert all(kwargs.get("mode") == "reduce-overhead" for kwargs in options)
+    assert losses(compiled) == pytest.approx(losses(usual), rel=1e-6)
+
+
+# -------------------------------------------------------------------------------------------------------------- data
+
+
+@pytest.mark.fact("Arguments: dataloader_drop_last leaves out a last batch of a training that is not full")
+def test_a_last_batch_that_is_not_full_may_be_left_out(tmp_path: Path) -> None:
+    steps = {}
+    for drops in (False, True):
+        trainer = make_trainer(tmp_path, per_device_train_batch_size=4, dataloader_drop_last=drops, num_train_epochs=1)
+        assert trainer.train().global_step == (2 if drops else 3)
+        steps[drops] = losses(trainer)
+        assert len(trainer.predict(Rows(5)).predictions) == 5
+    assert steps[True][:1] == steps[False][:1]
+
+
+class Telling(Regression):
+    """Notes what the rows say about the process that they come from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[int] = []
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
+        self.seen.append(int(x[0, 0]))
+        return super().forward(x / 1e6, labels)
+
+
+class RowsOfWorkers(Rows):
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {**super().__getitem__(index), "x": torch.full((2,), float(os.getpid()))}
+
+
+@pytest.mark.fact("Arguments: dataloader_persistent_workers keeps the workers from epoch to epoch")
+def test_workers_may_stay(tmp_path: Path) -> None:
+    workers = []
+    for stay in (False, True):
+        trainer = make_trainer(
+            tmp_path,
+            parts={"model": Telling(), "train_dataset": RowsOfWorkers(4)},
+            dataloader_num_workers=1,
+            dataloader_persistent_workers=stay,
+        )
+        trainer.train()
+        workers.append(len(set(trainer.model.seen)))
+        assert os.getpid() not in trainer.model.seen
+    assert workers == [2, 1]
+
+
+@pytest.mark.fact("Arguments: settings of workers and pinning reach the loader that a run reads from")
+def test_settings_of_workers_reach_the_loader_of_the_run(tmp_path: Path) -> None:
+    class LookAtLoader(TrainerCallback):
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            self.loader = kwargs["train_dataloader"]._fetcher._loader
+            raise KeyboardInterrupt  # no worker is needed
+
+    look = LookAtLoader()
+    for pins in (True, False):
+        trainer = make_trainer(
+            tmp_path,
+            look,
+            dataloader_num_workers=1,
+            dataloader_prefetch_factor=5,
+            dataloader_multiprocessing_context="forkserver",
+            dataloader_pin_memory=pins,
+        )
+        with pytest.raises(KeyboardInterrupt):
+            trainer.train()
+        assert look.loader.prefetch_factor == 5
+        assert look.loader.multiprocessing_context.get_start_method() == "forkserver"
+        assert look.loader.pin_memory == (pins and torch.accelerator.is_available())
+
+
+@pytest.mark.fact("Arguments: length_column_name is where group_by_length looks for the length of a row")
+def test_lengths_come_from_the_column_that_is_named(tmp_path: Path) -> None:
+    class Ordered(Regression):
+        seen: list[float] = []
+
+        def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
+            self.seen += x[:, 0].tolist()
+            return super().forward(x, labels)
+
+    rows = [{"x": torch.full((2,), float(length)), "labels": torch.ones(1), "size": length} for length in range(6)]
+    arguments: dict[str, Any] = {"train_sampling_strategy": "group_by_length", "num_train_epochs": 1}
+    parts = {"model": Ordered(), "train_dataset": rows}
+    trainer = make_trainer(tmp_path, parts=parts, length_column_name="size", **arguments)
+    trainer.train()
+    assert Ordered.seen == [5, 4, 3, 2, 1, 0]
+    with pytest.raises(ConfigurationError, match="neither 'length'.*name it with `length_column_name`"):
+        make_trainer(tmp_path, parts=parts, **arguments).get_train_dataloader()
+
+
+# ----------------------------------------------------------------------------------------- evaluation, logging
+
+
+@pytest.mark.fact("Evaluating: eval_accumulation_steps says how many batches of outputs stay on the device")
+@pytest.mark.parametrize("steps", [None, 1, 3])
+def test_outputs_leave_the_device_after_so_many_batches(steps: int | None, tmp_path: Path) -> None:
+    import gc
+    import weakref
+
+    outputs: list[weakref.ref[torch.Tensor]] = []
+    alive: list[int] = []
+
+    def keep(logits: torch.Tensor, labels: Any) -> torch.Tensor:
+        alive.append(sum(output() is not None for output in outputs))
+        kept = nn.Parameter(logits.clone(), requires_grad=False)  # an object that nothing else refers to
+        outputs.append(weakref.ref(kept))
+        return kept
+
+    trainer = make_trainer(
+        tmp_path,
+        parts={"preprocess_logits_for_metrics": keep},
+        per_device_eval_batch_size=1,
+        eval_accumulation_steps=steps,
+    )
+    gc.disable()
+    try:
+        trainer.predict(Rows(7))
+    finally:
+        gc.enable()
+    # The batch before is let go when the next one has come.
+    assert max(alive) <= (steps or 1)
+    assert max(alive) >= (steps or 1) - 1
+
+
+@pytest.mark.fact("Events: eval_on_start evaluates before the first step")
+def test_an_evaluation_may_come_first(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, eval_on_start=True, eval_strategy="epoch", num_train_epochs=1)
+    expected = make_trainer(tmp_path).evaluate()["eval_loss"]
+    trainer.train()
+    first = trainer.state.log_history[0]
+    assert (first["step"], first["eval_loss"]) == (0, expected)
+
+
+@pytest.fixture
+def _logger_as_before() -> Iterator[None]:
+    level = logger.level
+    yield
+    logger.setLevel(level)
+
+
+@pytest.mark.usefixtures("_logger_as_before")
+@pytest.mark.fact("Arguments: log_level is that of our Hugging Face logger, which tells of runs and checkpoints")
+def test_the_logger_says_as_much_as_is_asked_for(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    def said(**arguments: Any) -> list[str]:
+        caplog.clear()
+        make_trainer(tmp_path, save_strategy="epoch", num_train_epochs=1, **arguments).train()
+        return [record.message for record in caplog.records if record.name == logger.name]
+
+    assert said(log_level="warning") == []
+    assert said(log_level="info") == [
+        "Training begins: steps 1 to 5, batches of 2 rows on each of 1 processes, 1 batches per step",
+        f"Saved {tmp_path}/checkpoint-5",
+    ]
+    said(log_level="error")
+    said()  # passive
+    assert logger.level == logging.ERROR
+
+
+@pytest.mark.fact("Arguments: log_on_each_node False makes the first process of other machines a replica")
+@pytest.mark.parametrize("on_each_node", [True, False])
+def test_the_first_process_of_a_machine_may_be_quiet(on_each_node: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    args = TrainingArguments(log_level="info", log_level_replica="error", log_on_each_node=on_each_node, use_cpu=True)
+    assert args.should_log
+    state = args._process
+    monkeypatch.setattr(state, "process_index", 2)  # the first one of the second machine
+    assert state.local_process_index == 0
+    assert args.should_log == on_each_node
+    assert args.get_process_log_level() == (logging.INFO if on_each_node else logging.ERROR)

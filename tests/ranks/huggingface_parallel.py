@@ -1,0 +1,94 @@
+"""Runs on two ranks: what the Hugging Face face's arguments for several processes do."""
+
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from pytorch_accelerated.errors import ConfigurationError
+from pytorch_accelerated.huggingface import Trainer, TrainerCallback
+from tests.huggingface.runs import Regression, Rows, Tokens, losses, make_trainer
+
+folder = Path(sys.argv[1])
+
+
+class Partial(Regression):
+    """Has a parameter that its loss does not depend on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.idle = nn.Linear(3, 3)
+
+
+def train(**arguments: Any) -> tuple[Trainer, Any]:
+    """SGD on batches of 1 on each rank. Returns the trainer, and what its model was wrapped in."""
+
+    class KeepWrapped(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            wrapped.append(trainer.model_wrapped)
+
+    wrapped: list[Any] = []
+    parts = {"model": arguments.pop("model", Regression()), **arguments.pop("parts", {})}
+    arguments = {"per_device_train_batch_size": 1, "optim": "sgd", "max_steps": 3, **arguments}
+    trainer = make_trainer(folder, KeepWrapped(), parts=parts, **arguments)
+    trainer.train()
+    assert isinstance(wrapped[0], DistributedDataParallel)
+    return trainer, wrapped[0]
+
+
+# The group of the processes, and how long they wait for each other.
+usual, wrapped = train(ddp_timeout=77, ddp_backend="gloo")
+assert dist.get_world_size() == 2
+own_group = usual._engine._ranks.group
+for group in (dist.group.WORLD, own_group):
+    backend: Any = group._get_backend(torch.device("cpu"))  # type: ignore[union-attr]
+    assert backend.options._timeout == timedelta(seconds=77), backend.options._timeout
+with pytest.raises(ConfigurationError, match="`ddp_backend` is 'nccl', but the processes talk through gloo"):
+    make_trainer(folder, ddp_backend="nccl")
+
+# DistributedDataParallel is told what the arguments say, and the numbers are the same.
+assert (wrapped.find_unused_parameters, wrapped.broadcast_buffers, wrapped.static_graph) == (True, True, False)
+other, wrapped = train(
+    ddp_find_unused_parameters=False, ddp_broadcast_buffers=False, ddp_static_graph=True, ddp_bucket_cap_mb=7
+)
+assert (wrapped.find_unused_parameters, wrapped.broadcast_buffers, wrapped.static_graph) == (False, False, True)
+assert wrapped.bucket_bytes_cap == 7 * 2**20
+assert losses(usual) == losses(other)
+
+# A parameter that no loss depends on does not stop a run, unless nobody looks for it.
+partial, _ = train(model=Partial())
+assert losses(partial) == losses(usual)
+with pytest.raises(RuntimeError, match="parameters that were not used in producing loss"):
+    train(model=Partial(), ddp_find_unused_parameters=False)
+
+
+# Nobody looks for it in a model that computes its activations twice.
+class Checkpointed(Regression):
+    def gradient_checkpointing_enable(self, kwargs: Any = None) -> None:
+        """It has nothing worth it."""
+
+
+_, wrapped = train(model=Checkpointed(), gradient_checkpointing=True)
+assert not wrapped.find_unused_parameters
+
+
+# Tokens of all devices weigh the same, or those of a device as much together as those of another.
+rows = Rows(4)
+rows.labels[0] = -100  # so the first rank has one label in its batch, the second one two
+errors = ((Tokens().linear(rows.x) - rows.labels) ** 2).detach().flatten()
+expected = {True: errors[1:].mean(), False: (errors[1] + errors[2:].mean()) / 2}
+for averages, value in expected.items():
+    arguments = {"per_device_train_batch_size": 2, "max_steps": 1, "average_tokens_across_devices": averages}
+    averaged, _ = train(model=Tokens(), parts={"train_dataset": rows}, **arguments)
+    assert losses(averaged) == pytest.approx([value.item()]), (averages, losses(averaged), value)
+
+# What one process alone can do.
+with pytest.raises(ConfigurationError, match="`auto_find_batch_size` is True, but there are 2 processes"):
+    make_trainer(folder, auto_find_batch_size=True)
+print("done")
