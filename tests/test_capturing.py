@@ -785,6 +785,7 @@ def test_fp16_and_models_in_pieces_are_refused_before_the_run(scaler: Any, kind:
     trainer: Any = SimpleNamespace(
         compile_step="graph",
         optimizer=None,
+        model=None,
         _accelerator=SimpleNamespace(scaler=scaler, distributed_type=SimpleNamespace(value=kind)),
     )
     with pytest.raises(ConfigurationError, match=words):

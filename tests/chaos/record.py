@@ -18,6 +18,7 @@ def record(case: str, figures: Mapping[str, Any]) -> None:
     if not folder:
         return
     file = Path(folder) / "chaos.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
     results = json.loads(file.read_text()) if file.exists() else {}
     results[case] = dict(figures)
     file.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")

@@ -34,6 +34,7 @@ class FolderLock:
     def __init__(self, folder: str | Path) -> None:
         self._folder = Path(folder).resolve()
         self._descriptor: int | None = None
+        self._is_new = False
 
     def acquire(self) -> None:
         """Claim the folder.
@@ -45,25 +46,31 @@ class FolderLock:
             raise self._refusal("another run of this process")
         if fcntl is None:
             return
+        self._is_new = not self._folder.exists()
         with explained(self._folder):
-            make_folders(self._folder)
             self._descriptor = self._locked_file()
         _held.add(self._folder)
 
     def release(self) -> None:
-        """Give the folder up, if it was claimed."""
+        """Give the folder up, if it was claimed; one that was made for that, and is empty, goes."""
         if self._descriptor is not None:
             _held.discard(self._folder)
             # Removed while it is locked: nobody can have claimed the folder by this file since.
             with contextlib.suppress(OSError):  # a file that is left behind locks nothing
                 disk.remove(self._folder / LOCK_NAME)
+                if self._is_new and not any(self._folder.iterdir()):
+                    disk.remove(self._folder)
             os.close(self._descriptor)
             self._descriptor = None
 
     def _locked_file(self) -> int | None:
         path = self._folder / LOCK_NAME
         while True:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+            make_folders(self._folder)
+            try:
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+            except FileNotFoundError:
+                continue  # a run that has just ended took its empty folder away
             try:
                 # Of this kind, since others pass to forked processes, which may live on for a while.
                 fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
