@@ -18,7 +18,6 @@ POWER = "tests/chaos/test_power_loss.py"
 VERIFY = "tests/checkpointing/test_verify.py"
 RESUME = "tests/test_resume.py"
 BACKGROUND = "tests/checkpointing/test_background.py"
-RANKS = "tests/chaos/test_sharded_saves.py::test_what_ranks_check_alone"
 SHARDED = "tests/test_sharded.py"
 WRITERS = "tests/chaos/test_two_writers.py"
 
@@ -194,14 +193,14 @@ MUTANTS = [
         "checkpointing/training_state.py",
         "trainer._ranks.do_on_all(lambda: _read_run(trainer, folder))",
         "_read_run(trainer, folder)",
-        RANKS,
+        SHARDED,
     ),
     Mutant(
         "the pieces that ranks have written are not in the manifest",
         "checkpointing/state_folder.py",
         "    staged.commit(facts, [*shards, *others, *files])\n",
         "    staged.commit(facts, [*others, *files])\n",
-        RANKS,
+        SHARDED,
     ),
     Mutant(
         "pieces need not make up their tensor",

@@ -12,16 +12,9 @@ from tests.chaos.record import record
 from tests.chaos.size import IS_RELEASE
 from tests.support.processes import run_on_ranks
 from tests.support.resuming import assert_same
-from tests.test_sharded import two_ranks_in
 
 DYING = Path(__file__).parents[1] / "ranks" / "dying_in_save.py"
 REPOSITORY = Path(__file__).parents[2]
-
-
-@pytest.mark.skipif(not IS_RELEASE, reason="the fixture of tests/test_sharded.py does the same")
-@pytest.mark.processes
-def test_what_ranks_check_alone(tmp_path: Path):
-    two_ranks_in(tmp_path)
 
 
 @pytest.mark.processes

@@ -34,7 +34,7 @@ from torch.futures import Future
 from pytorch_accelerated.checkpointing.layout import SHARDS_FILE, SHARDS_NAME, FileEntry
 from pytorch_accelerated.checkpointing.publish import StagedFolder
 from pytorch_accelerated.checkpointing.strict_json import dump_json
-from pytorch_accelerated.checkpointing.tensor_file import DTYPE_NAMES, DTYPES, chunks, read_layout
+from pytorch_accelerated.checkpointing.tensor_file import DTYPE_NAMES, DTYPES, chunks, each_tensor
 from pytorch_accelerated.checkpointing.verify import open_verified, tensors_of_file
 from pytorch_accelerated.distributed import Ranks
 from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError, PytorchAcceleratedError
@@ -102,7 +102,24 @@ def read_shards(
     return targets
 
 
-class _Writer(StorageWriter):
+class _AsPlanned:
+    """What torch's planner decides is done as it is."""
+
+    def reset(self, checkpoint_id: Any = None) -> None:
+        pass
+
+    def prepare_local_plan(self, plan: Any) -> Any:
+        return plan
+
+    def prepare_global_plan(self, plans: Any) -> Any:
+        return plans
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+        return True
+
+
+class _Writer(_AsPlanned, StorageWriter):
     """What `checkpoint.save` writes with.
 
     Attributes:
@@ -131,24 +148,11 @@ class _Writer(StorageWriter):
         written = {entry.name: entry for entry in (result.storage_data for of_rank in results for result in of_rank)}
         self.files = [*written.values(), self._staged.write_file(SHARDS_NAME, [text])]
 
-    def reset(self, checkpoint_id: Any = None) -> None:
-        pass
-
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         pass
 
-    def prepare_local_plan(self, plan: Any) -> Any:
-        return plan
 
-    def prepare_global_plan(self, plans: Any) -> Any:
-        return plans
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        return True
-
-
-class _Reader(StorageReader):
+class _Reader(_AsPlanned, StorageReader):
     """What `checkpoint.load` reads with."""
 
     def __init__(self, folder: Path, entries: Mapping[str, FileEntry], metadata: Metadata) -> None:
@@ -171,30 +175,15 @@ class _Reader(StorageReader):
     def _read_file(self, file: str, wanted: Mapping[str, list[Any]], planner: Any) -> None:
         entry, what = self._entries[file], str(self._folder / file)
         with open_verified(self._folder, entry) as read_into:
-            for name, dtype, shape in read_layout(read_into, entry.size_bytes, what=what):
-                piece = torch.empty(shape, dtype=dtype)
-                read_into(piece.reshape(-1).view(torch.uint8).numpy().data)
+            for name, piece in each_tensor(read_into, entry.size_bytes, what=what):
                 for item in wanted.get(name, ()):
                     spans = zip(item.storage_offsets, item.lengths, strict=True)
                     target = planner.resolve_tensor(item)
                     target.copy_(piece[tuple(slice(start, start + length) for start, length in spans)])
                     planner.commit_tensor(item, target)
 
-    def reset(self, checkpoint_id: Any = None) -> None:
-        pass
-
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         pass
-
-    def prepare_local_plan(self, plan: Any) -> Any:
-        return plan
-
-    def prepare_global_plan(self, plans: Any) -> Any:
-        return plans
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        return True
 
 
 def _piece_name(item: Any) -> str:

@@ -75,14 +75,20 @@ def read_tensors(read_into: Callable[[memoryview], None], size_bytes: int, *, wh
     Raises:
         InvalidCheckpointError: if the header is not the one of a complete file without gaps and overlaps.
     """
-    tensors = {}
+    return dict(each_tensor(read_into, size_bytes, what=what))
+
+
+def each_tensor(
+    read_into: Callable[[memoryview], None], size_bytes: int, *, what: str
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The same one at a time, by name, so that only those that are kept take memory."""
     for name, dtype, shape in read_layout(read_into, size_bytes, what=what):
         try:
-            tensors[name] = torch.empty(shape, dtype=dtype)
+            tensor = torch.empty(shape, dtype=dtype)
         except (RuntimeError, TypeError) as error:  # sizes beyond 64 bits, in a tensor without elements
             raise InvalidCheckpointError(f"{what} has a tensor {name!r} of the impossible shape {shape}.") from error
-        read_into(_octets(tensors[name]))
-    return tensors
+        read_into(_octets(tensor))
+        yield name, tensor
 
 
 def read_layout(
