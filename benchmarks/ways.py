@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import importlib
 import io
@@ -173,10 +174,38 @@ class Ours(Way):
         return self._new_trainer(*parts, **({"callbacks": ()} if self.is_lean else {}))
 
 
+class OursClippedAndScheduled(Ours):
+    """This library, doing at each update what Hugging Face's arguments ask for by default."""
+
+    endings = (", native face, clipped and scheduled", "")
+
+    def train(self, parts: Parts, data: Any, batch_size: int) -> None:
+        from pytorch_accelerated import TrainerPlaceholderValues
+
+        self._trainer(parts).train(
+            data,
+            num_epochs=1,
+            per_device_batch_size=batch_size,
+            gradient_clip_norm=1.0,
+            create_scheduler_fn=functools.partial(
+                _linear_schedule, steps=TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH
+            ),
+        )
+
+
+def _linear_schedule(optimizer: torch.optim.Optimizer, steps: int) -> torch.optim.lr_scheduler.LRScheduler:
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, (steps - step) / steps))
+
+
 class HuggingFaceShape(Way):
     """A trainer in the shape of Hugging Face's.
 
-    Lean: no logs, checkpoints, bar and NaN filter. Clipping and the learning rate's decay are off in both.
+    Lean: no logs, checkpoints, bar and NaN filter. Clipping and the learning rate's decay are off in both, unless they
+    are asked for.
+
+    Args:
+        is_lean: see above.
+        clips_and_schedules: whether these two are as the arguments have them by default.
 
     Attributes:
         module: has `Trainer` and `TrainingArguments`.
@@ -184,8 +213,12 @@ class HuggingFaceShape(Way):
 
     module: str
 
-    def __init__(self, *, is_lean: bool = True) -> None:
+    def __init__(self, *, is_lean: bool = True, clips_and_schedules: bool = False) -> None:
         super().__init__(is_lean=is_lean)
+        self._update: dict[str, Any] = {"lr_scheduler_type": "constant", "max_grad_norm": 0}
+        if clips_and_schedules:
+            self._update = {}
+            self.name += ", clipped and scheduled"
         module = importlib.import_module(self.module)
         self._trainer_class: Any = module.Trainer
         self._new_arguments: Any = module.TrainingArguments
@@ -224,11 +257,10 @@ class HuggingFaceShape(Way):
             self._folder.name,
             num_train_epochs=1,
             per_device_eval_batch_size=getattr(loader, "batch_size", 8),
-            lr_scheduler_type="constant",
-            max_grad_norm=0,
             prediction_loss_only=True,
             report_to="none",
             use_cpu=True,
+            **self._update,
             **(lean if self.is_lean else {}),
         )
         return TrainerOnLoader(

@@ -6,7 +6,7 @@ from functools import partial
 
 from benchmarks.measuring import Result, Setting, Target, losses_of_same_work, seconds_per_step, take_turns
 from benchmarks.reference import Reference
-from benchmarks.ways import OURS, AccelerateByHand, Ours, OursInHuggingFaceShape, RawLoop, Way
+from benchmarks.ways import OURS, AccelerateByHand, Ours, OursClippedAndScheduled, OursInHuggingFaceShape, RawLoop, Way
 from benchmarks.work import Job
 
 
@@ -16,6 +16,9 @@ def run(setting: Setting) -> list[Result]:
     face = OursInHuggingFaceShape()
     ways = [RawLoop(), AccelerateByHand(), Ours(), Ours(is_lean=False), face, *setting.peers]
     losses = losses_of_same_work(ways, short)
+    faces = [OursClippedAndScheduled(), OursInHuggingFaceShape(clips_and_schedules=True)]
+    native, hugging_face = (way.name for way in faces)
+    losses_of_faces = losses_of_same_work(faces, short)
     bare, with_defaults = OURS
     return [
         Result(
@@ -32,7 +35,16 @@ def run(setting: Setting) -> list[Result]:
             final_losses=losses,
             note=f"{Reference.library} insists on a DataLoader around the batches, which is part of its figure.",
             is_pictured=True,
-        )
+        ),
+        Result(
+            title="The same step by both faces, gradients clipped by their norm and a linear schedule",
+            unit="µs per step",
+            rounds=take_turns({way.name: partial(_microseconds, way, short, long) for way in faces}, setting.repeats),
+            baseline=native,
+            compared_as="difference",
+            targets=[Target(hugging_face, at_most=30)],
+            final_losses=losses_of_faces,
+        ),
     ]
 
 
