@@ -42,6 +42,7 @@ RANKS = {
     "compiling": 2,
     "cuda_graphs": 2,
     "data": 2,
+    "deepspeed_engine": 2,
     "explaining": 2,
     "prediction": 2,
     "preflight": 4,

@@ -24,15 +24,10 @@ from pytorch_accelerated.errors import (
     DataError,
     InvalidCheckpointError,
 )
-from pytorch_accelerated.prediction import (
-    InMemoryPredictions,
-    Piece,
-    PredictionCollector,
-    StoredPredictions,
-    StoredPredictionsWriter,
-    collect_predictions,
-    pieces_in_order,
-)
+from pytorch_accelerated.prediction.collecting import PredictionCollector, collect_predictions
+from pytorch_accelerated.prediction.in_memory import InMemoryPredictions
+from pytorch_accelerated.prediction.pieces import Piece, pieces_in_order
+from pytorch_accelerated.prediction.stored import StoredPredictions, StoredPredictionsWriter
 from tests.support.processes import run_on_ranks, run_script
 
 ROW_BYTES = 4 * 3 + 8 + 2
@@ -406,7 +401,7 @@ def test_a_killed_pass_leaves_nothing_visible_and_the_next_one_cleans_up(ranks: 
         import os, sys, torch
         from pathlib import Path
         from pytorch_accelerated.distributed import Ranks, create_accelerator
-        from pytorch_accelerated.prediction import StoredPredictionsWriter
+        from pytorch_accelerated.prediction.stored import StoredPredictionsWriter
 
         writer = StoredPredictionsWriter(Ranks(create_accelerator()), sys.argv[1], block_bytes=1)
         writer.add(0, torch.zeros(5))
@@ -484,7 +479,8 @@ def test_memory_holds_the_rows_once_or_hardly_any(tmp_path: Path, kind: str, lea
         import sys, torch
         from pathlib import Path
         from pytorch_accelerated.distributed import Ranks, create_accelerator
-        from pytorch_accelerated.prediction import InMemoryPredictions, StoredPredictionsWriter
+        from pytorch_accelerated.prediction.in_memory import InMemoryPredictions
+        from pytorch_accelerated.prediction.stored import StoredPredictionsWriter
 
         ranks = Ranks(create_accelerator())
         in_memory = sys.argv[1] == "in memory"
@@ -542,7 +538,8 @@ from pytorch_accelerated.data.sampling import evaluation_rounds
 from pytorch_accelerated.distributed import Ranks, create_accelerator
 from pytorch_accelerated.errors import CheckpointError, ConfigurationError, DataError
 from pytorch_accelerated.checkpointing import disk
-from pytorch_accelerated.prediction import InMemoryPredictions, StoredPredictions, StoredPredictionsWriter
+from pytorch_accelerated.prediction.in_memory import InMemoryPredictions
+from pytorch_accelerated.prediction.stored import StoredPredictions, StoredPredictionsWriter
 from tests.test_prediction_store import ROW_BYTES, assert_same, predictions_of
 
 WORLD = int(sys.argv[1])
@@ -646,7 +643,7 @@ def test_what_several_ranks_wrote_is_the_same_for_a_single_reader(tmp_path: Path
     script = """
         import os, sys
         from pytorch_accelerated.distributed import Ranks, create_accelerator
-        from pytorch_accelerated.prediction import StoredPredictionsWriter
+        from pytorch_accelerated.prediction.stored import StoredPredictionsWriter
         from tests.test_prediction_store import ROW_BYTES, predictions_of
 
         ranks = Ranks(create_accelerator())

@@ -16,7 +16,8 @@ from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.limits import LimitBatchesCallback
 from pytorch_accelerated.callbacks.saving import SaveTrainingStateCallback
-from pytorch_accelerated.data.loading import StreamLoader, adapt_loader
+from pytorch_accelerated.data.adapting import adapt_loader
+from pytorch_accelerated.data.stream_loader import StreamLoader
 from pytorch_accelerated.errors import CheckpointError, ConfigurationError, InvalidCheckpointError
 from tests.chaos.saved_runs import sign
 from tests.data.loaders import OneOf

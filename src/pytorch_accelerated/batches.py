@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from pytorch_accelerated.data.loading import batch_size_of
+from pytorch_accelerated.data.batch_size import batch_size_of
 from pytorch_accelerated.errors import DataError
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from pytorch_accelerated.callbacks.handler import CallbackHandler
 from pytorch_accelerated.checkpointing.background import BackgroundWriter
 from pytorch_accelerated.checkpointing.folder_lock import FolderLock
-from pytorch_accelerated.data.loading import Round
+from pytorch_accelerated.data.updates import Round
 from pytorch_accelerated.errors import ConfigurationError, NonFiniteLossError, StopTrainingError
 from pytorch_accelerated.hooks import TrainerHooks
 from pytorch_accelerated.run_state import RunState

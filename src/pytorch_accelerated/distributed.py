@@ -17,17 +17,21 @@ import torch.distributed as dist
 from accelerate import Accelerator, PartialState, notebook_launcher
 from accelerate.state import AcceleratorState
 from accelerate.utils import (
+    DeepSpeedPlugin,
     DistributedDataParallelKwargs,
+    DistributedType,
     GradientAccumulationPlugin,
     InitProcessGroupKwargs,
     send_to_device,
 )
 
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, LaunchError, PytorchAcceleratedError
+from pytorch_accelerated.optional import require
 
 __all__ = ["Ranks", "create_accelerator", "notebook_launcher", "send_to_device"]
 
 _ASKED_BY_TRAINER = "_precision_was_asked_for_by_a_trainer"
+_USE_DEEPSPEED = "ACCELERATE_USE_DEEPSPEED"
 _PRECISIONS = ("no", "fp16", "bf16", "fp8")
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -40,6 +44,7 @@ def create_accelerator(
     cpu: bool = False,
     timeout: timedelta | None = None,
     ddp_options: Mapping[str, Any] | None = None,
+    deepspeed_config: Mapping[str, Any] | None = None,
 ) -> Accelerator:
     """An `Accelerator` for this process, in the group of processes that the launcher asked for.
 
@@ -48,9 +53,11 @@ def create_accelerator(
         cpu: True to use the CPU, whatever else there is.
         timeout: how long a process waits for the others; default: as long as torch has it.
         ddp_options: for torch's `DistributedDataParallel`, laid over ours.
+        deepspeed_config: what DeepSpeed is told, complete; None: without it.
 
     Raises:
-        ConfigurationError: if there is no such precision, or it would do nothing on this device.
+        ConfigurationError: if there is no such precision, or it would do nothing on this device; or if the process is
+            set up for DeepSpeed, but there is no config.
         LaunchError: if the launcher asked for several processes that would train together, and they would not.
     """
     if mixed_precision is not None and str(mixed_precision) not in _PRECISIONS:
@@ -64,9 +71,17 @@ def create_accelerator(
     if shared and (mixed_precision or shared.get(_ASKED_BY_TRAINER)) and mixed_precision != shared["_mixed_precision"]:
         AcceleratorState._reset_state()
     asked = _processes_asked_of_launcher()
+    plugin = None
+    if deepspeed_config is not None:
+        process_state(deepspeed=True)
+        AcceleratorState._reset_state()  # it has one config per process
+        plugin = DeepSpeedPlugin(hf_ds_config=dict(deepspeed_config))
+    elif os.environ.get(_USE_DEEPSPEED, "").lower() in ("1", "true"):
+        _refuse_deepspeed()
     accelerator = Accelerator(
         mixed_precision=mixed_precision,
-        cpu=cpu or _must_group_on_cpu(),
+        cpu=plugin is None and (cpu or _must_group_on_cpu()),
+        deepspeed_plugin=plugin,
         # The plugin, not the number: the number can be overruled by an environment variable.
         gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
         step_scheduler_with_optimizer=False,
@@ -95,7 +110,8 @@ def given_accelerator(given: Any) -> Accelerator:
 
     Raises:
         ArgumentTypeError: if it is something else.
-        ConfigurationError: if it accumulates gradients itself, or its precision would do nothing on its device.
+        ConfigurationError: if it accumulates gradients itself, its precision would do nothing on its device, or it is
+            one for DeepSpeed.
     """
     accelerator = given() if callable(given) and not isinstance(given, Accelerator) else given
     if not isinstance(accelerator, Accelerator):
@@ -110,6 +126,8 @@ def given_accelerator(given: Any) -> Accelerator:
             "`gradient_accumulation_steps` to `train`."
         )
     _refuse_fp16_on_cpu(accelerator)
+    if uses_deepspeed(accelerator):
+        _refuse_deepspeed()
     return accelerator
 
 
@@ -119,6 +137,23 @@ def _refuse_fp16_on_cpu(accelerator: Accelerator) -> None:
             "The precision is fp16, by `mixed_precision` or by accelerate's configuration, but the device is the CPU, "
             "where accelerate would silently train without it. Use 'bf16' or 'no'."
         )
+
+
+def _refuse_deepspeed() -> NoReturn:
+    raise ConfigurationError(
+        "This process is set up for DeepSpeed, by an Accelerator, by accelerate's configuration or by an earlier "
+        "trainer, but this trainer is not told how to clip and accumulate with it. Use the Trainer of "
+        "pytorch_accelerated.huggingface with TrainingArguments(deepspeed=...), or start without DeepSpeed."
+    )
+
+
+def uses_deepspeed(state: Any) -> bool:
+    """Whether accelerate has set this process up for DeepSpeed.
+
+    Args:
+        state: an `Accelerator`, or what `process_state` returns.
+    """
+    return bool(state.distributed_type == DistributedType.DEEPSPEED)
 
 
 def _processes_asked_of_launcher() -> int:
@@ -134,14 +169,30 @@ def _must_group_on_cpu() -> bool:
     return _processes_asked_of_launcher() > 1 and not torch.accelerator.is_available()
 
 
-def process_state(*, cpu: bool = False, **group_options: Any) -> PartialState:
+def process_state(*, cpu: bool = False, deepspeed: bool = False, **group_options: Any) -> PartialState:
     """What accelerate knows of this process, also before there is a trainer. The first call decides for all.
 
     Args:
         cpu: True to use the CPU, whatever else there is.
+        deepspeed: whether the process shall train with DeepSpeed.
         group_options: for torch's `init_process_group`, if this makes the group of all processes.
+
+    Raises:
+        LaunchError: if no launcher has started the process, which DeepSpeed needs.
+        MissingDependencyError: if DeepSpeed is asked for, and not there.
     """
-    return PartialState(cpu=cpu or _must_group_on_cpu(), **group_options)
+    if not deepspeed:
+        return PartialState(cpu=cpu or _must_group_on_cpu(), **group_options)
+    require("deepspeed", extra="deepspeed", needed_by="`deepspeed`")
+    if "WORLD_SIZE" not in os.environ:
+        raise LaunchError(
+            "`deepspeed` is given, but this process was started without a launcher, which DeepSpeed needs also for a "
+            "single one. Start it with: torchrun --nproc-per-node 1 your_script.py"
+        )
+    os.environ[_USE_DEEPSPEED] = "true"  # the only way to tell accelerate
+    if not torch.accelerator.is_available():
+        group_options["backend"] = "gloo"  # without it accelerate takes each process for the only one
+    return PartialState(**group_options)
 
 
 def _warn_if_more_processes_were_asked_for() -> None:

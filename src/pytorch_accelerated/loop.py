@@ -20,20 +20,14 @@ from torch.nn.parallel import DistributedDataParallel
 from pytorch_accelerated.callbacks.handler import CallbackHandler
 from pytorch_accelerated.callbacks.watching import WatchedMetric
 from pytorch_accelerated.control import RunControl
-from pytorch_accelerated.data.loading import (
-    CountItems,
-    MicroBatch,
-    Round,
-    RunLoader,
-    Update,
-    batch_size_of,
-    empty_loader_error,
-)
+from pytorch_accelerated.data.batch_size import batch_size_of
+from pytorch_accelerated.data.checking import empty_loader_error
 from pytorch_accelerated.data.slicing import unsliced
+from pytorch_accelerated.data.updates import CountItems, MicroBatch, Round, RunLoader, Update
 from pytorch_accelerated.errors import DataError, HookOutputError, StopTrainingError
 from pytorch_accelerated.hook_output import loss_and_size
 from pytorch_accelerated.nonfinite import RollBack, UpdateGuard
-from pytorch_accelerated.prediction import PredictionCollector
+from pytorch_accelerated.prediction.collecting import PredictionCollector
 from pytorch_accelerated.run_state import RunPhase
 from pytorch_accelerated.seeding import generator_states, restore_generator_states
 from pytorch_accelerated.settings import TrainSettings
@@ -67,6 +61,7 @@ class TrainingLoop(RunControl):
     run_history: RunHistory
     custom_events: tuple[str, ...]
     inference_mode: bool
+    _accumulating: Callable[[], contextlib.AbstractContextManager[Any]]
     _train_dataloader: Any
     _loss_tracker: LossTracker
     _gradient_norms: LossTracker
@@ -162,7 +157,7 @@ class TrainingLoop(RunControl):
             if micro_batch.is_last:  # ranks exchange gradients in the backward pass of the last batch only
                 self._run_batch(micro_batch)
             else:
-                with self._accelerator.no_sync(self.model):
+                with self._accumulating():
                     self._run_batch(micro_batch)
         is_skipped = self._complete_gradients()
         if acts_at["on_optimizer_step_start"]:

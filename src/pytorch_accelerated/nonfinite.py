@@ -18,7 +18,7 @@ from pytorch_accelerated.checkpointing.policy import SavePolicy
 from pytorch_accelerated.checkpointing.training_state import load_run
 from pytorch_accelerated.checkpointing.verify import list_states, verify
 from pytorch_accelerated.checkpointing.weights import are_finite
-from pytorch_accelerated.data.loading import Update
+from pytorch_accelerated.data.updates import Update
 from pytorch_accelerated.errors import ConfigurationError, InvalidCheckpointError, NonFiniteLossError
 from pytorch_accelerated.preparation import is_replicated
 from pytorch_accelerated.settings import TrainSettings

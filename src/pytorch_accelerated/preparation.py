@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,8 @@ import torch
 from torch import nn
 
 from pytorch_accelerated.compiling import compile_in_place
+from pytorch_accelerated.deepspeed_engine import EngineOptimizer, hand_over
+from pytorch_accelerated.distributed import uses_deepspeed
 from pytorch_accelerated.sharding import has_shards
 
 if TYPE_CHECKING:
@@ -66,8 +69,16 @@ class PreparedModel:
                 self.optimizer = accelerator.prepare_optimizer(optimizer)
             else:
                 _move_state(optimizer, accelerator.device)
+        elif uses_deepspeed(accelerator):
+            self.model, self.optimizer = hand_over(accelerator, model, optimizer)
         else:
             self.model, self.optimizer = accelerator.prepare(model, optimizer)
+
+    def accumulating(self) -> contextlib.AbstractContextManager[Any]:
+        """Around a batch after which the ranks need not exchange gradients yet."""
+        if isinstance(self.optimizer, EngineOptimizer):
+            return self.optimizer.accumulating()
+        return self._accelerator.no_sync(self.model)  # type: ignore[no-any-return]
 
     def release(self, model: Any) -> tuple[Any, Any]:
         """The bare model and optimizer.
@@ -75,6 +86,8 @@ class PreparedModel:
         Args:
             model: what the trainer has as its model now. A callback may have replaced it for good; then it stays.
         """
+        if isinstance(self.optimizer, EngineOptimizer):
+            self.optimizer.release()
         bare = getattr(self._bare_model, "__dict__", {})
         if bare.pop("_original_forward", None) is not None:
             # accelerate has put autocast around the model's forward.

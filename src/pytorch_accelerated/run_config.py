@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pytorch_accelerated.data.loading import RunLoader
+    from pytorch_accelerated.data.updates import RunLoader
     from pytorch_accelerated.distributed import Ranks
 
 

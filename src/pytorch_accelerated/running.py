@@ -19,8 +19,10 @@ from pytorch_accelerated.capturing import CapturedStep, CapturedStepReport
 from pytorch_accelerated.checkpointing.training_state import difference_by_ranks, load_run, seed_of_run
 from pytorch_accelerated.compiling import CompileReport, CompileWatch
 from pytorch_accelerated.cuda_graphs import Capturer, CudaGraphCapturer
-from pytorch_accelerated.data.loading import RunLoader, adapt_loader, close_loader, fingerprint, refuse_empty
+from pytorch_accelerated.data.adapting import adapt_loader, close_loader
+from pytorch_accelerated.data.checking import fingerprint, refuse_empty
 from pytorch_accelerated.data.prefetch import device_feed
+from pytorch_accelerated.data.updates import RunLoader
 from pytorch_accelerated.distributed import create_accelerator, given_accelerator, send_to_device
 from pytorch_accelerated.errors import CheckpointError, ConfigurationError, DataError, NonFiniteLossError
 from pytorch_accelerated.hooks import TrainerHooks
@@ -226,6 +228,7 @@ class TrainingRun(TrainingLoop):
             self._ranks.copy_from_first([parameter.data for parameter in self.model.parameters()])
         self.model, self.optimizer = self._prepared.model, self._prepared.optimizer
         self._has_plain_backward = self._prepared.has_plain_backward
+        self._accumulating = self._prepared.accumulating
 
     def _release_model(self) -> None:
         if self._prepared is not None:

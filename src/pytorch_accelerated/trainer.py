@@ -26,8 +26,9 @@ from pytorch_accelerated.checkpointing.verify import find_state
 from pytorch_accelerated.checkpointing.weights import canonical_state_dict, check_finite, load_canonical
 from pytorch_accelerated.compiling import CompileReport, CompileWatch
 from pytorch_accelerated.data.building import build_loader, check_dataset
-from pytorch_accelerated.data.loading import refuse_rearranged
+from pytorch_accelerated.data.checking import refuse_rearranged
 from pytorch_accelerated.data.slicing import LIMIT_BATCHES_ENV_VAR, batch_limit_from_environment
+from pytorch_accelerated.deepspeed_engine import is_engine
 from pytorch_accelerated.distributed import Ranks, map_tensors, without_rows
 from pytorch_accelerated.errors import (
     ConfigurationError,
@@ -37,7 +38,7 @@ from pytorch_accelerated.explaining import explain_run
 from pytorch_accelerated.hooks import warn_about_misspelt_hooks
 from pytorch_accelerated.nonfinite import refuse_what_cannot_be_held_back
 from pytorch_accelerated.placeholders import TrainerPlaceholderValues, replace_trainer_placeholder_values
-from pytorch_accelerated.prediction import collect_predictions
+from pytorch_accelerated.prediction.collecting import collect_predictions
 from pytorch_accelerated.preflight import PreflightReport, rehearse
 from pytorch_accelerated.preparation import PreparedModel
 from pytorch_accelerated.progress.display import above_bars
@@ -509,7 +510,7 @@ class Trainer(TrainingRun):
             keep_torch_compile: False to take off what the user's own `torch.compile(model)` put around it.
         """
         model = self.model
-        while isinstance(model, DistributedDataParallel):
+        while isinstance(model, DistributedDataParallel) or is_engine(model):
             model = model.module
         return model if keep_torch_compile else getattr(model, "_orig_mod", model)
 

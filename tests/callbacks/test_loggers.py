@@ -5,6 +5,7 @@ import csv
 import json
 import math
 import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -181,7 +182,8 @@ def test_nobody_ever_reads_half_a_file(logger_class, read, tmp_path, monkeypatch
     real_fsync = os.fsync
 
     def fsync(descriptor: int) -> None:
-        if path.exists():  # the next version has been written, but not put in place
+        is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
+        if is_file and path.exists():  # the next version has been written, but not put in place
             seen.append(len(read(path)))
         real_fsync(descriptor)
 
@@ -201,12 +203,13 @@ import sys
 import torch
 from torch import nn
 from pytorch_accelerated.callbacks import loggers
+from pytorch_accelerated.checkpointing import disk
 from pytorch_accelerated.trainer import Trainer
 from tests.support.reference import regression_data, sgd, tiny_model
 
 writes = []
-replace = loggers._replace
-loggers._replace = lambda path, text: (writes.append(path.name), replace(path, text))
+move = disk.move
+disk.move = lambda source, target: (writes.append(target.name), move(source, target))
 trainer = Trainer(model := tiny_model(), nn.MSELoss(), sgd(model), callbacks=[loggers.CSVLoggerCallback(sys.argv[1])])
 trainer.train(regression_data(20), 2)
 print(writes)

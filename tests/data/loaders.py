@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
-from pytorch_accelerated.data.loading import RunLoader, adapt_loader
+from pytorch_accelerated.data.adapting import adapt_loader
+from pytorch_accelerated.data.updates import RunLoader
 from pytorch_accelerated.distributed import Ranks
 
 

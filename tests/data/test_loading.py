@@ -24,14 +24,12 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from pytorch_accelerated.data.batch_size import batch_size_of
 from pytorch_accelerated.data.building import build_loader, default_loader_kwargs, effective_kwargs
-from pytorch_accelerated.data.loading import (
-    PlannedLoader,
-    StreamLoader,
-    batch_size_of,
-    fingerprint,
-)
+from pytorch_accelerated.data.checking import fingerprint
+from pytorch_accelerated.data.planned_loader import PlannedLoader
 from pytorch_accelerated.data.sampling import epoch_order
+from pytorch_accelerated.data.stream_loader import StreamLoader
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError
 from tests.data.loaders import Numbers, SizedStream, Stream, adapted, evaluated_on, numbers_in, trained_on
 
@@ -386,7 +384,7 @@ def test_iterables_that_are_not_shared_out_are_pointed_out_once_and_only_on_seve
         adapted([1], ranks=2, is_sharded=True)
         adapted(DataLoader(Stream(2)), ranks=2)
         adapted(DataLoader(Numbers(2)), ranks=2)
-    with pytest.warns(UserWarning, match="the list is used on each of the 2 ranks as it is.*Pass a map-style dataset"):
+    with pytest.warns(UserWarning, match="The list is used on each of the 2 ranks as it is.*Pass a map-style dataset"):
         adapted([1], ranks=2)
 
 

@@ -82,7 +82,7 @@ def test_an_epoch_uses_each_sample_once_in_order(plan: TrainingPlan) -> None:
 @given(plan=training_plans)
 def test_every_rank_has_the_number_of_batches_and_updates_that_was_told(plan: TrainingPlan) -> None:
     windows = list(plan.windows())
-    assert len(windows) == plan.num_updates
+    assert len(windows) == -(-plan.num_batches // plan.accumulation_steps)
     for rank in range(plan.ranks):
         assert sum(len(window.cells_of(rank)) for window in windows) == plan.num_batches
 
@@ -188,7 +188,7 @@ def test_batches_of_ones_own_stay_whole_and_come_once_and_in_order(plan: BatchLi
         size for size in plan.sizes if size
     ]
     assert positions(windows) == list(range(sum(plan.sizes)))
-    assert len(windows) == plan.num_updates
+    assert len(windows) == -(-plan.num_batches // plan.accumulation_steps)
     for rank in range(plan.ranks):
         assert sum(len(window.cells_of(rank)) for window in windows) == plan.num_batches
 

@@ -153,6 +153,15 @@ def without_speed(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{name: value for name, value in entry.items() if not name.endswith(words)} for entry in history]
 
 
+def without_native_parts(folder: Path) -> Path:
+    """What transformers would have written of a checkpoint."""
+    names = ("model.safetensors", "optimizer.pt", "scheduler.pt", "scaler.pt", "rng_state.pth", "trainer_state.json")
+    for path in folder.iterdir():
+        if path.name not in names:
+            path.unlink()
+    return folder
+
+
 def everything(trainer: Trainer) -> dict[str, Any]:
     """What a run has come to, its summary aside."""
     return {

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from pytorch_accelerated.huggingface import Trainer, TrainerCallback
-from tests.huggingface.runs import Recorder, Regression, Rows, StopAt, Stream, make_arguments, without_speed
+from tests.huggingface.runs import NoisyRows, Recorder, Regression, Rows, StopAt, Stream, make_arguments, without_speed
 from tests.huggingface.texts import WORDS, tiny_language_model
 
 transformers = pytest.importorskip("transformers")
@@ -89,6 +89,7 @@ SCRIPTS: dict[str, dict[str, Any]] = {
         "metric_for_best_model": "loss",
         "save_strategy": "epoch",
     },
+    "everything by epoch": {"logging_strategy": "epoch", "eval_strategy": "epoch", "save_strategy": "epoch"},
     "evaluated before": {"eval_on_start": True, "num_train_epochs": 1},
     "nothing logged": {"logging_strategy": "no", "logging_steps": 10, "num_train_epochs": 1},
 }
@@ -178,7 +179,7 @@ def test_evaluation_and_prediction_are_the_same(tmp_path: Path) -> None:
     assert sorted(our_output.metrics) == sorted(their_output.metrics)
 
 
-@pytest.mark.fact("Where we differ: the evaluation loss is the mean over rows, theirs uses the nominal batch size")
+@pytest.mark.fact("Evaluating: the loss is the mean over rows, also where the last batch is shorter")
 @pytest.mark.fact("Where we differ: in a short last group of unequal batches rows weigh the same")
 def test_where_sizes_do_not_divide_ours_is_exact_and_theirs_is_not(tmp_path: Path) -> None:
     rows = Rows(7)
@@ -207,6 +208,24 @@ def test_where_sizes_do_not_divide_ours_is_exact_and_theirs_is_not(tmp_path: Pat
         exact = Regression()(Rows(10).x[group], Rows(10).labels[group])[0].item()
     assert losses["ours"][1] == pytest.approx(exact, rel=ROUNDING)
     assert losses["theirs"][1] != pytest.approx(exact, rel=1e-3)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.fact("Where we differ: a resumed run draws the random numbers that an uninterrupted one draws")
+def test_with_rows_that_are_drawn_at_random_our_resumed_run_is_exact_and_theirs_is_not(
+    workers: int, tmp_path: Path
+) -> None:
+    arguments: dict[str, Any] = {"save_strategy": "steps", "save_steps": 3, "dataloader_num_workers": workers}
+    are_equal = {}
+    for library in ("ours", "theirs"):
+        parts = {"train_dataset": NoisyRows(10), "model": Regression(dropout=0.5)}
+        whole = run(library, tmp_path / f"{library} whole", parts=parts, **arguments)
+        for callbacks, resume in (([StopAt(8)], None), ([], str(tmp_path / library / "checkpoint-6"))):
+            parts = {"train_dataset": NoisyRows(10), "model": Regression(dropout=0.5)}
+            trainer = run(library, tmp_path / library, *callbacks, parts=parts, resume=resume, **arguments)
+        weights = zip(whole.model.parameters(), trainer.model.parameters(), strict=True)
+        are_equal[library] = all(one.equal(other) for one, other in weights)
+    assert are_equal == {"ours": True, "theirs": False}
 
 
 def sentences(size: int) -> list[dict[str, torch.Tensor]]:

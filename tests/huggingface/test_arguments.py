@@ -7,7 +7,6 @@ import math
 import pickle
 import re
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -428,8 +427,12 @@ def test_a_subclass_may_have_fields_of_its_own() -> None:
         hub_token: str | None = None  # a name that we do not take over is theirs to use
         folder: Path | None = None
 
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            self.run_name = f"dropout {self.dropout}"
+
     args = MyArguments(dropout=0.5, eval_strategy="epoch", hub_token="secret", folder=Path("data"))
-    assert (args.dropout, args.do_eval) == (0.5, True)
+    assert (args.dropout, args.run_name, args.do_eval) == (0.5, "dropout 0.5", True)
     assert args.to_dict()["folder"] == "data"
     assert "secret" not in args.to_json_string()
     with pytest.raises(ArgumentTypeError, match="`push_to_hub` is True"):
@@ -477,21 +480,6 @@ def test_arguments_for_trackers_are_single_values() -> None:
     values = TrainingArguments(label_names=["a"], eval_strategy="epoch").to_sanitized_dict()
     assert {type(value) for value in values.values()} <= {bool, int, float, str}
     assert (values["label_names"], values["train_batch_size"]) == ("['a']", 8)
-
-
-@pytest.fixture
-def _process_without_a_trainer() -> Iterator[None]:
-    """What an earlier test has used, a GPU say, would otherwise decide; and what this one uses, for the later ones."""
-    from accelerate.state import AcceleratorState, PartialState
-
-    shared = [AcceleratorState._shared_state, PartialState._shared_state]
-    before = [dict(state) for state in shared]
-    for state in shared:
-        state.clear()
-    yield
-    for state, content in zip(shared, before, strict=True):
-        state.clear()
-        state.update(content)
 
 
 @pytest.mark.usefixtures("_process_without_a_trainer")

@@ -135,16 +135,18 @@ def test_callbacks_are_classes_or_instances_and_a_second_one_warns() -> None:
     assert len(handler.callbacks) == 4
 
 
-@pytest.mark.fact("Trainer construction: add, pop and remove by class or instance; popping an absent one gives None")
+@pytest.mark.fact(
+    "Trainer construction: add, pop and remove by class (first match) or instance; popping an absent one is None"
+)
 def test_callbacks_are_taken_out_by_class_or_instance() -> None:
     first, second = Recorder(), Recorder()
     handler = handler_of(first)
     with pytest.warns(UserWarning, match="A second Recorder"):
         handler.add_callback(second)
-    assert handler.pop_callback(second) is second
     assert handler.pop_callback(Recorder) is first
-    assert handler.pop_callback(Recorder) is None
     assert handler.pop_callback(first) is None
+    assert handler.pop_callback(second) is second
+    assert handler.pop_callback(Recorder) is None
     handler.remove_callback(DefaultFlowCallback)
     handler.remove_callback(DefaultFlowCallback)
     assert handler.callbacks == []

@@ -6,7 +6,13 @@ from typing import Any
 import pytest
 
 from pytorch_accelerated.errors import StopTrainingError
-from pytorch_accelerated.huggingface import DEFAULT_CALLBACKS, PrinterCallback, ProgressCallback, TrainerCallback
+from pytorch_accelerated.huggingface import (
+    DEFAULT_CALLBACKS,
+    PrinterCallback,
+    ProgressCallback,
+    TensorBoardCallback,
+    TrainerCallback,
+)
 from tests.huggingface.runs import Recorder, make_trainer
 from tests.support.recording import expand
 
@@ -124,16 +130,18 @@ def test_a_returned_control_takes_the_place(tmp_path: Path) -> None:
     assert trainer.state.global_step == 2
 
 
-@pytest.mark.fact("Trainer: DefaultFlowCallback, the user's callbacks, then ProgressCallback, or PrinterCallback")
+@pytest.mark.fact("Trainer: DefaultFlowCallback, reports, the user's callbacks, ProgressCallback or PrinterCallback")
 @pytest.mark.parametrize("shows_bars", [True, False])
-def test_the_order_of_the_callbacks(shows_bars: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("report_to", "reports"), [("none", []), ("tensorboard", [TensorBoardCallback])])
+def test_the_order_of_the_callbacks(shows_bars: bool, report_to: str, reports: list[Any], tmp_path: Path) -> None:
     from pytorch_accelerated.huggingface import Trainer
     from tests.huggingface.runs import Regression, make_arguments
 
     mine = Recorder()
-    trainer = Trainer(Regression(), make_arguments(tmp_path, disable_tqdm=not shows_bars), callbacks=[mine])
+    args = make_arguments(tmp_path, disable_tqdm=not shows_bars, report_to=report_to)
+    trainer = Trainer(Regression(), args, callbacks=[mine])
     kinds = [type(callback) for callback in trainer.callback_handler.callbacks]
-    assert kinds == [*DEFAULT_CALLBACKS, Recorder, ProgressCallback if shows_bars else PrinterCallback]
+    assert kinds == [*DEFAULT_CALLBACKS, *reports, Recorder, ProgressCallback if shows_bars else PrinterCallback]
     assert trainer.callback_handler.callbacks[-2] is mine
     assert trainer.pop_callback(Recorder) is mine
     assert trainer.pop_callback(Recorder) is None

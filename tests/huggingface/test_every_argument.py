@@ -40,7 +40,7 @@ SHOWN_BY = {
     "test_evaluation.py::test_predictions_and_loss_are_those_of_one_batch": "per_device_eval_batch_size",
     "test_events.py::test_the_order_of_the_callbacks": "disable_tqdm",
     "test_fitting.py::fit": "auto_find_batch_size",
-    "test_interop.py::test_unknown_columns_of_dicts_are_removed": "remove_unused_columns",
+    "test_interop.py::test_unknown_columns_are_removed_if_asked_for": "remove_unused_columns",
     "test_interop.py::test_workers_give_the_same_run": "dataloader_num_workers",
     "test_log_history.py::test_tokens_are_counted": "include_num_input_tokens_seen",
     "test_measuring.py::test_the_argument_asks_for_it": "full_determinism",
@@ -64,6 +64,7 @@ SHOWN_BY = {
     "test_training.py::test_the_optimizer_has_a_group_without_weight_decay": "weight_decay",
     "test_training.py::test_the_order_of_rows_follows_from_the_data_seed": "data_seed seed train_sampling_strategy",
     "huggingface_arguments.py": "log_level log_level_replica",
+    "huggingface_deepspeed.py": "deepspeed",
     "huggingface_fsdp.py": "fsdp fsdp_config",
     "huggingface_parallel.py": "average_tokens_across_devices ddp_backend ddp_broadcast_buffers ddp_bucket_cap_mb "
     "ddp_find_unused_parameters ddp_static_graph ddp_timeout",
@@ -220,7 +221,7 @@ def test_a_process_that_uses_one_of_several_devices_is_told(monkeypatch: pytest.
     args = TrainingArguments()
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 4)
     monkeypatch.setattr(args._process, "device", torch.device("cuda", 0))
-    assert args.n_gpu == 1
+    assert (args.n_gpu, args.train_batch_size, args.eval_batch_size) == (1, 8, 8)
     with pytest.warns(UserWarning, match="sees 4 devices and uses one.*torchrun --nproc-per-node 4"):
         warn_about_idle_devices(args)
     monkeypatch.setattr(args._process, "num_processes", 4)

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from pytorch_accelerated.checkpointing.verify import verify
-from pytorch_accelerated.huggingface import EvalPrediction, Trainer
+from pytorch_accelerated.huggingface import EarlyStoppingCallback, EvalPrediction, TensorBoardCallback, Trainer
 from tests.huggingface.runs import Regression, Rows, losses, make_trainer
+from tests.huggingface.test_reporting import scalars_in, texts_in
 from tests.huggingface.texts import WORDS, tiny_classifier, tiny_language_model, tiny_tokenizer
 
 transformers = pytest.importorskip("transformers")
@@ -111,12 +112,13 @@ def test_a_genuine_callback_takes_part(tmp_path: Path) -> None:
     assert genuine.seen.count("epoch") == 4
 
 
-@pytest.mark.fact("Interoperation: transformers' EarlyStoppingCallback stops the run, and its state is restored")
-def test_a_genuine_early_stopping_callback_works(tmp_path: Path) -> None:
+@pytest.mark.fact("Interoperation: transformers' EarlyStoppingCallback stops the run, as ours does; its state is saved")
+@pytest.mark.parametrize("kind", [transformers.EarlyStoppingCallback, EarlyStoppingCallback], ids=["theirs", "ours"])
+def test_a_run_is_stopped_early(kind: Any, tmp_path: Path) -> None:
     values = iter([3.0, 2.0, 2.5, 2.6, 1.0])
     trainer = make_trainer(
         tmp_path,
-        transformers.EarlyStoppingCallback(early_stopping_patience=2),
+        kind(early_stopping_patience=2),
         parts={"compute_metrics": lambda prediction: {"value": next(values)}},
         eval_strategy="steps",
         eval_steps=1,
@@ -132,6 +134,24 @@ def test_a_genuine_early_stopping_callback_works(tmp_path: Path) -> None:
     assert trainer.state.stateful_callbacks["EarlyStoppingCallback"]["attributes"] == {
         "early_stopping_patience_counter": 2
     }
+
+
+@pytest.mark.fact("Interoperation: transformers' TensorBoardCallback writes the same tags and values as ours")
+def test_a_genuine_tensorboard_callback_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "theirs"))
+    trainer = make_trainer(
+        tmp_path,
+        TensorBoardCallback(),
+        transformers.integrations.TensorBoardCallback(),
+        logging_dir=str(tmp_path / "ours"),
+        report_to="none",
+        eval_strategy="epoch",
+    )
+    trainer.train()
+    ours, theirs = scalars_in(tmp_path / "ours"), scalars_in(tmp_path / "theirs")
+    assert ours == theirs
+    assert [step for step, _ in theirs["eval/loss"]] == [5, 10]
+    assert texts_in(tmp_path / "ours") == texts_in(tmp_path / "theirs") == {"args/text_summary"}
 
 
 @pytest.mark.fact("Resuming: a checkpoint that transformers wrote is gone on from, its generators' file aside")
@@ -160,16 +180,19 @@ def test_transformers_goes_on_from_our_weights(tmp_path: Path) -> None:
 
 
 @pytest.mark.fact(
-    "Data: rows that are dicts lose unknown columns in the collator; remove_unused_columns=False keeps all"
+    "Data: rows lose unknown columns, in the collator if they are dicts; remove_unused_columns=False: none"
 )
-def test_unknown_columns_of_dicts_are_removed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["dicts", "datasets"])
+def test_unknown_columns_are_removed_if_asked_for(kind: str, tmp_path: Path) -> None:
     seen: list[set[str]] = []
 
     def collate(rows: list[dict[str, Any]]) -> dict[str, Any]:
         seen.append(set(rows[0]))
         return {name: torch.stack([row[name] for row in rows]) for name in ("x", "labels")}
 
-    rows = [{**Rows(4)[index], "id": index} for index in range(4)]
+    rows: Any = [{**Rows(4)[index], "id": index} for index in range(4)]
+    if kind == "datasets":
+        rows = datasets.Dataset.from_list(rows).with_format("torch")
     for removes in (True, False):
         trainer = make_trainer(
             tmp_path,

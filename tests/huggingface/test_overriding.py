@@ -1,6 +1,7 @@
 """What subclasses override, scripts read and patch: it is there, looks like that of transformers, and is called."""
 
 import inspect
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,9 @@ import pytest
 import torch
 
 from pytorch_accelerated import huggingface
-from pytorch_accelerated.huggingface import Trainer, TrainerState, checkpoints
-from tests.huggingface.runs import Regression, Rows, losses, make_trainer
+from pytorch_accelerated.errors import ConfigurationError
+from pytorch_accelerated.huggingface import Trainer, TrainerCallback, TrainerState, checkpoints
+from tests.huggingface.runs import Regression, Rows, StopAt, Tokens, losses, make_trainer, without_native_parts
 
 PUBLIC = """model model_wrapped args state control callback_handler optimizer lr_scheduler train_dataset eval_dataset
 data_collator accelerator label_names label_smoother model_accepts_loss_kwargs _train_batch_size"""
@@ -19,7 +21,7 @@ evaluation_loop log save_model is_local_process_zero is_world_process_zero num_e
 get_num_trainable_parameters add_callback pop_callback remove_callback train floating_point_ops
 compute_loss_context_manager call_model_init get_decay_parameter_names get_learning_rates _evaluate
 _save_checkpoint _load_callback_state _load_best_model _load_from_checkpoint _prepare_inputs
-_nested_gather _get_train_sampler _get_eval_sampler"""
+_nested_gather _get_train_sampler _get_eval_sampler log_metrics metrics_format save_metrics save_state"""
 
 
 @pytest.mark.fact("Trainer: the attributes and methods that scripts read, override and patch are there")
@@ -71,7 +73,11 @@ def test_other_signatures_are_as_scripts_use_them() -> None:
     call_event = parameters(huggingface.CallbackHandler.call_event)
     assert call_event[:5] == ["self", "event", "args", "state", "control"]
     assert parameters(huggingface.TensorBoardCallback) == ["tb_writer"]
-    assert parameters(huggingface.EarlyStoppingCallback) == ["early_stopping_patience", "early_stopping_threshold"]
+    early_stopping = inspect.signature(huggingface.EarlyStoppingCallback).parameters.values()
+    assert [(parameter.name, parameter.default) for parameter in early_stopping] == [
+        ("early_stopping_patience", 1),
+        ("early_stopping_threshold", 0.0),
+    ]
     assert parameters(checkpoints.rotate_checkpoints)[:3] == [
         "output_dir",
         "save_total_limit",
@@ -133,6 +139,71 @@ def test_a_patched_evaluation_is_the_one_of_a_run(tmp_path: Path) -> None:
     assert (trainer.state.best_metric, trainer.state.best_global_step) == (2.0, 10)
 
 
+@pytest.mark.fact("Trainer: _load_from_checkpoint and _load_callback_state may be overridden, every resume calls them")
+@pytest.mark.parametrize("has_native_parts", [True, False])
+def test_what_loads_a_checkpoint_may_be_overridden(has_native_parts: bool, tmp_path: Path) -> None:
+    calls: list[Any] = []
+
+    class Own(Trainer):
+        def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+            self.model.linear.bias.data.fill_(7.0)
+            calls.append(resume_from_checkpoint)
+
+        def _load_callback_state(self) -> None:
+            super()._load_callback_state()
+            calls.append("callbacks")
+
+    class Look(TrainerCallback):
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            self.bias, self.weight = kwargs["model"].linear.bias.item(), kwargs["model"].linear.weight.tolist()
+
+    first = make_trainer(tmp_path, StopAt(3))
+    first.train()
+    folder = tmp_path / "checkpoint-3"
+    if not has_native_parts:
+        without_native_parts(folder)
+    trainer = make_trainer(tmp_path, look := Look(), kind=Own)
+    trainer.train()
+    assert calls == []
+    trainer.train(resume_from_checkpoint=str(folder))
+    assert calls == [str(folder), "callbacks"]
+    assert (look.bias, look.weight) == (7.0, first.model.linear.weight.tolist())
+
+
+def test_what_loads_a_checkpoint_may_be_patched(tmp_path: Path) -> None:
+    make_trainer(tmp_path, StopAt(3)).train()
+    calls: list[str] = []
+    trainer = make_trainer(tmp_path)
+    trainer._load_from_checkpoint = calls.append  # type: ignore[method-assign, assignment]
+    trainer.train(resume_from_checkpoint=True)
+    assert calls == [str(tmp_path / "checkpoint-3")]
+
+
+@pytest.mark.fact("Trainer: _train_batch_size is the batch size of the next training loader")
+def test_the_batch_size_of_the_loader_may_be_set(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path)
+    trainer._train_batch_size = 5
+    assert trainer.get_train_dataloader().batch_size == 5
+
+
+@pytest.mark.fact("Trainer: model_accepts_loss_kwargs says whether the model gets num_items_in_batch, and may be set")
+@pytest.mark.parametrize("accepts", [True, False])
+def test_a_model_may_be_kept_from_the_number_of_labels(accepts: bool, tmp_path: Path) -> None:
+    class Noting(Tokens):
+        told: list[Any] = []
+
+        def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None, **kwargs: Any) -> Any:
+            self.told.append(kwargs)
+            return super().forward(x, labels, **kwargs)
+
+    trainer = make_trainer(tmp_path, parts={"model": Noting()}, num_train_epochs=1)
+    assert trainer.model_accepts_loss_kwargs
+    trainer.model_accepts_loss_kwargs = accepts
+    trainer.train()
+    assert Noting.told == [{"num_items_in_batch": 2} if accepts else {}] * 5
+
+
 @pytest.mark.fact("Evaluating: the prefix of a prediction is test, and any other if given")
 def test_prefixes_may_be_given(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path)
@@ -156,3 +227,31 @@ def test_arguments_may_be_changed_until_the_trainer_is_made(tmp_path: Path) -> N
     args.eval_strategy = "epoch"
     with pytest.raises(ValueError, match="there is no `eval_dataset`"):
         Trainer(Regression(), args, train_dataset=Rows(3))
+
+
+def test_what_transformers_calls_is_there_or_refused() -> None:
+    transformers = pytest.importorskip("transformers")
+    theirs = {name for name, value in vars(transformers.Trainer).items() if inspect.isfunction(value)}
+    # Of services, searches and ways to cut a model that there are not; scripts call these, and get Python's error.
+    of_others = re.compile(
+        "push|hub|hf_repo|hp_search|hyperparameter|model_card|_[ctsu]p_|context_parallel|mixed_mesh|fsdp"
+    )
+    internal = {
+        "_build_accelerator_args",
+        "_finalize_training",
+        "_init_training_state",
+        "_issue_warnings_after_load",
+        "_load_scaler",
+        "_save_scaler",
+        "_sync_replicated_trainable_parameters",
+        "_tune_save_checkpoint",
+        "_update_auto_batch_size",
+        "_validate_args",
+        "end",
+        "get_optimizer_group",
+    }
+    missing = {name for name in theirs - internal if not hasattr(Trainer, name) and not of_others.search(name)}
+    assert "get_batch_samples" in missing
+    for name in sorted(missing):
+        with pytest.raises(ConfigurationError, match=f"Custom defines `{name}`"):
+            type("Custom", (Trainer,), {name: lambda self: None})(Regression())

@@ -1,11 +1,22 @@
 """Scripts find the names where they look for them."""
 
 import importlib
+import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import pytorch_accelerated
 from pytorch_accelerated import huggingface
+from pytorch_accelerated.huggingface import EarlyStoppingCallback
+from tests.huggingface.runs import Rows, losses, make_trainer
+
+EVALUATED_AND_SAVED: dict[str, Any] = {
+    "eval_strategy": "epoch",
+    "save_strategy": "epoch",
+    "load_best_model_at_end": True,
+}
 
 
 @pytest.mark.fact("Public names: all come from pytorch_accelerated.huggingface")
@@ -25,6 +36,36 @@ def test_submodules_have_the_names_that_those_of_transformers_have(module: str) 
     theirs = importlib.import_module(f"transformers.{module}")
     assert [name for name in ours.__all__ if not hasattr(theirs, name)] == []
     assert [name for name in ours.__all__ if not hasattr(ours, name)] == []
+
+
+@pytest.mark.fact(
+    "Public names: trainer has TRAINER_STATE_NAME and DEFAULT_CALLBACKS, trainer_callback ExportableState"
+)
+def test_names_that_are_private_elsewhere_are_found_where_scripts_look() -> None:
+    from transformers import trainer as theirs
+
+    from pytorch_accelerated.huggingface import trainer as ours
+    from pytorch_accelerated.huggingface.trainer_callback import ExportableState
+
+    assert ours.TRAINER_STATE_NAME == theirs.TRAINER_STATE_NAME
+    our_names, their_names = ([kind.__name__ for kind in each.DEFAULT_CALLBACKS] for each in (ours, theirs))
+    assert our_names == their_names
+    assert issubclass(huggingface.EarlyStoppingCallback, ExportableState)
+
+
+@pytest.mark.fact("Interoperation: neither transformers nor datasets is needed to train, evaluate, predict and resume")
+def test_nothing_else_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("transformers", "datasets")]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in ("transformers", "datasets"):
+        monkeypatch.setitem(sys.modules, name, None)  # so that importing it fails
+    whole = make_trainer(tmp_path, EarlyStoppingCallback(9), **EVALUATED_AND_SAVED)
+    whole.train()
+    resumed = make_trainer(tmp_path, EarlyStoppingCallback(9), **EVALUATED_AND_SAVED)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-5"))
+    assert losses(resumed) == losses(whole)
+    assert resumed.evaluate()["eval_loss"] == whole.state.best_metric
+    assert len(resumed.predict(Rows(3)).predictions) == 3
 
 
 @pytest.mark.fact("Public names: set_seed is the native one")

@@ -20,7 +20,7 @@ def test_two_processes_evaluate_predict_and_resume_as_one(tmp_path: Path) -> Non
     assert output.stdout.count("done") == 2
     one, first, second = (torch.load(tmp_path / f"{name}.pt") for name in ("1-0", "2-0", "2-1"))
     assert_same(first, second)
-    assert len(one["exact"]) == 13
+    assert len(one["exact"]) == 17
     assert_same(first["exact"], one["exact"])
     torch.testing.assert_close(first["rounded"], one["rounded"], rtol=1e-6, atol=1e-7)
 
@@ -36,6 +36,17 @@ def test_the_processes_are_grouped_as_the_arguments_say(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.fact("Checkpoints: save_model writes on the saving process alone, as save_metrics and save_state do")
+@pytest.mark.fact("Differences: rng_state_<rank>.pth load with weights_only=True, too")
+def test_the_first_process_alone_writes_and_prints(tmp_path: Path) -> None:
+    output = run_on_ranks(SCRIPT.with_name("huggingface_saving.py"), 2, tmp_path)
+    assert output.stdout.count("done") == 2
+    tables = [text.count("metrics *****") for text in output.stdout_of_ranks]
+    assert sorted(tables) == [0, 1]
+    assert "***** rank-0 metrics *****\n  rank = 0\n" in output.stdout
+
+
+@pytest.mark.processes
 @pytest.mark.fact("Arguments: fsdp cuts the model over the processes; it trains, is saved and resumes as a whole one")
 def test_a_model_in_pieces_trains_as_a_whole_one(tmp_path: Path) -> None:
     output = run_on_ranks(SCRIPT.with_name("huggingface_fsdp.py"), 2, tmp_path)
@@ -48,3 +59,10 @@ def test_a_model_in_pieces_trains_as_a_whole_one(tmp_path: Path) -> None:
 def test_a_signal_leaves_a_checkpoint_to_go_on_from(ranks: int, tmp_path: Path) -> None:
     output = run_on_ranks(SCRIPT.with_name("huggingface_signals.py"), ranks, tmp_path)
     assert output.stdout.count("done") == ranks
+
+
+@pytest.mark.processes
+@pytest.mark.fact("Where we differ: on two processes the evaluation loss counts each row once, theirs some rows twice")
+def test_where_rows_do_not_divide_our_loss_on_two_processes_is_exact_and_theirs_is_not(tmp_path: Path) -> None:
+    output = run_on_ranks(SCRIPT.with_name("huggingface_theirs.py"), 2, tmp_path)
+    assert output.stdout.count("done") == 2

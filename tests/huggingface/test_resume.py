@@ -1,8 +1,11 @@
 """A run that goes on from a checkpoint equals the run that was never interrupted, to the bit."""
 
+import contextlib
 import json
+import math
 import random
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,17 @@ import torch
 
 from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError
 from pytorch_accelerated.huggingface import EarlyStoppingCallback, ExportableState, Trainer, TrainerCallback
-from tests.huggingface.runs import NoisyRows, Regression, Rows, StopAt, Stream, losses, make_trainer, without_speed
+from tests.huggingface.runs import (
+    NoisyRows,
+    Regression,
+    Rows,
+    StopAt,
+    Stream,
+    losses,
+    make_trainer,
+    without_native_parts,
+    without_speed,
+)
 from tests.support.resuming import assert_same
 
 
@@ -41,6 +54,14 @@ def run(folder: Path, *callbacks: Any, resume: Any = None, process_seed: int = 0
         random.seed(process_seed)
     trainer.train(resume_from_checkpoint=resume)
     return trainer
+
+
+class LookAtBeginning(TrainerCallback):
+    """Notes what a run begins with."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.should_save = control.should_save
+        self.best = (state.best_metric, state.best_global_step, state.best_model_checkpoint)
 
 
 def everything(trainer: Trainer) -> dict[str, Any]:
@@ -178,8 +199,10 @@ def test_a_vanished_best_checkpoint_is_forgotten(tmp_path: Path) -> None:
     assert state["best_model_checkpoint"] == str(tmp_path / "checkpoint-2")
     shutil.rmtree(tmp_path / "checkpoint-2")
     with pytest.warns(UserWarning, match="best checkpoint so far, .*checkpoint-2.* is not there any more"):
-        resumed = run(tmp_path, resume=True, **arguments)
-    assert resumed.state.best_global_step not in (None, 2)
+        resumed = run(tmp_path, look := LookAtBeginning(), resume=True, **arguments)
+    assert look.best == (None, None, None)
+    evaluated = [entry for entry in resumed.state.log_history if "eval_loss" in entry and entry["step"] > 4]
+    assert resumed.state.best_metric == max(entry["eval_loss"] for entry in evaluated)
 
 
 @pytest.mark.fact("Resuming: speed and train_loss of the result cover this call only")
@@ -191,6 +214,9 @@ def test_losses_after_a_resume_are_of_the_new_steps(tmp_path: Path) -> None:
     assert losses(resumed) == pytest.approx([sum(each[:3]) / 3, each[5], sum(each[6:]) / 3])
     summary = resumed.state.log_history[-1]
     assert summary["train_loss"] == pytest.approx(sum(each[5:]) / 4)
+    # The last step of the second epoch, and the three of the third, all with the 11 rows of an epoch.
+    for name, count in (("steps", 4), ("samples", 3 + 11)):
+        assert summary[f"train_{name}_per_second"] * summary["train_runtime"] == pytest.approx(count, rel=0.1)
 
 
 @pytest.mark.fact("Resuming: already seen batches are skipped, unless ignore_data_skip")
@@ -235,6 +261,17 @@ def test_callbacks_are_made_anew_from_their_states(tmp_path: Path) -> None:
     assert [callback.steps for callback in fresh] == [0, 0]
 
 
+@pytest.mark.fact("Resuming: restore_callback_states_from_checkpoint restores the control, too; without it nothing is")
+@pytest.mark.parametrize("restores", [True, False])
+def test_callbacks_and_control_stay_as_they_are_if_nobody_asks_for_the_old_ones(restores: bool, tmp_path: Path) -> None:
+    run(tmp_path, Counting(), StopAt(4))
+    look, given = LookAtBeginning(), Counting()
+    resumed = run(tmp_path, look, given, resume=True, restore_callback_states_from_checkpoint=restores)
+    assert look.should_save == restores
+    assert (given in resumed.callback_handler.callbacks) != restores
+    assert given.steps == (0 if restores else 5)
+
+
 @pytest.mark.fact("Resuming: states of callbacks that are missing bring a warning with their names")
 def test_missing_callbacks_are_named(tmp_path: Path) -> None:
     run(tmp_path, Counting("first"), StopAt(4))
@@ -260,16 +297,74 @@ def test_early_stopping_goes_on_counting(tmp_path: Path) -> None:
     assert counters[0] == counters[1] > 0
 
 
+# ------------------------------------------------------------------------------------------------------ a loss scaler
+
+
+@contextlib.contextmanager
+def float16_on_the_cpu(trainer: Trainer) -> Iterator[None]:
+    """What `fp16` does on a GPU. torch can do it on the CPU, too; accelerate just does not."""
+    accelerator = trainer.accelerator
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(accelerator, "native_amp", True)
+        patch.setattr(accelerator.state, "_mixed_precision", "fp16")
+        patch.setattr(trainer._engine, "_precision", "fp16")
+        patch.setattr(accelerator, "scaler", torch.amp.GradScaler("cpu", init_scale=2.0**15, growth_interval=2))
+        yield
+
+
+def scaled_run(folder: Path, *callbacks: Any, resume: Any = None, **arguments: Any) -> tuple[Trainer, dict[str, Any]]:
+    """A run in float16, whose gradients are infinite now and then, and all that it has come to."""
+    # One row at a time, because infinite gradients of several can add up to NaN, which equals nothing.
+    arguments = {"per_device_train_batch_size": 1, "parts": {"train_dataset": NoisyRows(11)}, **arguments}
+    trainer = make_trainer(folder, *callbacks, **arguments)
+    with contextlib.nullcontext() if trainer.args.fp16 else float16_on_the_cpu(trainer):
+        trainer.train(resume_from_checkpoint=resume)
+        scaler = trainer.accelerator.scaler.state_dict()
+    return trainer, {**everything(trainer), "scaler": scaler}
+
+
+@pytest.mark.fact("Checkpoints: scaler.pt has the state of the loss scaler, from which a resume goes on bit for bit")
+@pytest.mark.parametrize("has_native_parts", [True, False])
+@pytest.mark.parametrize("step", [3, 11, 16])
+def test_a_resume_goes_on_with_the_scale_of_the_loss(step: int, has_native_parts: bool, tmp_path: Path) -> None:
+    whole, expected = scaled_run(tmp_path / "whole")
+    norms = [entry["grad_norm"] for entry in whole.state.log_history if "grad_norm" in entry]
+    skipped = len(norms) - sum(map(math.isfinite, norms))
+    assert 0 < skipped < len(norms)
+    assert expected["schedule"]["last_epoch"] == len(norms) - skipped
+    _, at_stop = scaled_run(tmp_path / "parts", StopAt(step))
+    folder = tmp_path / "parts" / f"checkpoint-{step}"
+    assert torch.load(folder / "scaler.pt", weights_only=True) == at_stop["scaler"]
+    if not has_native_parts:
+        without_native_parts(folder)
+    _, resumed = scaled_run(tmp_path / "parts", resume=str(folder))
+    assert_same(resumed, expected)
+
+
+def test_without_a_scaler_there_is_no_file_of_it(tmp_path: Path) -> None:
+    run(tmp_path, StopAt(1))
+    assert not (tmp_path / "checkpoint-1" / "scaler.pt").exists()
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("_process_without_a_trainer")
+@pytest.mark.fact("Arguments: fp16 is mixed precision with a scaled loss, resumed bit for bit, on a GPU")
+def test_a_run_in_float16_resumes_exactly(tmp_path: Path) -> None:
+    dtypes: set[torch.dtype] = set()
+    arguments: dict[str, Any] = {"fp16": True, "use_cpu": False}
+    whole, expected = scaled_run(tmp_path / "whole", **arguments)
+    assert {parameter.dtype for parameter in whole.model.parameters()} == {torch.float32}
+    whole.model.linear.register_forward_hook(lambda module, inputs, output: dtypes.add(output.dtype))
+    whole.evaluate()
+    assert dtypes == {torch.float16}
+    _, at_stop = scaled_run(tmp_path / "parts", StopAt(4), **arguments)
+    folder = tmp_path / "parts" / "checkpoint-4"
+    assert torch.load(folder / "scaler.pt", weights_only=True) == at_stop["scaler"]
+    _, resumed = scaled_run(tmp_path / "parts", resume=True, **arguments)
+    assert_same(resumed, expected)
+
+
 # ------------------------------------------------------------------------------------------- folders without our parts
-
-
-def without_native_parts(folder: Path) -> Path:
-    """What transformers would have written of it."""
-    known = ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json")
-    for path in folder.iterdir():
-        if path.name not in known:
-            path.unlink()
-    return folder
 
 
 @pytest.mark.fact("Checkpoints: a folder with the usual files alone can be gone on from, and gives the same run")
@@ -283,7 +378,7 @@ def test_the_usual_files_alone_are_enough(step: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.fact("Differences: a .pt file that needs more than weights_only is refused with a clear error")
-@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
+@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "scaler.pt", "rng_state.pth"])
 def test_a_file_that_would_have_to_be_executed_is_refused(name: str, tmp_path: Path) -> None:
     class Payload:
         def __reduce__(self) -> Any:

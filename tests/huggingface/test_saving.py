@@ -1,6 +1,7 @@
 """Checkpoint folders: what is in them, which stay, which is the best, and that none is ever seen half written."""
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from safetensors.torch import load_file
 from pytorch_accelerated.checkpointing.verify import verify
 from pytorch_accelerated.errors import CheckpointError, NonFiniteLossError
 from pytorch_accelerated.huggingface import Trainer, TrainerCallback, get_last_checkpoint
-from tests.huggingface.runs import Recorder, Regression, make_trainer
+from tests.huggingface.runs import Recorder, Regression, make_arguments, make_trainer
 
 USUAL_FILES = {"model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth"} | {
     "trainer_state.json",
@@ -144,32 +145,55 @@ def test_the_best_is_never_deleted(tmp_path: Path) -> None:
     assert checkpoints(tmp_path) == ["checkpoint-4"]
 
 
-@pytest.mark.fact("Best model: tracked at each strictly better evaluation, with the checkpoint once it exists")
-def test_the_best_step_without_a_checkpoint_has_none(tmp_path: Path) -> None:
-    trainer = make_trainer(
+@pytest.mark.fact("Best model: best_metric and best_global_step are of the first of the best evaluations")
+@pytest.mark.fact("Best model: best_model_checkpoint only once checkpoint-<best_global_step> exists, else None")
+@pytest.mark.parametrize(
+    ("save_steps", "by_step"),
+    [
+        # Evaluations and saves come at the same steps, never before the end, or only sometimes.
+        (2, {2: 2, 4: 4, 6: 4, 8: 4, 10: 4}),
+        (5, {2: None, 4: None, 6: None, 8: None, 10: None}),
+        (4, {2: None, 4: 4, 6: 4, 8: 4, 10: 4}),
+        (6, {2: None, 4: None, 6: None, 8: None, 10: None}),
+    ],
+)
+def test_the_best_checkpoint_is_that_of_the_best_step_if_there_is_one(
+    save_steps: int, by_step: dict[int, int | None], tmp_path: Path
+) -> None:
+    values = {2: 0.5, 4: 0.7, 6: 0.7, 8: 0.6, 10: 0.1}
+
+    class Look(TrainerCallback):
+        seen: dict[int, tuple[Any, ...]] = {}
+
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            self.seen[state.global_step] = (state.best_metric, state.best_global_step, state.best_model_checkpoint)
+
+        on_train_end = on_step_begin
+
+    trainer: Trainer = make_trainer(
         tmp_path,
+        look := Look(),
+        parts={"compute_metrics": lambda prediction: {"value": values[trainer.state.global_step]}},
         save_strategy="steps",
-        save_steps=5,
+        save_steps=save_steps,
         eval_strategy="steps",
-        eval_steps=3,
-        metric_for_best_model="loss",
-        num_train_epochs=1.8,
+        eval_steps=2,
+        metric_for_best_model="value",
     )
     trainer.train()
-    evaluations = {entry["step"]: entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry}
-    best = min(evaluations, key=lambda step: evaluations[step])
-    assert trainer.state.best_metric == evaluations[best]
-    assert trainer.state.best_global_step == best
-    expected = tmp_path / f"checkpoint-{best}"
-    assert trainer.state.best_model_checkpoint == (str(expected) if expected.is_dir() else None)
-    assert best != 9 or trainer.state.best_model_checkpoint is not None
+    expected = {
+        step: (0.7 if step > 2 else 0.5, min(step, 4), None if best is None else str(tmp_path / f"checkpoint-{best}"))
+        for step, best in by_step.items()
+    }
+    assert {step: look.seen[step] for step in values} == expected
 
 
 @pytest.mark.fact("Best model: without metric_for_best_model nothing is tracked")
 def test_nothing_is_tracked_without_a_metric(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, eval_strategy="epoch")
+    trainer = make_trainer(tmp_path, eval_strategy="epoch", save_strategy="epoch")
     trainer.train()
-    assert (trainer.state.best_metric, trainer.state.best_global_step) == (None, None)
+    state = trainer.state
+    assert (state.best_metric, state.best_global_step, state.best_model_checkpoint) == (None, None, None)
 
 
 @pytest.mark.fact("Best model: a missing metric is a KeyError that names eval_<metric> and those available")
@@ -207,8 +231,14 @@ def test_the_best_model_is_loaded_before_the_end(tmp_path: Path) -> None:
 @pytest.mark.fact('Best model: save "best" saves a checkpoint at each strict improvement, nothing else')
 def test_only_improvements_are_saved(tmp_path: Path) -> None:
     values = {2: 0.5, 4: 0.5, 6: 0.7, 8: 0.6, 10: 0.7}
+
+    class Asks(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            control.should_save |= state.global_step == 4  # as with transformers, the evaluation decides
+
     trainer: Trainer = make_trainer(
         tmp_path,
+        Asks(),
         parts={"compute_metrics": lambda prediction: {"value": values[trainer.state.global_step]}},
         save_strategy="best",
         eval_strategy="steps",
@@ -217,13 +247,15 @@ def test_only_improvements_are_saved(tmp_path: Path) -> None:
     )
     trainer.train()
     assert checkpoints(tmp_path) == ["checkpoint-2", "checkpoint-6"]
+    assert (trainer.state.best_metric, trainer.state.best_global_step) == (0.7, 6)
     assert trainer.state.best_model_checkpoint == str(tmp_path / "checkpoint-6")
 
 
-@pytest.mark.fact('Best model: save "best" without metric_for_best_model is a ValueError')
+@pytest.mark.fact('Best model: save "best" without metric_for_best_model is a ValueError, from the Trainer')
 def test_best_needs_a_metric(tmp_path: Path) -> None:
+    args = make_arguments(tmp_path, save_strategy="best", eval_strategy="epoch")
     with pytest.raises(ValueError, match=r"`args.metric_for_best_model` must be provided"):
-        make_trainer(tmp_path, save_strategy="best", eval_strategy="epoch")
+        Trainer(Regression(), args)
 
 
 @pytest.mark.fact("Checkpoints: the Trainer makes output_dir, the arguments do not")
@@ -279,6 +311,39 @@ def test_a_spoilt_model_is_not_saved(tmp_path: Path) -> None:
     with pytest.raises(NonFiniteLossError, match="linear.bias"):
         trainer.train()
     assert checkpoints(tmp_path) == ["checkpoint-2"]
+
+
+class CtrlC(TrainerCallback):
+    """Presses it within a step, or before the first one."""
+
+    def __init__(self, step: int = 0) -> None:
+        self.step = step
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if not self.step:
+            signal.raise_signal(signal.SIGINT)
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step + 1 == self.step:
+            signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.fact("Differences: Ctrl-C saves a checkpoint of what this run has trained, and none where that is nothing")
+def test_a_run_that_is_interrupted_before_its_first_step_saves_nothing(tmp_path: Path) -> None:
+    def interrupt(step: int, resume: bool = False) -> None:
+        with pytest.raises(KeyboardInterrupt):
+            make_trainer(tmp_path, CtrlC(step), save_strategy="steps").train(resume_from_checkpoint=resume)
+
+    interrupt(step=0)
+    assert list(tmp_path.iterdir()) == []
+    interrupt(step=3)
+    assert checkpoints(tmp_path) == ["checkpoint-3"]
+    before = (tmp_path / "checkpoint-3" / "manifest.json").read_bytes()
+    interrupt(step=0, resume=True)
+    assert checkpoints(tmp_path) == ["checkpoint-3"]
+    assert (tmp_path / "checkpoint-3" / "manifest.json").read_bytes() == before
+    interrupt(step=4, resume=True)
+    assert checkpoints(tmp_path) == ["checkpoint-3", "checkpoint-4"]
 
 
 @pytest.mark.fact("Saving: after a save on_save is called, which clears should_save")

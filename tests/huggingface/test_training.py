@@ -1,16 +1,18 @@
 """Training: losses, gradients, schedules and steps, against what is computed by hand."""
 
 import math
+import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, DataError
-from pytorch_accelerated.huggingface import Trainer, TrainerCallback, TrainOutput
-from tests.huggingface.runs import Regression, Rows, StopAt, Stream, Tokens, losses, make_trainer
+from pytorch_accelerated.huggingface import Trainer, TrainerCallback, TrainOutput, set_seed
+from tests.huggingface.runs import Regression, Rows, StopAt, Stream, Tokens, losses, make_arguments, make_trainer
 
 
 def bare_loop(batches: list[list[int]], *, lr: float = 0.1, steps: int | None = None) -> tuple[nn.Module, list[float]]:
@@ -94,9 +96,12 @@ def test_a_loader_of_ones_own_may_be_any_iterable(tmp_path: Path) -> None:
     assert losses(own) == losses(usual)
 
 
-@pytest.mark.fact("Training: iterable sets are trained for max_steps over repeated passes")
+@pytest.mark.fact(
+    "Training: iterable sets are trained for max_steps over repeated passes; their loader is a DataLoader"
+)
 def test_a_stream_is_read_again_until_max_steps(tmp_path: Path) -> None:
     streamed = make_trainer(tmp_path, parts={"train_dataset": Stream(10)}, max_steps=7)
+    assert type(streamed.get_train_dataloader()) is torch.utils.data.DataLoader
     streamed.train()
     sized = make_trainer(tmp_path, max_steps=7)
     sized.train()
@@ -115,6 +120,14 @@ def test_a_stream_that_is_used_up_ends_the_run_with_a_warning(tmp_path: Path) ->
     with pytest.warns(UserWarning, match="nothing more to yield, so the run ends after 5 of 8 steps"):
         output = trainer.train()
     assert output.global_step == 5
+
+
+@pytest.mark.fact("Training: an iterable set that yields nothing at all ends the run with a warning")
+def test_a_stream_of_nothing_ends_the_run_with_a_warning(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, parts={"train_dataset": Stream(0)}, max_steps=8)
+    with pytest.warns(UserWarning, match="nothing more to yield, so the run ends after 0 of 8 steps"):
+        output = trainer.train()
+    assert (output.global_step, output.training_loss) == (0, 0.0)
 
 
 @pytest.mark.fact("Trainer: an unsized training set without max_steps is a ValueError")
@@ -184,6 +197,83 @@ def test_what_has_no_rows_is_refused(dataset: Any, message: str, tmp_path: Path)
 def test_arguments_of_another_class_are_refused(arguments: Any) -> None:
     with pytest.raises(TypeError, match="`args` is of the class builtins"):
         Trainer(Regression(), arguments)
+
+
+class PassesOn(Trainer):
+    """With a constructor as people write it."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+
+
+@pytest.mark.fact("Trainer: an unknown argument is an error with the remedy: tokenizer is called processing_class now")
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("tokenizer", "It was renamed: pass it as `processing_class`"),
+        ("learning_rate", "It is one of the TrainingArguments"),
+        ("train_datset", "Did you mean `train_dataset`"),
+        ("zzz", "It takes model, args, data_collator"),
+    ],
+)
+@pytest.mark.parametrize("kind", [Trainer, PassesOn])
+def test_arguments_of_other_names_are_refused(kind: Any, name: str, remedy: str, tmp_path: Path) -> None:
+    with pytest.raises(
+        ArgumentTypeError, match=rf"The Trainer got `{name}`, but has no argument of that name. {remedy}"
+    ):
+        kind(Regression(), make_arguments(tmp_path), **{name: object()})
+
+
+class Weighted(Regression):
+    """Needs more than rows usually have."""
+
+    def forward(self, x: torch.Tensor, labels: Any = None, *, weight: torch.Tensor) -> Any:  # type: ignore[override]
+        return super().forward(x * weight, labels)
+
+
+@pytest.mark.fact(
+    "Training: an input of forward that is missing in the batch is an error that names it and the batch's"
+)
+@pytest.mark.parametrize("arguments", [{}, {"bf16": True}, {"torch_compile_backend": "eager"}], ids=str)
+def test_a_missing_input_is_named(arguments: dict[str, Any], tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, parts={"model": Weighted()}, **arguments)
+    unlabelled = [{"x": x} for x in Rows(2).x]
+    for run, has in ((trainer.train, "'x', 'labels'"), (lambda: trainer.predict(unlabelled), "'x'")):
+        with pytest.raises(DataError, match=f"forward of Weighted needs 'weight', but the batch has {has}. Either"):
+            run()
+    weighted = [{**Rows(2)[index], "weight": torch.ones(2)} for index in range(2)]
+    assert trainer.evaluate(weighted)["eval_loss"] > 0
+
+
+def test_labels_that_a_loss_function_takes_may_not_be_needed_by_forward(tmp_path: Path) -> None:
+    class Labelled(Regression):
+        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> Any:  # type: ignore[override]
+            return super().forward(x, labels)
+
+    parts = {"model": Labelled(), "compute_loss_func": lambda *args, **kwargs: None}
+    with pytest.raises(DataError, match="needs 'labels'.*where `compute_loss_func` .* takes it: give it the default"):
+        make_trainer(tmp_path, parts=parts).train()
+
+
+@pytest.mark.parametrize(
+    ("mistake", "message"),
+    [
+        (lambda model, x: model.linear(), "missing 1 required positional argument: 'input'"),
+        (lambda model, x: x + "1", "unsupported operand"),
+    ],
+    ids=["call", "operation"],
+)
+def test_type_errors_inside_of_forward_go_up_as_they_are(mistake: Any, message: str, tmp_path: Path) -> None:
+    class Mistaken(Weighted):
+        def forward(self, x: torch.Tensor, labels: Any = None, *, weight: Any) -> Any:  # type: ignore[override]
+            return mistake(self, x)
+
+    trainer = make_trainer(tmp_path, parts={"model": Mistaken()})
+    # What the batch does not have, a hook can give.
+    trainer.model.register_forward_pre_hook(lambda _, args, given: (args, {**given, "weight": 1}), with_kwargs=True)
+    with pytest.raises(TypeError, match=message) as caught:
+        trainer.train()
+    assert type(caught.value) is TypeError
 
 
 @pytest.mark.fact("Training: batches of one's own loader may be tuples, where compute_loss knows what to do with them")
@@ -259,10 +349,18 @@ def test_a_loss_function_divides_by_the_labels_of_the_update(accumulation: int, 
 def test_unequal_numbers_of_labels_weigh_as_in_one_batch(tmp_path: Path) -> None:
     rows = Rows(8)
     rows.labels[[0, 1, 2, 6]] = -100  # so the batches of the first update have 0 labels, then 1 and so on
+
+    class Told(Tokens):
+        numbers: list[int] = []
+
+        def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None, **kwargs: Any) -> Any:
+            self.numbers.append(kwargs["num_items_in_batch"])
+            return super().forward(x, labels, **kwargs)
+
     small, large = (
         make_trainer(
             tmp_path,
-            parts={"model": Tokens(), "train_dataset": rows},
+            parts={"model": Told(), "train_dataset": rows},
             per_device_train_batch_size=batch,
             gradient_accumulation_steps=4 // batch,
             optim="sgd",
@@ -271,6 +369,9 @@ def test_unequal_numbers_of_labels_weigh_as_in_one_batch(tmp_path: Path) -> None
     )
     for trainer in (small, large):
         trainer.train()
+    assert Told.numbers == [1, 1, 1, 1, 3, 3, 3, 3] * 2 + [1, 3] * 2
+    error = Regression()(rows.x[3:4], rows.labels[3:4])[0].item()
+    assert losses(large)[0] == pytest.approx(error, rel=1e-5)
     assert losses(small) == pytest.approx(losses(large), rel=1e-5)
     torch.testing.assert_close(small.model.state_dict(), large.model.state_dict(), rtol=1e-5, atol=1e-6)
 
@@ -358,6 +459,19 @@ def test_the_same_seed_gives_the_same_bits(tmp_path: Path) -> None:
     assert run(3) != run(4)
 
 
+@pytest.mark.fact("Trainer: making one seeds the generators of torch, numpy and random")
+def test_a_trainer_seeds_all_generators_when_it_is_made(tmp_path: Path) -> None:
+    def draw() -> tuple[float, float, float]:
+        return torch.rand(1).item(), np.random.rand(), random.random()
+
+    set_seed(7)
+    expected = draw()
+    make_trainer(tmp_path, seed=8)
+    assert draw() != expected
+    make_trainer(tmp_path, seed=7)
+    assert draw() == expected
+
+
 @pytest.mark.fact("Arguments: data_seed seeds the order of the rows alone")
 def test_the_order_of_rows_follows_from_the_data_seed(tmp_path: Path) -> None:
     def run(**seeds: Any) -> list[float]:
@@ -389,12 +503,20 @@ def test_model_init_and_optimizers_exclude_each_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.fact("DECISIONS: a subclass that defines a method that would never be called is an error with the hook")
-def test_a_hook_that_does_not_exist_is_refused(tmp_path: Path) -> None:
-    class Custom(Trainer):
-        def _inner_training_loop(self) -> None: ...
-
-    with pytest.raises(ConfigurationError, match="Custom defines `_inner_training_loop`.*Override `training_step`"):
-        make_trainer(tmp_path, kind=Custom)
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("_inner_training_loop", "Override `training_step`"),
+        ("_wrap_model", "Use accelerate's configuration"),
+        ("_maybe_log_save_evaluate", "Override `log`, `evaluate`"),
+        ("_rotate_checkpoints", "Override `_save_checkpoint`"),
+        ("get_batch_samples", "Override `get_train_dataloader`, or `count_items`"),
+    ],
+)
+def test_a_hook_that_does_not_exist_is_refused(name: str, remedy: str, tmp_path: Path) -> None:
+    custom = type("Custom", (Trainer,), {name: lambda self: None})
+    with pytest.raises(ConfigurationError, match=f"Custom defines `{name}`.*never be called. {remedy}"):
+        make_trainer(tmp_path, kind=custom)
 
 
 @pytest.mark.fact("Trainer: an eval_strategy without an evaluation set is a ValueError, if there is a training set")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import contextlib
 import csv
 import io
 import json
@@ -15,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.warning import warn_user
+from pytorch_accelerated.checkpointing import disk
+from pytorch_accelerated.checkpointing.publish import replacing
 from pytorch_accelerated.tracking.history import MetricRecord
 
 if TYPE_CHECKING:
@@ -85,7 +86,8 @@ class _FileLogger(TrainerCallback, abc.ABC):
         self._records += tuple(new)
         if new and trainer._ranks.is_first:
             try:
-                _replace(self.path, self._text(_rows(self._records)))
+                with replacing(self.path) as file:
+                    disk.write(file, self._text(_rows(self._records)).encode())
             except OSError as error:
                 warn_user(
                     trainer,
@@ -144,18 +146,3 @@ def _json_value(value: float) -> float | str:
     if math.isnan(value):
         return "NaN"
     return value if math.isfinite(value) else f"{'-' if value < 0 else ''}Infinity"
-
-
-def _replace(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        with open(partial, "w", encoding="utf-8", newline="") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except BaseException:
-        with contextlib.suppress(OSError):  # the first error is the one to report
-            partial.unlink()
-        raise

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 import zipfile
@@ -16,8 +15,7 @@ import torch
 from torch.utils.serialization import config
 
 from pytorch_accelerated.checkpointing import disk
-from pytorch_accelerated.checkpointing.layout import hidden_sibling
-from pytorch_accelerated.checkpointing.publish import explained, make_folders, sweep
+from pytorch_accelerated.checkpointing.publish import explained, replacing
 from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device)
@@ -43,20 +41,8 @@ def save_portable(path: str | os.PathLike[str], contents: dict[str, Any]) -> Non
         )
     if final.is_dir():
         raise CheckpointError(f"{final} is a folder. Give the path of a file, for example {final / 'checkpoint.pt'}.")
-    with explained(final):
-        make_folders(final.parent)
-        partial = hidden_sibling(final, "partial")
-        try:
-            with disk.create_file(partial) as file:
-                sweep(final.parent, now=partial.stat().st_mtime)
-                _save(contents, file)
-                disk.flush(file)
-            disk.move(partial, final)
-        except BaseException:
-            with contextlib.suppress(OSError):  # the first error is the one to report
-                disk.remove(partial)
-            raise
-        disk.flush_folder(final.parent)
+    with explained(final), replacing(final) as file:
+        _save(contents, file)
 
 
 def load_portable(path: str | os.PathLike[str]) -> dict[str, Any]:

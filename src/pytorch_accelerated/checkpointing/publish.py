@@ -1,4 +1,4 @@
-"""Making a folder of files appear whole or not at all.
+"""Making a folder of files appear whole or not at all; `replacing` does so for a single file.
 
 One process calls `begin`; every rank may then add files; after all have reported success one process calls `commit`.
 The files are written into a hidden sibling, flushed, listed in a manifest, and renamed. A folder that already has the
@@ -175,6 +175,28 @@ def remove_state(folder: Path) -> None:
         # Else a power cut could bring back the name, but not what was deleted from it.
         disk.flush_folder(folder.parent)
         _remove_tree(hidden)
+
+
+@contextlib.contextmanager
+def replacing(final: Path) -> Iterator[FileIO]:
+    """A new file, which takes the place of `final` in the end: whole or not at all. Missing parents are made. One rank.
+
+    Raises:
+        OSError: what the disk refused. What was there before is still there.
+    """
+    make_folders(final.parent)
+    partial = hidden_sibling(final, "partial")
+    try:
+        with disk.create_file(partial) as file:
+            sweep(final.parent, now=partial.stat().st_mtime)
+            yield file
+            disk.flush(file)
+        disk.move(partial, final)
+    except BaseException:
+        with contextlib.suppress(OSError):  # the first error is the one to report
+            disk.remove(partial)
+        raise
+    disk.flush_folder(final.parent)
 
 
 def make_folders(folder: Path) -> None:

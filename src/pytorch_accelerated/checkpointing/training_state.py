@@ -21,6 +21,7 @@ from pytorch_accelerated.checkpointing.state_folder import encode_parts, read_st
 from pytorch_accelerated.checkpointing.verify import read_manifest
 from pytorch_accelerated.checkpointing.weights import canonical_state_dict, load_canonical
 from pytorch_accelerated.data.resuming import restore_stream, stream_state
+from pytorch_accelerated.deepspeed_engine import ZeroOptimizer
 from pytorch_accelerated.errors import InvalidCheckpointError
 from pytorch_accelerated.run_state import RunState
 from pytorch_accelerated.seeding import generator_states, restore_generator_states
@@ -70,6 +71,9 @@ def save_run(
 
     if has_shards(trainer.model):
         write(folder, facts, ranks.do_on_all(encoded), ranks if writer is None else trainer._ranks_of_writer())
+    elif isinstance(trainer.optimizer, ZeroOptimizer):
+        parts = ranks.do_on_all(encoded)  # the optimizer's state is put together
+        ranks.do_on_first(lambda: write(folder, facts, parts))
     else:
         ranks.do_on_first(lambda: write(folder, facts, encoded()))
 

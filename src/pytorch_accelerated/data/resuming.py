@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from pytorch_accelerated.checkpointing.codec import encode
-from pytorch_accelerated.data.loading import StreamLoader
 from pytorch_accelerated.data.slicing import unsliced
+from pytorch_accelerated.data.stream_loader import StreamLoader
 from pytorch_accelerated.data.streams import has_state
 from pytorch_accelerated.distributed import Ranks
 from pytorch_accelerated.errors import CheckpointError, ConfigurationError, InvalidCheckpointError

@@ -109,10 +109,6 @@ class TrainingPlan:
         """Batches of one rank in the epoch."""
         return -(-self.samples_used // self.samples_per_round)
 
-    @property
-    def num_updates(self) -> int:
-        return -(-self.samples_used // self.samples_per_update)
-
     def windows(self, start: int = 0, max_batches: int | None = None) -> Iterator[Window]:
         """The updates of an epoch from the sample at position `start` on, `max_batches` of a rank at the most."""
         end, per_round, per_update = self.samples_used, self.samples_per_round, self.samples_per_update
@@ -165,10 +161,6 @@ class BatchListPlan:
     @property
     def num_batches(self) -> int:
         return -(-len(self.sizes) // self.ranks)
-
-    @property
-    def num_updates(self) -> int:
-        return -(-len(self.sizes) // (self.ranks * self.accumulation_steps))
 
     def windows(self, start: int = 0, max_batches: int | None = None) -> Iterator[Window]:
         """The updates from the first batch at or behind position `start` on, `max_batches` of a rank at the most."""

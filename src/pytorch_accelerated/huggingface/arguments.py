@@ -52,7 +52,8 @@ _OTHER_NAMES = {
     "warmup_ratio": "warmup_steps",
 }
 _FLAGS: dict[str, Any] = {"": None, "false": None, "true": True}
-_DICTS = ("lr_scheduler_kwargs", "gradient_checkpointing_kwargs", "fsdp_config")
+_DICTS = ("lr_scheduler_kwargs", "gradient_checkpointing_kwargs", "fsdp_config", "deepspeed")
+_MAY_BE_FILES = ("fsdp_config", "deepspeed")
 
 
 def _argument(default: Any, help: str) -> Any:
@@ -189,6 +190,9 @@ class TrainingArguments:
         None,
         "How: transformer_layer_cls_to_wrap or min_num_params, reshard_after_forward; as JSON or the path of a file.",
     )
+    deepspeed: dict[str, Any] | str | None = _argument(
+        None, "Train with DeepSpeed, ZeRO stage 0 to 2: its config, as JSON or the path of a file; see huggingface.md."
+    )
 
     # Other names, most of them from older scripts; what they say goes to the arguments that they stand for.
     activation_checkpointing: bool = _argument(False, "The same as gradient_checkpointing.")
@@ -282,7 +286,12 @@ class TrainingArguments:
 
     @property
     def _process(self) -> Any:
-        return process_state(cpu=self.use_cpu, backend=self.ddp_backend, timeout=self.ddp_timeout_delta)
+        return process_state(
+            cpu=self.use_cpu,
+            deepspeed=self.deepspeed is not None,
+            backend=self.ddp_backend,
+            timeout=self.ddp_timeout_delta,
+        )
 
     def get_warmup_steps(self, num_training_steps: int) -> int:
         """The updates of the warmup, of a run of so many: a share is rounded up."""
@@ -406,13 +415,13 @@ def _dict_from(name: str, value: Any) -> Any:
     """`value`, read from JSON or from a file of it where it is a string, as on a command line."""
     if not isinstance(value, str):
         return value
-    is_path = name == "fsdp_config" and not value.lstrip().startswith("{")
+    is_path = name in _MAY_BE_FILES and not value.lstrip().startswith("{")
     try:
         read = json.loads(Path(value).read_text(encoding="utf-8") if is_path else value)
     except (OSError, ValueError) as error:
         raise ConfigurationError(
             f"`{name}` is {value!r}, from which no JSON can be read ({error}). Give a dict, or one as JSON"
-            f"{', or the path of a file of it' if name == 'fsdp_config' else ''}."
+            f"{', or the path of a file of it' if name in _MAY_BE_FILES else ''}."
         ) from error
     if not isinstance(read, dict):
         raise ConfigurationError(f"`{name}` is {value!r}, which is JSON, but not of a dict. Give one, as {{...}}.")

@@ -5,13 +5,15 @@ from __future__ import annotations
 import difflib
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from pytorch_accelerated.callbacks.warning import stacklevel_of_user
 from pytorch_accelerated.errors import ArgumentTypeError, CallbackSetupError
 from pytorch_accelerated.huggingface.state import ExportableState
 from pytorch_accelerated.huggingface.strategies import IntervalStrategy, SaveStrategy
+
+_OURS = __name__.partition(".")[0]
 
 
 class TrainerCallback:
@@ -70,6 +72,11 @@ class TrainerCallback:
 
 
 EVENTS: tuple[str, ...] = tuple(name for name in vars(TrainerCallback) if name.startswith("on_"))
+# What comes again and again: methods for these are not looked up each time.
+_FREQUENT_EVENTS = frozenset(
+    f"on_{moment}"
+    for moment in ("step_begin", "substep_end", "pre_optimizer_step", "optimizer_step", "step_end", "prediction_step")
+)
 
 # What the trainer has done, or is about to decide anew, when an event begins.
 _CLEARED_AT = {
@@ -109,7 +116,9 @@ class CallbackHandler:
         self.lr_scheduler = lr_scheduler
         self.train_dataloader: Any = None
         self.eval_dataloader: Any = None
-        self._empty_methods = _empty_methods()
+        self._known_callbacks: list[Any] = []
+        self._methods: dict[str, list[Callable[..., Any]]] = {}
+        self._has_foreign_callbacks = False
         for callback in callbacks:
             self.add_callback(callback)
         kinds = (kind.__name__ for callback in self.callbacks for kind in type(callback).__mro__)
@@ -120,6 +129,13 @@ class CallbackHandler:
                 "yours asks for it. Add it, unless that is what you want.",
                 stacklevel=stacklevel_of_user(),
             )
+
+    @property
+    def has_foreign_callbacks(self) -> bool:
+        """Whether some callback is not one of this library, so that it may ask for anything at any time."""
+        if self.callbacks != self._known_callbacks:
+            self._look_again()
+        return self._has_foreign_callbacks
 
     @property
     def callback_list(self) -> str:
@@ -147,7 +163,6 @@ class CallbackHandler:
             )
         _warn_about_misspelt_events(instance)
         self.callbacks.append(instance)
-        self._empty_methods = _empty_methods()
 
     def pop_callback(self, callback: Any) -> Any:
         """Take out the first callback of a class, or this very instance, and return it; None if it is not there."""
@@ -162,7 +177,7 @@ class CallbackHandler:
 
     def listens_to(self, event: str) -> bool:
         """Whether any callback does something at `event`."""
-        return any(self._method(callback, event) is not None for callback in self.callbacks)
+        return bool(self._acting_methods(event))
 
     def call_event(self, event: str, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         """Call all callbacks in their order, and return the control that they leave.
@@ -170,10 +185,7 @@ class CallbackHandler:
         Raises:
             ArgumentTypeError: if a callback returns something else than a control or None.
         """
-        for callback in tuple(self.callbacks):  # which one of them may change
-            method = self._method(callback, event)
-            if method is None:
-                continue
+        for method in self._acting_methods(event):
             result = method(
                 args,
                 state,
@@ -189,8 +201,8 @@ class CallbackHandler:
             if result is not None:
                 if not hasattr(result, "should_training_stop"):
                     raise ArgumentTypeError(
-                        f"{type(callback).__name__}.{event} returned {result!r}, which cannot take the place of the "
-                        "control. Change the control that it gets, and return that or nothing."
+                        f"{getattr(method, '__qualname__', method)} returned {result!r}, which cannot take the place "
+                        "of the control. Change the control that it gets, and return that or nothing."
                     )
                 control = result
         return control
@@ -260,16 +272,45 @@ class CallbackHandler:
             setattr(control, flag, False)
         return self.call_event(event, args, state, control, **kwargs)
 
-    def _method(self, callback: Any, event: str) -> Any:
-        """What `callback` does at `event`, unless that is nothing."""
-        method = getattr(callback, event, None)
-        return None if getattr(method, "__func__", method) in self._empty_methods else method
+    def _acting_methods(self, event: str) -> list[Callable[..., Any]]:
+        """What the callbacks do at `event`, without those that do nothing.
+
+        Callbacks and their methods may be exchanged at any time. The former is noticed at once; the latter at the next
+        event that is not among the frequent ones, so that idle events cost next to nothing.
+        """
+        if event not in _FREQUENT_EVENTS:
+            self._methods.clear()
+        if self.callbacks != self._known_callbacks:
+            self._look_again()
+        methods = self._methods.get(event)
+        if methods is None:
+            empty = _empty_methods(event)
+            found: list[Any] = [getattr(callback, event, None) for callback in self.callbacks]
+            methods = [method for method in found if getattr(method, "__func__", method) not in empty]
+            self._methods[event] = methods
+        return methods
+
+    def _look_again(self) -> None:
+        self._known_callbacks = list(self.callbacks)
+        self._has_foreign_callbacks = not all(is_ours(callback) for callback in self.callbacks)
+        self._methods.clear()
 
 
-def _empty_methods() -> set[Any]:
+def is_ours(part: Any) -> bool:
+    """Whether the class of `part` is one of this library, not one of the user's."""
+    return type(part).__module__.startswith(f"{_OURS}.")
+
+
+def is_log_due(args: Any, state: Any, step: int) -> bool:
+    """Whether the arguments ask for a log after this step."""
+    is_multiple = args.logging_strategy == IntervalStrategy.STEPS and step % state.logging_steps == 0
+    return is_multiple or (args.logging_first_step and step == 1)
+
+
+def _empty_methods(event: str) -> tuple[Any, ...]:
     """The methods that do nothing: of our base class and, where `transformers` has been imported, of its own."""
     genuine = getattr(sys.modules.get("transformers.trainer_callback"), "TrainerCallback", None)
-    return {getattr(base, event, None) for base in (TrainerCallback, genuine) for event in EVENTS} | {None}
+    return None, getattr(TrainerCallback, event, None), getattr(genuine, event, None)
 
 
 def _warn_about_misspelt_events(callback: Any) -> None:
@@ -296,9 +337,7 @@ class DefaultFlowCallback(TrainerCallback):
         is_last = step >= state.max_steps
         if is_last:
             control.should_training_stop = True
-        if args.logging_strategy == IntervalStrategy.STEPS and step % state.logging_steps == 0:
-            control.should_log = True
-        if args.logging_first_step and step == 1:
+        if is_log_due(args, state, step):
             control.should_log = True
         if args.eval_strategy == IntervalStrategy.STEPS and (is_last or step % state.eval_steps == 0):
             control.should_evaluate |= step >= args.eval_delay

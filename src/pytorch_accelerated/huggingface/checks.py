@@ -10,6 +10,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError
+from pytorch_accelerated.huggingface.deepspeed import check_deepspeed
 from pytorch_accelerated.huggingface.fsdp import check_fsdp
 from pytorch_accelerated.huggingface.strategies import IntervalStrategy, SaveStrategy, SchedulerType
 
@@ -98,7 +99,7 @@ _KINDS: tuple[tuple[str, Callable[[Any], bool], tuple[str, ...]], ...] = (
     (
         "a dict",
         lambda value: isinstance(value, Mapping),
-        ("lr_scheduler_kwargs", "gradient_checkpointing_kwargs", "fsdp_config"),
+        ("lr_scheduler_kwargs", "gradient_checkpointing_kwargs", "fsdp_config", "deepspeed"),
     ),
 )
 _MAY_BE_NONE = ("max_grad_norm",)  # besides those whose default is None
@@ -255,6 +256,7 @@ def _about_pairs(args: TrainingArguments) -> Iterator[str]:
                     f"`{name}` is {getattr(args, name)!r}, but `dataloader_num_workers` is 0, so there are no workers "
                     "that it could be about: give 1 or more, or leave it out"
                 )
+    yield from check_deepspeed(args)
     yield from check_fsdp(args)
     if args.fsdp_config and not args.fsdp:
         yield "`fsdp_config` is given, but `fsdp` is not, so it would do nothing: give fsdp=True, or leave it out"

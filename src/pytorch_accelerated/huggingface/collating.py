@@ -76,7 +76,7 @@ def _stacked(name: str, values: list[Any]) -> torch.Tensor:
 
 def find_label_names(model: Any) -> list[str]:
     """The parameters of the model's forward that are labels, by their names."""
-    labels = _SPAN_LABELS if _SPAN_TASK in type(_inner(model)).__name__ else ()
+    labels = _SPAN_LABELS if _SPAN_TASK in type(inner_model(model)).__name__ else ()
     return [name for name in _parameters_of_forward(model) if "label" in name or name in labels]
 
 
@@ -86,10 +86,10 @@ def signature_columns(model: Any, label_names: Iterable[str]) -> list[str]:
 
 
 def _parameters_of_forward(model: Any) -> list[str]:
-    return list(inspect.signature(_inner(model).forward).parameters)
+    return list(inspect.signature(inner_model(model).forward).parameters)
 
 
-def _inner(model: Any) -> Any:
+def inner_model(model: Any) -> Any:
     """The model inside a wrapper of PEFT, whose own forward takes anything."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 

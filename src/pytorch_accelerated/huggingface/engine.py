@@ -14,13 +14,14 @@ import torch
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.checkpointing.training_state import save_run
-from pytorch_accelerated.data.loading import MicroBatch, Update
+from pytorch_accelerated.data.updates import MicroBatch, Update
+from pytorch_accelerated.deepspeed_engine import EngineOptimizer, ZeroOptimizer
 from pytorch_accelerated.distributed import create_accelerator
 from pytorch_accelerated.errors import StopTrainingError
 from pytorch_accelerated.huggingface.parallel import accelerator_arguments
 from pytorch_accelerated.huggingface.saving import write_without_run
 from pytorch_accelerated.loop import clip_gradients
-from pytorch_accelerated.prediction import PredictionCollector
+from pytorch_accelerated.prediction.collecting import PredictionCollector
 from pytorch_accelerated.run_config import TrainerRunConfig
 from pytorch_accelerated.sharding import whole
 from pytorch_accelerated.tracking.loss import LossTracker
@@ -52,7 +53,7 @@ class Engine(NativeTrainer):
     def __init__(self, face: Trainer, **native_arguments: Any) -> None:
         self._face = face
         self.learning_rate = 0.0
-        self._norms_of_gradients: Sequence[torch.Tensor] = ()
+        self._norms_of_gradients: Sequence[torch.Tensor] | None = None
         self.samples_used = 0
         self._step_loss: Any = None
         self._items_on_rank: list[int | None] = []
@@ -67,6 +68,13 @@ class Engine(NativeTrainer):
 
     def _create_accelerator(self) -> Accelerator:
         return create_accelerator(self.mixed_precision, **accelerator_arguments(self._face.args, self._face.model))
+
+    def _renew_accelerator(self) -> None:
+        """accelerate has one config of DeepSpeed per process: come back to ours if another trainer has changed it."""
+        if self._face.args.deepspeed is None:
+            super()._renew_accelerator()
+        else:
+            self._accelerator = self._create_accelerator()
 
     def create_train_dataloader(self, batch_size: int, train_dl_kwargs: Mapping[str, Any] | None = None) -> Any:
         return self._face.get_train_dataloader()
@@ -106,12 +114,17 @@ class Engine(NativeTrainer):
         max_num_train_steps: int | None,
         gradient_clip_value: float | None,
     ) -> TrainerRunConfig:
-        return super()._create_run_config(
+        config = super()._create_run_config(
             per_device_batch_size,
             None,
             gradient_accumulation_steps,
             self._settings.max_num_train_steps,
             gradient_clip_value,
+        )
+        args = self._face.args
+        # DeepSpeed computes in a precision that accelerate is not told of.
+        return (
+            dataclasses.replace(config, mixed_precision="bf16") if args.deepspeed is not None and args.bf16 else config
         )
 
     def _seed_run(self, state: Path | None = None) -> None:
@@ -158,7 +171,13 @@ class Engine(NativeTrainer):
     def _run_batch(self, micro_batch: MicroBatch) -> None:
         super()._run_batch(micro_batch)
         if not micro_batch.is_last:
-            self._guarded(self._face.fire, "on_substep_end")
+            self._tell("on_substep_end")
+
+    def _tell(self, event: str) -> None:
+        """Fire an event that changes nothing by itself."""
+        face = self._face
+        if face.callback_handler.listens_to(event):
+            self._guarded(face.fire, event)
 
     def _perform_forward_and_backward_passes(self, batch: Any, step: int) -> None:
         share = self._face.training_step(self.model, batch, self._items_of_update)
@@ -199,17 +218,20 @@ class Engine(NativeTrainer):
 
     def _apply_gradients(self) -> None:
         self._clip_gradients()
-        self._guarded(self._face.fire, "on_pre_optimizer_step")
+        self._tell("on_pre_optimizer_step")
         self.learning_rate = self._raw_optimizer.param_groups[0]["lr"]
         self._guarded(self.optimizer_step)
-        self._guarded(self._face.fire, "on_optimizer_step")
+        if isinstance(self.optimizer, ZeroOptimizer):
+            self._norms_of_gradients = [self.optimizer.gradient_norm]
+        self._tell("on_optimizer_step")
         self._loss_tracker.update(self._step_loss)
 
     def _clip_gradients(self) -> None:
+        if isinstance(self.optimizer, ZeroOptimizer):
+            return  # its step does so: no rank has a gradient to itself
         norm = clip_gradients(self._parameters(), self._settings)
-        if norm is not None:
-            self._norms_of_gradients = [norm]
-        else:
+        self._norms_of_gradients = None if norm is None else [norm]
+        if norm is None and self._face.may_log_step():
             gradients = [parameter.grad for parameter in self._parameters() if parameter.grad is not None]
             # Those of the tensors; putting them together takes longer, and can wait until the norm is looked at.
             self._norms_of_gradients = torch._foreach_norm(gradients) if gradients else ()
@@ -247,6 +269,12 @@ class Engine(NativeTrainer):
     def _give_up_prediction(self, reason: str) -> BaseException:
         return StopTrainingError(reason) if self._evaluates_as_requested else super()._give_up_prediction(reason)
 
+    def _release_model(self) -> None:
+        face = self._face
+        if isinstance(face.optimizer, EngineOptimizer):  # it would keep all that DeepSpeed holds
+            face.optimizer = face.callback_handler.optimizer = face.optimizer.optimizer
+        super()._release_model()
+
     def _prepare_model(self, *, for_training: bool) -> None:
         started = time.perf_counter()
         super()._prepare_model(for_training=for_training)
@@ -256,9 +284,18 @@ class Engine(NativeTrainer):
     # ------------------------------------------------------------------------------------------------------ the rest
 
     @property
-    def gradient_norm(self) -> float:
-        """Of the last update, before it was clipped. Waits for the device. Must be called by all ranks."""
+    def gradient_norm(self) -> float | None:
+        """Of the last update, before it was clipped; None if nobody could know that it would be asked for.
+
+        Waits for the device. Must be called by all ranks.
+        """
+        if self._norms_of_gradients is None:
+            return None
         return float(whole(torch.nn.utils.get_total_norm(self._norms_of_gradients)))
+
+    def has_placed(self, batch: Any) -> bool:
+        """Whether `batch` is the one at work in training, which the loader has put on the device."""
+        return batch is self._micro_batch.batch
 
     @property
     def epochs_done(self) -> float:

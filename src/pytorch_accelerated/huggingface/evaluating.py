@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from pytorch_accelerated.data.loading import batch_size_of
+from pytorch_accelerated.data.batch_size import batch_size_of
 from pytorch_accelerated.distributed import Ranks
 from pytorch_accelerated.errors import DataError, HookOutputError
 from pytorch_accelerated.huggingface.outputs import EvalLoopOutput, EvalPrediction

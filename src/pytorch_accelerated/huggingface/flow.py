@@ -15,23 +15,23 @@ from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.checkpointing.publish import remove_state
 from pytorch_accelerated.errors import MissingMetricError
 from pytorch_accelerated.huggingface.arguments import TrainingArguments, logger
+from pytorch_accelerated.huggingface.callbacks import is_log_due, is_ours
 from pytorch_accelerated.huggingface.checkpoints import checkpoint_name, sort_checkpoints
 from pytorch_accelerated.huggingface.counting import BatchCounter
 from pytorch_accelerated.huggingface.determinism import enable_full_determinism
+from pytorch_accelerated.huggingface.knowledge import is_users_own
 from pytorch_accelerated.huggingface.measuring import MemoryMeter, speed_metrics
 from pytorch_accelerated.huggingface.outputs import TrainOutput
 from pytorch_accelerated.huggingface.restoring import read_trainer_state, take_over_foreign, take_over_state
 from pytorch_accelerated.huggingface.rows import PADDING
 from pytorch_accelerated.huggingface.saving import find_checkpoint, holds_run
 from pytorch_accelerated.huggingface.state import TrainerControl, TrainerState, exported_states
-from pytorch_accelerated.huggingface.strategies import SaveStrategy
+from pytorch_accelerated.huggingface.strategies import IntervalStrategy, SaveStrategy
 from pytorch_accelerated.seeding import set_seed
 
 if TYPE_CHECKING:
     from pytorch_accelerated.huggingface.callbacks import CallbackHandler
     from pytorch_accelerated.huggingface.engine import Engine
-
-_OURS = __name__.partition(".")[0]
 
 
 class TrainerFlow:
@@ -63,8 +63,7 @@ class TrainerFlow:
     @property
     def has_foreign_callbacks(self) -> bool:
         """Whether some callback or method is the user's, which may ask for something on one rank alone."""
-        parts = [*self.callback_handler.callbacks, self]
-        return not all(type(part).__module__.startswith(f"{_OURS}.") for part in parts)
+        return self.callback_handler.has_foreign_callbacks or not is_ours(self)
 
     # ------------------------------------------------------------------------------------------- a training run
 
@@ -131,6 +130,16 @@ class TrainerFlow:
         if self.args.eval_on_start:
             self._evaluate(None, self._ignore_keys_for_eval, skip_scheduler=True)
 
+    def may_log_step(self) -> bool:
+        """Whether the update at work may be logged. It is not known for sure before callbacks have had their say."""
+        args, handler = self.args, self.callback_handler
+        return (
+            self.control.should_log
+            or handler.has_foreign_callbacks
+            or args.logging_strategy == IntervalStrategy.EPOCH
+            or is_log_due(args, self.state, self.state.global_step + 1)
+        )
+
     def end_step(self) -> None:
         """An update is over: the safe point."""
         self.state.global_step = self._engine.run_state.updates
@@ -166,8 +175,9 @@ class TrainerFlow:
         self.fire("on_save")
 
     def save_because_of_signal(self) -> None:
-        """Save where a signal has stopped the run."""
-        if self._engine._signals.agreed and self.is_in_train and self.args.save_strategy != SaveStrategy.NO:
+        """Save where a signal has stopped the run, if this run has trained anything."""
+        has_trained = self.is_in_train and self.state.global_step > self._first_step
+        if self._engine._signals.agreed and has_trained and self.args.save_strategy != SaveStrategy.NO:
             self._request_checkpoint()
 
     def end_training(self) -> None:
@@ -197,7 +207,7 @@ class TrainerFlow:
 
     def _checkpoint_folder(self, step: int | None = None) -> Path:
         """Of a step, by default the current one."""
-        return Path(str(self.args.output_dir)) / checkpoint_name(self.state.global_step if step is None else step)
+        return self._output_dir / checkpoint_name(self.state.global_step if step is None else step)
 
     def _request_checkpoint(self) -> None:
         self._engine.save_training_state(self._checkpoint_folder())
@@ -215,7 +225,7 @@ class TrainerFlow:
         best, args = self.state.best_model_checkpoint, self.args
         if not (args.should_save and args.load_best_model_at_end and args.save_total_limit == 1 and best is not None):
             return
-        for path in sort_checkpoints(str(args.output_dir)):
+        for path in sort_checkpoints(self._output_dir):
             if Path(path).resolve() != Path(best).resolve():
                 remove_state(Path(path))
 
@@ -225,6 +235,8 @@ class TrainerFlow:
         engine = self._engine
         if holds_run(folder):
             engine.take_over_run(folder)
+            if is_users_own(self, "_load_from_checkpoint"):  # which may know of more than our parts
+                self._load_from_checkpoint(str(folder))
         else:
             take_over_foreign(engine, folder, saved.global_step)
         take_over_state(self, saved)  # type: ignore[arg-type]  # as above
@@ -237,8 +249,7 @@ class TrainerFlow:
         """What to go on from, the same for all ranks."""
         if source is None or source is False:
             return None
-        output_dir = Path(str(self.args.output_dir))
-        return self._engine._ranks.do_on_first(lambda: find_checkpoint(source, output_dir))
+        return self._engine._ranks.do_on_first(lambda: find_checkpoint(source, self._output_dir))
 
     def _exportables(self) -> list[Any]:
         """Whatever has a state that is saved in ``trainer_state.json``."""
@@ -261,6 +272,10 @@ class TrainerFlow:
         return None if self.args.skip_memory_metrics else MemoryMeter(stage)
 
     @property
+    def _output_dir(self) -> Path:
+        return Path(str(self.args.output_dir))  # its default is filled in by the arguments
+
+    @property
     def _main_input_name(self) -> str:
         return str(getattr(self.model, "main_input_name", "input_ids"))
 
@@ -278,7 +293,7 @@ class TrainerFlow:
         """An exception ends the run, which no event of the callbacks tells of."""
         for callback in self.callback_handler.callbacks:
             close = getattr(callback, "close", None)
-            if callable(close) and type(callback).__module__.startswith(f"{_OURS}."):
+            if callable(close) and is_ours(callback):
                 close()
 
     # -------------------------------------------------------------------------------------------------- losses
@@ -290,11 +305,11 @@ class TrainerFlow:
             return
         mean, left_out = self._take_losses()
         engine = self._engine
-        logs: dict[str, Any] = {
-            "loss": mean,
-            "grad_norm": engine.gradient_norm,
-            "learning_rate": float(engine.learning_rate),
-        }
+        logs: dict[str, Any] = {"loss": mean}
+        norm = engine.gradient_norm
+        if norm is not None:
+            logs["grad_norm"] = norm
+        logs["learning_rate"] = float(engine.learning_rate)
         if left_out:
             logs["non_finite_losses"] = left_out
             warn_user(
@@ -346,6 +361,9 @@ class TrainerFlow:
         raise NotImplementedError
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        raise NotImplementedError
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         raise NotImplementedError
 
     def _load_best_model(self) -> None:

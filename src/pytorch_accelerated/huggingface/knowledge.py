@@ -2,25 +2,64 @@
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
+import functools
 import inspect
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 import torch
 from torch import nn
 
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, DataError
 from pytorch_accelerated.huggingface.arguments import TrainingArguments
+from pytorch_accelerated.huggingface.collating import inner_model
+from pytorch_accelerated.huggingface.deepspeed import check_parts
 from pytorch_accelerated.huggingface.strategies import IntervalStrategy, SaveStrategy
 
 if TYPE_CHECKING:
     from pytorch_accelerated.huggingface.trainer import Trainer
 
+Parameters = ParamSpec("Parameters")
+
+_PACKAGE = __name__.partition(".")[0]
+
+_OLD_NAMES = {"tokenizer": "processing_class"}
+
 # What wraps the loop elsewhere; here the loop is the native trainer's.
+# Methods of `transformers`' Trainer that scripts override, and that nobody would call here.
 _HOOKS_ELSEWHERE = {
-    "_inner_training_loop": "`training_step`, or the hooks of the native `pytorch_accelerated.Trainer`",
-    "_wrap_model": "accelerate's configuration, or `_prepare_model_optimizer_and_dataloaders` of the native `Trainer`",
-    "_maybe_log_save_evaluate": "`log`, `evaluate` or `_save_checkpoint`, or set flags of the control in a callback",
+    "_clip_grad_norm": "Set `max_grad_norm` to 0, and change the gradients in `on_pre_optimizer_step` of a callback.",
+    "_get_collator_with_removed_columns": "Give a `data_collator`, and remove_unused_columns=False.",
+    "_get_dataloader": "Override `get_train_dataloader`, `get_eval_dataloader` or `get_test_dataloader`.",
+    "_get_grad_norm": "Override `log`, which gets it.",
+    "_get_learning_rate": "Override `log`, which gets it.",
+    "_get_num_items_in_batch": "Override `count_items`, which gets one batch.",
+    "_get_output_dir": "Give `output_dir`.",
+    "_inner_training_loop": "Override `training_step`, or hooks of the native `pytorch_accelerated.Trainer`.",
+    "_load_optimizer_and_scheduler": "Override `create_optimizer_and_scheduler`; their states are loaded afterwards.",
+    "_load_rng_state": "Set generators in `on_train_begin` of a callback.",
+    "_maybe_log_save_evaluate": "Override `log`, `evaluate` or `_save_checkpoint`, or set flags of the control in a "
+    "callback.",
+    "_move_model_to_device": "Place parts of the model where they are to be when it is made.",
+    "_prepare_for_training": "Override `create_optimizer_and_scheduler` or `get_train_dataloader`.",
+    "_prepare_input": "Override `_prepare_inputs`, which gets the whole batch.",
+    "_remove_unused_columns": "Set `remove_unused_columns` to False, and leave columns out of the dataset.",
+    "_rotate_checkpoints": "Override `_save_checkpoint`, at the end of which the oldest are deleted.",
+    "_run_epoch": "Override `training_step`, or hooks of the native `pytorch_accelerated.Trainer`.",
+    "_save_optimizer_and_scheduler": "Override `_save_checkpoint`.",
+    "_save_rng_state": "Override `_save_checkpoint`.",
+    "_set_signature_columns_if_needed": "Set `remove_unused_columns` to False.",
+    "_track_num_input_tokens": "Set `main_input_name` of the model to what counts.",
+    "_wrap_model": "Use accelerate's configuration, or hooks of the native `pytorch_accelerated.Trainer`.",
+    "autocast_smart_context_manager": "Override `compute_loss_context_manager`.",
+    "create_accelerator_and_postprocess": "Give the arguments, or configure accelerate by its variables.",
+    "get_batch_samples": "Override `get_train_dataloader`, or `count_items`, which gets one batch.",
+    "get_total_train_batch_size": "Give `per_device_train_batch_size` and `gradient_accumulation_steps`.",
+    "prediction_loop": "Override `evaluation_loop`.",
+    "set_initial_training_values": "Give `num_train_epochs` or `max_steps`.",
 }
 
 
@@ -72,6 +111,72 @@ def own_loss(outputs: Any, inputs: Mapping[str, Any]) -> torch.Tensor:
     return first
 
 
+def outputs_of(model: Any, inputs: Mapping[str, Any], *, bare_model: Any) -> Any:
+    """What a model returns for a batch.
+
+    Args:
+        model: to call; wrapped where there are several processes.
+        inputs: the batch.
+        bare_model: the model itself, whose forward says what it needs.
+
+    Raises:
+        DataError: if its forward needs an input that the batch does not have.
+    """
+    try:
+        return model(**inputs)
+    except TypeError as error:
+        missing = _missing_inputs(inner_model(bare_model).forward, inputs, error)
+        if not missing:
+            raise
+        raise DataError(
+            f"The forward of {type(bare_model).__name__} needs {', '.join(map(repr, missing))}, but the batch has "
+            f"{', '.join(map(repr, inputs)) or 'nothing'}. Either the rows have no column of that name: add it. Or the "
+            "`data_collator` does not keep it, or would make it of columns that `remove_unused_columns` takes out: set "
+            "that to False. Or it is a label, which may be missing, in a prediction or where `compute_loss_func` or "
+            "`label_smoothing_factor` takes it: give it the default None in forward, and name it in `label_names` "
+            "unless 'label' is in its name."
+        ) from error
+
+
+def _missing_inputs(forward: Any, inputs: Mapping[str, Any], error: TypeError) -> list[str]:
+    """What `forward` was not given, if that is what `error` is about: none if it comes from inside of `forward`."""
+    code = getattr(inspect.unwrap(getattr(forward, "__func__", forward)), "__code__", None)
+    if any(frame.f_code is code for frame, _ in traceback.walk_tb(error.__traceback__)):
+        return []
+    return [
+        parameter.name
+        for parameter in inspect.signature(forward).parameters.values()
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        and parameter.name not in inputs
+    ]
+
+
+def refusing_unknown(init: Callable[Parameters, None]) -> Callable[Parameters, None]:
+    """`init`, with a clear error for arguments that it does not have, also where a subclass passes them on."""
+
+    @functools.wraps(init)
+    def checked(*args: Parameters.args, **kwargs: Parameters.kwargs) -> None:
+        known = list(inspect.signature(init).parameters)[1:]
+        unknown = [name for name in kwargs if name not in known]
+        if unknown:
+            raise ArgumentTypeError(" ".join(_explain_unknown(name, known) for name in unknown))
+        init(*args, **kwargs)
+
+    return checked
+
+
+def _explain_unknown(name: str, known: Iterable[str]) -> str:
+    if name in _OLD_NAMES:
+        remedy = f"It was renamed: pass it as `{_OLD_NAMES[name]}`."
+    elif name in (field.name for field in dataclasses.fields(TrainingArguments)):
+        remedy = "It is one of the TrainingArguments: give it to these, and pass them as `args`."
+    else:
+        close = difflib.get_close_matches(name, known, n=1)
+        remedy = f"Did you mean `{close[0]}`?" if close else f"It takes {', '.join(known)}."
+    return f"The Trainer got `{name}`, but has no argument of that name. {remedy}"
+
+
 def refuse_hooks_that_do_not_exist(kind: type[Any]) -> None:
     """Refuse a subclass that overrides what would never be called.
 
@@ -82,7 +187,7 @@ def refuse_hooks_that_do_not_exist(kind: type[Any]) -> None:
         if hasattr(kind, name):
             raise ConfigurationError(
                 f"{kind.__name__} defines `{name}`, which this trainer does not have, so it would never be called. "
-                f"Override {remedy}."
+                f"{remedy}"
             )
 
 
@@ -125,6 +230,11 @@ def refuse_construction(trainer: Trainer, model: Any) -> None:
         )
     if trainer.optimizer is not None and trainer.optimizer_cls_and_kwargs is not None:
         complaints.append("`optimizers` and `optimizer_cls_and_kwargs` both give an optimizer: leave one out")
+    complaints += check_parts(
+        args,
+        has_optimizer=trainer.optimizer is not None or trainer.optimizer_cls_and_kwargs is not None,
+        has_scheduler=trainer.lr_scheduler is not None,
+    )
     if args.fsdp and has_optimizers:
         complaints.append(
             "`optimizers` were made of whole parameters, but `fsdp` cuts them: pass `optimizer_cls_and_kwargs`, or "
@@ -156,7 +266,11 @@ def refuse_training(trainer: Trainer) -> None:
 
 def _complaints_about_datasets(trainer: Trainer) -> list[str]:
     args, complaints = trainer.args, []
-    if args.eval_strategy != IntervalStrategy.NO and trainer.eval_dataset is None and not _overrides_eval(trainer):
+    if (
+        args.eval_strategy != IntervalStrategy.NO
+        and trainer.eval_dataset is None
+        and not any(is_users_own(trainer, name) for name in ("evaluate", "get_eval_dataloader", "_evaluate"))
+    ):
         complaints.append(
             f"`eval_strategy` is {str(args.eval_strategy)!r}, but there is no `eval_dataset` to evaluate: pass one, or "
             "set it to 'no'"
@@ -174,14 +288,9 @@ def _takes_result_flag(compute_metrics: Any) -> bool:
     return compute_metrics is None or "compute_result" in inspect.signature(compute_metrics).parameters
 
 
-def _overrides_eval(trainer: Trainer) -> bool:
-    """Whether a method of the user's own knows what to evaluate on."""
-    package = __name__.partition(".")[0]
-    homes = [
-        next(base.__module__ for base in type(trainer).__mro__ if name in vars(base))
-        for name in ("evaluate", "get_eval_dataloader", "_evaluate")
-    ]
-    return any(not home.startswith(f"{package}.") for home in homes)
+def is_users_own(trainer: Any, method: str) -> bool:
+    """Whether a method is a subclass's own, or was put in the place of ours."""
+    return not str(getattr(trainer, method).__module__).startswith(f"{_PACKAGE}.")
 
 
 def _refuse(complaints: list[str]) -> None:

@@ -85,10 +85,6 @@ NOT_TAKEN_OVER: dict[str, NotTakenOver] = {
     "parallelism_config": NotTakenOver(
         "Tensor and context parallelism are not supported.", "Use `fsdp` for models that are too large."
     ),
-    "deepspeed": NotTakenOver(
-        "It takes the updates over, so gradients could not be weighted and clipped exactly, and a run not resumed.",
-        "Use `fsdp`, which shares out weights, gradients and the optimizer's state as ZeRO's third stage does.",
-    ),
     "dataloader_in_order": NotTakenOver(
         "Batches come in their order, on which exact runs and resumes rest.", "Leave it out."
     ),

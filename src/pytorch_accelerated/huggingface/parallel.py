@@ -9,7 +9,9 @@ import torch
 import torch.distributed as dist
 
 from pytorch_accelerated.callbacks.warning import stacklevel_of_user
+from pytorch_accelerated.distributed import uses_deepspeed
 from pytorch_accelerated.errors import ConfigurationError
+from pytorch_accelerated.huggingface.deepspeed import check_batches, engine_config
 
 if TYPE_CHECKING:
     from pytorch_accelerated.huggingface.arguments import TrainingArguments
@@ -17,8 +19,9 @@ if TYPE_CHECKING:
 
 def native_arguments(args: TrainingArguments) -> dict[str, Any]:
     """What the native trainer is made with."""
+    precision = "bf16" if args.bf16 else "fp16" if args.fp16 else None
     return {
-        "mixed_precision": "bf16" if args.bf16 else "fp16" if args.fp16 else None,
+        "mixed_precision": precision if args.deepspeed is None else "no",  # DeepSpeed's config says it
         "compile_model": compile_arguments(args),
     }
 
@@ -47,6 +50,7 @@ def accelerator_arguments(args: TrainingArguments, model: Any) -> dict[str, Any]
         "cpu": args.use_cpu,
         "timeout": args.ddp_timeout_delta,
         "ddp_options": {name: value for name, value in options.items() if value is not None},
+        "deepspeed_config": engine_config(args, model),
     }
 
 
@@ -69,6 +73,13 @@ def refuse_processes(args: TrainingArguments) -> None:
             f"`ddp_backend` is {args.ddp_backend!r}, but the processes talk through {talks_through} since the first "
             "of them was asked for its place: make the arguments before anything else, or leave it out"
         )
+    if (args.deepspeed is not None) != uses_deepspeed(args._process):
+        complaints.append(
+            f"`deepspeed` is {args.deepspeed!r}, but this process was set up {'without' if args.deepspeed else 'for'} "
+            "it, by accelerate's configuration or when it was first asked for its place: make the arguments before "
+            "anything else, and one kind of them in a process"
+        )
+    complaints += check_batches(args)
     if args.fsdp and args.world_size == 1:
         complaints.append(
             f"`fsdp` is {args.fsdp!r}, but there is one process, so nothing could be shared out: start several with "

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.callbacks.warning import stacklevel_of_user, warn_user
 from pytorch_accelerated.checkpointing.optimizers import check_optimizer_state, load_optimizer_state
+from pytorch_accelerated.deepspeed_engine import ZeroOptimizer
 from pytorch_accelerated.errors import InvalidCheckpointError
 from pytorch_accelerated.huggingface.saving import (
     OPTIMIZER_NAME,
     SCALER_NAME,
     SCHEDULER_NAME,
     TRAINER_STATE_NAME,
-    load_weights,
     read_portable,
     rng_state_name,
 )
@@ -85,7 +85,7 @@ def take_over_state(trainer: Trainer, saved: TrainerState) -> None:
         state.best_metric = state.best_global_step = state.best_model_checkpoint = None
     if args.restore_callback_states_from_checkpoint:
         state.stateful_callbacks = saved.stateful_callbacks
-        trainer._load_callback_state()
+    trainer._load_callback_state()
 
 
 def restore_callbacks(trainer: Trainer, states: Mapping[str, Any]) -> None:
@@ -121,9 +121,11 @@ def take_over_foreign(engine: Engine, folder: Path, updates: int) -> None:
     generators = _read_generators(folder / rng_state_name(engine._ranks.index, engine._ranks.count))
     if optimizer is not None:
         check_optimizer_state(engine.optimizer, optimizer, source=folder / OPTIMIZER_NAME)
-    load_weights(engine.get_model(), folder)
+    engine._face._load_from_checkpoint(str(folder))
     if optimizer is not None:
         load_optimizer_state(engine.optimizer, optimizer)
+    elif isinstance(engine.optimizer, ZeroOptimizer):
+        engine.optimizer.take_over_weights()
     if scheduler is not None and engine.scheduler is not None:
         engine.scheduler.load_state_dict(scheduler)
     if scaler is not None and engine._accelerator.scaler is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,11 @@ import torch
 from torch import nn
 
 from pytorch_accelerated.callbacks.warning import stacklevel_of_user
+from pytorch_accelerated.checkpointing import disk
 from pytorch_accelerated.checkpointing.codec import encode
 from pytorch_accelerated.checkpointing.layout import MANIFEST_NAME
 from pytorch_accelerated.checkpointing.portable import load_portable, save_portable
-from pytorch_accelerated.checkpointing.publish import begin, make_folders
+from pytorch_accelerated.checkpointing.publish import begin, explained, make_folders, replacing
 from pytorch_accelerated.checkpointing.state_folder import part_names, read_state
 from pytorch_accelerated.checkpointing.tensor_file import chunks, read_tensors
 from pytorch_accelerated.checkpointing.verify import open_plain_file, read_manifest, verify
@@ -46,15 +47,11 @@ _RUN_PART = "run"
 
 def save_weights(model: nn.Module, folder: Path, state_dict: Mapping[str, Any]) -> None:
     """Write the weights as the model itself does it, if it can, else to ``model.safetensors``."""
-    make_folders(folder.resolve())
     if hasattr(model, "save_pretrained"):
+        make_folders(folder.resolve())
         model.save_pretrained(folder, state_dict=dict(state_dict))  # type: ignore[operator]  # not torch's own
         return
-    path = folder / WEIGHTS_NAME
-    partial = path.with_name(f".{path.name}.partial")
-    with partial.open("wb") as file:
-        file.writelines(chunks(encode(dict(state_dict), path="model").tensors))
-    partial.replace(path)
+    write_whole(folder / WEIGHTS_NAME, chunks(encode(dict(state_dict), path="model").tensors))
 
 
 def save_description(model: nn.Module, folder: Path) -> None:
@@ -85,6 +82,17 @@ def save_tensors(folder: Path, contents: Mapping[str, Mapping[str, Any] | None])
     for name, state in contents.items():
         if state is not None:
             save_portable(folder / name, dict(state))
+
+
+def write_whole(path: Path, contents: Iterable[bytes | memoryview]) -> None:
+    """Write a file that appears whole or not at all; one of that name is replaced. Missing folders are made. One rank.
+
+    Raises:
+        CheckpointError: if the disk refuses.
+    """
+    with explained(path), replacing(path.resolve()) as file:
+        for data in contents:
+            disk.write(file, data)
 
 
 def rng_state_name(rank: int, ranks: int) -> str:

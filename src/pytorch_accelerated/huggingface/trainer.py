@@ -31,6 +31,7 @@ from pytorch_accelerated.huggingface.collating import (
     signature_columns,
     without_unused_columns,
 )
+from pytorch_accelerated.huggingface.deepspeed import make_schedule_of_config
 from pytorch_accelerated.huggingface.engine import Engine
 from pytorch_accelerated.huggingface.evaluating import (
     EvaluatedBatch,
@@ -45,12 +46,14 @@ from pytorch_accelerated.huggingface.flow import TrainerFlow, metric_of
 from pytorch_accelerated.huggingface.fsdp import shard
 from pytorch_accelerated.huggingface.knowledge import (
     accepts_loss_kwargs,
+    outputs_of,
     own_loss,
     predicts_next_token,
     refuse_arguments,
     refuse_construction,
     refuse_hooks_that_do_not_exist,
     refuse_training,
+    refusing_unknown,
     returns_loss_by_itself,
 )
 from pytorch_accelerated.huggingface.loading import (
@@ -78,6 +81,7 @@ from pytorch_accelerated.huggingface.parallel import (
 from pytorch_accelerated.huggingface.progress import ProgressCallback
 from pytorch_accelerated.huggingface.reporting import reporting_callbacks
 from pytorch_accelerated.huggingface.restoring import read_trainer_state, restore_callbacks
+from pytorch_accelerated.huggingface.results import as_table, formatted, save_results
 from pytorch_accelerated.huggingface.rows import PADDING
 from pytorch_accelerated.huggingface.saving import (
     OPTIMIZER_NAME,
@@ -91,6 +95,7 @@ from pytorch_accelerated.huggingface.saving import (
     save_tensors,
     save_weights,
     state_dict_of,
+    write_whole,
 )
 from pytorch_accelerated.huggingface.smoothing import LabelSmoother
 from pytorch_accelerated.huggingface.state import TrainerControl, exported_states
@@ -99,6 +104,8 @@ from pytorch_accelerated.sharding import has_shards, whole
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
+
+__all__ = ["DEFAULT_CALLBACKS", "TRAINER_STATE_NAME", "Trainer"]  # scripts look for all of them here
 
 
 class Trainer(TrainerFlow):
@@ -144,9 +151,11 @@ class Trainer(TrainerFlow):
             and divides by it.
 
     Raises:
+        ArgumentTypeError: for an argument that does not exist; says what to use instead.
         ConfigurationError: for arguments that cannot work together.
     """
 
+    @refusing_unknown
     def __init__(
         self,
         model: Any = None,
@@ -214,7 +223,7 @@ class Trainer(TrainerFlow):
         self._engine = Engine(self, **native_arguments(self.args))
         self._make_model_ready()
         if self.args.should_save:
-            Path(str(self.args.output_dir)).mkdir(parents=True, exist_ok=True)
+            self._output_dir.mkdir(parents=True, exist_ok=True)
         self.state = self._new_state()
         self._init_metrics = {} if meter is None else meter.stop()
         self.fire("on_init_end")
@@ -254,7 +263,8 @@ class Trainer(TrainerFlow):
             self.callback_handler.model = self.model
             self._make_model_ready()
         for index, name in enumerate(("optimizer", "lr_scheduler")):
-            if self._optimizers_are_ours[index] and (self.model_init is not None or name == "lr_scheduler"):
+            is_of_run = self.model_init is not None or self.args.deepspeed is not None or name == "lr_scheduler"
+            if self._optimizers_are_ours[index] and is_of_run:
                 setattr(self, name, None)
         checkpoint = self._find_checkpoint(resume_from_checkpoint)
         self._ignore_keys_for_eval = ignore_keys_for_eval
@@ -302,7 +312,8 @@ class Trainer(TrainerFlow):
                 given, and take the mean if not.
 
         Raises:
-            DataError: if there is no loss among the model's outputs; names what there is.
+            DataError: if there is no loss among the model's outputs, or its forward needs an input that the batch does
+                not have; names what there is.
         """
         smoother, loss_func = self.label_smoother, self.compute_loss_func
         labels = None
@@ -311,7 +322,7 @@ class Trainer(TrainerFlow):
             inputs = {name: value for name, value in inputs.items() if name != "labels"}
         if self.model_accepts_loss_kwargs and num_items_in_batch is not None:
             inputs = {**inputs, "num_items_in_batch": num_items_in_batch}
-        outputs = model(**inputs)
+        outputs = outputs_of(model, inputs, bare_model=self.model)
         if labels is None:
             loss = own_loss(outputs, inputs)
         elif loss_func is not None:
@@ -382,10 +393,13 @@ class Trainer(TrainerFlow):
 
     def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:
         """Make `lr_scheduler`, if it is not there, for a run of so many updates. Returns it."""
+        optimizer = self.optimizer if optimizer is None else optimizer
+        if self.lr_scheduler is None:
+            self.lr_scheduler = make_schedule_of_config(self.args, optimizer, num_training_steps)
         if self.lr_scheduler is None:
             self.lr_scheduler = make_schedule(
                 self.args.lr_scheduler_type,
-                self.optimizer if optimizer is None else optimizer,
+                optimizer,
                 num_warmup_steps=self.args.get_warmup_steps(num_training_steps),
                 num_training_steps=num_training_steps,
                 arguments=self.args.lr_scheduler_kwargs,  # type: ignore[arg-type]  # a dict by now
@@ -501,6 +515,8 @@ class Trainer(TrainerFlow):
                 "A batch is empty, so the model gets no input. Check the columns of the dataset and what the "
                 f"`data_collator` makes of them; the model takes {', '.join(signature_columns(self.model, ()))}."
             )
+        if self._engine.has_placed(inputs):
+            return inputs
         device = self._engine.device
         values = inputs.values() if isinstance(inputs, Mapping) else inputs
         if all(isinstance(value, torch.Tensor) and value.device == device for value in values):
@@ -636,7 +652,7 @@ class Trainer(TrainerFlow):
             else:
                 loss = None
                 with self.compute_loss_context_manager():
-                    outputs = model(**inputs)
+                    outputs = outputs_of(model, inputs, bare_model=self.model)
         if prediction_loss_only:
             return loss, None, None
         logits = detached(outputs_without_loss(outputs, ignore_keys, has_loss=returns_loss))
@@ -704,6 +720,21 @@ class Trainer(TrainerFlow):
         self.state.log_history.append({**logs, "step": self.state.global_step})
         self.control = self.callback_handler.on_log(self.args, self.state, self.control, logs)
 
+    def log_metrics(self, split: str, metrics: Mapping[str, Any]) -> None:
+        """Print metrics below each other, as `metrics_format` makes them, on the first process of all.
+
+        Args:
+            split: what they are of, for the heading.
+            metrics: by name.
+        """
+        if self.is_world_process_zero():
+            self._engine.print(as_table(split, metrics))
+
+    @staticmethod
+    def metrics_format(metrics: Mapping[str, Any]) -> dict[str, Any]:
+        """Metrics as people read them: durations, megabytes and gigaflops as strings, else four decimals."""
+        return formatted(metrics)
+
     # ---------------------------------------------------------------------------------------------- callbacks, facts
 
     def add_callback(self, callback: Any) -> None:
@@ -745,9 +776,29 @@ class Trainer(TrainerFlow):
         if self.args.should_save:
             self._save(output_dir, state_dict=state_dict)
 
+    def save_metrics(self, split: str, metrics: Mapping[str, Any], combined: bool = True) -> None:
+        """Write metrics to ``<split>_results.json`` in ``args.output_dir``; the first process of all writes.
+
+        Args:
+            split: what they are of.
+            metrics: plain values by name.
+            combined: whether to add them to ``all_results.json`` too.
+
+        Raises:
+            ArgumentTypeError: if JSON cannot hold a metric.
+            CheckpointError: if the disk refuses, or ``all_results.json`` is damaged.
+        """
+        if self.is_world_process_zero():
+            save_results(self._output_dir, split, metrics, combined=combined)
+
+    def save_state(self) -> None:
+        """Write `state` to ``trainer_state.json`` in ``args.output_dir``; the first process of all writes."""
+        if self.is_world_process_zero():
+            write_whole(self._output_dir / TRAINER_STATE_NAME, [self.state.to_json().encode()])
+
     def _save(self, output_dir: str | None = None, state_dict: Mapping[str, Any] | None = None) -> None:
         """What `save_model` does on the rank that writes."""
-        folder = Path(str(self.args.output_dir) if output_dir is None else output_dir)
+        folder = self._output_dir if output_dir is None else Path(output_dir)
         if folder == self._folder_of_run:
             save_description(self.model, folder)  # its weights are in the native parts
         else:
@@ -772,7 +823,7 @@ class Trainer(TrainerFlow):
             states = self._states_of_run(generators)
             self._engine.write_run(folder, lambda staging: self._write_beside_run(staging, states))
         if self.args.should_save:
-            rotate_checkpoints(str(self.args.output_dir), self.args.save_total_limit, self.state.best_model_checkpoint)
+            rotate_checkpoints(self._output_dir, self.args.save_total_limit, self.state.best_model_checkpoint)
 
     def _write_beside_weights(self, folder: Path) -> None:
         self.save_model(str(folder), _internal_call=True)
@@ -806,8 +857,9 @@ class Trainer(TrainerFlow):
         self._load_from_checkpoint(str(self.state.best_model_checkpoint))
 
     def _load_callback_state(self) -> None:
-        """Make callbacks anew from the states in ``self.state``, and the control."""
-        restore_callbacks(self, self.state.stateful_callbacks)
+        """At every resume: make callbacks anew from the states in ``self.state``, and the control, if told to."""
+        if self.args.restore_callback_states_from_checkpoint:
+            restore_callbacks(self, self.state.stateful_callbacks)
 
     def _gathered(self, batch: EvaluatedBatch) -> EvaluatedBatch:
         """A batch with the rows of all ranks, in their order."""

@@ -1,0 +1,71 @@
+"""What must be true of a loader before it is used: it has batches, in a known order, of the same data on all ranks."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+from torch.utils.data import Subset
+
+from pytorch_accelerated.data.slicing import unsliced
+from pytorch_accelerated.data.updates import RunLoader
+from pytorch_accelerated.errors import ConfigurationError, DataError
+
+
+def refuse_empty(loader: RunLoader, purpose: str) -> None:
+    """Refuse a loader that is known to have no batches.
+
+    Raises:
+        DataError: saying that there is nothing to `purpose`, for example "train on".
+    """
+    if loader.num_batches == 0:
+        raise empty_loader_error(loader, purpose)
+
+
+def empty_loader_error(loader: Any, purpose: str) -> DataError:
+    """What to raise where `loader` yields no batches."""
+    loader, _ = unsliced(loader)
+    dataset = getattr(loader, "dataset", None)
+    source = loader.source if isinstance(loader, RunLoader) else loader
+    iterators = [type(part).__name__ for part in (source, dataset) if isinstance(part, Iterator)]
+    used_up = (
+        f" It is an iterator ({iterators[0]}), which is used up after one pass: pass something that can be iterated "
+        "over again."
+        if iterators
+        else ""
+    )
+    of_dataset = "" if dataset is None else f" of the {type(dataset).__name__}"
+    names = {"num_samples": "samples", "batch_size": "batch size", "drop_last": "drop_last"}
+    facts = {word: getattr(loader, name, None) for name, word in names.items()}
+    shown = ", ".join(f"{word}: {value}" for word, value in facts.items() if value is not None)
+    return DataError(
+        f"There is nothing to {purpose}: the loader{of_dataset} yields no batches{f' ({shown})' if shown else ''}. "
+        f"Check the length of the data, the batch size and `drop_last`.{used_up}"
+    )
+
+
+def refuse_rearranged(loader: RunLoader) -> None:
+    """Refuse to predict for a loader whose rows nobody could match with their samples.
+
+    Raises:
+        ConfigurationError: if it shuffles, or leaves samples out.
+    """
+    if loader.is_shuffled or loader.drop_last:
+        raise ConfigurationError(
+            f"Predictions come in the order of the dataset, one for each sample, but the loader "
+            f"{'shuffles' if loader.is_shuffled else 'leaves out samples at the end (drop_last=True)'}. Pass the "
+            "dataset itself, or a loader without that."
+        )
+
+
+def fingerprint(loader: RunLoader) -> str:
+    """A few words about a loader's dataset that must be the same on every rank."""
+    if loader.is_sharded:
+        return "a share of its own"
+    parts: list[str] = [str(loader.num_samples)]
+    dataset = loader.dataset
+    while isinstance(dataset, Subset):
+        parts.append(hashlib.sha256(repr(list(dataset.indices)).encode()).hexdigest())
+        dataset = dataset.dataset
+    return " ".join(parts)

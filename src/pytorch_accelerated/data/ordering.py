@@ -1,0 +1,120 @@
+"""The samples of an epoch in their order, which is the same on every rank: ours, or that of a user's sampler."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import operator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
+
+from pytorch_accelerated.data.sampling import epoch_order
+from pytorch_accelerated.distributed import Ranks
+from pytorch_accelerated.seeding import host_generators_seeded, mixed_seed
+
+_RANDOM_SAMPLER_OF_STATEFUL_LOADER = ("torchdata.stateful_dataloader.sampler", "RandomSampler")
+
+
+@dataclasses.dataclass(frozen=True)
+class EpochOrder:
+    """The samples of one epoch.
+
+    Attributes:
+        indices: by position; None: as they come.
+        size: how many.
+        batch_sizes: how a batch sampler cuts them; None: they have not been cut yet.
+    """
+
+    indices: Any
+    size: int
+    batch_sizes: list[int] | None = None
+
+
+class EpochOrders:
+    """The order of each epoch of a map-style dataset.
+
+    Args:
+        loader: has the dataset, and a sampler or batch sampler.
+        ranks: the processes.
+        seed: of the run.
+
+    Attributes:
+        is_shuffled: whether the order is random, without replacement, and ours.
+    """
+
+    def __init__(self, loader: DataLoader[Any], ranks: Ranks, *, seed: int) -> None:
+        self._dataset: Any = loader.dataset
+        self._has_own_batches = loader.batch_size is None
+        self._sampler: Any = loader.batch_sampler if self._has_own_batches else loader.sampler
+        self._batch_sampler: Any = loader.batch_sampler
+        self._ranks = ranks
+        self._seed = seed
+        self.is_shuffled = not self._has_own_batches and _is_plain_shuffle(self._sampler)
+        self._is_sequential = not self._has_own_batches and type(self._sampler) is SequentialSampler
+        self._sizes: EpochOrder | None = None
+        self._read_ahead: tuple[int, EpochOrder] | None = None  # with the epoch that it is for
+
+    def of(self, epoch: int) -> EpochOrder:
+        """The order of an epoch. Must be called by all ranks."""
+        if self._is_sequential:
+            return EpochOrder(None, len(self._dataset))
+        if self.is_shuffled:
+            size = len(self._dataset)
+            return EpochOrder(epoch_order(size, seed=self._seed, epoch=epoch), size)
+        ahead, self._read_ahead = self._read_ahead, None
+        return ahead[1] if ahead is not None and ahead[0] == epoch else self._read_sampler(epoch)
+
+    def sizes(self, epoch: int) -> EpochOrder:
+        """How large every epoch is, without indices; a sampler is read for `epoch`. Must be called by all ranks."""
+        if self._sizes is None:
+            if self._is_sequential or self.is_shuffled:
+                self._sizes = EpochOrder(None, len(self._dataset))
+            else:
+                order = self._read_sampler(epoch)
+                # It may know how often it has been read, so what was read for its length is used for a pass too.
+                self._read_ahead = epoch, order
+                self._sizes = dataclasses.replace(order, indices=None)
+        return self._sizes
+
+    def _read_sampler(self, epoch: int) -> EpochOrder:
+        """The order of a user's sampler or batch sampler."""
+        parts = (self._sampler, getattr(self._sampler, "sampler", None))
+        for part in parts:
+            set_epoch = getattr(part, "set_epoch", None)
+            if callable(set_epoch):
+                set_epoch(epoch)
+        if any(map(_is_distributed, parts)):
+            rows = itertools.zip_longest(*self._ranks.exchange(self._drawn(self._batch_sampler, epoch)), fillvalue=[])
+            batches = list(itertools.chain.from_iterable(rows))  # as `BatchListPlan` deals them
+        else:
+            # Each rank could draw another order.
+            items = self._ranks.do_on_first(lambda: self._drawn(self._sampler, epoch))
+            if not self._has_own_batches:
+                return EpochOrder(_as_indices(items), len(items))
+            batches = [batch for batch in items if len(batch)]
+        indices = _as_indices(list(itertools.chain.from_iterable(batches)))
+        return EpochOrder(indices, len(indices), [len(batch) for batch in batches])
+
+    def _drawn(self, sampler: Any, epoch: int) -> list[Any]:
+        with host_generators_seeded(mixed_seed("sampler", self._seed, epoch)):
+            return list(sampler)
+
+
+def _is_plain_shuffle(sampler: Any) -> bool:
+    kind = type(sampler)
+    is_random = kind is RandomSampler or (kind.__module__, kind.__name__) == _RANDOM_SAMPLER_OF_STATEFUL_LOADER
+    return is_random and not sampler.replacement and sampler._num_samples is None
+
+
+def _is_distributed(sampler: Any) -> bool:
+    return hasattr(sampler, "num_replicas") and hasattr(sampler, "rank")
+
+
+def _as_indices(indices: list[Any]) -> Any:
+    """Whole numbers of any kind as a tensor, other keys as they are."""
+    try:
+        return torch.tensor([operator.index(index) for index in indices], dtype=torch.int64)
+    except TypeError:
+        return indices

@@ -1,0 +1,140 @@
+"""A loader of map-style data: every sample where it belongs, batch after batch, on any number of ranks.
+
+A torch `DataLoader` is taken as a description (dataset, sampler, sizes, workers, collation) and rebuilt around our own
+order, so that the order is a pure function of (seed, epoch) and every rank knows the size of every batch beforehand.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from pytorch_accelerated.data.fetching import BatchFetcher, Request
+from pytorch_accelerated.data.ordering import EpochOrder, EpochOrders
+from pytorch_accelerated.data.prefetch import DeviceFeed
+from pytorch_accelerated.data.sampling import BatchListPlan, Cell, TrainingPlan, Window, evaluation_rounds
+from pytorch_accelerated.data.updates import CountItems, MicroBatch, Round, RunLoader, Update, update_of_one_batch
+from pytorch_accelerated.distributed import Ranks
+from pytorch_accelerated.seeding import mixed_seed
+
+
+class PlannedLoader(RunLoader):
+    """Batches of a map-style dataset on this rank, in the order of `set_epoch`.
+
+    Args:
+        loader: describes what to load.
+        ranks: the processes.
+        seed: of the run.
+        accumulation_steps: batches of a rank per update.
+        feed: takes host batches to the trainer's device.
+    """
+
+    _fetcher: BatchFetcher
+
+    def __init__(
+        self, loader: DataLoader[Any], ranks: Ranks, *, seed: int, accumulation_steps: int, feed: DeviceFeed
+    ) -> None:
+        super().__init__(loader, ranks, accumulation_steps=accumulation_steps, feed=feed)
+        self.collate_fn = loader.collate_fn
+        self.sampler = loader.sampler
+        self.batch_sampler = loader.batch_sampler
+        self._seed = seed
+        self._orders = EpochOrders(loader, ranks, seed=seed)
+        self._fetcher = BatchFetcher(loader, seed=seed)
+        self.is_shuffled = self._orders.is_shuffled
+        self.is_vectorised = self._fetcher.is_vectorised
+
+    @property
+    def num_samples(self) -> int:
+        return self._orders.sizes(self._epoch).size
+
+    @property
+    def num_batches(self) -> int:
+        return self._plan(self._orders.sizes(self._epoch)).num_batches
+
+    def __len__(self) -> int:
+        return self.num_batches
+
+    def __iter__(self) -> Iterator[Any]:
+        for update in self.updates():
+            yield from (micro.batch for micro in update.micro_batches if not micro.is_borrowed)
+
+    def updates(
+        self, *, start: int = 0, max_batches: int | None = None, count_items: CountItems | None = None
+    ) -> Iterator[Update]:
+        order = self._orders.of(self._epoch)
+        windows, planned = itertools.tee(self._plan(order).windows(start, max_batches))
+        host_batches = self._fetch(order, (cells[self._ranks.index] for window in planned for cells in window.rounds))
+        if count_items is not None:
+            yield from self._counted_updates(windows, host_batches, count_items)
+            return
+        batches = self._feed(host_batches)
+        if self._ranks.count == self._accumulation_steps == 1:
+            for window in windows:
+                yield update_of_one_batch(next(batches), window.size)
+        else:
+            for window in windows:
+                yield Update(self._micro_batches(window, batches), window.size)
+
+    def _counted_updates(
+        self, windows: Iterator[Window], host_batches: Iterator[Any], count_items: CountItems
+    ) -> Iterator[Update]:
+        for window in windows:
+            sizes = [cell.size for cell in window.cells_of(self._ranks.index)]
+            host = list(itertools.islice(host_batches, len(sizes)))
+            counts = [count_items(batch) if size else 0 for size, batch in zip(sizes, host, strict=True)]
+            weights = self._weights_of_items(counts, sizes)
+            yield Update(self._micro_batches(window, self._feed(iter(host)), weights), window.size)
+
+    def _micro_batches(
+        self, window: Window, batches: Iterator[Any], weights: Sequence[float | None] | None = None
+    ) -> Iterator[MicroBatch]:
+        """Without `weights`, each batch weighs as much as it has of the samples of the update."""
+        ranks, total, last = self._ranks, window.size, len(window.rounds) - 1
+        for index, cells in enumerate(window.rounds):
+            size = cells[ranks.index].size
+            weight = ranks.count * size / total if weights is None else weights[index]
+            has_empty_rank = ranks.count > 1 and not all(cell.size for cell in cells)
+            yield MicroBatch(next(batches), weight, index == last, not size, has_empty_rank)
+
+    def rounds(self, *, max_rounds: int | None = None, borrows: bool = False) -> Iterator[Round]:
+        order = self._orders.of(self._epoch)
+        windows, planned = itertools.tee(itertools.islice(self._rounds(order), max_rounds))
+        mine = (window.rounds[0][self._ranks.index] for window in planned)
+        batches = self._feed(self._fetch(order, (cell for cell in mine if cell.size or borrows)))
+        for window in windows:
+            cells = window.rounds[0]
+            cell = cells[self._ranks.index]
+            batch = next(batches) if cell.size or borrows else None
+            yield Round(batch, cell.start, not all(cell.size for cell in cells), not cell.size)
+
+    def _fetch(self, order: EpochOrder, cells: Iterable[Cell]) -> Iterator[Any]:
+        if self.is_vectorised:
+            return self.waiting.over(self._fetcher.fetch_cells(order.indices, iter(cells)))
+        return self.waiting.over(self._fetcher.fetch(self._request(order, cell) for cell in cells))
+
+    def _request(self, order: EpochOrder, cell: Cell) -> Request:
+        span = slice(cell.start, cell.start + (cell.size or 1))
+        indices = range(span.start, span.stop) if order.indices is None else order.indices[span]
+        if isinstance(indices, torch.Tensor):
+            indices = indices.tolist()  # a tensor would travel to a worker by way of shared memory
+        # The position of its first sample names a batch whatever was done before it.
+        return Request(indices, mixed_seed("batch", self._seed, self._epoch, cell.start))
+
+    def _plan(self, order: EpochOrder) -> TrainingPlan | BatchListPlan:
+        if order.batch_sizes is not None:
+            return BatchListPlan(order.batch_sizes, self._ranks.count, self._accumulation_steps)
+        assert self.batch_size is not None
+        return TrainingPlan(order.size, self.batch_size, self._ranks.count, self._accumulation_steps, self.drop_last)
+
+    def _rounds(self, order: EpochOrder) -> Iterator[Window]:
+        if order.batch_sizes is not None:
+            return BatchListPlan(order.batch_sizes, self._ranks.count, accumulation_steps=1).windows()
+        assert self.batch_size is not None
+        return evaluation_rounds(
+            order.size, batch_size=self.batch_size, ranks=self._ranks.count, drop_last=self.drop_last
+        )

@@ -1,0 +1,228 @@
+"""A loader of anything that can only be iterated over: how many batches there are shows while they come."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from torch.utils.data import IterableDataset
+
+from pytorch_accelerated.data.batch_size import batch_size_of
+from pytorch_accelerated.data.fetching import StreamFetcher
+from pytorch_accelerated.data.prefetch import DeviceFeed
+from pytorch_accelerated.data.updates import CountItems, MicroBatch, Round, RunLoader, Update, update_of_one_batch
+from pytorch_accelerated.distributed import Ranks
+from pytorch_accelerated.errors import DataError
+
+
+class StreamLoader(RunLoader):
+    """Batches of an iterable on this rank, with or without a known length.
+
+    Args:
+        loader: yields host batches: a `DataLoader` over an `IterableDataset`, or any iterable of batches.
+        ranks: the processes.
+        seed: of the run.
+        accumulation_steps: batches of a rank per update.
+        feed: takes host batches to the trainer's device.
+        is_sharded: whether the dataset gives each rank samples of its own.
+    """
+
+    _fetcher: StreamFetcher
+
+    def __init__(
+        self,
+        loader: Iterable[Any],
+        ranks: Ranks,
+        *,
+        seed: int,
+        accumulation_steps: int,
+        feed: DeviceFeed,
+        is_sharded: bool,
+    ) -> None:
+        super().__init__(loader, ranks, accumulation_steps=accumulation_steps, feed=feed)
+        self._previous: Any = None  # the last batch of a rank that keeps step with others
+        self._has_stream = isinstance(self.dataset, IterableDataset)
+        self.is_sharded = is_sharded or not self._has_stream
+        self._fetcher = StreamFetcher(loader, seed=seed, rank=ranks.index, ranks=ranks.count, is_sharded=is_sharded)
+
+    @property
+    def num_samples(self) -> int | None:
+        try:
+            return len(self.dataset)
+        except TypeError:
+            return None
+
+    @property
+    def num_batches(self) -> int | None:
+        try:
+            return len(self)
+        except TypeError:
+            return None
+
+    def __len__(self) -> int:
+        batches = len(self.source)  # type: ignore[arg-type]
+        return batches if self.is_sharded else -(-batches // self._ranks.count)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (batch for batch, _ in self._measured_batches(self._feed))
+
+    @property
+    def stateful(self) -> Any:
+        """The dataset or loader that says where the stream is; None if nobody in this process can."""
+        return self._fetcher.stateful
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where this rank is in its stream, behind the last update. Only with something `stateful`."""
+        state = self._fetcher.state_dict()
+        return {
+            **state,
+            "state": None if state["state"] is None else {type(self.stateful).__name__: state["state"]},
+            "workers": self.num_workers or 0,
+            "batch_size": self.batch_size,
+            "is_sharded": self.is_sharded or self.stateful is self.source,
+            "borrowed": self._previous,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on behind the update after which `state` was taken, without reading anything again."""
+        inner = None if state["state"] is None else state["state"][type(self.stateful).__name__]
+        self._fetcher.load_state_dict({**state, "state": inner})
+        self._previous = state["borrowed"]
+
+    def updates(
+        self, *, start: int = 0, max_batches: int | None = None, count_items: CountItems | None = None
+    ) -> Iterator[Update]:
+        """The updates of a training pass; see `RunLoader.updates`.
+
+        The batches of an update are read ahead, so that all ranks know how many there are: in host memory, unless
+        there is only one. Of a stream that says where it is, nothing further is read ahead.
+        """
+        is_fed_ahead = self._accumulation_steps == 1 and count_items is None and self.stateful is None
+        if is_fed_ahead and self._ranks.count == 1:
+            return itertools.islice(self._updates_of_one_batch(start), max_batches)
+        return self._agreed_updates(start, max_batches, count_items, is_fed_ahead)
+
+    def _updates_of_one_batch(self, start: int) -> Iterator[Update]:
+        position = 0
+        for batch, size in self._measured_batches(self._feed):
+            samples = 1 if size is None else size
+            position += samples
+            if position > start:
+                yield update_of_one_batch(batch, samples)
+
+    def _agreed_updates(
+        self, start: int, max_batches: int | None, count_items: CountItems | None, is_fed_ahead: bool
+    ) -> Iterator[Update]:
+        batches = self._measured_batches(self._feed if is_fed_ahead else iter)
+        left = sys.maxsize if max_batches is None else max(0, max_batches)
+        position = start if self._fetcher.goes_on_in(self._epoch) else 0
+        while True:
+            # What has been used already may have been cut into other updates.
+            wanted = 1 if position < start else min(self._accumulation_steps, left)
+            measured = list(itertools.islice(batches, wanted))
+            host, sizes = [batch for batch, _ in measured], [size for _, size in measured]
+            numbers, samples = self._count(sizes)
+            rounds = max(numbers)
+            if rounds == 0:
+                self._previous = None
+                return
+            if 0 in numbers and position == 0:
+                raise self._no_batch_at_all(numbers)
+            if not host and self._previous is None:
+                raise DataError(
+                    f"The {type(self.source).__name__} has no batch left on rank {self._ranks.index}, which keeps step "
+                    "with the others by repeating its last one; but that is of a kind that the training state could "
+                    "not hold. Go on from another state, or let batches be tensors, or tuples, lists and dicts of them."
+                )
+            host += [host[-1] if host else self._previous] * (rounds - len(host))
+            self._previous = host[-1] if self._ranks.count > 1 else None
+            weights = self._weights(host, sizes, samples, count_items)
+            samples = rounds if samples is None else samples
+            position += samples
+            if position > start:
+                left -= rounds
+                fed = iter(host) if is_fed_ahead else self._feed(iter(host))
+                yield Update(self._micro_batches(fed, weights, numbers), samples)
+
+    def _no_batch_at_all(self, by_rank: list[int]) -> DataError:
+        return DataError(
+            f"Some rank got no batch at all from the {type(self.source).__name__} (by rank: {by_rank}). Every rank "
+            "needs one to keep step with the others; use fewer ranks, smaller batches or more data."
+        )
+
+    def _count(self, sizes: list[int | None]) -> tuple[list[int], int | None]:
+        """Of the next update: how many batches each rank has, and the samples of all of them where that is known."""
+        samples = sum(size or 0 for size in sizes)
+        if self._ranks.count == 1:
+            return [len(sizes)], None if None in sizes else samples
+        everyones = self._ranks.exchange_numbers([len(sizes), samples, None in sizes])
+        is_known = not any(unknown for _, _, unknown in everyones)
+        total = sum(samples for _, samples, _ in everyones)
+        return [number for number, _, _ in everyones], total if is_known else None
+
+    def _weights(
+        self, host: list[Any], sizes: list[int | None], total: int | None, count_items: CountItems | None
+    ) -> Sequence[float | None]:
+        """The weights of the batches of an update; those behind the end of `sizes` are borrowed."""
+        borrowed = [0] * (len(host) - len(sizes))
+        if count_items is not None:
+            counts = [count_items(batch) for batch in host[: len(sizes)]]
+            return self._weights_of_items([*counts, *borrowed], [*sizes, *borrowed])
+        if total is None:
+            return [None] * len(host)
+        return [self._ranks.count * (size or 0) / total for size in [*sizes, *borrowed]]
+
+    def _micro_batches(
+        self, batches: Iterator[Any], weights: Sequence[float | None], numbers: list[int]
+    ) -> Iterator[MicroBatch]:
+        """`numbers`: of batches on each rank."""
+        last = len(weights) - 1
+        for index, batch in enumerate(batches):
+            is_borrowed = index >= numbers[self._ranks.index]
+            has_empty_rank = index >= min(numbers)
+            yield MicroBatch(batch, weights[index], index == last, is_borrowed, has_empty_rank)
+
+    def rounds(self, *, max_rounds: int | None = None, borrows: bool = False) -> Iterator[Round]:
+        batches = itertools.islice(self._measured_batches(self._feed), max_rounds)
+        return self._own_rounds(batches) if self._ranks.count == 1 else self._agreed_rounds(batches, borrows)
+
+    def _own_rounds(self, batches: Iterator[tuple[Any, int | None]]) -> Iterator[Round]:
+        position = 0
+        for batch, size in batches:
+            yield Round(batch, position, False)
+            position += 1 if size is None else size
+
+    def _agreed_rounds(self, batches: Iterator[tuple[Any, int | None]], borrows: bool) -> Iterator[Round]:
+        position = 0
+        previous: Any = None
+        while True:
+            batch, size = next(batches, (None, 0))
+            sizes = [size for (size,) in self._ranks.exchange_numbers([1 if size is None else size])]
+            if not any(sizes):
+                return
+            if borrows and position == 0 and not all(sizes):
+                raise self._no_batch_at_all(sizes)
+            start = position + sum(sizes[: self._ranks.index])
+            previous = batch if size != 0 else previous if borrows else None
+            yield Round(previous, start, not all(sizes), size == 0)
+            position += sum(sizes)
+
+    def _measured_batches(self, feed: DeviceFeed) -> Iterator[tuple[Any, int | None]]:
+        """The batches of a pass and their sizes; an empty one would be one too many for most models."""
+        samples, expected = 0, self.num_samples if self._has_stream else None
+        for batch in feed(self.waiting.over(self._fetcher.fetch(self._epoch))):
+            size = batch_size_of(batch)
+            if size != 0:
+                yield batch, size
+            samples += size or 0
+            if expected is not None and samples > expected:
+                warnings.warn(
+                    f"The {type(self.dataset).__name__} says that it has {expected} samples but yields more. With "
+                    "several workers each yields the whole stream, unless the dataset asks "
+                    "`torch.utils.data.get_worker_info()` for its share: use num_workers=1, or share it out there.",
+                    stacklevel=2,
+                )
+                expected = None

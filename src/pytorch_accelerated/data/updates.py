@@ -1,0 +1,183 @@
+"""What a run gets from a loader: its batches, in the updates of a training pass or the rounds of an evaluation."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from pytorch_accelerated.data.fetching import BatchFetcher, StreamFetcher
+from pytorch_accelerated.data.prefetch import DeviceFeed, WaitingTime
+from pytorch_accelerated.distributed import Ranks
+from pytorch_accelerated.errors import DataError
+
+CountItems = Callable[[Any], "int | None"]
+
+
+class MicroBatch(NamedTuple):
+    """A batch of this rank within an update.
+
+    Attributes:
+        batch: on the trainer's device.
+        weight: what its mean loss is multiplied with, so that the update's gradient is the mean over all items of
+            the update on all ranks; None where the number of items is not known beforehand.
+        is_last: whether the update is complete after it.
+        is_borrowed: whether it only keeps this rank in step with the others and counts nowhere.
+        has_empty_rank: whether that is so for some rank; known to all ranks.
+    """
+
+    batch: Any
+    weight: float | None
+    is_last: bool
+    is_borrowed: bool
+    has_empty_rank: bool
+
+
+class Update(NamedTuple):
+    """What one optimizer update consumes.
+
+    Attributes:
+        micro_batches: those of this rank, in order, made as they are asked for.
+        samples: over all ranks; where batches have no size that can be told, the number of them on a rank.
+    """
+
+    micro_batches: Iterable[MicroBatch]
+    samples: int
+
+
+def update_of_one_batch(batch: Any, samples: int) -> Update:
+    """An update on one rank, without accumulation."""
+    return Update((MicroBatch(batch, 1.0, True, False, False),), samples)
+
+
+class Round(NamedTuple):
+    """One batch per rank of an evaluation or prediction.
+
+    Attributes:
+        batch: this rank's, on the trainer's device; None if it has no samples in this round, unless it borrows some.
+        start: position of the batch's first sample in the order of the whole pass.
+        has_empty_rank: whether some rank has no samples; known to all ranks.
+        is_idle: whether this rank has none.
+    """
+
+    batch: Any
+    start: int
+    has_empty_rank: bool
+    is_idle: bool = False
+
+
+class RunLoader(ABC):
+    """This rank's batches of what a user's loader describes.
+
+    Args:
+        source: the user's loader.
+        ranks: the processes.
+        accumulation_steps: batches of a rank per update.
+        feed: takes host batches to the trainer's device.
+
+    Attributes:
+        source: the user's loader.
+        dataset: the user's, if there is one.
+        batch_size: samples of a batch on this rank; None where they vary, or nobody tells.
+        drop_last: whether samples that fill no batch are left out.
+        num_workers: processes that fetch; None if nobody tells.
+        waiting: how long host batches had to be waited for.
+        is_sharded: whether each rank has data of its own.
+        is_shuffled: whether the samples of each epoch come in a random order of ours.
+        is_vectorised: whether a batch is one indexing operation in this process.
+    """
+
+    is_sharded = False
+    is_shuffled = False
+    is_vectorised = False
+    _fetcher: BatchFetcher | StreamFetcher
+
+    def __init__(self, source: Iterable[Any], ranks: Ranks, *, accumulation_steps: int, feed: DeviceFeed) -> None:
+        self.source = source
+        self.dataset: Any = getattr(source, "dataset", None)
+        self.batch_size: int | None = getattr(source, "batch_size", None)
+        self.drop_last = bool(getattr(source, "drop_last", False))
+        self.num_workers: int | None = getattr(source, "num_workers", None)
+        self.waiting = WaitingTime()
+        self._ranks = ranks
+        self._accumulation_steps = accumulation_steps
+        self._feed = feed
+        self._epoch = 0
+
+    @property
+    @abstractmethod
+    def num_samples(self) -> int | None:
+        """Samples of one pass over all ranks, and those that `drop_last` leaves out; None if nobody tells."""
+
+    @property
+    @abstractmethod
+    def num_batches(self) -> int | None:
+        """Batches of this rank in one pass: of training, evaluation or prediction; None if nobody tells."""
+
+    @property
+    def num_updates(self) -> int | None:
+        """Updates of one training pass; None if nobody tells."""
+        return None if self.num_batches is None else -(-self.num_batches // self._accumulation_steps)
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Batches of this rank in one pass.
+
+        Raises:
+            TypeError: if nobody tells.
+        """
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[Any]:
+        """The batches of one pass that count."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which pass comes next; epochs count from 0."""
+        self._epoch = epoch
+
+    @abstractmethod
+    def updates(
+        self, *, start: int = 0, max_batches: int | None = None, count_items: CountItems | None = None
+    ) -> Iterator[Update]:
+        """The updates of a training pass.
+
+        Args:
+            start: samples of this epoch that have been used already, over all ranks.
+            max_batches: batches of a rank after which the pass ends.
+            count_items: counts the items of a host batch, where an item of the loss is not a sample; the update is
+                then read ahead in host memory.
+        """
+
+    @abstractmethod
+    def rounds(self, *, max_rounds: int | None = None, borrows: bool = False) -> Iterator[Round]:
+        """The rounds of an evaluation or prediction pass: every sample once.
+
+        Args:
+            max_rounds: after which the pass ends.
+            borrows: give a rank that has no samples in a round those of another round.
+        """
+
+    def close(self) -> None:
+        """End worker processes, which otherwise wait for the next pass."""
+        self._fetcher.close()
+
+    def _weights_of_items(self, counts: Sequence[int | None], sizes: Sequence[int | None]) -> Sequence[float | None]:
+        """The weights of this rank's batches in an update, from the number of items in each.
+
+        Where some rank cannot tell (None), samples count instead. Must be called by all ranks.
+
+        Raises:
+            DataError: if no rank has any item.
+        """
+        numbers: Sequence[int | None] = counts
+        if self._ranks.any(None in counts):
+            numbers = sizes
+            if self._ranks.any(None in sizes):
+                return [None] * len(counts)
+        (total,) = self._ranks.sum([sum(number or 0 for number in numbers)])
+        if total == 0:
+            raise DataError(
+                "An update has no items at all: `count_batch_items` returned 0 for each of its batches. A mean over "
+                "nothing is not defined; leave such batches out of the dataset."
+            )
+        return [self._ranks.count * (number or 0) / total for number in numbers]

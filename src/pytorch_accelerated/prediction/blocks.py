@@ -1,0 +1,60 @@
+"""Rows put below each other in host memory, in blocks of bounded size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+
+from pytorch_accelerated.prediction.nested import Leaves
+
+BLOCK_BYTES = 64 * 2**20
+
+# By the path of the tensor: dtype, and shape of one row.
+Kinds = dict[str, tuple[torch.dtype, tuple[int, ...]]]
+
+
+class Blocks:
+    """Puts rows below each other in host memory, in blocks of `block_bytes`. Every block is new memory."""
+
+    def __init__(self, kinds: Kinds, block_bytes: int) -> None:
+        self._kinds = kinds
+        self._rows_per_block = rows_per_block(kinds, block_bytes)
+        self._block = empty_rows(kinds, 0)
+        self._filled = 0
+
+    def put(self, leaves: Leaves) -> Iterator[Leaves]:
+        """Copy `leaves` behind what is there, and yield the blocks that this fills."""
+        done, rows = 0, number_of_rows(leaves)
+        while done < rows:
+            if self._filled == 0:
+                self._block = empty_rows(self._kinds, self._rows_per_block)
+            size = min(rows - done, self._rows_per_block - self._filled)
+            for path, leaf in leaves.items():
+                self._block[path][self._filled : self._filled + size] = leaf[done : done + size]
+            done += size
+            self._filled += size
+            if self._filled == self._rows_per_block:
+                self._filled = 0
+                yield self._block
+
+    def rest(self) -> Iterator[Leaves]:
+        """Yield the last block, unless it is empty, without the memory that it did not fill."""
+        if self._filled:
+            yield {path: leaf[: self._filled].clone() for path, leaf in self._block.items()}
+
+
+def empty_rows(kinds: Kinds, rows: int) -> Leaves:
+    # Not inference tensors, in whatever mode the pass runs: the result is for any use.
+    with torch.inference_mode(False):
+        return {path: torch.empty((rows, *shape), dtype=dtype, device="cpu") for path, (dtype, shape) in kinds.items()}
+
+
+def number_of_rows(leaves: Leaves) -> int:
+    return len(next(iter(leaves.values())))
+
+
+def rows_per_block(kinds: Kinds, block_bytes: int) -> int:
+    row_bytes = sum(dtype.itemsize * math.prod(shape) for dtype, shape in kinds.values())
+    return max(1, block_bytes // max(1, row_bytes))

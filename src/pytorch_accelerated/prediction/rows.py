@@ -1,0 +1,187 @@
+"""The rows of this rank: checked, brought to host memory, and handed on in blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from pytorch_accelerated.errors import ArgumentTypeError, DataError
+from pytorch_accelerated.prediction.blocks import Blocks, Kinds, number_of_rows
+from pytorch_accelerated.prediction.nested import ROOT, Leaves, map_leaves, without_classes
+
+
+class CollectedRows:
+    """Takes batches of predictions to host memory and hands them on in blocks.
+
+    Args:
+        keep: called with each block: full ones as soon as they are, the rest at `finish`.
+        block_bytes: size of a block; it has at least one row.
+        storable: the dtypes that `keep` can take; None: all.
+    """
+
+    def __init__(
+        self, keep: Callable[[Leaves], None], *, block_bytes: int, storable: Container[torch.dtype] | None = None
+    ) -> None:
+        self.structure: Any = None  # of the first batch, with the paths of the tensors in place of them
+        self._keep = keep
+        self._block_bytes = block_bytes
+        self._storable = storable
+        self._kinds: Kinds = {}
+        self._batches: list[tuple[int, int]] = []
+        self._blocks: Blocks | None = None
+        self._in_flight: tuple[Leaves, list[torch.cuda.Event]] | None = None
+
+    def facts(self) -> RowFacts:
+        return RowFacts(self._kinds, without_classes(self.structure), self._batches)
+
+    def add(self, start: int, predictions: Any) -> None:
+        leaves = self._checked(start, predictions)
+        self._batches.append((start, number_of_rows(leaves)))
+        devices = {leaf.device for leaf in leaves.values() if leaf.is_cuda}
+        # On the way from a CUDA device torch puts the copy into pinned memory; what is in host memory already must be
+        # copied too if it has to wait for the others, because its owner may go on using it.
+        on_host = {
+            path: leaf.detach().to("cpu", non_blocking=leaf.is_cuda, copy=bool(devices))
+            for path, leaf in leaves.items()
+        }
+        arrivals = [torch.cuda.current_stream(device).record_event() for device in devices]
+        self._settle()
+        self._in_flight = on_host, arrivals
+        if not arrivals:
+            self._settle()
+
+    def finish(self) -> None:
+        self._settle()
+        if self._blocks is not None:
+            for block in self._blocks.rest():
+                self._keep(block)
+
+    def _settle(self) -> None:
+        """Wait for the batch on its way, if there is one, and put its rows below the others."""
+        if self._in_flight is None:
+            return
+        leaves, arrivals = self._in_flight
+        self._in_flight = None
+        for arrival in arrivals:
+            arrival.synchronize()
+        assert self._blocks is not None
+        for block in self._blocks.put(leaves):
+            self._keep(block)
+
+    def _checked(self, start: int, predictions: Any) -> Leaves:
+        where = f"The predictions of the batch that begins at row {start}"
+        leaves: Leaves = {}
+        complaints: list[str] = []
+
+        def store(path: str, leaf: Any) -> str:
+            try:
+                leaves[path] = _as_tensor(leaf)
+            except TypeError as error:
+                complaints.append(f"{path} is {error}")
+            return path
+
+        structure = map_leaves(store, predictions)
+        if complaints:
+            raise ArgumentTypeError(
+                f"{where} hold something else than tensors: {'; '.join(complaints)}. Return tensors or arrays with one "
+                "row per sample from `calculate_predict_batch_outputs`, alone or in tuples, lists and dicts, and leave "
+                "the rest out."
+            )
+        lengths = {leaf.shape[0] if leaf.ndim else None for leaf in leaves.values()}
+        if len(lengths) != 1 or None in lengths:
+            found = ", ".join(
+                f"{path} has {len(leaf)}" if leaf.ndim else f"{path} is a single number"
+                for path, leaf in leaves.items()
+            )
+            raise DataError(
+                f"{where} must have one row per sample in each tensor, but {found or 'there is no tensor'}. Return "
+                "such rows from `calculate_predict_batch_outputs`, and leave out what belongs to the whole batch."
+            )
+        kinds = {path: (leaf.dtype, tuple(leaf.shape[1:])) for path, leaf in leaves.items()}
+        if self._blocks is None:
+            self._begin(kinds, structure)
+        elif kinds != self._kinds:
+            raise DataError(
+                f"{where} cannot be put below those before them: {_difference(kinds, self._kinds)}. Return rows of one "
+                "shape and dtype from `calculate_predict_batch_outputs`; pad them there if their lengths vary."
+            )
+        return leaves
+
+    def _begin(self, kinds: Kinds, structure: Any) -> None:
+        if self._storable is not None:
+            refused = [f"{path} is {dtype}" for path, (dtype, _) in kinds.items() if dtype not in self._storable]
+            if refused:
+                raise ArgumentTypeError(
+                    f"Some predictions have a dtype that safetensors files cannot hold: {', '.join(refused)}. Convert "
+                    "them in `calculate_predict_batch_outputs`, or predict without `output_path`."
+                )
+        self.structure = structure
+        self._kinds = kinds
+        self._blocks = Blocks(kinds, self._block_bytes)
+
+
+class RowFacts(NamedTuple):
+    """What the other ranks need to know of a rank's rows.
+
+    Attributes:
+        kinds: of its tensors; empty if it had no batch.
+        structure: with the paths of the tensors in place of them, and each named tuple as an ordered dict, because a
+            class can be neither stored nor sent.
+        batches: start and number of rows of each, as they were added.
+    """
+
+    kinds: Kinds
+    structure: Any
+    batches: list[tuple[int, int]]
+
+
+def agreed(everyones: Sequence[RowFacts]) -> tuple[Kinds, Any]:
+    """Kinds and structure of all ranks' predictions; without any batch, those of an empty vector.
+
+    Raises:
+        DataError: if they differ.
+    """
+    known = [(rank, facts) for rank, facts in enumerate(everyones) if facts.kinds]
+    if not known:
+        return {ROOT: (torch.float32, ())}, ROOT
+    (first, expected), *others = known
+    for rank, facts in others:
+        if facts.kinds != expected.kinds:
+            raise DataError(
+                f"The predictions of rank {rank} cannot be put below those of rank {first}: "
+                f"{_difference(facts.kinds, expected.kinds)}. Return rows of one shape and dtype from "
+                "`calculate_predict_batch_outputs`; pad them there to the same length on all ranks if it varies."
+            )
+    return expected.kinds, expected.structure
+
+
+def _as_tensor(leaf: Any) -> torch.Tensor:
+    """A dense tensor.
+
+    Raises:
+        TypeError: if it is none; says what it is instead.
+    """
+    if isinstance(leaf, np.ndarray):
+        try:
+            return torch.from_numpy(np.array(leaf))  # a copy: not every array can be shared with torch
+        except (TypeError, ValueError):
+            raise TypeError(f"an array of {leaf.dtype}, which torch has no dtype for") from None
+    if not isinstance(leaf, torch.Tensor):
+        raise TypeError(f"a {type(leaf).__name__} ({leaf!r:.50})" if leaf is not None else "None")
+    if leaf.layout is not torch.strided or leaf.is_nested:
+        raise TypeError("a sparse or nested tensor, which has no rows of one size")
+    return leaf
+
+
+def _difference(found: Kinds, expected: Kinds) -> str:
+    def described(kind: tuple[torch.dtype, tuple[int, ...]] | None) -> str:
+        return "missing" if kind is None else f"{kind[0]} with rows of shape {kind[1]}"
+
+    return ", ".join(
+        f"{path} is {described(found.get(path))} instead of {described(expected.get(path))}"
+        for path in {**expected, **found}
+        if found.get(path) != expected.get(path)
+    )

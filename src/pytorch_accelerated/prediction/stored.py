@@ -1,0 +1,245 @@
+"""Predictions in a folder, which appears whole or not at all: each rank writes its rows in blocks as they come.
+
+The folder is made by `checkpointing.publish`. It holds
+
+- ``rank00000-00000.safetensors``, …: one block each, tensors named by where they were in what the hook returned;
+- ``order.safetensors``: `pieces`, int64 of shape (n, 4), with the fields of `Piece`: put below each other, these rows
+  are the result;
+- ``manifest.json``: the number of rows, the structure, dtype and row shape of each tensor, and for each of the other
+  files its size and SHA-256.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from pytorch_accelerated.checkpointing.layout import MANIFEST_NAME, PREDICTIONS_FORMAT, FileEntry
+from pytorch_accelerated.checkpointing.publish import StagedFolder, begin, explained
+from pytorch_accelerated.checkpointing.tensor_file import DTYPE_NAMES, chunks, read_tensors
+from pytorch_accelerated.checkpointing.verify import open_verified, read_manifest
+from pytorch_accelerated.distributed import Ranks
+from pytorch_accelerated.errors import (
+    ArgumentTypeError,
+    CheckpointError,
+    ConfigurationError,
+    InvalidCheckpointError,
+    PytorchAcceleratedError,
+)
+from pytorch_accelerated.prediction.blocks import (
+    BLOCK_BYTES,
+    Blocks,
+    Kinds,
+    empty_rows,
+    number_of_rows,
+    rows_per_block,
+)
+from pytorch_accelerated.prediction.nested import Leaves, filled
+from pytorch_accelerated.prediction.pieces import Piece, pieces_in_order
+from pytorch_accelerated.prediction.rows import CollectedRows, RowFacts, agreed
+
+_FORMAT = 1
+_ORDER_NAME = "order.safetensors"
+
+
+class StoredPredictionsWriter:
+    """Predictions streamed to a folder: `finish` gives all ranks a `StoredPredictions`.
+
+    Each rank writes its rows as soon as they fill a block, so memory stays flat. The folder appears when all ranks
+    are done; what a killed process leaves has a hidden name beside it, and goes when the next one writes there.
+
+    Args:
+        ranks: the processes. All must see the same file system.
+        output_path: the folder to make; missing parents are made too.
+        block_bytes: size of a block. A row is never divided.
+
+    Raises:
+        ConfigurationError: if `output_path` is there already and no empty folder, or some rank cannot see it.
+        CheckpointError: if the disk refuses; also from `add` and `finish`.
+    """
+
+    def __init__(self, ranks: Ranks, output_path: str | os.PathLike[str], *, block_bytes: int = BLOCK_BYTES) -> None:
+        self._ranks = ranks
+        self._block_bytes = block_bytes
+        self._files: list[FileEntry] = []
+        self._rows = CollectedRows(self._write_block, block_bytes=block_bytes, storable=DTYPE_NAMES)
+        self._staged = ranks.do_on_first(lambda: _begin(output_path))
+        blind = [rank for rank, sees in enumerate(ranks.exchange(self._staged.staging.is_dir())) if not sees]
+        if blind:
+            self.abort()
+            raise ConfigurationError(
+                f"Rank 0 has made a folder beside {self._staged.final}, but it is not there for the ranks {blind}, so "
+                "their predictions would be missing. Choose an `output_path` on a file system that all nodes share."
+            )
+
+    def add(self, start: int, predictions: Any) -> None:
+        self._rows.add(start, predictions)
+
+    def finish(self) -> StoredPredictions:
+        try:
+            everyones = self._exchange_when_written()
+            kinds, structure = agreed([facts for facts, _ in everyones])
+            self._ranks.do_on_first(lambda: self._publish(everyones, kinds, structure))
+        except BaseException:
+            self.abort()
+            raise
+        return StoredPredictions(self._staged.final)
+
+    def abort(self) -> None:
+        self._staged.abort()
+
+    def _write_block(self, block: Leaves) -> None:
+        self._files.append(self._staged.write_file(_block_name(self._ranks.index, len(self._files)), chunks(block)))
+
+    def _exchange_when_written(self) -> list[tuple[RowFacts, list[FileEntry]]]:
+        """What each rank has, once all have written everything; the error of any is raised on all."""
+        failure = None
+        try:
+            self._rows.finish()
+        except PytorchAcceleratedError as error:
+            failure = error
+        failures = self._ranks.exchange(None if failure is None else str(failure))
+        if any(failures):
+            told = "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(failures) if text)
+            raise CheckpointError(f"Not all ranks could write their predictions. {told}") from failure
+        return self._ranks.exchange((self._rows.facts(), self._files))
+
+    def _publish(self, everyones: list[tuple[RowFacts, list[FileEntry]]], kinds: Kinds, structure: Any) -> None:
+        pieces = pieces_in_order([facts.batches for facts, _ in everyones], rows_per_block(kinds, self._block_bytes))
+        order = torch.tensor(pieces, dtype=torch.int64, device="cpu").reshape(-1, len(Piece._fields))
+        files = [self._staged.write_file(_ORDER_NAME, chunks({"pieces": order}))]
+        facts = {
+            PREDICTIONS_FORMAT: _FORMAT,
+            "rows": sum(piece.rows for piece in pieces),
+            "structure": structure,
+            "tensors": kinds,
+        }
+        _refuse_what_is_there(self._staged.final)  # it may have come in the meantime
+        self._staged.commit(facts, itertools.chain(files, *(theirs for _, theirs in everyones)))
+
+
+class StoredPredictions:
+    """Predictions in a folder, as `Trainer.predict(..., output_path=...)` wrote them. `len` is the number of rows.
+
+    Tuples, lists and dicts come back as they were, named tuples with the same fields but a class of their own. No code
+    is executed by reading. Every file is checked against its SHA-256 before a row of it is used.
+
+    Args:
+        path: the folder.
+
+    Raises:
+        InvalidCheckpointError: if it holds no complete predictions, or some that this version does not know.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path).absolute()
+        if not (self.path / MANIFEST_NAME).is_file():
+            raise InvalidCheckpointError(
+                f"{self.path} holds no complete predictions: there is no {MANIFEST_NAME} in it. Give the folder that "
+                "was the `output_path` of `Trainer.predict`."
+            )
+        manifest = read_manifest(self.path)
+        written = manifest.facts.get(PREDICTIONS_FORMAT)
+        if written != _FORMAT:
+            found = "something else than predictions" if written is None else f"predictions of format {written}"
+            raise InvalidCheckpointError(
+                f"{self.path} holds {found}; this version of pytorch-accelerated reads predictions of format "
+                f"{_FORMAT}. Give another folder, or install the version that wrote it."
+            )
+        self._rows: int = manifest.facts["rows"]
+        self._structure = manifest.facts["structure"]
+        self._kinds: Kinds = manifest.facts["tensors"]
+        self._files = {entry.name: entry for entry in manifest.files}
+        missing = [name for name in self._files if not (self.path / name).is_file()]
+        if missing:
+            raise InvalidCheckpointError(
+                f"{self.path} is damaged: {', '.join(missing)} is missing. Copy it again, or predict again."
+            )
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self.path)!r})"
+
+    def load(self) -> Any:
+        """All rows in host memory: nested tensors, in dataset order.
+
+        Raises:
+            InvalidCheckpointError: if a file was changed.
+        """
+        result = empty_rows(self._kinds, self._rows)
+        position = 0
+        for block in self._blocks(BLOCK_BYTES):
+            rows = number_of_rows(block)
+            for path, leaf in block.items():
+                result[path][position : position + rows] = leaf
+            position += rows
+        return filled(self._structure, result)
+
+    def blocks(self, *, block_bytes: int = BLOCK_BYTES) -> Iterator[Any]:
+        """The rows block by block, in dataset order: nested tensors as `load` returns them, with fewer rows.
+
+        Memory stays flat: a block is the only thing that is read into it.
+
+        Args:
+            block_bytes: size of a block; it has at least one row.
+
+        Raises:
+            InvalidCheckpointError: if a file was changed.
+        """
+        return (filled(self._structure, block) for block in self._blocks(block_bytes))
+
+    def _blocks(self, block_bytes: int) -> Iterator[Leaves]:
+        blocks = Blocks(self._kinds, block_bytes)
+        opened: dict[int, tuple[int, Any]] = {}  # one block of each rank, because they come one after the other
+        for piece in self._pieces():
+            if piece.rank not in opened or opened[piece.rank][0] != piece.block:
+                opened[piece.rank] = piece.block, self._open_block(_block_name(piece.rank, piece.block))
+            _, file = opened[piece.rank]
+            rows = slice(piece.first, piece.first + piece.rows)
+            yield from blocks.put({path: file.get_slice(path)[rows] for path in self._kinds})
+        yield from blocks.rest()
+
+    def _pieces(self) -> Iterator[Piece]:
+        entry = self._files[_ORDER_NAME]
+        with open_verified(self.path, entry) as read_into:
+            order = read_tensors(read_into, entry.size_bytes, what=str(self.path / entry.name))["pieces"]
+        return itertools.starmap(Piece, order.tolist())
+
+    def _open_block(self, name: str) -> Any:
+        """A file whose rows can be read a few at a time, after it was checked as a whole."""
+        entry = self._files[name]
+        buffer = memoryview(bytearray(2**20))
+        with open_verified(self.path, entry) as read_into:
+            for position in range(0, entry.size_bytes, len(buffer)):
+                read_into(buffer[: entry.size_bytes - position])
+        return safe_open(self.path / name, framework="pt")
+
+
+def _block_name(rank: int, block: int) -> str:
+    return f"rank{rank:05}-{block:05}.safetensors"
+
+
+def _begin(output_path: str | os.PathLike[str]) -> StagedFolder:
+    if not isinstance(output_path, (str, os.PathLike)):
+        raise ArgumentTypeError(
+            f"`output_path` is a {type(output_path).__name__} ({output_path!r}), which names no folder. Pass a path."
+        )
+    _refuse_what_is_there(Path(output_path).resolve())
+    return begin(output_path)
+
+
+def _refuse_what_is_there(final: Path) -> None:
+    with explained(final):
+        if final.exists() and not (final.is_dir() and not any(final.iterdir())):
+            raise ConfigurationError(
+                f"{final} is there already, and predictions would have to replace it. Choose a new `output_path`, or "
+                "delete what is there."
+            )
