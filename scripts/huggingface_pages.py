@@ -14,10 +14,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "src"))
+sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 from pytorch_accelerated.huggingface.arguments import TrainingArguments  # noqa: E402
 from pytorch_accelerated.huggingface.not_taken_over import NOT_TAKEN_OVER  # noqa: E402
+from scripts.native_equivalents import NATIVE_EQUIVALENTS  # noqa: E402
 
 ARGUMENTS_PAGE = ROOT / "docs" / "huggingface_arguments.md"
 FACTS_PAGE = ROOT / "docs" / "huggingface_facts.md"
@@ -30,7 +31,8 @@ Written by `scripts/huggingface_pages.py`; change the code instead.
 
 `pytorch_accelerated.huggingface.TrainingArguments` has the names and defaults of `transformers` 5.23, wherever the
 loop can do what they say. An argument that would do nothing does not exist: giving one is an error that says why, and
-what to do instead.
+what to do instead. The last column has what does the same where the native `pytorch_accelerated.Trainer` is used;
+`train(...)` is its method, and callbacks come from `pytorch_accelerated.callbacks`.
 
 ## Arguments that there are
 """
@@ -58,12 +60,14 @@ class Fact:
 
 def arguments_page() -> str:
     """Every argument, with what it means here or why it is not taken over."""
-    taken = [(f"`{field.name}`", _default(field), field.metadata["help"]) for field in _fields()]
+    taken = [
+        (f"`{field.name}`", _default(field), field.metadata["help"], _native_equivalent(field)) for field in _fields()
+    ]
     refused = [(f"`{name}`", f"{entry.reason} {entry.remedy}") for name, entry in NOT_TAKEN_OVER.items()]
     return "\n".join(
         [
             _ARGUMENTS_HEAD,
-            *_table(("argument", "default", "meaning"), taken),
+            *_table(("argument", "default", "meaning", "of the native `Trainer`"), taken),
             _REFUSED_HEAD,
             *_table(("argument", "why, and what to do instead"), refused),
             "",
@@ -115,6 +119,11 @@ def _fields() -> tuple[dataclasses.Field[object], ...]:
 def _default(field: dataclasses.Field[object]) -> str:
     default = field.default_factory() if callable(field.default_factory) else field.default
     return "" if default is None else f"`{default!r}`"
+
+
+def _native_equivalent(field: dataclasses.Field[object]) -> str:
+    is_other_name = field.metadata["help"].startswith("The same as ")
+    return "" if is_other_name else NATIVE_EQUIVALENTS[field.name]
 
 
 def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:

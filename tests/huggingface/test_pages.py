@@ -1,9 +1,11 @@
 """The pages that are written by a script say what the code says."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
+from pytorch_accelerated.huggingface import TrainingArguments
 from scripts import huggingface_pages as pages
 
 
@@ -21,6 +23,12 @@ def test_every_test_of_the_face_that_is_marked_is_listed() -> None:
     listed = {fact.test for fact in pages.facts(pages.TESTS)}
     assert "test_arguments.py::test_the_defaults_are_those_of_transformers" in listed
     assert len(listed) > 40
+
+
+def test_every_argument_has_its_place_in_the_native_trainer_or_is_another_name() -> None:
+    fields = dataclasses.fields(TrainingArguments)
+    other_names = {field.name for field in fields if field.metadata["help"].startswith("The same as ")}
+    assert {field.name for field in fields} == pages.NATIVE_EQUIVALENTS.keys() | other_names
 
 
 @pytest.mark.parametrize(
