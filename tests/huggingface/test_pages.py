@@ -7,6 +7,7 @@ import pytest
 
 from pytorch_accelerated.huggingface import TrainingArguments
 from scripts import huggingface_pages as pages
+from scripts.native_equivalents import NATIVE_EQUIVALENTS
 
 
 @pytest.mark.parametrize(
@@ -28,7 +29,7 @@ def test_every_test_of_the_face_that_is_marked_is_listed() -> None:
 def test_every_argument_has_its_place_in_the_native_trainer_or_is_another_name() -> None:
     fields = dataclasses.fields(TrainingArguments)
     other_names = {field.name for field in fields if field.metadata["help"].startswith("The same as ")}
-    assert {field.name for field in fields} == pages.NATIVE_EQUIVALENTS.keys() | other_names
+    assert {field.name for field in fields} == NATIVE_EQUIVALENTS.keys() | other_names
 
 
 @pytest.mark.parametrize(
