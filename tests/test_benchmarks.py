@@ -16,11 +16,12 @@ if __name__ == "__main__":
 """
 OURS = {"ours, no callbacks", "ours, default callbacks"}
 BY_HAND = {"raw loop", "accelerate by hand"}
+BOTH_FACES = {f"ours, {face}, clipped and scheduled" for face in ("native face", "Hugging Face face, lean")}
 ON_RANKS = {"raw DDP loop, ready batches", "raw DDP loop, DataLoader", "accelerate by hand, ready batches"}
 MEMORY = {"ours to disk, one budget", "ours to disk, ten budgets", "ours in memory, ten budgets"}
 # The ways in each table of a case; in halves of about the same length, for two test processes.
 ONE_HALF = {
-    "step": [BY_HAND | OURS | {"ours, Hugging Face face, lean"}],
+    "step": [BY_HAND | OURS | {"ours, Hugging Face face, lean"}, BOTH_FACES],
     "idle": [{f"a callback {what} method for the event" for what in ("without a", "with an empty")}],
     "epoch": [BY_HAND | OURS | {"raw loop, whole-batch indexing"}],
     "loader": [{"DataLoader", "one permutation, whole-batch indexing", "ours"}],

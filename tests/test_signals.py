@@ -15,8 +15,9 @@ from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import TrainerCallback
 from pytorch_accelerated.checkpointing.verify import find_state, read_manifest
 from pytorch_accelerated.errors import SignalExit
+from tests.support.ending import kill_with_children
 from tests.support.forks import Outcome
-from tests.support.processes import kill_with_children, run_forked, start_on_ranks
+from tests.support.processes import run_forked, start_on_ranks
 from tests.support.reference import regression_data, sgd, tiny_model
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="Windows has no such signals")
@@ -282,7 +283,7 @@ def test_a_launcher_that_is_told_to_end_lets_all_ranks_save(tmp_path: Path):
         launcher.wait(timeout=60)
     finally:
         if launcher.poll() is None:
-            kill_with_children(launcher)
+            kill_with_children(launcher.pid)
             launcher.wait()
     log = script.with_suffix(".log").read_text()
     state = find_state(tmp_path)

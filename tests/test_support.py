@@ -5,10 +5,10 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 
+from tests.support.ending import is_running
 from tests.support.leftovers import fail_on_leftovers
 from tests.support.processes import Output, run_forked, run_on_ranks, run_script, run_under_torchrun
 
@@ -79,15 +79,7 @@ time.sleep(600)
 def test_a_script_that_hangs_is_killed_with_its_children(run: Callable[..., Output], tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="did not end within 5 seconds"):
         run(HANG_WITH_A_CHILD, tmp_path / "child", timeout_seconds=5)
-    assert not _is_running(int((tmp_path / "child").read_text()))
-
-
-def _is_running(process_id: int) -> bool:
-    try:
-        status = psutil.Process(process_id).status()
-    except psutil.NoSuchProcess:
-        return False
-    return bool(status != psutil.STATUS_ZOMBIE)
+    assert not is_running(int((tmp_path / "child").read_text()))
 
 
 @pytest.mark.processes

@@ -6,7 +6,6 @@ folder, for ``<rank>.out`` and ``<rank>.err``) and ``timeout_seconds``. The answ
 where a signal has ended a process, and ``is_late``. As under torchrun, a rank that fails ends the others.
 """
 
-import contextlib
 import gc
 import importlib
 import json
@@ -24,7 +23,6 @@ from typing import Any
 
 import accelerate
 import numpy as np
-import psutil
 import torch
 import torch._dynamo  # which the first optimizer of a process would load
 import torch.distributed.checkpoint
@@ -32,6 +30,7 @@ import torch.distributed.fsdp
 
 import pytorch_accelerated.callbacks
 import pytorch_accelerated.schedulers
+from tests.support.ending import kill_with_children
 
 SECONDS_TO_END_BY_THEMSELVES = 30  # as torchrun gives them
 PRELOADED = (accelerate, torch, pytorch_accelerated)
@@ -69,7 +68,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         elif time.monotonic() > deadline:
             is_late = not any(codes.values())
             for other in running:
-                _kill_with_children(other)
+                kill_with_children(other)
             deadline = float("inf")
         elif not pid:
             time.sleep(0.005)
@@ -103,14 +102,6 @@ def _fork(request: dict[str, Any], rank: int, variables: dict[str, str]) -> int:
     np.random.seed()
     runpy.run_path(str(script), run_name="__main__")
     raise SystemExit
-
-
-def _kill_with_children(pid: int) -> None:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        process = psutil.Process(pid)
-        for one in (*process.children(recursive=True), process):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                one.kill()
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """Run scripts as a user would, in processes of their own."""
 
-import contextlib
 import functools
 import json
 import os
@@ -11,9 +10,8 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import psutil
+from tests.support.ending import kill_with_children
 
 REPOSITORY = Path(__file__).parents[2]
 _PYTHON_PATH = os.pathsep.join(map(str, [REPOSITORY / "src", REPOSITORY, REPOSITORY / "tests" / "support"]))
@@ -187,7 +185,7 @@ def _run(
             stdout, stderr = process.communicate(timeout=timeout_seconds)
             ending = f"ended with exit code {process.returncode}"
         except subprocess.TimeoutExpired:
-            kill_with_children(process)
+            kill_with_children(process.pid)
             stdout, stderr = process.communicate()
             ending = f"did not end within {timeout_seconds} seconds"
         stdout_of_ranks = _read_logs(folder, "stdout.log") if launcher else (stdout,)
@@ -230,14 +228,3 @@ def _clean_environment() -> dict[str, str]:
         if name not in _LAUNCH_VARIABLES | _SLOWING_VARIABLES and not name.startswith(_SETTINGS)
     }
     return {**inherited, "PYTHONPATH": _PYTHON_PATH, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-
-
-def kill_with_children(process: "subprocess.Popen[Any]") -> None:
-    """Kill a running process and all it has started.
-
-    Killing its process group would miss the ranks, because torchrun gives each of them a session of its own.
-    """
-    launcher = psutil.Process(process.pid)
-    for running in [launcher, *launcher.children(recursive=True)]:
-        with contextlib.suppress(psutil.NoSuchProcess):  # it ended by itself in the meantime
-            running.kill()
