@@ -63,6 +63,13 @@ class Regression(nn.Module):
         return (outputs,) if loss is None else (loss, outputs)
 
 
+class AnyKeyword(Regression):
+    """As many models of `transformers`: takes any keyword, ``num_items_in_batch`` too, and its loss is a mean."""
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None, **kwargs: Any) -> Any:
+        return super().forward(x, labels)
+
+
 class Tokens(Regression):
     """Divides by the number of labels in the update, if it is told, and counts rows whose label is -100 nowhere."""
 

@@ -14,6 +14,7 @@ import torch
 
 from pytorch_accelerated.huggingface import EvalPrediction, Trainer, TrainerCallback
 from tests.huggingface.runs import (
+    AnyKeyword,
     NoisyRows,
     Regression,
     Rows,
@@ -91,6 +92,13 @@ rounded["trained"] = {
     "losses": losses(trainer),
     "evaluations": [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry],
 }
+
+# Its loss is told the number of labels in the update, and is a mean of the batch all the same.
+trainer = make_trainer(
+    folder / "keywords", parts={"model": AnyKeyword()}, per_device_train_batch_size=4 // RANKS, optim="sgd"
+)
+trainer.train()
+rounded["keywords"] = {"model": trainer.model.state_dict(), "losses": losses(trainer)}
 
 # In the last update of an epoch two ranks have three rows in batches of one, so one of them only keeps in step.
 trainer = make_trainer(

@@ -19,6 +19,7 @@ from pytorch_accelerated.deepspeed_engine import EngineOptimizer, ZeroOptimizer
 from pytorch_accelerated.distributed import create_accelerator
 from pytorch_accelerated.errors import StopTrainingError
 from pytorch_accelerated.huggingface.parallel import accelerator_arguments
+from pytorch_accelerated.huggingface.probing import divides_by_items
 from pytorch_accelerated.huggingface.saving import write_without_run
 from pytorch_accelerated.loop import clip_gradients
 from pytorch_accelerated.prediction.collecting import PredictionCollector
@@ -58,6 +59,7 @@ class Engine(NativeTrainer):
         self._step_loss: Any = None
         self._items_on_rank: list[int | None] = []
         self._items_of_update: int | None = None
+        self._divides_by_items: bool | None = None
         self._evaluate_batch: Callable[[Any], Any] | None = None
         self._evaluates_as_requested = False
         self._has_trained = False
@@ -135,6 +137,7 @@ class Engine(NativeTrainer):
     def _start_safeguards(self, resumed_from: Path | None) -> None:
         super()._start_safeguards(resumed_from)
         self._loss_tracker = LossTracker(leaves_out_non_finite=self._face.args.logging_nan_inf_filter)
+        self._divides_by_items = None
         self.samples_used = 0
 
     def _find_state(self, source: str | Path) -> Path | None:
@@ -180,15 +183,25 @@ class Engine(NativeTrainer):
             self._guarded(face.fire, event)
 
     def _perform_forward_and_backward_passes(self, batch: Any, step: int) -> None:
-        share = self._face.training_step(self.model, batch, self._items_of_update)
+        share = self._face.training_step(self.model, batch, self._items_for(batch))
         self._face._counter.count(batch)
         self._step_loss = share if self._step_loss is None else self._step_loss + share
 
     def _keep_in_step(self, batch: Any) -> None:
         self._fire_of_batch("on_train_step_start")  # as the ranks with a batch do
         self._gathers_no_rows = True
-        self._face.training_step(self.model, batch, self._items_of_update)
+        self._face.training_step(self.model, batch, self._items_for(batch))
         self._gathers_no_rows = False
+
+    def _items_for(self, batch: Any) -> int | None:
+        """The items of this update, if the loss is one that divides by them."""
+        items = self._items_of_update
+        is_one_batch = self._ranks.count == self._settings.gradient_accumulation_steps == 1  # whose mean is right
+        if items and self._divides_by_items is None and not is_one_batch:
+            answers = self._ranks.exchange(divides_by_items(self._face, self.model, batch, items))
+            known = [answer for answer in answers if answer is not None]
+            self._divides_by_items = any(known) if known else None
+        return None if self._divides_by_items is False else items
 
     def share_of_update(self, loss: Any, num_items_in_batch: Any) -> Any:
         """What is added to the gradients for a batch with this loss.

@@ -1,0 +1,149 @@
+"""Losses that are told the number of items and take a mean all the same: an update is that of one large batch."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pytorch_accelerated.huggingface import Trainer, TrainerCallback, engine
+from tests.huggingface.runs import AnyKeyword, Regression, Rows, Tokens, losses, make_trainer
+
+
+class OwnLoss(Trainer):
+    """Overrides `compute_loss` as scripts do, with the parameter because it must be there."""
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        labels = inputs.pop("labels")
+        outputs = model(**inputs)[0]
+        loss = nn.functional.mse_loss(outputs, labels)
+        return (loss, outputs) if return_outputs else loss
+
+
+def mean_loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
+    return nn.functional.mse_loss(outputs[0], labels)
+
+
+def sum_loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
+    return nn.functional.mse_loss(outputs[0], labels, reduction="sum") / num_items_in_batch
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "a model that takes any keyword": {"parts": {"model": AnyKeyword}},
+    "an overridden compute_loss": {"parts": {"model": AnyKeyword}, "kind": OwnLoss},
+    "a loss function that ignores the number": {"parts": {"model": Regression}, "compute_loss_func": mean_loss},
+    "a loss function that divides by the number": {"parts": {"model": Regression}, "compute_loss_func": sum_loss},
+    "a model that divides by the number": {"parts": {"model": Tokens}},
+}
+
+
+def run(way: str, folder: Path, make: Any = make_trainer, **arguments: Any) -> Any:
+    parts = {"model": WAYS[way]["parts"]["model"](), "train_dataset": Rows(20)}
+    if "compute_loss_func" in WAYS[way]:
+        parts["compute_loss_func"] = WAYS[way]["compute_loss_func"]
+    kind = WAYS[way].get("kind")
+    trainer = make(folder, parts=parts, **({"kind": kind} if kind else {}), **arguments)
+    trainer.train()
+    return trainer
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.fact(
+    "Where we differ: a loss that is told num_items_in_batch and ignores it is accumulated exactly, theirs multiplied"
+)
+def test_accumulated_batches_equal_a_large_one(way: str, tmp_path: Path) -> None:
+    whole = run(way, tmp_path / "whole", per_device_train_batch_size=6)
+    parts = run(way, tmp_path / "parts", per_device_train_batch_size=2, gradient_accumulation_steps=3)
+    assert losses(parts) == pytest.approx(losses(whole), rel=1e-6)
+    torch.testing.assert_close(parts.model.state_dict(), whole.model.state_dict(), rtol=1e-6, atol=1e-7)
+
+
+def test_theirs_multiplies_what_ignores_the_number(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+
+    def first_loss(batch_size: int, accumulation: int) -> float:
+        arguments = transformers.TrainingArguments(
+            str(tmp_path),
+            per_device_train_batch_size=batch_size,
+            gradient_accumulation_steps=accumulation,
+            train_sampling_strategy="sequential",
+            max_steps=1,
+            logging_steps=1,
+            save_strategy="no",
+            use_cpu=True,
+            report_to=[],
+            disable_tqdm=True,
+        )
+        trainer = transformers.Trainer(AnyKeyword(), arguments, train_dataset=Rows(20))
+        trainer.train()
+        return float(trainer.state.log_history[0]["loss"])
+
+    assert first_loss(2, 3) == pytest.approx(3 * first_loss(6, 1), rel=1e-5)
+
+
+class Disturbed(Tokens):
+    """Draws at random, and has buffers that each pass in training changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(2)
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None, **kwargs: Any) -> Any:
+        return super().forward(nn.functional.dropout(self.norm(x), training=self.training), labels, **kwargs)
+
+
+class Logging(Trainer):
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        loss = super().compute_loss(*args, **kwargs)
+        self.log({"seen": 1.0})
+        return loss
+
+
+def test_finding_out_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Logs(TrainerCallback):
+        def __init__(self) -> None:
+            self.count = 0
+
+        def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            self.count += 1
+
+    def trained() -> tuple[Any, Logs]:
+        torch.manual_seed(3)
+        trainer = make_trainer(
+            tmp_path, logs := Logs(), kind=Logging, parts={"model": Disturbed()}, gradient_accumulation_steps=2
+        )
+        trainer.train()
+        return trainer, logs
+
+    found_out, logs = trained()
+    monkeypatch.setattr(engine, "divides_by_items", lambda *args: True)
+    told, other_logs = trained()
+    for name, value in told.model.state_dict().items():
+        assert found_out.model.state_dict()[name].equal(value), name
+    assert losses(found_out) == losses(told)
+    assert logs.count == other_logs.count > 10
+
+
+def test_a_loss_of_nothing_tells_nothing(tmp_path: Path) -> None:
+    """The first two batches have no loss, whatever it is divided by."""
+
+    class Late(Rows):
+        def __init__(self, size: int) -> None:
+            super().__init__(size)
+            with torch.no_grad():
+                self.labels[:4] = Regression()(self.x[:4])[0]
+
+    def trained(folder: str, **arguments: Any) -> Any:
+        model = AnyKeyword()
+        parts = {"model": model, "train_dataset": Late(12)}
+        trainer = make_trainer(tmp_path / folder, parts=parts, num_train_epochs=1, **arguments)
+        trainer.train()
+        return trainer
+
+    whole = trained("whole", per_device_train_batch_size=6)
+    parts = trained("parts", per_device_train_batch_size=2, gradient_accumulation_steps=3)
+    assert losses(parts) == pytest.approx(losses(whole), rel=1e-6)
+    torch.testing.assert_close(parts.model.state_dict(), whole.model.state_dict(), rtol=1e-6, atol=1e-7)
