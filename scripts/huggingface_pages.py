@@ -30,8 +30,8 @@ _ARGUMENTS_HEAD = """\
 Written by `scripts/huggingface_pages.py`; change the code instead.
 
 `pytorch_accelerated.huggingface.TrainingArguments` has the names and defaults of `transformers` 5.23, wherever the
-loop can do what they say. An argument that would do nothing does not exist: giving one is an error that says why, and
-what to do instead. The last column has what does the same where the native `pytorch_accelerated.Trainer` is used;
+loop can do what they say. An argument that would do nothing does not exist: asking for one is an error that says why,
+and what to do instead. The last column has what does the same where the native `pytorch_accelerated.Trainer` is used;
 `train(...)` is its method, and callbacks come from `pytorch_accelerated.callbacks`.
 
 ## Arguments that there are
@@ -40,7 +40,8 @@ _REFUSED_HEAD = """\
 
 ## Arguments that are not taken over
 
-Those of `transformers` 5.23, and of older versions that scripts may still have.
+Those of `transformers` 5.23, and of older versions that scripts may still have. With the value that asks for nothing
+they may be given, and reading one gives that value.
 """
 _FACTS_HEAD = """\
 # What the tests show of the Hugging Face face
@@ -63,13 +64,15 @@ def arguments_page() -> str:
     taken = [
         (f"`{field.name}`", _default(field), field.metadata["help"], _native_equivalent(field)) for field in _fields()
     ]
-    refused = [(f"`{name}`", f"{entry.reason} {entry.remedy}") for name, entry in NOT_TAKEN_OVER.items()]
+    refused = [
+        (f"`{name}`", f"`{entry.off!r}`", f"{entry.reason} {entry.remedy}") for name, entry in NOT_TAKEN_OVER.items()
+    ]
     return "\n".join(
         [
             _ARGUMENTS_HEAD,
             *_table(("argument", "default", "meaning", "of the native `Trainer`"), taken),
             _REFUSED_HEAD,
-            *_table(("argument", "why, and what to do instead"), refused),
+            *_table(("argument", "asks for nothing", "why, and what to do instead"), refused),
             "",
         ]
     )

@@ -82,6 +82,10 @@ class CallbackMethodNotImplementedError(PytorchAcceleratedError, AttributeError)
     """Raised by a callback's own method to say that it does not act at this event; the handler then skips it."""
 
 
+class MissingMethodError(PytorchAcceleratedError, AttributeError):
+    """A method that an object of the same name has in another library, and not here."""
+
+
 class SignalExit(SystemExit):
     """A signal has ended the run. Unless it is caught, the process leaves with status ``128 + signal_number``.
 

@@ -1,5 +1,6 @@
 """The arguments of a run: defaults, what follows from what, what is refused, and command lines."""
 
+import abc
 import copy
 import dataclasses
 import json
@@ -17,7 +18,7 @@ import pytest
 import torch
 
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, MissingDependencyError
-from pytorch_accelerated.huggingface import reporting
+from pytorch_accelerated.huggingface import Trainer, reporting
 from pytorch_accelerated.huggingface.arguments import TrainingArguments
 from pytorch_accelerated.huggingface.not_taken_over import NOT_TAKEN_OVER
 from pytorch_accelerated.huggingface.reporting import TensorBoardCallback, reporting_callbacks
@@ -36,6 +37,10 @@ RANKS = Path(__file__).parents[1] / "ranks"
 def make(**arguments: Any) -> TrainingArguments:
     """For names and values that a type checker would object to."""
     return TrainingArguments(**arguments)
+
+
+def make_trainer_of(args: TrainingArguments) -> Trainer:
+    return Trainer(torch.nn.Linear(1, 1), args)
 
 
 @pytest.mark.fact("Arguments: the defaults are those of transformers")
@@ -93,6 +98,80 @@ def test_an_argument_that_is_not_taken_over_is_refused_by_name_value_reason_and_
     assert str(caught.value) == f"`{name}` is 'some value', but it is not taken over. {entry.reason} {entry.remedy}"
 
 
+@pytest.mark.fact("Arguments: one that is not taken over may have the value that asks for nothing, and be read")
+@pytest.mark.parametrize("name", sorted(NOT_TAKEN_OVER))
+def test_an_argument_that_is_not_taken_over_may_ask_for_nothing(name: str) -> None:
+    off = NOT_TAKEN_OVER[name].off
+    args, without = make(**{name: off}), make()
+    assert getattr(args, name) == getattr(without, name) == off
+    assert args == without
+    assert args.to_dict() == without.to_dict()
+    assert name not in args.to_dict()
+
+
+def test_what_asks_for_nothing_is_the_default_of_transformers() -> None:
+    from transformers import TrainingArguments as GenuineArguments
+
+    defaults = {one.name: one.default for one in dataclasses.fields(GenuineArguments)}
+    common = defaults.keys() & NOT_TAKEN_OVER.keys()
+    assert len(common) > 25
+    assert {name: NOT_TAKEN_OVER[name].off for name in common} == {name: defaults[name] for name in common}
+
+
+def test_what_nearly_asks_for_nothing_is_refused() -> None:
+    for arguments in ({"past_index": 0}, {"push_to_hub": 0}, {"save_safetensors": 1}, {"tf32": False}):
+        with pytest.raises(ArgumentTypeError, match="not taken over"):
+            make(**arguments)
+
+
+def test_reading_what_nobody_knows_is_the_usual_error() -> None:
+    args = TrainingArguments()
+    assert not hasattr(args, "learning_rat")
+    with pytest.raises(AttributeError, match="'TrainingArguments' object has no attribute 'learning_rat'"):
+        args.learning_rat  # type: ignore[attr-defined]  # noqa: B018  # it is the reading that fails
+
+
+def test_what_is_set_later_and_not_taken_over_is_refused_too() -> None:
+    args: Any = TrainingArguments()
+    args.push_to_hub = False
+    args.check()
+    args.push_to_hub = True
+    with pytest.raises(ArgumentTypeError, match="`push_to_hub` is True, but it is not taken over"):
+        args.check()
+
+
+def test_a_subclass_may_have_an_argument_that_is_not_taken_over() -> None:
+    @dataclass
+    class MyArguments(TrainingArguments):
+        push_to_hub: bool = False
+        project: str = ""
+
+    args = MyArguments(push_to_hub=True, hub_token=None, project="mine")  # type: ignore[call-arg]
+    assert (args.push_to_hub, args.project) == (True, "mine")
+    assert args.to_dict()["push_to_hub"] is True
+
+
+def test_a_subclass_may_be_abstract_too() -> None:
+    class Named(abc.ABC):
+        @property
+        @abc.abstractmethod
+        def name(self) -> str: ...
+
+    @dataclass
+    class MyArguments(TrainingArguments, Named):
+        name: str = "mine"
+
+    assert MyArguments(save_safetensors=True).name == "mine"  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda args: pickle.loads(pickle.dumps(args))])
+def test_copies_can_be_read_likewise(copied: Any) -> None:
+    args: Any = make(learning_rate=0.1, push_to_hub=False)
+    assert copied(args) == args
+    assert copied(args).push_to_hub is False
+    assert dataclasses.replace(args, max_steps=3).push_to_hub is False
+
+
 def test_an_unknown_argument_is_a_type_error_that_names_the_nearest_one() -> None:
     with pytest.raises(TypeError, match="`learning_rat` is 1, but there is no argument.* mean `learning_rate`"):
         make(learning_rat=1)
@@ -103,6 +182,41 @@ def test_an_unknown_argument_is_a_type_error_that_names_the_nearest_one() -> Non
 def test_all_unknown_arguments_come_in_one_error() -> None:
     with pytest.raises(ArgumentTypeError, match="`push_to_hub` is True.*`bogus` is 1"):
         make(push_to_hub=True, bogus=1)
+
+
+@pytest.mark.fact("Arguments: a misspelt word is an error that names the argument and the nearest word")
+@pytest.mark.parametrize(
+    ("name", "word", "meant"),
+    [
+        ("optim", "adamw_toch", "adamw_torch"),
+        ("lr_scheduler_type", "cosin", "cosine"),
+        ("eval_strategy", "epochs", "epoch"),
+        ("save_strategy", "Steps", "steps"),
+    ],
+)
+def test_a_misspelt_word_brings_the_nearest_one(name: str, word: str, meant: str, tmp_path: Path) -> None:
+    message = f"`{name}` cannot work: '{word}' is no .*Did you mean '{meant}'"
+    with pytest.raises(ConfigurationError, match=message):
+        make(**{name: word})
+    args = TrainingArguments(str(tmp_path))
+    setattr(args, name, word)
+    with pytest.raises(ConfigurationError, match=message):
+        make_trainer_of(args)
+
+
+def test_words_that_are_set_later_become_what_they_would_have_been(tmp_path: Path) -> None:
+    args: Any = TrainingArguments(str(tmp_path), use_cpu=True)
+    args.lr_scheduler_type = "cosine"
+    make_trainer_of(args)
+    assert args.lr_scheduler_type is SchedulerType.COSINE
+
+
+@pytest.mark.parametrize("word", ["zzz", 3])
+def test_a_word_that_is_near_no_other_brings_all(word: Any) -> None:
+    with pytest.raises(
+        ConfigurationError, match=f"{word!r} is no SaveStrategy. Choose among 'no', 'steps', 'epoch', 'best'"
+    ):
+        make(save_strategy=word)
 
 
 @pytest.mark.fact("Arguments: strategies are enums that equal their strings; logging and evaluation no, steps, epoch")

@@ -21,7 +21,8 @@ evaluation_loop log save_model is_local_process_zero is_world_process_zero num_e
 get_num_trainable_parameters add_callback pop_callback remove_callback train floating_point_ops
 compute_loss_context_manager call_model_init get_decay_parameter_names get_learning_rates _evaluate
 _save_checkpoint _load_callback_state _load_best_model _load_from_checkpoint _prepare_inputs
-_nested_gather _get_train_sampler _get_eval_sampler log_metrics metrics_format save_metrics save_state"""
+_nested_gather _get_train_sampler _get_eval_sampler log_metrics metrics_format save_metrics save_state
+create_model_card"""
 
 
 @pytest.mark.fact("Trainer: the attributes and methods that scripts read, override and patch are there")

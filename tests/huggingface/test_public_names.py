@@ -11,6 +11,7 @@ import pytorch_accelerated
 from pytorch_accelerated import huggingface
 from pytorch_accelerated.huggingface import EarlyStoppingCallback
 from tests.huggingface.runs import Rows, losses, make_trainer
+from tests.support.processes import run_script
 
 EVALUATED_AND_SAVED: dict[str, Any] = {
     "eval_strategy": "epoch",
@@ -36,6 +37,25 @@ def test_submodules_have_the_names_that_those_of_transformers_have(module: str) 
     theirs = importlib.import_module(f"transformers.{module}")
     assert [name for name in ours.__all__ if not hasattr(theirs, name)] == []
     assert [name for name in ours.__all__ if not hasattr(ours, name)] == []
+
+
+@pytest.mark.fact("Public names: the submodules are attributes of the package, without being imported")
+@pytest.mark.processes
+def test_submodules_are_there_once_the_package_is() -> None:
+    output = run_script(
+        """
+import pytorch_accelerated.huggingface as H
+
+assert H.trainer_utils.set_seed is H.set_seed
+assert H.trainer_callback.TrainerCallback is H.TrainerCallback
+assert H.training_args.IntervalStrategy is H.IntervalStrategy
+try:
+    H.trainer_utlis
+except AttributeError as error:
+    print(error)
+"""
+    )
+    assert output.stdout == "module 'pytorch_accelerated.huggingface' has no attribute 'trainer_utlis'\n"
 
 
 @pytest.mark.fact(

@@ -1,5 +1,6 @@
 """What TensorBoard gets, read back from its files."""
 
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 from pytorch_accelerated.huggingface.arguments import TrainingArguments
 from pytorch_accelerated.huggingface.reporting import TensorBoardCallback
 from pytorch_accelerated.huggingface.state import TrainerControl, TrainerState
+from tests.huggingface.runs import make_trainer
 
 
 def scalars_in(folder: Path) -> dict[str, list[tuple[int, float]]]:
@@ -77,6 +79,23 @@ def test_what_is_logged_after_or_without_a_training_is_written_too(tmp_path: Pat
     callback.on_log(args, TrainerState(global_step=7), TrainerControl(), logs={"eval_loss": 0.25})
     callback.on_train_end(args, TrainerState(), TrainerControl())
     assert scalars_in(tmp_path) == {"train/loss": [(1, 0.5)], "eval/loss": [(7, 0.25)]}
+
+
+@pytest.mark.fact("The log history: all that one trainer logs goes to one folder of TensorBoard")
+def test_an_evaluation_after_the_training_goes_on_with_the_curves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter(range(100))
+    monkeypatch.setattr(time, "strftime", lambda pattern: f"time {next(clock)}")
+    trainer = make_trainer(tmp_path, report_to="tensorboard", num_train_epochs=1)
+    trainer.evaluate()
+    for _ in range(2):
+        trainer.train()
+        trainer.evaluate()
+    (folder,) = (tmp_path / "runs").iterdir()
+    curves = scalars_in(folder)
+    assert [step for step, _ in curves["train/loss"]] == [1, 2, 3, 4, 5] * 2
+    assert [step for step, _ in curves["eval/loss"]] == [0, 5, 5]
 
 
 def test_what_is_no_number_brings_one_warning(tmp_path: Path) -> None:

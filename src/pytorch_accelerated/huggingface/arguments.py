@@ -8,6 +8,7 @@ import inspect
 import json
 import logging
 import math
+from abc import ABCMeta
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -16,7 +17,7 @@ from importlib.util import find_spec
 from numbers import Real
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ import torch
 from pytorch_accelerated.distributed import process_state
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError
 from pytorch_accelerated.huggingface.checks import TRACKERS, check_arguments
-from pytorch_accelerated.huggingface.not_taken_over import explain_unknown
+from pytorch_accelerated.huggingface.not_taken_over import NOT_TAKEN_OVER, asks_for_nothing, explain_unknown
 from pytorch_accelerated.huggingface.strategies import (
     IntervalStrategy,
     OptimizerNames,
@@ -62,8 +63,29 @@ def _argument(default: Any, help: str) -> Any:
     return dataclasses.field(default=default, metadata={"help": help})
 
 
+class _RefusingUnknown(ABCMeta):
+    """Stands before the `__init__` of all subclasses: each that is a dataclass gets another one.
+
+    With the metaclass of abstract classes as its base it can be mixed with these.
+    """
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        """An instance, without the arguments that ask for nothing.
+
+        Raises:
+            ArgumentTypeError: for any other name that `__init__` does not have.
+        """
+        parameters = inspect.signature(cls.__init__).parameters  # type: ignore[misc]  # of the class, not its instances
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+            unknown = [name for name in kwargs if name not in parameters and not asks_for_nothing(name, kwargs[name])]
+            if unknown:
+                raise ArgumentTypeError(" ".join(explain_unknown(name, kwargs[name], parameters) for name in unknown))
+            kwargs = {name: value for name, value in kwargs.items() if name in parameters}
+        return super().__call__(*args, **kwargs)
+
+
 @dataclass
-class TrainingArguments:
+class TrainingArguments(metaclass=_RefusingUnknown):
     """Everything that a run is told. Subclass it for arguments of your own; change it until the Trainer is made.
 
     A step is an optimizer update. Numbers of steps may be shares in (0, 1) of the whole run. The help text of each
@@ -126,7 +148,9 @@ class TrainingArguments:
     # Data
     remove_unused_columns: bool = _argument(True, "Leave out columns that the model's forward does not name.")
     label_names: list[str] | None = _argument(
-        None, "Columns that are labels. Default: parameters of forward with 'label' in their name."
+        None,
+        "Columns that are labels. Default: parameters of forward with 'label' in their name; if there are none, labels "
+        "where a compute_loss_func or label smoothing takes them.",
     )
     train_sampling_strategy: SamplingStrategy | str = _argument("random", "The order of the training rows.")
     length_column_name: str = _argument("length", "Column with the length of a row, for group_by_length.")
@@ -204,14 +228,13 @@ class TrainingArguments:
     include_inputs_for_metrics: bool = _argument(False, "The same as include_for_metrics inputs.")
     warmup_ratio: float | None = _argument(None, "The same as a warmup_steps below 1.")
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> TrainingArguments:
-        """Refuse unknown names. Here, because every subclass that is a dataclass gets an `__init__` of its own."""
-        parameters = inspect.signature(cls.__init__).parameters
-        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-        unknown = () if takes_any else [name for name in kwargs if name not in parameters]
-        if unknown:
-            raise ArgumentTypeError(" ".join(explain_unknown(name, kwargs[name], parameters) for name in unknown))
-        return super().__new__(cls)
+    if not TYPE_CHECKING:  # to a type checker it would mean that every name is there
+
+        def __getattr__(self, name: str) -> Any:
+            """What an argument that is not taken over says where it asks for nothing: scripts read it."""
+            if name in NOT_TAKEN_OVER:
+                return NOT_TAKEN_OVER[name].off
+            return super().__getattribute__(name)  # raises what has led here, from inside of a property too
 
     def __post_init__(self) -> None:
         if self.output_dir is None:
@@ -220,8 +243,6 @@ class TrainingArguments:
             if isinstance(getattr(self, name), PathLike):
                 setattr(self, name, fspath(getattr(self, name)))
         self._take_over_other_names()
-        for name, words in _WORDS.items():
-            setattr(self, name, _word(name, getattr(self, name), words))
         for name in _DICTS:
             setattr(self, name, _dict_from(name, getattr(self, name)))
         for name in ("logging_steps", "eval_steps", "save_steps", "warmup_steps"):
@@ -278,10 +299,14 @@ class TrainingArguments:
     def check(self) -> None:
         """Refuse values that cannot work. Done at once, and again by the Trainer for what was changed since.
 
+        Words become members of their enums.
+
         Raises:
             ArgumentTypeError: if a value is of the wrong kind.
             ConfigurationError: if values cannot work, alone or together.
         """
+        for name, words in _WORDS.items():
+            setattr(self, name, _word(name, getattr(self, name), words))
         check_arguments(self)
 
     @property

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError
 from pytorch_accelerated.huggingface.deepspeed import check_deepspeed
 from pytorch_accelerated.huggingface.fsdp import check_fsdp
+from pytorch_accelerated.huggingface.not_taken_over import NOT_TAKEN_OVER, asks_for_nothing, explain_unknown
 from pytorch_accelerated.huggingface.strategies import IntervalStrategy, SaveStrategy, SchedulerType
 
 if TYPE_CHECKING:
@@ -169,6 +170,9 @@ def _about_kinds(args: TrainingArguments) -> Iterator[str]:
                 continue
             if not is_of_kind(value):
                 yield f"`{name}` is {value!r}: give {kind}"
+    for name, value in vars(args).items():
+        if name in NOT_TAKEN_OVER and name not in defaults and not asks_for_nothing(name, value):
+            yield explain_unknown(name, value, defaults).removesuffix(".")
 
 
 def _about_values(args: TrainingArguments) -> Iterator[str]:

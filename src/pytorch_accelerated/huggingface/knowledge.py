@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 import torch
 from torch import nn
 
-from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, DataError
+from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, DataError, MissingMethodError
 from pytorch_accelerated.huggingface.arguments import TrainingArguments
 from pytorch_accelerated.huggingface.collating import inner_model
 from pytorch_accelerated.huggingface.deepspeed import check_parts
@@ -62,6 +62,14 @@ _HOOKS_ELSEWHERE = {
     "set_initial_training_values": "Give `num_train_epochs` or `max_steps`.",
 }
 
+# Methods of `transformers`' Trainer that scripts call.
+_METHODS_ELSEWHERE = {
+    "hyperparameter_search": "Make a Trainer for each choice, in a loop, with `model_init` or a new model.",
+    "init_hf_repo": "Call `huggingface_hub.create_repo(...)`.",
+    "push_to_hub": "Call `trainer.model.push_to_hub(...)`, and the same of the `processing_class`; or, after "
+    "`trainer.save_model()`, `huggingface_hub.upload_folder(...)`.",
+}
+
 
 def accepts_loss_kwargs(model: Any) -> bool:
     """Whether the model takes ``num_items_in_batch`` and divides its loss by it."""
@@ -101,14 +109,39 @@ def own_loss(outputs: Any, inputs: Mapping[str, Any]) -> torch.Tensor:
                 f"{', '.join(map(repr, inputs))}. Put labels into the rows, under a name that its forward takes, or "
                 "pass `compute_loss_func`."
             )
-        return outputs["loss"]  # type: ignore[no-any-return]
-    first = outputs[0] if isinstance(outputs, (tuple, list)) and outputs else outputs
-    if not isinstance(first, torch.Tensor):
-        raise DataError(
-            f"The model returned a {type(outputs).__name__}, in which there is no loss. Return a dict with 'loss', or "
-            "a tuple that begins with it, or pass `compute_loss_func`."
-        )
-    return first
+        loss = outputs["loss"]
+    else:
+        loss = outputs[0] if isinstance(outputs, (tuple, list)) and outputs else outputs
+        if not isinstance(loss, torch.Tensor):
+            raise DataError(
+                f"The model returned a {type(outputs).__name__}, in which there is no loss. Return a dict with 'loss', "
+                "or a tuple that begins with it, or pass `compute_loss_func`."
+            )
+    refuse_no_loss(loss, is_learnt_from=False)
+    return loss  # type: ignore[no-any-return]
+
+
+def refuse_no_loss(loss: Any, *, is_learnt_from: bool) -> None:
+    """Refuse what is no single number or, where it is learnt from, has no gradient.
+
+    Raises:
+        DataError: says what it is, and why it may be so.
+    """
+    if not isinstance(loss, torch.Tensor):
+        complaint = f"is a {type(loss).__name__}, {loss!r}, but must be a tensor with one number"
+    elif loss.numel() != 1:
+        complaint = f"has the shape {tuple(loss.shape)}, but must be one number"
+    elif is_learnt_from and not loss.requires_grad:
+        complaint = "has no gradient, so nothing can be learnt from it"
+    else:
+        return
+    raise DataError(
+        f"The loss {complaint}. Unless `compute_loss` is overridden or there is a `compute_loss_func`, it is 'loss' of "
+        "what the model returned, or the first of its outputs. If that is none, pass `compute_loss_func`; if the model "
+        "makes it of labels, see whether they are there: columns that its forward does not name are taken out, unless "
+        "`label_names` has them or `remove_unused_columns` is False. A loss of your own must be the mean, not one "
+        "number for each row, and must not be detached."
+    )
 
 
 def outputs_of(model: Any, inputs: Mapping[str, Any], *, bare_model: Any) -> Any:
@@ -189,6 +222,18 @@ def refuse_hooks_that_do_not_exist(kind: type[Any]) -> None:
                 f"{kind.__name__} defines `{name}`, which this trainer does not have, so it would never be called. "
                 f"{remedy}"
             )
+
+
+def refuse_method(kind: type[Any], name: str) -> None:
+    """Say what to do instead of calling a method that only `transformers` has.
+
+    Raises:
+        MissingMethodError: an AttributeError, if `name` is that of such a method.
+    """
+    if name in _METHODS_ELSEWHERE:
+        raise MissingMethodError(
+            f"{kind.__name__} has no `{name}`: it trains, evaluates and predicts. {_METHODS_ELSEWHERE[name]}"
+        )
 
 
 def refuse_arguments(args: Any) -> None:

@@ -1,19 +1,27 @@
-"""Arguments of Hugging Face's Trainer that are not taken over: why, and what to do instead."""
+"""Arguments of Hugging Face's Trainer that are not taken over: why, and what to do instead.
+
+Scripts pass and read them all the same, with the value that asks for nothing. That is what they get.
+"""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 
 @dataclass(frozen=True)
 class NotTakenOver:
-    """Why there is no such argument, and what to do instead, each as a sentence."""
+    """Why there is no such argument, and what to do instead, each as a sentence.
+
+    Attributes:
+        off: the value that asks for nothing but what happens anyway; what reading the argument gives.
+    """
 
     reason: str
     remedy: str
+    off: Any = None
 
 
 _HUB = NotTakenOver(
@@ -32,6 +40,7 @@ _FULL_EVAL = NotTakenOver(
     "Weights are evaluated as they are trained.",
     "Mixed precision (bf16=True) covers evaluations; or convert the model, `model.to(torch.bfloat16)`, before you make "
     "a Trainer that only evaluates.",
+    off=False,
 )
 _ACCELERATE_LOADERS = NotTakenOver(
     "Loaders are this library's: every row is used exactly once, on every number of processes.",
@@ -48,9 +57,9 @@ NOT_TAKEN_OVER: dict[str, NotTakenOver] = {
         "It changes a setting of the whole process.",
         'Call `torch.set_float32_matmul_precision("high")` in your script.',
     ),
-    "use_liger_kernel": _LIGER,
+    "use_liger_kernel": replace(_LIGER, off=False),
     "liger_kernel_config": _LIGER,
-    "use_cache": NotTakenOver("It is a setting of the model.", "Set `model.config.use_cache`."),
+    "use_cache": NotTakenOver("It is a setting of the model.", "Set `model.config.use_cache`.", off=False),
     "neftune_noise_alpha": NotTakenOver(
         "The Trainer does not change what the model computes.",
         "Register a forward hook on the embedding that adds the noise while `module.training` is True.",
@@ -59,79 +68,94 @@ NOT_TAKEN_OVER: dict[str, NotTakenOver] = {
         "It slows a run down without giving it memory that it would not get anyway.",
         "If you must, call `torch.cuda.empty_cache()` in an `on_step_end` of your own.",
     ),
-    "project": _OTHER_TRACKER,
+    "project": replace(_OTHER_TRACKER, off="huggingface"),
     "trackio_space_id": _OTHER_TRACKER,
     "trackio_bucket_id": _OTHER_TRACKER,
     "trackio_static_space_id": _OTHER_TRACKER,
     "eval_use_gather_object": NotTakenOver(
-        "Nested structures, strings and objects are gathered as they are.", "Leave it out."
+        "Nested structures, strings and objects are gathered as they are.", "Leave it out.", off=False
     ),
     "save_on_each_node": NotTakenOver(
         "A checkpoint of several machines is one folder, complete or not there at all.",
         "Save to a folder that all of them share.",
+        off=False,
     ),
     "enable_jit_checkpoint": NotTakenOver(
         "A signal that ends the run brings a checkpoint in any case, unless `save_strategy` is 'no'.",
         "Leave it out.",
+        off=False,
     ),
-    "push_to_hub": _HUB,
+    "push_to_hub": replace(_HUB, off=False),
     "hub_token": _HUB,
     "hub_private_repo": _HUB,
     "hub_model_id": _HUB,
-    "hub_strategy": _HUB,
-    "hub_always_push": _HUB,
+    "hub_strategy": replace(_HUB, off="every_save"),
+    "hub_always_push": replace(_HUB, off=False),
     "hub_revision": _HUB,
     "accelerator_config": _ACCELERATE_LOADERS,
     "parallelism_config": NotTakenOver(
         "Tensor and context parallelism are not supported.", "Use `fsdp` for models that are too large."
     ),
     "dataloader_in_order": NotTakenOver(
-        "Batches come in their order, on which exact runs and resumes rest.", "Leave it out."
+        "Batches come in their order, on which exact runs and resumes rest.", "Leave it out.", off=True
     ),
     "debug": NotTakenOver(
         "Its options are about float16 overflows and other machines.",
         "Call `torch.autograd.set_detect_anomaly(True)`; losses that are not finite are reported in any case.",
+        off="",
     ),
-    "local_rank": NotTakenOver("The launcher tells each process its place.", "Leave it out; torchrun sets LOCAL_RANK."),
+    "local_rank": NotTakenOver(
+        "The launcher tells each process its place.", "Leave it out; torchrun sets LOCAL_RANK.", off=-1
+    ),
     # Of older versions
     "adafactor": NotTakenOver(
         "Optimizers by name are torch's.",
         "Pass optimizer_cls_and_kwargs=(torch.optim.Adafactor, {...}) to the Trainer.",
+        off=False,
     ),
     "dispatch_batches": _ACCELERATE_LOADERS,
-    "split_batches": _ACCELERATE_LOADERS,
-    "fp16_backend": NotTakenOver("There is one backend.", "Use fp16=True or bf16=True."),
-    "half_precision_backend": NotTakenOver("There is one backend.", "Use fp16=True or bf16=True."),
-    "fp16_opt_level": NotTakenOver("It is for apex.", "Use fp16=True or bf16=True."),
-    "fsdp_min_num_params": NotTakenOver("It is a setting of FSDP.", "Put `min_num_params` into `fsdp_config`."),
+    "split_batches": replace(_ACCELERATE_LOADERS, off=False),
+    "fp16_backend": NotTakenOver("There is one backend.", "Use fp16=True or bf16=True.", off="auto"),
+    "half_precision_backend": NotTakenOver("There is one backend.", "Use fp16=True or bf16=True.", off="auto"),
+    "fp16_opt_level": NotTakenOver("It is for apex.", "Use fp16=True or bf16=True.", off="O1"),
+    "fsdp_min_num_params": NotTakenOver("It is a setting of FSDP.", "Put `min_num_params` into `fsdp_config`.", off=0),
     "fsdp_transformer_layer_cls_to_wrap": NotTakenOver(
         "It is a setting of FSDP.", "Put `transformer_layer_cls_to_wrap` into `fsdp_config`."
     ),
     "include_tokens_per_second": NotTakenOver(
-        "It was renamed.", "Use include_num_input_tokens_seen='all'; the speed is logged with it."
+        "It was renamed.", "Use include_num_input_tokens_seen='all'; the speed is logged with it.", off=False
     ),
-    "jit_mode_eval": NotTakenOver("TorchScript is no longer developed.", "Use `torch_compile`."),
-    "no_cuda": NotTakenOver("It was renamed.", "Use `use_cpu`."),
+    "jit_mode_eval": NotTakenOver("TorchScript is no longer developed.", "Use `torch_compile`.", off=False),
+    "no_cuda": NotTakenOver("It was renamed.", "Use `use_cpu`.", off=False),
     "overwrite_output_dir": NotTakenOver(
         "A checkpoint is replaced by its successor of the same name, and by nothing else.",
         "Leave it out; delete an old folder yourself.",
+        off=False,
     ),
-    "past_index": NotTakenOver("Models keep their past themselves.", "Leave it out."),
+    "past_index": NotTakenOver("Models keep their past themselves.", "Leave it out.", off=-1),
     "per_gpu_eval_batch_size": NotTakenOver("It was renamed.", "Use `per_device_eval_batch_size`."),
     "per_gpu_train_batch_size": NotTakenOver("It was renamed.", "Use `per_device_train_batch_size`."),
     "push_to_hub_model_id": _HUB,
     "push_to_hub_organization": _HUB,
     "push_to_hub_token": _HUB,
-    "ray_scope": NotTakenOver("There is no search for hyperparameters.", "Run the script once for each choice."),
-    "save_safetensors": NotTakenOver("Weights are always saved as safetensors.", "Leave it out."),
-    "sharded_ddp": NotTakenOver("It is for fairscale.", "Use `fsdp`."),
+    "ray_scope": NotTakenOver(
+        "There is no search for hyperparameters.", "Run the script once for each choice.", off="last"
+    ),
+    "save_safetensors": NotTakenOver("Weights are always saved as safetensors.", "Leave it out.", off=True),
+    "sharded_ddp": NotTakenOver("It is for fairscale.", "Use `fsdp`.", off=""),
     "torchdynamo": NotTakenOver("It was renamed.", "Use `torch_compile_backend`."),
-    "tpu_metrics_debug": NotTakenOver("TPUs are not supported.", "Leave it out."),
+    "tpu_metrics_debug": NotTakenOver("TPUs are not supported.", "Leave it out.", off=False),
     "tpu_num_cores": NotTakenOver("TPUs are not supported.", "Leave it out."),
-    "use_ipex": NotTakenOver("That package is no longer developed.", "Leave it out."),
-    "use_legacy_prediction_loop": NotTakenOver("There is one loop.", "Leave it out."),
-    "use_mps_device": NotTakenOver("The device is found without it.", "Leave it out."),
+    "use_ipex": NotTakenOver("That package is no longer developed.", "Leave it out.", off=False),
+    "use_legacy_prediction_loop": NotTakenOver("There is one loop.", "Leave it out.", off=False),
+    "use_mps_device": NotTakenOver("The device is found without it.", "Leave it out.", off=False),
 }
+
+
+def asks_for_nothing(name: str, value: Any) -> bool:
+    """Whether an argument that is not taken over has a value that it need not be taken over for."""
+    entry = NOT_TAKEN_OVER.get(name)
+    return entry is not None and isinstance(value, type(entry.off)) and value == entry.off
 
 
 def explain_unknown(name: str, value: Any, known: Iterable[str]) -> str:

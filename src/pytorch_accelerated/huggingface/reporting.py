@@ -20,7 +20,8 @@ _SECTIONS = {"eval_": "eval/", "test_": "test/", "": "train/"}
 class TensorBoardCallback(TrainerCallback):
     """Writes what is logged for TensorBoard, on the first process of all.
 
-    It goes to ``logging_dir`` of the arguments or, without, to a folder of this run in ``runs`` below ``output_dir``.
+    It goes to ``logging_dir`` of the arguments or, without, to a folder in ``runs`` below ``output_dir``. That is one
+    folder for all trainings of a trainer, and what is logged in between.
 
     Args:
         tb_writer: a `SummaryWriter` of your own, which stays open at the end of a run.
@@ -33,6 +34,7 @@ class TensorBoardCallback(TrainerCallback):
         require("tensorboard", extra="tensorboard", needed_by="TensorBoardCallback")
         self.tb_writer = tb_writer
         self._is_own_writer = tb_writer is None
+        self._folder: str | None = None
         self._refused: set[str] = set()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> Any:
@@ -60,7 +62,7 @@ class TensorBoardCallback(TrainerCallback):
         self.tb_writer.flush()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
-        """Close the file; what is logged later opens another one."""
+        """Close the file; what is logged later opens another one in the same folder."""
         if self.tb_writer is not None and self._is_own_writer:
             self.tb_writer.close()
             self.tb_writer = None
@@ -70,7 +72,8 @@ class TensorBoardCallback(TrainerCallback):
             return False
         if self.tb_writer is None:
             tensorboard = require("torch.utils.tensorboard", extra="tensorboard", needed_by="TensorBoardCallback")
-            self.tb_writer = tensorboard.SummaryWriter(log_dir=_folder(args))
+            self._folder = self._folder or _folder(args)
+            self.tb_writer = tensorboard.SummaryWriter(log_dir=self._folder)
         return True
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from enum import Enum
 from typing import NoReturn
 
@@ -15,9 +16,10 @@ class _Word(str, Enum):
 
     @classmethod
     def _missing_(cls, value: object) -> NoReturn:
-        raise ConfigurationError(
-            f"{value!r} is no {cls.__name__}. Choose among {', '.join(repr(word.value) for word in cls)}."
-        )
+        words = [word.value for word in cls]
+        close = difflib.get_close_matches(str(value).lower(), words, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise ConfigurationError(f"{value!r} is no {cls.__name__}.{hint} Choose among {', '.join(map(repr, words))}.")
 
 
 class IntervalStrategy(_Word):

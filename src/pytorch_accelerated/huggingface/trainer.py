@@ -46,12 +46,15 @@ from pytorch_accelerated.huggingface.flow import TrainerFlow, metric_of
 from pytorch_accelerated.huggingface.fsdp import shard
 from pytorch_accelerated.huggingface.knowledge import (
     accepts_loss_kwargs,
+    is_users_own,
     outputs_of,
     own_loss,
     predicts_next_token,
     refuse_arguments,
     refuse_construction,
     refuse_hooks_that_do_not_exist,
+    refuse_method,
+    refuse_no_loss,
     refuse_training,
     refusing_unknown,
     returns_loss_by_itself,
@@ -64,6 +67,7 @@ from pytorch_accelerated.huggingface.loading import (
     training_sampler,
 )
 from pytorch_accelerated.huggingface.measuring import MemoryMeter, speed_metrics
+from pytorch_accelerated.huggingface.model_card import CARD_NAME, model_card
 from pytorch_accelerated.huggingface.optimizing import (
     decay_parameter_names,
     make_optimizer,
@@ -145,7 +149,8 @@ class Trainer(TrainerFlow):
         optimizer: once there is one.
         lr_scheduler: once there is one.
         is_in_train: whether `train` is at work.
-        label_names: columns that are labels.
+        label_names: columns that are labels: those that ``args`` name, else those that forward names, else "labels" if
+            a loss function or a smoother takes them.
         label_smoother: computes the loss if labels are smoothed, or None.
         model_accepts_loss_kwargs: whether the model is told the number of labels in an update, ``num_items_in_batch``,
             and divides by it.
@@ -198,10 +203,12 @@ class Trainer(TrainerFlow):
             pads = callable(getattr(processing_class, "pad", None))
             data_collator = PaddingCollator(processing_class) if pads else default_data_collator
         self.data_collator = data_collator
-        names = self.args.label_names
-        self.label_names: list[str] = find_label_names(self.model) if names is None else list(names)
         epsilon = self.args.label_smoothing_factor
         self.label_smoother = LabelSmoother(epsilon) if epsilon else None
+        names = self.args.label_names
+        if names is None:
+            names = find_label_names(self.model) or (["labels"] if self._loss_takes_labels else [])
+        self.label_names: list[str] = list(names)
         self.model_accepts_loss_kwargs = accepts_loss_kwargs(self.model)
         self.is_in_train = False
         self._train_batch_size = self.args.train_batch_size
@@ -227,6 +234,13 @@ class Trainer(TrainerFlow):
         self.state = self._new_state()
         self._init_metrics = {} if meter is None else meter.stop()
         self.fire("on_init_end")
+
+    if not TYPE_CHECKING:  # to a type checker it would mean that every name is there
+
+        def __getattr__(self, name: str) -> Any:
+            """Say what to do instead of calling what `transformers` has and this does not."""
+            refuse_method(type(self), name)
+            return super().__getattribute__(name)  # raises what has led here, from inside of a property too
 
     # ----------------------------------------------------------------------------------------------- training
 
@@ -285,12 +299,16 @@ class Trainer(TrainerFlow):
 
         Returns:
             The batch's share of the loss of the update, detached; the shares of its batches add up to that.
+
+        Raises:
+            DataError: if the loss is no single number, or has no gradient.
         """
         if not model.training:
             model.train()
         inputs = self._prepare_inputs(inputs)
         with self.compute_loss_context_manager():
             loss = self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
+        refuse_no_loss(loss, is_learnt_from=True)
         share = self._engine.share_of_update(loss, num_items_in_batch)
         self._engine.backward_step(share)
         return share.detach()  # type: ignore[no-any-return]
@@ -312,12 +330,11 @@ class Trainer(TrainerFlow):
                 given, and take the mean if not.
 
         Raises:
-            DataError: if there is no loss among the model's outputs, or its forward needs an input that the batch does
-                not have; names what there is.
+            DataError: if there is no loss among the model's outputs, or what stands in its place is none, or if the
+                model's forward needs an input that the batch does not have; names what there is.
         """
-        smoother, loss_func = self.label_smoother, self.compute_loss_func
         labels = None
-        if (smoother is not None or loss_func is not None) and "labels" in inputs:
+        if self._loss_takes_labels and "labels" in inputs:
             labels = inputs["labels"]
             inputs = {name: value for name, value in inputs.items() if name != "labels"}
         if self.model_accepts_loss_kwargs and num_items_in_batch is not None:
@@ -325,12 +342,18 @@ class Trainer(TrainerFlow):
         outputs = outputs_of(model, inputs, bare_model=self.model)
         if labels is None:
             loss = own_loss(outputs, inputs)
-        elif loss_func is not None:
-            loss = loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
+        elif self.compute_loss_func is not None:
+            loss = self.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
         else:
-            assert smoother is not None
-            loss = smoother(outputs, labels, shift_labels=predicts_next_token(self.model))
+            assert self.label_smoother is not None
+            named = {"logits": outputs} if isinstance(outputs, torch.Tensor) else outputs
+            loss = self.label_smoother(named, labels, shift_labels=predicts_next_token(self.model))
         return (loss, outputs) if return_outputs else loss
+
+    @property
+    def _loss_takes_labels(self) -> bool:
+        """Whether the loss comes of outputs and labels, so that the model gets no labels and returns no loss."""
+        return self.label_smoother is not None or self.compute_loss_func is not None
 
     def compute_loss_context_manager(self) -> contextlib.AbstractContextManager[Any]:
         """What stands around `compute_loss`. Mixed precision needs nothing here: it is around the model's forward."""
@@ -655,7 +678,9 @@ class Trainer(TrainerFlow):
                     outputs = outputs_of(model, inputs, bare_model=self.model)
         if prediction_loss_only:
             return loss, None, None
-        logits = detached(outputs_without_loss(outputs, ignore_keys, has_loss=returns_loss))
+        # A loss that takes the labels is not the model's, so none stands before its outputs.
+        is_outside = self._loss_takes_labels and "labels" in inputs and not is_users_own(self, "compute_loss")
+        logits = detached(outputs_without_loss(outputs, ignore_keys, has_loss=returns_loss and not is_outside))
         kept = detached(tuple(labels)) if has_labels else None
         return loss, logits, kept[0] if kept is not None and len(kept) == 1 else kept
 
@@ -790,6 +815,55 @@ class Trainer(TrainerFlow):
         """
         if self.is_world_process_zero():
             save_results(self._output_dir, split, metrics, combined=combined)
+
+    def create_model_card(
+        self,
+        language: str | None = None,
+        license: str | None = None,
+        tags: str | list[str] | None = None,
+        model_name: str | None = None,
+        finetuned_from: str | None = None,
+        tasks: str | list[str] | None = None,
+        dataset_tags: str | list[str] | None = None,
+        dataset: str | list[str] | None = None,
+        dataset_args: str | list[str] | None = None,
+    ) -> None:
+        """Write ``README.md`` in ``args.output_dir``, in the place of one that is there; the first process writes.
+
+        It has the model's class, the arguments that differ from the defaults, the last logged values and the versions,
+        and at its top, for the hub, what is given here.
+
+        Args:
+            language: of the data, as a code.
+            license: as an identifier, "mit" for example.
+            tags: to find it by.
+            model_name: default: the last part of ``args.output_dir``.
+            finetuned_from: the model that it began with.
+            tasks: what it is for. With these and a dataset, the metrics of the last evaluation become results.
+            dataset_tags: names on the hub of what it was trained on.
+            dataset: the same in words.
+            dataset_args: its configurations.
+
+        Raises:
+            CheckpointError: if the disk refuses.
+        """
+        if not self.is_world_process_zero():
+            return
+        card = model_card(
+            self.model,
+            self.args,
+            self.state.log_history,
+            name=model_name,
+            tasks=tasks,
+            datasets=dataset,
+            dataset_tags=dataset_tags,
+            dataset_args=dataset_args,
+            language=language,
+            license=license,
+            tags=[tags] if isinstance(tags, str) else tags,
+            base_model=finetuned_from,
+        )
+        write_whole(self._output_dir / CARD_NAME, [card.encode()])
 
     def save_state(self) -> None:
         """Write `state` to ``trainer_state.json`` in ``args.output_dir``; the first process of all writes."""
