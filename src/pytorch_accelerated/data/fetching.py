@@ -13,8 +13,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, default_collate, get_worker_info
 
 from pytorch_accelerated.data.arrays import ArrayDataset, as_array_dataset
+from pytorch_accelerated.data.hub_streams import is_hub_stream
 from pytorch_accelerated.data.sampling import Cell
-from pytorch_accelerated.data.streams import KeyedStream, fetching_under, has_state, is_stateful_loader
+from pytorch_accelerated.data.streams import KeyedStream, fetching_under, has_state, is_stateful_loader, knows_position
 from pytorch_accelerated.seeding import host_generators_seeded, mixed_seed
 from pytorch_accelerated.signals import leave_to_trainer
 
@@ -107,7 +108,9 @@ class StreamFetcher:
         self._source = loader
         self._loader: DataLoader[Any] | None = None
         self._stream: KeyedStream | None = None
-        self._stateful: Any = loader if has_state(loader) else None
+        # A loader that nobody knows would hand on the dataset's state, exact or not.
+        has_own_state = has_state(loader) and not is_hub_stream(getattr(loader, "dataset", None))
+        self._stateful: Any = loader if has_own_state else None
         self._pass: Iterator[Any] | None = None
         self._resumed: Iterator[Any] | None = None
         self._epoch: int | None = None  # of the last pass, with the batches of it; None: there is nothing to say of it
@@ -168,7 +171,7 @@ class StreamFetcher:
 
     def _rebuild(self, loader: DataLoader[Any], rank: int, ranks: int) -> None:
         is_here = loader.num_workers == 0
-        if is_stateful_loader(loader) or (is_here and has_state(loader.dataset)):
+        if is_stateful_loader(loader) or (is_here and knows_position(loader.dataset)):
             self._stream = KeyedStream(loader, seed=self._seed, rank=rank, ranks=ranks)
             self._loader = like_loader(loader, self._stream, batch_size=None, collate_fn=_unchanged)
             self._stateful = self._stream if is_here else self._loader
@@ -187,7 +190,7 @@ class StreamFetcher:
             if callable(set_epoch):
                 set_epoch(epoch)
         if self._loader is None:
-            return iter(self._source) if self._stateful is None else self._keyed(self._source, epoch)
+            return self._keyed(self._source, epoch) if has_state(self._source) else iter(self._source)
         _seed_generator(self._loader, "stream workers", self._seed, epoch)
         if self._stream is not None:
             self._stream.epoch = epoch

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pytorch_accelerated.checkpointing.codec import encode
+from pytorch_accelerated.data.hub_streams import has_unseeded_order
 from pytorch_accelerated.data.slicing import unsliced
 from pytorch_accelerated.data.stream_loader import StreamLoader
 from pytorch_accelerated.data.streams import has_state
@@ -20,6 +21,13 @@ def stream_state(train_dataloader: Any, ranks: Ranks) -> dict[str, Any] | None:
     loader, _ = unsliced(train_dataloader)
     if not isinstance(loader, StreamLoader):
         return None
+    if has_unseeded_order(loader.dataset) and ranks.is_first:
+        warnings.warn(
+            f"The {type(loader.dataset).__name__} is put into a random order without a seed, so every process reads it "
+            "in another one. A run that goes on within an epoch will see some of its samples twice and others never. "
+            "Pass a seed where the order is made, as in `dataset.shuffle(seed=0)`.",
+            stacklevel=2,
+        )
     if loader.stateful is not None:
         state = loader.state_dict()
         try:

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from pytorch_accelerated.data.hub_streams import HubSamples, is_exact_hub_stream, is_hub_stream
 from pytorch_accelerated.seeding import host_generators_seeded, mixed_seed, seed_host_generators
 
 _END: Final = object()
@@ -17,7 +18,13 @@ _END: Final = object()
 
 def has_state(source: Any) -> bool:
     """Whether `source` can say where it is, and go on from there."""
-    return all(callable(getattr(source, name, None)) for name in ("state_dict", "load_state_dict"))
+    has_methods = all(callable(getattr(source, name, None)) for name in ("state_dict", "load_state_dict"))
+    return has_methods and not is_hub_stream(source)
+
+
+def knows_position(dataset: Any) -> bool:
+    """Whether a pass over `dataset` can go on from a state: of the dataset, or of its samples."""
+    return has_state(dataset) or is_exact_hub_stream(dataset)
 
 
 def is_stateful_loader(loader: Any) -> bool:
@@ -75,7 +82,9 @@ class KeyedStream(IterableDataset[Any]):
         # Persistent workers are not told of later epochs.
         epoch = self.epoch + (0 if worker is None else self._passes)
         self._passes += 1
-        return self._batches("stream", self._seed, epoch, 0 if worker is None else worker.id)
+        key = ("stream", self._seed, epoch, 0 if worker is None else worker.id)
+        self._read_again(*key)
+        return self._batches(*key)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the current pass is, and what the dataset and its iterator say about themselves."""
@@ -95,21 +104,32 @@ class KeyedStream(IterableDataset[Any]):
         self._is_resumed = state["samples"] > 0
         if not self._is_resumed:
             return
-        self._batches_read, self._samples_read = map(operator.index, (state["batches"], state["samples"]))
-        self._is_exhausted = state["is_exhausted"]
+        batches, samples = map(operator.index, (state["batches"], state["samples"]))
+        if state["dataset"] is None and state["iterator"] is None and not state["is_exhausted"]:
+            self._batches_to_read_again = batches
+            return
+        self._batches_read, self._samples_read, self._is_exhausted = batches, samples, state["is_exhausted"]
         if self._is_exhausted:
             return  # there is nothing left, but maybe a last batch to be used
-        self._samples = iter(self.dataset)
+        self._samples = self._begin()
         if state["iterator"] is not None:
             self._samples.load_state_dict(state["iterator"])
-        elif state["dataset"] is None:
-            for _ in itertools.islice(self._samples, self._samples_read):
-                pass
 
     def _rewind(self) -> None:
-        self._batches_read = self._samples_read = 0
+        self._batches_read = self._samples_read = self._batches_to_read_again = 0
         self._is_exhausted = False
         self._samples = None
+
+    def _begin(self) -> Any:
+        return HubSamples(self.dataset) if is_exact_hub_stream(self.dataset) else iter(self.dataset)
+
+    def _read_again(self, *key: object) -> None:
+        """Read what has been used, under the same keys: it may be drawn at random, or be made ahead of its batch."""
+        while self._batches_read < self._batches_to_read_again:
+            with fetching_under(mixed_seed(*key, self._batches_read)):
+                if self._next_samples() is _END:
+                    return
+            self._batches_read += 1
 
     def _batches(self, *key: object) -> Iterator[Any]:
         while True:
@@ -122,19 +142,21 @@ class KeyedStream(IterableDataset[Any]):
             yield batch
 
     def _next_batch(self) -> Any:
+        samples = self._next_samples()
+        return _END if samples is _END else self._collate_fn(samples)
+
+    def _next_samples(self) -> Any:
+        """What the next batch is made of."""
         samples = self._own_samples()
         if self._batch_size is None:
-            sample = next(samples, _END)
-            return _END if sample is _END else self._collate_fn(sample)
+            return next(samples, _END)
         batch = list(itertools.islice(samples, self._batch_size))
-        if not batch or (self._drop_last and len(batch) < self._batch_size):
-            return _END
-        return self._collate_fn(batch)
+        return _END if not batch or (self._drop_last and len(batch) < self._batch_size) else batch
 
     def _own_samples(self) -> Iterator[Any]:
         """What is left of this rank's samples."""
         if self._samples is None and not self._is_exhausted:
-            self._samples = iter(self.dataset)
+            self._samples = self._begin()
         while not self._is_exhausted:
             sample = next(self._samples, _END)
             if sample is _END:

@@ -1,0 +1,143 @@
+"""Runs over streams of `datasets`, resumed, equal the uninterrupted ones, and leave the stream as it was."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.utils.data import DataLoader
+
+from pytorch_accelerated import Trainer
+from pytorch_accelerated.callbacks.base import TrainerCallback
+from pytorch_accelerated.data.hub_streams import HubSamples, is_exact_hub_stream
+from tests.data.hub import EXACT, HUB_STREAMS, as_pairs, plain
+from tests.support.processes import run_on_ranks
+from tests.support.resuming import SaveAndStop, assert_same
+from tests.support.streaming import OwnLoader, check_everywhere, outcome, run, stateful
+
+RANKS = Path(__file__).parents[1] / "ranks"
+# torchdata calls what torch 2.13 wants nobody to call.
+pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+
+LOADERS: dict[str, Callable[[Any], Any]] = {
+    "loader": lambda stream: DataLoader(stream, 2, collate_fn=as_pairs),
+    "two workers": lambda stream: DataLoader(stream, 2, collate_fn=as_pairs, num_workers=2),
+    "stateful loader": lambda stream: stateful(stream, collate_fn=as_pairs),
+    "stateful loader with two workers": lambda stream: stateful(stream, collate_fn=as_pairs, num_workers=2),
+    "workers that stay": lambda stream: stateful(stream, collate_fn=as_pairs, num_workers=2, persistent_workers=True),
+    "loader of one's own": lambda stream: OwnLoader(stream, 2, collate_fn=as_pairs),
+}
+
+
+class Peek(TrainerCallback):
+    """Looks at the beginning of a stream now and then, as an evaluation would."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+
+    def on_train_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        next(iter(self.stream))
+
+
+@pytest.mark.parametrize("name", HUB_STREAMS)
+@pytest.mark.parametrize("kind", ["loader", "stateful loader"])
+def test_a_run_resumed_anywhere_equals_the_uninterrupted_run(kind: str, name: str, tmp_path: Path) -> None:
+    stream = HUB_STREAMS[name]()  # the same for all runs: none must leave anything behind in it
+    check_everywhere(lambda: LOADERS[kind](stream), tmp_path, num_epochs=2)
+
+
+@pytest.mark.parametrize("name", ["rows with noise", "a shuffle buffer with noise", "noise in batches"])
+@pytest.mark.parametrize("kind", ["two workers", "stateful loader with two workers", "workers that stay"])
+def test_a_run_with_workers_resumed_within_an_epoch_equals_the_uninterrupted_run(
+    kind: str, name: str, tmp_path: Path
+) -> None:
+    stream = HUB_STREAMS[name]()
+    whole = outcome(run(LOADERS[kind](stream), num_epochs=2))
+    run(LOADERS[kind](stream), SaveAndStop(tmp_path / "state", 8), num_epochs=2)  # of 6 in each epoch
+    resumed = run(LOADERS[kind](stream), process_seed=99, num_epochs=2, resume_from=tmp_path / "state")
+    assert_same(outcome(resumed), whole)
+
+
+@pytest.mark.parametrize("name", ["rows", "a shuffle buffer"])
+def test_a_loader_that_nobody_knows_is_not_asked_where_such_a_stream_is(name: str, tmp_path: Path) -> None:
+    stream = HUB_STREAMS[name]()
+    check_everywhere(lambda: LOADERS["loader of one's own"](stream), tmp_path, num_epochs=2)
+
+
+@pytest.mark.processes
+def test_runs_on_two_ranks_resumed_anywhere_equal_the_uninterrupted_ones(tmp_path: Path) -> None:
+    run_on_ranks(RANKS / "hub_streams_resuming.py", 2, tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["loader", "stateful loader"])
+def test_a_stream_that_others_look_at_meanwhile_goes_on_exactly(kind: str, tmp_path: Path) -> None:
+    stream = plain()
+    whole = outcome(run(LOADERS[kind](stream), num_epochs=2))
+    run(LOADERS[kind](stream), Peek(stream), SaveAndStop(tmp_path / "state", 7), num_epochs=2)
+    resumed = run(LOADERS[kind](stream), Peek(stream), num_epochs=2, resume_from=tmp_path / "state")
+    assert_same(outcome(resumed), whole)
+
+
+@pytest.mark.parametrize("stops", [False, True])
+@pytest.mark.parametrize("name", ["rows", "a shuffle buffer"])
+def test_a_resumed_run_leaves_the_stream_as_it_was(name: str, stops: bool, tmp_path: Path) -> None:
+    stream = HUB_STREAMS[name]()
+    before = {epoch: read(stream, epoch) for epoch in range(3)}
+    run(LOADERS["loader"](stream), SaveAndStop(tmp_path / "state", 7))  # the second of the second epoch
+    stopping = [SaveAndStop(tmp_path / "later", 8)] if stops else []
+    run(LOADERS["loader"](stream), *stopping, resume_from=tmp_path / "state")
+    assert {epoch: read(stream, epoch) for epoch in range(3)} == before
+
+
+def read(stream: Any, epoch: int) -> list[Any]:
+    stream.set_epoch(epoch)
+    return list(stream)
+
+
+@pytest.mark.parametrize("kind", ["loader", "stateful loader"])
+@pytest.mark.parametrize("is_shuffled", [False, True])
+def test_only_what_is_exact_is_not_read_again(kind: str, is_shuffled: bool, tmp_path: Path) -> None:
+    seen: list[Any] = []
+
+    def watched(row: Any) -> Any:
+        seen.append(row)
+        return row
+
+    stream = plain().map(watched)
+    stream = stream.shuffle(seed=0, buffer_size=3) if is_shuffled else stream
+    run(LOADERS[kind](stream), SaveAndStop(tmp_path / "state", 3), num_epochs=1)
+    seen.clear()
+    run(LOADERS[kind](stream), num_epochs=1, resume_from=tmp_path / "state")
+    assert len(seen) == (10 if is_shuffled else 4)
+
+
+@pytest.mark.parametrize("name", HUB_STREAMS)
+def test_it_is_known_which_streams_say_exactly_where_they_are(name: str) -> None:
+    assert is_exact_hub_stream(HUB_STREAMS[name]()) == (name in EXACT)
+
+
+def test_a_stream_with_a_part_that_nobody_knows_is_not_relied_upon() -> None:
+    class Unknown:
+        pass
+
+    stream = plain()
+    stream._ex_iterable.ex_iterable = Unknown()
+    assert not is_exact_hub_stream(stream)
+
+
+def test_where_a_pass_is_can_be_asked_before_anything_is_read() -> None:
+    samples = HubSamples(plain())
+    assert samples.state_dict() is None
+    first, *rest = samples
+    samples = HubSamples(plain())
+    assert next(samples) == first
+    again = HubSamples(plain())
+    again.load_state_dict(samples.state_dict() or {})
+    assert again.state_dict() == samples.state_dict()
+    assert list(again) == rest
+
+
+@pytest.mark.parametrize("kind", ["loader", "stateful loader"])
+def test_an_order_without_a_seed_is_told_when_it_is_saved(kind: str, tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="IterableDataset is put into a random order without a seed.*seed=0"):
+        run(LOADERS[kind](plain().shuffle(buffer_size=3)), SaveAndStop(tmp_path / "state", 2))
