@@ -150,7 +150,7 @@ def find_complaints(modules: list[Module]) -> list[str]:
             target = by_name.get(name)
             if target is None:
                 complaints.append(f"{module} imports {name}, which does not exist.")
-            elif target.is_facade:
+            elif target.is_facade and not (module.is_facade and name.startswith(f"{module.name}.")):  # its own part
                 complaints.append(
                     f"{module} imports a name through {target}, which is for users: "
                     "import it from the module that defines it."

@@ -1,9 +1,6 @@
 """The shape of Hugging Face's Trainer, on the one native loop. `transformers` itself is not needed."""
 
-import importlib
-from types import ModuleType
-from typing import TYPE_CHECKING
-
+from pytorch_accelerated.huggingface import trainer_callback, trainer_utils, training_args
 from pytorch_accelerated.huggingface.arguments import TrainingArguments
 from pytorch_accelerated.huggingface.callbacks import (
     DEFAULT_CALLBACKS,
@@ -23,11 +20,6 @@ from pytorch_accelerated.huggingface.state import ExportableState, TrainerContro
 from pytorch_accelerated.huggingface.strategies import IntervalStrategy, SaveStrategy, SchedulerType
 from pytorch_accelerated.huggingface.trainer import Trainer
 from pytorch_accelerated.seeding import set_seed
-
-if TYPE_CHECKING:
-    from pytorch_accelerated.huggingface import trainer_callback as trainer_callback
-    from pytorch_accelerated.huggingface import trainer_utils as trainer_utils
-    from pytorch_accelerated.huggingface import training_args as training_args
 
 __all__ = [
     "DEFAULT_CALLBACKS",
@@ -54,13 +46,7 @@ __all__ = [
     "get_last_checkpoint",
     "set_seed",
     "speed_metrics",
+    "trainer_callback",
+    "trainer_utils",
+    "training_args",
 ]
-
-
-if not TYPE_CHECKING:  # to a type checker it would mean that every name is there
-
-    def __getattr__(name: str) -> ModuleType:
-        """A submodule that scripts use as an attribute; they import this package, and these import from it."""
-        if name in ("trainer_callback", "trainer_utils", "training_args"):
-            return importlib.import_module(f"{__name__}.{name}")
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
