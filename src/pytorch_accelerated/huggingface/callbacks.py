@@ -209,65 +209,66 @@ class CallbackHandler:
 
     def on_init_end(self, args: Any, state: Any, control: Any) -> Any:
         """The trainer has been made."""
-        return self._fire("on_init_end", args, state, control)
+        return self.fire("on_init_end", args, state, control)
 
     def on_train_begin(self, args: Any, state: Any, control: Any) -> Any:
         """A training begins: clears `should_training_stop`."""
-        return self._fire("on_train_begin", args, state, control)
+        return self.fire("on_train_begin", args, state, control)
 
     def on_train_end(self, args: Any, state: Any, control: Any) -> Any:
         """A training is over."""
-        return self._fire("on_train_end", args, state, control)
+        return self.fire("on_train_end", args, state, control)
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any) -> Any:
         """An epoch begins: clears `should_epoch_stop`."""
-        return self._fire("on_epoch_begin", args, state, control)
+        return self.fire("on_epoch_begin", args, state, control)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any) -> Any:
         """An epoch is over."""
-        return self._fire("on_epoch_end", args, state, control)
+        return self.fire("on_epoch_end", args, state, control)
 
     def on_step_begin(self, args: Any, state: Any, control: Any) -> Any:
         """An update begins: clears `should_save`, `should_evaluate` and `should_log`."""
-        return self._fire("on_step_begin", args, state, control)
+        return self.fire("on_step_begin", args, state, control)
 
     def on_substep_end(self, args: Any, state: Any, control: Any) -> Any:
         """A batch that is not the last of its update has been used."""
-        return self._fire("on_substep_end", args, state, control)
+        return self.fire("on_substep_end", args, state, control)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any) -> Any:
         """The gradients are complete and clipped."""
-        return self._fire("on_pre_optimizer_step", args, state, control)
+        return self.fire("on_pre_optimizer_step", args, state, control)
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any) -> Any:
         """The parameters have been changed."""
-        return self._fire("on_optimizer_step", args, state, control)
+        return self.fire("on_optimizer_step", args, state, control)
 
     def on_step_end(self, args: Any, state: Any, control: Any) -> Any:
         """An update is over."""
-        return self._fire("on_step_end", args, state, control)
+        return self.fire("on_step_end", args, state, control)
 
     def on_prediction_step(self, args: Any, state: Any, control: Any) -> Any:
         """A batch has been evaluated or predicted."""
-        return self._fire("on_prediction_step", args, state, control)
+        return self.fire("on_prediction_step", args, state, control)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: dict[str, float]) -> Any:
         """An evaluation is over: clears `should_evaluate`."""
-        return self._fire("on_evaluate", args, state, control, metrics=metrics)
+        return self.fire("on_evaluate", args, state, control, metrics=metrics)
 
     def on_predict(self, args: Any, state: Any, control: Any, metrics: dict[str, float] | None) -> Any:
         """A prediction is over."""
-        return self._fire("on_predict", args, state, control, metrics=metrics)
+        return self.fire("on_predict", args, state, control, metrics=metrics)
 
     def on_save(self, args: Any, state: Any, control: Any) -> Any:
         """A checkpoint has been saved: clears `should_save`."""
-        return self._fire("on_save", args, state, control)
+        return self.fire("on_save", args, state, control)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any]) -> Any:
         """Something was logged: clears `should_log`."""
-        return self._fire("on_log", args, state, control, logs=logs)
+        return self.fire("on_log", args, state, control, logs=logs)
 
-    def _fire(self, event: str, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+    def fire(self, event: str, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        """What the method named like `event` does: clear flags of the control, then `call_event`."""
         for flag in _CLEARED_AT.get(event, ()):
             setattr(control, flag, False)
         return self.call_event(event, args, state, control, **kwargs)

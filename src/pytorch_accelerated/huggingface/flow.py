@@ -58,7 +58,7 @@ class TrainerFlow:
 
     def fire(self, event: str) -> None:
         """Tell the callbacks; the control that they leave is ours from then on."""
-        self.control = getattr(self.callback_handler, event)(self.args, self.state, self.control)
+        self.control = self.callback_handler.fire(event, self.args, self.state, self.control)
 
     @property
     def has_foreign_callbacks(self) -> bool:
