@@ -3,7 +3,7 @@
 import copy
 import importlib.util
 import json
-import os
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -215,8 +215,8 @@ def test_an_optimizer_or_a_schedule_is_given_once(tmp_path: Path) -> None:
     assert "`deepspeed` has the section 'scheduler'" in second
 
 
-@pytest.mark.skipif(IS_INSTALLED, reason="the package deepspeed is installed")
-def test_the_missing_package_is_named(tmp_path: Path) -> None:
+def test_the_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "deepspeed", None)  # as if it were not installed
     with pytest.raises(MissingDependencyError, match=r"pip install 'pytorch-accelerated\[deepspeed\]'"):
         make_trainer(tmp_path, deepspeed={})
 
@@ -225,8 +225,8 @@ def test_the_missing_package_is_named(tmp_path: Path) -> None:
 
 
 @needs_package
-@pytest.mark.skipif("WORLD_SIZE" in os.environ, reason="started by a launcher")
-def test_a_launcher_is_needed(tmp_path: Path) -> None:
+def test_a_launcher_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
     with pytest.raises(LaunchError, match="torchrun --nproc-per-node 1"):
         make_trainer(tmp_path, deepspeed={})
 

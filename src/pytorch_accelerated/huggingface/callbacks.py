@@ -298,8 +298,8 @@ class CallbackHandler:
 
 
 def is_ours(part: Any) -> bool:
-    """Whether the class of `part` is one of this library, not one of the user's."""
-    return type(part).__module__.startswith(f"{_OURS}.")
+    """Whether a method, or the class of an object, is one of this library, not one of the user's."""
+    return str(part.__module__).startswith(f"{_OURS}.")
 
 
 def is_log_due(args: Any, state: Any, step: int) -> bool:

@@ -15,6 +15,7 @@ from torch import nn
 
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, DataError, MissingMethodError
 from pytorch_accelerated.huggingface.arguments import TrainingArguments
+from pytorch_accelerated.huggingface.callbacks import is_ours
 from pytorch_accelerated.huggingface.collating import inner_model
 from pytorch_accelerated.huggingface.deepspeed import check_parts
 from pytorch_accelerated.huggingface.strategies import IntervalStrategy, SaveStrategy
@@ -24,11 +25,8 @@ if TYPE_CHECKING:
 
 Parameters = ParamSpec("Parameters")
 
-_PACKAGE = __name__.partition(".")[0]
-
 _OLD_NAMES = {"tokenizer": "processing_class"}
 
-# What wraps the loop elsewhere; here the loop is the native trainer's.
 # Methods of `transformers`' Trainer that scripts override, and that nobody would call here.
 _HOOKS_ELSEWHERE = {
     "_clip_grad_norm": "Set `max_grad_norm` to 0, and change the gradients in `on_pre_optimizer_step` of a callback.",
@@ -335,7 +333,7 @@ def _takes_result_flag(compute_metrics: Any) -> bool:
 
 def is_users_own(trainer: Any, method: str) -> bool:
     """Whether a method is a subclass's own, or was put in the place of ours."""
-    return not str(getattr(trainer, method).__module__).startswith(f"{_PACKAGE}.")
+    return not is_ours(getattr(trainer, method))
 
 
 def _refuse(complaints: list[str]) -> None:
