@@ -17,7 +17,9 @@ def scalars_in(folder: Path) -> dict[str, list[tuple[int, float]]]:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(folder)).Reload()
-    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    # Files of one second come in the order of their names, where 10 is before 9; so each value's own time is asked.
+    written = {tag: sorted(events.Scalars(tag), key=lambda event: event.wall_time) for tag in events.Tags()["scalars"]}
+    return {tag: [(event.step, event.value) for event in values] for tag, values in written.items()}
 
 
 def texts_in(folder: Path) -> set[str]:

@@ -19,7 +19,6 @@ from pytorch_accelerated.huggingface.callbacks import is_log_due, is_ours
 from pytorch_accelerated.huggingface.checkpoints import checkpoint_name, sort_checkpoints
 from pytorch_accelerated.huggingface.counting import BatchCounter
 from pytorch_accelerated.huggingface.determinism import enable_full_determinism
-from pytorch_accelerated.huggingface.knowledge import is_users_own
 from pytorch_accelerated.huggingface.measuring import MemoryMeter, speed_metrics
 from pytorch_accelerated.huggingface.outputs import TrainOutput
 from pytorch_accelerated.huggingface.restoring import read_trainer_state, take_over_foreign, take_over_state
@@ -235,7 +234,7 @@ class TrainerFlow:
         engine = self._engine
         if holds_run(folder):
             engine.take_over_run(folder)
-            if is_users_own(self, "_load_from_checkpoint"):  # which may know of more than our parts
+            if not is_ours(self._load_from_checkpoint):  # which may know of more than our parts
                 self._load_from_checkpoint(str(folder))
         else:
             take_over_foreign(engine, folder, saved.global_step)

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Sampler
 from pytorch_accelerated.distributed import send_to_device
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, DataError
 from pytorch_accelerated.huggingface.arguments import TrainingArguments, set_log_level
-from pytorch_accelerated.huggingface.callbacks import DEFAULT_CALLBACKS, CallbackHandler, PrinterCallback
+from pytorch_accelerated.huggingface.callbacks import DEFAULT_CALLBACKS, CallbackHandler, PrinterCallback, is_ours
 from pytorch_accelerated.huggingface.checkpoints import rotate_checkpoints
 from pytorch_accelerated.huggingface.collating import (
     RemoveColumnsCollator,
@@ -46,17 +46,10 @@ from pytorch_accelerated.huggingface.flow import TrainerFlow, metric_of
 from pytorch_accelerated.huggingface.fsdp import shard
 from pytorch_accelerated.huggingface.knowledge import (
     accepts_loss_kwargs,
-    is_users_own,
     outputs_of,
     own_loss,
     predicts_next_token,
-    refuse_arguments,
-    refuse_construction,
-    refuse_hooks_that_do_not_exist,
-    refuse_method,
     refuse_no_loss,
-    refuse_training,
-    refusing_unknown,
     returns_loss_by_itself,
 )
 from pytorch_accelerated.huggingface.loading import (
@@ -83,6 +76,14 @@ from pytorch_accelerated.huggingface.parallel import (
     warn_about_idle_devices,
 )
 from pytorch_accelerated.huggingface.progress import ProgressCallback
+from pytorch_accelerated.huggingface.refusing import (
+    refuse_arguments,
+    refuse_construction,
+    refuse_hooks_that_do_not_exist,
+    refuse_method,
+    refuse_training,
+    refusing_unknown,
+)
 from pytorch_accelerated.huggingface.reporting import reporting_callbacks
 from pytorch_accelerated.huggingface.restoring import read_trainer_state, restore_callbacks
 from pytorch_accelerated.huggingface.results import as_table, formatted, save_results
@@ -679,7 +680,7 @@ class Trainer(TrainerFlow):
         if prediction_loss_only:
             return loss, None, None
         # A loss that takes the labels is not the model's, so none stands before its outputs.
-        is_outside = self._loss_takes_labels and "labels" in inputs and not is_users_own(self, "compute_loss")
+        is_outside = self._loss_takes_labels and "labels" in inputs and is_ours(self.compute_loss)
         logits = detached(outputs_without_loss(outputs, ignore_keys, has_loss=returns_loss and not is_outside))
         kept = detached(tuple(labels)) if has_labels else None
         return loss, logits, kept[0] if kept is not None and len(kept) == 1 else kept
