@@ -1,8 +1,12 @@
 """The displays of progress, without a trainer."""
 
+import io
+import logging
 import math
+import os
 import sys
 import types
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -320,6 +324,107 @@ def test_what_is_printed_while_a_bar_is_shown_stands_above_it():
         assert second.startswith("epoch 1/2")
         progress.close()
         assert terminal.screen == ["a row"]
+
+
+@pytest.fixture
+def logger() -> Iterator[logging.Logger]:
+    """One that nobody else listens to."""
+    logger = logging.getLogger("tests.progress")
+    logger.propagate = False
+    yield logger
+    logger.handlers.clear()
+    logger.propagate = True
+
+
+def test_lines_of_a_log_stand_above_the_bars(logger):
+    with in_a_terminal(80) as terminal:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
+        logger.addHandler(handler)
+        clock = Clock()
+        outer, inner = shown(clock), shown(clock, label="evaluation", total=20)
+        logger.warning("first")
+        assert [line.split()[0] for line in terminal.screen] == ["WARNING", "epoch", "evaluation"]
+        inner.close()
+        logger.warning("second")
+        assert [line.split()[0] for line in terminal.screen] == ["WARNING", "WARNING", "epoch"]
+        outer.close()
+        logger.warning("third")
+        assert terminal.screen == ["WARNING first", "WARNING second", "WARNING third"]
+        assert "emit" not in vars(handler)
+
+
+def test_a_log_without_handlers_stands_above_the_bars_too():
+    logger = logging.Logger("without parents, which could have handlers")
+    with in_a_terminal(80) as terminal:
+        progress = shown(Clock())
+        logger.warning("nobody set up logging")
+        logger.info("a detail")
+        first, second = terminal.screen
+        progress.close()
+    assert first == "nobody set up logging"
+    assert second.startswith("epoch 1/2")
+    assert "emit" not in vars(logging.lastResort)
+
+
+def test_warnings_stand_above_the_bars():
+    before = warnings.showwarning
+    with in_a_terminal(80) as terminal, warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = print_warning
+        progress = shown(Clock())
+        warnings.warn("look at this", stacklevel=1)
+        first, second = terminal.screen
+        progress.close()
+        assert warnings.showwarning is print_warning
+    assert first == "UserWarning: look at this"
+    assert second.startswith("epoch 1/2")
+    assert warnings.showwarning is before
+
+
+def print_warning(message: Warning | str, category: type[Warning], *args: Any, **kwargs: Any) -> None:
+    print(f"{category.__name__}: {message}", file=sys.stderr)
+
+
+def test_warnings_are_recorded_as_ever_while_a_bar_is_shown():
+    with in_a_terminal(80) as terminal:
+        with warnings.catch_warnings(record=True) as recorded:
+            warnings.simplefilter("always")
+            progress = shown(Clock())
+            warnings.warn("look at this", stacklevel=1)
+        progress.close()
+        assert terminal.screen == []
+    assert [str(warning.message) for warning in recorded] == ["look at this"]
+
+
+def test_a_log_that_goes_to_a_file_or_is_redirected_meanwhile_stays_there(logger, tmp_path):
+    elsewhere = io.StringIO()
+    with in_a_terminal(80) as terminal:
+        to_file, redirected = logging.FileHandler(tmp_path / "log"), logging.StreamHandler()
+        logger.addHandler(to_file)
+        logger.addHandler(redirected)
+        progress = shown(Clock())
+        redirected.setStream(elsewhere)
+        logger.warning("not for the screen")
+        assert [line.split()[0] for line in terminal.screen] == ["epoch"]
+        progress.close()
+        assert terminal.screen == []
+    to_file.close()
+    assert (tmp_path / "log").read_text() == elsewhere.getvalue() == "not for the screen\n"
+
+
+def test_a_process_forked_while_a_bar_is_shown_leaves_the_bar_alone(logger):
+    with in_a_terminal(80) as terminal:
+        logger.addHandler(logging.StreamHandler())
+        progress = shown(Clock())
+        before = terminal.received
+        child = os.fork()
+        if not child:
+            logger.warning("from a loader process")
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert terminal.received == before + "from a loader process\r\n"
+        progress.close()
 
 
 def test_bars_start_no_thread(monkeypatch):

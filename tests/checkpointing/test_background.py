@@ -148,17 +148,18 @@ def test_the_last_state_is_complete_or_the_run_fails(tmp_path: Path):
         trained(tmp_path / "failed", background=True)
 
 
-def test_an_error_in_the_run_is_not_hidden_by_one_of_a_save(tmp_path: Path):
+def test_an_error_in_the_run_is_not_hidden_by_one_of_a_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     class Failing(TrainerCallback):
-        def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
-            raise ZeroDivisionError
+        def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
+            if trainer.run_state.updates == 4:
+                slow.may_go_on.set()  # a save that fails before this would end the run first
+                raise ZeroDivisionError
 
-    with (
-        FaultyDisk(4).installed(),
-        pytest.warns(UserWarning, match="No space left on device"),
-        pytest.raises(ZeroDivisionError),
-    ):
-        trained(tmp_path, Failing(), background=True, save_every_n_steps=6)
+    with FaultyDisk(4).installed() as faulty:
+        slow = SlowDisk(monkeypatch)
+        with pytest.warns(UserWarning, match="No space left on device"), pytest.raises(ZeroDivisionError):
+            trained(tmp_path, Failing(), background=True, save_every_n_steps=3)
+    assert "write" in faulty.operations[:4], faulty.operations
 
 
 def test_outside_of_a_run_a_state_is_there_at_once(tmp_path: Path):

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import tqdm
 
 from pytorch_accelerated.progress.formats import format_clock
+from pytorch_accelerated.progress.others import OtherWriters
 from pytorch_accelerated.progress.snapshot import Snapshot
 
 # A bar narrower than this, its frame included, says less than the words it displaces.
@@ -60,6 +61,7 @@ class BarDisplay:
                 leave=False,
                 dynamic_ncols=True,
             )
+            _other_writers.begin()
         columns = getattr(self._bar, "ncols", None)  # none where TQDM_DISABLE is set
         self._bar.bar_format = bar_format(snapshot, columns if isinstance(columns, int) else None)
         self._bar.n = snapshot.done
@@ -72,6 +74,7 @@ class BarDisplay:
             self._bar.total = self._bar.n  # a notebook keeps bars that stopped short
             self._bar.close()
             self._bar = None
+            _other_writers.end()
 
 
 def bar_format(snapshot: Snapshot, columns: int | None) -> str:
@@ -175,3 +178,6 @@ def above_bars() -> Iterator[None]:
     """Whatever is printed inside appears above the bars that are on the screen."""
     with tqdm.tqdm.external_write_mode():
         yield
+
+
+_other_writers = OtherWriters(above_bars)
