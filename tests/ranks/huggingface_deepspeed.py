@@ -1,4 +1,7 @@
-"""Runs on some ranks, with a ZeRO stage or with "none" for plain DDP: the same work, what came of it goes to a file."""
+"""Runs on some ranks, with a ZeRO stage or with "none" for plain DDP: the same work, what came of it goes to a file.
+
+On the CPU, or on the device that is given behind the stage.
+"""
 
 import sys
 from pathlib import Path
@@ -17,6 +20,7 @@ from tests.huggingface.runs import Recorder, Regression, Rows, StopAt, Tokens, m
 from tests.support.resuming import assert_same
 
 folder, stage = Path(sys.argv[1]), sys.argv[2]
+device = sys.argv[3] if len(sys.argv) > 3 else "cpu"
 uses_deepspeed = stage != "none"
 
 
@@ -41,6 +45,7 @@ class Looking(Trainer):
 
     def training_step(self, model: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
         assert is_engine(model) == uses_deepspeed
+        assert self.args.device.type == device
         return super().training_step(model, *args, **kwargs)
 
 
@@ -60,6 +65,7 @@ def prepare(name: str, *callbacks: Any, model: nn.Module | None = None, **argume
             "max_grad_norm": 0.5,
             "eval_strategy": "steps",
             "eval_steps": 2,
+            "use_cpu": device == "cpu",
             "deepspeed": None if config is None else {**config, **arguments.pop("config", {})},
             **arguments,
         },
