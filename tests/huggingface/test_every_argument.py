@@ -448,7 +448,7 @@ def test_the_logger_says_as_much_as_is_asked_for(caplog: pytest.LogCaptureFixtur
 
     assert said(log_level="warning") == []
     assert said(log_level="info") == [
-        "Training begins: steps 1 to 5, batches of 2 rows on each of 1 processes, 1 batches per step",
+        "Training begins: steps 1 to 5, 2 samples each",
         f"Saved {tmp_path}/checkpoint-5",
     ]
     said(log_level="error")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.data.building import advice_on_waiting
 from pytorch_accelerated.progress.display import Display, display_factory
-from pytorch_accelerated.progress.formats import format_duration, format_number
+from pytorch_accelerated.progress.formats import format_count, format_duration, format_number, format_update_size
 from pytorch_accelerated.progress.progress import Progress
 from pytorch_accelerated.progress.table import GrowingTable, block, screen_columns
 
@@ -71,20 +71,19 @@ class PrintProgressCallback(TrainerCallback):
         reason = f": {self._reason_to_stop}" if self._reason_to_stop else ""
         skipped = f" ({state.skipped_updates} skipped)" if state.skipped_updates else ""
         duration = f" in {format_duration(time.perf_counter() - self._started)}" if self._started is not None else ""
-        epochs, updates = _count(state.epochs, "epoch"), _count(state.updates, "update")
+        epochs, updates = format_count(state.epochs, "epoch"), format_count(state.updates, "update")
         trainer.print(f"{word} {epochs}, {updates}{skipped}{duration}{reason}")
         if trainer.captured_step_report is not None:
             trainer.print(trainer.captured_step_report)
         if trainer._splitter is not None and trainer._splitter.rows is not None:
-            trainer.print(
-                f"Batches went through the model in parts of {_count(trainer._splitter.rows, 'sample')} at the most"
-            )
+            samples = format_count(trainer._splitter.rows, "sample")
+            trainer.print(f"Batches went through the model in parts of {samples} at the most")
 
     def on_evaluation_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """For example "Evaluating 12 batches of 32 samples, on cpu"."""
         batches, samples = _length(trainer._eval_dataloader), _config_of(trainer).eval_total_batch_size
-        work = "a stream" if batches is None else _count(batches, "batch", "batches")
-        of_samples = "" if samples is None else f" of {_count(samples, 'sample')}"
+        work = "a stream" if batches is None else format_count(batches, "batch", "batches")
+        of_samples = "" if samples is None else f" of {format_count(samples, 'sample')}"
         trainer.print(f"Evaluating {work}{of_samples}, {_where(trainer)}")
 
 
@@ -367,32 +366,22 @@ def _where(trainer: Trainer) -> str:
 
 def _length_of(config: TrainerRunConfig) -> str:
     """For example "10 epochs of 45 updates"."""
-    epochs = "" if config.num_epochs is None else _count(config.num_epochs, "epoch")
-    updates = "" if config.max_num_train_steps is None else _count(config.max_num_train_steps, "update")
+    epochs = "" if config.num_epochs is None else format_count(config.num_epochs, "epoch")
+    updates = "" if config.max_num_train_steps is None else format_count(config.max_num_train_steps, "update")
     if config.num_update_steps_per_epoch is None:  # a stream
         return updates or epochs
-    each = _count(config.num_update_steps_per_epoch, "update")
+    each = format_count(config.num_update_steps_per_epoch, "update")
     is_whole = config.max_num_train_steps == (config.num_epochs or 0) * config.num_update_steps_per_epoch
     return f"{epochs} of {each}" if is_whole else f"{updates} ({epochs} of {each})"
 
 
 def _sizes_of(config: TrainerRunConfig) -> str:
-    """For example "64 samples each (8 x 4 accumulated x 2 processes)"."""
-    if config.train_total_batch_size is None:
+    per_device, accumulated = config.train_per_device_batch_size, config.gradient_accumulation_steps
+    if per_device is None or accumulated is None:
         return ""
-    factors = [str(config.train_per_device_batch_size)]
-    if config.gradient_accumulation_steps != 1:
-        factors.append(f"{config.gradient_accumulation_steps} accumulated")
-    if config.num_processes != 1:
-        factors.append(f"{config.num_processes} processes")
-    product = f" ({' x '.join(factors)})" if len(factors) > 1 else ""
-    return f"{_count(config.train_total_batch_size, 'sample')} each{product}"
+    return format_update_size(per_device, accumulated, config.num_processes)
 
 
 def _config_of(trainer: Trainer) -> TrainerRunConfig:
     assert trainer.run_config is not None  # there is one as soon as a run has begun
     return trainer.run_config
-
-
-def _count(count: int, word: str, words: str | None = None) -> str:
-    return f"{count} {word if count == 1 else words or word + 's'}"

@@ -26,6 +26,7 @@ from pytorch_accelerated.huggingface.rows import PADDING
 from pytorch_accelerated.huggingface.saving import find_checkpoint, holds_run
 from pytorch_accelerated.huggingface.state import TrainerControl, TrainerState, exported_states
 from pytorch_accelerated.huggingface.strategies import IntervalStrategy, SaveStrategy
+from pytorch_accelerated.progress.formats import format_update_size
 from pytorch_accelerated.seeding import set_seed
 
 if TYPE_CHECKING:
@@ -118,12 +119,10 @@ class TrainerFlow:
         self._last_logged_step = self._first_step = self.state.global_step
         self._started = time.time()
         logger.info(
-            "Training begins: steps %d to %d, batches of %d rows on each of %d processes, %d batches per step",
+            "Training begins: steps %d to %d, %s",
             self.state.global_step + 1,
             self.state.max_steps,
-            self._train_batch_size,
-            self.args.world_size,
-            self.args.gradient_accumulation_steps,
+            format_update_size(self._train_batch_size, self.args.gradient_accumulation_steps, self.args.world_size),
         )
         self.fire("on_train_begin")
         if self.args.eval_on_start:

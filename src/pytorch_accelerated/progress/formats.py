@@ -35,3 +35,27 @@ def format_duration(seconds: float) -> str:
     if seconds < 0.9995:
         return f"{1000 * seconds:.0f}ms"
     return f"{seconds:.1f}s" if seconds < 59.95 else format_clock(round(seconds))
+
+
+def format_count(count: int, word: str, words: str | None = None) -> str:
+    """Some of what `word` names, and `words` if they are several.
+
+    >>> [format_count(1, "update"), format_count(2, "update"), format_count(2, "batch", "batches")]
+    ['1 update', '2 updates', '2 batches']
+    """
+    return f"{count} {word if count == 1 else words or word + 's'}"
+
+
+def format_update_size(per_device: int, accumulated: int, processes: int) -> str:
+    """How many samples an update takes, and why.
+
+    >>> [format_update_size(8, 1, 1), format_update_size(8, 4, 2)]
+    ['8 samples each', '64 samples each (8 x 4 accumulated x 2 processes)']
+    """
+    factors = [str(per_device)]
+    if accumulated != 1:
+        factors.append(f"{accumulated} accumulated")
+    if processes != 1:
+        factors.append(f"{processes} processes")
+    product = f" ({' x '.join(factors)})" if len(factors) > 1 else ""
+    return f"{format_count(per_device * accumulated * processes, 'sample')} each{product}"
