@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from datasets import Dataset
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -143,3 +144,43 @@ def test_an_own_loss_that_nothing_can_be_learnt_from_is_refused(change: Any, mes
 
     with pytest.raises(DataError, match=f"{message}.*compute_loss"):
         make_trainer(tmp_path, kind=Changed).train()
+
+
+class LossOfItsOwn(Trainer):
+    """Takes what it needs out of the batch, as many subclasses do."""
+
+    needs = "labels"
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        wanted = inputs.pop(self.needs)
+        outputs = model(**inputs)
+        loss = mean_loss(outputs, wanted)
+        return (loss, outputs) if return_outputs else loss
+
+
+@pytest.mark.parametrize("make", [list, Dataset.from_list], ids=["rows", "datasets"])
+@pytest.mark.parametrize("accumulation", [1, 2])  # batches are looked at beforehand where several make an update
+def test_a_column_that_was_taken_out_is_named_when_a_loss_looks_for_it(
+    make: Any, accumulation: int, tmp_path: Path
+) -> None:
+    parts = {"model": Plain(), "train_dataset": make(classes())}
+    trainer = make_trainer(tmp_path, kind=LossOfItsOwn, parts=parts, gradient_accumulation_steps=accumulation)
+    message = r"LossOfItsOwn.compute_loss looks for 'labels', .*the forward of Plain .*label_names=\['labels'\]"
+    with pytest.raises(DataError, match=message) as caught:
+        trainer.train()
+    assert isinstance(caught.value.__cause__, KeyError)
+    make_trainer(tmp_path, kind=LossOfItsOwn, parts=parts, label_names=["labels"]).train()
+    parts["train_dataset"] = make([{"x": row["x"], "labels": row["labels"]} for row in classes()])
+    make_trainer(tmp_path, kind=LossOfItsOwn, parts=parts, remove_unused_columns=False).train()
+
+
+@pytest.mark.parametrize("settings", [{"label_names": ["labels"]}, {"remove_unused_columns": False}])
+def test_a_mistake_in_a_loss_is_left_as_it_is(settings: dict[str, Any], tmp_path: Path) -> None:
+    class Mistaken(LossOfItsOwn):
+        needs = "lables"
+
+    parts = {"model": Plain(), "train_dataset": classes()}
+    with pytest.raises(KeyError, match="lables"):
+        make_trainer(tmp_path, kind=Mistaken, parts=parts, **settings).train()

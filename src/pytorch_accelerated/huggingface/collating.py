@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import IterableDataset
 
 from pytorch_accelerated.errors import DataError
 
@@ -105,6 +106,16 @@ def without_unused_columns(dataset: Any, columns: Sequence[str]) -> Any:
     unused = [name for name in dataset.column_names if name not in columns]
     _refuse_nothing_left(dataset.column_names, unused, columns)
     return dataset.remove_columns(unused) if unused else dataset
+
+
+def columns_of(dataset: Any) -> list[str]:
+    """The columns of a dataset, where they can be known: as it says, or as its first row has."""
+    if (names := getattr(dataset, "column_names", None)) is not None:
+        return list(names)
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
+        return []  # reading a stream would take a row away from it
+    row = dataset[0]
+    return list(row) if isinstance(row, Mapping) else []
 
 
 class RemoveColumnsCollator:

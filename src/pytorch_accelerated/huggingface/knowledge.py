@@ -5,12 +5,15 @@ from __future__ import annotations
 import inspect
 import traceback
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pytorch_accelerated.errors import DataError
-from pytorch_accelerated.huggingface.collating import inner_model
+from pytorch_accelerated.huggingface.collating import columns_of, inner_model, signature_columns
+
+if TYPE_CHECKING:
+    from pytorch_accelerated.huggingface.trainer import Trainer
 
 
 def accepts_loss_kwargs(model: Any) -> bool:
@@ -111,6 +114,24 @@ def outputs_of(model: Any, inputs: Mapping[str, Any], *, bare_model: Any) -> Any
             "`label_smoothing_factor` takes it: give it the default None in forward, and name it in `label_names` "
             "unless 'label' is in its name."
         ) from error
+
+
+def refuse_looking_for(error: KeyError, trainer: Trainer) -> None:
+    """Say why a loss does not find a column in the batch, if it is because that was taken out; else nothing.
+
+    Raises:
+        DataError: names the column and the remedies.
+    """
+    name = error.args[0] if error.args else None
+    if not isinstance(name, str) or not trainer.args.remove_unused_columns:
+        return
+    if name in signature_columns(trainer.model, trainer.label_names) or name not in columns_of(trainer.train_dataset):
+        return
+    raise DataError(
+        f"{type(trainer).__name__}.compute_loss looks for {name!r}, which the dataset has but not the batch: columns "
+        f"that the forward of {type(trainer.model).__name__} does not name are taken out. Set label_names=[{name!r}], "
+        "which keeps it and makes it the label of evaluations, or remove_unused_columns=False, which keeps all columns."
+    ) from error
 
 
 def _missing_inputs(forward: Any, inputs: Mapping[str, Any], error: TypeError) -> list[str]:

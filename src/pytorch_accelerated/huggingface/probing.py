@@ -32,8 +32,7 @@ def divides_by_items(trainer: Trainer, model: Any, batch: Any, num_items: int) -
     for number in (num_items, 2 * num_items):
         with _without_a_trace(trainer, model), torch.no_grad():
             inputs = trainer._prepare_inputs(copy.copy(batch))  # which users take labels out of
-            with trainer.compute_loss_context_manager():
-                losses.append(float(trainer.compute_loss(model, inputs, num_items_in_batch=number)))
+            losses.append(float(trainer._compute_loss(model, inputs, num_items_in_batch=number)))
     once, twice = losses
     if once == 0 or not math.isfinite(once):
         return None

@@ -49,6 +49,7 @@ from pytorch_accelerated.huggingface.knowledge import (
     outputs_of,
     own_loss,
     predicts_next_token,
+    refuse_looking_for,
     refuse_no_loss,
     returns_loss_by_itself,
 )
@@ -307,8 +308,7 @@ class Trainer(TrainerFlow):
         if not model.training:
             model.train()
         inputs = self._prepare_inputs(inputs)
-        with self.compute_loss_context_manager():
-            loss = self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
+        loss = self._compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
         refuse_no_loss(loss, is_learnt_from=True)
         share = self._engine.share_of_update(loss, num_items_in_batch)
         self._engine.backward_step(share)
@@ -350,6 +350,15 @@ class Trainer(TrainerFlow):
             named = {"logits": outputs} if isinstance(outputs, torch.Tensor) else outputs
             loss = self.label_smoother(named, labels, shift_labels=predicts_next_token(self.model))
         return (loss, outputs) if return_outputs else loss
+
+    def _compute_loss(self, model: Any, inputs: Mapping[str, Any], **arguments: Any) -> Any:
+        """`compute_loss` in its context, which says more where it looks for a column that was taken out."""
+        try:
+            with self.compute_loss_context_manager():
+                return self.compute_loss(model, inputs, **arguments)
+        except KeyError as error:
+            refuse_looking_for(error, self)
+            raise
 
     @property
     def _loss_takes_labels(self) -> bool:
@@ -669,9 +678,8 @@ class Trainer(TrainerFlow):
         returns_loss = has_labels or (not labels and returns_loss_by_itself(self.model, inputs))
         with torch.no_grad():
             if returns_loss:
-                with self.compute_loss_context_manager():
-                    count = self.count_items(inputs) if self.counts_items else None
-                    loss, outputs = self.compute_loss(model, inputs, return_outputs=True, num_items_in_batch=count)
+                count = self.count_items(inputs) if self.counts_items else None
+                loss, outputs = self._compute_loss(model, inputs, return_outputs=True, num_items_in_batch=count)
                 loss = loss.detach().mean()
             else:
                 loss = None
