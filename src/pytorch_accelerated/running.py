@@ -71,7 +71,14 @@ class TrainingRun(TrainingLoop):
         self._renew_accelerator()
         self._reset_control()
         self._is_running = True
-        with self._signals as signals:
+        with self._signals as signals, contextlib.ExitStack() as cleaning_up:
+            # The last one first; each is done whatever happens in those before: a second Ctrl-C, or torch's word of a
+            # dead loader process, which comes in the middle of anything.
+            cleaning_up.callback(lambda: close_loader(self._train_dataloader))
+            cleaning_up.callback(lambda: close_loader(self._eval_dataloader))
+            cleaning_up.callback(self._release_model)
+            cleaning_up.callback(self._release_folders)
+            cleaning_up.callback(self._close_writer)
             try:
                 yield
                 if signals.agreed:
@@ -83,11 +90,6 @@ class TrainingRun(TrainingLoop):
                 raise
             finally:
                 self._is_running = False
-                self._close_writer()
-                self._release_folders()
-                self._release_model()
-                for loader in (self._train_dataloader, self._eval_dataloader):
-                    close_loader(loader)
         if signals.agreed or signals.number:
             raise signals.exit(self._saved_to)
 

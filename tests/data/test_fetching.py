@@ -24,6 +24,7 @@ from torch.utils.data import (
 from pytorch_accelerated.data.building import build_loader
 from pytorch_accelerated.data.fetching import BatchFetcher, Request, StreamFetcher
 from tests.data.loaders import Numbers, Stream, adapted, numbers_in
+from tests.support.processes import run_forked
 
 WORKERS = [0, 1, 2, 4]
 SIZE = 12
@@ -202,6 +203,42 @@ def test_a_closed_loader_has_no_workers_left_and_can_be_used_again(dataset: Any,
     assert next(iter(loader)).tolist() == [0, 1]
     loader.close()
     assert multiprocessing.active_children() == []
+
+
+A_WORKER_DIES = """
+import multiprocessing, os, signal, time
+import pytest
+from torch.utils.data import DataLoader
+from tests.support.processes import run_forked
+from tests.data.loaders import Numbers, adapted
+from tests.support.ending import is_running
+
+class Hanging(Numbers):
+    def __getitem__(self, index):
+        if index >= 4:
+            is_reached.set()
+            time.sleep(600)
+        return super().__getitem__(index)
+
+is_reached = multiprocessing.Event()
+loader = adapted(DataLoader(Hanging(6), 2, num_workers=3))
+assert next(iter(loader)).tolist() == [0, 1]
+assert is_reached.wait(60)
+handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's is to notice it when the first one has ended
+workers = sorted(worker.pid for worker in multiprocessing.active_children())
+os.kill(workers[1], signal.SIGKILL)
+os.waitid(os.P_PID, workers[1], os.WEXITED | os.WNOWAIT)
+signal.signal(signal.SIGCHLD, handler)
+with pytest.raises(RuntimeError, match=f"pid {workers[1]}.* killed by signal"):
+    loader.close()
+print(len(workers), [worker for worker in workers if is_running(worker)])
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(os.name != "posix", reason="Windows has no such signals")
+def test_where_a_worker_has_died_the_others_are_ended_all_the_same() -> None:
+    assert run_forked(A_WORKER_DIES, timeout_seconds=60).stdout == "3 []\n"
 
 
 # ------------------------------------------------------------------------------------------ datasets that know better

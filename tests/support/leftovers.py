@@ -28,7 +28,8 @@ def fail_on_leftovers() -> Iterator[None]:
         torch.distributed.destroy_process_group()
     children = multiprocessing.active_children()
     for child in children:
-        child.terminate()
+        child.kill()  # loader processes ignore anything more polite
+        child.join()
     assert not changed, f"environment variables were left changed: {', '.join(changed)}"
     assert not group_is_left, "a process group was left behind: call torch.distributed.destroy_process_group()"
     assert not children, f"child processes were left behind: {children}"

@@ -54,14 +54,16 @@ class FolderLock:
     def release(self) -> None:
         """Give the folder up, if it was claimed; one that was made for that, and is empty, goes."""
         if self._descriptor is not None:
-            _held.discard(self._folder)
-            # Removed while it is locked: nobody can have claimed the folder by this file since.
-            with contextlib.suppress(OSError):  # a file that is left behind locks nothing
-                disk.remove(self._folder / LOCK_NAME)
-                if self._is_new and not any(self._folder.iterdir()):
-                    disk.remove(self._folder)
-            os.close(self._descriptor)
-            self._descriptor = None
+            descriptor, self._descriptor = self._descriptor, None
+            try:
+                # Removed while it is locked: nobody can have claimed the folder by this file since.
+                with contextlib.suppress(OSError):  # a file that is left behind locks nothing
+                    disk.remove(self._folder / LOCK_NAME)
+                    if self._is_new and not any(self._folder.iterdir()):
+                        disk.remove(self._folder)
+            finally:
+                os.close(descriptor)
+                _held.discard(self._folder)
 
     def _locked_file(self) -> int | None:
         path = self._folder / LOCK_NAME

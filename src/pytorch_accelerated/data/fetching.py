@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, default_collate, get_worker_info
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, default_collate
 
 from pytorch_accelerated.data.arrays import ArrayDataset, as_array_dataset
 from pytorch_accelerated.data.hub_streams import is_hub_stream
 from pytorch_accelerated.data.sampling import Cell
 from pytorch_accelerated.data.streams import KeyedStream, fetching_under, has_state, is_stateful_loader, knows_position
+from pytorch_accelerated.data.workers import WorkerInit, begin_pass, end_pass, no_workers_left_on_error
 from pytorch_accelerated.seeding import host_generators_seeded, mixed_seed
-from pytorch_accelerated.signals import leave_to_trainer
 
 # What is read ahead at once of data in memory: little enough to stay in a processor's cache until it is used.
 _BLOCK_BYTES = 512 * 1024
@@ -64,7 +62,7 @@ class BatchFetcher:
         """The batches of `requests`, in order. One pass at a time."""
         assert self._loader is not None
         self._requests.pending = requests
-        self._pass = iter(self._loader)
+        self._pass = begin_pass(self._loader)
         return self._pass
 
     def fetch_cells(self, order: torch.Tensor | None, cells: Iterator[Cell]) -> Iterator[Any]:
@@ -83,7 +81,7 @@ class BatchFetcher:
 
     def close(self) -> None:
         """End worker processes. The next pass starts new ones."""
-        _stop_workers(self._loader, self._pass)
+        end_pass(self._loader, self._pass)
         self._pass = None
 
 
@@ -159,14 +157,14 @@ class StreamFetcher:
         if state["state"] is not None:
             self._stateful.load_state_dict(state["state"])
         if self._epoch is not None:
-            with _no_workers_left_on_error(self._loader):
+            with no_workers_left_on_error(self._loader):
                 self._resumed = iter(()) if self._is_finished else self._begin(self._epoch)
 
     def close(self) -> None:
         """End worker processes. The next pass starts new ones."""
         if self._loader is not None and self._stateful is self._loader:
             self._epoch = None
-        _stop_workers(self._loader, self._pass)
+        end_pass(self._loader, self._pass)
         self._pass = None
 
     def _rebuild(self, loader: DataLoader[Any], rank: int, ranks: int) -> None:
@@ -196,7 +194,7 @@ class StreamFetcher:
             self._stream.epoch = epoch
         elif self._loader.num_workers == 0:
             return self._keyed(self._loader, epoch)
-        self._pass = iter(self._loader)
+        self._pass = begin_pass(self._loader)
         return self._pass
 
     def _keyed(self, source: Iterable[Any], epoch: int) -> Iterator[Any]:
@@ -245,7 +243,7 @@ def like_loader(loader: DataLoader[Any], dataset: Any, **settings: Any) -> DataL
             dataset,
             num_workers=loader.num_workers,
             pin_memory=_pins_memory(loader),
-            worker_init_fn=_WorkerInit(loader.worker_init_fn, loader.dataset) if loader.num_workers else None,
+            worker_init_fn=WorkerInit(loader.worker_init_fn, loader.dataset) if loader.num_workers else None,
             generator=torch.Generator(),
             **worker_settings,
             **settings,
@@ -272,32 +270,6 @@ def _seed_generator(loader: DataLoader[Any], *parts: object) -> None:
     """Seed what torch seeds the workers from."""
     assert loader.generator is not None
     loader.generator.manual_seed(mixed_seed(*parts))
-
-
-def _stop_workers(loader: DataLoader[Any] | None, batches: Iterator[Any] | None) -> None:
-    """End the workers of the pass `batches` over `loader`.
-
-    Left to the garbage collector, they cost five seconds each: if the iterator is part of a reference cycle, as those
-    of a trainer and its callbacks are, its queues are closed before the word to end could be sent through them.
-    """
-    shutdown = getattr(batches, "_shutdown_workers", None)
-    if loader is not None and shutdown is not None:
-        loader._iterator = None
-        shutdown()
-        for worker in getattr(batches, "_workers", ()):
-            if worker.is_alive():
-                worker.kill()  # it hangs, and has ignored torch's polite SIGTERM
-
-
-@contextlib.contextmanager
-def _no_workers_left_on_error(loader: DataLoader[Any] | None) -> Iterator[None]:
-    """End the workers of an iterator that fails while it starts them: only its traceback knows it then."""
-    try:
-        yield
-    except BaseException as error:
-        for frame, _ in traceback.walk_tb(error.__traceback__):
-            _stop_workers(loader, frame.f_locals.get("self"))
-        raise
 
 
 class _PendingRequests(Sampler[Request]):
@@ -373,25 +345,6 @@ class _RankSlice(IterableDataset[Any]):
         for position, sample in enumerate(self.dataset):
             if position // self.batch_size % self.ranks == self.rank:
                 yield sample
-
-
-class _WorkerInit:
-    """Runs the user's `worker_init_fn` in a worker, where ``get_worker_info().dataset`` is the user's dataset.
-
-    Signals that ask the trainer to end do not end the worker.
-    """
-
-    def __init__(self, worker_init_fn: Callable[[int], None] | None, dataset: Any) -> None:
-        self.worker_init_fn = worker_init_fn
-        self.dataset = dataset
-
-    def __call__(self, worker_id: int) -> None:
-        info = get_worker_info()
-        assert info is not None
-        object.__setattr__(info, "dataset", self.dataset)  # torch's own setter refuses
-        leave_to_trainer()
-        if self.worker_init_fn is not None:
-            self.worker_init_fn(worker_id)
 
 
 def _unchanged(batch: Any) -> Any:

@@ -1,0 +1,95 @@
+"""The worker processes of loaders: how they begin, what they leave to the trainer, and that none is left behind."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import os
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch.utils.data import DataLoader, get_worker_info
+
+from pytorch_accelerated.signals import leave_to_trainer
+
+
+class WorkerInit:
+    """Runs the user's `worker_init_fn` in a worker, where ``get_worker_info().dataset`` is the user's dataset.
+
+    Signals that ask the trainer to end do not end the worker.
+    """
+
+    def __init__(self, worker_init_fn: Callable[[int], None] | None, dataset: Any) -> None:
+        self.worker_init_fn = worker_init_fn
+        self.dataset = dataset
+
+    def __call__(self, worker_id: int) -> None:
+        info = get_worker_info()
+        assert info is not None
+        object.__setattr__(info, "dataset", self.dataset)  # torch's own setter refuses
+        leave_to_trainer()
+        if self.worker_init_fn is not None:
+            self.worker_init_fn(worker_id)
+
+
+def begin_pass(loader: DataLoader[Any]) -> Iterator[Any]:
+    """The batches of `loader`, maybe from workers, which do not outlive this process."""
+    batches = iter(loader)
+    if loader.num_workers:
+        _passes_with_workers()[batches] = os.getpid()
+    return batches
+
+
+@functools.cache
+def _passes_with_workers() -> WeakKeyDictionary[Iterator[Any], int]:
+    """Passes, and the processes that began them, which end their workers if they end in the middle of a pass.
+
+    That can be where a run is in a thread. Python would only ask the workers to end, by a signal that they leave to
+    the trainer, and wait for them for ever.
+    """
+    passes: WeakKeyDictionary[Iterator[Any], int] = WeakKeyDictionary()
+
+    def stop_all() -> None:
+        with contextlib.ExitStack() as each:
+            for batches, process in list(passes.items()):
+                if process == os.getpid():  # else this is a fork of it
+                    each.callback(_stop_workers, batches)
+
+    atexit.register(stop_all)
+    return passes
+
+
+def end_pass(loader: DataLoader[Any] | None, batches: Iterator[Any] | None) -> None:
+    """End the workers of the pass `batches` over `loader`, so that the next one starts new ones."""
+    if loader is not None and hasattr(batches, "_shutdown_workers"):
+        loader._iterator = None
+        _stop_workers(batches)
+
+
+def _stop_workers(batches: Any) -> None:
+    """End the workers of a pass.
+
+    Left to the garbage collector, they cost five seconds each: if the iterator is part of a reference cycle, as those
+    of a trainer and its callbacks are, its queues are closed before the word to end could be sent through them.
+    """
+    try:
+        batches._shutdown_workers()
+    finally:  # torch's word that another worker has died may come in the middle of it
+        for worker in getattr(batches, "_workers", ()):
+            if worker.is_alive():
+                worker.kill()  # it hangs, and has ignored torch's polite SIGTERM
+                worker.join()
+
+
+@contextlib.contextmanager
+def no_workers_left_on_error(loader: DataLoader[Any] | None) -> Iterator[None]:
+    """End the workers of an iterator that fails while it starts them: only its traceback knows it then."""
+    try:
+        yield
+    except BaseException as error:
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            end_pass(loader, frame.f_locals.get("self"))
+        raise
