@@ -2,6 +2,7 @@
 
 import itertools
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from pytorch_accelerated.huggingface.callbacks import (
     TrainerCallback,
 )
 from pytorch_accelerated.huggingface.state import TrainerControl, TrainerState
+from tests.huggingface.runs import Regression, Rows, make_trainer
 
 FLAGS = ("should_training_stop", "should_epoch_stop", "should_save", "should_evaluate", "should_log")
 
@@ -327,6 +329,40 @@ def test_early_stopping_judges_as_that_of_transformers(
         assert ours.early_stopping_patience_counter == theirs.early_stopping_patience_counter
         if state.best_metric is None or (value > state.best_metric) == greater_is_better:
             state.best_metric = value
+
+
+@pytest.mark.fact("Best model: a metric that is NaN is warned about, and early stopping counts it as no better")
+def test_a_metric_that_stays_nan_ends_the_run_as_with_transformers(tmp_path: Path) -> None:
+    from transformers import EarlyStoppingCallback as GenuineEarlyStopping
+    from transformers import Trainer as Genuine
+    from transformers import TrainingArguments as GenuineArguments
+
+    data: dict[str, Any] = {"model": Regression(), "train_dataset": Rows(4), "eval_dataset": Rows(4)}
+    usual: dict[str, Any] = {
+        "num_train_epochs": 9,
+        "eval_strategy": "epoch",
+        "save_strategy": "epoch",
+        "load_best_model_at_end": True,
+        "metric_for_best_model": "score",
+        "report_to": "none",
+        "use_cpu": True,
+    }
+    theirs = Genuine(
+        args=GenuineArguments(str(tmp_path / "theirs"), **usual),
+        compute_metrics=lambda prediction: {"score": float("nan")},
+        callbacks=[GenuineEarlyStopping(2)],
+        **data,
+    )
+    theirs.train()
+    ours = make_trainer(
+        tmp_path / "ours",
+        EarlyStoppingCallback(2),
+        parts={**data, "compute_metrics": lambda prediction: {"score": float("nan")}},
+        **usual,
+    )
+    with pytest.warns(UserWarning, match="'score', is NaN at step"):
+        ours.train()
+    assert ours.state.epoch == theirs.state.epoch == 3
 
 
 def test_an_improvement_by_just_the_threshold_is_none() -> None:

@@ -26,6 +26,27 @@ def test_two_processes_evaluate_predict_and_resume_as_one(tmp_path: Path) -> Non
 
 
 @pytest.mark.processes
+@pytest.mark.fact("Training: on several processes an update may have rows for some of them only, and is the same")
+def test_updates_without_rows_for_one_process_are_those_of_one_process(tmp_path: Path) -> None:
+    script = SCRIPT.with_name("huggingface_uneven.py")
+    run_script(script, tmp_path)
+    assert run_on_ranks(script, 2, tmp_path).stdout.count("done") == 2
+    one, first, second = (torch.load(tmp_path / f"{name}.pt") for name in ("1-0", "2-0", "2-1"))
+    assert_same(first, second)
+    torch.testing.assert_close(first, one, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.processes
+@pytest.mark.fact("Flags: what a callback asks for on one process alone, all of them do")
+def test_a_flag_of_one_process_is_one_of_all(tmp_path: Path) -> None:
+    assert run_on_ranks(SCRIPT.with_name("huggingface_flags.py"), 2, tmp_path).stdout.count("done") == 2
+    ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1)]
+    for case, (by_one, by_both) in ranks[0].items():
+        assert_same(by_one, by_both, case)
+    assert_same(ranks[0], ranks[1])
+
+
+@pytest.mark.processes
 @pytest.mark.fact(
     "DECISIONS: ddp_timeout and ddp_backend are the group's, the options of DDP those of the wrapped model"
 )

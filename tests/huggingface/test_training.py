@@ -567,6 +567,18 @@ def test_a_nan_is_never_out_of_sight(filters: bool, tmp_path: Path) -> None:
     assert [entry.get("non_finite_losses") for entry in trainer.state.log_history[:2]] == [2, None]
 
 
+@pytest.mark.fact("Training: NaN that was never logged is told of at the end of the run")
+@pytest.mark.parametrize("arguments", [{"logging_strategy": "no"}, {"logging_steps": 500}])
+def test_a_nan_that_no_log_covers_is_told_of_at_the_end(arguments: dict[str, Any], tmp_path: Path) -> None:
+    class Always(Trainer):
+        def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+            return super().training_step(model, inputs, num_items_in_batch) * math.nan
+
+    with pytest.warns(UserWarning, match="10 of the last 10 losses were NaN or infinite"):
+        output = make_trainer(tmp_path, kind=Always, **arguments).train()
+    assert math.isnan(output.training_loss)
+
+
 def test_label_smoothing_equals_its_formula(tmp_path: Path) -> None:
     from pytorch_accelerated.huggingface.smoothing import LabelSmoother
 

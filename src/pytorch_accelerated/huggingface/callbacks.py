@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import sys
 import warnings
 from collections.abc import Callable, Iterable
@@ -419,10 +420,16 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> Any:
         """Judge an evaluation."""
         name = args.metric_for_best_model
-        value = (metrics or {}).get(name if name.startswith("eval_") else f"eval_{name}")
+        name = name if name.startswith("eval_") else f"eval_{name}"
+        value = (metrics or {}).get(name)
         if value is None:
             return
-        if state.best_metric is None or self._is_improvement(value, state.best_metric, args.greater_is_better):
+        if state.best_metric is None:
+            # The first one stands, whatever it is; NaN after NaN is no better.
+            is_better = not math.isnan(value) or sum(name in entry for entry in state.log_history) < 2
+        else:
+            is_better = self._is_improvement(value, state.best_metric, args.greater_is_better)
+        if is_better:
             self.early_stopping_patience_counter = 0
         else:
             self.early_stopping_patience_counter += 1

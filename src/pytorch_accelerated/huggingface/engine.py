@@ -21,6 +21,7 @@ from pytorch_accelerated.errors import StopTrainingError
 from pytorch_accelerated.huggingface.parallel import accelerator_arguments
 from pytorch_accelerated.huggingface.probing import divides_by_items
 from pytorch_accelerated.huggingface.saving import write_without_run
+from pytorch_accelerated.huggingface.state import CONTROL_FLAGS
 from pytorch_accelerated.loop import clip_gradients
 from pytorch_accelerated.prediction.collecting import PredictionCollector
 from pytorch_accelerated.run_config import TrainerRunConfig
@@ -155,13 +156,23 @@ class Engine(NativeTrainer):
     def _updates(self, train_dl: Any) -> Iterator[Update]:
         for update in super()._updates(train_dl):
             yield update
+            self.agree_on_control()
             control = self._face.control
-            if self._is_asked(control.should_epoch_stop or control.should_training_stop):
+            if control.should_epoch_stop or control.should_training_stop:
                 return
 
-    def _is_asked(self, flag: bool) -> bool:
-        """Whether a flag is set, on any rank where each may have callbacks that decide by themselves."""
-        return self._ranks.any(flag) if self._stops_after_each_update else flag
+    def agree_on_control(self) -> None:
+        """Set each flag of the control that any rank has set, where ranks may have callbacks of their own.
+
+        Must be called by all ranks, between events and what is done because of their flags.
+        """
+        face = self._face
+        if self._ranks.count == 1 or not self._stops_after_each_update or face.control_is_agreed:
+            return
+        flags = vars(face.control)
+        everyones = zip(*self._ranks.exchange_numbers([bool(flags[name]) for name in CONTROL_FLAGS]), strict=True)
+        flags.update((name, True) for name, asked in zip(CONTROL_FLAGS, everyones, strict=True) if any(asked))
+        face.control_is_agreed = True
 
     def _run_update(self, update: Update) -> None:
         self._guarded(self._face.fire, "on_step_begin")
@@ -190,8 +201,10 @@ class Engine(NativeTrainer):
     def _keep_in_step(self, batch: Any) -> None:
         self._fire_of_batch("on_train_step_start")  # as the ranks with a batch do
         self._gathers_no_rows = True
-        self._face.training_step(self.model, batch, self._items_for(batch))
+        share = self._face.training_step(self.model, batch, self._items_for(batch))
         self._gathers_no_rows = False
+        if self._step_loss is None:  # a rank without any row in this update
+            self._step_loss = torch.zeros_like(share)
 
     def _items_for(self, batch: Any) -> int | None:
         """The items of this update, if the loss is one that divides by them."""
@@ -330,6 +343,7 @@ class Engine(NativeTrainer):
         self._face.control.should_training_stop = True
 
     def _is_run_complete(self) -> bool:
+        self.agree_on_control()
         return self._face.control.should_training_stop or super()._is_run_complete()
 
     def _add_epoch_loss_to_run_history(self, metric_name: str) -> None:

@@ -49,6 +49,7 @@ class TrainerFlow:
     compute_loss_func: Callable[..., Any] | None
     model_accepts_loss_kwargs: bool
     is_in_train: bool
+    control_is_agreed = False  # by the ranks, since the last event
     _engine: Engine
     _init_metrics: dict[str, int]
     _train_batch_size: int
@@ -57,8 +58,13 @@ class TrainerFlow:
     # ------------------------------------------------------------------------------------------------- events
 
     def fire(self, event: str) -> None:
-        """Tell the callbacks; the control that they leave is ours from then on."""
-        self.control = self.callback_handler.fire(event, self.args, self.state, self.control)
+        """Tell the callbacks."""
+        self.take_over(self.callback_handler.fire(event, self.args, self.state, self.control))
+
+    def take_over(self, control: TrainerControl) -> None:
+        """The control that callbacks leave is ours from then on; on other ranks they may ask for other things."""
+        self.control = control
+        self.control_is_agreed = False
 
     @property
     def has_foreign_callbacks(self) -> bool:
@@ -149,12 +155,13 @@ class TrainerFlow:
 
     def act_on_control(self) -> None:
         """Log, and have the engine evaluate or save, as the control says; in this order."""
-        control = self.control
-        if control.should_log:
+        self._engine.agree_on_control()
+        if self.control.should_log:
             self._log_losses()
-        if control.should_evaluate:
+            self._engine.agree_on_control()
+        if self.control.should_evaluate:
             self._engine.request_evaluation()
-        elif control.should_save:
+        elif self.control.should_save:
             self._request_checkpoint()
 
     def evaluate_as_requested(self) -> None:
@@ -163,6 +170,7 @@ class TrainerFlow:
         is_best = self._determine_best_metric(metrics)
         if self.args.save_strategy == SaveStrategy.BEST:
             self.control.should_save = is_best
+        self._engine.agree_on_control()
         if self.control.should_save:
             self._request_checkpoint()
 
@@ -184,7 +192,8 @@ class TrainerFlow:
             self._load_best_model()
         self._take_losses()
         steps = self.state.global_step - self._first_step
-        train_loss = self._loss_total / self._loss_count if self._loss_count else 0.0
+        without_loss = math.nan if steps else 0.0
+        train_loss = self._loss_total / self._loss_count if self._loss_count else without_loss
         metrics = speed_metrics("train", self._started, num_samples=self._engine.samples_used, num_steps=steps)
         self.store_flos()
         metrics["total_flos"] = self.state.total_flos
@@ -310,16 +319,13 @@ class TrainerFlow:
         logs["learning_rate"] = float(engine.learning_rate)
         if left_out:
             logs["non_finite_losses"] = left_out
-            warn_user(
-                engine,
-                f"{left_out} of the last {steps} losses were NaN or infinite (up to step {self.state.global_step}). "
-                "The logged mean leaves them out, because of `logging_nan_inf_filter`; the weights may be spoilt "
-                "all the same. Lower the learning rate, or look for bad rows.",
-            )
         self.log(logs)
 
     def _take_losses(self) -> tuple[float, int]:
-        """The mean loss of the steps since this was last called, and how many of them were left out of it."""
+        """The mean loss of the steps since this was last called, and how many of them were left out of it.
+
+        Warns of the latter. Must be called by all ranks.
+        """
         tracker, ranks = self._engine._loss_tracker, self._engine._ranks
         steps = self.state.global_step - self._last_logged_step
         total, count = ranks.sum([tracker.total_loss, tracker.running_count])
@@ -328,6 +334,13 @@ class TrainerFlow:
         self._loss_total += total
         self._loss_count += count
         left_out = math.ceil(steps - count / ranks.count)
+        if left_out:
+            warn_user(
+                self._engine,
+                f"{left_out} of the last {steps} losses were NaN or infinite (up to step {self.state.global_step}). "
+                "The logged mean leaves them out, because of `logging_nan_inf_filter`; the weights may be spoilt "
+                "all the same. Lower the learning rate, or look for bad rows.",
+            )
         # Without any that counts, the mean of the run so far stands for them.
         total, count = (total, count) if count else (self._loss_total, self._loss_count)
         return (total / count if count else math.nan), left_out
@@ -344,6 +357,12 @@ class TrainerFlow:
         if name is None:
             return False
         value = metric_of(metrics, name)
+        if math.isnan(value):
+            warn_user(
+                self._engine,
+                f"`metric_for_best_model`, {name!r}, is NaN at step {self.state.global_step}, so this is not the best "
+                "model whatever others are. Look at the evaluation set, and at the logged losses for NaN.",
+            )
         best = self.state.best_metric
         sign = 1 if self.args.greater_is_better else -1
         if math.isnan(value) or (best is not None and not sign * value > sign * best):

@@ -72,6 +72,9 @@ class TrainerControl(ExportableState):
         return {"args": dataclasses.asdict(self), "attributes": {}}
 
 
+CONTROL_FLAGS = tuple(field.name for field in dataclasses.fields(TrainerControl))
+
+
 @dataclasses.dataclass
 class TrainerState:
     """How far a run is: the content of ``trainer_state.json``. A step is an optimizer update.

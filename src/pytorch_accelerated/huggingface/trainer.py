@@ -596,7 +596,7 @@ class Trainer(TrainerFlow):
         )
         metrics = self._with_measures(output, metric_key_prefix, started, meter)
         self.log(metrics)
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        self.take_over(self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics))
         return metrics
 
     def predict(
@@ -618,7 +618,7 @@ class Trainer(TrainerFlow):
             metric_key_prefix=metric_key_prefix,
         )
         metrics = self._with_measures(output, metric_key_prefix, started, meter)
-        self.control = self.callback_handler.on_predict(self.args, self.state, self.control, metrics)
+        self.take_over(self.callback_handler.on_predict(self.args, self.state, self.control, metrics))
         return PredictionOutput(output.predictions, output.label_ids, metrics)
 
     def evaluation_loop(
@@ -752,7 +752,7 @@ class Trainer(TrainerFlow):
             if start_time is not None:
                 logs.update(speed_metrics("train", start_time, num_tokens=self.state.num_input_tokens_seen))
         self.state.log_history.append({**logs, "step": self.state.global_step})
-        self.control = self.callback_handler.on_log(self.args, self.state, self.control, logs)
+        self.take_over(self.callback_handler.on_log(self.args, self.state, self.control, logs))
 
     def log_metrics(self, split: str, metrics: Mapping[str, Any]) -> None:
         """Print metrics below each other, as `metrics_format` makes them, on the first process of all.
