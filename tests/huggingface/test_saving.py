@@ -308,7 +308,10 @@ def test_a_spoilt_model_is_not_saved(tmp_path: Path) -> None:
                 kwargs["model"].linear.bias.data.fill_(torch.nan)
 
     trainer = make_trainer(tmp_path, Spoil(), save_strategy="steps", save_steps=2, logging_strategy="no")
-    with pytest.raises(NonFiniteLossError, match="linear.bias"):
+    with (
+        pytest.warns(UserWarning, match="1 of the last 4 losses were NaN"),
+        pytest.raises(NonFiniteLossError, match="linear.bias"),
+    ):
         trainer.train()
     assert checkpoints(tmp_path) == ["checkpoint-2"]
 
