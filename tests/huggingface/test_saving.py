@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from pytorch_accelerated.checkpointing.verify import verify
 from pytorch_accelerated.errors import CheckpointError, NonFiniteLossError
 from pytorch_accelerated.huggingface import Trainer, TrainerCallback, get_last_checkpoint
-from tests.huggingface.runs import Recorder, Regression, make_arguments, make_trainer
+from tests.huggingface.runs import Recorder, Regression, StopAt, make_arguments, make_trainer
 
 USUAL_FILES = {"model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth"} | {
     "trainer_state.json",
@@ -311,6 +311,36 @@ def test_a_spoilt_model_is_not_saved(tmp_path: Path) -> None:
     with pytest.raises(NonFiniteLossError, match="linear.bias"):
         trainer.train()
     assert checkpoints(tmp_path) == ["checkpoint-2"]
+
+
+@pytest.mark.fact(
+    "Differences: a run that would reach a checkpoint-<step> that somebody else wrote is refused before its first step"
+)
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_run_that_would_reach_a_checkpoint_of_somebody_else_is_refused_before_its_first_step(
+    resume: bool, tmp_path: Path
+) -> None:
+    make_trainer(tmp_path, StopAt(2)).train()
+    for step in (1, 2, 4, 10, 11):  # 2 is ours, and the run has 10 steps
+        (tmp_path / f"checkpoint-{step}").mkdir(exist_ok=True)
+        (tmp_path / f"checkpoint-{step}" / "optimizer.pt").touch()
+    trainer = make_trainer(tmp_path, recorder := Recorder(), save_strategy="epoch")
+    in_the_way = "checkpoint-4, checkpoint-10" if resume else "checkpoint-1, checkpoint-4, checkpoint-10"
+    with pytest.raises(ValueError, match=rf"holds {in_the_way}, which .*another `output_dir`.*resume_from_checkpoint"):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2") if resume else None)
+    assert recorder.events == ["init_end"]
+
+
+def test_checkpoints_of_somebody_else_are_no_obstacle_to_a_run_that_does_not_reach_or_save_them(tmp_path: Path) -> None:
+    for step in (4, 11):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        (tmp_path / f"checkpoint-{step}" / "optimizer.pt").touch()
+    make_trainer(tmp_path, save_strategy="no").train()
+    make_trainer(tmp_path, save_strategy="epoch", max_steps=3).train()
+    (tmp_path / "checkpoint-4" / "optimizer.pt").unlink()  # an empty folder takes a checkpoint
+    for _ in range(2):  # the second time over our own
+        make_trainer(tmp_path, save_strategy="steps", save_steps=4).train()
+    assert checkpoints(tmp_path) == [f"checkpoint-{step}" for step in (3, 4, 8, 10, 11)]
 
 
 class CtrlC(TrainerCallback):

@@ -16,7 +16,11 @@ from pytorch_accelerated.checkpointing.publish import remove_state
 from pytorch_accelerated.errors import MissingMetricError
 from pytorch_accelerated.huggingface.arguments import TrainingArguments, logger
 from pytorch_accelerated.huggingface.callbacks import is_log_due, is_ours
-from pytorch_accelerated.huggingface.checkpoints import checkpoint_name, sort_checkpoints
+from pytorch_accelerated.huggingface.checkpoints import (
+    checkpoint_name,
+    refuse_steps_taken_by_others,
+    sort_checkpoints,
+)
 from pytorch_accelerated.huggingface.counting import BatchCounter
 from pytorch_accelerated.huggingface.determinism import enable_full_determinism
 from pytorch_accelerated.huggingface.measuring import MemoryMeter, speed_metrics
@@ -113,6 +117,9 @@ class TrainerFlow:
     def begin_training(self) -> None:
         """The engine is about to run."""
         handler, engine = self.callback_handler, self._engine
+        first_step, max_steps = self.state.global_step + 1, self.state.max_steps
+        if self.args.save_strategy != SaveStrategy.NO:
+            engine._ranks.do_on_first(lambda: refuse_steps_taken_by_others(self._output_dir, first_step, max_steps))
         self.optimizer, self.model_wrapped = engine.optimizer, engine.model
         handler.model, handler.optimizer, handler.lr_scheduler = self.model, self.optimizer, self.lr_scheduler
         handler.train_dataloader = engine._train_dataloader
