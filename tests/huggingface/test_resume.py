@@ -393,3 +393,25 @@ def test_a_file_that_would_have_to_be_executed_is_refused(name: str, tmp_path: P
         trainer.train(resume_from_checkpoint=str(folder))
     assert not (tmp_path / "executed").exists()
     torch.testing.assert_close(trainer.model.state_dict(), weights_before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    "change", [{"numpy": ("MT19937", [0] * 624, 10**6, 0, 0.0)}, {"python": (3, (1, 2), None)}, {}]
+)
+def test_generators_that_are_none_are_refused(change: dict[str, Any], tmp_path: Path) -> None:
+    run(tmp_path, StopAt(2))
+    path = without_native_parts(tmp_path / "checkpoint-2") / "rng_state.pth"
+    torch.save({**torch.load(path, weights_only=True), **change} if change else {}, path)
+    with pytest.raises(InvalidCheckpointError, match=r"rng_state.pth .*delete it to go on with other random numbers"):
+        run(tmp_path, resume=str(path.parent))
+
+
+def test_generators_as_they_were_laid_out_at_first_are_still_read(tmp_path: Path) -> None:
+    whole = everything(run(tmp_path / "whole"))
+    run(tmp_path / "parts", StopAt(2))
+    path = without_native_parts(tmp_path / "parts" / "checkpoint-2") / "rng_state.pth"
+    known = torch.load(path, weights_only=True)
+    algorithm, keys, *rest = known["numpy"]
+    first = {"torch": known["cpu"], "numpy": [algorithm, torch.tensor(keys), *rest], "random": known["python"]}
+    torch.save(first, path)
+    assert_same(everything(run(tmp_path / "parts", resume=str(path.parent))), whole)

@@ -49,6 +49,7 @@ def test_what_is_saved_loads_without_executing_anything(tmp_path: Path) -> None:
         name: torch.load(tmp_path / "checkpoint-5" / name, weights_only=True)
         for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin")
     }
+    assert loaded["rng_state.pth"].keys() == {"python", "numpy", "cpu"}
     torch.testing.assert_close(loaded["optimizer.pt"]["state"], trainer.optimizer.state_dict()["state"])
     assert loaded["scheduler.pt"] == trainer.lr_scheduler.state_dict()
     assert loaded["training_args.bin"] == trainer.args.to_dict()

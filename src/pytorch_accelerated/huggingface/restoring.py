@@ -11,6 +11,7 @@ from pytorch_accelerated.callbacks.warning import stacklevel_of_user, warn_user
 from pytorch_accelerated.checkpointing.optimizers import check_optimizer_state, load_optimizer_state
 from pytorch_accelerated.deepspeed_engine import ZeroOptimizer
 from pytorch_accelerated.errors import InvalidCheckpointError
+from pytorch_accelerated.huggingface.generators import read_generator_states
 from pytorch_accelerated.huggingface.saving import (
     OPTIMIZER_NAME,
     SCALER_NAME,
@@ -118,7 +119,7 @@ def take_over_foreign(engine: Engine, folder: Path, updates: int) -> None:
     """
     optimizer = read_portable(folder / OPTIMIZER_NAME)
     scheduler, scaler = read_portable(folder / SCHEDULER_NAME), read_portable(folder / SCALER_NAME)
-    generators = _read_generators(folder / rng_state_name(engine._ranks.index, engine._ranks.count))
+    generators = read_generator_states(folder / rng_state_name(engine._ranks.index, engine._ranks.count))
     if optimizer is not None:
         check_optimizer_state(engine.optimizer, optimizer, source=folder / OPTIMIZER_NAME)
     engine._face._load_from_checkpoint(str(folder))
@@ -140,16 +141,6 @@ def take_over_foreign(engine: Engine, folder: Path, updates: int) -> None:
             "anew. Save without `save_only_model` to go on exactly.",
         )
     engine.run_state = _position(engine, updates)
-
-
-def _read_generators(path: Path) -> dict[str, Any] | None:
-    try:
-        states = read_portable(path)
-    except InvalidCheckpointError as error:
-        raise InvalidCheckpointError(
-            f"{error} It holds the states of random generators; delete it to go on with other random numbers."
-        ) from error
-    return states if states is not None and "torch" in states else None
 
 
 def _position(engine: Engine, updates: int) -> RunState:
