@@ -157,6 +157,33 @@ def test_a_damaged_checkpoint_is_passed_over(by_path: bool, tmp_path: Path) -> N
     torch.testing.assert_close(resumed.model.state_dict(), whole.model.state_dict(), rtol=0, atol=0)
 
 
+@pytest.mark.fact("Differences: True names each checkpoint with a higher number that it does not take, and says why")
+@pytest.mark.parametrize("content", [None, "", "{", "{}", "[]"])
+def test_a_newest_checkpoint_without_a_readable_manifest_is_not_passed_over_in_silence(
+    content: str | None, tmp_path: Path
+) -> None:
+    run(tmp_path, StopAt(4), save_strategy="steps", save_steps=1)
+    for step in (1, 4):  # of which the lower one is of no interest
+        manifest = tmp_path / f"checkpoint-{step}" / "manifest.json"
+        manifest.unlink() if content is None else manifest.write_text(content)
+    with pytest.warns(
+        UserWarning, match=r"Going on from .*checkpoint-3; skipped:\n.*checkpoint-4.*manifest.json"
+    ) as told:
+        run(tmp_path, resume=True)
+    assert len(told) == 1
+    assert "checkpoint-1" not in str(told[0].message)
+
+
+def test_a_checkpoint_that_lost_weights_and_manifest_is_not_passed_over_in_silence(tmp_path: Path) -> None:
+    run(tmp_path, StopAt(2), save_strategy="steps", save_steps=1)
+    for name in ("manifest.json", "model.safetensors"):
+        (tmp_path / "checkpoint-2" / name).unlink()
+    with pytest.warns(
+        UserWarning, match=r"Going on from .*checkpoint-1; skipped:\n.*checkpoint-2 has no manifest.json"
+    ):
+        run(tmp_path, resume=True)
+
+
 def test_only_damaged_checkpoints_are_an_error(tmp_path: Path) -> None:
     run(tmp_path, StopAt(1))
     (tmp_path / "checkpoint-1" / "rank_0.json").write_text("{}")

@@ -116,7 +116,8 @@ def write_without_run(folder: Path, facts: dict[str, Any], write_others: Callabl
 def find_checkpoint(source: str | Path | bool, output_dir: Path) -> Path:
     """The checkpoint to go on from: `source`, or with True the last one in `output_dir` that is not damaged.
 
-    A damaged one is passed over, and the newest undamaged one beside it taken; one warning says so.
+    A damaged one is passed over, and the newest undamaged one beside it taken; one warning says so. So it does where
+    one with a higher number than what is taken has no manifest that would tell its place in the order.
 
     Raises:
         ConfigurationError: a ValueError, if there is none.
@@ -138,20 +139,22 @@ def find_checkpoint(source: str | Path | bool, output_dir: Path) -> Path:
             )
         others = [path for path in _newest_first(folder.parent) if path.resolve() != folder.resolve()]
         candidates = [folder, *others] if checkpoint_step(folder) is not None else [folder]
-    complaints = []
+    skipped: dict[str, str] = {}
     for candidate in candidates:
         try:
             _refuse_damaged(candidate)
         except InvalidCheckpointError as error:
-            complaints.append(str(error))
+            skipped[candidate.name] = str(error)
             continue
-        if complaints:
+        if isinstance(source, bool) or skipped:
+            skipped = {**_without_place(candidate), **skipped}
+        if skipped:
             warnings.warn(
-                f"Going on from {candidate}; skipped:\n" + "\n".join(complaints), stacklevel=stacklevel_of_user()
+                f"Going on from {candidate}; skipped:\n" + "\n".join(skipped.values()), stacklevel=stacklevel_of_user()
             )
         return candidate
     raise InvalidCheckpointError(
-        "No checkpoint is valid:\n" + "\n".join(complaints) + "\nGive the folder of a valid one, or begin anew."
+        "No checkpoint is valid:\n" + "\n".join(skipped.values()) + "\nGive the folder of a valid one, or begin anew."
     )
 
 
@@ -163,6 +166,25 @@ def holds_run(folder: Path) -> bool:
 def _newest_first(output_dir: Path) -> list[Path]:
     """By their manifests; those without one by their number."""
     return [path for path in reversed([Path(path) for path in sort_checkpoints(output_dir)]) if _looks_saved(path)]
+
+
+def _without_place(taken: Path) -> dict[str, str]:
+    """Checkpoints beside `taken` that may be newer by their numbers, but nobody knows; by name, with what is wrong."""
+    complaints = {}
+    for path in map(Path, sort_checkpoints(taken.parent)):
+        if (checkpoint_step(path) or 0) <= (checkpoint_step(taken) or 0) or not any(path.iterdir()):
+            continue
+        if not (path / MANIFEST_NAME).is_file():
+            complaints[path.name] = (
+                f"{path} has no {MANIFEST_NAME}, so nobody knows when it was written, and whether it is whole. To go "
+                "on from it all the same, give its path."
+            )
+            continue
+        try:
+            read_manifest(path)
+        except InvalidCheckpointError as error:
+            complaints[path.name] = str(error)
+    return complaints
 
 
 def _looks_saved(folder: Path) -> bool:
