@@ -184,6 +184,40 @@ def test_a_checkpoint_that_lost_weights_and_manifest_is_not_passed_over_in_silen
         run(tmp_path, resume=True)
 
 
+@pytest.mark.fact("Differences: files of a checkpoint that a resume does not read may change or go, with a warning")
+@pytest.mark.parametrize("by_path", [True, False])
+def test_files_that_a_resume_does_not_read_may_change(by_path: bool, tmp_path: Path) -> None:
+    class Edit(TrainerCallback):
+        def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            folder = tmp_path / "parts" / f"checkpoint-{state.global_step}"
+            (folder / "training_args.json").write_text("{}")
+            (folder / "training_args.bin").unlink()
+            (folder / "README.md").write_text("mine")
+
+    whole = run(tmp_path / "whole")
+    run(tmp_path / "parts", Edit(), StopAt(4), save_strategy="steps", save_steps=1)
+    newest = tmp_path / "parts" / "checkpoint-4"
+    not_read = r"(?s)Going on from .*checkpoint-4.* not read:\n.*training_args.bin cannot be .*training_args.json has"
+    with pytest.warns(UserWarning, match=not_read) as told:
+        resumed = run(tmp_path / "parts", resume=str(newest) if by_path else True)
+    assert len(told) == 1
+    assert "README" not in str(told[0].message)  # which was not there when it was saved
+    torch.testing.assert_close(resumed.model.state_dict(), whole.model.state_dict(), rtol=0, atol=0)
+
+
+@pytest.mark.fact(
+    "Differences: of a checkpoint without the run, weights and trainer_state.json are held to the manifest"
+)
+@pytest.mark.parametrize("only_model", [True, False])
+@pytest.mark.parametrize("name", ["model.safetensors", "trainer_state.json"])
+def test_files_that_a_resume_reads_may_not_change(name: str, only_model: bool, tmp_path: Path) -> None:
+    run(tmp_path, StopAt(1), save_only_model=only_model)
+    path = tmp_path / "checkpoint-1" / name
+    path.write_bytes(path.read_bytes() + b" ")
+    with pytest.raises(InvalidCheckpointError, match=f"No checkpoint is valid.*(?s:.)*{name} has"):
+        run(tmp_path, resume=True)
+
+
 def test_only_damaged_checkpoints_are_an_error(tmp_path: Path) -> None:
     run(tmp_path, StopAt(1))
     (tmp_path / "checkpoint-1" / "rank_0.json").write_text("{}")
