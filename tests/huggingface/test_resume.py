@@ -238,6 +238,65 @@ def test_other_arguments_are_used_and_told(tmp_path: Path) -> None:
     assert resumed.state.global_step == 6  # two for each epoch, the first of which was over
 
 
+@pytest.mark.fact("Resuming: the optimizer's settings are those of the checkpoint; a warning names those asked for")
+@pytest.mark.parametrize("has_native_parts", [True, False])
+def test_settings_of_the_optimizer_that_go_on_are_told(has_native_parts: bool, tmp_path: Path) -> None:
+    whole = run(tmp_path / "whole")
+    run(tmp_path / "parts", StopAt(3))
+    folder = tmp_path / "parts" / "checkpoint-3"
+    if not has_native_parts:
+        without_native_parts(folder)
+    changed: dict[str, Any] = {"learning_rate": 1.0, "weight_decay": 0.5, "adam_beta2": 0.9, "adam_epsilon": 1e-3}
+    with pytest.warns(UserWarning, match="The optimizer goes on with the settings of the checkpoint") as told:
+        resumed = run(tmp_path / "parts", resume=str(folder), **changed)
+    assert len(told) == 1
+    assert [line.strip() for line in str(told[0].message).splitlines()[1:-1]] == [
+        "betas: (0.9, 0.999), not (0.9, 0.9)",
+        "eps: 1e-08, not 0.001",
+        "learning_rate: 0.1, not 1.0",
+        "weight_decay: 0.0, not 0.5",
+    ]
+    torch.testing.assert_close(resumed.model.state_dict(), whole.model.state_dict(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("schedule", ["linear", "one cycle", "plateau"])
+def test_what_a_schedule_or_a_callback_sets_is_no_other_setting(schedule: str, tmp_path: Path) -> None:
+    class Sets(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            for group in kwargs["optimizer"].param_groups:
+                group["lr"] /= 2
+
+    def arguments() -> dict[str, Any]:
+        if schedule == "plateau":
+            return {"lr_scheduler_type": "reduce_lr_on_plateau", "lr_scheduler_kwargs": {"patience": 0}}
+        if schedule == "linear":
+            return {}
+        model = Regression()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        one_cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=20)
+        return {"parts": {"model": model, "optimizers": (optimizer, one_cycle)}}
+
+    run(tmp_path, Sets(), StopAt(3), **arguments())
+    run(tmp_path, Sets(), resume=True, **arguments())  # without a warning
+
+
+@pytest.mark.fact("Resuming: other settings of the optimizer can be set in on_train_begin")
+def test_other_settings_can_be_set_when_the_training_begins(tmp_path: Path) -> None:
+    class Sets(TrainerCallback):
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            for group in kwargs["optimizer"].param_groups:
+                group["eps"] = args.adam_epsilon
+            kwargs["lr_scheduler"].base_lrs = [args.learning_rate for _ in kwargs["lr_scheduler"].base_lrs]
+
+    run(tmp_path, StopAt(3))
+    with pytest.warns(UserWarning, match="on_train_begin"):
+        resumed = run(tmp_path, Sets(), resume=True, learning_rate=1.0, adam_epsilon=1e-3)
+    rates = [entry["learning_rate"] for entry in resumed.state.log_history if "learning_rate" in entry]
+    # The rate of the first step was set at the end of the one before.
+    assert rates == pytest.approx([*(0.1 * left / 9 for left in (9, 8, 7, 6)), *(left / 9 for left in (5, 4, 3, 2, 1))])
+    assert {group["eps"] for group in resumed.optimizer.param_groups} == {1e-3}
+
+
 @pytest.mark.fact("Resuming: frozen parameters stay frozen")
 def test_frozen_parameters_stay_frozen(tmp_path: Path) -> None:
     def frozen() -> Regression:

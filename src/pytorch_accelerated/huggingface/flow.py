@@ -25,7 +25,13 @@ from pytorch_accelerated.huggingface.counting import BatchCounter
 from pytorch_accelerated.huggingface.determinism import enable_full_determinism
 from pytorch_accelerated.huggingface.measuring import MemoryMeter, speed_metrics
 from pytorch_accelerated.huggingface.outputs import TrainOutput
-from pytorch_accelerated.huggingface.restoring import read_trainer_state, take_over_foreign, take_over_state
+from pytorch_accelerated.huggingface.restoring import (
+    optimizer_settings,
+    read_trainer_state,
+    take_over_foreign,
+    take_over_state,
+    warn_about_settings,
+)
 from pytorch_accelerated.huggingface.rows import PADDING
 from pytorch_accelerated.huggingface.saving import find_checkpoint, holds_run
 from pytorch_accelerated.huggingface.state import TrainerControl, TrainerState, exported_states
@@ -238,12 +244,14 @@ class TrainerFlow:
         """Take over a checkpoint, now that everything that it belongs to is there."""
         saved = read_trainer_state(folder)
         engine = self._engine
+        asked = optimizer_settings(engine.optimizer)
         if holds_run(folder):
             engine.take_over_run(folder)
             if not is_ours(self._load_from_checkpoint):  # which may know of more than our parts
                 self._load_from_checkpoint(str(folder))
         else:
             take_over_foreign(engine, folder, saved.global_step)
+        warn_about_settings(engine, asked)
         take_over_state(self, saved)  # type: ignore[arg-type]  # as above
         if self.args.ignore_data_skip:
             engine.run_state.samples_in_epoch = engine.run_state.batches_in_epoch = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +40,7 @@ _KEPT = (
     "best_global_step",
     "best_model_checkpoint",
 )
+_PLAIN = (bool, int, float, str, tuple, type(None))
 _KINDS_OF_STEPS = ("logging", "eval", "save")
 
 
@@ -87,6 +88,38 @@ def take_over_state(trainer: Trainer, saved: TrainerState) -> None:
     if args.restore_callback_states_from_checkpoint:
         state.stateful_callbacks = saved.stateful_callbacks
     trainer._load_callback_state()
+
+
+def optimizer_settings(optimizer: Any) -> list[dict[str, Any]]:
+    """The settings of each group of parameters, without those that change while a run goes on."""
+    return [
+        {
+            name: value
+            for name, value in group.items()
+            if isinstance(value, _PLAIN)
+            and name not in ("params", "lr")
+            and not ("max_momentum" in group and name in ("betas", "momentum"))  # which a schedule sets, too
+        }
+        for group in getattr(optimizer, "param_groups", [])
+    ]
+
+
+def warn_about_settings(engine: Engine, asked: Sequence[Mapping[str, Any]]) -> None:
+    """Tell which settings of the optimizer came from the checkpoint in place of those `asked` for."""
+    differences = {
+        f"{'learning_rate' if name == 'initial_lr' else name}: {group[name]!r}, not {value!r}"
+        for group, wanted in zip(optimizer_settings(engine.optimizer), asked, strict=True)
+        for name, value in wanted.items()
+        if name in group and group[name] != value
+    }
+    if differences:
+        warn_user(
+            engine,
+            "The optimizer goes on with the settings of the checkpoint, not with those that are asked for now:\n\t"
+            + "\n\t".join(sorted(differences))
+            + "\nFor the new ones change `optimizer.param_groups`, and for the learning rate `lr_scheduler.base_lrs`, "
+            "in `on_train_begin` of a callback. Or load the weights into the model, and train without resuming.",
+        )
 
 
 def restore_callbacks(trainer: Trainer, states: Mapping[str, Any]) -> None:
