@@ -1,6 +1,7 @@
 """Checkpoint folders: what is in them, which stay, which is the best, and that none is ever seen half written."""
 
 import json
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,9 @@ import torch
 from safetensors.torch import load_file
 
 from pytorch_accelerated.checkpointing.verify import verify
-from pytorch_accelerated.errors import CheckpointError, NonFiniteLossError
+from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError, NonFiniteLossError
 from pytorch_accelerated.huggingface import Trainer, TrainerCallback, get_last_checkpoint
-from tests.huggingface.runs import Recorder, Regression, StopAt, make_arguments, make_trainer
+from tests.huggingface.runs import Recorder, Regression, StopAt, losses, make_arguments, make_trainer
 
 USUAL_FILES = {"model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth"} | {
     "trainer_state.json",
@@ -227,6 +228,30 @@ def test_the_best_model_is_loaded_before_the_end(tmp_path: Path) -> None:
     assert trainer.evaluate()["eval_loss"] == trainer.state.best_metric
     best = load_file(Path(str(trainer.state.best_model_checkpoint)) / "model.safetensors")
     torch.testing.assert_close(at_end.weights, best, rtol=0, atol=0)
+
+
+@pytest.mark.fact(
+    "Best model: if it is gone or damaged at the end, the error says so and what there is: the last weights"
+)
+@pytest.mark.parametrize("loss", ["folder", "weights"])
+def test_a_best_checkpoint_that_is_lost_during_the_run_is_told_at_its_end(loss: str, tmp_path: Path) -> None:
+    class Lose(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == 10:
+                best = Path(state.best_model_checkpoint)
+                shutil.rmtree(best) if loss == "folder" else (best / "model.safetensors").unlink()
+
+    arguments: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 4, "save_strategy": "steps", "save_steps": 4}
+    whole = make_trainer(tmp_path / "whole", **arguments)
+    whole.train()
+    trainer = make_trainer(tmp_path / "lost", Lose(), load_best_model_at_end=True, **arguments)
+    happened = "its folder is gone" if loss == "folder" else "model.safetensors cannot be read"
+    with pytest.raises(InvalidCheckpointError, match=f"best model.*checkpoint-.*{happened}.*save_model.*trainer.state"):
+        trainer.train()
+    torch.testing.assert_close(trainer.model.state_dict(), whole.model.state_dict(), rtol=0, atol=0)
+    trainer.save_model(str(tmp_path / "last"))
+    torch.testing.assert_close(load_file(tmp_path / "last" / "model.safetensors"), dict(whole.model.state_dict()))
+    assert len(losses(trainer)) == 10
 
 
 @pytest.mark.fact('Best model: save "best" saves a checkpoint at each strict improvement, nothing else')

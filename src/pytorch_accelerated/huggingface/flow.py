@@ -13,7 +13,7 @@ import torch
 
 from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.checkpointing.publish import remove_state
-from pytorch_accelerated.errors import MissingMetricError
+from pytorch_accelerated.errors import InvalidCheckpointError, MissingMetricError
 from pytorch_accelerated.huggingface.arguments import TrainingArguments, logger
 from pytorch_accelerated.huggingface.callbacks import is_log_due, is_ours
 from pytorch_accelerated.huggingface.checkpoints import (
@@ -194,7 +194,7 @@ class TrainerFlow:
     def end_training(self) -> None:
         """The run is over, the best weights are loaded; the summary is logged."""
         if self.args.load_best_model_at_end and self.state.best_model_checkpoint is not None:
-            self._load_best_model()
+            self._load_best_model_at_end(Path(self.state.best_model_checkpoint))
         self._take_losses()
         steps = self.state.global_step - self._first_step
         train_loss = self._loss_total / self._loss_count if self._loss_count else 0.0
@@ -209,6 +209,17 @@ class TrainerFlow:
         self._delete_superfluous_checkpoints()
         self.fire("on_train_end")
         self._output = TrainOutput(self.state.global_step, train_loss, metrics)
+
+    def _load_best_model_at_end(self, best: Path) -> None:
+        try:
+            self._load_best_model()
+        except InvalidCheckpointError as error:
+            reason = str(error) if best.is_dir() else "its folder is gone."
+            raise InvalidCheckpointError(
+                f"The run is over, but the best model, {best}, cannot be loaded: {reason} The model has the "
+                "weights of the last step: write them with `trainer.save_model(...)`. The log history is in "
+                "`trainer.state.log_history`."
+            ) from error
 
     def store_flos(self) -> None:
         """Add the operations of the latest batches, over all ranks, to the state. Must be called by all ranks."""
