@@ -1,5 +1,6 @@
 """With the real packages: models, callbacks and collators of transformers, rows of datasets."""
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,14 @@ import pytest
 import torch
 
 from pytorch_accelerated.checkpointing.verify import verify
-from pytorch_accelerated.huggingface import EarlyStoppingCallback, EvalPrediction, TensorBoardCallback, Trainer
-from tests.huggingface.runs import Regression, Rows, losses, make_trainer
+from pytorch_accelerated.huggingface import (
+    EarlyStoppingCallback,
+    EvalPrediction,
+    TensorBoardCallback,
+    Trainer,
+    TrainerCallback,
+)
+from tests.huggingface.runs import Regression, Rows, StopAt, losses, make_trainer
 from tests.huggingface.test_reporting import scalars_in, texts_in
 from tests.huggingface.texts import WORDS, tiny_classifier, tiny_language_model, tiny_tokenizer
 
@@ -154,29 +161,55 @@ def test_a_genuine_tensorboard_callback_works(tmp_path: Path, monkeypatch: pytes
     assert texts_in(tmp_path / "ours") == texts_in(tmp_path / "theirs") == {"args/text_summary"}
 
 
-@pytest.mark.fact("Resuming: a checkpoint that transformers wrote is gone on from, its generators' file aside")
-def test_a_checkpoint_of_transformers_is_gone_on_from(tmp_path: Path) -> None:
+@pytest.mark.fact("Resuming: a checkpoint that transformers wrote is gone on from, and its generators")
+@pytest.mark.fact("Checkpoints: transformers goes on from a checkpoint of ours, and its generators")
+@pytest.mark.parametrize(("writer", "reader"), [("theirs", "ours"), ("ours", "theirs")])
+@pytest.mark.parametrize(
+    ("step", "epochs", "dropout"),
+    # At the beginning of an epoch their loader draws a random number and ours does not, so dropout is the same up to
+    # there only.
+    [(3, 1, 0.5), (8, 2, 0.5), (3, 2, 0.0), (5, 2, 0.0)],
+)
+def test_one_goes_on_from_a_checkpoint_of_the_other(
+    writer: str, reader: str, step: int, epochs: int, dropout: float, tmp_path: Path
+) -> None:
     from tests.huggingface.test_against_transformers import assert_same_history, run
 
-    arguments: dict[str, Any] = {"save_strategy": "steps", "save_steps": 3}
-    theirs = run("theirs", tmp_path / "theirs", **arguments)
-    folder = tmp_path / "theirs" / "checkpoint-3"
-    with pytest.raises(RuntimeError, match=r"rng_state.pth.*delete it to go on with other random numbers"):
-        run("ours", tmp_path / "ours", resume=str(folder), **arguments)
-    (folder / "rng_state.pth").unlink()
-    ours = run("ours", tmp_path / "ours", resume=str(folder), **arguments)
-    assert_same_history(ours.state.log_history[:-1], theirs.state.log_history[:-1])
-    torch.testing.assert_close(ours.model.state_dict(), theirs.model.state_dict(), rtol=0, atol=0)
+    def go(library: str, name: str, *callbacks: Any, resume: Path | None = None) -> Any:
+        return run(
+            library,
+            tmp_path / name,
+            *callbacks,
+            resume=None if resume is None else str(resume),
+            parts={"model": Regression(dropout=dropout)},
+            num_train_epochs=epochs,
+        )
+
+    whole = go(writer, "whole")
+    go(writer, "parts", StopAt(step))
+    folder = tmp_path / "parts" / f"checkpoint-{step}"
+    resumed = {library: go(library, library, resume=folder) for library in (writer, reader)}
+    for library in (writer, reader):
+        assert_same_history(resumed[library].state.log_history[:-1], whole.state.log_history[:-1])
+        torch.testing.assert_close(resumed[library].model.state_dict(), whole.model.state_dict(), rtol=0, atol=0)
 
 
-@pytest.mark.fact("Checkpoints: a checkpoint of ours is gone on from by transformers")
-def test_transformers_goes_on_from_our_weights(tmp_path: Path) -> None:
+@pytest.mark.fact("Resuming: generators of transformers' files are taken over to the bit, of python, numpy and torch")
+def test_generators_of_transformers_are_taken_over(tmp_path: Path) -> None:
     from tests.huggingface.test_against_transformers import run
 
-    ours = run("ours", tmp_path / "ours", save_strategy="steps", save_steps=10)
-    theirs = run("theirs", tmp_path / "theirs", trains=False)
-    theirs._load_from_checkpoint(str(tmp_path / "ours" / "checkpoint-10"))
-    torch.testing.assert_close(theirs.model.state_dict(), ours.model.state_dict(), rtol=0, atol=0)
+    class Draws(TrainerCallback):
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            drawn.append((random.random(), np.random.rand(), torch.rand(1).item()))
+
+        def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            self.on_train_begin(args, state, control)
+
+    drawn: list[Any] = []
+    run("theirs", tmp_path / "theirs", Draws(), StopAt(3))
+    run("ours", tmp_path / "ours", Draws(), resume=str(tmp_path / "theirs" / "checkpoint-3"))
+    assert len(drawn) == 3
+    assert drawn[2] == drawn[1]
 
 
 @pytest.mark.fact(

@@ -157,6 +157,67 @@ def test_a_damaged_checkpoint_is_passed_over(by_path: bool, tmp_path: Path) -> N
     torch.testing.assert_close(resumed.model.state_dict(), whole.model.state_dict(), rtol=0, atol=0)
 
 
+@pytest.mark.fact("Differences: True names each checkpoint with a higher number that it does not take, and says why")
+@pytest.mark.parametrize("content", [None, "", "{", "{}", "[]"])
+def test_a_newest_checkpoint_without_a_readable_manifest_is_not_passed_over_in_silence(
+    content: str | None, tmp_path: Path
+) -> None:
+    run(tmp_path, StopAt(4), save_strategy="steps", save_steps=1)
+    for step in (1, 4):  # of which the lower one is of no interest
+        manifest = tmp_path / f"checkpoint-{step}" / "manifest.json"
+        manifest.unlink() if content is None else manifest.write_text(content)
+    with pytest.warns(
+        UserWarning, match=r"Going on from .*checkpoint-3; skipped:\n.*checkpoint-4.*manifest.json"
+    ) as told:
+        run(tmp_path, resume=True)
+    assert len(told) == 1
+    assert "checkpoint-1" not in str(told[0].message)
+
+
+def test_a_checkpoint_that_lost_weights_and_manifest_is_not_passed_over_in_silence(tmp_path: Path) -> None:
+    run(tmp_path, StopAt(2), save_strategy="steps", save_steps=1)
+    for name in ("manifest.json", "model.safetensors"):
+        (tmp_path / "checkpoint-2" / name).unlink()
+    with pytest.warns(
+        UserWarning, match=r"Going on from .*checkpoint-1; skipped:\n.*checkpoint-2 has no manifest.json"
+    ):
+        run(tmp_path, resume=True)
+
+
+@pytest.mark.fact("Differences: files of a checkpoint that a resume does not read may change or go, with a warning")
+@pytest.mark.parametrize("by_path", [True, False])
+def test_files_that_a_resume_does_not_read_may_change(by_path: bool, tmp_path: Path) -> None:
+    class Edit(TrainerCallback):
+        def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            folder = tmp_path / "parts" / f"checkpoint-{state.global_step}"
+            (folder / "training_args.json").write_text("{}")
+            (folder / "training_args.bin").unlink()
+            (folder / "README.md").write_text("mine")
+
+    whole = run(tmp_path / "whole")
+    run(tmp_path / "parts", Edit(), StopAt(4), save_strategy="steps", save_steps=1)
+    newest = tmp_path / "parts" / "checkpoint-4"
+    not_read = r"(?s)Going on from .*checkpoint-4.* not read:\n.*training_args.bin cannot be .*training_args.json has"
+    with pytest.warns(UserWarning, match=not_read) as told:
+        resumed = run(tmp_path / "parts", resume=str(newest) if by_path else True)
+    assert len(told) == 1
+    assert "README" not in str(told[0].message)  # which was not there when it was saved
+    torch.testing.assert_close(resumed.model.state_dict(), whole.model.state_dict(), rtol=0, atol=0)
+
+
+@pytest.mark.fact(
+    "Differences: of a checkpoint without the run, weights and trainer_state.json are held to the manifest"
+)
+@pytest.mark.parametrize("only_model", [True, False])
+@pytest.mark.parametrize("name", ["model.safetensors", "trainer_state.json"])
+def test_files_that_a_resume_reads_may_not_change(name: str, only_model: bool, tmp_path: Path) -> None:
+    run(tmp_path, StopAt(1), save_only_model=only_model)
+    path = tmp_path / "checkpoint-1" / name
+    path.write_bytes(path.read_bytes() + b" ")
+    with pytest.raises(InvalidCheckpointError, match=f"No checkpoint is valid.*(?s:.)*{name} has"):
+        run(tmp_path, resume=True)
+
+
 def test_only_damaged_checkpoints_are_an_error(tmp_path: Path) -> None:
     run(tmp_path, StopAt(1))
     (tmp_path / "checkpoint-1" / "rank_0.json").write_text("{}")
@@ -175,6 +236,65 @@ def test_other_arguments_are_used_and_told(tmp_path: Path) -> None:
     assert "per_device_train_batch_size: 4 (from args) != 2 (from trainer_state.json)" in message
     assert resumed.state.train_batch_size == 4
     assert resumed.state.global_step == 6  # two for each epoch, the first of which was over
+
+
+@pytest.mark.fact("Resuming: the optimizer's settings are those of the checkpoint; a warning names those asked for")
+@pytest.mark.parametrize("has_native_parts", [True, False])
+def test_settings_of_the_optimizer_that_go_on_are_told(has_native_parts: bool, tmp_path: Path) -> None:
+    whole = run(tmp_path / "whole")
+    run(tmp_path / "parts", StopAt(3))
+    folder = tmp_path / "parts" / "checkpoint-3"
+    if not has_native_parts:
+        without_native_parts(folder)
+    changed: dict[str, Any] = {"learning_rate": 1.0, "weight_decay": 0.5, "adam_beta2": 0.9, "adam_epsilon": 1e-3}
+    with pytest.warns(UserWarning, match="The optimizer goes on with the settings of the checkpoint") as told:
+        resumed = run(tmp_path / "parts", resume=str(folder), **changed)
+    assert len(told) == 1
+    assert [line.strip() for line in str(told[0].message).splitlines()[1:-1]] == [
+        "betas: (0.9, 0.999), not (0.9, 0.9)",
+        "eps: 1e-08, not 0.001",
+        "learning_rate: 0.1, not 1.0",
+        "weight_decay: 0.0, not 0.5",
+    ]
+    torch.testing.assert_close(resumed.model.state_dict(), whole.model.state_dict(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("schedule", ["linear", "one cycle", "plateau"])
+def test_what_a_schedule_or_a_callback_sets_is_no_other_setting(schedule: str, tmp_path: Path) -> None:
+    class Sets(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            for group in kwargs["optimizer"].param_groups:
+                group["lr"] /= 2
+
+    def arguments() -> dict[str, Any]:
+        if schedule == "plateau":
+            return {"lr_scheduler_type": "reduce_lr_on_plateau", "lr_scheduler_kwargs": {"patience": 0}}
+        if schedule == "linear":
+            return {}
+        model = Regression()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        one_cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=20)
+        return {"parts": {"model": model, "optimizers": (optimizer, one_cycle)}}
+
+    run(tmp_path, Sets(), StopAt(3), **arguments())
+    run(tmp_path, Sets(), resume=True, **arguments())  # without a warning
+
+
+@pytest.mark.fact("Resuming: other settings of the optimizer can be set in on_train_begin")
+def test_other_settings_can_be_set_when_the_training_begins(tmp_path: Path) -> None:
+    class Sets(TrainerCallback):
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            for group in kwargs["optimizer"].param_groups:
+                group["eps"] = args.adam_epsilon
+            kwargs["lr_scheduler"].base_lrs = [args.learning_rate for _ in kwargs["lr_scheduler"].base_lrs]
+
+    run(tmp_path, StopAt(3))
+    with pytest.warns(UserWarning, match="on_train_begin"):
+        resumed = run(tmp_path, Sets(), resume=True, learning_rate=1.0, adam_epsilon=1e-3)
+    rates = [entry["learning_rate"] for entry in resumed.state.log_history if "learning_rate" in entry]
+    # The rate of the first step was set at the end of the one before.
+    assert rates == pytest.approx([*(0.1 * left / 9 for left in (9, 8, 7, 6)), *(left / 9 for left in (5, 4, 3, 2, 1))])
+    assert {group["eps"] for group in resumed.optimizer.param_groups} == {1e-3}
 
 
 @pytest.mark.fact("Resuming: frozen parameters stay frozen")
@@ -393,3 +513,25 @@ def test_a_file_that_would_have_to_be_executed_is_refused(name: str, tmp_path: P
         trainer.train(resume_from_checkpoint=str(folder))
     assert not (tmp_path / "executed").exists()
     torch.testing.assert_close(trainer.model.state_dict(), weights_before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    "change", [{"numpy": ("MT19937", [0] * 624, 10**6, 0, 0.0)}, {"python": (3, (1, 2), None)}, {}]
+)
+def test_generators_that_are_none_are_refused(change: dict[str, Any], tmp_path: Path) -> None:
+    run(tmp_path, StopAt(2))
+    path = without_native_parts(tmp_path / "checkpoint-2") / "rng_state.pth"
+    torch.save({**torch.load(path, weights_only=True), **change} if change else {}, path)
+    with pytest.raises(InvalidCheckpointError, match=r"rng_state.pth .*delete it to go on with other random numbers"):
+        run(tmp_path, resume=str(path.parent))
+
+
+def test_generators_as_they_were_laid_out_at_first_are_still_read(tmp_path: Path) -> None:
+    whole = everything(run(tmp_path / "whole"))
+    run(tmp_path / "parts", StopAt(2))
+    path = without_native_parts(tmp_path / "parts" / "checkpoint-2") / "rng_state.pth"
+    known = torch.load(path, weights_only=True)
+    algorithm, keys, *rest = known["numpy"]
+    first = {"torch": known["cpu"], "numpy": [algorithm, torch.tensor(keys), *rest], "random": known["python"]}
+    torch.save(first, path)
+    assert_same(everything(run(tmp_path / "parts", resume=str(path.parent))), whole)

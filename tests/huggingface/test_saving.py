@@ -1,6 +1,7 @@
 """Checkpoint folders: what is in them, which stay, which is the best, and that none is ever seen half written."""
 
 import json
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,9 @@ import torch
 from safetensors.torch import load_file
 
 from pytorch_accelerated.checkpointing.verify import verify
-from pytorch_accelerated.errors import CheckpointError, NonFiniteLossError
+from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError, NonFiniteLossError
 from pytorch_accelerated.huggingface import Trainer, TrainerCallback, get_last_checkpoint
-from tests.huggingface.runs import Recorder, Regression, make_arguments, make_trainer
+from tests.huggingface.runs import Recorder, Regression, StopAt, losses, make_arguments, make_trainer
 
 USUAL_FILES = {"model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth"} | {
     "trainer_state.json",
@@ -49,6 +50,7 @@ def test_what_is_saved_loads_without_executing_anything(tmp_path: Path) -> None:
         name: torch.load(tmp_path / "checkpoint-5" / name, weights_only=True)
         for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin")
     }
+    assert loaded["rng_state.pth"].keys() == {"python", "numpy", "cpu"}
     torch.testing.assert_close(loaded["optimizer.pt"]["state"], trainer.optimizer.state_dict()["state"])
     assert loaded["scheduler.pt"] == trainer.lr_scheduler.state_dict()
     assert loaded["training_args.bin"] == trainer.args.to_dict()
@@ -228,6 +230,30 @@ def test_the_best_model_is_loaded_before_the_end(tmp_path: Path) -> None:
     torch.testing.assert_close(at_end.weights, best, rtol=0, atol=0)
 
 
+@pytest.mark.fact(
+    "Best model: if it is gone or damaged at the end, the error says so and what there is: the last weights"
+)
+@pytest.mark.parametrize("loss", ["folder", "weights"])
+def test_a_best_checkpoint_that_is_lost_during_the_run_is_told_at_its_end(loss: str, tmp_path: Path) -> None:
+    class Lose(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == 10:
+                best = Path(state.best_model_checkpoint)
+                shutil.rmtree(best) if loss == "folder" else (best / "model.safetensors").unlink()
+
+    arguments: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 4, "save_strategy": "steps", "save_steps": 4}
+    whole = make_trainer(tmp_path / "whole", **arguments)
+    whole.train()
+    trainer = make_trainer(tmp_path / "lost", Lose(), load_best_model_at_end=True, **arguments)
+    happened = "its folder is gone" if loss == "folder" else "model.safetensors cannot be read"
+    with pytest.raises(InvalidCheckpointError, match=f"best model.*checkpoint-.*{happened}.*save_model.*trainer.state"):
+        trainer.train()
+    torch.testing.assert_close(trainer.model.state_dict(), whole.model.state_dict(), rtol=0, atol=0)
+    trainer.save_model(str(tmp_path / "last"))
+    torch.testing.assert_close(load_file(tmp_path / "last" / "model.safetensors"), dict(whole.model.state_dict()))
+    assert len(losses(trainer)) == 10
+
+
 @pytest.mark.fact('Best model: save "best" saves a checkpoint at each strict improvement, nothing else')
 def test_only_improvements_are_saved(tmp_path: Path) -> None:
     values = {2: 0.5, 4: 0.5, 6: 0.7, 8: 0.6, 10: 0.7}
@@ -314,6 +340,36 @@ def test_a_spoilt_model_is_not_saved(tmp_path: Path) -> None:
     ):
         trainer.train()
     assert checkpoints(tmp_path) == ["checkpoint-2"]
+
+
+@pytest.mark.fact(
+    "Differences: a run that would reach a checkpoint-<step> that somebody else wrote is refused before its first step"
+)
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_run_that_would_reach_a_checkpoint_of_somebody_else_is_refused_before_its_first_step(
+    resume: bool, tmp_path: Path
+) -> None:
+    make_trainer(tmp_path, StopAt(2)).train()
+    for step in (1, 2, 4, 10, 11):  # 2 is ours, and the run has 10 steps
+        (tmp_path / f"checkpoint-{step}").mkdir(exist_ok=True)
+        (tmp_path / f"checkpoint-{step}" / "optimizer.pt").touch()
+    trainer = make_trainer(tmp_path, recorder := Recorder(), save_strategy="epoch")
+    in_the_way = "checkpoint-4, checkpoint-10" if resume else "checkpoint-1, checkpoint-4, checkpoint-10"
+    with pytest.raises(ValueError, match=rf"holds {in_the_way}, which .*another `output_dir`.*resume_from_checkpoint"):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2") if resume else None)
+    assert recorder.events == ["init_end"]
+
+
+def test_checkpoints_of_somebody_else_are_no_obstacle_to_a_run_that_does_not_reach_or_save_them(tmp_path: Path) -> None:
+    for step in (4, 11):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        (tmp_path / f"checkpoint-{step}" / "optimizer.pt").touch()
+    make_trainer(tmp_path, save_strategy="no").train()
+    make_trainer(tmp_path, save_strategy="epoch", max_steps=3).train()
+    (tmp_path / "checkpoint-4" / "optimizer.pt").unlink()  # an empty folder takes a checkpoint
+    for _ in range(2):  # the second time over our own
+        make_trainer(tmp_path, save_strategy="steps", save_steps=4).train()
+    assert checkpoints(tmp_path) == [f"checkpoint-{step}" for step in (3, 4, 8, 10, 11)]
 
 
 class CtrlC(TrainerCallback):

@@ -151,7 +151,7 @@ def begin(final: str | os.PathLike[str]) -> StagedFolder:
         CheckpointError: if `final` is something else than a training state or an empty folder, or the disk refuses.
     """
     final = Path(final).resolve()
-    if final.exists() and not _is_replaceable(final):
+    if final.exists() and not is_replaceable(final):
         raise CheckpointError(
             f"{final} is there already and is no training state, so it will not be replaced by one. "
             "Choose another name, or delete it yourself."
@@ -162,6 +162,11 @@ def begin(final: str | os.PathLike[str]) -> StagedFolder:
         disk.create_folder(staging)
         sweep(final.parent, now=staging.stat().st_mtime)  # the clock of the file system, which may be another's
     return StagedFolder(staging, final)
+
+
+def is_replaceable(final: Path) -> bool:
+    """Whether what is there as `final` may be replaced by a new state: another one, or an empty folder."""
+    return final.is_dir() and ((final / MANIFEST_NAME).is_file() or not any(final.iterdir()))
 
 
 def remove_state(folder: Path) -> None:
@@ -238,10 +243,6 @@ def explained(final: Path, doing: str = "") -> Iterator[None]:
             f"Saving {final} failed{' while ' if doing else ''}{doing}: {error}. What was saved before is still there. "
             "Check free space, quota and permissions of the disk, then save again."
         ) from error
-
-
-def _is_replaceable(final: Path) -> bool:
-    return final.is_dir() and ((final / MANIFEST_NAME).is_file() or not any(final.iterdir()))
 
 
 def _hide(folder: Path) -> Path:

@@ -89,7 +89,7 @@ def _check_history(history: Mapping[str, Any]) -> None:
 
 
 def _check_own(own: Mapping[str, Any], path: str) -> None:
-    _check_generators(own["generators"])
+    check_generators(own["generators"])
     if own.get("stream") is not None:  # which older states do not have
         _check_stream(own["stream"], f"{path}.stream")
     for name in ("losses", "gradient_norms"):
@@ -124,8 +124,11 @@ def _check_stream(stream: Mapping[str, Any], path: str) -> None:
     stream["borrowed"]
 
 
-def _check_generators(states: Mapping[str, Any]) -> None:
-    """torch and random look at what they are given, if it goes into generators that nobody uses; numpy does not."""
+def check_generators(states: Mapping[str, Any]) -> None:
+    """Refuse what `seeding.generator_states` has not returned, by whichever error that brings.
+
+    torch and random look at what they are given, if it goes into generators that nobody uses; numpy does not.
+    """
     torch.Generator().set_state(states["torch"])
     version, internal, gauss_next = states["random"]
     random.Random().setstate((version, tuple(internal), gauss_next))

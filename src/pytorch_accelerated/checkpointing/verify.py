@@ -7,7 +7,7 @@ import hashlib
 import os
 import stat
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from io import FileIO
 from pathlib import Path
 
@@ -72,16 +72,20 @@ def open_verified(folder: Path, entry: FileEntry) -> Iterator[Callable[[memoryvi
             )
 
 
-def verify(folder: Path) -> Manifest:
+def verify(folder: Path, names: Collection[str] | None = None) -> Manifest:
     """The manifest of a state folder, all of whose files are as they were written. Reads every byte.
 
     Files that the manifest does not list are ignored.
+
+    Args:
+        folder: the state folder.
+        names: the files that must be whole; the others are not looked at. Left out: all.
 
     Raises:
         InvalidCheckpointError: names every file that differs, and how.
     """
     manifest = read_manifest(folder)
-    complaints = find_damage(folder, manifest)
+    complaints = find_damage(folder, manifest, names)
     if complaints:
         raise InvalidCheckpointError(
             f"The training state {folder} is damaged:\n  " + "\n  ".join(complaints) + "\nUse another one."
@@ -89,11 +93,16 @@ def verify(folder: Path) -> Manifest:
     return manifest
 
 
-def find_damage(folder: Path, manifest: Manifest) -> list[str]:
-    """What is wrong with the files that `manifest` lists: a sentence for each that differs. Reads every byte."""
+def find_damage(folder: Path, manifest: Manifest, names: Collection[str] | None = None) -> list[str]:
+    """What is wrong with the files that `manifest` lists: a sentence for each that differs. Reads every byte.
+
+    `names` are the files to look at. Left out: all.
+    """
     complaints = []
     buffer = memoryview(bytearray(_CHUNK_BYTES))
     for entry in manifest.files:
+        if names is not None and entry.name not in names:
+            continue
         try:
             with open_verified(folder, entry) as read_into:
                 for position in range(0, entry.size_bytes, _CHUNK_BYTES):

@@ -7,7 +7,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from pytorch_accelerated.checkpointing.publish import remove_state
+from pytorch_accelerated.checkpointing.layout import MANIFEST_NAME
+from pytorch_accelerated.checkpointing.publish import is_replaceable, remove_state
 from pytorch_accelerated.checkpointing.verify import list_states
 from pytorch_accelerated.errors import ConfigurationError
 
@@ -53,6 +54,32 @@ def sort_checkpoints(output_dir: str | os.PathLike[str]) -> list[str]:
 def get_last_checkpoint(folder: str | os.PathLike[str]) -> str | None:
     """The path of the checkpoint with the highest number in `folder`; None if there is none, or no such folder."""
     return max(sort_checkpoints(folder), key=lambda path: checkpoint_step(path) or 0, default=None)
+
+
+def refuse_steps_taken_by_others(output_dir: Path, first_step: int, max_steps: int) -> None:
+    """Refuse a run whose checkpoints would have names that something else has: it would end at the first of them.
+
+    Args:
+        output_dir: where the run saves.
+        first_step: the first update that it does.
+        max_steps: the last one.
+
+    Raises:
+        ConfigurationError: a ValueError; names what is in the way.
+    """
+    taken = [
+        step
+        for path in (output_dir.iterdir() if output_dir.is_dir() else ())
+        if (step := checkpoint_step(path)) is not None and first_step <= step <= max_steps
+        if path.name == checkpoint_name(step) and not is_replaceable(path)
+    ]
+    if taken:
+        raise ConfigurationError(
+            f"{output_dir} holds {', '.join(map(checkpoint_name, sorted(taken)))}, which this library did not write, "
+            f"or whose {MANIFEST_NAME} is gone. The run would do the steps {first_step} to {max_steps}, reach these "
+            "numbers, and not replace what is not its own. Choose another `output_dir`, move them away, or go on from "
+            "the newest of them with `resume_from_checkpoint`."
+        )
 
 
 def checkpoints_to_delete(checkpoints: Sequence[str], save_total_limit: int, best: str | None) -> list[str]:

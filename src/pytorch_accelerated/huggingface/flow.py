@@ -13,15 +13,25 @@ import torch
 
 from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.checkpointing.publish import remove_state
-from pytorch_accelerated.errors import MissingMetricError
+from pytorch_accelerated.errors import InvalidCheckpointError, MissingMetricError
 from pytorch_accelerated.huggingface.arguments import TrainingArguments, logger
 from pytorch_accelerated.huggingface.callbacks import is_log_due, is_ours
-from pytorch_accelerated.huggingface.checkpoints import checkpoint_name, sort_checkpoints
+from pytorch_accelerated.huggingface.checkpoints import (
+    checkpoint_name,
+    refuse_steps_taken_by_others,
+    sort_checkpoints,
+)
 from pytorch_accelerated.huggingface.counting import BatchCounter
 from pytorch_accelerated.huggingface.determinism import enable_full_determinism
 from pytorch_accelerated.huggingface.measuring import MemoryMeter, speed_metrics
 from pytorch_accelerated.huggingface.outputs import TrainOutput
-from pytorch_accelerated.huggingface.restoring import read_trainer_state, take_over_foreign, take_over_state
+from pytorch_accelerated.huggingface.restoring import (
+    optimizer_settings,
+    read_trainer_state,
+    take_over_foreign,
+    take_over_state,
+    warn_about_settings,
+)
 from pytorch_accelerated.huggingface.rows import PADDING
 from pytorch_accelerated.huggingface.saving import find_checkpoint, holds_run
 from pytorch_accelerated.huggingface.state import TrainerControl, TrainerState, exported_states
@@ -119,6 +129,9 @@ class TrainerFlow:
     def begin_training(self) -> None:
         """The engine is about to run."""
         handler, engine = self.callback_handler, self._engine
+        first_step, max_steps = self.state.global_step + 1, self.state.max_steps
+        if self.args.save_strategy != SaveStrategy.NO:
+            engine._ranks.do_on_first(lambda: refuse_steps_taken_by_others(self._output_dir, first_step, max_steps))
         self.optimizer, self.model_wrapped = engine.optimizer, engine.model
         handler.model, handler.optimizer, handler.lr_scheduler = self.model, self.optimizer, self.lr_scheduler
         handler.train_dataloader = engine._train_dataloader
@@ -189,7 +202,7 @@ class TrainerFlow:
     def end_training(self) -> None:
         """The run is over, the best weights are loaded; the summary is logged."""
         if self.args.load_best_model_at_end and self.state.best_model_checkpoint is not None:
-            self._load_best_model()
+            self._load_best_model_at_end(Path(self.state.best_model_checkpoint))
         self._take_losses()
         steps = self.state.global_step - self._first_step
         without_loss = math.nan if steps else 0.0
@@ -205,6 +218,17 @@ class TrainerFlow:
         self._delete_superfluous_checkpoints()
         self.fire("on_train_end")
         self._output = TrainOutput(self.state.global_step, train_loss, metrics)
+
+    def _load_best_model_at_end(self, best: Path) -> None:
+        try:
+            self._load_best_model()
+        except InvalidCheckpointError as error:
+            reason = str(error) if best.is_dir() else "its folder is gone."
+            raise InvalidCheckpointError(
+                f"The run is over, but the best model, {best}, cannot be loaded: {reason} The model has the "
+                "weights of the last step: write them with `trainer.save_model(...)`. The log history is in "
+                "`trainer.state.log_history`."
+            ) from error
 
     def store_flos(self) -> None:
         """Add the operations of the latest batches, over all ranks, to the state. Must be called by all ranks."""
@@ -240,12 +264,14 @@ class TrainerFlow:
         """Take over a checkpoint, now that everything that it belongs to is there."""
         saved = read_trainer_state(folder)
         engine = self._engine
+        asked = optimizer_settings(engine.optimizer)
         if holds_run(folder):
             engine.take_over_run(folder)
             if not is_ours(self._load_from_checkpoint):  # which may know of more than our parts
                 self._load_from_checkpoint(str(folder))
         else:
             take_over_foreign(engine, folder, saved.global_step)
+        warn_about_settings(engine, asked)
         take_over_state(self, saved)  # type: ignore[arg-type]  # as above
         if self.args.ignore_data_skip:
             engine.run_state.samples_in_epoch = engine.run_state.batches_in_epoch = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ from pytorch_accelerated.callbacks.warning import stacklevel_of_user, warn_user
 from pytorch_accelerated.checkpointing.optimizers import check_optimizer_state, load_optimizer_state
 from pytorch_accelerated.deepspeed_engine import ZeroOptimizer
 from pytorch_accelerated.errors import InvalidCheckpointError
+from pytorch_accelerated.huggingface.generators import read_generator_states
 from pytorch_accelerated.huggingface.saving import (
     OPTIMIZER_NAME,
     SCALER_NAME,
@@ -39,6 +40,7 @@ _KEPT = (
     "best_global_step",
     "best_model_checkpoint",
 )
+_PLAIN = (bool, int, float, str, tuple, type(None))
 _KINDS_OF_STEPS = ("logging", "eval", "save")
 
 
@@ -88,6 +90,38 @@ def take_over_state(trainer: Trainer, saved: TrainerState) -> None:
     trainer._load_callback_state()
 
 
+def optimizer_settings(optimizer: Any) -> list[dict[str, Any]]:
+    """The settings of each group of parameters, without those that change while a run goes on."""
+    return [
+        {
+            name: value
+            for name, value in group.items()
+            if isinstance(value, _PLAIN)
+            and name not in ("params", "lr")
+            and not ("max_momentum" in group and name in ("betas", "momentum"))  # which a schedule sets, too
+        }
+        for group in getattr(optimizer, "param_groups", [])
+    ]
+
+
+def warn_about_settings(engine: Engine, asked: Sequence[Mapping[str, Any]]) -> None:
+    """Tell which settings of the optimizer came from the checkpoint in place of those `asked` for."""
+    differences = {
+        f"{'learning_rate' if name == 'initial_lr' else name}: {group[name]!r}, not {value!r}"
+        for group, wanted in zip(optimizer_settings(engine.optimizer), asked, strict=True)
+        for name, value in wanted.items()
+        if name in group and group[name] != value
+    }
+    if differences:
+        warn_user(
+            engine,
+            "The optimizer goes on with the settings of the checkpoint, not with those that are asked for now:\n\t"
+            + "\n\t".join(sorted(differences))
+            + "\nFor the new ones change `optimizer.param_groups`, and for the learning rate `lr_scheduler.base_lrs`, "
+            "in `on_train_begin` of a callback. Or load the weights into the model, and train without resuming.",
+        )
+
+
 def restore_callbacks(trainer: Trainer, states: Mapping[str, Any]) -> None:
     """Replace callbacks by new ones made from `states`, those of a class in their order, and the control."""
     left = {name: list(state) if isinstance(state, list) else [state] for name, state in states.items()}
@@ -118,7 +152,7 @@ def take_over_foreign(engine: Engine, folder: Path, updates: int) -> None:
     """
     optimizer = read_portable(folder / OPTIMIZER_NAME)
     scheduler, scaler = read_portable(folder / SCHEDULER_NAME), read_portable(folder / SCALER_NAME)
-    generators = _read_generators(folder / rng_state_name(engine._ranks.index, engine._ranks.count))
+    generators = read_generator_states(folder / rng_state_name(engine._ranks.index, engine._ranks.count))
     if optimizer is not None:
         check_optimizer_state(engine.optimizer, optimizer, source=folder / OPTIMIZER_NAME)
     engine._face._load_from_checkpoint(str(folder))
@@ -140,16 +174,6 @@ def take_over_foreign(engine: Engine, folder: Path, updates: int) -> None:
             "anew. Save without `save_only_model` to go on exactly.",
         )
     engine.run_state = _position(engine, updates)
-
-
-def _read_generators(path: Path) -> dict[str, Any] | None:
-    try:
-        states = read_portable(path)
-    except InvalidCheckpointError as error:
-        raise InvalidCheckpointError(
-            f"{error} It holds the states of random generators; delete it to go on with other random numbers."
-        ) from error
-    return states if states is not None and "torch" in states else None
 
 
 def _position(engine: Engine, updates: int) -> RunState:

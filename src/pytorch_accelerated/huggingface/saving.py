@@ -18,12 +18,12 @@ from torch import nn
 from pytorch_accelerated.callbacks.warning import stacklevel_of_user
 from pytorch_accelerated.checkpointing import disk
 from pytorch_accelerated.checkpointing.codec import encode
-from pytorch_accelerated.checkpointing.layout import MANIFEST_NAME
+from pytorch_accelerated.checkpointing.layout import MANIFEST_NAME, SHARDS_FILE, SHARDS_NAME, Manifest
 from pytorch_accelerated.checkpointing.portable import load_portable, save_portable
 from pytorch_accelerated.checkpointing.publish import begin, explained, make_folders, replacing
 from pytorch_accelerated.checkpointing.state_folder import part_names, read_state
 from pytorch_accelerated.checkpointing.tensor_file import chunks, read_tensors
-from pytorch_accelerated.checkpointing.verify import open_plain_file, read_manifest, verify
+from pytorch_accelerated.checkpointing.verify import find_damage, open_plain_file, read_manifest, verify
 from pytorch_accelerated.checkpointing.weights import canonical_state_dict, load_canonical
 from pytorch_accelerated.errors import ConfigurationError, InvalidCheckpointError
 from pytorch_accelerated.huggingface.arguments import TrainingArguments
@@ -116,12 +116,41 @@ def write_without_run(folder: Path, facts: dict[str, Any], write_others: Callabl
 def find_checkpoint(source: str | Path | bool, output_dir: Path) -> Path:
     """The checkpoint to go on from: `source`, or with True the last one in `output_dir` that is not damaged.
 
-    A damaged one is passed over, and the newest undamaged one beside it taken; one warning says so.
+    Damaged is one with files, among those that are read, that are not as they were written; of the others a warning
+    tells. It is passed over, and the newest undamaged one beside it taken; one warning says so. So it does where one
+    with a higher number than what is taken has no manifest that would tell its place in the order.
 
     Raises:
         ConfigurationError: a ValueError, if there is none.
         InvalidCheckpointError: if there are checkpoints, but all are damaged.
     """
+    skipped: dict[str, str] = {}
+    for candidate in _candidates(source, output_dir):
+        try:
+            not_read = _refuse_damaged(candidate)
+        except InvalidCheckpointError as error:
+            skipped[candidate.name] = str(error)
+            continue
+        if isinstance(source, bool) or skipped:
+            skipped = {**_without_place(candidate), **skipped}
+        if skipped:
+            warnings.warn(
+                f"Going on from {candidate}; skipped:\n" + "\n".join(skipped.values()), stacklevel=stacklevel_of_user()
+            )
+        if not_read:
+            warnings.warn(
+                f"Going on from {candidate}, some of whose files are not as they were saved. These are not read:\n"
+                + "\n".join(not_read),
+                stacklevel=stacklevel_of_user(),
+            )
+        return candidate
+    raise InvalidCheckpointError(
+        "No checkpoint is valid:\n" + "\n".join(skipped.values()) + "\nGive the folder of a valid one, or begin anew."
+    )
+
+
+def _candidates(source: str | Path | bool, output_dir: Path) -> list[Path]:
+    """What `find_checkpoint` looks at, one after the other."""
     if isinstance(source, bool):
         candidates = _newest_first(output_dir)
         if not candidates:
@@ -129,30 +158,15 @@ def find_checkpoint(source: str | Path | bool, output_dir: Path) -> Path:
                 f"No valid checkpoint found in output directory ({output_dir}), from which the run should go on. "
                 "Leave `resume_from_checkpoint` out to begin, or give the path of a checkpoint."
             )
-    else:
-        folder = Path(source)
-        if not _holds_weights(folder):
-            raise ConfigurationError(
-                f"Can't find a valid checkpoint at {folder}: it has none of {', '.join(_WEIGHT_FILES)}. Give the "
-                "folder of a checkpoint, 'checkpoint-<step>'."
-            )
-        others = [path for path in _newest_first(folder.parent) if path.resolve() != folder.resolve()]
-        candidates = [folder, *others] if checkpoint_step(folder) is not None else [folder]
-    complaints = []
-    for candidate in candidates:
-        try:
-            _refuse_damaged(candidate)
-        except InvalidCheckpointError as error:
-            complaints.append(str(error))
-            continue
-        if complaints:
-            warnings.warn(
-                f"Going on from {candidate}; skipped:\n" + "\n".join(complaints), stacklevel=stacklevel_of_user()
-            )
-        return candidate
-    raise InvalidCheckpointError(
-        "No checkpoint is valid:\n" + "\n".join(complaints) + "\nGive the folder of a valid one, or begin anew."
-    )
+        return candidates
+    folder = Path(source)
+    if not _holds_weights(folder):
+        raise ConfigurationError(
+            f"Can't find a valid checkpoint at {folder}: it has none of {', '.join(_WEIGHT_FILES)}. Give the "
+            "folder of a checkpoint, 'checkpoint-<step>'."
+        )
+    others = [path for path in _newest_first(folder.parent) if path.resolve() != folder.resolve()]
+    return [folder, *others] if checkpoint_step(folder) is not None else [folder]
 
 
 def holds_run(folder: Path) -> bool:
@@ -165,6 +179,25 @@ def _newest_first(output_dir: Path) -> list[Path]:
     return [path for path in reversed([Path(path) for path in sort_checkpoints(output_dir)]) if _looks_saved(path)]
 
 
+def _without_place(taken: Path) -> dict[str, str]:
+    """Checkpoints beside `taken` that may be newer by their numbers, but nobody knows; by name, with what is wrong."""
+    complaints = {}
+    for path in map(Path, sort_checkpoints(taken.parent)):
+        if (checkpoint_step(path) or 0) <= (checkpoint_step(taken) or 0) or not any(path.iterdir()):
+            continue
+        if not (path / MANIFEST_NAME).is_file():
+            complaints[path.name] = (
+                f"{path} has no {MANIFEST_NAME}, so nobody knows when it was written, and whether it is whole. To go "
+                "on from it all the same, give its path."
+            )
+            continue
+        try:
+            read_manifest(path)
+        except InvalidCheckpointError as error:
+            complaints[path.name] = str(error)
+    return complaints
+
+
 def _looks_saved(folder: Path) -> bool:
     return (folder / MANIFEST_NAME).is_file() or _holds_weights(folder)
 
@@ -173,10 +206,32 @@ def _holds_weights(folder: Path) -> bool:
     return any((folder / name).is_file() for name in _WEIGHT_FILES)
 
 
-def _refuse_damaged(folder: Path) -> None:
-    """Without a manifest there is nothing to hold a folder against."""
-    if (folder / MANIFEST_NAME).is_file():
-        verify(folder)
+def _refuse_damaged(folder: Path) -> list[str]:
+    """What is wrong with the files that going on does not read; if it is with others, an error.
+
+    Without a manifest there is nothing to hold a folder against.
+    """
+    if not (folder / MANIFEST_NAME).is_file():
+        return []
+    manifest = read_manifest(folder)
+    names = {entry.name for entry in manifest.files}
+    read = _names_read(manifest)
+    verify(folder, read)
+    return find_damage(folder, manifest, names - read)
+
+
+def _names_read(manifest: Manifest) -> set[str]:
+    """The files of a checkpoint that a run that goes on reads."""
+    names = {entry.name for entry in manifest.files}
+    read = {TRAINER_STATE_NAME}
+    parts = part_names(manifest)
+    if _RUN_PART in parts:
+        read |= {f"{part}{suffix}" for part in parts for suffix in (".json", ".safetensors")}
+        read |= {name for name in names if name == SHARDS_NAME or SHARDS_FILE.fullmatch(name)}
+    else:
+        read |= {_INDEX_NAME, _OLD_WEIGHTS_NAME}
+        read |= {name for name in names if name.endswith((".safetensors", ".pt", ".pth"))}
+    return read & names
 
 
 # -------------------------------------------------------------------------------------------------------------- reading

@@ -44,6 +44,7 @@ from pytorch_accelerated.huggingface.evaluating import (
 from pytorch_accelerated.huggingface.fitting import with_batches_that_fit
 from pytorch_accelerated.huggingface.flow import TrainerFlow, metric_of
 from pytorch_accelerated.huggingface.fsdp import shard
+from pytorch_accelerated.huggingface.generators import known_generator_states
 from pytorch_accelerated.huggingface.knowledge import (
     accepts_loss_kwargs,
     outputs_of,
@@ -105,7 +106,6 @@ from pytorch_accelerated.huggingface.saving import (
 )
 from pytorch_accelerated.huggingface.smoothing import LabelSmoother
 from pytorch_accelerated.huggingface.state import TrainerControl, exported_states
-from pytorch_accelerated.seeding import generator_states
 from pytorch_accelerated.sharding import has_shards, whole
 
 if TYPE_CHECKING:
@@ -894,7 +894,8 @@ class Trainer(TrainerFlow):
         self._note_best_checkpoint(folder)
         self.store_flos()
         self.state.stateful_callbacks = exported_states(self._exportables())
-        generators = self._engine._ranks.exchange(generator_states())
+        ranks = self._engine._ranks
+        generators = ranks.exchange(known_generator_states(is_alone=ranks.count == 1))
         # What is put together from all ranks is so before one of them writes.
         if self.args.save_only_model:
             self._weights_of_checkpoint = state_dict_of(self.model) if has_shards(self.model) else None
