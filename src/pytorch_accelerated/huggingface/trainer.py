@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Sampler
 
 from pytorch_accelerated.distributed import send_to_device
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, DataError
-from pytorch_accelerated.huggingface.arguments import TrainingArguments, set_log_level
+from pytorch_accelerated.huggingface.arguments import TrainingArguments, logger, set_log_level
 from pytorch_accelerated.huggingface.callbacks import DEFAULT_CALLBACKS, CallbackHandler, PrinterCallback, is_ours
 from pytorch_accelerated.huggingface.checkpoints import rotate_checkpoints
 from pytorch_accelerated.huggingface.collating import (
@@ -104,6 +104,7 @@ from pytorch_accelerated.huggingface.saving import (
     write_whole,
 )
 from pytorch_accelerated.huggingface.smoothing import LabelSmoother
+from pytorch_accelerated.huggingface.special_tokens import take_over_special_tokens
 from pytorch_accelerated.huggingface.state import TrainerControl, exported_states
 from pytorch_accelerated.seeding import generator_states
 from pytorch_accelerated.sharding import has_shards, whole
@@ -130,7 +131,8 @@ class Trainer(TrainerFlow):
             `processing_class` if that can.
         train_dataset: map-style or iterable, or one of `datasets`.
         eval_dataset: likewise, or a dict of several.
-        processing_class: a tokenizer or the like. Saved with the model.
+        processing_class: a tokenizer or the like. Saved with the model. When a training begins the model's
+            configuration takes over the padding, first and last token that it has.
         model_init: returns a new model, made at each call of `train`; instead of `model`.
         compute_loss_func: of ``(outputs, labels, num_items_in_batch=...)``, instead of the model's own loss. The number
             is that of the labels other than -100 in the whole update, or evaluated batch, to divide a sum by; None if
@@ -278,6 +280,9 @@ class Trainer(TrainerFlow):
             self.model = self.model_wrapped = self.call_model_init()
             self.callback_handler.model = self.model
             self._make_model_ready()
+        changes = take_over_special_tokens(self.model, self.processing_class)
+        if changes and self.is_world_process_zero():
+            logger.warning("The model takes over special tokens of the `processing_class`: %s", "; ".join(changes))
         for index, name in enumerate(("optimizer", "lr_scheduler")):
             is_of_run = self.model_init is not None or self.args.deepspeed is not None or name == "lr_scheduler"
             if self._optimizers_are_ours[index] and is_of_run:
