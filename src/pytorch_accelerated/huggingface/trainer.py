@@ -19,6 +19,7 @@ from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader, Sampler
 
+from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.distributed import send_to_device
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, DataError
 from pytorch_accelerated.huggingface.arguments import TrainingArguments, logger, set_log_level
@@ -40,6 +41,7 @@ from pytorch_accelerated.huggingface.evaluating import (
     inputs_for_metrics,
     outputs_without_loss,
     rows_in,
+    why_no_metrics,
 )
 from pytorch_accelerated.huggingface.fitting import with_batches_that_fit
 from pytorch_accelerated.huggingface.flow import TrainerFlow, metric_of
@@ -218,6 +220,7 @@ class Trainer(TrainerFlow):
         self._train_batch_size = self.args.train_batch_size
         self._eval_loaders: dict[Any, DataLoader[Any]] = {}
         self._ignore_keys_for_eval: Sequence[str] | None = None
+        self._has_warned_without_metrics = False
         self._folder_of_run: Path | None = None  # while a checkpoint is written
         self._weights_of_checkpoint: dict[str, Any] | None = None  # likewise, of a model that is cut over the ranks
 
@@ -599,6 +602,7 @@ class Trainer(TrainerFlow):
             ignore_keys=ignore_keys,
             metric_key_prefix=metric_key_prefix,
         )
+        self._warn_without_metrics(output, metric_key_prefix)
         metrics = self._with_measures(output, metric_key_prefix, started, meter)
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
@@ -673,7 +677,7 @@ class Trainer(TrainerFlow):
 
         Returns:
             The loss, None without labels; the outputs, with one row for each of the batch, one alone or a tuple; the
-            labels likewise, None if one is missing.
+            labels likewise, None if one is missing, and an empty tuple for a model that returns a loss without any.
         """
         inputs = self._prepare_inputs(inputs)
         if ignore_keys is None:
@@ -695,7 +699,7 @@ class Trainer(TrainerFlow):
         # A loss that takes the labels is not the model's, so none stands before its outputs.
         is_outside = self._loss_takes_labels and "labels" in inputs and is_ours(self.compute_loss)
         logits = detached(outputs_without_loss(outputs, ignore_keys, has_loss=returns_loss and not is_outside))
-        kept = detached(tuple(labels)) if has_labels else None
+        kept = detached(tuple(labels)) if returns_loss else None
         return loss, logits, kept[0] if kept is not None and len(kept) == 1 else kept
 
     def _evaluate_batch(
@@ -737,6 +741,17 @@ class Trainer(TrainerFlow):
             metrics.update(self._init_metrics)
             metrics.update(meter.stop())
         return metrics
+
+    def _warn_without_metrics(self, output: EvalLoopOutput, prefix: str) -> None:
+        """One warning, at the first evaluation for which `compute_metrics` was not called though that was wanted."""
+        is_wanted = self.compute_metrics is not None and not self.args.prediction_loss_only
+        has_metrics = any(name != f"{prefix}_loss" for name in output.metrics or ())
+        if not is_wanted or has_metrics or self._has_warned_without_metrics:
+            return
+        reason = why_no_metrics(output, self.label_names, preprocesses=self.preprocess_logits_for_metrics is not None)
+        if reason is not None:
+            self._has_warned_without_metrics = True
+            warn_user(self._engine, reason)
 
     def _nested_gather(self, tensors: Any, name: str | None = None) -> Any:
         """Nested tensors of all ranks below each other. Must be called by all ranks with a batch."""
