@@ -816,6 +816,16 @@ class Trainer(TrainerFlow):
         """The accelerate object behind this trainer."""
         return self._engine._accelerator
 
+    @property
+    def is_deepspeed_enabled(self) -> bool:
+        """Whether trainings are DeepSpeed's."""
+        return self.args.deepspeed is not None
+
+    @property
+    def is_fsdp_enabled(self) -> bool:
+        """Whether the model is cut over the processes."""
+        return self.args.fsdp is not None
+
     # --------------------------------------------------------------------------------------------------------- saving
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
