@@ -505,6 +505,20 @@ def test_a_stream_loader_knows_what_can_be_known() -> None:
     assert sized.num_updates == 2
 
 
+def test_a_stream_that_yields_less_than_it_says_is_pointed_out() -> None:
+    class Short(SizedStream):
+        def __iter__(self) -> Any:
+            return itertools.islice(super().__iter__(), self.size // 2)
+
+    loader = adapted(DataLoader(Short(12), 2))
+    with pytest.warns(UserWarning, match=r"12 samples but yields 6\..*correct its `__len__`") as caught:
+        assert sum(map(len, loader)) == 6
+    assert len(caught) == 1
+    next(iter(adapted(DataLoader(Short(12), 2))))  # which is not all there is
+    assert sum(map(len, adapted(DataLoader(SizedStream(11), 2, drop_last=True)))) == 10
+    assert sum(map(len, adapted(DataLoader(Short(12), 2), ranks=2))) <= 6
+
+
 def test_a_stream_that_yields_more_than_it_says_is_pointed_out() -> None:
     loader = adapted(DataLoader(SizedStream(6), 2, num_workers=2))
     with pytest.warns(UserWarning, match=r"6 samples but yields more.*use num_workers=1") as caught:

@@ -681,3 +681,15 @@ def test_the_first_process_goes_first(caplog: pytest.LogCaptureFixture) -> None:
                 done.append(local)
     assert done == [True, False]
     assert "reading" in caplog.text
+
+
+@pytest.mark.fact("Arguments: the setters of transformers, set_training and others, are errors that say what to do")
+def test_a_setter_says_where_arguments_are_given() -> None:
+    import transformers
+
+    theirs = [name for name in dir(transformers.TrainingArguments) if name.startswith("set_")]
+    assert len(theirs) > 5
+    for name in theirs:
+        assert not hasattr(TrainingArguments(), name)
+        with pytest.raises(AttributeError, match=f"has no `{name}`.*dataclasses.replace"):
+            getattr(TrainingArguments(), name)

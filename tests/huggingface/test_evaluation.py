@@ -402,3 +402,63 @@ def test_many_rows_wait_in_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert isinstance(output.predictions, np.memmap)
     np.testing.assert_allclose(output.predictions, expected(7)[0].numpy(), rtol=1e-6)
     assert list(tmp_path.iterdir()) == []  # the files have no names
+
+
+class Pairs(nn.Module):
+    """Compares two columns, and returns the loss of that by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor, return_loss: bool = True) -> dict[str, torch.Tensor]:
+        left, right = self.linear(x), self.linear(y)
+        return {"loss": ((left - right) ** 2).mean(), "left": left, "right": right}
+
+
+@pytest.mark.fact("Evaluating: a model that returns a loss without labels has metrics, and label_ids is ()")
+@pytest.mark.parametrize("by_batch", [False, True])
+def test_metrics_of_a_model_without_labels_are_computed(by_batch: bool, tmp_path: Path) -> None:
+    def metrics(prediction: EvalPrediction, compute_result: bool = True) -> dict[str, Any]:
+        assert prediction.label_ids == ()
+        left, right = prediction.predictions
+        return {"rows": len(left), "width": right.shape[1]}
+
+    rows = [{"x": row["x"], "y": 2 * row["x"]} for row in (Rows(5)[index] for index in range(5))]
+    parts = {"model": Pairs(), "eval_dataset": rows, "compute_metrics": metrics}
+    trainer = make_trainer(tmp_path, parts=parts, batch_eval_metrics=by_batch)
+    result = trainer.evaluate()
+    assert (result["eval_rows"], result["eval_width"]) == (5, 2)
+    assert result["eval_loss"] > 0
+    if not by_batch:
+        assert trainer.predict(rows).label_ids == ()
+        trainer.args.prediction_loss_only = True
+        assert "eval_rows" not in trainer.evaluate()
+
+
+@pytest.mark.fact("Evaluating: one warning where compute_metrics is not called, which says why")
+@pytest.mark.parametrize(
+    ("names", "reason"),
+    [(None, "not all rows have the labels 'labels'.*`label_names`"), ([], "no column is known to be a label")],
+)
+def test_metrics_that_miss_their_labels_are_pointed_out_once(names: Any, reason: str, tmp_path: Path) -> None:
+    rows = [{"x": row["x"], "target": row["labels"]} for row in (Rows(5)[index] for index in range(5))]
+    parts = {"eval_dataset": rows, "compute_metrics": lambda prediction: {"a": 1}}
+    trainer = make_trainer(tmp_path, parts=parts, label_names=names)
+    trainer.predict(rows)  # without labels, as is usual
+    with pytest.warns(UserWarning, match=f"`compute_metrics` was not called, because {reason}") as caught:
+        results = [trainer.evaluate() for _ in range(2)]
+    assert len(caught) == 1
+    assert not any("eval_a" in metrics for metrics in results)
+    assert make_trainer(tmp_path, parts=parts, label_names=names, prediction_loss_only=True).evaluate()
+
+
+def test_metrics_that_miss_their_predictions_are_pointed_out(tmp_path: Path) -> None:
+    parts = {
+        "compute_metrics": lambda prediction: {"a": 1},
+        "preprocess_logits_for_metrics": lambda logits, labels: None,
+    }
+    trainer = make_trainer(tmp_path, parts=parts)
+    with pytest.warns(UserWarning, match="there are no predictions: `preprocess_logits_for_metrics` returned None"):
+        assert "eval_a" not in trainer.evaluate()

@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.huggingface import TrainerCallback, TrainingArguments
 from pytorch_accelerated.huggingface.arguments import logger
 from pytorch_accelerated.huggingface.parallel import refuse_processes, warn_about_idle_devices
 from tests.huggingface.runs import Regression, Rows, losses, make_trainer
-from tests.huggingface.texts import WORDS, tiny_classifier
+from tests.huggingface.texts import WORDS, tiny_classifier, tiny_language_model
 
 TESTS = Path(__file__).parent
 RANKS = TESTS.parent / "ranks"
@@ -274,6 +275,82 @@ def test_models_are_told_how_to_checkpoint_their_activations(tmp_path: Path) -> 
     assert Telling.told == [None, {"use_reentrant": False}, {"use_reentrant": False}]
     with pytest.raises(ConfigurationError, match="`gradient_checkpointing` is True, but Regression has no method"):
         make_trainer(tmp_path, gradient_checkpointing=True)
+
+
+class _Blocks(nn.Module):
+    """Frozen but for its last layer, which it may compute twice, as wrapped models of `transformers` do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding, self.block, self.head = nn.Linear(2, 4), nn.Linear(4, 4), nn.Linear(4, 1)
+        self.embedding.requires_grad_(False)
+        self.head.requires_grad_(False)
+        self.computes_twice = False
+
+    def gradient_checkpointing_enable(self, kwargs: Any = None) -> None:
+        self.computes_twice = True
+
+    def enable_input_require_grads(self) -> None:
+        self.embedding.register_forward_hook(lambda module, args, output: output.requires_grad_(True))
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> Any:
+        x = self.embedding(x)
+        x = checkpoint(self.block, x, use_reentrant=True) if self.computes_twice else self.block(x)
+        return (((self.head(x) - labels) ** 2).mean(),)
+
+
+class _Delegating(nn.Module):
+    """Asks the model in it for what it does not have itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base_model = _Blocks()
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.base_model, name)
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> Any:
+        return self.base_model(x, labels)
+
+
+@pytest.mark.fact("Arguments: gradient_checkpointing reaches a model inside of a wrapper, also one with frozen layers")
+def test_a_wrapped_frozen_model_learns_the_same_with_activations_computed_twice(tmp_path: Path) -> None:
+    def run(**arguments: Any) -> tuple[list[float], dict[str, torch.Tensor]]:
+        trainer = make_trainer(tmp_path, parts={"model": _Delegating()}, **arguments)
+        trainer.train()
+        return losses(trainer), trainer.model.state_dict()
+
+    usual, weights = run()
+    checkpointed, weights_then = run(gradient_checkpointing=True)
+    assert checkpointed == usual
+    torch.testing.assert_close(weights_then, weights, rtol=0, atol=0)
+    assert not torch.equal(weights["base_model.block.weight"], _Blocks().block.weight)
+
+
+@pytest.mark.fact("Arguments: gradient_checkpointing of a model with a LoRA adapter of PEFT gives the same gradients")
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # which PEFT asks for
+@pytest.mark.parametrize("is_reentrant", [False, True])
+def test_an_adapter_learns_the_same_with_activations_computed_twice(is_reentrant: bool, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+
+    def run(**arguments: Any) -> tuple[list[float], dict[str, torch.Tensor]]:
+        config = peft.LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=["c_attn"], fan_in_fan_out=True)
+        model = peft.get_peft_model(tiny_language_model(), config)
+        tokens = torch.arange(len(WORDS) - 4)
+        rows = [{"input_ids": tokens[shift : shift + 6], "labels": tokens[shift : shift + 6]} for shift in range(4)]
+        trainer = make_trainer(tmp_path, parts={"model": model, "train_dataset": rows}, max_steps=3, **arguments)
+        trainer.train()
+        return losses(trainer), {name: value for name, value in model.state_dict().items() if "lora" in name}
+
+    usual, weights = run()
+    kwargs = {"use_reentrant": is_reentrant}
+    checkpointed, weights_then = run(gradient_checkpointing=True, gradient_checkpointing_kwargs=kwargs)
+    assert checkpointed == usual
+    torch.testing.assert_close(weights_then, weights, rtol=0, atol=0)
 
 
 @pytest.mark.fact("Arguments: torch_compile, torch_compile_backend and torch_compile_mode compile the model")

@@ -285,3 +285,46 @@ def test_workers_give_the_same_run(tmp_path: Path) -> None:
         trainer.train()
         runs.append(losses(trainer))
     assert runs[0] == runs[1]
+
+
+def special_tokens_of(config: Any) -> tuple[Any, Any, Any]:
+    return config.pad_token_id, config.bos_token_id, config.eos_token_id
+
+
+@pytest.mark.fact("Training: the model's configuration takes over the tokenizer's pad, bos and eos, and a log says so")
+def test_a_model_that_needs_to_know_the_padding_learns_of_it_from_the_tokenizer(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_config: Any = transformers.GPT2Config
+    config = make_config(
+        n_layer=1, n_head=2, n_embd=8, vocab_size=len(WORDS), n_positions=16, bos_token_id=7, eos_token_id=9
+    )
+    model = transformers.GPT2ForSequenceClassification(config)
+    trainer = classify(tmp_path, parts={"model": model}, max_steps=1)
+    assert special_tokens_of(model.config) == (None, 7, 9)
+    with caplog.at_level("WARNING", "pytorch_accelerated.huggingface"):
+        trainer.train()  # of several rows in a batch
+        assert special_tokens_of(model.config) == (0, 7, 9)
+        assert [record.getMessage().partition(": ")[2] for record in caplog.records] == [
+            "config.pad_token_id from None to 0"
+        ]
+        trainer.train()
+        assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize(
+    ("eos", "generation_eos", "expected"),
+    [(9, 9, (3, [3, 9])), ([9, 3], [9, 3], ([9, 3], [9, 3])), (3, [9, 8], (3, [3, 9, 8])), (3, None, (3, 3))],
+)
+def test_of_several_tokens_that_end_a_text_none_is_lost(
+    eos: Any, generation_eos: Any, expected: Any, tmp_path: Path
+) -> None:
+    model, tokenizer = tiny_language_model(), tiny_tokenizer()
+    tokenizer.eos_token = WORDS[3]
+    model.config.eos_token_id, model.generation_config.eos_token_id = eos, generation_eos
+    rows = [{"input_ids": [2, 3, 4], "labels": [2, 3, 4]}] * 2
+    parts = {"model": model, "train_dataset": rows, "processing_class": tokenizer}
+    trainer = make_trainer(tmp_path, parts=parts, max_steps=1)
+    trainer.train()
+    assert (model.config.eos_token_id, model.generation_config.eos_token_id) == expected
+    assert model.config.bos_token_id == 0  # the tokenizer has none

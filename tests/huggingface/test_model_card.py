@@ -74,6 +74,9 @@ def test_only_the_first_process_writes(tmp_path: Path, monkeypatch: pytest.Monke
         ("push_to_hub", r"trainer\.model\.push_to_hub"),
         ("hyperparameter_search", "in a loop"),
         ("init_hf_repo", "create_repo"),
+        ("_move_model_to_device", r"Call `model\.to\(args\.device\)`"),
+        ("_remove_unused_columns", "`remove_columns`"),
+        ("_prepare_input", "call `_prepare_inputs`"),
     ],
 )
 def test_a_method_that_is_not_there_says_what_to_do(method: str, remedy: str, tmp_path: Path) -> None:

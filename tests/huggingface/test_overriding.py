@@ -14,7 +14,8 @@ from pytorch_accelerated.huggingface import Trainer, TrainerCallback, TrainerSta
 from tests.huggingface.runs import Regression, Rows, StopAt, Tokens, losses, make_trainer, without_native_parts
 
 PUBLIC = """model model_wrapped args state control callback_handler optimizer lr_scheduler train_dataset eval_dataset
-data_collator accelerator label_names label_smoother model_accepts_loss_kwargs _train_batch_size"""
+data_collator accelerator label_names label_smoother model_accepts_loss_kwargs _train_batch_size
+is_deepspeed_enabled is_fsdp_enabled"""
 METHODS = """get_train_dataloader get_eval_dataloader get_test_dataloader create_optimizer create_scheduler
 create_optimizer_and_scheduler training_step compute_loss prediction_step evaluate predict
 evaluation_loop log save_model is_local_process_zero is_world_process_zero num_examples
@@ -30,6 +31,8 @@ def test_attributes_and_methods_are_there(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path)
     assert [name for name in PUBLIC.split() if not hasattr(trainer, name)] == []
     assert [name for name in METHODS.split() if not callable(getattr(trainer, name, None))] == []
+    assert not trainer.is_deepspeed_enabled
+    assert not trainer.is_fsdp_enabled
     assert trainer.num_examples(trainer.get_train_dataloader()) == 10
     assert trainer.num_examples(trainer.get_eval_dataloader()) == 5
     assert trainer.get_num_trainable_parameters() == 3

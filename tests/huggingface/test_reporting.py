@@ -1,5 +1,6 @@
 """What TensorBoard gets, read back from its files."""
 
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pytorch_accelerated.huggingface import TrainerCallback
 from pytorch_accelerated.huggingface.arguments import TrainingArguments
 from pytorch_accelerated.huggingface.reporting import TensorBoardCallback
 from pytorch_accelerated.huggingface.state import TrainerControl, TrainerState
@@ -116,3 +118,26 @@ def test_a_writer_of_the_users_is_used_and_stays_open(tmp_path: Path) -> None:
     writer.add_scalar("mine", 1.0, 9)
     writer.close()
     assert scalars_in(tmp_path) == {"train/loss": [(1, 0.5)], "mine": [(9, 1.0)]}
+
+
+class Fails(TrainerCallback):
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        raise ValueError("a step of the user's")
+
+
+@pytest.mark.fact("The log history: TensorBoard's thread ends with the run, also a failed one, and after an evaluation")
+@pytest.mark.parametrize("ending", ["trained and evaluated", "evaluated", "failed"])
+def test_no_thread_is_left_and_everything_is_on_the_disk(ending: str, tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    callbacks = [Fails()] if ending == "failed" else []
+    trainer = make_trainer(tmp_path, *callbacks, logging_dir=str(tmp_path / "logs"), max_steps=1)
+    if ending == "failed":
+        with pytest.raises(ValueError, match="a step of the user's"):
+            trainer.train()
+    elif ending == "trained and evaluated":
+        trainer.train()
+    if ending != "failed":
+        trainer.evaluate()
+        assert len(scalars_in(tmp_path / "logs")["eval/loss"]) == 1
+    assert set(threading.enumerate()) <= before
+    assert list((tmp_path / "logs").iterdir())

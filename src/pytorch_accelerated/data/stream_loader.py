@@ -213,11 +213,15 @@ class StreamLoader(RunLoader):
     def _measured_batches(self, feed: DeviceFeed) -> Iterator[tuple[Any, int | None]]:
         """The batches of a pass and their sizes; an empty one would be one too many for most models."""
         samples, expected = 0, self.num_samples if self._has_stream else None
+        # Else a pass may well yield less: the share of a rank, what is left after a resume, or only full batches.
+        is_whole = self._ranks.count == 1 and not self._fetcher.goes_on_in(self._epoch)
+        is_whole &= not getattr(self.source, "drop_last", False)
         for batch in feed(self.waiting.over(self._fetcher.fetch(self._epoch))):
             size = batch_size_of(batch)
             if size != 0:
                 yield batch, size
             samples += size or 0
+            is_whole &= size is not None
             if expected is not None and samples > expected:
                 warnings.warn(
                     f"The {type(self.dataset).__name__} says that it has {expected} samples but yields more. With "
@@ -226,3 +230,10 @@ class StreamLoader(RunLoader):
                     stacklevel=2,
                 )
                 expected = None
+        if is_whole and expected is not None and 0 < samples < expected:
+            warnings.warn(
+                f"The {type(self.dataset).__name__} says that it has {expected} samples but yields {samples}. How many "
+                "updates a run has, and the schedule of its learning rate, follow from what it says: correct its "
+                "`__len__`.",
+                stacklevel=2,
+            )

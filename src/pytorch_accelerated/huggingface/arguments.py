@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from pytorch_accelerated.distributed import process_state
-from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError
+from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, MissingMethodError
 from pytorch_accelerated.huggingface.checks import TRACKERS, check_arguments
 from pytorch_accelerated.huggingface.not_taken_over import NOT_TAKEN_OVER, asks_for_nothing, explain_unknown
 from pytorch_accelerated.huggingface.strategies import (
@@ -52,6 +52,18 @@ _OTHER_NAMES = {
     "group_by_length": "train_sampling_strategy",
     "warmup_ratio": "warmup_steps",
 }
+# Of transformers: each sets several arguments, which have other names there.
+_SETTERS = (
+    "set_training",
+    "set_evaluate",
+    "set_testing",
+    "set_save",
+    "set_logging",
+    "set_push_to_hub",
+    "set_optimizer",
+    "set_lr_scheduler",
+    "set_dataloader",
+)
 _FLAGS: dict[str, Any] = {"": None, "false": None, "true": True}
 _DICTS = ("lr_scheduler_kwargs", "gradient_checkpointing_kwargs", "fsdp_config", "deepspeed")
 _MAY_BE_FILES = ("fsdp_config", "deepspeed")
@@ -231,9 +243,18 @@ class TrainingArguments(metaclass=_RefusingUnknown):
     if not TYPE_CHECKING:  # to a type checker it would mean that every name is there
 
         def __getattr__(self, name: str) -> Any:
-            """What an argument that is not taken over says where it asks for nothing: scripts read it."""
+            """What an argument that is not taken over says where it asks for nothing: scripts read it.
+
+            Raises:
+                MissingMethodError: an AttributeError, for the setters of `transformers`.
+            """
             if name in NOT_TAKEN_OVER:
                 return NOT_TAKEN_OVER[name].off
+            if name in _SETTERS:
+                raise MissingMethodError(
+                    f"{type(self).__name__} has no `{name}`: each argument has one name. Give the arguments to "
+                    f"{type(self).__name__}(...), or make other ones of these with dataclasses.replace(args, ...)."
+                )
             return super().__getattribute__(name)  # raises what has led here, from inside of a property too
 
     def __post_init__(self) -> None:

@@ -139,6 +139,30 @@ class EvaluationCollector:
         return self._compute_metrics(prediction, compute_result=compute_result)
 
 
+def why_no_metrics(output: EvalLoopOutput, label_names: Sequence[str], *, preprocesses: bool) -> str | None:
+    """Why `compute_metrics` was not called for an evaluation, and what to do; None if it could be.
+
+    Args:
+        output: of the evaluation.
+        label_names: columns that are labels.
+        preprocesses: whether there is a `preprocess_logits_for_metrics`.
+    """
+    if output.predictions is None:
+        source = "preprocess_logits_for_metrics" if preprocesses else "prediction_step"
+        return (
+            f"`compute_metrics` was not called, because there are no predictions: `{source}` returned None. Return "
+            "what metrics are to be computed from."
+        )
+    if output.label_ids is None:
+        names = ", ".join(map(repr, label_names))
+        reason = f"not all rows have the labels {names}" if names else "no column is known to be a label"
+        return (
+            f"`compute_metrics` was not called, because {reason}. Rename the column that holds them, or name it in "
+            "`label_names` of the arguments; with remove_unused_columns=True others are taken out of the rows."
+        )
+    return None
+
+
 def rows_in(batch: Any) -> int:
     """The rows of a batch.
 

@@ -25,7 +25,7 @@ class PredictionOutput(NamedTuple):
 
     Attributes:
         predictions: an array with one row per row of the dataset, in its order; a tuple of them for several outputs.
-        label_ids: likewise; None without labels.
+        label_ids: likewise; None without labels, an empty tuple for a model that returns a loss without any.
         metrics: by name, with prefix.
     """
 

@@ -108,6 +108,9 @@ def warn_about_idle_devices(args: TrainingArguments) -> None:
 def enable_gradient_checkpointing(model: Any, args: TrainingArguments) -> None:
     """Have the model compute activations twice instead of keeping them, if the arguments say so.
 
+    What is computed twice may get no gradient where nothing before it is trained, so the inputs of a model with frozen
+    parameters are made to need one, if the model can do that.
+
     Raises:
         ConfigurationError: if it cannot do so.
     """
@@ -121,6 +124,9 @@ def enable_gradient_checkpointing(model: Any, args: TrainingArguments) -> None:
             "`torch.utils.checkpoint.checkpoint` in its forward and leave the argument out."
         )
     getattr(model, name)(args.gradient_checkpointing_kwargs)
+    is_partly_frozen = not all(parameter.requires_grad for parameter in model.parameters())
+    if is_partly_frozen and hasattr(model, "enable_input_require_grads"):
+        model.enable_input_require_grads()
 
 
 def _checkpoints_activations(model: Any) -> bool:
@@ -129,6 +135,9 @@ def _checkpoints_activations(model: Any) -> bool:
 
 
 def _known_name(model: Any, pattern: str) -> str | None:
-    """The name that a model has for something; the newer one, because the older one warns where there are both."""
+    """The name that a model has for something; the newer one, because the older one warns where there are both.
+
+    The model itself is asked, not its class: wrappers, as those of PEFT, hand on what the model in them has.
+    """
     names = (pattern.format(word) for word in ("activation", "gradient"))
-    return next((name for name in names if hasattr(type(model), name)), None)
+    return next((name for name in names if hasattr(model, name)), None)

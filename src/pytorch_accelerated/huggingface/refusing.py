@@ -24,25 +24,27 @@ Parameters = ParamSpec("Parameters")
 
 _OLD_NAMES = {"tokenizer": "processing_class"}
 
-# Methods of `transformers`' Trainer that scripts override, and that nobody would call here.
+# Methods of `transformers`' Trainer that scripts override or call, and that nobody would call here.
 _HOOKS_ELSEWHERE = {
     "_clip_grad_norm": "Set `max_grad_norm` to 0, and change the gradients in `on_pre_optimizer_step` of a callback.",
     "_get_collator_with_removed_columns": "Give a `data_collator`, and remove_unused_columns=False.",
     "_get_dataloader": "Override `get_train_dataloader`, `get_eval_dataloader` or `get_test_dataloader`.",
     "_get_grad_norm": "Override `log`, which gets it.",
-    "_get_learning_rate": "Override `log`, which gets it.",
+    "_get_learning_rate": "Override `log`, which gets it, or call `get_learning_rates`.",
     "_get_num_items_in_batch": "Override `count_items`, which gets one batch.",
-    "_get_output_dir": "Give `output_dir`.",
+    "_get_output_dir": "Give `output_dir`, and read `args.output_dir`.",
     "_inner_training_loop": "Override `training_step`, or hooks of the native `pytorch_accelerated.Trainer`.",
     "_load_optimizer_and_scheduler": "Override `create_optimizer_and_scheduler`; their states are loaded afterwards.",
     "_load_rng_state": "Set generators in `on_train_begin` of a callback.",
     "_maybe_log_save_evaluate": "Override `log`, `evaluate` or `_save_checkpoint`, or set flags of the control in a "
     "callback.",
-    "_move_model_to_device": "Place parts of the model where they are to be when it is made.",
+    "_move_model_to_device": "Call `model.to(args.device)`; the trainer does so with its own model.",
     "_prepare_for_training": "Override `create_optimizer_and_scheduler` or `get_train_dataloader`.",
-    "_prepare_input": "Override `_prepare_inputs`, which gets the whole batch.",
-    "_remove_unused_columns": "Set `remove_unused_columns` to False, and leave columns out of the dataset.",
-    "_rotate_checkpoints": "Override `_save_checkpoint`, at the end of which the oldest are deleted.",
+    "_prepare_input": "Override or call `_prepare_inputs`, which gets the whole batch.",
+    "_remove_unused_columns": "Set `remove_unused_columns` to False, and take columns out of the dataset yourself, for "
+    "example with its method `remove_columns`; or call `get_train_dataloader` of the super class, which does so.",
+    "_rotate_checkpoints": "Override `_save_checkpoint`, at the end of which the oldest are deleted, or call "
+    "`rotate_checkpoints` of huggingface.checkpoints.",
     "_run_epoch": "Override `training_step`, or hooks of the native `pytorch_accelerated.Trainer`.",
     "_save_optimizer_and_scheduler": "Override `_save_checkpoint`.",
     "_save_rng_state": "Override `_save_checkpoint`.",
@@ -53,7 +55,7 @@ _HOOKS_ELSEWHERE = {
     "create_accelerator_and_postprocess": "Give the arguments, or configure accelerate by its variables.",
     "get_batch_samples": "Override `get_train_dataloader`, or `count_items`, which gets one batch.",
     "get_total_train_batch_size": "Give `per_device_train_batch_size` and `gradient_accumulation_steps`.",
-    "prediction_loop": "Override `evaluation_loop`.",
+    "prediction_loop": "Override or call `evaluation_loop`.",
     "set_initial_training_values": "Give `num_train_epochs` or `max_steps`.",
 }
 
@@ -114,6 +116,10 @@ def refuse_method(kind: type[Any], name: str) -> None:
     if name in _METHODS_ELSEWHERE:
         raise MissingMethodError(
             f"{kind.__name__} has no `{name}`: it trains, evaluates and predicts. {_METHODS_ELSEWHERE[name]}"
+        )
+    if name in _HOOKS_ELSEWHERE:
+        raise MissingMethodError(
+            f"{kind.__name__} has no `{name}`, which is a part of transformers' Trainer. {_HOOKS_ELSEWHERE[name]}"
         )
 
 

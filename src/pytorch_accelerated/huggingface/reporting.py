@@ -21,7 +21,8 @@ class TensorBoardCallback(TrainerCallback):
     """Writes what is logged for TensorBoard, on the first process of all.
 
     It goes to ``logging_dir`` of the arguments or, without, to a folder in ``runs`` below ``output_dir``. That is one
-    folder for all trainings of a trainer, and what is logged in between.
+    folder for all trainings of a trainer, and what is logged in between. The file is closed at the end of a training,
+    also of one that fails, and after what is logged outside of one.
 
     Args:
         tb_writer: a `SummaryWriter` of your own, which stays open at the end of a run.
@@ -36,11 +37,13 @@ class TensorBoardCallback(TrainerCallback):
         self._is_own_writer = tb_writer is None
         self._folder: str | None = None
         self._refused: set[str] = set()
+        self._is_in_run = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> Any:
         """Write down the arguments, and the model's configuration if it has one."""
         if not self._is_ready(args, state):
             return
+        self._is_in_run = True
         self.tb_writer.add_text("args", args.to_json_string())
         config: Any = getattr(model, "config", None)
         if hasattr(config, "to_json_string"):
@@ -60,9 +63,16 @@ class TensorBoardCallback(TrainerCallback):
                     stacklevel=stacklevel_of_user(),
                 )
         self.tb_writer.flush()
+        if not self._is_in_run:
+            self.close()  # nobody else would: an open writer is a thread
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         """Close the file; what is logged later opens another one in the same folder."""
+        self.close()
+
+    def close(self) -> None:
+        """Close the file, at the end of a run and where an exception has ended it."""
+        self._is_in_run = False
         if self.tb_writer is not None and self._is_own_writer:
             self.tb_writer.close()
             self.tb_writer = None

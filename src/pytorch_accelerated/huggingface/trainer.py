@@ -19,9 +19,10 @@ from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader, Sampler
 
+from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.distributed import send_to_device
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, DataError
-from pytorch_accelerated.huggingface.arguments import TrainingArguments, set_log_level
+from pytorch_accelerated.huggingface.arguments import TrainingArguments, logger, set_log_level
 from pytorch_accelerated.huggingface.callbacks import DEFAULT_CALLBACKS, CallbackHandler, PrinterCallback, is_ours
 from pytorch_accelerated.huggingface.checkpoints import rotate_checkpoints
 from pytorch_accelerated.huggingface.collating import (
@@ -40,6 +41,7 @@ from pytorch_accelerated.huggingface.evaluating import (
     inputs_for_metrics,
     outputs_without_loss,
     rows_in,
+    why_no_metrics,
 )
 from pytorch_accelerated.huggingface.fitting import with_batches_that_fit
 from pytorch_accelerated.huggingface.flow import TrainerFlow, metric_of
@@ -105,6 +107,7 @@ from pytorch_accelerated.huggingface.saving import (
     write_whole,
 )
 from pytorch_accelerated.huggingface.smoothing import LabelSmoother
+from pytorch_accelerated.huggingface.special_tokens import take_over_special_tokens
 from pytorch_accelerated.huggingface.state import TrainerControl, exported_states
 from pytorch_accelerated.sharding import has_shards, whole
 
@@ -130,7 +133,8 @@ class Trainer(TrainerFlow):
             `processing_class` if that can.
         train_dataset: map-style or iterable, or one of `datasets`.
         eval_dataset: likewise, or a dict of several.
-        processing_class: a tokenizer or the like. Saved with the model.
+        processing_class: a tokenizer or the like. Saved with the model. When a training begins the model's
+            configuration takes over the padding, first and last token that it has.
         model_init: returns a new model, made at each call of `train`; instead of `model`.
         compute_loss_func: of ``(outputs, labels, num_items_in_batch=...)``, instead of the model's own loss. The number
             is that of the labels other than -100 in the whole update, or evaluated batch, to divide a sum by; None if
@@ -216,6 +220,7 @@ class Trainer(TrainerFlow):
         self._train_batch_size = self.args.train_batch_size
         self._eval_loaders: dict[Any, DataLoader[Any]] = {}
         self._ignore_keys_for_eval: Sequence[str] | None = None
+        self._has_warned_without_metrics = False
         self._folder_of_run: Path | None = None  # while a checkpoint is written
         self._weights_of_checkpoint: dict[str, Any] | None = None  # likewise, of a model that is cut over the ranks
 
@@ -278,6 +283,9 @@ class Trainer(TrainerFlow):
             self.model = self.model_wrapped = self.call_model_init()
             self.callback_handler.model = self.model
             self._make_model_ready()
+        changes = take_over_special_tokens(self.model, self.processing_class)
+        if changes and self.is_world_process_zero():
+            logger.warning("The model takes over special tokens of the `processing_class`: %s", "; ".join(changes))
         for index, name in enumerate(("optimizer", "lr_scheduler")):
             is_of_run = self.model_init is not None or self.args.deepspeed is not None or name == "lr_scheduler"
             if self._optimizers_are_ours[index] and is_of_run:
@@ -594,6 +602,7 @@ class Trainer(TrainerFlow):
             ignore_keys=ignore_keys,
             metric_key_prefix=metric_key_prefix,
         )
+        self._warn_without_metrics(output, metric_key_prefix)
         metrics = self._with_measures(output, metric_key_prefix, started, meter)
         self.log(metrics)
         self.take_over(self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics))
@@ -668,7 +677,7 @@ class Trainer(TrainerFlow):
 
         Returns:
             The loss, None without labels; the outputs, with one row for each of the batch, one alone or a tuple; the
-            labels likewise, None if one is missing.
+            labels likewise, None if one is missing, and an empty tuple for a model that returns a loss without any.
         """
         inputs = self._prepare_inputs(inputs)
         if ignore_keys is None:
@@ -690,7 +699,7 @@ class Trainer(TrainerFlow):
         # A loss that takes the labels is not the model's, so none stands before its outputs.
         is_outside = self._loss_takes_labels and "labels" in inputs and is_ours(self.compute_loss)
         logits = detached(outputs_without_loss(outputs, ignore_keys, has_loss=returns_loss and not is_outside))
-        kept = detached(tuple(labels)) if has_labels else None
+        kept = detached(tuple(labels)) if returns_loss else None
         return loss, logits, kept[0] if kept is not None and len(kept) == 1 else kept
 
     def _evaluate_batch(
@@ -732,6 +741,17 @@ class Trainer(TrainerFlow):
             metrics.update(self._init_metrics)
             metrics.update(meter.stop())
         return metrics
+
+    def _warn_without_metrics(self, output: EvalLoopOutput, prefix: str) -> None:
+        """One warning, at the first evaluation for which `compute_metrics` was not called though that was wanted."""
+        is_wanted = self.compute_metrics is not None and not self.args.prediction_loss_only
+        has_metrics = any(name != f"{prefix}_loss" for name in output.metrics or ())
+        if not is_wanted or has_metrics or self._has_warned_without_metrics:
+            return
+        reason = why_no_metrics(output, self.label_names, preprocesses=self.preprocess_logits_for_metrics is not None)
+        if reason is not None:
+            self._has_warned_without_metrics = True
+            warn_user(self._engine, reason)
 
     def _nested_gather(self, tensors: Any, name: str | None = None) -> Any:
         """Nested tensors of all ranks below each other. Must be called by all ranks with a batch."""
@@ -795,6 +815,16 @@ class Trainer(TrainerFlow):
     def accelerator(self) -> Accelerator:
         """The accelerate object behind this trainer."""
         return self._engine._accelerator
+
+    @property
+    def is_deepspeed_enabled(self) -> bool:
+        """Whether trainings are DeepSpeed's."""
+        return self.args.deepspeed is not None
+
+    @property
+    def is_fsdp_enabled(self) -> bool:
+        """Whether the model is cut over the processes."""
+        return self.args.fsdp is not None
 
     # --------------------------------------------------------------------------------------------------------- saving
 
