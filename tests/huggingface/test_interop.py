@@ -98,6 +98,17 @@ def test_what_is_saved_loads_with_from_pretrained(kind: str, tmp_path: Path) -> 
         torch.testing.assert_close(other.model.state_dict(), trainer.model.state_dict(), rtol=0, atol=0)
 
 
+@pytest.mark.fact("Interoperation: without a processing_class the data collator's tokenizer is saved")
+def test_the_tokenizer_of_the_collator_is_saved(tmp_path: Path) -> None:
+    collator = transformers.DataCollatorWithPadding(tiny_tokenizer())
+    parts = {"processing_class": None, "data_collator": collator}
+    trainer = classify(tmp_path, parts=parts, save_strategy="epoch", num_train_epochs=1)
+    trainer.train()
+    trainer.save_model(str(tmp_path / "mine"))
+    for folder in (next(tmp_path.glob("checkpoint-*")), tmp_path / "mine"):
+        assert transformers.AutoTokenizer.from_pretrained(folder)("the cat") == tiny_tokenizer()("the cat")
+
+
 @pytest.mark.fact("Interoperation: a genuine transformers callback sees the events and may stop the run")
 def test_a_genuine_callback_takes_part(tmp_path: Path) -> None:
     class Genuine(transformers.TrainerCallback):  # type: ignore[misc,name-defined]  # imported only where it is there

@@ -133,8 +133,8 @@ class Trainer(TrainerFlow):
             `processing_class` if that can.
         train_dataset: map-style or iterable, or one of `datasets`.
         eval_dataset: likewise, or a dict of several.
-        processing_class: a tokenizer or the like. Saved with the model. When a training begins the model's
-            configuration takes over the padding, first and last token that it has.
+        processing_class: a tokenizer or the like. Saved with the model; without one, the collator's ``tokenizer`` is. When
+            a training begins the model's configuration takes over the padding, first and last token that it has.
         model_init: returns a new model, made at each call of `train`; instead of `model`.
         compute_loss_func: of ``(outputs, labels, num_items_in_batch=...)``, instead of the model's own loss. The number
             is that of the labels other than -100 in the whole update, or evaluated batch, to divide a sum by; None if
@@ -916,7 +916,10 @@ class Trainer(TrainerFlow):
             save_description(self.model, folder)  # its weights are in the native parts
         else:
             save_weights(self.model, folder, state_dict_of(self.model) if state_dict is None else state_dict)
-        save_companions(folder, self.args, self.processing_class)
+        processor = self.processing_class
+        if processor is None:
+            processor = getattr(self.data_collator, "tokenizer", None)
+        save_companions(folder, self.args, processor)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Write a checkpoint of this step, whole or not at all, and delete what is too many. All ranks must call it."""
