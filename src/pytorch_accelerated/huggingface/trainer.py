@@ -133,8 +133,8 @@ class Trainer(TrainerFlow):
             `processing_class` if that can.
         train_dataset: map-style or iterable, or one of `datasets`.
         eval_dataset: likewise, or a dict of several.
-        processing_class: a tokenizer or the like. Saved with the model; without one, the collator's ``tokenizer`` is. When
-            a training begins the model's configuration takes over the padding, first and last token that it has.
+        processing_class: a tokenizer or the like. Saved with the model; without one, the collator's ``tokenizer`` is.
+            When a training begins the model's configuration takes over the padding, first and last token that it has.
         model_init: returns a new model, made at each call of `train`; instead of `model`.
         compute_loss_func: of ``(outputs, labels, num_items_in_batch=...)``, instead of the model's own loss. The number
             is that of the labels other than -100 in the whole update, or evaluated batch, to divide a sum by; None if
