@@ -67,12 +67,24 @@ def _stacked(name: str, values: list[Any]) -> torch.Tensor:
             stacked = torch.tensor(values)
     except (RuntimeError, TypeError, ValueError) as error:
         raise DataError(
-            f"The values of {name!r} cannot be stacked to a batch ({error}). Bring them to one length and kind before, "
-            "or pass a `data_collator` that pads, such as `transformers.DataCollatorWithPadding(tokenizer)`."
+            f"The values of {name!r} cannot be stacked to a batch ({error}). {_stacking_advice(values)}"
         ) from error
     if name == "label" or (name == "label_ids" and not isinstance(first, torch.Tensor)):
         return stacked.to(torch.float32 if stacked.is_floating_point() else torch.int64)
     return stacked
+
+
+def _stacking_advice(values: list[Any]) -> str:
+    if any(value is None for value in values):
+        missing = sum(value is None for value in values)
+        return f"{missing} of these {len(values)} rows have None there: give them a value, or leave them out."
+    large = [value for value in values if isinstance(value, int) and not -(2**63) <= value < 2**63]
+    if large:
+        return f"{large[0]} is beyond what 64 bits can hold. If these are names, number them from 0 on."
+    return (
+        "Bring them to one length and kind before, or pass a `data_collator` that pads, such as "
+        "`transformers.DataCollatorWithPadding(tokenizer)`."
+    )
 
 
 def find_label_names(model: Any) -> list[str]:
@@ -87,7 +99,9 @@ def signature_columns(model: Any, label_names: Iterable[str]) -> list[str]:
 
 
 def _parameters_of_forward(model: Any) -> list[str]:
-    return list(inspect.signature(inner_model(model).forward).parameters)
+    parameters = inspect.signature(inner_model(model).forward).parameters.values()
+    any_names = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [parameter.name for parameter in parameters if parameter.kind not in any_names]
 
 
 def inner_model(model: Any) -> Any:
