@@ -119,7 +119,31 @@ def without_unused_columns(dataset: Any, columns: Sequence[str]) -> Any:
         return dataset
     unused = [name for name in dataset.column_names if name not in columns]
     _refuse_nothing_left(dataset.column_names, unused, columns)
-    return dataset.remove_columns(unused) if unused else dataset
+    if not unused:
+        return dataset
+    used, form = dataset.remove_columns(unused), getattr(dataset, "format", {})
+    if form.get("type") != "custom":
+        return used
+    transform = _TransformWithout(unused, form["format_kwargs"]["transform"])
+    return used.with_transform(transform, columns=used.format["columns"], output_all_columns=form["output_all_columns"])
+
+
+class _TransformWithout:
+    """The transform of a dataset, which is called after columns were taken out; says so where it looks for one."""
+
+    def __init__(self, unused: list[str], transform: Callable[[Any], Any]) -> None:
+        self._unused, self._transform = unused, transform
+
+    def __call__(self, batch: Any) -> Any:
+        try:
+            return self._transform(batch)
+        except KeyError as error:
+            if not error.args or error.args[0] not in self._unused:
+                raise
+            raise DataError(
+                f"The transform of the dataset looks for {error.args[0]!r}, but columns that the model's forward does "
+                "not name are taken out before it is called. Set remove_unused_columns=False."
+            ) from error
 
 
 def columns_of(dataset: Any) -> list[str]:
