@@ -120,6 +120,25 @@ def test_unknown_columns_of_a_dataset_are_removed() -> None:
         without_unused_columns(dataset.select_columns(["text"]), columns)
 
 
+@pytest.mark.fact("Trainer construction: a transform that misses a column that was removed is told so")
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_transform_that_needs_a_removed_column_is_told_so(workers: int) -> None:
+    datasets = pytest.importorskip("datasets")
+
+    def transform(name: str) -> Any:
+        return lambda batch: {"input_ids": [len(text) for text in batch[name]]}
+
+    dataset = datasets.Dataset.from_dict({"text": ["a", "bc"], "label": [0, 1]})
+    columns = signature_columns(Classifier(), ["labels"])
+    used = without_unused_columns(dataset.with_transform(transform("text")), columns)
+    with pytest.raises(DataError, match="looks for 'text', but columns.*Set remove_unused_columns=False"):
+        list(torch.utils.data.DataLoader(used, num_workers=workers))
+    with pytest.raises(KeyError, match="nothing"):
+        without_unused_columns(dataset.with_transform(transform("nothing")), columns)[0]
+    kept = without_unused_columns(dataset.with_transform(lambda batch: {"x": batch["label"]}), columns)
+    assert kept[:] == {"x": [0, 1]}
+
+
 @pytest.mark.fact("Trainer construction: unknown columns of dict rows are removed in the collator")
 def test_unknown_columns_of_dict_rows_are_removed_in_the_collator() -> None:
     collator = RemoveColumnsCollator(list, signature_columns(Classifier(), ["my_target"]))

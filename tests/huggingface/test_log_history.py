@@ -1,13 +1,14 @@
 """The log history: which entries there are, what stands in them, and that it is plain JSON."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pytorch_accelerated.huggingface import Trainer, TrainerCallback
-from tests.huggingface.runs import Rows, losses, make_trainer
+from tests.huggingface.runs import Regression, Rows, StopAt, losses, make_trainer
 
 
 @pytest.mark.fact("Log history: a training entry has loss, grad_norm, learning_rate, epoch, step")
@@ -76,8 +77,6 @@ def test_speed_counts_what_was_used(tmp_path: Path) -> None:
 @pytest.mark.fact("Arguments: include_num_input_tokens_seen counts the tokens of the input, all or without padding")
 @pytest.mark.parametrize(("counts", "expected"), [("all", 20), ("non_padding", 15), ("no", 0)])
 def test_tokens_are_counted(counts: str, expected: int, tmp_path: Path) -> None:
-    from tests.huggingface.runs import Regression
-
     class Masked(Regression):
         main_input_name = "x"
 
@@ -96,3 +95,34 @@ def test_tokens_are_counted(counts: str, expected: int, tmp_path: Path) -> None:
     trainer.train()
     assert trainer.state.num_input_tokens_seen == expected
     assert ("num_input_tokens_seen" in trainer.state.log_history[0]) == (counts != "no")
+
+
+class TwoSecondsAStep(TrainerCallback):
+    """Tells the time: no other comes by than these."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.now += 2.0
+
+
+@pytest.mark.fact("Arguments: include_num_input_tokens_seen logs train_tokens_per_second with the losses, of this run")
+def test_the_speed_in_tokens_is_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(*callbacks: Any, **arguments: Any) -> list[dict[str, Any]]:
+        clock, model = TwoSecondsAStep(), Regression()
+        model.main_input_name = "x"  # type: ignore[assignment]
+        trainer = make_trainer(tmp_path, clock, *callbacks, parts={"model": model}, include_num_input_tokens_seen="all")
+        with monkeypatch.context() as patched:
+            patched.setattr(time, "time", lambda: clock.now)
+            trainer.train(**arguments)
+        return trainer.state.log_history
+
+    first, *_, summary = run(StopAt(3))
+    keys = "loss grad_norm learning_rate epoch num_input_tokens_seen train_runtime train_tokens_per_second step"
+    assert list(first) == keys.split()
+    assert (first["num_input_tokens_seen"], first["train_runtime"], first["train_tokens_per_second"]) == (4, 2.0, 2.0)
+    assert "train_tokens_per_second" not in summary  # as in transformers
+    resumed = run(resume_from_checkpoint=True)[-4]
+    assert (resumed["step"], resumed["num_input_tokens_seen"]) == (8, 32)
+    assert resumed["train_tokens_per_second"] == 2.0

@@ -630,3 +630,49 @@ def test_memory_is_measured_if_asked_for(tmp_path: Path) -> None:
     assert "eval_mem_cpu_alloc_delta" in trainer.evaluate()
     assert "test_mem_cpu_alloc_delta" in (trainer.predict(Rows(2)).metrics or {})
     assert not any("mem" in name for name in make_trainer(tmp_path).train().metrics)
+
+
+@pytest.mark.fact("Training: max_steps overrides num_train_epochs, also one of 0, which alone is an error")
+def test_a_number_of_steps_is_enough(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, max_steps=2, num_train_epochs=0)
+    assert trainer.train().global_step == 2
+    with pytest.raises(ConfigurationError, match="`num_train_epochs` is 0, so there is nothing to train.*`max_steps`"):
+        make_trainer(tmp_path, num_train_epochs=0).train()
+
+
+def test_a_model_that_is_frozen_altogether_is_refused(tmp_path: Path) -> None:
+    model = Regression().requires_grad_(False)
+    with pytest.raises(ConfigurationError, match="All parameters of the Regression are frozen.*`requires_grad`"):
+        make_trainer(tmp_path, parts={"model": model}).train()
+
+
+@pytest.mark.fact("Training: a schedule of another optimizer than the one that trains is an error")
+@pytest.mark.parametrize("optimizer_is_given", [True, False])
+def test_a_schedule_of_another_optimizer_is_refused(optimizer_is_given: bool, tmp_path: Path) -> None:
+    model = Regression()
+    optimizer, other = (torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2))
+    schedule = torch.optim.lr_scheduler.StepLR(other, 1)
+    parts = {"model": model, "optimizers": (optimizer if optimizer_is_given else None, schedule)}
+    with pytest.raises(ConfigurationError, match="The schedule, a StepLR, belongs to another optimizer"):
+        make_trainer(tmp_path, parts=parts).train()
+
+
+def test_an_optimizer_and_its_schedule_train_twice(tmp_path: Path) -> None:
+    model = Regression()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    trainer = make_trainer(tmp_path, parts={"model": model, "optimizers": (optimizer, schedule)}, max_steps=1)
+    for _ in range(2):
+        trainer.train()
+    assert schedule.get_last_lr() == [0.025]
+
+
+@pytest.mark.fact("Training: a stream that yields less than its length says brings a warning")
+def test_a_stream_that_is_shorter_than_it_says_is_pointed_out(tmp_path: Path) -> None:
+    class Boasting(Stream):
+        def __len__(self) -> int:
+            return 20
+
+    trainer = make_trainer(tmp_path, parts={"train_dataset": Boasting(10)}, num_train_epochs=1)
+    with pytest.warns(UserWarning, match="20 samples but yields 10"):
+        trainer.train()

@@ -67,12 +67,24 @@ def _stacked(name: str, values: list[Any]) -> torch.Tensor:
             stacked = torch.tensor(values)
     except (RuntimeError, TypeError, ValueError) as error:
         raise DataError(
-            f"The values of {name!r} cannot be stacked to a batch ({error}). Bring them to one length and kind before, "
-            "or pass a `data_collator` that pads, such as `transformers.DataCollatorWithPadding(tokenizer)`."
+            f"The values of {name!r} cannot be stacked to a batch ({error}). {_stacking_advice(values)}"
         ) from error
     if name == "label" or (name == "label_ids" and not isinstance(first, torch.Tensor)):
         return stacked.to(torch.float32 if stacked.is_floating_point() else torch.int64)
     return stacked
+
+
+def _stacking_advice(values: list[Any]) -> str:
+    if any(value is None for value in values):
+        missing = sum(value is None for value in values)
+        return f"{missing} of these {len(values)} rows have None there: give them a value, or leave them out."
+    large = [value for value in values if isinstance(value, int) and not -(2**63) <= value < 2**63]
+    if large:
+        return f"{large[0]} is beyond what 64 bits can hold. If these are names, number them from 0 on."
+    return (
+        "Bring them to one length and kind before, or pass a `data_collator` that pads, such as "
+        "`transformers.DataCollatorWithPadding(tokenizer)`."
+    )
 
 
 def find_label_names(model: Any) -> list[str]:
@@ -87,7 +99,9 @@ def signature_columns(model: Any, label_names: Iterable[str]) -> list[str]:
 
 
 def _parameters_of_forward(model: Any) -> list[str]:
-    return list(inspect.signature(inner_model(model).forward).parameters)
+    parameters = inspect.signature(inner_model(model).forward).parameters.values()
+    any_names = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [parameter.name for parameter in parameters if parameter.kind not in any_names]
 
 
 def inner_model(model: Any) -> Any:
@@ -105,7 +119,31 @@ def without_unused_columns(dataset: Any, columns: Sequence[str]) -> Any:
         return dataset
     unused = [name for name in dataset.column_names if name not in columns]
     _refuse_nothing_left(dataset.column_names, unused, columns)
-    return dataset.remove_columns(unused) if unused else dataset
+    if not unused:
+        return dataset
+    used, form = dataset.remove_columns(unused), getattr(dataset, "format", {})
+    if form.get("type") != "custom":
+        return used
+    transform = _TransformWithout(unused, form["format_kwargs"]["transform"])
+    return used.with_transform(transform, columns=used.format["columns"], output_all_columns=form["output_all_columns"])
+
+
+class _TransformWithout:
+    """The transform of a dataset, which is called after columns were taken out; says so where it looks for one."""
+
+    def __init__(self, unused: list[str], transform: Callable[[Any], Any]) -> None:
+        self._unused, self._transform = unused, transform
+
+    def __call__(self, batch: Any) -> Any:
+        try:
+            return self._transform(batch)
+        except KeyError as error:
+            if not error.args or error.args[0] not in self._unused:
+                raise
+            raise DataError(
+                f"The transform of the dataset looks for {error.args[0]!r}, but columns that the model's forward does "
+                "not name are taken out before it is called. Set remove_unused_columns=False."
+            ) from error
 
 
 def columns_of(dataset: Any) -> list[str]:

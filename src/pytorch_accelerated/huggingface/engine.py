@@ -17,9 +17,10 @@ from pytorch_accelerated.checkpointing.training_state import save_run
 from pytorch_accelerated.data.updates import MicroBatch, Update
 from pytorch_accelerated.deepspeed_engine import EngineOptimizer, ZeroOptimizer
 from pytorch_accelerated.distributed import create_accelerator
-from pytorch_accelerated.errors import StopTrainingError
+from pytorch_accelerated.errors import HookOutputError, StopTrainingError
 from pytorch_accelerated.huggingface.parallel import accelerator_arguments
 from pytorch_accelerated.huggingface.probing import divides_by_items
+from pytorch_accelerated.huggingface.refusing import refuse_foreign_schedule
 from pytorch_accelerated.huggingface.saving import write_without_run
 from pytorch_accelerated.huggingface.state import CONTROL_FLAGS
 from pytorch_accelerated.loop import clip_gradients
@@ -102,6 +103,7 @@ class Engine(NativeTrainer):
         face.create_optimizer_and_scheduler(num_training_steps=max_steps)
         self.optimizer = face.optimizer
         super()._check_optimizer()
+        refuse_foreign_schedule(face.optimizer, face.lr_scheduler)
         super()._prepare_model_optimizer_and_dataloaders()
         face.model_wrapped = self.model
         self._raw_optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
@@ -195,6 +197,11 @@ class Engine(NativeTrainer):
 
     def _perform_forward_and_backward_passes(self, batch: Any, step: int) -> None:
         share = self._face.training_step(self.model, batch, self._items_for(batch))
+        if share is None:
+            raise HookOutputError(
+                f"{type(self._face).__name__}.training_step returned None, but its loss is logged. Return the batch's "
+                "share of it, as that of the super class does."
+            )
         self._face._counter.count(batch)
         self._step_loss = share if self._step_loss is None else self._step_loss + share
 

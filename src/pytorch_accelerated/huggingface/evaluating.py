@@ -233,12 +233,18 @@ def plain_metrics(metrics: Any) -> dict[str, Any]:
     """Metrics with arrays and tensors of one number as plain numbers.
 
     Raises:
-        HookOutputError: if `metrics` is no dict.
+        HookOutputError: if `metrics` is no dict, or a name is no string.
     """
     if not isinstance(metrics, Mapping):
         raise HookOutputError(
             f"`compute_metrics` returned {metrics!r:.100}, but metrics need names. Return a dict, for example "
             "{'accuracy': 0.9}."
+        )
+    nameless = [name for name in metrics if not isinstance(name, str)]
+    if nameless:
+        raise HookOutputError(
+            f"`compute_metrics` returned a dict with {nameless[0]!r} as the name of a metric, which gets a prefix such "
+            "as 'eval_'. Let names be strings."
         )
     return {name: _plain(value) for name, value in metrics.items()}
 

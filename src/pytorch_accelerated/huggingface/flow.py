@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import numbers
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +15,7 @@ import torch
 
 from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.checkpointing.publish import remove_state
-from pytorch_accelerated.errors import InvalidCheckpointError, MissingMetricError
+from pytorch_accelerated.errors import ArgumentTypeError, HookOutputError, InvalidCheckpointError, MissingMetricError
 from pytorch_accelerated.huggingface.arguments import TrainingArguments, logger
 from pytorch_accelerated.huggingface.callbacks import is_log_due, is_ours
 from pytorch_accelerated.huggingface.checkpoints import (
@@ -97,7 +99,7 @@ class TrainerFlow:
             self._engine.model = self.model
             self._engine.train(
                 self.train_dataset,
-                num_epochs=math.ceil(args.num_train_epochs),
+                num_epochs=math.ceil(args.num_train_epochs) or None,  # None: `max_steps` says when to stop
                 per_device_batch_size=self._train_batch_size,
                 max_num_train_steps=args.max_steps if args.max_steps > 0 else None,
                 gradient_accumulation_steps=args.gradient_accumulation_steps,
@@ -136,6 +138,7 @@ class TrainerFlow:
         handler.model, handler.optimizer, handler.lr_scheduler = self.model, self.optimizer, self.lr_scheduler
         handler.train_dataloader = engine._train_dataloader
         self._last_logged_step = self._first_step = self.state.global_step
+        self._first_tokens = self.state.num_input_tokens_seen
         self._started = time.time()
         logger.info(
             "Training begins: steps %d to %d, %s",
@@ -282,6 +285,11 @@ class TrainerFlow:
         """What to go on from, the same for all ranks."""
         if source is None or source is False:
             return None
+        if not source or not isinstance(source, (bool, str, PathLike)):
+            raise ArgumentTypeError(
+                f"`resume_from_checkpoint` is {source!r}, which is no path. Give that of a checkpoint, True for the "
+                "last one in `output_dir`, or None to begin."
+            )
         return self._engine._ranks.do_on_first(lambda: find_checkpoint(source, self._output_dir))
 
     def _exportables(self) -> list[Any]:
@@ -345,7 +353,8 @@ class TrainerFlow:
         logs["learning_rate"] = float(engine.learning_rate)
         if left_out:
             logs["non_finite_losses"] = left_out
-        self.log(logs)
+        # An overridden `log` need not know of the other argument where nothing comes of it.
+        self.log(logs, *([self._started] if self._counter.counts_tokens else []))
 
     def _take_losses(self) -> tuple[float, int]:
         """The mean loss of the steps since this was last called, and how many of them were left out of it.
@@ -421,11 +430,17 @@ def metric_of(metrics: dict[str, float], name: str) -> float:
 
     Raises:
         MissingMetricError: a KeyError; names those that there are.
+        HookOutputError: if it is no number.
     """
     name = name if name.startswith("eval_") else f"eval_{name}"
     if name not in metrics:
         raise MissingMetricError(
             f"`metric_for_best_model` is {name!r}, which the evaluation does not have. There is: "
             f"{', '.join(map(repr, metrics))}. Choose one of these, or return it from `compute_metrics`."
+        )
+    if not isinstance(metrics[name], numbers.Real):
+        raise HookOutputError(
+            f"`metric_for_best_model` is {name!r}, but the evaluation has {metrics[name]!r} there, which is no number, "
+            "so none is the best. Choose another metric, or return a number from `compute_metrics`."
         )
     return metrics[name]

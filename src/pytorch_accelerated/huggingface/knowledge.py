@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytorch_accelerated.errors import DataError
+from pytorch_accelerated.errors import ConfigurationError, DataError
 from pytorch_accelerated.huggingface.collating import columns_of, inner_model, signature_columns
 
 if TYPE_CHECKING:
@@ -132,6 +132,24 @@ def refuse_looking_for(error: KeyError, trainer: Trainer) -> None:
         f"that the forward of {type(trainer.model).__name__} does not name are taken out. Set label_names=[{name!r}], "
         "which keeps it and makes it the label of evaluations, or remove_unused_columns=False, which keeps all columns."
     ) from error
+
+
+def refuse_without_items(error: TypeError, trainer: Trainer) -> None:
+    """Say what an overridden `compute_loss` of older scripts lacks, if it does; else nothing.
+
+    Raises:
+        ConfigurationError: names the parameter.
+    """
+    parameters = inspect.signature(trainer.compute_loss).parameters
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    missing = [name for name in ("return_outputs", "num_items_in_batch") if name not in parameters]
+    if missing and not takes_any:
+        defaults = {"return_outputs": "False", "num_items_in_batch": "None"}
+        raise ConfigurationError(
+            f"{type(trainer).__name__}.compute_loss({', '.join(parameters)}) has no parameter "
+            f"{' and no '.join(f'`{name}`' for name in missing)}, which it is called with. Add "
+            f"{', '.join(f'{name}={defaults[name]}' for name in missing)}; the mean over a batch is right all the same."
+        ) from error
 
 
 def _missing_inputs(forward: Any, inputs: Mapping[str, Any], error: TypeError) -> list[str]:

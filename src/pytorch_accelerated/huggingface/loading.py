@@ -30,7 +30,15 @@ def make_loader(
     """A torch `DataLoader` over all rows; the engine shares them out over the processes.
 
     ``total_batch_size`` of the loader is the number of rows of a batch over all processes.
+
+    Raises:
+        DataError: for a generator and other things that are no dataset.
     """
+    if not isinstance(dataset, IterableDataset) and not hasattr(dataset, "__getitem__"):
+        raise DataError(
+            f"A dataset is a {type(dataset).__name__}, which has no rows by number. Make a list of it, or give an "
+            "object of a torch `IterableDataset` whose `__iter__` begins it anew for each pass."
+        )
     kwargs: dict[str, Any] = {
         "batch_size": batch_size,
         "collate_fn": collate_fn,

@@ -16,6 +16,7 @@ from pytorch_accelerated.huggingface.arguments import TrainingArguments
 from pytorch_accelerated.huggingface.callbacks import is_ours
 from pytorch_accelerated.huggingface.deepspeed import check_parts
 from pytorch_accelerated.huggingface.strategies import IntervalStrategy, SaveStrategy
+from pytorch_accelerated.settings import check_optimizer
 
 if TYPE_CHECKING:
     from pytorch_accelerated.huggingface.trainer import Trainer
@@ -142,7 +143,7 @@ def refuse_construction(trainer: Trainer, model: Any) -> None:
     """Refuse what a trainer cannot be made of. All complaints come in one error.
 
     Raises:
-        ArgumentTypeError: for a model that is none.
+        ArgumentTypeError: for a model, an optimizer or a function that is none.
         ConfigurationError: for all else.
     """
     args, complaints = trainer.args, []
@@ -179,6 +180,13 @@ def refuse_construction(trainer: Trainer, model: Any) -> None:
             "`args.metric_for_best_model` must be provided, because `save_strategy` is 'best': nothing else tells what "
             "that is"
         )
+    if trainer.compute_metrics is not None and not callable(trainer.compute_metrics):
+        raise ArgumentTypeError(
+            f"`compute_metrics` is {trainer.compute_metrics!r}, which cannot be called. Give a function of an "
+            "EvalPrediction that returns a dict."
+        )
+    if trainer.optimizer is not None:
+        check_optimizer(trainer.optimizer, (), has_own_step=True)  # its parameters are looked at when it trains
     if args.batch_eval_metrics and not _takes_result_flag(trainer.compute_metrics):
         complaints.append(
             "`batch_eval_metrics` is True, so `compute_metrics` is called after each batch, but it has no parameter "
@@ -193,7 +201,40 @@ def refuse_training(trainer: Trainer) -> None:
     Raises:
         ConfigurationError: names what is missing.
     """
-    _refuse(_complaints_about_datasets(trainer))
+    args, complaints = trainer.args, _complaints_about_datasets(trainer)
+    if not args.num_train_epochs and args.max_steps <= 0:
+        complaints.append(
+            f"`num_train_epochs` is {args.num_train_epochs!r}, so there is nothing to train: give a number above 0, or "
+            "`max_steps`"
+        )
+    makes_optimizer = trainer.model_init is None and trainer.optimizer is None and is_ours(trainer.create_optimizer)
+    parameters = list(trainer.model.parameters())
+    if makes_optimizer and parameters and not any(parameter.requires_grad for parameter in parameters):
+        complaints.append(
+            f"all parameters of the {type(trainer.model).__name__} are frozen, so nothing could be learnt: set "
+            "`requires_grad` of those that training shall change to True"
+        )
+    _refuse(complaints)
+
+
+def refuse_foreign_schedule(optimizer: Any, schedule: Any) -> None:
+    """Refuse a schedule of another optimizer, which would change nothing here, as far as it says whose it is.
+
+    Raises:
+        ConfigurationError: says how to make both.
+    """
+    scheduled = getattr(schedule, "optimizer", None)
+    if scheduled is not None and _innermost(scheduled) is not _innermost(optimizer):
+        raise ConfigurationError(
+            f"The schedule, a {type(schedule).__name__}, belongs to another optimizer than the one that trains, so the "
+            "learning rate would never change. Make it of the optimizer that stands before it in `optimizers`; for "
+            "that of the trainer, override `create_scheduler`, which gets it."
+        )
+
+
+def _innermost(optimizer: Any) -> Any:
+    """The optimizer itself, inside of accelerate's wrapper if it is in one."""
+    return getattr(optimizer, "optimizer", optimizer)
 
 
 def _complaints_about_datasets(trainer: Trainer) -> list[str]:

@@ -147,7 +147,8 @@ class TrainerState:
             return json.dumps(content, indent=2, sort_keys=True) + "\n"
         except TypeError as error:
             raise ArgumentTypeError(
-                f"The trainer's state cannot be written as JSON: {error}. Log plain numbers and strings, and return "
+                f"The trainer's state cannot be written as JSON: {error}, at "
+                f"{_misfit_for_json(content) or 'a key of a dict'}. Log plain numbers and strings, and return "
                 "plain values from the method `state` of callbacks."
             ) from error
 
@@ -190,6 +191,19 @@ def exported_states(exportables: Iterable[Any]) -> dict[str, Any]:
             )
         states.setdefault(type(exportable).__name__, []).append(exportable.state())
     return {name: several if len(several) > 1 else several[0] for name, several in states.items()}
+
+
+def _misfit_for_json(value: Any) -> str | None:
+    """Where in `value` the first thing is that JSON cannot hold, as keys and indices; None if there is none."""
+    if isinstance(value, (dict, list, tuple)):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        paths = ((key, _misfit_for_json(item)) for key, item in items)
+        return next((f"[{key!r}]{path}" for key, path in paths if path is not None), None)
+    try:
+        json.dumps(value)
+    except TypeError:
+        return ""
+    return None
 
 
 def _misfits(cls: type[TrainerState], content: dict[str, Any]) -> list[str]:

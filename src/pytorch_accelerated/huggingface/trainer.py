@@ -54,6 +54,7 @@ from pytorch_accelerated.huggingface.knowledge import (
     predicts_next_token,
     refuse_looking_for,
     refuse_no_loss,
+    refuse_without_items,
     returns_loss_by_itself,
 )
 from pytorch_accelerated.huggingface.loading import (
@@ -221,6 +222,7 @@ class Trainer(TrainerFlow):
         self._eval_loaders: dict[Any, DataLoader[Any]] = {}
         self._ignore_keys_for_eval: Sequence[str] | None = None
         self._has_warned_without_metrics = False
+        self._first_tokens = 0  # seen before the current training
         self._folder_of_run: Path | None = None  # while a checkpoint is written
         self._weights_of_checkpoint: dict[str, Any] | None = None  # likewise, of a model that is cut over the ranks
 
@@ -366,6 +368,9 @@ class Trainer(TrainerFlow):
                 return self.compute_loss(model, inputs, **arguments)
         except KeyError as error:
             refuse_looking_for(error, self)
+            raise
+        except TypeError as error:
+            refuse_without_items(error, self)
             raise
 
     @property
@@ -551,6 +556,8 @@ class Trainer(TrainerFlow):
 
     def _prepare_inputs(self, inputs: Any) -> Any:
         """A batch on the device of this process."""
+        if inputs is None:
+            raise DataError("A batch is None. Return one, a dict of tensors, from the `data_collator`.")
         if not len(inputs):
             raise DataError(
                 "A batch is empty, so the model gets no input. Check the columns of the dataset and what the "
@@ -582,6 +589,8 @@ class Trainer(TrainerFlow):
         """
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(dataset, Mapping):
+            if not dataset:
+                refuse_missing(dataset, "evaluate", "eval_dataset")
             metrics: dict[str, float] = {}
             for name, each in dataset.items():
                 metrics.update(
@@ -618,6 +627,8 @@ class Trainer(TrainerFlow):
             ignore_keys: outputs of the model to leave out.
             metric_key_prefix: what the names of metrics begin with.
         """
+        if test_dataset is None:
+            refuse_missing(test_dataset, "predict", "test_dataset")
         meter = self._memory_meter("test")
         started = time.time()
         output = self.evaluation_loop(
@@ -764,13 +775,15 @@ class Trainer(TrainerFlow):
 
         Args:
             logs: plain numbers by name; the epoch is added to it.
-            start_time: of `time.time`; adds tokens per second since then, where tokens are counted.
+            start_time: of `time.time` at the beginning of the training, as it is given for the losses; where tokens
+                are counted it adds ``train_runtime`` and ``train_tokens_per_second``, of this training.
         """
         logs["epoch"] = self.state.epoch
         if self.args.include_num_input_tokens_seen != "no":
             logs["num_input_tokens_seen"] = self.state.num_input_tokens_seen
             if start_time is not None:
-                logs.update(speed_metrics("train", start_time, num_tokens=self.state.num_input_tokens_seen))
+                tokens = self.state.num_input_tokens_seen - self._first_tokens
+                logs.update(speed_metrics("train", start_time, num_tokens=tokens))
         self.state.log_history.append({**logs, "step": self.state.global_step})
         self.take_over(self.callback_handler.on_log(self.args, self.state, self.control, logs))
 
