@@ -16,6 +16,7 @@ from pytorch_accelerated.huggingface.collating import (
     signature_columns,
     without_unused_columns,
 )
+from tests.data.loaders import adapted
 
 
 class Classifier(nn.Module):
@@ -131,8 +132,10 @@ def test_a_transform_that_needs_a_removed_column_is_told_so(workers: int) -> Non
     dataset = datasets.Dataset.from_dict({"text": ["a", "bc"], "label": [0, 1]})
     columns = signature_columns(Classifier(), ["labels"])
     used = without_unused_columns(dataset.with_transform(transform("text")), columns)
+    loader = adapted(torch.utils.data.DataLoader(used, num_workers=workers))
     with pytest.raises(DataError, match="looks for 'text', but columns.*Set remove_unused_columns=False"):
-        list(torch.utils.data.DataLoader(used, num_workers=workers))
+        list(loader)
+    loader.close()
     with pytest.raises(KeyError, match="nothing"):
         without_unused_columns(dataset.with_transform(transform("nothing")), columns)[0]
     kept = without_unused_columns(dataset.with_transform(lambda batch: {"x": batch["label"]}), columns)

@@ -13,7 +13,7 @@ from tests.huggingface.runs import Recorder, Rows, make_trainer, without_speed
 
 folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
 FLAGS = ("should_training_stop", "should_epoch_stop", "should_save", "should_evaluate", "should_log")
-EVENTS = ("on_step_begin", "on_step_end", "on_epoch_end", "on_evaluate", "on_log", "on_save")
+EVENTS = ("on_step_end", "on_epoch_end", "on_evaluate", "on_log")
 
 
 class Asking(TrainerCallback):
@@ -43,7 +43,7 @@ def run(event: str, flag: str, askers: tuple[int, ...]) -> dict[str, Any]:
         eval_steps=2,
         save_strategy="steps",
         save_steps=2,
-        num_train_epochs=3,
+        num_train_epochs=2,
     )
     assert trainer.args.world_size == 2
     trainer.train()
