@@ -299,6 +299,14 @@ class TrainerFlow:
 
     # -------------------------------------------------------------------------------------------------- small things
 
+    def is_local_process_zero(self) -> bool:
+        """Whether this is the first process of its machine."""
+        return self.args.local_process_index == 0
+
+    def is_world_process_zero(self) -> bool:
+        """Whether this is the first process of all."""
+        return self.args.process_index == 0
+
     def _new_state(self) -> TrainerState:
         return TrainerState(
             is_local_process_zero=self.args.local_process_index == 0,

@@ -44,7 +44,7 @@ from pytorch_accelerated.huggingface.evaluating import (
     why_no_metrics,
 )
 from pytorch_accelerated.huggingface.fitting import with_batches_that_fit
-from pytorch_accelerated.huggingface.flow import TrainerFlow, metric_of
+from pytorch_accelerated.huggingface.flow import metric_of
 from pytorch_accelerated.huggingface.fsdp import shard
 from pytorch_accelerated.huggingface.generators import known_generator_states
 from pytorch_accelerated.huggingface.knowledge import (
@@ -65,7 +65,6 @@ from pytorch_accelerated.huggingface.loading import (
     training_sampler,
 )
 from pytorch_accelerated.huggingface.measuring import MemoryMeter, speed_metrics
-from pytorch_accelerated.huggingface.model_card import CARD_NAME, model_card
 from pytorch_accelerated.huggingface.optimizing import (
     decay_parameter_names,
     make_optimizer,
@@ -91,7 +90,6 @@ from pytorch_accelerated.huggingface.refusing import (
 )
 from pytorch_accelerated.huggingface.reporting import reporting_callbacks
 from pytorch_accelerated.huggingface.restoring import read_trainer_state, restore_callbacks
-from pytorch_accelerated.huggingface.results import as_table, formatted, save_results
 from pytorch_accelerated.huggingface.rows import PADDING
 from pytorch_accelerated.huggingface.saving import (
     OPTIMIZER_NAME,
@@ -105,11 +103,11 @@ from pytorch_accelerated.huggingface.saving import (
     save_tensors,
     save_weights,
     state_dict_of,
-    write_whole,
 )
 from pytorch_accelerated.huggingface.smoothing import LabelSmoother
 from pytorch_accelerated.huggingface.special_tokens import take_over_special_tokens
 from pytorch_accelerated.huggingface.state import TrainerControl, exported_states
+from pytorch_accelerated.huggingface.trainer_results import TrainerResults
 from pytorch_accelerated.sharding import has_shards, whole
 
 if TYPE_CHECKING:
@@ -118,7 +116,7 @@ if TYPE_CHECKING:
 __all__ = ["DEFAULT_CALLBACKS", "TRAINER_STATE_NAME", "Trainer"]  # scripts look for all of them here
 
 
-class Trainer(TrainerFlow):
+class Trainer(TrainerResults):
     """Trains, evaluates and predicts with a model that takes its inputs by name and returns its loss.
 
     ::
@@ -362,7 +360,7 @@ class Trainer(TrainerFlow):
         return (loss, outputs) if return_outputs else loss
 
     def _compute_loss(self, model: Any, inputs: Mapping[str, Any], **arguments: Any) -> Any:
-        """`compute_loss` in its context, which says more where it looks for a column that was taken out."""
+        """`compute_loss` in its context; what it lacks is named: a column that was taken out, or a parameter."""
         try:
             with self.compute_loss_context_manager():
                 return self.compute_loss(model, inputs, **arguments)
@@ -518,7 +516,13 @@ class Trainer(TrainerFlow):
         return loader
 
     def get_test_dataloader(self, test_dataset: Any) -> DataLoader[Any]:
-        """The loader of a prediction: every row once, in order."""
+        """The loader of a prediction: every row once, in order.
+
+        Raises:
+            ConfigurationError: a ValueError, without a set.
+        """
+        if test_dataset is None:
+            refuse_missing(test_dataset, "predict", "test_dataset")
         return self._make_loader(
             test_dataset,
             batch_size=self.args.eval_batch_size,
@@ -627,8 +631,6 @@ class Trainer(TrainerFlow):
             ignore_keys: outputs of the model to leave out.
             metric_key_prefix: what the names of metrics begin with.
         """
-        if test_dataset is None:
-            refuse_missing(test_dataset, "predict", "test_dataset")
         meter = self._memory_meter("test")
         started = time.time()
         output = self.evaluation_loop(
@@ -787,21 +789,6 @@ class Trainer(TrainerFlow):
         self.state.log_history.append({**logs, "step": self.state.global_step})
         self.take_over(self.callback_handler.on_log(self.args, self.state, self.control, logs))
 
-    def log_metrics(self, split: str, metrics: Mapping[str, Any]) -> None:
-        """Print metrics below each other, as `metrics_format` makes them, on the first process of all.
-
-        Args:
-            split: what they are of, for the heading.
-            metrics: by name.
-        """
-        if self.is_world_process_zero():
-            self._engine.print(as_table(split, metrics))
-
-    @staticmethod
-    def metrics_format(metrics: Mapping[str, Any]) -> dict[str, Any]:
-        """Metrics as people read them: durations, megabytes and gigaflops as strings, else four decimals."""
-        return formatted(metrics)
-
     # ---------------------------------------------------------------------------------------------- callbacks, facts
 
     def add_callback(self, callback: Any) -> None:
@@ -815,14 +802,6 @@ class Trainer(TrainerFlow):
     def remove_callback(self, callback: Any) -> None:
         """Take out the first callback of a class, or this instance."""
         self.callback_handler.remove_callback(callback)
-
-    def is_local_process_zero(self) -> bool:
-        """Whether this is the first process of its machine."""
-        return self.args.local_process_index == 0
-
-    def is_world_process_zero(self) -> bool:
-        """Whether this is the first process of all."""
-        return self.args.process_index == 0
 
     @property
     def accelerator(self) -> Accelerator:
@@ -852,75 +831,6 @@ class Trainer(TrainerFlow):
             state_dict = state_dict_of(self.model)
         if self.args.should_save:
             self._save(output_dir, state_dict=state_dict)
-
-    def save_metrics(self, split: str, metrics: Mapping[str, Any], combined: bool = True) -> None:
-        """Write metrics to ``<split>_results.json`` in ``args.output_dir``; the first process of all writes.
-
-        Args:
-            split: what they are of.
-            metrics: plain values by name.
-            combined: whether to add them to ``all_results.json`` too.
-
-        Raises:
-            ArgumentTypeError: if JSON cannot hold a metric.
-            CheckpointError: if the disk refuses, or ``all_results.json`` is damaged.
-        """
-        if self.is_world_process_zero():
-            save_results(self._output_dir, split, metrics, combined=combined)
-
-    def create_model_card(
-        self,
-        language: str | None = None,
-        license: str | None = None,
-        tags: str | list[str] | None = None,
-        model_name: str | None = None,
-        finetuned_from: str | None = None,
-        tasks: str | list[str] | None = None,
-        dataset_tags: str | list[str] | None = None,
-        dataset: str | list[str] | None = None,
-        dataset_args: str | list[str] | None = None,
-    ) -> None:
-        """Write ``README.md`` in ``args.output_dir``, in the place of one that is there; the first process writes.
-
-        It has the model's class, the arguments that differ from the defaults, the last logged values and the versions,
-        and at its top, for the hub, what is given here.
-
-        Args:
-            language: of the data, as a code.
-            license: as an identifier, "mit" for example.
-            tags: to find it by.
-            model_name: default: the last part of ``args.output_dir``.
-            finetuned_from: the model that it began with.
-            tasks: what it is for. With these and a dataset, the metrics of the last evaluation become results.
-            dataset_tags: names on the hub of what it was trained on.
-            dataset: the same in words.
-            dataset_args: its configurations.
-
-        Raises:
-            CheckpointError: if the disk refuses.
-        """
-        if not self.is_world_process_zero():
-            return
-        card = model_card(
-            self.model,
-            self.args,
-            self.state.log_history,
-            name=model_name,
-            tasks=tasks,
-            datasets=dataset,
-            dataset_tags=dataset_tags,
-            dataset_args=dataset_args,
-            language=language,
-            license=license,
-            tags=[tags] if isinstance(tags, str) else tags,
-            base_model=finetuned_from,
-        )
-        write_whole(self._output_dir / CARD_NAME, [card.encode()])
-
-    def save_state(self) -> None:
-        """Write `state` to ``trainer_state.json`` in ``args.output_dir``; the first process of all writes."""
-        if self.is_world_process_zero():
-            write_whole(self._output_dir / TRAINER_STATE_NAME, [self.state.to_json().encode()])
 
     def _save(self, output_dir: str | None = None, state_dict: Mapping[str, Any] | None = None) -> None:
         """What `save_model` does on the rank that writes."""
