@@ -14,7 +14,7 @@ import torch
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.checkpointing.training_state import save_run
-from pytorch_accelerated.data.updates import MicroBatch, Update
+from pytorch_accelerated.data.updates import MicroBatch, RunLoader, Update
 from pytorch_accelerated.deepspeed_engine import EngineOptimizer, ZeroOptimizer
 from pytorch_accelerated.distributed import create_accelerator
 from pytorch_accelerated.errors import HookOutputError, StopTrainingError
@@ -64,6 +64,8 @@ class Engine(NativeTrainer):
         self._divides_by_items: bool | None = None
         self._evaluate_batch: Callable[[Any], Any] | None = None
         self._evaluates_as_requested = False
+        self._kept_loaders: dict[Any, RunLoader] = {}
+        self._kept_workers = contextlib.ExitStack()
         self._has_trained = False
         self.preparation_seconds: float | None = None
         super().__init__(face.model, None, None, callbacks=[_Moments(face)], **native_arguments)
@@ -282,11 +284,27 @@ class Engine(NativeTrainer):
             # One that the loop asked for may be given up for a signal: a resumed run repeats it.
             with (
                 contextlib.nullcontext() if self._evaluates_as_requested else self._running(),
-                self._loader_of_pass(loader, None) as adapted,
+                self._pass_over(loader) as adapted,
             ):
                 return self._run_prediction(adapted, collector)  # type: ignore[no-any-return]
         finally:
             self._evaluate_batch = outer
+
+    def _pass_over(self, loader: Any) -> contextlib.AbstractContextManager[Any]:
+        """What `loader` yields. Its workers live until `end_kept_workers`, if it says that they persist.
+
+        Outside of a training they end with the pass.
+        """
+        if not (self._evaluates_as_requested and getattr(loader, "persistent_workers", False)):
+            return self._loader_of_pass(loader, None)
+        if loader not in self._kept_loaders:
+            self._kept_loaders[loader] = self._kept_workers.enter_context(self._loader_of_pass(loader, None))
+        return contextlib.nullcontext(self._kept_loaders[loader])
+
+    def end_kept_workers(self) -> None:
+        """End the workers of evaluations, now that the training is over."""
+        self._kept_loaders.clear()
+        self._kept_workers.close()
 
     def calculate_predict_batch_outputs(self, batch: Any) -> Any:
         assert self._evaluate_batch is not None

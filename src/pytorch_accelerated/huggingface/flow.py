@@ -109,6 +109,7 @@ class TrainerFlow:
                 scheduler_metric="train_loss_epoch",
             )
         finally:
+            self._engine.end_kept_workers()
             self.is_in_train = False
             self.model_wrapped = self.model
         assert self._output is not None

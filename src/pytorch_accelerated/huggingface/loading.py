@@ -55,6 +55,24 @@ def make_loader(
     return loader
 
 
+class LoadersBySet:
+    """Loaders that are kept with the datasets they were made for, so that each dataset has one pool of workers.
+
+    A dataset is recognized by identity and kept alive with its loader: an address or a name may stand for another
+    dataset later. Past `limit` datasets, the one that was asked for least recently goes.
+    """
+
+    def __init__(self, limit: int = 8) -> None:
+        self._limit = limit
+        self._pairs: list[tuple[Any, DataLoader[Any]]] = []
+
+    def get(self, dataset: Any, make: Callable[[Any], DataLoader[Any]]) -> DataLoader[Any]:
+        """The loader of `dataset`, made by `make` at its first use."""
+        pair = next((pair for pair in self._pairs if pair[0] is dataset), None) or (dataset, make(dataset))
+        self._pairs = [*(other for other in self._pairs if other is not pair), pair][-self._limit :]
+        return pair[1]
+
+
 def training_sampler(dataset: Any, args: TrainingArguments, input_name: str, batch_size: int) -> Sampler[int] | None:
     """The order of the training rows; None for a dataset that has its own.
 

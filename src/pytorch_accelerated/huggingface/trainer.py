@@ -58,6 +58,7 @@ from pytorch_accelerated.huggingface.knowledge import (
     returns_loss_by_itself,
 )
 from pytorch_accelerated.huggingface.loading import (
+    LoadersBySet,
     PaddingCollator,
     make_loader,
     number_of_rows,
@@ -217,7 +218,7 @@ class Trainer(TrainerResults):
         self.model_accepts_loss_kwargs = accepts_loss_kwargs(self.model)
         self.is_in_train = False
         self._train_batch_size = self.args.train_batch_size
-        self._eval_loaders: dict[Any, DataLoader[Any]] = {}
+        self._eval_loaders = LoadersBySet()
         self._ignore_keys_for_eval: Sequence[str] | None = None
         self._has_warned_without_metrics = False
         self._first_tokens = 0  # seen before the current training
@@ -496,9 +497,7 @@ class Trainer(TrainerResults):
         Raises:
             ConfigurationError: a ValueError, without a set, or if none has that name.
         """
-        key = eval_dataset if isinstance(eval_dataset, str) else id(eval_dataset)
-        if key in self._eval_loaders:
-            return self._eval_loaders[key]
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(eval_dataset, str):
             sets = self.eval_dataset if isinstance(self.eval_dataset, Mapping) else {}
             if eval_dataset not in sets:
@@ -507,13 +506,10 @@ class Trainer(TrainerResults):
                     f"{', '.join(map(repr, sets)) or 'none by name'}. Give one of these, or a dataset."
                 )
             dataset = sets[eval_dataset]
-        else:
-            dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         refuse_missing(dataset, "evaluate", "eval_dataset")
-        loader = self.get_test_dataloader(dataset)
-        if self.args.dataloader_persistent_workers:
-            self._eval_loaders[key] = loader
-        return loader
+        if not self.args.dataloader_persistent_workers:
+            return self.get_test_dataloader(dataset)
+        return self._eval_loaders.get(dataset, self.get_test_dataloader)
 
     def get_test_dataloader(self, test_dataset: Any) -> DataLoader[Any]:
         """The loader of a prediction: every row once, in order.
