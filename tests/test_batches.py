@@ -61,6 +61,39 @@ def test_a_pair_is_inputs_and_targets(batch: Any):
     assert output["batch_size"] == 4
 
 
+class Triple(NamedTuple):
+    inputs: torch.Tensor
+    targets: torch.Tensor
+    names: list[str]
+
+
+@pytest.mark.parametrize("batch", [(ROWS, LABELS, LABELS), [ROWS, LABELS, "a", None], Triple(ROWS, LABELS, ["a"])])
+def test_what_comes_behind_inputs_and_targets_is_left_to_the_user(batch: Any):
+    model = nn.Linear(3, 2)
+    output = loss_of(model, F.cross_entropy, batch)
+    assert torch.equal(output["loss"], F.cross_entropy(model(ROWS), LABELS))
+    assert output["batch_size"] == 4
+    assert torch.equal(predictions_of(model, batch), model(ROWS))
+
+
+@pytest.mark.parametrize("further", [0, 1, 2])
+def test_batches_of_three_items_train_evaluate_and_predict_as_pairs_do(further: int):
+    rows = torch.linspace(-1, 1, 30).view(10, 3)
+    data = (rows, rows.sum(1, keepdim=True), *[torch.arange(10)] * further)
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    trainer = Trainer(model, F.mse_loss, sgd(model), callbacks=(), seed=1)
+    history = trainer.train(data, num_epochs=2, eval_dataset=data, per_device_batch_size=4)
+    assert torch.equal(trainer.predict(data, per_device_batch_size=4), trainer.predict(rows, per_device_batch_size=4))
+
+    torch.manual_seed(0)
+    expected = nn.Linear(3, 1)
+    of_pairs = Trainer(expected, F.mse_loss, sgd(expected), callbacks=(), seed=1)
+    losses = of_pairs.train(data[:2], num_epochs=2, eval_dataset=data[:2], per_device_batch_size=4)
+    assert_same_parameters(model, expected)
+    assert history.get_metric_values("eval_loss_epoch") == losses.get_metric_values("eval_loss_epoch")
+
+
 def test_inputs_and_targets_may_be_nested():
     def model(inputs: Any) -> Any:
         return inputs["x"] * 2
@@ -107,7 +140,6 @@ def test_the_model_within_a_compiled_one_says_what_it_takes(wrap: Any):
     [
         (ROWS, "a Tensor"),
         ((ROWS,), "a tuple of 1 items"),
-        ((ROWS, LABELS, LABELS), "a tuple of 3 items"),
         ([], "a list of 0 items"),
         (None, "a NoneType"),
         ("text", "a str"),

@@ -52,3 +52,24 @@ def test_padding_rows_are_taken_off_and_no_others() -> None:
     assert remove_padding(rows, -1).tolist() == [[1, -1], [-1, 2]]
     assert remove_padding(torch.full((2, 2, 2), -1), -1).shape == (0, 2, 2)
     assert remove_padding(torch.ones(2, 3), -1).shape == (2, 3)
+    assert remove_padding(torch.ones(2, 0), -1).shape == (2, 0)  # there is nothing that could be padding
+    nan = float("nan")
+    assert remove_padding(torch.tensor([[nan, nan], [nan, 1.0]]), nan)[:, 1].tolist() == [1]
+
+
+def test_rows_of_nothing_but_padding_are_left_out_on_one_process_too(trainer: Trainer) -> None:
+    assert trainer.gather(torch.full((7,), -1.0), padding_value=-1).shape == (0,)
+    assert trainer.gather(torch.tensor(-1), padding_value=-1).shape == (0,)
+    assert trainer.gather(torch.tensor([-1, 4]), padding_value=-1).tolist() == [4]
+    assert trainer.gather(torch.full((2, 3), -1.0)).shape == (2, 3)  # without a padding value they are rows as any
+    boxes = torch.tensor([[1.0, -1.0], [-1.0, -1.0]])
+    found = trainer.gather({"pair": Output(boxes, [torch.tensor([-1, 2, 3])])}, padding_value=-1)
+    assert found["pair"].scores.tolist() == [[1.0, -1.0]]
+    assert found["pair"].labels[0].tolist() == [2, 3]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_a_detector_counts_the_boxes_that_it_found_and_no_others(ranks: int) -> None:
+    output = run_on_ranks(RANKS / "detection.py", ranks, timeout_seconds=300)
+    assert [text.splitlines()[-1] for text in output.stdout_of_ranks] == [f"world {ranks}: all boxes found"] * ranks

@@ -16,11 +16,11 @@ from pytorch_accelerated.errors import DataError
 def batch_loss(
     model: Callable[..., Any], loss_func: Callable[..., Any] | None, batch: Any, *, hook: str
 ) -> dict[str, Any]:
-    """The loss of a batch ``(inputs, targets)``, or of a dict batch.
+    """The loss of a batch ``(inputs, targets, ...)``, or of a dict batch.
 
-    A dict goes into the model by name, as far as the model's `forward` takes those names. With a loss function the
-    loss is ``loss_func(outputs, batch)``, without one it is the model's own: ``outputs["loss"]``, or the first of a
-    tuple.
+    Further items of a tuple or list (ids, weights) are the user's own and left alone. A dict goes into the model by
+    name, as far as the model's `forward` takes those names. With a loss function the loss is
+    ``loss_func(outputs, batch)``, without one it is the model's own: ``outputs["loss"]``, or the first of a tuple.
 
     Args:
         model: called once.
@@ -38,17 +38,17 @@ def batch_loss(
         outputs = model(**accepted_inputs(model, batch, hook=hook))
         loss = own_loss(outputs) if loss_func is None else _loss_of_dict(loss_func, outputs, batch, hook=hook)
         return {"loss": loss, "model_outputs": outputs, "batch_size": batch_size_of(batch)}
-    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+    if not isinstance(batch, (tuple, list)) or len(batch) < 2:
         raise DataError(
-            f"The batch is {_describe(batch)}, but `{hook}` by default takes a pair of inputs and targets, or a dict "
-            f"of named inputs. Override `{hook}` for batches like this one."
+            f"The batch is {_describe(batch)}, but `{hook}` by default takes a tuple or list that begins with inputs "
+            f"and targets, or a dict of named inputs. Override `{hook}` for batches like this one."
         )
     if loss_func is None:
         raise DataError(
-            "The trainer has no loss function (`loss_func` is None), and a pair of inputs and targets has no loss of "
-            "its own. Pass a loss function, or use dict batches with a model that returns its loss."
+            "The trainer has no loss function (`loss_func` is None), and a batch of inputs and targets has no loss "
+            "of its own. Pass a loss function, or use dict batches with a model that returns its loss."
         )
-    inputs, targets = batch
+    inputs, targets = batch[:2]
     outputs = model(inputs)
     return {"loss": loss_func(outputs, targets), "model_outputs": outputs, "batch_size": batch_size_of(batch)}
 

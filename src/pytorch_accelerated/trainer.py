@@ -27,6 +27,7 @@ from pytorch_accelerated.checkpointing.weights import canonical_state_dict, chec
 from pytorch_accelerated.compiling import CompileReport, CompileWatch
 from pytorch_accelerated.data.building import build_loader, check_dataset
 from pytorch_accelerated.data.checking import refuse_rearranged
+from pytorch_accelerated.data.padding import remove_padding
 from pytorch_accelerated.data.slicing import LIMIT_BATCHES_ENV_VAR, batch_limit_from_environment
 from pytorch_accelerated.deepspeed_engine import is_engine
 from pytorch_accelerated.distributed import Ranks, map_tensors, without_rows
@@ -481,11 +482,19 @@ class Trainer(TrainingRun):
 
         Args:
             tensor: a tensor, or a nested tuple, list or dict of tensors; first dimensions may differ between ranks.
-            padding_value: fills up other dimensions where they differ.
+            padding_value: fills up other dimensions where they differ. Rows of the result that consist of nothing else
+                are left out, also on one process: scripts mark "nothing here" by such a row.
 
         Returns:
             The same structure, with the rows of all ranks; a 0-dim tensor counts as one row.
         """
+        rows = self._gather_rows(tensor, padding_value)
+        if padding_value is None:
+            return rows
+        return map_tensors(lambda of_all_ranks: remove_padding(of_all_ranks, padding_value), rows)
+
+    def _gather_rows(self, tensor: Any, padding_value: float | None) -> Any:
+        """`gather`, with the rows that consist of padding."""
         if self._round_has_empty_rank:
             self._ranks.announce_gather(tensor, padding_value)
         elif self._gathers_no_rows:

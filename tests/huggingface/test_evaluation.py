@@ -51,6 +51,11 @@ def test_the_evaluation_loop_returns_everything(dataset: Any, tmp_path: Path) ->
     assert trainer.state.log_history == []
 
 
+def test_a_row_whose_labels_are_all_padding_is_gathered_like_any_other(tmp_path: Path) -> None:
+    labels = torch.tensor([[-100, -100], [-100, 3]])
+    assert torch.equal(make_trainer(tmp_path)._nested_gather(labels), labels)
+
+
 @pytest.mark.fact(
     "Evaluating: compute_metrics gets numpy, keys get the prefix unless they have it, values are plain numbers"
 )

@@ -109,6 +109,14 @@ for dtype in DTYPES:
     padded = trainer.gather(corner, padding_value=0).to(torch.complex64)
     assert padded.shape == (2 * WORLD, WORLD, WORLD)
     assert padded.count_nonzero() == sum(2 * (rank + 1) * (WORLD - rank) for rank in range(WORLD))
+# Rows that are nothing else are left out, whoever made them and whatever their shape.
+for rows in (torch.full((RANK + 1, RANK + 1), -7), torch.full((RANK,), -7.0), torch.tensor(-7)):
+    assert len(trainer.gather(rows, padding_value=-7)) == 0
+found = trainer.gather([torch.tensor([-7, RANK]), {"box": torch.tensor([[-7, -7], [-7, RANK]])}], padding_value=-7)
+assert found[0].tolist() == list(range(WORLD))
+assert found[1]["box"].tolist() == [[-7, rank] for rank in range(WORLD)]
+missing = trainer.gather(torch.full((1, RANK + 1), float("nan") if RANK == 1 else 1.0), padding_value=float("nan"))
+assert missing.shape == (WORLD - 1, WORLD)
 # Where nothing needs it, it changes nothing.
 assert_equal(trainer.gather(rows_of(RANK, RANK, 2), padding_value=-1), expect(list(range(WORLD)), 2))
 

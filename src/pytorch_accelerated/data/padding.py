@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 
@@ -9,16 +11,18 @@ def remove_padding(padded_tensor: torch.Tensor, pad_value: float) -> torch.Tenso
     """The rows of `padded_tensor` that are not padding.
 
     A row is padding if every entry of it equals `pad_value`; a real row that looks the same cannot be told apart.
-    `Trainer.gather` needs no padding between ranks, so choose a value that real rows never have.
+    Choose a value that real rows never have. A row without entries is no padding.
 
     Args:
         padded_tensor: at least one dimension; the first one counts rows.
-        pad_value: what the padding consists of.
+        pad_value: what the padding consists of; may be NaN.
 
     Returns:
         A tensor with fewer or as many rows, in the same order.
     """
-    is_padding = padded_tensor == pad_value
+    if padded_tensor.shape[1:].numel() == 0:
+        return padded_tensor
+    is_padding = padded_tensor.isnan() if math.isnan(pad_value) else padded_tensor == pad_value
     if padded_tensor.ndim > 1:
         is_padding = is_padding.flatten(start_dim=1).all(dim=1)
     return padded_tensor[~is_padding]

@@ -197,6 +197,10 @@ class Engine(NativeTrainer):
         if face.callback_handler.listens_to(event):
             self._guarded(face.fire, event)
 
+    def gather_padded(self, tensors: Any, padding_value: float) -> Any:
+        """`gather` that keeps rows of nothing but padding: the labels of a row may all be -100."""
+        return self._gather_rows(tensors, padding_value)
+
     def _perform_forward_and_backward_passes(self, batch: Any, step: int) -> None:
         share = self._face.training_step(self.model, batch, self._items_for(batch))
         if share is None:

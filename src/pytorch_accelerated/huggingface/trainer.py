@@ -764,7 +764,7 @@ class Trainer(TrainerResults):
 
     def _nested_gather(self, tensors: Any, name: str | None = None) -> Any:
         """Nested tensors of all ranks below each other. Must be called by all ranks with a batch."""
-        return None if tensors is None else self._engine.gather(tensors, padding_value=PADDING)
+        return None if tensors is None else self._engine.gather_padded(tensors, PADDING)
 
     # -------------------------------------------------------------------------------------------------------- logging
 
