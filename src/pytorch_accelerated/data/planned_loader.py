@@ -39,9 +39,6 @@ class PlannedLoader(RunLoader):
         self, loader: DataLoader[Any], ranks: Ranks, *, seed: int, accumulation_steps: int, feed: DeviceFeed
     ) -> None:
         super().__init__(loader, ranks, accumulation_steps=accumulation_steps, feed=feed)
-        self.collate_fn = loader.collate_fn
-        self.sampler = loader.sampler
-        self.batch_sampler = loader.batch_sampler
         self._seed = seed
         self._orders = EpochOrders(loader, ranks, seed=seed)
         self._fetcher = BatchFetcher(loader, seed=seed)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch.utils.data import DataLoader
 
 from pytorch_accelerated.data.fetching import BatchFetcher, StreamFetcher
 from pytorch_accelerated.data.prefetch import DeviceFeed, WaitingTime
@@ -66,8 +69,27 @@ class Round(NamedTuple):
     is_idle: bool = False
 
 
+# What scripts ask a torch `DataLoader` for, where the batches come from something else.
+_WITHOUT_LOADER: Mapping[str, Any] = {
+    "sampler": None,
+    "batch_sampler": None,
+    "collate_fn": None,
+    "pin_memory": False,
+    "pin_memory_device": "",
+    "timeout": 0,
+    "worker_init_fn": None,
+    "multiprocessing_context": None,
+    "generator": None,
+    "prefetch_factor": None,
+    "persistent_workers": False,
+    "in_order": True,
+}
+
+
 class RunLoader(ABC):
     """This rank's batches of what a user's loader describes.
+
+    Any other attribute is that of the user's loader; without one, what torch's `DataLoader` has by default.
 
     Args:
         source: the user's loader.
@@ -103,6 +125,37 @@ class RunLoader(ABC):
         self._accumulation_steps = accumulation_steps
         self._feed = feed
         self._epoch = 0
+
+    if not TYPE_CHECKING:  # else a misspelt attribute of ours would have every type
+
+        def __getattr__(self, name: str) -> Any:
+            # The source's own position is not that of the run; an object without a source is still being made.
+            if name.startswith("__") or name in ("source", "state_dict", "load_state_dict"):
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            if not isinstance(self.source, DataLoader) and name in _WITHOUT_LOADER:
+                return getattr(self.source, name, _WITHOUT_LOADER[name])
+            return getattr(self.source, name)
+
+    @property
+    def device(self) -> torch.device:
+        """Where batches go."""
+        return self._ranks.device
+
+    @property
+    def total_batch_size(self) -> int | None:
+        """Samples of a batch over all ranks; None where they vary, or nobody tells."""
+        size = self.batch_size
+        if size is None:
+            size = getattr(getattr(self.source, "batch_sampler", None), "batch_size", None)
+        return size * self._ranks.count if isinstance(size, int) else None
+
+    @property
+    def total_dataset_length(self) -> int | None:
+        """Samples of the dataset; None if nobody tells."""
+        try:
+            return len(self.dataset)
+        except TypeError:
+            return None
 
     @property
     @abstractmethod

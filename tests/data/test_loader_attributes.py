@@ -1,0 +1,110 @@
+"""What scripts ask a prepared loader for is answered, whatever the loader was made from."""
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, TensorDataset
+
+from pytorch_accelerated import Trainer
+from pytorch_accelerated.data.slicing import DataLoaderSlice
+from tests.data.loaders import Numbers, SizedStream, adapted
+from tests.support.reference import regression_data, sgd, tiny_model
+
+SIZE = 11
+UP: Any = list(range(SIZE))
+
+
+class TaggedLoader(DataLoader[Any]):
+    """A user's own loader, with an attribute and a method of its own."""
+
+    tag = "mine"
+
+    def describe(self) -> str:
+        return f"{self.tag}: {self.batch_size}"
+
+
+class ReadyBatches:
+    """A user's iterable of batches that is no torch loader."""
+
+    tag = "mine"
+
+    def __init__(self) -> None:
+        self.dataset = UP
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter([torch.arange(2), torch.arange(2, 4)])
+
+
+LOADERS: dict[str, Callable[[], Any]] = {
+    "planned": lambda: TaggedLoader(Numbers(SIZE), 2, shuffle=True, generator=torch.Generator(), timeout=0),
+    "vectorised": lambda: TaggedLoader(TensorDataset(torch.arange(SIZE)), 2, drop_last=True),
+    "stream": lambda: TaggedLoader(SizedStream(SIZE), 2),
+}
+
+
+@pytest.mark.parametrize("slice_size", [None, 1])
+@pytest.mark.parametrize("make", LOADERS.values(), ids=LOADERS)
+def test_a_prepared_loader_answers_what_the_users_own_answers(make: Callable[[], Any], slice_size: int | None) -> None:
+    source = make()
+    loader: Any = adapted(source, rank=1, ranks=3)
+    if slice_size is not None:
+        loader = DataLoaderSlice(loader, slice_size)
+    for name in vars(source):
+        if not name.startswith("_"):
+            assert getattr(loader, name) is getattr(source, name), name
+    assert loader.tag == "mine"
+    assert loader.describe() == "mine: 2"
+    assert loader.multiprocessing_context is None
+    assert loader.device == torch.device("cpu")
+    assert loader.total_batch_size == 6
+    assert loader.total_dataset_length == SIZE
+    assert not hasattr(loader, "tags")
+
+
+@pytest.mark.parametrize(
+    "batches", [[torch.arange(2)], ReadyBatches(), map(torch.tensor, [[1], [2]])], ids=["list", "object", "iterator"]
+)
+def test_ready_batches_answer_what_a_torch_loader_answers(batches: Any) -> None:
+    loader: Any = adapted(batches, ranks=2, is_sharded=True)
+    for name in vars(DataLoader(UP)):
+        if not name.startswith("_"):
+            getattr(loader, name)
+    assert loader.device == torch.device("cpu")
+    assert loader.total_batch_size is None
+    assert loader.total_dataset_length == (SIZE if isinstance(batches, ReadyBatches) else None)
+    assert getattr(loader, "tag", None) == getattr(batches, "tag", None)
+
+
+def test_the_total_batch_size_of_a_batch_sampler_is_that_of_its_batches() -> None:
+    assert adapted(DataLoader(UP, batch_sampler=BatchSampler(UP, 4, True)), ranks=2).total_batch_size == 8
+    assert adapted(DataLoader(UP, batch_sampler=[[3], [1, 4, 1]]), ranks=2).total_batch_size is None
+
+
+def test_a_position_that_is_not_the_runs_is_not_told() -> None:
+    class WithState(DataLoader[Any]):
+        def state_dict(self) -> dict[str, Any]:
+            raise AssertionError("nobody knows here where the run is")
+
+    assert not hasattr(adapted(WithState(UP)), "state_dict")
+    assert copy.copy(adapted(DataLoader(UP, 2))).batch_size == 2
+
+
+def test_the_loaders_of_a_run_are_asked_where_metrics_go() -> None:
+    answers: list[Any] = []
+
+    class MovesMetrics(Trainer):
+        def training_run_start(self) -> None:
+            answers.append(torch.zeros(1).to(self._eval_dataloader.device).device)
+            answers.append((self._train_dataloader.total_batch_size, self._train_dataloader.total_dataset_length))
+            answers.append((self._eval_dataloader.dataset, self._eval_dataloader.sampler))
+
+    data = regression_data(12)
+    dataset = TensorDataset(*data)
+    MovesMetrics(model := tiny_model(), nn.MSELoss(), sgd(model), callbacks=()).train(dataset, 1, dataset, 5)
+    assert answers[:2] == [torch.device("cpu"), (5, 12)]
+    assert answers[2][0] is dataset
+    assert type(answers[2][1]) is SequentialSampler
