@@ -17,7 +17,7 @@ class Halving(StatefulSchedulerBase):
     """Update u has the initial value, halved u times."""
 
     def get_updated_values(self, num_updates: int) -> list[float]:
-        return [value / 2**num_updates for value in self.base_values]
+        return [value / 2**num_updates for value in self.base_lr_values]
 
 
 class Milestones(StatefulSchedulerBase):
@@ -142,7 +142,7 @@ def test_a_group_added_later_is_scheduled_from_the_value_it_was_added_with() -> 
     scheduler = Halving(optimizer)
     train(optimizer, scheduler, 1)
     optimizer.add_param_group({"params": [a_weight()], "lr": 0.16})
-    assert scheduler.base_values == [0.8, 0.16]
+    assert scheduler.base_lr_values == [0.8, 0.16]
     assert train(optimizer, scheduler, 2) == [[0.4, 0.16], [0.2, 0.04]]
 
 
@@ -153,7 +153,7 @@ def test_a_tensor_is_filled_in_place() -> None:
     scheduler.step()
     assert optimizer.param_groups[0]["lr"] is rate
     assert rate.item() == pytest.approx(0.4)
-    assert scheduler.base_values == pytest.approx([0.8])
+    assert scheduler.base_lr_values == pytest.approx([0.8])
 
 
 def test_groups_that_share_the_default_tensor_get_values_of_their_own() -> None:
@@ -165,14 +165,14 @@ def test_groups_that_share_the_default_tensor_get_values_of_their_own() -> None:
     scheduler.milestones[1] = [0.125, 0.25, 0.5]
     scheduler.step()
     assert [group["lr"].item() for group in optimizer.param_groups] == [0.125, 0.25, 0.5]
-    assert scheduler.base_values == pytest.approx([0.8, 0.8, 0.8])
+    assert scheduler.base_lr_values == pytest.approx([0.8, 0.8, 0.8])
 
 
 def test_the_initial_value_that_a_torch_scheduler_left_is_used() -> None:
     optimizer = Adam([a_weight()], lr=torch.tensor(0.8))
     torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.5)
     scheduler = Halving(optimizer)
-    assert scheduler.base_values == pytest.approx([0.8])
+    assert scheduler.base_lr_values == pytest.approx([0.8])
     assert optimizer.param_groups[0]["lr"].item() == pytest.approx(0.8)
     assert isinstance(optimizer.param_groups[0]["initial_lr"], float), "a tensor would be read by the host in each step"
 

@@ -1,6 +1,7 @@
 """Warmup, stable, decay: the phases, the checkpoints and the curve."""
 
 import dataclasses
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,12 +28,31 @@ def test_the_three_phases_of_a_run_with_one_checkpoint() -> None:
     used = rates(optimizer, scheduler, 22)
     assert used[:4] == pytest.approx([0.4, 0.5, 0.6, 0.7])
     assert used[4:15] == pytest.approx([0.8] * 11)
-    assert used[15:] == pytest.approx([0.8, 0.672, 0.544, 0.416, 0.288, 0.16, 0.16])
+    # 1 / rate from 1.25 to 6.25 in five equal parts.
+    assert used[15:] == pytest.approx([0.8, 1 / 2.25, 1 / 3.25, 1 / 4.25, 1 / 5.25, 0.16, 0.16])
+
+
+def test_the_default_decay_falls_with_the_square_root_of_its_progress() -> None:
+    optimizer = an_optimizer(0.8)
+    used = rates(optimizer, WSDLrScheduler(optimizer, total_steps=40, decay_phase_ratio=0.25, lr_min=0.1), 42)
+    assert used[29:31] == pytest.approx([0.8, 0.8])
+    assert used[30:40] == pytest.approx([0.8 * (0.1 + 0.9 * (1 - math.sqrt(step / 10))) for step in range(10)])
+    assert used[40:] == pytest.approx([0.08, 0.08])
+
+
+def test_a_default_decay_trains_on_although_its_minimum_is_tiny() -> None:
+    optimizer = an_optimizer(0.8)
+    used = rates(optimizer, WSDLrScheduler(optimizer, total_steps=100), 101)
+    assert used[95] > 0.2
+    assert used[100] == pytest.approx(0.8e-6)
 
 
 def test_the_inverse_of_the_rate_grows_linearly_in_the_papers_decay() -> None:
     optimizer = an_optimizer(0.8)
-    used = rates(optimizer, WSDLrScheduler(optimizer, total_steps=40, decay_phase_ratio=0.25, lr_min=0.1), 41)
+    scheduler = WSDLrScheduler(
+        optimizer, total_steps=40, decay_phase_ratio=0.25, lr_min=0.1, use_inverse_sqrt_decay=False
+    )
+    used = rates(optimizer, scheduler, 41)
     assert used[29:31] == pytest.approx([0.8, 0.8])
     assert used[40] == pytest.approx(0.08)
     # From 1 / 0.8 = 1.25 to 1 / 0.08 = 12.5 in ten equal parts.
@@ -53,18 +73,26 @@ def test_checkpoints_are_twice_as_far_as_the_ones_before() -> None:
     assert estimate_checkpoint_steps(7, 1) == [7]
 
 
-def test_a_decay_takes_its_share_of_all_updates_up_to_its_checkpoint() -> None:
-    scheduler = WSDLrScheduler(an_optimizer(), total_steps=80, decay_phase_ratio=0.1, num_checkpoints=3)
-    assert scheduler.get_checkpoint_steps() == [(18, 20), (36, 40), (72, 80)]
-    assert scheduler.get_decay_info() == {
-        "formula": "inverse",
-        "decay_phase_ratio": 0.1,
-        "lr_min": 1e-6,
-        "num_decay_steps": [2, 4, 8],
-    }
+def test_a_decay_takes_its_share_of_the_updates_since_the_checkpoint_before() -> None:
+    scheduler = WSDLrScheduler(an_optimizer(), total_steps=100, num_warmup_steps=5, num_checkpoints=3)
+    assert scheduler.get_checkpoint_steps() == [25, 50, 100]
+    assert scheduler.get_decay_info() == [
+        {"period_start": 0, "period_end": 25, "decay_steps": 2, "pre_decay_step": 23},
+        {"period_start": 25, "period_end": 50, "decay_steps": 2, "pre_decay_step": 48},
+        {"period_start": 50, "period_end": 100, "decay_steps": 5, "pre_decay_step": 95},
+    ]
 
 
-def test_the_model_of_a_checkpoint_is_that_of_a_run_which_ends_there() -> None:
+def test_what_the_getters_return_belongs_to_the_caller() -> None:
+    scheduler = WSDLrScheduler(an_optimizer(), total_steps=10)
+    scheduler.get_checkpoint_steps().clear()
+    scheduler.get_decay_info()[0]["period_end"] = 3
+    scheduler.get_phase_info(0)["period_end"] = 3
+    assert scheduler.get_checkpoint_steps() == [10]
+    assert scheduler.get_decay_info()[0]["period_end"] == 10
+
+
+def test_the_model_of_the_first_checkpoint_is_that_of_a_run_which_ends_there() -> None:
     short, long = an_optimizer(), an_optimizer()
     one = WSDLrScheduler(short, total_steps=40, num_warmup_steps=3, lr_min=0.1)
     several = WSDLrScheduler(long, total_steps=80, num_warmup_steps=3, lr_min=0.1, num_checkpoints=2)
@@ -80,33 +108,20 @@ def test_the_rate_returns_to_the_peak_after_a_checkpoint_and_stays_at_the_minimu
     assert used[40:] == pytest.approx([0.08] * 3)
 
 
-def test_phases_tell_where_they_begin_and_end_and_which_checkpoint_comes_next() -> None:
+def test_a_checkpoint_belongs_to_the_period_that_it_ends() -> None:
     scheduler = WSDLrScheduler(an_optimizer(), total_steps=40, num_warmup_steps=4, num_checkpoints=2)
-    phases = [scheduler.get_phase_info(update) for update in (0, 3, 4, 17, 18, 19, 20, 35, 36, 39, 40, 99)]
-    assert [tuple(phase.values()) for phase in phases] == [
-        ("warmup", 0, 4, 0),
-        ("warmup", 0, 4, 0),
-        ("stable", 4, 18, 0),
-        ("stable", 4, 18, 0),
-        ("decay", 18, 20, 0),
-        ("decay", 18, 20, 0),
-        ("stable", 20, 36, 1),
-        ("stable", 20, 36, 1),
-        ("decay", 36, 40, 1),
-        ("decay", 36, 40, 1),
-        ("finished", 40, None, 1),
-        ("finished", 40, None, 1),
-    ]
-    assert list(phases[0]) == ["phase", "start", "end", "checkpoint"]
+    first, second = scheduler.get_decay_info()
+    phases = [scheduler.get_phase_info(update) for update in (0, 19, 20, 21, 40, 99)]
+    assert phases == [first, first, first, second, second, second]
 
 
-def test_the_current_step_counts_finished_updates_and_the_current_phase_is_that_of_the_next_update() -> None:
-    scheduler = WSDLrScheduler(an_optimizer(), total_steps=10, num_warmup_steps=2)
+def test_the_current_step_counts_finished_updates_and_the_current_phase_is_theirs() -> None:
+    scheduler = WSDLrScheduler(an_optimizer(), total_steps=10, num_checkpoints=2)
     seen = []
     for _ in range(11):
-        seen.append((scheduler.get_current_step(), scheduler.get_current_phase_info()["phase"]))
+        seen.append((scheduler.get_current_step(), scheduler.get_current_phase_info()["period_end"]))
         scheduler.step()
-    assert seen == list(enumerate(["warmup"] * 2 + ["stable"] * 7 + ["decay", "finished"]))
+    assert seen == list(enumerate([5] * 6 + [10] * 5))
 
 
 def test_a_continuation_starts_at_the_peak() -> None:
@@ -121,7 +136,7 @@ def test_a_pre_decay_state_continues_as_if_the_longer_run_had_been_meant_from_th
 
     optimizer = an_optimizer(0.8)
     short = WSDLrScheduler(optimizer, total_steps=20, num_warmup_steps=4, lr_min=0.1)
-    ((pre_decay_step, _),) = short.get_checkpoint_steps()
+    pre_decay_step = short.get_decay_info()[0]["pre_decay_step"]
     before = rates(optimizer, short, pre_decay_step)
     other = an_optimizer(0.8)
     continued = WSDLrScheduler(other, total_steps=40, lr_min=0.1, is_continuation_from_checkpoint=True)
@@ -138,32 +153,37 @@ def warmup_updates(**kwargs: Any) -> int:
     return create(an_optimizer()).num_warmup_updates
 
 
-def test_edge_12_the_default_warmup_of_the_factory_is_a_tenth_of_the_run() -> None:
-    assert warmup_updates() == 20
+def test_edge_12_a_warmup_of_none_is_one_percent_of_the_run() -> None:
+    assert warmup_updates() == 2
     assert warmup_updates(num_warmup_epochs=0) == 0
     assert warmup_updates(num_warmup_epochs=1.5) == 30
     assert warmup_updates(is_continuation_from_checkpoint=True) == 0
-    assert WSDLrScheduler.create_scheduler_fn(5, 8)(an_optimizer()).num_warmup_updates == 4
+    assert WSDLrScheduler.create_scheduler_fn(5, 50)(an_optimizer()).num_warmup_updates == 2
+    assert WSDLrScheduler(an_optimizer(), total_steps=399, num_warmup_steps=None).num_warmup_updates == 3
 
 
 def test_edge_12_a_decay_ratio_of_zero_is_no_decay() -> None:
     optimizer = an_optimizer(0.8)
     scheduler = WSDLrScheduler(optimizer, total_steps=8, decay_phase_ratio=0, num_checkpoints=2)
     assert rates(optimizer, scheduler, 10) == [0.8] * 10
-    assert scheduler.get_checkpoint_steps() == [(4, 4), (8, 8)]
+    assert [period["decay_steps"] for period in scheduler.get_decay_info()] == [0, 0]
 
 
 def test_edge_12_instances_share_nothing() -> None:
     one, two = an_optimizer(0.8), an_optimizer(0.8)
-    early = WSDLrScheduler(one, total_steps=10, decay_phase_ratio=0.8, lr_min=0.1)
-    late = WSDLrScheduler(two, total_steps=10, decay_phase_ratio=0.2, lr_min=0.1)
+    arguments: dict[str, Any] = {"total_steps": 10, "lr_min": 0.1, "use_inverse_sqrt_decay": False}
+    early = WSDLrScheduler(one, decay_phase_ratio=0.8, **arguments)
+    late = WSDLrScheduler(two, decay_phase_ratio=0.2, **arguments)
     assert [early.get_updated_values(5), late.get_updated_values(5)] == [pytest.approx([0.8 / 4.375]), [0.8]]
-    assert early.get_phase_info(5)["phase"] == "decay"
-    assert late.get_phase_info(5)["phase"] == "stable"
+    assert early.get_phase_info(5)["pre_decay_step"] == 2
+    assert late.get_phase_info(5)["pre_decay_step"] == 8
 
 
-def test_a_decay_that_was_asked_for_has_an_update_in_the_shortest_run() -> None:
-    assert WSDLrScheduler(an_optimizer(), total_steps=2).get_checkpoint_steps() == [(1, 2)]
+def test_a_run_too_short_for_a_decay_ends_at_the_minimum_all_the_same() -> None:
+    optimizer = an_optimizer(0.8)
+    scheduler = WSDLrScheduler(optimizer, total_steps=2, lr_min=0.1)
+    assert scheduler.get_decay_info()[0]["decay_steps"] == 0
+    assert rates(optimizer, scheduler, 3) == pytest.approx([0.8, 0.8, 0.08])
 
 
 @pytest.mark.parametrize(
@@ -173,10 +193,10 @@ def test_a_decay_that_was_asked_for_has_an_update_in_the_shortest_run() -> None:
         ({"num_epochs": 3}, r"num_update_steps_per_epoch=None.*Give the first two, or total_steps"),
         ({"total_steps": 10, "num_warmup_steps": -1}, r"num_warmup_steps=-1 .*give 0"),
         ({"total_steps": 10, "decay_phase_ratio": 1.5}, r"decay_phase_ratio=1.5 .*from 0 to 1"),
-        ({"total_steps": 10, "lr_min": 0}, r"lr_min=0 .*above 0.*use_inverse_sqrt_decay=False"),
-        ({"total_steps": 10, "lr_min": 2, "use_inverse_sqrt_decay": False}, r"lr_min=2 .*up to 1"),
-        ({"total_steps": 10, "num_warmup_steps": 10}, r"num_warmup_steps=10.*start at 9.*ends at 10.*Shorten"),
-        ({"total_steps": 10, "decay_phase_ratio": 0.8, "num_checkpoints": 2}, r"num_checkpoints=2.*take fewer"),
+        ({"total_steps": 10, "lr_min": 0, "use_inverse_sqrt_decay": False}, r"lr_min=0 with .*=False.*one above 0"),
+        ({"total_steps": 10, "lr_min": 2, "use_inverse_sqrt_decay": False}, r"lr_min=2 .*from 0 to 1"),
+        ({"total_steps": 10, "num_warmup_steps": 10}, r"num_warmup_steps=10.*step 10, would start at 9.*Shorten"),
+        ({"total_steps": 40, "num_warmup_steps": 10, "num_checkpoints": 3}, r"num_checkpoints=3.*take fewer"),
         ({"total_steps": 10, "num_checkpoints": 0}, r"num_checkpoints=0 .*at least 1"),
         ({"total_steps": 3, "num_checkpoints": 3}, r"num_checkpoints=3 .*total_steps=3.*fewer"),
     ],
@@ -186,7 +206,7 @@ def test_a_bad_argument_is_an_error_with_its_name_value_reason_and_remedy(argume
         WSDLrScheduler(an_optimizer(), **arguments)
 
 
-def test_the_straight_decay_may_go_down_to_zero() -> None:
+def test_the_default_decay_may_go_down_to_zero() -> None:
     optimizer = an_optimizer(0.8)
-    scheduler = WSDLrScheduler(optimizer, total_steps=4, decay_phase_ratio=0.5, lr_min=0, use_inverse_sqrt_decay=False)
-    assert rates(optimizer, scheduler, 5) == pytest.approx([0.8, 0.8, 0.8, 0.4, 0.0])
+    scheduler = WSDLrScheduler(optimizer, total_steps=4, decay_phase_ratio=0.5, lr_min=0)
+    assert rates(optimizer, scheduler, 5) == pytest.approx([0.8, 0.8, 0.8, 0.8 * (1 - math.sqrt(0.5)), 0.0])

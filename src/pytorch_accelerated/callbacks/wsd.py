@@ -73,10 +73,10 @@ class WSDCheckpointCallback(TrainerCallback):
         if step == self._last_step:
             return  # the update was skipped
         self._last_step = step
-        for before_decay, after_decay in scheduler.get_checkpoint_steps():
-            if step == before_decay:
+        for period in scheduler.get_decay_info():
+            if step == period["pre_decay_step"]:
                 trainer.save_training_state(Path(self.save_dir) / f"checkpoint_{step}_wsd_pre_decay")
-            if step == after_decay:
+            if step == period["period_end"]:
                 trainer.save_checkpoint(
                     Path(self.save_dir) / f"checkpoint_{step}_wsd_post_decay.pt",
                     {"step": step, "epoch": trainer.run_history.current_epoch},

@@ -62,8 +62,8 @@ class SchedulerBase(abc.ABC):
         """
 
     @property
-    def base_values(self) -> list[float]:
-        """The value that each group is scheduled from."""
+    def base_lr_values(self) -> list[float]:
+        """The value that each group is scheduled from, one per group, of whatever field is scheduled."""
         return [
             float(group.get(self._initial_field, group[self.param_group_field]))
             for group in self.optimizer.param_groups
@@ -97,7 +97,7 @@ class SchedulerBase(abc.ABC):
         field = self.param_group_field
         return {
             "values": [float(group[field]) for group in self.optimizer.param_groups],
-            "base_values": self.base_values,
+            "base_values": self.base_lr_values,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -166,24 +166,25 @@ class StatefulSchedulerBase(SchedulerBase):
 
     The constructor sets the values of update 0, and the call of `step` after update u sets those of update u + 1, so
     each value is used exactly once. Call it for updates that were applied, not for skipped ones.
-
-    Attributes:
-        last_update: the number of the last finished update, counted from 0; -1 before the first.
     """
 
     def __init__(self, optimizer: Optimizer, param_group_field: str = "lr") -> None:
         super().__init__(optimizer, param_group_field)
-        self.last_update = -1
+        self._num_updates = -1
+
+    @property
+    def last_update(self) -> int:
+        """The number of the last finished update, counted from 0; -1 before the first."""
+        return self._num_updates
 
     def step(self) -> None:
         """Count an update and set the values of the next one."""
-        self.last_update += 1
-        self.step_update(self.last_update + 1)
+        self.step_update(self._num_updates + 2)
 
     def step_update(self, num_updates: int) -> None:
         """Set the values for the update that follows `num_updates` finished ones, and count on from there."""
         super().step_update(num_updates)
-        self.last_update = num_updates - 1
+        self._num_updates = num_updates - 1
 
     def state_dict(self) -> dict[str, Any]:
         """The counter and the values: plain values, ready for JSON."""
@@ -196,4 +197,4 @@ class StatefulSchedulerBase(SchedulerBase):
             InvalidCheckpointError: if the state is not one of such a scheduler, or has another number of groups.
         """
         super().load_state_dict(state_dict)
-        self.last_update = state_dict["last_update"]
+        self._num_updates = state_dict["last_update"]

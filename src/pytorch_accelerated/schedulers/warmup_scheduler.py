@@ -71,12 +71,12 @@ class WarmupLrScheduler(StatefulSchedulerBase):
     def get_updated_values(self, num_updates: int) -> list[float]:
         """The learning rate of each group for the update that follows `num_updates` finished ones."""
         if num_updates >= self.num_warmup_updates:
-            return [self.get_lr_after_warmup(num_updates, peak) for peak in self.base_values]
+            return [self.get_lr_after_warmup(num_updates, peak) for peak in self.base_lr_values]
         progress = num_updates / self.num_warmup_updates
         starts = [
-            lowered_rate(peak, self.warmup_starting_lr, self.warmup_starting_lr_ratio) for peak in self.base_values
+            lowered_rate(peak, self.warmup_starting_lr, self.warmup_starting_lr_ratio) for peak in self.base_lr_values
         ]
-        return [start + (peak - start) * progress for start, peak in zip(starts, self.base_values, strict=True)]
+        return [start + (peak - start) * progress for start, peak in zip(starts, self.base_lr_values, strict=True)]
 
     @abc.abstractmethod
     def get_lr_after_warmup(self, num_updates: int, peak: float) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import TypedDict, TypeVar
 
 from torch.optim import Optimizer
@@ -14,60 +15,48 @@ from pytorch_accelerated.schedulers.warmup_scheduler import WarmupLrScheduler, c
 SchedulerT = TypeVar("SchedulerT", bound="WSDLrScheduler")
 
 
-class PhaseInfo(TypedDict):
-    """Where a number of finished updates lies in the schedule.
+class PeriodInfo(TypedDict):
+    """A period of the schedule, in finished updates: it ends with a checkpoint, and its last `decay_steps` decay."""
 
-    ``phase`` is "warmup", "stable", "decay" or "finished"; the phase has the updates from ``start`` up to, without,
-    ``end`` (None if finished), and ``checkpoint`` counts, from 0, the checkpoint that it leads to.
-    """
-
-    phase: str
-    start: int
-    end: int | None
-    checkpoint: int
-
-
-class DecayInfo(TypedDict):
-    """How the decays look: their formula, share of the run, minimum as a share of the peak, and numbers of updates."""
-
-    formula: str
-    decay_phase_ratio: float
-    lr_min: float
-    num_decay_steps: list[int]
+    period_start: int
+    period_end: int
+    decay_steps: int
+    pre_decay_step: int
 
 
 class WSDLrScheduler(WarmupLrScheduler):
     """A linear warmup, then the peak, and a decay before each checkpoint. A step is an optimizer update.
 
     Each group's own learning rate is its peak. The checkpoints are at the steps of `estimate_checkpoint_steps`, the
-    last one at the end of the run. The decay to a checkpoint at step C takes the last ``decay_phase_ratio * C``
-    updates before it, so that its model is what a run of length C would have given. After the decay the rate returns
-    to the peak and training goes on from the decayed weights ("WSD-S", simplified); after the last one it stays at the
-    minimum.
+    last one at the end of the run. The period up to each checkpoint ends with a decay, which takes
+    ``int(length * decay_phase_ratio)`` of the period's updates. After a decay the rate returns to the peak and training
+    continues from the decayed weights ("WSD-S", simplified); after the last one it stays at the minimum.
 
-    At progress x of a decay, from 0 in its first update to 1 at the checkpoint, the rate is
-    ``1 / (x / (lr_min * peak) + (1 - x) / peak)`` or, with `use_inverse_sqrt_decay` off, the straight line between
-    both. The paper decays to a tenth, ``lr_min=0.1``; with a tiny `lr_min` the first formula falls almost at once.
+    At progress t of a decay, from 0 in its first update to 1 at the checkpoint, a group with peak p has the rate
+    ``p * (lr_min + (1 - lr_min) * (1 - sqrt(t)))`` or, with ``use_inverse_sqrt_decay=False``, the paper's
+    ``p / (t / lr_min + (1 - t))``, which falls almost at once if `lr_min` is tiny: the paper uses 0.1.
 
     Args:
         optimizer: the optimizer.
         num_epochs: epochs of the run; not needed if `total_steps` is given.
         num_update_steps_per_epoch: updates per epoch; not needed if `total_steps` is given.
-        total_steps: updates of the run; goes before the two above.
-        num_warmup_steps: duration of the warmup, rounded to updates.
-        decay_phase_ratio: share of the updates up to a checkpoint that its decay takes; 0 for no decay.
+        total_steps: updates of the run; overrides the two above.
+        num_warmup_steps: duration of the warmup, rounded to updates; None is 1 % of the run, rounded down.
+        decay_phase_ratio: share of the updates of each period that its decay takes; 0 for no decay.
         lr_min: the minimum, as a share of the peak.
         warmup_starting_lr: rate of update 0 of the warmup; a group with a lower peak starts at its peak.
-        use_inverse_sqrt_decay: the paper's decay, whose inverse grows linearly, instead of a straight line.
+        use_inverse_sqrt_decay: the square-root decay, instead of the paper's, whose inverse grows linearly.
         num_checkpoints: number of checkpoints.
-        is_continuation_from_checkpoint: the run goes on from weights and optimizer of a pre-decay checkpoint: there
+        is_continuation_from_checkpoint: the run continues from weights and optimizer of a pre-decay checkpoint: there
             is no warmup, whatever `num_warmup_steps` says. Steps count from 0 in this run, unless a saved state of the
             scheduler is loaded, which brings its counter along.
 
     Raises:
         ConfigurationError: if an argument is out of its range, or the phases do not fit into the run.
 
-    Source: Wen et al. (2024), "Understanding warmup-stable-decay learning rates", arXiv 2410.05192.
+    Sources: Wen et al. (2024), "Understanding warmup-stable-decay learning rates", arXiv 2410.05192; Hägele et al.
+    (2024), "Scaling laws and compute-optimal training beyond fixed training durations", arXiv 2405.18392, for the
+    square root.
     """
 
     def __init__(
@@ -76,7 +65,7 @@ class WSDLrScheduler(WarmupLrScheduler):
         num_epochs: float | None = None,
         num_update_steps_per_epoch: float | None = None,
         total_steps: float | None = None,
-        num_warmup_steps: float = 0,
+        num_warmup_steps: float | None = 0,
         decay_phase_ratio: float = 0.1,
         lr_min: float = 1e-6,
         warmup_starting_lr: float = 1e-6,
@@ -92,6 +81,8 @@ class WSDLrScheduler(WarmupLrScheduler):
                     "when to decay. Give the first two, or total_steps."
                 )
             total_steps = num_epochs * num_update_steps_per_epoch
+        if num_warmup_steps is None:
+            num_warmup_steps = int(total_steps * 0.01)
         check_arguments(
             self,
             (
@@ -103,9 +94,10 @@ class WSDLrScheduler(WarmupLrScheduler):
                 f"decay_phase_ratio={decay_phase_ratio} is no share of a run: give a number from 0 to 1, usually 0.1.",
             ),
             (
-                0 <= lr_min <= 1 and (lr_min > 0 or not use_inverse_sqrt_decay),
-                f"lr_min={lr_min} is a share of the peak, and the inverse of the rate grows to its inverse: give a "
-                "number above 0 and up to 1, for example 0.1; 0 needs use_inverse_sqrt_decay=False.",
+                0 <= lr_min <= 1 and (lr_min > 0 or use_inverse_sqrt_decay),
+                f"lr_min={lr_min} with use_inverse_sqrt_decay={use_inverse_sqrt_decay}: lr_min is a share of the peak, "
+                "and the paper's decay divides by it. Give a number from 0 to 1, and one above 0, for example 0.1, "
+                "with use_inverse_sqrt_decay=False.",
             ),
         )
         if is_continuation_from_checkpoint:
@@ -122,7 +114,7 @@ class WSDLrScheduler(WarmupLrScheduler):
         self.use_inverse_sqrt_decay = use_inverse_sqrt_decay
         self.num_checkpoints = num_checkpoints
         self.is_continuation_from_checkpoint = is_continuation_from_checkpoint
-        self._checkpoint_steps = self._plan_checkpoints()
+        self._periods = self._plan_periods()
 
     @classmethod
     def create_scheduler_fn(  # type: ignore[override]  # durations in epochs
@@ -142,15 +134,13 @@ class WSDLrScheduler(WarmupLrScheduler):
         Args:
             total_num_epochs: epochs of the run.
             num_update_steps_per_epoch: updates per epoch.
-            num_warmup_epochs: duration of the warmup; None is a tenth of the run.
+            num_warmup_epochs: duration of the warmup; None is 1 % of the run.
             decay_phase_ratio: this and the others are those of the constructor.
         """
-        if num_warmup_epochs is None:
-            num_warmup_epochs = 0.1 * total_num_epochs
         return super().create_scheduler_fn(
             num_epochs=total_num_epochs,
             num_update_steps_per_epoch=num_update_steps_per_epoch,
-            num_warmup_steps=num_warmup_epochs * num_update_steps_per_epoch,
+            num_warmup_steps=None if num_warmup_epochs is None else num_warmup_epochs * num_update_steps_per_epoch,
             decay_phase_ratio=decay_phase_ratio,
             lr_min=lr_min,
             warmup_starting_lr=warmup_starting_lr,
@@ -159,69 +149,67 @@ class WSDLrScheduler(WarmupLrScheduler):
             is_continuation_from_checkpoint=is_continuation_from_checkpoint,
         )
 
-    def get_checkpoint_steps(self) -> list[tuple[int, int]]:
-        """For each checkpoint the finished updates before its decay and after it, where to save the two models.
+    def get_checkpoint_steps(self) -> list[int]:
+        """For each checkpoint the number of finished updates at which its decay is over."""
+        return [period["period_end"] for period in self._periods]
 
-        Training can be continued from the first, to another length; the second is the better model.
+    def get_decay_info(self) -> list[PeriodInfo]:
+        """The periods, one for each checkpoint.
+
+        At `pre_decay_step` is the state from which training can be continued to another length; the model at
+        `period_end` is the better one.
         """
-        return list(self._checkpoint_steps)
+        return [PeriodInfo(**period) for period in self._periods]
 
-    def get_phase_info(self, num_updates: int) -> PhaseInfo:
-        """The phase of the update that follows `num_updates` finished ones."""
-        if num_updates < self.num_warmup_updates:
-            return PhaseInfo(phase="warmup", start=0, end=self.num_warmup_updates, checkpoint=0)
-        start = self.num_warmup_updates
-        for checkpoint, (decay_start, end) in enumerate(self._checkpoint_steps):
-            if num_updates < decay_start:
-                return PhaseInfo(phase="stable", start=start, end=decay_start, checkpoint=checkpoint)
-            if num_updates < end:
-                return PhaseInfo(phase="decay", start=decay_start, end=end, checkpoint=checkpoint)
-            start = end
-        return PhaseInfo(phase="finished", start=start, end=None, checkpoint=self.num_checkpoints - 1)
-
-    def get_decay_info(self) -> DecayInfo:
-        """How the decays look."""
-        return DecayInfo(
-            formula="inverse" if self.use_inverse_sqrt_decay else "linear",
-            decay_phase_ratio=self.decay_phase_ratio,
-            lr_min=self.lr_min,
-            num_decay_steps=[end - start for start, end in self._checkpoint_steps],
-        )
+    def get_phase_info(self, num_updates: int) -> PeriodInfo:
+        """The period that so many finished updates lie in. A checkpoint belongs to the period that it ends."""
+        period = next((period for period in self._periods if num_updates <= period["period_end"]), self._periods[-1])
+        return PeriodInfo(**period)
 
     def get_current_step(self) -> int:
         """The number of finished updates."""
         return self.last_update + 1
 
-    def get_current_phase_info(self) -> PhaseInfo:
-        """The phase of the next update."""
+    def get_current_phase_info(self) -> PeriodInfo:
+        """The period that the finished updates lie in."""
         return self.get_phase_info(self.get_current_step())
 
     def get_lr_after_warmup(self, num_updates: int, peak: float) -> float:
         """The learning rate of a group with this peak, for the update that follows `num_updates` finished ones."""
-        info = self.get_phase_info(num_updates)
-        if info["phase"] == "stable" or self.decay_phase_ratio == 0:
+        progress = self._decay_progress(num_updates)
+        if progress == 0:
             return peak
-        start, end = self._checkpoint_steps[info["checkpoint"]]
-        progress = min((num_updates - start) / (end - start), 1.0)
         if self.use_inverse_sqrt_decay:
-            return peak / (progress / self.lr_min + 1 - progress)
-        return peak * (progress * self.lr_min + 1 - progress)
+            return peak * (self.lr_min + (1 - self.lr_min) * (1 - math.sqrt(progress)))
+        return peak / (progress / self.lr_min + 1 - progress)
 
-    def _plan_checkpoints(self) -> list[tuple[int, int]]:
+    def _decay_progress(self, num_updates: int) -> float:
+        """How much of a decay is over before the next update: 0 outside of one, 1 at the end of the run."""
+        for period in self._periods:
+            if num_updates < period["period_end"]:
+                updates_in_decay = num_updates - period["pre_decay_step"]
+                return max(updates_in_decay, 0) / max(period["decay_steps"], 1)
+        return 1.0 if self.decay_phase_ratio else 0.0
+
+    def _plan_periods(self) -> list[PeriodInfo]:
         plan = []
-        previous = self.num_warmup_updates
+        start = 0
         for end in estimate_checkpoint_steps(self.total_steps, self.num_checkpoints):
-            # A decay that was asked for has at least one update, however short the run.
-            start = end - (max(round(self.decay_phase_ratio * end), 1) if self.decay_phase_ratio else 0)
-            if start < previous:
-                raise ConfigurationError(
-                    f"{type(self).__name__} got num_warmup_steps={self.num_warmup_updates}, "
-                    f"decay_phase_ratio={self.decay_phase_ratio} and num_checkpoints={self.num_checkpoints}: the decay "
-                    f"to the checkpoint at step {end} would start at {start}, but the phase before it ends at "
-                    f"{previous}. Shorten warmup or decay, or take fewer checkpoints."
+            decay_steps = int((end - start) * self.decay_phase_ratio)
+            plan.append(
+                PeriodInfo(
+                    period_start=start, period_end=end, decay_steps=decay_steps, pre_decay_step=end - decay_steps
                 )
-            plan.append((start, end))
-            previous = end
+            )
+            start = end
+        if self.num_warmup_updates > plan[0]["pre_decay_step"]:
+            raise ConfigurationError(
+                f"{type(self).__name__} got num_warmup_steps={self.num_warmup_updates}, "
+                f"decay_phase_ratio={self.decay_phase_ratio} and num_checkpoints={self.num_checkpoints}: the decay to "
+                f"the first checkpoint, at step {plan[0]['period_end']}, would start at "
+                f"{plan[0]['pre_decay_step']}, before the warmup is over. Shorten warmup or decay, or take fewer "
+                "checkpoints."
+            )
         return plan
 
 
