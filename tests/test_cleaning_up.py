@@ -78,11 +78,11 @@ training = threading.Thread(target=trainer.train, args=(Slow(), 1), daemon=True,
     "per_device_batch_size": 2, "train_dataloader_kwargs": {"num_workers": 2},
 })
 training.start()
-assert has_begun.wait(60)
+assert has_begun.wait(600)
 print("the program ends")
 """
 
 
 @pytest.mark.processes
 def test_a_program_that_ends_in_the_middle_of_a_run_is_not_kept_waiting_by_its_loader_processes():
-    assert run_script(TRAIN_IN_A_THREAD, timeout_seconds=60).stdout == "the program ends\n"
+    assert run_script(TRAIN_IN_A_THREAD).stdout == "the program ends\n"

@@ -138,5 +138,5 @@ def test_evaluation_data_with_noise_is_the_same_in_every_epoch() -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_ranks_agree_on_everything_random_and_refuse_data_that_differs(ranks: int) -> None:
-    output = run_on_ranks(RANKS / "determinism.py", ranks, timeout_seconds=240)
+    output = run_on_ranks(RANKS / "determinism.py", ranks)
     assert output.stdout_of_ranks == ("done\n",) * ranks

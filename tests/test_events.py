@@ -15,6 +15,7 @@ import torch
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import SaveTrainingStateCallback, TerminateOnNaNCallback, TrainerCallback
 from pytorch_accelerated.errors import SignalExit, StopTrainingError
+from tests.support.dispositions import default_signals
 from tests.support.recording import HOOKS, Recorder, expand
 from tests.support.reference import regression_data
 
@@ -207,7 +208,8 @@ def test_every_block_of_the_page_is_tested_and_every_part_is_used():
 def test_the_page_shows_what_really_happens(heading: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     scene = Scene(tmp_path, monkeypatch)
     try:
-        SCENES[heading](scene)
+        with default_signals():
+            SCENES[heading](scene)
         ending = "returns"
     except (Exception, SignalExit) as error:
         ending = f"raises {type(error).__name__}"

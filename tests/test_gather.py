@@ -25,7 +25,7 @@ def trainer() -> Trainer:
 @pytest.mark.processes
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_rows_of_all_ranks_come_together_or_all_ranks_are_told_why_not(ranks: int) -> None:
-    output = run_on_ranks(RANKS / "gather.py", ranks, timeout_seconds=120)
+    output = run_on_ranks(RANKS / "gather.py", ranks)
     assert output.stdout.split() == [word for rank in range(ranks) for word in f"rank {rank} is done".split()]
 
 

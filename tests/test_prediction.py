@@ -20,7 +20,7 @@ from pytorch_accelerated.errors import (
     StopTrainingError,
 )
 from pytorch_accelerated.prediction import StoredPredictions
-from tests.support.reference import regression_data, sgd, tiny_model
+from tests.support.reference import assert_same_numbers, regression_data, sgd, tiny_model
 
 SIZE = 11
 INPUTS, TARGETS = regression_data(SIZE)
@@ -38,7 +38,7 @@ def outputs_of(model: nn.Module, inputs: torch.Tensor = INPUTS) -> torch.Tensor:
 
 def assert_rows(found: Any, expected: torch.Tensor) -> None:
     """Equal up to the order in which a matrix product of another height adds up."""
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-15)
+    assert_same_numbers(found, expected)
 
 
 class Items(Dataset[Any]):

@@ -17,7 +17,7 @@ from pytorch_accelerated.checkpointing.verify import find_state, read_manifest
 from pytorch_accelerated.errors import SignalExit
 from tests.support.ending import kill_with_children
 from tests.support.forks import Outcome
-from tests.support.processes import run_forked, start_on_ranks
+from tests.support.processes import TIME_LIMIT_SECONDS, run_forked, start_on_ranks
 from tests.support.reference import regression_data, sgd, tiny_model
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="Windows has no such signals")
@@ -276,11 +276,11 @@ def test_a_launcher_that_is_told_to_end_lets_all_ranks_save(tmp_path: Path):
     script.write_text(ENDLESS)
     launcher = start_on_ranks(script, 2, tmp_path)
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + TIME_LIMIT_SECONDS
         while len(list(tmp_path.glob("ready *"))) < 2 and launcher.poll() is None and time.monotonic() < deadline:
             time.sleep(0.05)
         launcher.terminate()
-        launcher.wait(timeout=60)
+        launcher.wait(timeout=TIME_LIMIT_SECONDS)
     finally:
         if launcher.poll() is None:
             kill_with_children(launcher.pid)

@@ -424,4 +424,4 @@ torch.distributed.destroy_process_group()
 
 @pytest.mark.processes
 def test_a_resumed_epoch_on_two_ranks_has_the_metrics_of_the_uninterrupted_one(tmp_path):
-    run_on_ranks(RESUME, 2, tmp_path / "state", timeout_seconds=120)
+    run_on_ranks(RESUME, 2, tmp_path / "state")

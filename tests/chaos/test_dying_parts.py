@@ -33,7 +33,7 @@ def test_the_death_of_a_rank_ends_all_of_them_and_the_run_can_go_on(tmp_path: Pa
     for number in range(trials):
         folder, rank_and_item = tmp_path / str(number), 2 * number + 3
         with pytest.raises(AssertionError, match="SIGKILL"):
-            run_on_ranks(DYING, 2, folder, f"rank {number % 2} killed", rank_and_item, 0, timeout_seconds=60)
+            run_on_ranks(DYING, 2, folder, f"rank {number % 2} killed", rank_and_item, 0)
         again = run_on_ranks(DYING, 2, folder, f"rank {number % 2} killed", rank_and_item, 0)
         assert again.stdout_of_ranks[0].splitlines()[-1] == whole
     record("rank killed", {"deaths": trials, "runs that ended differently": 0})

@@ -7,7 +7,7 @@ import pytest
 
 from tests.chaos.record import record
 from tests.chaos.size import size
-from tests.support.processes import run_forked
+from tests.support.processes import TIME_LIMIT_SECONDS, run_forked
 
 KILLING = Path(__file__).parent / "killing.py"
 SEED = 20
@@ -18,7 +18,7 @@ SEED = 20
 def test_killed_runs_lose_no_state_and_end_as_if_nobody_had_killed_them(background: bool, tmp_path: Path):
     kills, storms, operations = size(4, 500), size(1, 25), size(2, 0)
     arguments = (kills, storms, operations, int(background), SEED, tmp_path)
-    output = run_forked(KILLING, *arguments, timeout_seconds=size(300, 7200))
+    output = run_forked(KILLING, *arguments, timeout_seconds=size(TIME_LIMIT_SECONDS, 7200))
     figures = json.loads(output.stdout.splitlines()[-1])
     record(f"SIGKILL, {'in the background' if background else 'in between'}, seed {SEED}", figures)
     assert figures["runs killed once"] == kills

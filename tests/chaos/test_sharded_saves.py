@@ -29,7 +29,7 @@ def test_a_rank_that_dies_while_it_saves_its_part_leaves_the_state_before(tmp_pa
     for rank, number in deaths:
         folder = tmp_path / f"{rank}_{number}"
         with pytest.raises(AssertionError, match="SIGKILL"):
-            run_on_ranks(DYING, 2, folder, rank, number, cwd=REPOSITORY, timeout_seconds=60)
+            run_on_ranks(DYING, 2, folder, rank, number, cwd=REPOSITORY)
         state = find_state(folder)
         assert state is not None
         assert_same(dict(read_state(state)[1]["model"]), dict(expected["model"]), str(folder))

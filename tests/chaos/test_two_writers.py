@@ -11,7 +11,7 @@ from pytorch_accelerated.checkpointing.folder_lock import LOCK_NAME, FolderLock
 from pytorch_accelerated.errors import CheckpointError
 from tests.chaos.record import record
 from tests.chaos.size import size
-from tests.support.processes import run_forked
+from tests.support.processes import TIME_LIMIT_SECONDS, run_forked
 
 SCRIPT = Path(__file__).parent / "two_writers.py"
 
@@ -19,7 +19,7 @@ SCRIPT = Path(__file__).parent / "two_writers.py"
 @pytest.mark.processes
 def test_a_second_run_in_a_folder_is_refused_and_the_first_one_is_none_the_worse(tmp_path: Path):
     trials = size(5, 200)
-    output = run_forked(SCRIPT, trials, tmp_path, timeout_seconds=size(120, 3600))
+    output = run_forked(SCRIPT, trials, tmp_path, timeout_seconds=size(TIME_LIMIT_SECONDS, 3600))
     done = json.loads(output.stdout.splitlines()[-1])
     assert done == {
         "second runs": trials,

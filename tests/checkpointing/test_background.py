@@ -33,7 +33,7 @@ class SlowDisk:
 
         def slow(*args: Any) -> None:
             self.is_reached.set()
-            assert self.may_go_on.wait(60)
+            assert self.may_go_on.wait(600)
             write(*args)
 
         monkeypatch.setattr(disk, "write", slow)
@@ -63,7 +63,7 @@ def test_what_is_written_is_what_was_there_when_it_was_asked_for(
     for version in (1, 2):  # the second time in the copies of the first
         encoded = encode_parts({"model": tensors})
         writer.write(tmp_path / str(version), {"version": version}, encoded)
-        assert slow.is_reached.wait(60)
+        assert slow.is_reached.wait(600)
         assert version == 2 or writer.is_busy
         for tensor in tensors.values():
             tensor += 1
@@ -83,7 +83,7 @@ def test_a_state_is_begun_when_the_one_before_is_complete(
 ):
     slow = SlowDisk(monkeypatch)
     writer.write(tmp_path / "first", {}, encode_parts({"model": {"weight": torch.ones(2)}}))
-    assert slow.is_reached.wait(60)
+    assert slow.is_reached.wait(600)
     threading.Timer(0.2, slow.may_go_on.set).start()
     writer.write(tmp_path / "second", {}, encode_parts({"model": {"weight": torch.ones(2)}}))
     assert [folder.name for folder, _ in list_states(tmp_path)][:1] == ["first"]

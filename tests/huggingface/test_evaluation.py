@@ -11,6 +11,7 @@ from torch import nn
 from pytorch_accelerated.errors import DataError, HookOutputError
 from pytorch_accelerated.huggingface import EvalLoopOutput, EvalPrediction, PredictionOutput, Trainer
 from tests.huggingface.runs import Recorder, Regression, Rows, Stream, make_trainer
+from tests.support.reference import SINGLE, assert_same_numbers
 
 
 def expected(size: int) -> tuple[torch.Tensor, float]:
@@ -30,7 +31,7 @@ def test_predictions_and_loss_are_those_of_one_batch(size: int, batch_size: int,
     result = trainer.predict(Rows(size))
     assert isinstance(result, PredictionOutput)
     assert isinstance(result.predictions, np.ndarray)
-    np.testing.assert_allclose(result.predictions, outputs.numpy(), rtol=1e-6)
+    assert_same_numbers(result.predictions, outputs, tolerance=SINGLE)
     np.testing.assert_array_equal(result.label_ids, Rows(size).labels.numpy())
     assert result.metrics is not None
     assert result.metrics["test_loss"] == pytest.approx(loss)
@@ -47,7 +48,7 @@ def test_the_evaluation_loop_returns_everything(dataset: Any, tmp_path: Path) ->
     assert output.metrics is not None
     assert list(output.metrics) == ["my_loss"]
     assert output.metrics["my_loss"] == pytest.approx(expected(7)[1])
-    np.testing.assert_allclose(output.predictions, expected(7)[0].numpy(), rtol=1e-6)
+    assert_same_numbers(output.predictions, expected(7)[0], tolerance=SINGLE)
     assert trainer.state.log_history == []
 
 
@@ -130,7 +131,7 @@ def test_nested_outputs_keep_their_structure(joins: bool, tmp_path: Path) -> Non
         if not joins:
             assert [len(batch) for batch in found] == [2, 2, 1]
             found = np.concatenate(found)
-        np.testing.assert_allclose(found, rows, rtol=1e-6)
+        assert_same_numbers(found, rows, tolerance=SINGLE)
     assert len(hidden) == 1
     assert len(trainer.predict(Rows(3), ignore_keys=["hidden", "extra"]).predictions) == (
         3 if joins else 2
@@ -145,7 +146,7 @@ def test_rows_without_labels_have_no_loss(tmp_path: Path) -> None:
     assert output.label_ids is None
     assert output.metrics is not None
     assert not {"test_loss", "test_never"} & output.metrics.keys()
-    np.testing.assert_allclose(output.predictions, expected(5)[0].numpy(), rtol=1e-6)
+    assert_same_numbers(output.predictions, expected(5)[0], tolerance=SINGLE)
 
 
 @pytest.mark.fact("Trainer: label_names=[] means to predict only")
@@ -405,7 +406,7 @@ def test_many_rows_wait_in_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     trainer = make_trainer(tmp_path, per_device_eval_batch_size=2)
     output = trainer.predict(Rows(7))
     assert isinstance(output.predictions, np.memmap)
-    np.testing.assert_allclose(output.predictions, expected(7)[0].numpy(), rtol=1e-6)
+    assert_same_numbers(output.predictions, expected(7)[0], tolerance=SINGLE)
     assert list(tmp_path.iterdir()) == []  # the files have no names
 
 

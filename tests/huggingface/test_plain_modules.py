@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from datasets import Dataset
@@ -13,6 +12,7 @@ from torch.nn.functional import cross_entropy
 from pytorch_accelerated.errors import DataError
 from pytorch_accelerated.huggingface import Trainer
 from tests.huggingface.runs import Rows, losses, make_trainer
+from tests.support.reference import SINGLE, assert_same_numbers
 
 COLUMNS = ["labels", "label", "label_ids"]
 
@@ -73,7 +73,7 @@ def run_of(folder: Path, model: nn.Module, column: str = "labels", **more: Any) 
 
 def assert_alike(run: dict[str, Any], other: dict[str, Any]) -> None:
     for name, value in run.items():
-        np.testing.assert_allclose(value, other[name], rtol=1e-5, err_msg=name)
+        assert_same_numbers(value, other[name], tolerance=1e-5)
 
 
 @pytest.mark.fact("Training: with compute_loss_func a plain module is trained, evaluated and predicted with")
@@ -102,7 +102,7 @@ def test_without_labels_a_plain_module_predicts(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, parts={"model": Plain("tuple"), "compute_loss_func": mean_loss})
     output = trainer.predict([{"x": x} for x in Rows(3).x])
     assert output.label_ids is None
-    np.testing.assert_allclose(output.predictions, trainer.model(Rows(3).x)[0].detach().numpy(), rtol=1e-6)
+    assert_same_numbers(output.predictions, trainer.model(Rows(3).x)[0].detach(), tolerance=SINGLE)
 
 
 @pytest.mark.fact("Training: a loss that is no single number, or has no gradient, is an error that says why it may be")

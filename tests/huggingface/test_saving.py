@@ -14,6 +14,7 @@ from pytorch_accelerated.checkpointing.verify import verify
 from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError, NonFiniteLossError
 from pytorch_accelerated.huggingface import Trainer, TrainerCallback, get_last_checkpoint
 from tests.huggingface.runs import Recorder, Regression, StopAt, losses, make_arguments, make_trainer
+from tests.support.dispositions import default_signals
 
 USUAL_FILES = {"model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth"} | {
     "trainer_state.json",
@@ -390,7 +391,7 @@ class CtrlC(TrainerCallback):
 @pytest.mark.fact("Differences: Ctrl-C saves a checkpoint of what this run has trained, and none where that is nothing")
 def test_a_run_that_is_interrupted_before_its_first_step_saves_nothing(tmp_path: Path) -> None:
     def interrupt(step: int, resume: bool = False) -> None:
-        with pytest.raises(KeyboardInterrupt):
+        with default_signals(), pytest.raises(KeyboardInterrupt):
             make_trainer(tmp_path, CtrlC(step), save_strategy="steps").train(resume_from_checkpoint=resume)
 
     interrupt(step=0)

@@ -1,6 +1,7 @@
 """Runs on any number of ranks: evaluation and prediction equal the plain sums, for every size and remainder."""
 
 import itertools
+import math
 import os
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from torch import nn
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.prediction import StoredPredictions
-from tests.support.reference import regression_data, sgd, tiny_model
+from tests.support.reference import ROUNDING, assert_same_numbers, regression_data, sgd, tiny_model
 
 RANKS = int(os.environ.get("WORLD_SIZE", "1"))
 folder = Path(sys.argv[1])
@@ -55,12 +56,8 @@ class GathersInHooks(Trainer):
         inputs = self.gather(batch[0])
         output = super().calculate_eval_batch_loss(batch)
         outputs = self.gather(output["model_outputs"])
-        torch.testing.assert_close(self.model(inputs), outputs, rtol=0, atol=1e-15)
+        assert_same_numbers(self.model(inputs), outputs)
         return output
-
-
-def assert_rows(found: torch.Tensor, expected: torch.Tensor) -> None:
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-15)
 
 
 model = tiny_model()
@@ -84,7 +81,7 @@ for batch_size in (1, 3, 4):
 
         seen.reset()
         metrics = trainer.evaluate(data, batch_size)
-        assert abs(metrics["evaluation_loss"] - expected_loss) < 1e-14, case
+        assert math.isclose(metrics["evaluation_loss"], expected_loss, rel_tol=ROUNDING), case
         assert torch.equal(torch.cat([data[1][:0], *seen.targets]), data[1][:heard]), case
         assert all(0 < count <= batch_size for count in seen.sizes), case
         assert len(seen.sizes) == (rounds if hears_all else rounds - 1), case
@@ -94,11 +91,12 @@ for batch_size in (1, 3, 4):
             # A 0-dim tensor of each batch that exists on any rank.
             assert seen.starts == sum(map(len, seen.losses)) == sum(map(len, everyones)), case
             losses, counts = torch.cat(seen.losses), torch.cat(seen.counts)
-            assert abs((losses * counts).sum() / counts.sum() - expected_loss) < 1e-14, case
+            mean = ((losses * counts).sum() / counts.sum()).item()
+            assert math.isclose(mean, expected_loss, rel_tol=ROUNDING), case
 
         seen.reset()
-        assert_rows(trainer.predict(data, batch_size), expected)
-        assert_rows(torch.cat([expected[:0], *seen.predicted]), expected[:heard])
+        assert_same_numbers(trainer.predict(data, batch_size), expected)
+        assert_same_numbers(torch.cat([expected[:0], *seen.predicted]), expected[:heard])
         assert sum(trainer._ranks.sum([sum(seen.sizes)])) == size, case
 
 # To a folder, with all kinds of outputs.
@@ -119,7 +117,7 @@ for size in {1, RANKS, 4 * RANKS + 1}:
         stored = many.predict(data, batch_size, output_path=folder / f"{size} {batch_size}")
         assert isinstance(stored, StoredPredictions)
         for found in (stored.load(), many.predict(data, batch_size)):
-            assert_rows(found["scores"], scores)
+            assert_same_numbers(found["scores"], scores)
             assert torch.equal(found["both"][0], scores.argmax(1))
             assert torch.equal(found["both"][1], scores > 0)
 
@@ -127,8 +125,8 @@ for size in {1, RANKS, 4 * RANKS + 1}:
 data = regression_data(2 * RANKS + 1)
 inputs_only = Trainer(model, loss_func, None, callbacks=())  # type: ignore[arg-type]
 with torch.no_grad():
-    assert_rows(inputs_only.predict(data[0], 2), model(data[0]))
-    assert_rows(inputs_only.predict({"input": data[0]}, 2), model(data[0]))
+    assert_same_numbers(inputs_only.predict(data[0], 2), model(data[0]))
+    assert_same_numbers(inputs_only.predict({"input": data[0]}, 2), model(data[0]))
 assert inputs_only.predict(data[0][:0], 2).numel() == 0
 assert inputs_only.predict([], 2).numel() == 0
 

@@ -342,13 +342,13 @@ def fork_that_is_ended(folder: Path) -> None:
 
             def wait_for_end() -> None:
                 is_up.set()
-                time.sleep(60)
+                time.sleep(600)
 
             helper = context.Process(target=wait_for_end)
             helper.start()
             is_up.wait()
             helper.terminate()
-            helper.join(timeout=30)
+            helper.join()
             print(f"helper: {helper.exitcode}")
 
     train_small(Helper(), max_num_train_steps=1)

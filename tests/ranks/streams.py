@@ -1,6 +1,7 @@
 """Runs under torchrun: whatever yields samples or batches, all ranks together use each of them once, and exactly."""
 
 import itertools
+import math
 import os
 import warnings
 from collections.abc import Iterator
@@ -21,7 +22,15 @@ from torch.utils.data import (
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.errors import DataError
-from tests.support.reference import assert_same_parameters, regression_data, sgd, tiny_model, train_reference
+from tests.support.reference import (
+    TOLERANCE,
+    assert_same_numbers,
+    assert_same_parameters,
+    regression_data,
+    sgd,
+    tiny_model,
+    train_reference,
+)
 
 RANKS = int(os.environ["WORLD_SIZE"])
 SIZE = 23
@@ -113,13 +122,13 @@ def check(make: Any, shares: list[list[list[int]]], *, steps: int = 1, epochs: i
     used = flat(flat(shares))
     with torch.no_grad():
         loss = nn.functional.mse_loss(expected(DATA[0][used]), DATA[1][used]).item()
-    assert abs(history.get_latest_metric("eval_loss_epoch") - loss) < 1e-12
+    assert math.isclose(history.get_latest_metric("eval_loss_epoch"), loss, rel_tol=TOLERANCE)
     assert trainer.run_state.updates == epochs * len(updates_of(shares, steps))
     # Predictions come in the order of the rounds, as far as a stream has an order at all.
     rounds = flat(itertools.zip_longest(*shares, fillvalue=[]))
     with torch.no_grad():
         outputs = expected(DATA[0][flat(rounds)])
-    torch.testing.assert_close(trainer.predict(make(), 2, kwargs), outputs, rtol=1e-12, atol=1e-12)
+    assert_same_numbers(trainer.predict(make(), 2, kwargs), outputs, tolerance=TOLERANCE)
 
 
 def shares_of(batches: list[list[int]]) -> list[list[list[int]]]:
@@ -186,7 +195,7 @@ for nothing_on in range(RANKS):
     metrics = trainer_of().evaluate(iter(batches), dataloader_kwargs=is_sharded)
     with torch.no_grad():
         loss = nn.functional.mse_loss(tiny_model()(DATA[0][:2]), DATA[1][:2]).item()
-    assert abs(metrics["evaluation_loss"] - loss) < 1e-12
+    assert math.isclose(metrics["evaluation_loss"], loss, rel_tol=TOLERANCE)
 with pytest.raises(DataError, match="There is nothing to train on"):
     trainer_of().train(iter([]), 1, train_dataloader_kwargs=is_sharded)
 with pytest.raises(DataError, match="Some rank got no batch at all"):

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support.dispositions import default_signals
 from tests.support.ending import kill_with_children
 
 REPOSITORY = Path(__file__).parents[2]
@@ -18,6 +19,8 @@ _PYTHON_PATH = os.pathsep.join(map(str, [REPOSITORY / "src", REPOSITORY, REPOSIT
 # A launcher's variables and the settings around the tests, were they inherited, would change what a script does.
 _LAUNCH_VARIABLES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 _SETTINGS = ("ACCELERATE_", "PT_ACC_", "TORCHELASTIC_")
+# A script that has not ended by then never will, however busy the machine is. Gloo waits longer for a missing rank.
+TIME_LIMIT_SECONDS = 1200
 # Each of the many processes would compile the package anew.
 _SLOWING_VARIABLES = {"PYTHONDONTWRITEBYTECODE"}
 
@@ -42,7 +45,7 @@ def run_script(
     *args: object,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
-    timeout_seconds: float = 300,
+    timeout_seconds: float = TIME_LIMIT_SECONDS,
 ) -> Output:
     """Run `script` in one process, and return what it printed.
 
@@ -65,7 +68,7 @@ def run_under_torchrun(
     *args: object,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
-    timeout_seconds: float = 300,
+    timeout_seconds: float = TIME_LIMIT_SECONDS,
 ) -> Output:
     """Run `script` on `world_size` processes under torchrun, at a free port. The rest is as in `run_script`."""
     return _run(script, args, world_size=world_size, env=env, cwd=cwd, timeout_seconds=timeout_seconds)
@@ -77,7 +80,7 @@ def run_on_ranks(
     *args: object,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
-    timeout_seconds: float = 300,
+    timeout_seconds: float = TIME_LIMIT_SECONDS,
 ) -> Output:
     """Run `script` on `world_size` ranks that find each other as under torchrun, but have everything imported already.
 
@@ -92,7 +95,7 @@ def run_forked(
     *args: object,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
-    timeout_seconds: float = 300,
+    timeout_seconds: float = TIME_LIMIT_SECONDS,
 ) -> Output:
     """`run_script`, in a process in which everything is imported already."""
     return _run_forked(script, None, args, env, cwd, timeout_seconds)
@@ -141,18 +144,19 @@ def _shown_code(code: int) -> str:
 def _fork_server() -> "subprocess.Popen[str]":
     """The process that forks, as long as this one lives."""
     script = Path(__file__).with_name("fork_server.py")
-    return subprocess.Popen(
-        [sys.executable, str(script)],
-        env=_clean_environment(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        encoding="utf-8",
-    )
+    with default_signals():
+        return subprocess.Popen(
+            [sys.executable, str(script)],
+            env=_clean_environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            encoding="utf-8",
+        )
 
 
 def start_on_ranks(script: Path, world_size: int, *args: object) -> "subprocess.Popen[bytes]":
     """Start what `run_on_ranks` would run, without waiting for it. What it prints goes to a file ``<script>.log``."""
-    with script.with_suffix(".log").open("w") as log:
+    with script.with_suffix(".log").open("w") as log, default_signals():
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world_size)]
         command = [sys.executable, *launcher, str(script), *map(str, args)]
         return subprocess.Popen(
@@ -172,15 +176,16 @@ def _run(
     with tempfile.TemporaryDirectory() as folder:
         path = _script_in(folder, script)
         launcher = [] if world_size is None else _torchrun(world_size, log_folder=folder)
-        process = subprocess.Popen(
-            [sys.executable, *launcher, str(path), *map(str, args)],
-            cwd=cwd,
-            env={**_clean_environment(), **(env or {})},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            encoding="utf-8",
-        )
+        with default_signals():
+            process = subprocess.Popen(
+                [sys.executable, *launcher, str(path), *map(str, args)],
+                cwd=cwd,
+                env={**_clean_environment(), **(env or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                encoding="utf-8",
+            )
         try:
             stdout, stderr = process.communicate(timeout=timeout_seconds)
             ending = f"ended with exit code {process.returncode}"
