@@ -184,9 +184,22 @@ class BatchSplitter:
             return _NO_ROOM
 
 
+_WORDS_OF_OUT_OF_MEMORY = (
+    "out of memory",
+    "DefaultCPUAllocator: can't allocate memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
+
+
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory does not suffice, on whatever device."""
-    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
+    """Whether an error says that memory does not suffice, on whatever device.
+
+    Libraries raise it as a plain RuntimeError, too, and kernels with a class of CUDA's own.
+    """
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in _WORDS_OF_OUT_OF_MEMORY)
 
 
 def rows_of(batch: Any) -> int:

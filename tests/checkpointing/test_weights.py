@@ -125,6 +125,43 @@ def test_all_differences_are_named_and_nothing_is_loaded():
     assert_same_state(model.state_dict(), before)
 
 
+class Adapted(nn.Module):
+    """Its base is frozen and not part of its state, as many models with an adapter have it."""
+
+    def __init__(self):
+        super().__init__()
+        self.base, self.head = nn.Linear(2, 2), nn.Linear(2, 1)
+
+    def state_dict(self, *args, **kwargs):
+        return {name: value for name, value in super().state_dict(*args, **kwargs).items() if "base" not in name}
+
+
+class Renaming(Adapted):
+    """Saves under other names than its parameters have."""
+
+    def state_dict(self, *args, **kwargs):
+        return {f"my_{name}": value for name, value in super().state_dict(*args, **kwargs).items()}
+
+
+class RenamingBack(Renaming):
+    def load_state_dict(self, state_dict, strict=True, assign=False):
+        return super().load_state_dict({name[3:]: value for name, value in state_dict.items()}, strict=False)
+
+
+@pytest.mark.parametrize("kind", [Adapted, RenamingBack])
+def test_a_model_may_have_a_state_dict_and_a_way_to_load_it_of_its_own(kind):
+    saved, model = kind(), kind()
+    base = copy.deepcopy(model.base.state_dict())
+    load_canonical(model, canonical_state_dict(saved))
+    assert_same_state(model.head.state_dict(), saved.head.state_dict())
+    assert_same_state(model.base.state_dict(), base)
+
+
+def test_own_names_that_nothing_takes_back_are_refused():
+    with pytest.raises(InvalidCheckpointError, match=r"names my_head.weight, my_head.bias, which no parameter"):
+        load_canonical(Renaming(), canonical_state_dict(Renaming()))
+
+
 def test_a_value_that_is_no_tensor_does_not_fit():
     state: dict[str, Any] = {**nn.Linear(2, 1).state_dict(), "bias": 3}
     with pytest.raises(InvalidCheckpointError, match="bias: saved as a int, the model has a tensor"):

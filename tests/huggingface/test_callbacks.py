@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pytorch_accelerated import huggingface
 from pytorch_accelerated.errors import ArgumentTypeError, CallbackSetupError
 from pytorch_accelerated.huggingface.arguments import TrainingArguments
 from pytorch_accelerated.huggingface.callbacks import (
@@ -161,6 +162,37 @@ def test_a_class_takes_out_no_instance_of_its_subclasses() -> None:
     handler = handler_of(Special)
     assert handler.pop_callback(Recorder) is None
     assert type(handler.pop_callback(Special)) is Special
+
+
+@pytest.mark.fact("Interplay: remove_callback and pop_callback of a class of transformers find ours of the same job")
+@pytest.mark.parametrize(
+    "name",
+    ["DefaultFlowCallback", "PrinterCallback", "ProgressCallback", "EarlyStoppingCallback", "TensorBoardCallback"],
+)
+def test_a_class_of_transformers_finds_ours_of_the_same_job_and_the_other_way_round(name: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("tensorboard")
+    genuine = getattr(transformers, name, None) or getattr(transformers.integrations, name)
+    ours = getattr(huggingface, name)
+    handler = CallbackHandler([DefaultFlowCallback, *([] if ours is DefaultFlowCallback else [ours])], *[None] * 4)
+    present = handler.callbacks[-1]
+    with pytest.warns(UserWarning, match=f"A second {name}"):
+        handler.add_callback(genuine)
+    assert type(handler.pop_callback(genuine)) is genuine  # the very class comes first
+    assert handler.pop_callback(genuine) is present
+    assert handler.pop_callback(genuine) is None
+    handler.add_callback(genuine)
+    handler.remove_callback(ours)
+    assert name not in handler.callback_list
+
+
+def test_a_class_of_the_user_is_found_by_no_other_of_its_name() -> None:
+    class PrinterCallback(TrainerCallback):  # in place of ours, with which it has nothing to do
+        pass
+
+    handler = handler_of(PrinterCallback)
+    assert handler.pop_callback(huggingface.PrinterCallback) is None
+    handler.add_callback(huggingface.PrinterCallback)
 
 
 @pytest.mark.fact("Trainer construction: without DefaultFlowCallback there is a warning")

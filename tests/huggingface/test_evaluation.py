@@ -318,6 +318,21 @@ def test_metrics_may_be_computed_batch_by_batch(tmp_path: Path) -> None:
     assert result["eval_mse"] == pytest.approx(result["eval_loss"]) == pytest.approx(expected(5)[1])
 
 
+@pytest.mark.fact(
+    "Evaluating: batch_eval_metrics never calls compute_metrics for a batch without labels or predictions"
+)
+def test_metrics_by_batch_are_not_computed_without_labels(tmp_path: Path) -> None:
+    def metrics(prediction: EvalPrediction, compute_result: bool) -> dict[str, float]:
+        raise AssertionError("there is nothing to compute")
+
+    rows = [{"x": row["x"]} for row in (Rows(5)[index] for index in range(5))]
+    parts = {"compute_metrics": metrics, "eval_dataset": rows}
+    trainer = make_trainer(tmp_path, parts=parts, batch_eval_metrics=True)
+    assert not any(name.startswith("test_loss") for name in trainer.predict(rows).metrics or {})
+    with pytest.warns(UserWarning, match="because no batch had both predictions and the labels 'labels'"):
+        assert "eval_loss" not in trainer.evaluate()
+
+
 @pytest.mark.fact("Evaluating: batch_eval_metrics with a function without compute_result is a ValueError")
 def test_metrics_by_batch_need_the_flag(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="it has no parameter `compute_result`"):

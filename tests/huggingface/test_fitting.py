@@ -15,15 +15,16 @@ from tests.support.resuming import assert_same
 class Large(Regression):
     """Runs out of memory with more than three rows, in its third batch. With statistics of batches, and dropout."""
 
-    def __init__(self, most: int = 3) -> None:
+    def __init__(self, most: int = 3, error: RuntimeError | None = None) -> None:
         super().__init__(dropout=0.3)
         self.norm = nn.BatchNorm1d(2)
         self.most, self.batches = most, 0
+        self.error = torch.OutOfMemoryError("no room") if error is None else error
 
     def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
         self.batches += 1
         if self.training and len(x) > self.most and self.batches >= 3:
-            raise torch.OutOfMemoryError("no room")
+            raise self.error
         return super().forward(self.norm(x), labels)
 
 
@@ -97,3 +98,19 @@ def test_without_the_argument_and_for_other_errors_nothing_begins_anew(tmp_path:
 
     with pytest.raises(RuntimeError, match="^broken$"):
         fit(tmp_path, parts={"model": Broken()}).train()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "CUDA out of memory.",
+        "CUDA error: out of memory",
+        "MPS backend out of memory (MPS allocated: 1 GB)",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    ],
+)
+def test_an_error_of_another_class_may_say_that_memory_is_short(text: str, tmp_path: Path) -> None:
+    trainer = fit(tmp_path, parts={"model": Large(error=RuntimeError(text))})
+    with pytest.warns(UserWarning, match=r"Batches of . rows do not fit"):
+        trainer.train()
+    assert trainer.state.train_batch_size == 2

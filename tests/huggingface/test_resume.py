@@ -356,6 +356,32 @@ def test_data_may_begin_anew(tmp_path: Path) -> None:
         assert len(seen) == 3
 
 
+class Renaming(Regression):
+    """Saves under other names than it has, and takes these back."""
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return {f"saved.{name}": value for name, value in super().state_dict(*args, **kwargs).items()}
+
+    def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
+        state = {name.removeprefix("saved."): value for name, value in state_dict.items()}
+        return super().load_state_dict(state, strict=strict, assign=assign)
+
+
+@pytest.mark.fact("Resuming: a model's own `load_state_dict` is called, also for the best model and a plain checkpoint")
+@pytest.mark.parametrize("native", [True, False])
+def test_a_model_loads_its_weights_in_its_own_way(native: bool, tmp_path: Path) -> None:
+    def model() -> dict[str, Any]:
+        return {"parts": {"model": Renaming(dropout=0.4)}}
+
+    best: dict[str, Any] = {"save_strategy": "steps", "save_steps": 2, "load_best_model_at_end": True}
+    whole = run(tmp_path / "whole", **best, **model())
+    run(tmp_path / "parts", StopAt(4), **best, **model())
+    if not native:
+        without_native_parts(tmp_path / "parts" / "checkpoint-4")
+    resumed = run(tmp_path / "parts", resume=str(tmp_path / "parts" / "checkpoint-4"), **best, **model())
+    assert_same(everything(resumed)["model"], everything(whole)["model"])
+
+
 class Counting(TrainerCallback, ExportableState):
     """Counts steps in an attribute; `name` is its argument."""
 
@@ -397,6 +423,29 @@ def test_missing_callbacks_are_named(tmp_path: Path) -> None:
     run(tmp_path, Counting("first"), StopAt(4))
     with pytest.warns(UserWarning, match="states of the callbacks Counting, which this trainer does not have"):
         run(tmp_path, resume=True, restore_callback_states_from_checkpoint=True)
+
+
+@pytest.mark.fact(
+    "Resuming: a callback's saved state may be without `args` or `attributes`, of transformers' classes too"
+)
+def test_a_saved_state_may_lack_a_part(tmp_path: Path) -> None:
+    transformers: Any = pytest.importorskip("transformers")
+
+    class Genuine(transformers.TrainerCallback, transformers.trainer_callback.ExportableState):  # type: ignore[misc]
+        def __init__(self, name: str = "unnamed") -> None:
+            self.name = name
+
+        def state(self) -> dict[str, Any]:
+            return {"args": {"name": self.name}}
+
+    class Ours(Counting):
+        def state(self) -> dict[str, Any]:
+            return {"attributes": {"steps": self.steps}}
+
+    run(tmp_path, Genuine("saved"), Ours(), StopAt(4))
+    resumed = run(tmp_path, Genuine(), Ours(), resume=True, restore_callback_states_from_checkpoint=True)
+    restored = {type(callback): callback for callback in resumed.callback_handler.callbacks}
+    assert (restored[Genuine].name, restored[Ours].steps) == ("saved", 9)
 
 
 @pytest.mark.fact("Best model: EarlyStoppingCallback's state carries patience, threshold and counter over a resume")

@@ -129,7 +129,7 @@ def test_a_callback_without_a_state_is_refused() -> None:
 
 
 def test_a_state_that_does_not_fit_the_class_is_refused() -> None:
-    states: list[dict[str, Any]] = [{"args": {"patience": 1}, "attributes": {}}, {"attributes": {}}, {"args": {}}]
+    states: list[Any] = [{"args": {"patience": 1}, "attributes": {}}, {"attributes": ["counter"]}, ["args"]]
     for state in states:
         with pytest.raises(InvalidCheckpointError, match="EarlyStoppingCallback cannot be made from the state"):
             EarlyStoppingCallback.from_state(state)

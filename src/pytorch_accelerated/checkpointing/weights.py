@@ -35,6 +35,9 @@ def canonical_state_dict(module: nn.Module) -> OrderedDict[str, Any]:
 def load_canonical(module: nn.Module, state: Mapping[str, Any]) -> None:
     """Load what `canonical_state_dict` returned into `module`, wrapped or not. All of it or nothing.
 
+    A module with a `load_state_dict` of its own may know of other names, so that one judges what fits. Where only
+    `state_dict` is overridden, what it leaves out stays as it is.
+
     Raises:
         InvalidCheckpointError: names every key that is missing or unexpected, and every tensor of another shape or
             kind of number.
@@ -45,6 +48,9 @@ def load_canonical(module: nn.Module, state: Mapping[str, Any]) -> None:
             "nothing was loaded. Load what was saved from such a model."
         )
     inner = _wrapped_paths(module)
+    if not inner and _overrides(module, "load_state_dict"):
+        module.load_state_dict(_renamed(state, lambda name: name))
+        return
     live = {_canonical(name, inner): (name, value) for name, value in module.state_dict().items()}
     complaints = [f"missing: {name}" for name in live if name not in state]
     complaints += [f"unexpected: {name}" for name in state if name not in live]
@@ -61,7 +67,17 @@ def load_canonical(module: nn.Module, state: Mapping[str, Any]) -> None:
     live_paths = {_canonical(path, inner): path for path, _ in module.named_modules(remove_duplicate=False)}
     live_names = {name: live_name for name, (live_name, _) in live.items()}
     state = _cut(state, {name: value for name, (_, value) in live.items()})
-    module.load_state_dict(_renamed(state, lambda name: live_names.get(name) or live_paths.get(name, name)))
+    renamed = _renamed(state, lambda name: live_names.get(name) or live_paths.get(name, name))
+    if not _overrides(module, "state_dict"):
+        module.load_state_dict(renamed)
+        return
+    unknown = module.load_state_dict(renamed, strict=False).unexpected_keys
+    if unknown:
+        raise InvalidCheckpointError(
+            f"The `state_dict` of this {type(module).__name__} is overridden and returns the names "
+            f"{', '.join(unknown)}, which no parameter or buffer has, so they cannot be loaded. Override "
+            "`load_state_dict` as well."
+        )
 
 
 def check_finite(named_parameters: Iterable[tuple[str, torch.Tensor]]) -> None:
@@ -122,6 +138,12 @@ def _canonical(name: str, wrapped_paths: set[str]) -> str:
     steps = name.split(".")
     kept = [step for index, step in enumerate(steps) if ".".join(steps[: index + 1]) not in wrapped_paths]
     return ".".join(kept)
+
+
+def _overrides(module: nn.Module, name: str) -> bool:
+    """Whether a method of `module` is the user's, not torch's."""
+    method = getattr(module, name)
+    return not str(getattr(method, "__module__", "")).startswith("torch.")
 
 
 def _renamed(state: Mapping[str, Any], rename: Callable[[str], str]) -> OrderedDict[str, Any]:

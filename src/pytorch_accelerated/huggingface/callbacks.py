@@ -156,7 +156,7 @@ class CallbackHandler:
                 f"{TrainerCallback.__name__}, with methods such as `on_step_end`."
             )
         name = type(instance).__name__
-        if any(type(other) is type(instance) for other in self.callbacks):
+        if any(_job(type(other)) == _job(type(instance)) for other in self.callbacks):
             warnings.warn(
                 f"A second {name} was added to the callbacks ({self.callback_list}), so it will act twice. Take the "
                 f"first out with `remove_callback({name})`, unless that is what you want.",
@@ -166,14 +166,21 @@ class CallbackHandler:
         self.callbacks.append(instance)
 
     def pop_callback(self, callback: Any) -> Any:
-        """Take out the first callback of a class, or this very instance, and return it; None if it is not there."""
-        for index, present in enumerate(self.callbacks):
-            if type(present) is callback or present is callback:
-                return self.callbacks.pop(index)
+        """Take out the first callback of a class, or this very instance, and return it; None if it is not there.
+
+        A class of `transformers` also finds ours of the same name, and the other way round: they do the same job.
+        """
+        for is_meant in (
+            lambda present: type(present) is callback or present is callback,
+            lambda present: isinstance(callback, type) and _job(type(present)) == _job(callback),
+        ):
+            for index, present in enumerate(self.callbacks):
+                if is_meant(present):
+                    return self.callbacks.pop(index)
         return None
 
     def remove_callback(self, callback: Any) -> None:
-        """Take out the first callback of a class, or this very instance, if it is there."""
+        """What `pop_callback` does, without returning anything."""
         self.pop_callback(callback)
 
     def listens_to(self, event: str) -> bool:
@@ -301,6 +308,12 @@ class CallbackHandler:
 def is_ours(part: Any) -> bool:
     """Whether a method, or the class of an object, is one of this library, not one of the user's."""
     return str(part.__module__).startswith(f"{_OURS}.")
+
+
+def _job(kind: type) -> Any:
+    """What a class of callbacks is for: those of this library and of `transformers` say so by their names."""
+    name = kind.__name__.removeprefix("Notebook")  # NotebookProgressCallback
+    return name if kind.__module__.partition(".")[0] in (_OURS, "transformers") else kind
 
 
 def is_log_due(args: Any, state: Any, step: int) -> bool:

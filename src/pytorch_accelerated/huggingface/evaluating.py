@@ -86,7 +86,8 @@ class EvaluationCollector:
         if self._prediction_loss_only:
             return
         if self._computes_by_batch:
-            self._compute_by_batch(batch)
+            if batch.logits is not None and batch.labels is not None:
+                self._compute_by_batch(batch)
             return
         rows = {"predictions": batch.logits, "label_ids": batch.labels, "inputs": batch.inputs}
         if self._keeps_losses and batch.loss is not None:
@@ -139,14 +140,23 @@ class EvaluationCollector:
         return self._compute_metrics(prediction, compute_result=compute_result)
 
 
-def why_no_metrics(output: EvalLoopOutput, label_names: Sequence[str], *, preprocesses: bool) -> str | None:
+def why_no_metrics(
+    output: EvalLoopOutput, label_names: Sequence[str], *, preprocesses: bool, by_batch: bool
+) -> str | None:
     """Why `compute_metrics` was not called for an evaluation, and what to do; None if it could be.
 
     Args:
         output: of the evaluation.
         label_names: columns that are labels.
         preprocesses: whether there is a `preprocess_logits_for_metrics`.
+        by_batch: whether it would have been called for each batch, so that no predictions are in the output.
     """
+    if by_batch:
+        return (
+            "`compute_metrics` was not called, because no batch had both predictions and the labels "
+            f"{', '.join(map(repr, label_names)) or '(no column is known to be one)'}. Name the columns of labels in "
+            "`label_names` of the arguments."
+        )
     if output.predictions is None:
         source = "preprocess_logits_for_metrics" if preprocesses else "prediction_step"
         return (

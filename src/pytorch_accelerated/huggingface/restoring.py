@@ -129,7 +129,7 @@ def restore_callbacks(trainer: Trainer, states: Mapping[str, Any]) -> None:
     for index, callback in enumerate(callbacks):
         waiting = left.get(type(callback).__name__)
         if waiting and hasattr(callback, "from_state"):
-            callbacks[index] = type(callback).from_state(waiting.pop(0))
+            callbacks[index] = type(callback).from_state({"args": {}, "attributes": {}, **waiting.pop(0)})
     controls = left.pop(TrainerControl.__name__, None)
     if controls:
         trainer.control = TrainerControl.from_state(controls[0])

@@ -32,19 +32,19 @@ class ExportableState:
 
     @classmethod
     def from_state(cls: type[ExportableT], state: dict[str, Any]) -> ExportableT:
-        """A new object from what `state` returned.
+        """A new object from what `state` returned, in which either of the two may be missing.
 
         Raises:
             InvalidCheckpointError: if `state` does not fit this class.
         """
         try:
-            instance = cls(**state["args"])
-            for name, value in state["attributes"].items():
+            instance = cls(**state.get("args", {}))
+            for name, value in state.get("attributes", {}).items():
                 setattr(instance, name, value)
-        except (AttributeError, KeyError, TypeError) as error:
+        except (AttributeError, TypeError) as error:
             raise InvalidCheckpointError(
-                f"{cls.__name__} cannot be made from the state {state!r} ({type(error).__name__}: {error}). It needs "
-                "'args', which the constructor takes, and 'attributes', as written by the method `state` of the class."
+                f"{cls.__name__} cannot be made from the state {state!r} ({type(error).__name__}: {error}). Give a "
+                "dict with 'args', which the constructor takes, and 'attributes', as its method `state` returns it."
             ) from error
         return instance
 

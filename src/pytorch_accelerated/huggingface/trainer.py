@@ -757,7 +757,12 @@ class Trainer(TrainerResults):
         has_metrics = any(name != f"{prefix}_loss" for name in output.metrics or ())
         if not is_wanted or has_metrics or self._has_warned_without_metrics:
             return
-        reason = why_no_metrics(output, self.label_names, preprocesses=self.preprocess_logits_for_metrics is not None)
+        reason = why_no_metrics(
+            output,
+            self.label_names,
+            preprocesses=self.preprocess_logits_for_metrics is not None,
+            by_batch=self.args.batch_eval_metrics,
+        )
         if reason is not None:
             self._has_warned_without_metrics = True
             warn_user(self._engine, reason)
