@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import math
 import numbers
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from fractions import Fraction
 from typing import Any, NoReturn, Protocol, TypeVar
 
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError
@@ -79,6 +81,11 @@ class TrainerPlaceholderValues(Placeholder, enum.Enum):
     as one epoch: `NUM_EPOCHS` is 1 and the other training values are those of the run, so that
     ``NUM_EPOCHS * NUM_UPDATE_STEPS_PER_EPOCH`` is its length. Without, they are a `ConfigurationError`.
 
+    That product is the length of the run for sized data, too, when ``max_num_train_steps`` ends it within an epoch.
+    `NUM_EPOCHS` alone is the number of epochs that are started. In arithmetic it is the exact number: 2.5, say, so that
+    ``0.1 * NUM_EPOCHS * NUM_UPDATE_STEPS_PER_EPOCH`` is a tenth of the run. See `EpochCount` for schedulers that
+    multiply the two themselves.
+
     Each value is the name of the field of `TrainerRunConfig` that the number is read from.
     """
 
@@ -104,6 +111,45 @@ class _HasRunConfig(Protocol):
 
     @property
     def run_config(self) -> TrainerRunConfig | None: ...
+
+
+class EpochCount(int):
+    """The number of epochs that a run starts but, stopped by ``max_num_train_steps``, does not finish.
+
+    It is an int like any other, with one exception: multiplied by the number of updates (or batches) per epoch of the
+    run, it gives the number of updates (or batches) of the run. Schedulers that are told both numbers, as torch's
+    ``OneCycleLR(epochs=..., steps_per_epoch=...)`` is, multiply them to get their length.
+
+    Args:
+        exact: how many epochs the run takes.
+        per_epoch: the numbers of things per epoch that it gives the total of.
+    """
+
+    exact: Fraction
+    per_epoch: frozenset[int]
+
+    def __new__(cls, exact: Fraction, per_epoch: Iterable[int]) -> EpochCount:
+        count = super().__new__(cls, math.ceil(exact))
+        count.exact = exact
+        count.per_epoch = frozenset(per_epoch)
+        return count
+
+    def __mul__(self, other: Any) -> Any:
+        if isinstance(other, int) and other in self.per_epoch:
+            return math.ceil(self.exact * other)
+        return int(self) * other
+
+    __rmul__ = __mul__
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies, and what is saved, are plain numbers."""
+        return int, (int(self),)
+
+
+def settle_epoch_counts(scheduler: object) -> None:
+    """Leave plain numbers in a scheduler that has been made and has kept an `EpochCount`: states hold nothing else."""
+    attributes = getattr(scheduler, "__dict__", {})
+    attributes.update({name: int(value) for name, value in attributes.items() if isinstance(value, EpochCount)})
 
 
 def replace_trainer_placeholder_values(trainer: _HasRunConfig, instance: Callable[..., T]) -> Callable[..., T]:
@@ -132,7 +178,7 @@ _OPERATORS: dict[str, tuple[int, Callable[[Any, Any], Any]]] = {
     "+": (1, operator.add),
     "-": (1, operator.sub),
     "*": (2, operator.mul),
-    "/": (2, operator.truediv),
+    "/": (2, lambda left, right: _as_float(left) / _as_float(right)),
     "//": (2, operator.floordiv),
 }
 """How tightly an operator binds, and what it does."""
@@ -172,14 +218,26 @@ def _text(value: object) -> str:
     return f"{bracketed(value.left, below=tightness)} {value.symbol} {bracketed(value.right, below=tightness + 1)}"
 
 
+_PER_EPOCH = (
+    TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH,
+    TrainerPlaceholderValues.PER_PROCESS_NUM_UPDATE_STEPS_PER_EPOCH,
+    TrainerPlaceholderValues.TRAIN_DATALOADER_LEN,
+)
+
+
 def _resolve(value: Any, run_config: TrainerRunConfig) -> Any:
     if isinstance(value, TrainerPlaceholderValues):
         return _number(value, run_config)
     if isinstance(value, _Operation):
-        _, calculate = _OPERATORS[value.symbol]
-        return calculate(_resolve(value.left, run_config), _resolve(value.right, run_config))
+        number = _calculate(value, run_config)
+        return math.ceil(number) if isinstance(number, Fraction) else number
     if isinstance(value, functools.partial):
         func, args, keywords = _resolve([value.func, value.args, value.keywords], run_config)
+        exact, per_epoch = _exact_epochs(run_config), _told_per_epoch(value, run_config)
+        if isinstance(exact, Fraction) and per_epoch:
+            epochs = EpochCount(exact, per_epoch)
+            args = [epochs if _is_num_epochs(given) else arg for given, arg in zip(value.args, args, strict=True)]
+            keywords.update({name: epochs for name, given in value.keywords.items() if _is_num_epochs(given)})
         return functools.partial(func, *args, **keywords)
     # Exact types only: how to rebuild a subclass is not known.
     if type(value) in (list, tuple):
@@ -187,6 +245,37 @@ def _resolve(value: Any, run_config: TrainerRunConfig) -> Any:
     if type(value) is dict:
         return {key: _resolve(item, run_config) for key, item in value.items()}
     return value
+
+
+def _calculate(value: Any, run_config: TrainerRunConfig) -> Any:
+    """What an expression comes to, with the exact number of epochs."""
+    if isinstance(value, _Operation):
+        _, calculate = _OPERATORS[value.symbol]
+        return calculate(_calculate(value.left, run_config), _calculate(value.right, run_config))
+    return _exact_epochs(run_config) if _is_num_epochs(value) else _resolve(value, run_config)
+
+
+def _is_num_epochs(value: object) -> bool:
+    return value is TrainerPlaceholderValues.NUM_EPOCHS
+
+
+def _exact_epochs(run_config: TrainerRunConfig) -> int | Fraction:
+    """How many epochs the run takes: a fraction if ``max_num_train_steps`` ends it within one."""
+    updates, per_epoch = run_config.max_num_train_steps, run_config.num_update_steps_per_epoch
+    if not updates or not per_epoch or updates % per_epoch == 0:
+        return _number(TrainerPlaceholderValues.NUM_EPOCHS, run_config)
+    return Fraction(updates, per_epoch)
+
+
+def _told_per_epoch(instance: functools.partial[Any], run_config: TrainerRunConfig) -> list[int]:
+    """The numbers per epoch that a function is told as they are."""
+    given = [*instance.args, *instance.keywords.values()]
+    return [_number(value, run_config) for value in given if any(value is one for one in _PER_EPOCH)]
+
+
+def _as_float(number: Any) -> Any:
+    """Fractions divide to fractions, where placeholders promise a float."""
+    return float(number) if isinstance(number, Fraction) else number
 
 
 def _number(placeholder: TrainerPlaceholderValues, run_config: TrainerRunConfig) -> int:

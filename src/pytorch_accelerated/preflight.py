@@ -76,10 +76,10 @@ def rehearse(trainer: Trainer, arguments: dict[str, Any]) -> PreflightReport:
         save_run(trainer, scratch / "before", {})
         try:
             trainer.callback_handler = CallbackHandler(
-                [*taking_part, OuterLimit(1)], custom_events=trainer.custom_events
+                [*taking_part, OuterLimit(1), _OneUpdate()], custom_events=trainer.custom_events
             )
             # To go back to a training state would need callbacks that are left out.
-            trainer.train(**{**arguments, "max_num_train_steps": 1, "resume_from": None, "nonfinite_policy": None})
+            trainer.train(**{**arguments, "resume_from": None, "nonfinite_policy": None})
             metric_names = tuple(trainer.run_history.get_metric_names())
             save_run(trainer, scratch / "after", {})
             load_run(trainer, scratch / "after")
@@ -106,6 +106,13 @@ def rehearse(trainer: Trainer, arguments: dict[str, Any]) -> PreflightReport:
         rehearsed=tuple(type(callback).__name__ for callback in taking_part),
         left_out=tuple(type(callback).__name__ for callback in left_out),
     )
+
+
+class _OneUpdate(TrainerCallback):
+    """Ends the run after one update, once everything has been made for the whole of it: its schedule, for example."""
+
+    def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        trainer._settings = dataclasses.replace(trainer._settings, max_num_train_steps=1)
 
 
 def _check_watched_metrics(callbacks: list[TrainerCallback], metric_names: tuple[str, ...]) -> None:

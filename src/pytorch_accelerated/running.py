@@ -28,6 +28,7 @@ from pytorch_accelerated.errors import CheckpointError, ConfigurationError, Data
 from pytorch_accelerated.hooks import TrainerHooks
 from pytorch_accelerated.loop import TrainingLoop
 from pytorch_accelerated.nonfinite import UpdateGuard
+from pytorch_accelerated.placeholders import settle_epoch_counts
 from pytorch_accelerated.preparation import PreparedModel
 from pytorch_accelerated.run_config import TrainerRunConfig, describe_run
 from pytorch_accelerated.run_state import RunState
@@ -151,6 +152,7 @@ class TrainingRun(TrainingLoop):
             settings.gradient_clip_value,
         )
         self.scheduler = self.create_scheduler()
+        settle_epoch_counts(self.scheduler)
         check_scheduler(
             self.scheduler,
             is_expected=self.create_scheduler_fn is not None,

@@ -180,7 +180,7 @@ def test_a_placeholder_given_to_a_constructor_is_a_clear_error() -> None:
         (lambda: LinearLrScheduler(an_optimizer(), 3, 9, num_cooldown_epochs=-1), r"num_cooldown_epochs=-1 .*give 0"),
         (
             lambda: LinearLrScheduler(an_optimizer(), 3, 9, num_warmup_epochs=2, num_cooldown_epochs=2),
-            r"num_warmup_epochs=2 and num_cooldown_epochs=2 .*longer than total_num_epochs=3.*shorten",
+            r"num_warmup_epochs=2 and num_cooldown_epochs=2 .* 36 updates, longer than the 27 of the run: shorten",
         ),
         (lambda: PolynomialLrScheduler(an_optimizer(), 3, 9, power=0), r"power=0 .*above 0"),
         (lambda: CosineLrScheduler(an_optimizer(), 3, 9, k_decay=0), r"k_decay=0 .*above 0"),

@@ -72,7 +72,8 @@ class DecayLrScheduler(WarmupLrScheduler):
             (
                 self.num_warmup_updates + num_cooldown_updates <= total_updates,
                 f"num_warmup_epochs={num_warmup_epochs} and num_cooldown_epochs={num_cooldown_epochs} together are "
-                f"longer than total_num_epochs={total_num_epochs}: shorten one, or make the run longer.",
+                f"{self.num_warmup_updates + num_cooldown_updates} updates, longer than the {total_updates} of "
+                "the run: shorten one, or make the run longer.",
             ),
             *check_rate("lr_min", lr_min, min_lr_ratio, "min_lr_ratio"),
         )

@@ -1,0 +1,253 @@
+"""A schedule is as long as the run, also where `max_num_train_steps` ends the run within an epoch."""
+
+import copy
+import functools
+import pickle
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR
+
+from pytorch_accelerated import Trainer, TrainerPlaceholderValues
+from pytorch_accelerated.callbacks.base import TrainerCallback
+from pytorch_accelerated.callbacks.saving import SaveTrainingStateCallback
+from pytorch_accelerated.errors import ConfigurationError, StopTrainingError
+from pytorch_accelerated.placeholders import EpochCount
+from pytorch_accelerated.schedulers.cosine_scheduler import CosineLrScheduler
+from pytorch_accelerated.schedulers.decay_scheduler import LinearLrScheduler
+from pytorch_accelerated.schedulers.wsd_scheduler import WSDLrScheduler
+from pytorch_accelerated.trainer import TrainerWithTimmScheduler
+from tests.support.processes import run_on_ranks
+from tests.support.reference import regression_data
+
+RANKS = Path(__file__).parents[1] / "ranks"
+EPOCHS: Any = TrainerPlaceholderValues.NUM_EPOCHS
+UPDATES: Any = TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH
+DATA = regression_data(20)
+UPDATES_PER_EPOCH = 5
+PEAK = 0.8
+Factory = Callable[[Any], Any]
+
+
+class Rates(TrainerCallback):
+    """The learning rate of each update."""
+
+    def __init__(self) -> None:
+        self.used: list[float] = []
+
+    def on_optimizer_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        self.used.append(float(trainer.optimizer.param_groups[0]["lr"]))
+
+
+def an_optimizer(model: nn.Module | None = None) -> SGD:
+    return SGD((model or nn.Linear(3, 2).double()).parameters(), lr=PEAK)
+
+
+def rates_in_run(
+    create: Factory, kind: type[Trainer] = Trainer, *callbacks: Any, num_epochs: int = 2, **arguments: Any
+) -> list[float]:
+    """The rate of each update of a run of five updates per epoch, and the one after the last."""
+    rates = Rates()
+    model = nn.Linear(3, 2).double()
+    trainer = kind(model, nn.MSELoss(), an_optimizer(model), callbacks=[rates, *callbacks])
+    trainer.train(DATA, num_epochs, create_scheduler_fn=create, **{"per_device_batch_size": 4, **arguments})
+    return [*rates.used, float(trainer.optimizer.param_groups[0]["lr"])]
+
+
+def rates_alone(create: Factory, num_updates: int, *, is_timm: bool = False) -> list[float]:
+    """The same of a scheduler that is stepped by hand."""
+    optimizer = an_optimizer()
+    scheduler = create(optimizer)
+    rates = [float(optimizer.param_groups[0]["lr"])]
+    for update in range(num_updates):
+        optimizer.step()
+        scheduler.step_update(update + 1) if is_timm else scheduler.step()
+        rates.append(float(optimizer.param_groups[0]["lr"]))
+    return rates
+
+
+def sloped(optimizer: Any, epochs: int, steps: int) -> LambdaLR:
+    """What a user may write: the length is the product of two numbers."""
+    total = epochs * steps
+    return LambdaLR(optimizer, lambda update: 1 - update / total)
+
+
+def one_cycle(**length: Any) -> Factory:
+    return functools.partial(OneCycleLR, max_lr=PEAK, **length)
+
+
+OF_RUN: dict[str, tuple[Factory, Callable[[int], Factory]]] = {
+    "cosine": (
+        CosineLrScheduler.create_scheduler_fn(lr_min=0.01),
+        lambda total: functools.partial(
+            CosineLrScheduler, total_num_epochs=1, num_update_steps_per_epoch=total, lr_min=0.01
+        ),
+    ),
+    "cosine told both": (
+        functools.partial(CosineLrScheduler, total_num_epochs=EPOCHS, num_update_steps_per_epoch=UPDATES),
+        lambda total: functools.partial(CosineLrScheduler, total_num_epochs=total, num_update_steps_per_epoch=1),
+    ),
+    "cosine told both by position": (
+        functools.partial(lambda *given: CosineLrScheduler(given[2], given[0], given[1]), EPOCHS, UPDATES),
+        lambda total: functools.partial(CosineLrScheduler, total_num_epochs=total, num_update_steps_per_epoch=1),
+    ),
+    "line with a warmup of a tenth of the run": (
+        LinearLrScheduler.create_scheduler_fn(num_warmup_epochs=0.1 * EPOCHS),
+        lambda total: functools.partial(
+            LinearLrScheduler, total_num_epochs=total, num_update_steps_per_epoch=1, num_warmup_epochs=0.1 * total
+        ),
+    ),
+    "wsd": (
+        WSDLrScheduler.create_scheduler_fn(decay_phase_ratio=0.5),
+        lambda total: functools.partial(WSDLrScheduler, total_steps=total, decay_phase_ratio=0.5),
+    ),
+    "wsd told both": (
+        functools.partial(
+            WSDLrScheduler,
+            num_epochs=EPOCHS,
+            num_update_steps_per_epoch=UPDATES,
+            num_warmup_steps=EPOCHS * UPDATES // 3,
+        ),
+        lambda total: functools.partial(WSDLrScheduler, total_steps=total, num_warmup_steps=total // 3),
+    ),
+    "one cycle told both": (
+        one_cycle(epochs=EPOCHS, steps_per_epoch=UPDATES),
+        lambda total: one_cycle(total_steps=total),
+    ),
+    "one cycle told batches": (
+        one_cycle(epochs=EPOCHS, steps_per_epoch=TrainerPlaceholderValues.TRAIN_DATALOADER_LEN),
+        lambda total: one_cycle(total_steps=total),
+    ),
+    "one cycle": (one_cycle(total_steps=EPOCHS * UPDATES), lambda total: one_cycle(total_steps=total)),
+    "torch's cosine": (
+        functools.partial(CosineAnnealingLR, T_max=UPDATES * EPOCHS),
+        lambda total: functools.partial(CosineAnnealingLR, T_max=total),
+    ),
+    "a user's": (
+        functools.partial(sloped, epochs=EPOCHS, steps=UPDATES),
+        lambda total: functools.partial(sloped, epochs=1, steps=total),
+    ),
+}
+
+
+@pytest.mark.parametrize("num_updates", [3, 7, 10, 13])  # within the only epoch, within the last one, whole, longer
+@pytest.mark.parametrize("name", OF_RUN)
+def test_a_schedule_is_as_long_as_the_run(name: str, num_updates: int) -> None:
+    create, create_for = OF_RUN[name]
+    used = rates_in_run(create, max_num_train_steps=num_updates)
+    assert len(used) == num_updates + 1
+    assert used == pytest.approx(rates_alone(create_for(num_updates), num_updates), rel=1e-12)
+
+
+@pytest.mark.parametrize("num_updates", [3, 7, 10])
+@pytest.mark.parametrize("per_epoch", [UPDATES, TrainerPlaceholderValues.TRAIN_DATALOADER_LEN])
+def test_a_schedule_of_timm_is_as_long_as_the_run(per_epoch: Any, num_updates: int) -> None:
+    timm_scheduler = pytest.importorskip("timm.scheduler")
+
+    def cosine(total: Any) -> Factory:
+        return functools.partial(timm_scheduler.CosineLRScheduler, t_initial=total, t_in_epochs=False, lr_min=0.01)
+
+    used = rates_in_run(cosine(EPOCHS * per_epoch), TrainerWithTimmScheduler, max_num_train_steps=num_updates)
+    assert used == rates_alone(cosine(num_updates), num_updates, is_timm=True)
+    assert used[-1] == pytest.approx(0.01)
+
+
+def test_a_schedule_of_timm_in_epochs_ends_with_the_last_epoch_that_is_started() -> None:
+    timm_scheduler = pytest.importorskip("timm.scheduler")
+    create = functools.partial(timm_scheduler.CosineLRScheduler, t_initial=EPOCHS, lr_min=0.01)
+    used = rates_in_run(create, TrainerWithTimmScheduler, max_num_train_steps=12)
+    assert used[-1] == pytest.approx(0.01)
+    assert used[10] > used[12]
+
+
+@pytest.mark.parametrize("name", ["cosine", "wsd", "torch's cosine"])
+def test_the_minimum_is_reached_after_the_last_update(name: str) -> None:
+    create, _ = OF_RUN[name]
+    *used, after = rates_in_run(create, max_num_train_steps=8)
+    assert min(used) > after
+    assert after < 0.02 * PEAK
+
+
+def test_with_accumulation_the_length_is_that_of_the_updates() -> None:
+    create, create_for = OF_RUN["one cycle told both"]
+    # Five batches are three updates, so seven updates end within the third epoch.
+    used = rates_in_run(create, max_num_train_steps=7, gradient_accumulation_steps=2)
+    assert used == pytest.approx(rates_alone(create_for(7), 7), rel=1e-12)
+
+
+def test_a_resumed_run_has_the_same_schedule(tmp_path: Path) -> None:
+    class Stop(TrainerCallback):
+        def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
+            if trainer.run_state.updates == 4:
+                raise StopTrainingError("the test wants it")
+
+    create, _ = OF_RUN["cosine"]
+    whole = rates_in_run(create, max_num_train_steps=8)
+    first = rates_in_run(create, Trainer, Stop(), SaveTrainingStateCallback(tmp_path), max_num_train_steps=8)
+    second = rates_in_run(create, max_num_train_steps=8, resume_from=tmp_path)
+    assert first[:-1] + second == whole
+
+
+def test_a_stream_has_a_schedule_of_its_updates() -> None:
+    class Stream(torch.utils.data.IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            return zip(*DATA, strict=True)
+
+    create, create_for = OF_RUN["one cycle told both"]
+    rates = Rates()
+    model = nn.Linear(3, 2).double()
+    trainer = Trainer(model, nn.MSELoss(), an_optimizer(model), callbacks=[rates])
+    trainer.train(Stream(), None, per_device_batch_size=4, max_num_train_steps=7, create_scheduler_fn=create)
+    assert rates.used == pytest.approx(rates_alone(create_for(7), 7)[:-1], rel=1e-12)
+
+
+def test_two_ranks_have_one_schedule_and_it_fits_their_run() -> None:
+    output = run_on_ranks(RANKS / "schedule_length.py", 2)
+    assert output.stdout_of_ranks[0] == output.stdout_of_ranks[1] == "fits\n"
+
+
+def test_a_warmup_longer_than_the_run_is_an_error_that_tells_both_lengths() -> None:
+    create = CosineLrScheduler.create_scheduler_fn(num_warmup_epochs=1)
+    with pytest.raises(ConfigurationError, match="num_warmup_epochs=1 .* 5 updates, longer than the 3 of the run"):
+        rates_in_run(create, max_num_train_steps=3)
+
+
+def test_a_preflight_makes_the_schedule_of_the_whole_run() -> None:
+    model = nn.Linear(3, 2).double()
+    trainer = Trainer(model, nn.MSELoss(), an_optimizer(model), callbacks=())
+    create = CosineLrScheduler.create_scheduler_fn(num_warmup_epochs=1)
+    assert trainer.preflight(DATA, 3, per_device_batch_size=4, create_scheduler_fn=create).metric_names
+    assert trainer.run_state.updates == 0
+
+
+class Keeping(LambdaLR):
+    """A user's scheduler that keeps what it was told."""
+
+    def __init__(self, optimizer: Any, epochs: int, steps: int) -> None:
+        self.epochs, self.total = epochs, epochs * steps
+        super().__init__(optimizer, lambda update: 1.0)
+
+
+def test_a_scheduler_that_keeps_the_number_of_epochs_can_be_saved(tmp_path: Path) -> None:
+    model = nn.Linear(3, 2).double()
+    trainer = Trainer(model, nn.MSELoss(), an_optimizer(model), callbacks=[SaveTrainingStateCallback(tmp_path)])
+    create = functools.partial(Keeping, epochs=EPOCHS, steps=UPDATES)
+    trainer.train(DATA, 2, per_device_batch_size=4, max_num_train_steps=7, create_scheduler_fn=create)
+    assert (trainer.scheduler.epochs, type(trainer.scheduler.epochs)) == (2, int)
+    assert trainer.scheduler.total == 7
+    trainer.save_checkpoint(tmp_path / "model.pt")
+
+
+def test_an_epoch_count_is_a_whole_number_that_knows_the_length_of_the_run() -> None:
+    epochs = EpochCount(Fraction(5, 2), [10, 40])
+    assert (epochs, isinstance(epochs, int), list(range(epochs)), f"{epochs}") == (3, True, [0, 1, 2], "3")
+    assert (epochs * 10, 10 * epochs, epochs * 40) == (25, 25, 100)
+    assert (epochs * 7, 7 * epochs, epochs * 0.5, epochs - 1, epochs // 2, epochs / 2) == (21, 21, 1.5, 2, 1, 1.5)
+    for other in (copy.deepcopy(epochs), pickle.loads(pickle.dumps(epochs))):
+        assert (other, type(other)) == (3, int)
