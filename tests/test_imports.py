@@ -26,6 +26,7 @@ RANKS = {
     "distributed": 1,
     "finetuning": 1,
     "placeholders": 1,
+    "processes": 1,
     "run_config": 1,
     "run_state": 1,
     "schedulers": 1,
@@ -72,7 +73,7 @@ FACADES = {
     "huggingface.trainer_utils",
     "huggingface.training_args",
 }
-ACCELERATE_DOORS = {"distributed", "trainer"}
+ACCELERATE_DOORS = {"distributed", "processes.launching", "trainer"}
 
 
 @dataclass(frozen=True)

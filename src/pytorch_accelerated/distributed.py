@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import functools
 import os
-import warnings
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
@@ -27,6 +26,7 @@ from accelerate.utils import (
 
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, LaunchError, PytorchAcceleratedError
 from pytorch_accelerated.optional import require
+from pytorch_accelerated.processes.launching import check_group, join_world, must_group_on_cpu
 
 __all__ = ["Ranks", "create_accelerator", "notebook_launcher", "send_to_device"]
 
@@ -70,7 +70,7 @@ def create_accelerator(
     shared = AcceleratorState._shared_state
     if shared and (mixed_precision or shared.get(_ASKED_BY_TRAINER)) and mixed_precision != shared["_mixed_precision"]:
         AcceleratorState._reset_state()
-    asked = _processes_asked_of_launcher()
+    world = join_world()
     plugin = None
     if deepspeed_config is not None:
         process_state(deepspeed=True)
@@ -80,7 +80,7 @@ def create_accelerator(
         _refuse_deepspeed()
     accelerator = Accelerator(
         mixed_precision=mixed_precision,
-        cpu=plugin is None and (cpu or _must_group_on_cpu()),
+        cpu=plugin is None and (cpu or must_group_on_cpu(world)),
         deepspeed_plugin=plugin,
         # The plugin, not the number: the number can be overruled by an environment variable.
         gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
@@ -93,14 +93,7 @@ def create_accelerator(
     )
     if mixed_precision is not None:
         shared[_ASKED_BY_TRAINER] = True
-    if accelerator.num_processes != asked and "WORLD_SIZE" in os.environ:
-        raise LaunchError(
-            f"The launcher started {asked} processes that should train together (WORLD_SIZE={asked}), but accelerate "
-            f"made a group of {accelerator.num_processes}. Each would train on its own and overwrite the others' "
-            "files. On a machine without an accelerator set ACCELERATE_USE_CPU=true; else check the devices."
-        )
-    if accelerator.num_processes == 1:
-        _warn_if_more_processes_were_asked_for()
+    check_group(accelerator, world)
     _refuse_fp16_on_cpu(accelerator)
     return accelerator
 
@@ -112,7 +105,11 @@ def given_accelerator(given: Any) -> Accelerator:
         ArgumentTypeError: if it is something else.
         ConfigurationError: if it accumulates gradients itself, its precision would do nothing on its device, or it is
             one for DeepSpeed.
+        LaunchError: if several processes should train together, but this Accelerator is on its own.
     """
+    world = join_world()
+    if must_group_on_cpu(world):
+        process_state()  # an Accelerator that is made from now on is part of it
     accelerator = given() if callable(given) and not isinstance(given, Accelerator) else given
     if not isinstance(accelerator, Accelerator):
         raise ArgumentTypeError(
@@ -125,6 +122,7 @@ def given_accelerator(given: Any) -> Accelerator:
             "trainer accumulates by itself: gradients would be divided twice. Leave it at 1, and pass "
             "`gradient_accumulation_steps` to `train`."
         )
+    check_group(accelerator, world)
     _refuse_fp16_on_cpu(accelerator)
     if uses_deepspeed(accelerator):
         _refuse_deepspeed()
@@ -156,19 +154,6 @@ def uses_deepspeed(state: Any) -> bool:
     return bool(state.distributed_type == DistributedType.DEEPSPEED)
 
 
-def _processes_asked_of_launcher() -> int:
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def _must_group_on_cpu() -> bool:
-    """Whether accelerate must be told to use the CPU.
-
-    Untold, it lets the processes that torchrun starts on a machine without an accelerator run side by side, each as if
-    it were alone; and whichever call comes first in a process decides.
-    """
-    return _processes_asked_of_launcher() > 1 and not torch.accelerator.is_available()
-
-
 def process_state(*, cpu: bool = False, deepspeed: bool = False, **group_options: Any) -> PartialState:
     """What accelerate knows of this process, also before there is a trainer. The first call decides for all.
 
@@ -182,8 +167,11 @@ def process_state(*, cpu: bool = False, deepspeed: bool = False, **group_options
         MissingDependencyError: if DeepSpeed is asked for, and not there.
     """
     if not deepspeed:
-        return PartialState(cpu=cpu or _must_group_on_cpu(), **group_options)
+        if PartialState._shared_state:
+            return PartialState()
+        return PartialState(cpu=cpu or must_group_on_cpu(join_world()), **group_options)
     require("deepspeed", extra="deepspeed", needed_by="`deepspeed`")
+    join_world()
     if "WORLD_SIZE" not in os.environ:
         raise LaunchError(
             "`deepspeed` is given, but this process was started without a launcher, which DeepSpeed needs also for a "
@@ -193,36 +181,6 @@ def process_state(*, cpu: bool = False, deepspeed: bool = False, **group_options
     if not torch.accelerator.is_available():
         group_options["backend"] = "gloo"  # without it accelerate takes each process for the only one
     return PartialState(**group_options)
-
-
-def _warn_if_more_processes_were_asked_for() -> None:
-    asked = _processes_asked_of_accelerate_launch()
-    if asked is not None and asked > 1:
-        warnings.warn(
-            f"`accelerate launch` was asked for {asked} processes but started one, as it does on a single machine "
-            f"without an accelerator: this run uses one process. For {asked}, use: "
-            f"python -m torch.distributed.run --nproc-per-node {asked} your_script.py",
-            stacklevel=4,
-        )
-
-
-def _processes_asked_of_accelerate_launch() -> int | None:
-    """What ``--num_processes`` says in the command line of the `accelerate launch` that started this process."""
-    import psutil  # comes with accelerate
-
-    try:
-        parent = psutil.Process().parent()
-        words = parent.cmdline() if parent is not None else []
-    except psutil.Error:
-        return None
-    if not any("accelerate" in word for word in words[:4]):
-        return None
-    for index, word in enumerate(words):
-        name, _, value = word.partition("=")
-        if name.replace("-", "_") == "__num_processes":
-            value = value or "".join(words[index + 1 : index + 2])
-            return int(value) if value.isdigit() else None
-    return None
 
 
 @functools.lru_cache(maxsize=4)

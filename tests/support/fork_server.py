@@ -1,8 +1,9 @@
 """Starts scripts in processes that are forked from this one, in which everything is imported already.
 
 A script: it answers each line of its standard input, a JSON object, with one of its own. A request has the keys
-``script`` (a path), ``args``, ``env`` (the whole environment), ``cwd``, ``world_size`` (null: no ranks), ``logs`` (a
-folder, for ``<rank>.out`` and ``<rank>.err``) and ``timeout_seconds``. The answer has ``codes``, by rank, negative
+``script`` (a path), ``args``, ``env`` (the whole environment), ``cwd``, ``world_size`` (null: no ranks), ``launcher``
+(the variables of each rank, in place of torchrun's; null: those), ``logs`` (a folder, for ``<rank>.out`` and
+``<rank>.err``) and ``timeout_seconds``. The answer has ``codes``, by rank, negative
 where a signal has ended a process, and ``is_late``. As under torchrun, a rank that fails ends the others.
 """
 
@@ -52,6 +53,8 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         shared = {"WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size, "RANK": rank, "LOCAL_RANK": rank}
         shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         variables = {name: str(value) for name, value in shared.items()} if world_size else {}
+        if request["launcher"] is not None:
+            variables = request["launcher"][rank]
         running[_fork(request, rank, variables)] = rank
     codes: dict[int, int] = {}
     deadline = time.monotonic() + request["timeout_seconds"]

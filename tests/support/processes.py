@@ -18,7 +18,7 @@ REPOSITORY = Path(__file__).parents[2]
 _PYTHON_PATH = os.pathsep.join(map(str, [REPOSITORY / "src", REPOSITORY, REPOSITORY / "tests" / "support"]))
 # A launcher's variables and the settings around the tests, were they inherited, would change what a script does.
 _LAUNCH_VARIABLES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
-_SETTINGS = ("ACCELERATE_", "PT_ACC_", "TORCHELASTIC_")
+_SETTINGS = ("ACCELERATE_", "PT_ACC_", "TORCHELASTIC_", "SLURM_", "OMPI_", "PMI", "MPI_", "MV2_")
 # A script that has not ended by then never will, however busy the machine is. Gloo waits longer for a missing rank.
 TIME_LIMIT_SECONDS = 1200
 # Each of the many processes would compile the package anew.
@@ -81,13 +81,17 @@ def run_on_ranks(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
     timeout_seconds: float = TIME_LIMIT_SECONDS,
+    launcher: Sequence[Mapping[str, str]] | None = None,
 ) -> Output:
     """Run `script` on `world_size` ranks that find each other as under torchrun, but have everything imported already.
 
     Much quicker, and the same to a script. What is said of the launcher, or of what happens while something is
     imported, needs one of the others. Arguments and errors are those of `run_script`.
+
+    Args:
+        launcher: the variables that a launcher sets for each rank, in place of torchrun's.
     """
-    return _run_forked(script, world_size, args, env, cwd, timeout_seconds)
+    return _run_forked(script, world_size, args, env, cwd, timeout_seconds, launcher)
 
 
 def run_forked(
@@ -108,6 +112,7 @@ def _run_forked(
     env: Mapping[str, str] | None,
     cwd: Path | None,
     timeout_seconds: float,
+    launcher: Sequence[Mapping[str, str]] | None = None,
 ) -> Output:
     with tempfile.TemporaryDirectory() as folder:
         request = {
@@ -116,6 +121,7 @@ def _run_forked(
             "env": {**_clean_environment(), **(env or {})},
             "cwd": str(cwd or Path.cwd()),
             "world_size": world_size,
+            "launcher": None if launcher is None else list(map(dict, launcher)),
             "logs": folder,
             "timeout_seconds": timeout_seconds,
         }

@@ -1,0 +1,1 @@
+"""How a run becomes several processes."""
