@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from pytorch_accelerated.checkpointing.optimizers import problem_of_optimizer_state
+from pytorch_accelerated.checkpointing.own_states import check_difference, with_own
 from pytorch_accelerated.errors import InvalidCheckpointError
 from pytorch_accelerated.run_state import RunState
 from pytorch_accelerated.tracking.loss import LossTracker
@@ -41,6 +42,7 @@ def check_run_parts(facts: Mapping[str, Any], parts: Mapping[str, Any], *, sourc
         _check_shared(facts, parts)
         for rank in range(facts["ranks"]):
             _check_own(parts[f"rank_{rank}"], f"rank_{rank}")
+            _check_differences(parts, f"rank_{rank}")
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise InvalidCheckpointError(
             f"The training state {source} fits its manifest, but no run has written it ({type(error).__name__}: "
@@ -107,6 +109,16 @@ def _check_own(own: Mapping[str, Any], path: str) -> None:
         if state["first_non_finite"] is not None:
             _check_count(state["first_non_finite"], f"{path}.{name}.first_non_finite")
         LossTracker().add_state_dict(state)  # which reads what is pending
+
+
+def _check_differences(parts: Mapping[str, Any], rank: str) -> None:
+    """What a rank has in place of rank 0's; older states have nothing of the kind."""
+    own = parts[rank]
+    for key, difference in own.get("callbacks", {}).items():
+        check_difference(difference, f"{rank}.callbacks.{key}")
+        with_own(parts["callbacks"].get(key), difference)
+    check_difference(own.get("history", []), f"{rank}.history")
+    _check_history(with_own(parts["run"]["history"], own.get("history", [])))
 
 
 def _check_stream(stream: Mapping[str, Any], path: str) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ import torch
 from pytorch_accelerated.checkpointing.background import BackgroundWriter
 from pytorch_accelerated.checkpointing.codec import Encoded, hide_callables, restore_callables
 from pytorch_accelerated.checkpointing.optimizers import check_optimizer_state, load_optimizer_state
+from pytorch_accelerated.checkpointing.own_states import own_differences, with_own
 from pytorch_accelerated.checkpointing.run_parts import check_run_parts
 from pytorch_accelerated.checkpointing.state_folder import encode_parts, read_state, write_encoded
 from pytorch_accelerated.checkpointing.verify import read_manifest
@@ -54,8 +56,8 @@ def save_run(
             state before this one.
     """
     ranks = trainer._ranks
-    everyones = ranks.exchange(_own_state(trainer))
     callbacks = _callback_states(trainer)  # on every rank: some callbacks ask the others
+    everyones = ranks.exchange({**_own_state(trainer), **_own_differences(trainer, callbacks)})
     facts = {
         "updates": trainer.run_state.updates,
         "epochs": trainer.run_state.epochs,
@@ -93,6 +95,7 @@ def load_run(trainer: Trainer, folder: Path) -> dict[str, Any]:
     facts, parts, optimizer_state = trainer._ranks.do_on_all(lambda: _read_run(trainer, folder))
     run, extra = parts["run"], parts["extra"]
     by_rank = [parts[f"rank_{rank}"] for rank in range(facts["ranks"])]
+    history, callbacks = _states_of_this_rank(trainer, parts, by_rank)
     run_state = RunState.from_state_dict(run["run_state"])
     if trainer._is_running:  # before all else: it may be a user's class that finds fault with its state
         streams = [state.get("stream") for state in by_rank]
@@ -105,11 +108,11 @@ def load_run(trainer: Trainer, folder: Path) -> dict[str, Any]:
     scaler = trainer._accelerator.scaler
     if scaler is not None and parts["scaler"]:
         scaler.load_state_dict(parts["scaler"])
-    trainer.run_history.load_state_dict(run["history"])
+    trainer.run_history.load_state_dict(history)
     trainer.run_state = run_state
     trainer._epochs_before_run = run["epochs_before_run"]
     for callback in trainer.callback_handler:
-        state = parts["callbacks"].get(_state_key(callback))
+        state = callbacks.get(_state_key(callback))
         if state is not None and hasattr(callback, "load_state_dict"):
             callback.load_state_dict(state)
     trainer._gradient_norms.load_state_dict(by_rank[0]["gradient_norms"])  # the same on all ranks
@@ -203,6 +206,41 @@ def _shared_parts(trainer: Trainer) -> dict[str, Any]:
 def _callback_states(trainer: Trainer) -> dict[str, Any]:
     callbacks = [callback for callback in trainer.callback_handler if hasattr(callback, "state_dict")]
     return {_state_key(callback): callback.state_dict() for callback in callbacks}
+
+
+def _own_differences(trainer: Trainer, callbacks: dict[str, Any]) -> dict[str, Any]:
+    """How states that are stored once differ on this rank, if they do."""
+    ranks = trainer._ranks
+    histories = {} if ranks.count == 1 else {"history": trainer.run_history.state_dict()}
+    own = {
+        "callbacks": own_differences(ranks, callbacks, path="callbacks"),
+        **own_differences(ranks, histories, path="run"),
+    }
+    return {name: difference for name, difference in own.items() if difference}
+
+
+def _states_of_this_rank(
+    trainer: Trainer, parts: dict[str, Any], by_rank: list[dict[str, Any]]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The history and the callbacks' states as this rank had them; rank 0's for ranks of another number."""
+    history, callbacks = parts["run"]["history"], parts["callbacks"]
+    if len(by_rank) == trainer._ranks.count:
+        own = by_rank[trainer._ranks.index]
+        differences = own.get("callbacks", {})
+        return with_own(history, own.get("history", [])), {
+            **callbacks,
+            **{key: with_own(callbacks.get(key), difference) for key, difference in differences.items()},
+        }
+    differing = sorted({key for own in by_rank for key in own.get("callbacks", {})})
+    differing += ["the run history"] * any("history" in own for own in by_rank)
+    if differing and trainer._ranks.is_first:
+        warnings.warn(
+            f"The {len(by_rank)} processes that saved this training state had different states of "
+            f"{', '.join(differing)}. With another number of processes ({trainer._ranks.count}) each takes over those "
+            f"of the first one, and the others are lost. Resume with {len(by_rank)} processes to keep them.",
+            stacklevel=2,
+        )
+    return history, callbacks
 
 
 def _own_state(trainer: Trainer) -> dict[str, Any]:
