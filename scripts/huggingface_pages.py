@@ -18,6 +18,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 from pytorch_accelerated.huggingface.arguments import TrainingArguments  # noqa: E402
 from pytorch_accelerated.huggingface.not_taken_over import NOT_TAKEN_OVER  # noqa: E402
+from pytorch_accelerated.huggingface.training_args_seq2seq import Seq2SeqTrainingArguments  # noqa: E402
 from scripts.native_equivalents import NATIVE_EQUIVALENTS  # noqa: E402
 
 ARGUMENTS_PAGE = ROOT / "docs" / "huggingface_arguments.md"
@@ -35,6 +36,10 @@ and what to do instead. The last column has what does the same where the native 
 `train(...)` is its method, and callbacks come from `pytorch_accelerated.callbacks`.
 
 ## Arguments that there are
+"""
+_SEQ2SEQ_HEAD = """\
+
+## Arguments that Seq2SeqTrainingArguments has besides
 """
 _REFUSED_HEAD = """\
 
@@ -64,6 +69,11 @@ def arguments_page() -> str:
     taken = [
         (f"`{field.name}`", _default(field), field.metadata["help"], _native_equivalent(field)) for field in _fields()
     ]
+    of_seq2seq = [
+        (f"`{field.name}`", _default(field), field.metadata["help"])
+        for field in dataclasses.fields(Seq2SeqTrainingArguments)
+        if field.name not in {each.name for each in _fields()}
+    ]
     refused = [
         (f"`{name}`", f"`{entry.off!r}`", f"{entry.reason} {entry.remedy}") for name, entry in NOT_TAKEN_OVER.items()
     ]
@@ -71,6 +81,8 @@ def arguments_page() -> str:
         [
             _ARGUMENTS_HEAD,
             *_table(("argument", "default", "meaning", "of the native `Trainer`"), taken),
+            _SEQ2SEQ_HEAD,
+            *_table(("argument", "default", "meaning"), of_seq2seq),
             _REFUSED_HEAD,
             *_table(("argument", "asks for nothing", "why, and what to do instead"), refused),
             "",

@@ -19,6 +19,8 @@ from pytorch_accelerated.huggingface.reporting import TensorBoardCallback
 from pytorch_accelerated.huggingface.state import ExportableState, TrainerControl, TrainerState
 from pytorch_accelerated.huggingface.strategies import IntervalStrategy, SaveStrategy, SchedulerType
 from pytorch_accelerated.huggingface.trainer import Trainer
+from pytorch_accelerated.huggingface.trainer_seq2seq import Seq2SeqTrainer
+from pytorch_accelerated.huggingface.training_args_seq2seq import Seq2SeqTrainingArguments
 from pytorch_accelerated.seeding import set_seed
 
 __all__ = [
@@ -35,6 +37,8 @@ __all__ = [
     "ProgressCallback",
     "SaveStrategy",
     "SchedulerType",
+    "Seq2SeqTrainer",
+    "Seq2SeqTrainingArguments",
     "TensorBoardCallback",
     "TrainOutput",
     "Trainer",

@@ -499,6 +499,8 @@ def _plain(name: str, value: Any) -> Any:
         return fspath(value)
     if isinstance(value, np.generic):
         return value.item()
+    if callable(getattr(value, "to_dict", None)):  # a GenerationConfig
+        return _plain(name, value.to_dict())
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise ArgumentTypeError(

@@ -7,6 +7,7 @@ import math
 import numbers
 from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError
@@ -39,6 +40,8 @@ _KINDS: tuple[tuple[str, Callable[[Any], bool], tuple[str, ...]], ...] = (
             "dataloader_prefetch_factor",
             "ddp_bucket_cap_mb",
             "ddp_timeout",
+            "generation_max_length",
+            "generation_num_beams",
         ),
     ),
     (
@@ -102,6 +105,11 @@ _KINDS: tuple[tuple[str, Callable[[Any], bool], tuple[str, ...]], ...] = (
         lambda value: isinstance(value, Mapping),
         ("lr_scheduler_kwargs", "gradient_checkpointing_kwargs", "fsdp_config", "deepspeed"),
     ),
+    (
+        "a GenerationConfig, a dict of its values, or a path or name",
+        lambda value: isinstance(value, (str, PathLike, Mapping)) or callable(getattr(value, "to_dict", None)),
+        ("generation_config",),
+    ),
 )
 _MAY_BE_NONE = ("max_grad_norm",)  # besides those whose default is None
 
@@ -123,6 +131,8 @@ _RANGES: tuple[tuple[str, Callable[[Any], bool], tuple[str, ...]], ...] = (
             "dataloader_prefetch_factor",
             "ddp_bucket_cap_mb",
             "ddp_timeout",
+            "generation_max_length",
+            "generation_num_beams",
         ),
     ),
     ("1 or more, or None to keep all", lambda value: value >= 1, ("save_total_limit",)),
@@ -164,7 +174,7 @@ def _about_kinds(args: TrainingArguments) -> Iterator[str]:
     defaults = {field.name: field.default for field in dataclasses.fields(args)}
     flags = tuple(name for name, default in defaults.items() if isinstance(default, bool))
     for kind, is_of_kind, names in (*_KINDS, ("True or False", lambda value: isinstance(value, bool), flags)):
-        for name in names:
+        for name in (name for name in names if name in defaults):
             value = getattr(args, name)
             if value is None and (defaults[name] is None or name in _MAY_BE_NONE):
                 continue
@@ -176,8 +186,9 @@ def _about_kinds(args: TrainingArguments) -> Iterator[str]:
 
 
 def _about_values(args: TrainingArguments) -> Iterator[str]:
+    fields = [field.name for field in dataclasses.fields(args)]
     for requirement, holds, names in _RANGES:
-        for name in names:
+        for name in (name for name in names if name in fields):
             value = getattr(args, name)
             if value is not None and not holds(value):
                 yield f"`{name}` is {value!r}: give {requirement}"

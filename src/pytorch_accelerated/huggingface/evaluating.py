@@ -14,7 +14,7 @@ from pytorch_accelerated.data.batch_size import batch_size_of
 from pytorch_accelerated.distributed import Ranks
 from pytorch_accelerated.errors import DataError, HookOutputError
 from pytorch_accelerated.huggingface.outputs import EvalLoopOutput, EvalPrediction
-from pytorch_accelerated.huggingface.rows import RowCollector, as_objects
+from pytorch_accelerated.huggingface.rows import PADDING, RowCollector, as_objects
 from pytorch_accelerated.tracking.loss import LossTracker
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ class EvaluationCollector:
         prediction_loss_only: keep the loss and nothing else.
         compute_metrics: makes metrics of everything, or after each batch.
         prefix: of the names of metrics.
+        prediction_padding: fills up shorter rows of predictions that are whole numbers.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class EvaluationCollector:
         prediction_loss_only: bool,
         compute_metrics: ComputeMetrics | None,
         prefix: str,
+        prediction_padding: int = PADDING,
     ) -> None:
         self._ranks = ranks
         self._prediction_loss_only = prediction_loss_only
@@ -75,6 +77,7 @@ class EvaluationCollector:
             Path(str(args.output_dir)),
             joins=args.eval_do_concat_batches,
             batches_on_device=args.eval_accumulation_steps or 1,
+            paddings={"predictions": prediction_padding},
         )
         self._batch_to_compute: EvaluatedBatch | None = None
 
@@ -188,6 +191,12 @@ def rows_in(batch: Any) -> int:
             "has. Return at least one tensor with a row for each from the `data_collator`."
         )
     return size
+
+
+def labels_in(inputs: Any, names: Sequence[str]) -> tuple[Any, ...] | None:
+    """The labels of a batch; None if there are no names of any, or one is missing."""
+    labels = tuple(inputs.get(name) for name in names)
+    return labels if labels and all(label is not None for label in labels) else None
 
 
 def outputs_without_loss(outputs: Any, ignored: Sequence[str], *, has_loss: bool) -> Any:

@@ -85,6 +85,11 @@ NOT_TAKEN_OVER: dict[str, NotTakenOver] = {
         "Leave it out.",
         off=False,
     ),
+    "sortish_sampler": NotTakenOver(
+        "Nothing reads it in transformers either.",
+        "Use train_sampling_strategy='group_by_length' to have rows of about one length in a batch.",
+        off=False,
+    ),
     "push_to_hub": replace(_HUB, off=False),
     "hub_token": _HUB,
     "hub_private_repo": _HUB,
@@ -151,6 +156,8 @@ NOT_TAKEN_OVER: dict[str, NotTakenOver] = {
     "use_mps_device": NotTakenOver("The device is found without it.", "Leave it out.", off=False),
 }
 
+_OF_GENERATION = ("predict_with_generate", "generation_config", "generation_max_length", "generation_num_beams")
+
 
 def asks_for_nothing(name: str, value: Any) -> bool:
     """Whether an argument that is not taken over has a value that it need not be taken over for."""
@@ -163,6 +170,8 @@ def explain_unknown(name: str, value: Any, known: Iterable[str]) -> str:
     refused = NOT_TAKEN_OVER.get(name)
     if refused is not None:
         return f"`{name}` is {value!r}, but it is not taken over. {refused.reason} {refused.remedy}"
+    if name in _OF_GENERATION:
+        return f"`{name}` is {value!r}, but it is one of the Seq2SeqTrainingArguments, for a Seq2SeqTrainer: use these."
     close = difflib.get_close_matches(name, known, n=1)
     remedy = f"Did you mean `{close[0]}`?" if close else "docs/huggingface_arguments.md lists all there are."
     return f"`{name}` is {value!r}, but there is no argument of that name. {remedy}"

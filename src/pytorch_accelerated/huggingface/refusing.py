@@ -185,6 +185,12 @@ def refuse_construction(trainer: Trainer, model: Any) -> None:
             f"`compute_metrics` is {trainer.compute_metrics!r}, which cannot be called. Give a function of an "
             "EvalPrediction that returns a dict."
         )
+    is_plain_step = trainer.prediction_step.__module__ == f"{__package__}.trainer"  # not that of Seq2SeqTrainer
+    if is_plain_step and getattr(args, "predict_with_generate", False):
+        complaints.append(
+            f"`predict_with_generate` is True, but a {type(trainer).__name__} predicts what the model's forward "
+            "returns: use Seq2SeqTrainer, or override `prediction_step`"
+        )
     if trainer.optimizer is not None:
         check_optimizer(trainer.optimizer, (), has_own_step=True)  # its parameters are looked at when it trains
     if args.batch_eval_metrics and not _takes_result_flag(trainer.compute_metrics):

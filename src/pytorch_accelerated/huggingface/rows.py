@@ -35,6 +35,7 @@ class RowCollector:
         joins: False to keep a list of batches instead.
         batches_on_device: how many batches stay on the device before they are brought to the host together.
         memory_bytes: what rows may take up in host memory until they go to a file.
+        paddings: by the name of rows of whole numbers, what fills up shorter ones instead of `PADDING`.
     """
 
     def __init__(
@@ -45,8 +46,10 @@ class RowCollector:
         joins: bool = True,
         batches_on_device: int = 1,
         memory_bytes: int = MEMORY_BYTES,
+        paddings: Mapping[str, int] | None = None,
     ) -> None:
         self._ranks = ranks
+        self._paddings = dict(paddings or {})
         self._joins = joins
         self._batches_on_device = batches_on_device
         self._on_device: list[tuple[int, Any]] = []
@@ -110,14 +113,20 @@ class RowCollector:
             return list(batches)
         dtype = np.result_type(*(np.dtype(dtype) for dtype, _ in kinds))
         result = self._store.empty(_joint_shape(path, [shape for _, shape in kinds]), dtype)
+        padding = self._padding(path, dtype)
         position = 0
         for array in batches:
             rows = result[position : position + len(array)]
             if rows.shape != array.shape:
-                rows[...] = np.array(PADDING).astype(dtype)
+                rows[...] = np.array(padding).astype(dtype)
             rows[tuple(slice(size) for size in array.shape)] = array
             position += len(array)
         return result
+
+    def _padding(self, path: str, dtype: np.dtype[Any]) -> int:
+        is_whole = np.issubdtype(dtype, np.integer)
+        paddings = (padding for name, padding in self._paddings.items() if path.startswith(f"[{name!r}]"))
+        return next(paddings, PADDING) if is_whole else PADDING
 
     def _batches_of_all(self, own: list[Array], everyones: list[list[Any]], order: list[tuple[int, int]]) -> Any:
         """The batches of all processes in order; they are let go one by one."""

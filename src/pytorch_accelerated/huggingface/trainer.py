@@ -39,6 +39,7 @@ from pytorch_accelerated.huggingface.evaluating import (
     EvaluationCollector,
     detached,
     inputs_for_metrics,
+    labels_in,
     outputs_without_loss,
     rows_in,
     why_no_metrics,
@@ -663,6 +664,7 @@ class Trainer(TrainerResults):
             prediction_loss_only=loss_only,
             compute_metrics=self.compute_metrics,
             prefix=metric_key_prefix,
+            prediction_padding=self.prediction_padding,
         )
         self.callback_handler.eval_dataloader = dataloader
         return self._engine.evaluate_rows(
@@ -691,9 +693,8 @@ class Trainer(TrainerResults):
         inputs = self._prepare_inputs(inputs)
         if ignore_keys is None:
             ignore_keys = getattr(getattr(self.model, "config", None), "keys_to_ignore_at_inference", None) or ()
-        labels = [inputs.get(name) for name in self.label_names]
-        has_labels = bool(labels) and all(label is not None for label in labels)
-        returns_loss = has_labels or (not labels and returns_loss_by_itself(self.model, inputs))
+        labels = labels_in(inputs, self.label_names)
+        returns_loss = labels is not None or (not self.label_names and returns_loss_by_itself(self.model, inputs))
         with torch.no_grad():
             if returns_loss:
                 count = self.count_items(inputs) if self.counts_items else None
@@ -708,8 +709,13 @@ class Trainer(TrainerResults):
         # A loss that takes the labels is not the model's, so none stands before its outputs.
         is_outside = self._loss_takes_labels and "labels" in inputs and is_ours(self.compute_loss)
         logits = detached(outputs_without_loss(outputs, ignore_keys, has_loss=returns_loss and not is_outside))
-        kept = detached(tuple(labels)) if returns_loss else None
+        kept = detached(labels or ()) if returns_loss else None
         return loss, logits, kept[0] if kept is not None and len(kept) == 1 else kept
+
+    @property
+    def prediction_padding(self) -> int:
+        """Fills up shorter rows of predictions."""
+        return PADDING
 
     def _evaluate_batch(
         self, batch: Any, prediction_loss_only: bool, ignore_keys: Sequence[str] | None
@@ -769,7 +775,8 @@ class Trainer(TrainerResults):
 
     def _nested_gather(self, tensors: Any, name: str | None = None) -> Any:
         """Nested tensors of all ranks below each other. Must be called by all ranks with a batch."""
-        return None if tensors is None else self._engine.gather_padded(tensors, PADDING)
+        padding = self.prediction_padding if name == "logits" else PADDING
+        return None if tensors is None else self._engine.gather_padded(tensors, padding)
 
     # -------------------------------------------------------------------------------------------------------- logging
 
@@ -907,7 +914,7 @@ class Trainer(TrainerResults):
         if self.args.world_size == 1:
             return batch
         rows = {"logits": batch.logits, "labels": batch.labels, "inputs": batch.inputs}
-        gathered = {name: self._nested_gather(value) for name, value in rows.items()}
+        gathered = {name: self._nested_gather(value, name) for name, value in rows.items()}
         return EvaluatedBatch(batch.size, batch.loss, **gathered)
 
     def _existing_optimizer(self) -> Any:

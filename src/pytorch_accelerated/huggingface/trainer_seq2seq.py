@@ -1,0 +1,161 @@
+"""A trainer for translations, summaries and the like: evaluations may generate."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from pytorch_accelerated.errors import ConfigurationError
+from pytorch_accelerated.huggingface.callbacks import is_ours
+from pytorch_accelerated.huggingface.evaluating import labels_in
+from pytorch_accelerated.huggingface.generating import (
+    generated_tokens,
+    inputs_of_generate,
+    load_generation_config,
+    padding_token,
+)
+from pytorch_accelerated.huggingface.outputs import PredictionOutput
+from pytorch_accelerated.huggingface.rows import PADDING
+from pytorch_accelerated.huggingface.trainer import Trainer
+from pytorch_accelerated.huggingface.training_args_seq2seq import Seq2SeqTrainingArguments
+from pytorch_accelerated.sharding import has_shards
+
+__all__ = ["Seq2SeqTrainer"]
+
+
+class Seq2SeqTrainer(Trainer):
+    """A `Trainer` that predicts what the model generates, if its arguments have ``predict_with_generate=True``.
+
+    Takes what `Trainer` takes; `args` are `Seq2SeqTrainingArguments`. A row of predictions is one of tokens. Shorter
+    rows are filled up with the padding token of the generation config, the tokenizer or the model; rows of labels with
+    -100, as everywhere. The loss is that of the labels, as without generating.
+
+    Raises:
+        ConfigurationError: if `args` are none of `Seq2SeqTrainingArguments`, if the model has to generate and can't, or
+            if nothing can be generated as ``generation_config`` says.
+    """
+
+    args: Seq2SeqTrainingArguments
+    _gen_kwargs: Mapping[str, Any] = MappingProxyType({})  # scripts set it before they call `evaluation_loop`
+
+    def evaluate(
+        self,
+        eval_dataset: Any = None,
+        ignore_keys: Sequence[str] | None = None,
+        metric_key_prefix: str = "eval",
+        **gen_kwargs: Any,
+    ) -> dict[str, float]:
+        """Evaluate as `Trainer.evaluate` does.
+
+        Args:
+            eval_dataset: as there.
+            ignore_keys: as there.
+            metric_key_prefix: as there.
+            **gen_kwargs: for the model's `generate`, for example ``max_new_tokens`` and ``num_beams``; default: as the
+                arguments say.
+        """
+        with self._generating_with(gen_kwargs):
+            return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+
+    def predict(
+        self,
+        test_dataset: Any,
+        ignore_keys: Sequence[str] | None = None,
+        metric_key_prefix: str = "test",
+        **gen_kwargs: Any,
+    ) -> PredictionOutput:
+        """Predict as `Trainer.predict` does.
+
+        Args:
+            test_dataset: as there.
+            ignore_keys: as there.
+            metric_key_prefix: as there.
+            **gen_kwargs: for the model's `generate`; default: as the arguments say.
+        """
+        with self._generating_with(gen_kwargs):
+            return super().predict(test_dataset, ignore_keys, metric_key_prefix)
+
+    def prediction_step(
+        self,
+        model: Any,
+        inputs: Mapping[str, Any],
+        prediction_loss_only: bool,
+        ignore_keys: Sequence[str] | None = None,
+        **gen_kwargs: Any,
+    ) -> tuple[torch.Tensor | None, Any, Any]:
+        """Loss, generated tokens and labels of one batch; without ``predict_with_generate``, as in `Trainer`.
+
+        Args:
+            model: to compute the loss with.
+            inputs: the batch.
+            prediction_loss_only: whether nothing but the loss is wanted; nothing is generated then.
+            ignore_keys: outputs of the model to leave out.
+            **gen_kwargs: for the model's `generate`, before those that the evaluation was called with.
+        """
+        if prediction_loss_only or not self.args.predict_with_generate:
+            return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
+        inputs = self._prepare_inputs(inputs)
+        loss = labels = None
+        if labels_in(inputs, self.label_names) is not None:  # a decoder has no input without them
+            loss, _, labels = super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
+        arguments = self._arguments_of_generate(gen_kwargs)
+        padding = padding_token(self.model, self.processing_class, arguments)
+        with torch.no_grad():
+            tokens = generated_tokens(self.model, inputs_of_generate(inputs, self.label_names), arguments, padding)
+        return loss, tokens, labels
+
+    @property
+    def prediction_padding(self) -> int:
+        """Fills up shorter rows of predictions: the padding token where these are generated."""
+        if not self.args.predict_with_generate:
+            return PADDING
+        return padding_token(self.model, self.processing_class, self._arguments_of_generate({}))
+
+    def _make_model_ready(self) -> None:
+        if not isinstance(self.args, Seq2SeqTrainingArguments):
+            raise ConfigurationError(
+                f"`args` of a {type(self).__name__} are {type(self.args).__name__}, which don't say how it generates. "
+                "Give Seq2SeqTrainingArguments."
+            )
+        generates = self.args.predict_with_generate and is_ours(self.prediction_step)
+        if generates and not callable(getattr(self.model, "generate", None)):
+            raise ConfigurationError(
+                f"`predict_with_generate` is True, but {type(self.model).__name__} has no method `generate`. Set it to "
+                "False, or override `prediction_step`."
+            )
+        if self.args.generation_config is not None:
+            self.model.generation_config = load_generation_config(self.args.generation_config)
+        super()._make_model_ready()
+        if has_shards(self.model):
+            from torch.distributed.fsdp import register_fsdp_forward_method
+
+            # Which calls the encoder before it calls the model: that has to gather its own parameters first.
+            register_fsdp_forward_method(self.model, "generate")
+
+    @contextlib.contextmanager
+    def _generating_with(self, gen_kwargs: Mapping[str, Any]) -> Iterator[None]:
+        """An evaluation of several datasets is several evaluations inside of one."""
+        before = self._gen_kwargs
+        self._gen_kwargs = {**before, **gen_kwargs}
+        try:
+            yield
+        finally:
+            self._gen_kwargs = before
+
+    def _arguments_of_generate(self, gen_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        arguments = {**self._gen_kwargs, **gen_kwargs}
+        defaults = {"num_beams": self.args.generation_num_beams}
+        if arguments.get("max_new_tokens") is None:
+            defaults["max_length"] = self.args.generation_max_length
+        for name, default in defaults.items():
+            value = default if arguments.get(name) is None else arguments[name]
+            arguments.pop(name, None)
+            if value is not None:
+                arguments[name] = value
+        if self.args.world_size > 1 and has_shards(self.model):
+            arguments.setdefault("synced_gpus", True)  # a rank that is done computes along: the others need its part
+        return arguments
