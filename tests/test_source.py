@@ -1,7 +1,4 @@
-"""Nothing that is read from a file can become code: the package has no way to make it so.
-
-The one exception are portable ``.pt`` files, which are read by torch's restricted reader.
-"""
+"""Nothing that is read from a file can become code: the package has no way to make it so."""
 
 import ast
 from collections.abc import Iterator
@@ -16,7 +13,6 @@ CALLS = {"__import__", "compile", "eval", "exec"}  # by their bare names; `model
 ATTRIBUTES = {"torch.load", "np.load", "numpy.load", "importlib.import_module", "import_module", "pydoc.locate"}
 KEYWORDS = {"allow_pickle", "pickle_module"}
 ALLOWED = {
-    ("checkpointing/portable.py", "torch.load"),
     ("optional.py", "importlib.import_module"),  # of a name that stands in our code, see below
 }
 
@@ -44,10 +40,6 @@ def names_in(node: ast.AST) -> Iterator[str]:
         yield node.id
     elif isinstance(node, ast.keyword) and node.arg in KEYWORDS:
         yield node.arg
-    elif isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load":
-        restricted = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
-        if restricted.get("weights_only") != "True":
-            yield "torch.load without weights_only=True"
 
 
 def test_nothing_that_is_read_can_become_code() -> None:
@@ -90,20 +82,6 @@ def test_packages_are_required_by_names_that_stand_in_the_code() -> None:
 def test_a_danger_is_found(code: str, tmp_path: Path) -> None:
     (tmp_path / "module.py").write_text(code)
     assert list(dangers(tmp_path / "module.py", tmp_path))
-
-
-def test_the_restricted_reader_may_not_be_unrestricted(tmp_path: Path) -> None:
-    (tmp_path / "checkpointing").mkdir()
-    file = tmp_path / "checkpointing" / "portable.py"
-    file.write_text("torch.load(path, weights_only=True)")
-    assert not list(dangers(file, tmp_path))
-    for unrestricted in (
-        "torch.load(path)",
-        "torch.load(path, weights_only=False)",
-        "torch.load(path, weights_only=x)",
-    ):
-        file.write_text(unrestricted)
-        assert list(dangers(file, tmp_path))
 
 
 def test_what_only_looks_dangerous_is_not(tmp_path: Path) -> None:

@@ -1,12 +1,14 @@
-"""Single ``.pt`` files that any ``torch.load(..., weights_only=True)`` can read."""
+"""Single ``.pt`` files that any ``torch.load(..., weights_only=True)`` can read.
+
+Nothing else in the package reads files of this kind.
+"""
 
 from __future__ import annotations
 
-import io
 import os
-import zipfile
+import tempfile
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from io import FileIO
 from pathlib import Path
 from typing import IO, Any, cast
@@ -15,7 +17,10 @@ import torch
 from torch.utils.serialization import config
 
 from pytorch_accelerated.checkpointing import disk
+from pytorch_accelerated.checkpointing.pickled_values import Maker
 from pytorch_accelerated.checkpointing.publish import explained, replacing
+from pytorch_accelerated.checkpointing.reading import explained_reading, kind_of
+from pytorch_accelerated.checkpointing.torch_file import read_saved
 from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device)
@@ -45,38 +50,43 @@ def save_portable(path: str | os.PathLike[str], contents: dict[str, Any]) -> Non
         _save(contents, file)
 
 
-def load_portable(path: str | os.PathLike[str]) -> dict[str, Any]:
+def load_portable(path: str | os.PathLike[str], makers: Mapping[str, Maker] | None = None) -> dict[str, Any]:
     """The contents of a file that `save_portable` or ``torch.save`` wrote, with its tensors on the CPU.
 
-    No code in the file is run. A checksum that ``torch.save`` writes for each tensor is compared, which ``torch.load``
-    alone does not do.
+    No code in the file is run, and memory is bounded by the size of the file. Of the usual format a checksum of each
+    part is compared, so that one flipped bit is noticed.
+
+    Args:
+        path: of the file.
+        makers: see `pickled.read_pickle`.
 
     Raises:
-        CheckpointError: if there is no such file.
+        CheckpointError: if there is no such file, or it cannot be read.
         InvalidCheckpointError: if it is damaged, holds more than plain values and tensors, or no dict.
     """
     path = Path(path)
-    if path.is_dir():
+    kind = kind_of(path)
+    if kind == "folder":
         raise CheckpointError(f"{path} is a folder. A training state is read with `load_training_state`.")
-    if not path.is_file():
+    if kind != "file":
         near = ", ".join(sorted(child.name for child in path.parent.glob("*.pt"))) or "none"
         raise CheckpointError(f"There is no file {path}. Files that end with '.pt' in its folder: {near}.")
-    try:
-        if zipfile.is_zipfile(path):
-            with zipfile.ZipFile(path) as archive:
-                changed = archive.testzip()
-            if changed is not None:
-                raise InvalidCheckpointError(f"its record {changed!r} was changed")
-        contents = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch and zipfile have many ways to report a file that they cannot read
-        raise InvalidCheckpointError(
-            f"{path} cannot be loaded ({type(error).__name__}, see above). Either it is damaged: use another file. Or "
-            "it holds more than plain values and tensors, which could run code: if you trust it, load it with "
-            "`torch.load` yourself and save its tensors again."
-        ) from error
+    with explained_reading(path), open(path, "rb", buffering=0) as file:
+        contents = _contents(file, path, makers)
     if not isinstance(contents, dict):
         raise InvalidCheckpointError(f"{path} holds a {type(contents).__name__}, not the dict of a checkpoint.")
     return contents
+
+
+def _contents(file: FileIO, path: Path, makers: Mapping[str, Maker] | None) -> Any:
+    try:
+        return read_saved(file, makers)
+    except InvalidCheckpointError as error:
+        raise InvalidCheckpointError(
+            f"{path} cannot be loaded: {error}. Either it is damaged: use another file. Or it holds more than plain "
+            "values and tensors, which could run code: if you trust it, load it with `torch.load` yourself and save "
+            "its tensors again."
+        ) from error
 
 
 def _unloadable(value: Any, path: str, parents: tuple[Any, ...]) -> Iterator[str]:
@@ -85,10 +95,9 @@ def _unloadable(value: Any, path: str, parents: tuple[Any, ...]) -> Iterator[str
         return
     if type(value) not in (list, tuple, set, dict, OrderedDict):
         try:
-            single = io.BytesIO()
-            torch.save(value, single)
-            single.seek(0)
-            torch.load(single, weights_only=True)
+            with tempfile.TemporaryFile(buffering=0) as single:
+                torch.save(value, single)
+                read_saved(single)
         except Exception:
             yield f"{path or 'the contents'}: {type(value).__module__}.{type(value).__qualname__}"
     elif any(value is parent for parent in parents):

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import random
+import struct
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
+from pytorch_accelerated.checkpointing.pickled_values import Built, Maker
 from pytorch_accelerated.checkpointing.portable import load_portable
+from pytorch_accelerated.checkpointing.reading import kind_of
 from pytorch_accelerated.checkpointing.run_parts import check_generators
 from pytorch_accelerated.errors import InvalidCheckpointError
 from pytorch_accelerated.seeding import generator_states
 
-# transformers keeps the state of numpy's generator in an array. These build it, under the names that numpy has given
-# them over time, and run nothing.
-_RECONSTRUCT = np.empty(0).__reduce__()[0]
-_OF_ARRAYS: list[Any] = [
-    *((_RECONSTRUCT, f"numpy.{module}.multiarray._reconstruct") for module in ("core", "_core")),
-    np.ndarray,
-    np.dtype,
-    type(np.dtype(np.uint32)),
-]
+_KEYS = struct.Struct("<624I")  # of numpy's generator
 
 
 def known_generator_states(*, is_alone: bool) -> dict[str, Any]:
@@ -45,11 +39,10 @@ def read_generator_states(path: Path) -> dict[str, Any] | None:
     Raises:
         InvalidCheckpointError: if it holds anything else.
     """
-    if not path.is_file():
+    if kind_of(path) is None:
         return None
     try:
-        with torch.serialization.safe_globals(_OF_ARRAYS):
-            contents = load_portable(path)
+        contents = load_portable(path, _ARRAYS)
         states = contents if "torch" in contents else _native(contents)  # the former is how we once wrote them
         check_generators(states)
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
@@ -60,9 +53,47 @@ def read_generator_states(path: Path) -> dict[str, Any] | None:
     return states
 
 
+class _Kind(Built):
+    """What a file says of the kind of numbers in an array; numpy itself never hears of it."""
+
+    def __init__(self, code: Any) -> None:
+        self.code = code
+        self.state: Any = None
+
+    def build(self, state: Any) -> None:
+        self.state = state
+
+
+class _Array(Built):
+    """What a file says of the array that holds the state of numpy's generator."""
+
+    def __init__(self) -> None:
+        self._state: Any = None
+
+    def build(self, state: Any) -> None:
+        self._state = state
+
+    def numbers(self) -> list[int]:
+        """The numbers in it, if these are the keys of a generator."""
+        _, shape, kind, _, octets = self._state
+        is_known = isinstance(kind, _Kind) and (kind.code, kind.state[1], shape) == ("u4", "<", (624,))
+        if not is_known or len(octets) != _KEYS.size:
+            raise ValueError("numpy's generator has keys of another kind")
+        return list(_KEYS.unpack(octets))
+
+
+# transformers keeps the state of numpy's generator in an array. These stand for numpy's own functions, under the names
+# that they have had over time.
+_ARRAYS: dict[str, Maker] = {
+    f"numpy.{module}.multiarray._reconstruct": lambda *_: _Array() for module in ("core", "_core")
+}
+_ARRAYS["numpy.dtype"] = lambda machine, code, *_: _Kind(code)
+
+
 def _native(known: dict[str, Any]) -> dict[str, Any]:
     algorithm, keys, *rest = known["numpy"]
-    numpy_state = [algorithm, torch.from_numpy(np.asarray(keys, dtype=np.int64)), *rest]
+    keys = keys.numbers() if isinstance(keys, _Array) else keys
+    numpy_state = [algorithm, torch.tensor(keys, dtype=torch.int64, device="cpu"), *rest]
     states = {"torch": known["cpu"], "numpy": numpy_state, "random": known["python"]}
     if "cuda" in known and torch.cuda.is_available():
         states["cuda"] = known["cuda"]

@@ -1,0 +1,259 @@
+"""What may stand in the pickles that ``torch.save`` writes, by its name there, and how much memory it may take.
+
+For each function or class that a pickle names there is a function here, which checks what it is given. Nothing is
+imported, and nothing else is called.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from pytorch_accelerated.errors import InvalidCheckpointError
+
+CONTAINER_BYTES = 64  # of memory, at least
+_TENSOR_BYTES = 512  # without its data
+_BYTES_PER_BYTE = 48  # of memory, for a byte of a pickle; state dicts need about a quarter of it
+_FREE_BYTES = 2**20
+_REPEATING_BYTES = 2**26  # what a tensor may say with elements that it repeats, such as an expanded one
+_MAX_DIMENSIONS = 64
+_MAX_KEYS_ALIKE = 100  # with one hash, of those kinds with which somebody could choose it
+
+SCALARS = (type(None), bool, int, float, str, bytes)
+_KEYS = (*SCALARS, torch.dtype, torch.device)
+
+
+class Named(NamedTuple):
+    """A function or class that a pickle names. Only its name is known, and nothing is looked up under it."""
+
+    module: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.module}.{self.name}"
+
+
+class Storage(NamedTuple):
+    """The data of tensors: bytes, and the dtype that a tensor has unless it says another one."""
+
+    octets: torch.Tensor
+    dtype: torch.dtype
+
+
+Maker = Callable[..., Any]
+"""Makes a value out of what a pickle gives to the function of its name. Raises what it likes if it cannot."""
+
+_DTYPES_OF_STORAGES = {
+    "ByteStorage": torch.uint8,
+    "CharStorage": torch.int8,
+    "ShortStorage": torch.int16,
+    "IntStorage": torch.int32,
+    "LongStorage": torch.int64,
+    "BoolStorage": torch.bool,
+    "HalfStorage": torch.float16,
+    "BFloat16Storage": torch.bfloat16,
+    "FloatStorage": torch.float32,
+    "DoubleStorage": torch.float64,
+    "ComplexFloatStorage": torch.complex64,
+    "ComplexDoubleStorage": torch.complex128,
+    "UntypedStorage": torch.uint8,
+}
+_DTYPES = {name: value for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
+
+
+def dtype_of_storage(named: Any) -> torch.dtype:
+    """What the elements of a storage are, by the name of its class.
+
+    Raises:
+        InvalidCheckpointError: if there is no such class.
+    """
+    if isinstance(named, Named) and named.module in ("torch", "torch.cuda", "torch.storage"):
+        dtype = _DTYPES_OF_STORAGES.get(named.name)
+        if dtype is not None:
+            return dtype
+    raise InvalidCheckpointError(f"it names {named} as a kind of data")
+
+
+class Built:
+    """A value that a pickle makes in two steps: the second one calls `build`. For makers."""
+
+    def build(self, state: Any) -> None:
+        """Take over what the second step has."""
+        raise NotImplementedError
+
+
+class Budget:
+    """How much memory the values of a pickle may take. It grows with every byte that is read."""
+
+    def __init__(self) -> None:
+        self._room = _FREE_BYTES
+        self._alike: Counter[tuple[int, int]] = Counter()
+
+    def earn(self, read_bytes: int) -> None:
+        """So many more bytes were read."""
+        self._room += _BYTES_PER_BYTE * read_bytes
+
+    def charge(self, size_bytes: int) -> None:
+        """Count memory that is about to be used.
+
+        Raises:
+            InvalidCheckpointError: if that is more than what a file of this kind needs.
+        """
+        self._room -= size_bytes
+        if self._room < 0:
+            raise InvalidCheckpointError("a few of its bytes would become very many in memory")
+
+    def check_key(self, target: Any, key: Any) -> None:
+        """Refuse what cannot be a key of `target`, or was chosen so that looking it up takes hours."""
+        is_tuple = type(key) in (tuple, torch.Size)
+        if not (type(key) in _KEYS or (is_tuple and all(type(item) in _KEYS for item in key))):
+            raise InvalidCheckpointError(f"a key is a {type(key).__name__}")
+        if is_tuple or (type(key) is int and abs(key) >= 2**60):
+            self._alike[id(target), hash(key)] += 1
+            if self._alike[id(target), hash(key)] > _MAX_KEYS_ALIKE and key not in target:
+                raise InvalidCheckpointError("its keys were chosen to take hours to look up")
+
+
+def _tensor(
+    budget: Budget,
+    storage: Any,
+    offset: Any,
+    shape: Any,
+    strides: Any,
+    requires_grad: Any = False,
+    hooks: Any = None,
+    dtype: Any = None,
+    metadata: Any = None,
+) -> torch.Tensor:
+    budget.charge(_TENSOR_BYTES)
+    if not isinstance(storage, Storage) or hooks or metadata:
+        raise TypeError("it has no data of its own, or hooks")
+    dtype = storage.dtype if dtype is None else dtype
+    octets = storage.octets
+    elements = octets[: octets.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
+    numbers = [offset, *shape, *strides]
+    if any(type(number) is not int or number < 0 for number in numbers) or len(shape) > _MAX_DIMENSIONS:
+        raise ValueError(f"it cannot begin at {offset} with the shape {shape} and strides {strides}")
+    span = 0 if 0 in shape else 1 + sum((size - 1) * step for size, step in zip(shape, strides, strict=True))
+    if offset + span > elements.numel():
+        raise ValueError(f"it would have {offset + span} elements, but the file has {elements.numel()} for it")
+    count = 1
+    for size in shape:
+        count *= size
+    if count > span and count * dtype.itemsize > max(_REPEATING_BYTES, octets.numel()):
+        raise ValueError(f"it says {count} elements, but the file has {span} for it")
+    return elements.as_strided(shape, strides, offset).requires_grad_(requires_grad is True)
+
+
+def _parameter(budget: Budget, data: Any, requires_grad: Any, hooks: Any, state: Any = None) -> Any:
+    if type(data) is not torch.Tensor:
+        raise TypeError("it has no data")
+    return torch.nn.Parameter(data, requires_grad is True)
+
+
+def _tensor_with_attributes(budget: Budget, function: Any, kind: Any, arguments: Any, state: Any) -> Any:
+    """A tensor that user code has given attributes, which do not come back."""
+    if str(kind) not in ("torch.Tensor", "torch.nn.parameter.Parameter") or type(arguments) is not tuple:
+        raise TypeError(f"{kind} is a class of its own")
+    if str(function) not in ("torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor_v3"):
+        raise TypeError(f"it is made by {function}")
+    return _tensor(budget, *arguments)
+
+
+def _sparse_tensor(budget: Budget, layout: Any, arguments: Any) -> torch.Tensor:
+    budget.charge(_TENSOR_BYTES)
+    indices, values, size, *coalesced = arguments
+    if layout is not torch.sparse_coo:
+        raise TypeError(f"its layout is {layout}")
+    tensor = torch.sparse_coo_tensor(indices, values, size, check_invariants=True)
+    return tensor.coalesce() if coalesced and coalesced[0] is True else tensor
+
+
+def _layout(budget: Budget, name: Any) -> torch.layout:
+    return {"torch.strided": torch.strided, "torch.sparse_coo": torch.sparse_coo}[name]
+
+
+def _size_of_tensor(budget: Budget, items: Any = ()) -> torch.Size:
+    budget.charge(CONTAINER_BYTES + 8 * len(items))
+    return torch.Size(items)
+
+
+def _device(budget: Budget, *arguments: Any) -> torch.device:
+    return torch.device(*arguments)
+
+
+def _ordered_dict(budget: Budget, items: Any = ()) -> OrderedDict[Any, Any]:
+    budget.charge(CONTAINER_BYTES * (1 + len(items)))
+    ordered: OrderedDict[Any, Any] = OrderedDict()
+    for key, value in items:
+        budget.check_key(ordered, key)
+        ordered[key] = value
+    return ordered
+
+
+def _counter(budget: Budget, counts: Any = None) -> Counter[Any]:
+    counts = {} if counts is None else counts
+    if type(counts) is not dict:
+        raise TypeError("its counts are no dict")
+    budget.charge(CONTAINER_BYTES * (1 + len(counts)))
+    return Counter(counts)
+
+
+def _set(budget: Budget, items: Any = ()) -> set[Any]:
+    budget.charge(CONTAINER_BYTES * (1 + len(items)))
+    found: set[Any] = set()
+    for item in items:
+        budget.check_key(found, item)
+        found.add(item)
+    return found
+
+
+def _complex(budget: Budget, real: float, imaginary: float) -> complex:
+    return complex(real, imaginary)
+
+
+def _bytes(budget: Budget, text: Any, encoding: Any) -> bytes:
+    """Bytes, which pickles of torch's kind keep as text."""
+    if type(text) is not str or codecs.lookup(encoding).name != "iso8859-1":
+        raise TypeError(f"it is a {type(text).__name__} in {encoding!r}")
+    budget.charge(len(text))
+    return text.encode("latin-1")
+
+
+def _no_bytes(budget: Budget) -> bytes:
+    return b""
+
+
+def _byte_array(budget: Budget, data: Any = b"", *encoding: Any) -> bytearray:
+    data = _bytes(budget, data, *encoding) if encoding else data
+    if type(data) is not bytes:
+        raise TypeError(f"it is made of a {type(data).__name__}")
+    budget.charge(len(data))
+    return bytearray(data)
+
+
+VALUES: dict[str, Any] = {f"torch.{name}": dtype for name, dtype in _DTYPES.items()}
+MAKERS: dict[str, Maker] = {
+    "torch._utils._rebuild_tensor": _tensor,
+    "torch._utils._rebuild_tensor_v2": _tensor,
+    "torch._utils._rebuild_tensor_v3": _tensor,
+    "torch._utils._rebuild_parameter": _parameter,
+    "torch._utils._rebuild_parameter_with_state": _parameter,
+    "torch._utils._rebuild_sparse_tensor": _sparse_tensor,
+    "torch._tensor._rebuild_from_type_v2": _tensor_with_attributes,
+    "torch.serialization._get_layout": _layout,
+    "torch.Size": _size_of_tensor,
+    "torch.device": _device,
+    "collections.OrderedDict": _ordered_dict,
+    "collections.Counter": _counter,
+    "_codecs.encode": _bytes,
+}
+for _module in ("builtins", "__builtin__"):  # by the version of the pickle
+    MAKERS[f"{_module}.set"] = _set
+    MAKERS[f"{_module}.complex"] = _complex
+    MAKERS[f"{_module}.bytes"] = _no_bytes
+    MAKERS[f"{_module}.bytearray"] = _byte_array
