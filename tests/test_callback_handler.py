@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import CallbackHandler, LogMetricsCallback, PrintMetricsCallback, TrainerCallback
@@ -17,6 +18,7 @@ from pytorch_accelerated.errors import (
     DuplicateCallbackError,
     StopTrainingError,
 )
+from tests.support.reference import regression_data, sgd, tiny_model
 
 
 class Named(TrainerCallback):
@@ -51,8 +53,47 @@ def test_callbacks_act_in_the_order_given_with_what_the_event_brings():
     handler.call_event("on_train_epoch_start", None, number=1)
     assert calls == [(name, {"number": 1}) for name in "bac"]
     assert [callback.name for callback in handler] == ["b", "a", "c"]
-    assert handler.callback_list == "Named\nNamed\nNamed"
+    assert handler.callback_list == ["Named", "Named", "Named"]
     assert len(handler) == 3
+
+
+def test_callbacks_that_are_assigned_are_those_that_are_called():
+    calls: list[Any] = []
+    first, second = Named("a", calls), Named("b", calls)
+    handler = CallbackHandler([first])
+    handler.call_event("on_train_epoch_start", None)
+    handler.callbacks = [*handler.callbacks, second]
+    handler.call_event("on_train_epoch_start", None)
+    handler.callbacks = [callback for callback in handler.callbacks if callback is not first]  # type: ignore[assignment]
+    handler.call_event("on_train_epoch_start", None)
+    assert [name for name, _ in calls] == ["a", "a", "b", "b"]
+    with pytest.raises(AttributeError):
+        handler.callbacks.append(first)  # type: ignore[attr-defined]  # it would be lost in silence
+
+
+def test_overrides_pass_on_what_they_know_with_super():
+    calls: list[str] = []
+
+    class Older(TrainerCallback):
+        def on_train_step_end(self, trainer: Trainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
+            super().on_train_step_end(trainer, batch, batch_output)  # type: ignore[misc, call-arg]
+            calls.append("train step")
+
+        def on_eval_step_end(self, trainer: Trainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
+            super().on_eval_step_end(trainer, batch, batch_output)  # type: ignore[misc, call-arg]
+            calls.append("eval step")
+
+        def on_eval_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
+            super().on_eval_epoch_start(trainer)  # type: ignore[call-arg]
+            calls.append("eval start")
+
+        def on_eval_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+            super().on_eval_epoch_end(trainer)  # type: ignore[call-arg]
+            calls.append("eval end")
+
+    model, data = tiny_model(), TensorDataset(*regression_data(2))
+    Trainer(model, torch.nn.MSELoss(), sgd(model), callbacks=[Older]).train(data, 1, data)
+    assert calls == ["train step", "eval start", "eval step", "eval end"]
 
 
 def test_classes_are_made_into_instances():

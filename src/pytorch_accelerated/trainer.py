@@ -405,7 +405,7 @@ class Trainer(TrainingRun):
         save_portable(save_path, {**checkpoint, **(checkpoint_kwargs or {})})
 
     def load_checkpoint(
-        self, checkpoint_path: str | Path, load_optimizer: bool = True, *, load_scheduler: bool = True
+        self, checkpoint_path: str | Path, load_optimizer: bool = True, load_scheduler: bool = True
     ) -> dict[str, Any]:
         """Take over what `save_checkpoint` wrote, on every rank that calls it. Nothing in the file is executed.
 

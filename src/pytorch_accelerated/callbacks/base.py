@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 if TYPE_CHECKING:
     from pytorch_accelerated.trainer import Trainer
+
+P = ParamSpec("P")
+
+
+def _takes_anything(event: Callable[P, None]) -> Callable[P, None]:
+    """Let the empty `event` be called with other arguments than those it names.
+
+    Overrides pass on what they know with ``super()``: without an argument that came later, or by position.
+    """
+
+    @functools.wraps(event)
+    def take(*args: Any, **kwargs: Any) -> None:
+        pass
+
+    return take
 
 
 class TrainerCallback:
@@ -33,6 +50,7 @@ class TrainerCallback:
     def on_train_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """A batch is about to be used for training."""
 
+    @_takes_anything
     def on_train_step_end(
         self, trainer: Trainer, *, batch: Any, batch_output: dict[str, Any], step: int, **kwargs: Any
     ) -> None:
@@ -55,15 +73,18 @@ class TrainerCallback:
     def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """A training epoch is over and its loss is in the run history."""
 
+    @_takes_anything
     def on_eval_epoch_start(self, trainer: Trainer, *, is_intermediate: bool, **kwargs: Any) -> None:
         """An evaluation begins; `is_intermediate` inside a training epoch."""
 
     def on_eval_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """A batch is about to be evaluated."""
 
+    @_takes_anything
     def on_eval_step_end(self, trainer: Trainer, *, batch: Any, batch_output: dict[str, Any], **kwargs: Any) -> None:
         """A batch has been evaluated; `Trainer.gather` may be called here."""
 
+    @_takes_anything
     def on_eval_epoch_end(self, trainer: Trainer, *, is_intermediate: bool, **kwargs: Any) -> None:
         """An evaluation is over and its loss is in the run history."""
 
@@ -79,15 +100,18 @@ class TrainerCallback:
     def on_evaluation_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """`Trainer.evaluate` is over."""
 
+    @_takes_anything
     def on_prediction_run_start(self, trainer: Trainer, *, num_batches: int | None = None, **kwargs: Any) -> None:
         """`Trainer.predict` begins; `num_batches` of each rank, None where that is not known."""
 
+    @_takes_anything
     def on_prediction_step_end(self, trainer: Trainer, *, batch: Any, predictions: Any, **kwargs: Any) -> None:
         """The predictions of a batch are known, still on the trainer's device."""
 
     def on_prediction_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """`Trainer.predict` is over."""
 
+    @_takes_anything
     def on_non_finite_loss(self, trainer: Trainer, *, metric_name: str, epoch: int, step: int, **kwargs: Any) -> None:
         """A loss that has just been read is NaN or infinite on some rank.
 
@@ -101,6 +125,7 @@ class TrainerCallback:
             kwargs: room for more.
         """
 
+    @_takes_anything
     def on_stop_training_error(self, trainer: Trainer, *, reason: str = "", **kwargs: Any) -> None:
         """The run is about to end early, because `StopTrainingError` was raised or a loss was not finite.
 
@@ -110,6 +135,7 @@ class TrainerCallback:
             kwargs: room for more.
         """
 
+    @_takes_anything
     def on_exception(self, trainer: Trainer, *, exception: BaseException, **kwargs: Any) -> None:
         """The run ends with an exception, which goes on up after this. Close what is open."""
 

@@ -77,14 +77,20 @@ class CallbackHandler:
         self._forget_methods()
 
     @property
-    def callback_list(self) -> str:
-        """The names of the callback classes, one a line."""
-        return "\n".join(type(callback).__name__ for callback in self._callbacks)
+    def callback_list(self) -> list[str]:
+        """The names of the callback classes."""
+        return [type(callback).__name__ for callback in self._callbacks]
 
     @property
-    def callbacks(self) -> list[Any]:
-        """The callbacks, in order. A copy: use `add_callback` to change the handler."""
-        return list(self._callbacks)
+    def callbacks(self) -> tuple[Any, ...]:
+        """The callbacks, in order. Assign others, or use `add_callback`, to change them."""
+        return tuple(self._callbacks)
+
+    @callbacks.setter
+    def callbacks(self, callbacks: Iterable[Any]) -> None:
+        callbacks = list(callbacks)
+        self.clear_callbacks()
+        self.add_callbacks(callbacks)
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.callbacks)

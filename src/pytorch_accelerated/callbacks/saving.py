@@ -69,7 +69,6 @@ class SaveBestModelCallback(TrainerCallback):
         watch_metric: str = "eval_loss_epoch",
         greater_is_better: bool = False,
         reset_on_train: bool = True,
-        *,
         save_optimizer: bool = True,
         save_scheduler: bool = True,
         load_saved_checkpoint: bool = True,
