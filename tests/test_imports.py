@@ -37,6 +37,7 @@ RANKS = {
     "tracking.loss": 1,
     "tracking.plotting": 1,
     "tracking.timing": 1,
+    "tracking.values": 1,
     # machinery
     "batches": 2,
     "checkpointing": 2,

@@ -70,6 +70,7 @@ def rehearse(trainer: Trainer, arguments: dict[str, Any]) -> PreflightReport:
     savers = [callback for callback in callbacks if isinstance(callback, SaveTrainingStateCallback)]
     places = [existing_parent(Path(saver.save_dir)) for saver in savers] or [Path(tempfile.gettempdir())]
     attributes = dict(vars(trainer))
+    history = trainer.run_history.state_dict()  # with values that no training state can hold
     modes = [(module, module.training) for module in trainer.get_model().modules()]
     scratch = Path(trainer._ranks.do_on_first(lambda: _scratch_folder(places[0])))
     try:
@@ -87,6 +88,7 @@ def rehearse(trainer: Trainer, arguments: dict[str, Any]) -> PreflightReport:
             vars(trainer).clear()
             vars(trainer).update(attributes)
             load_run(trainer, scratch / "before")
+            trainer.run_history.load_state_dict(history)
             for module, is_training in modes:
                 module.training = is_training
         size_bytes = sum(file.stat().st_size for file in (scratch / "after").iterdir())

@@ -292,7 +292,7 @@ class Trainer(TrainingRun):
         per_device_batch_size: int = 8,
         dataloader_kwargs: Mapping[str, Any] | None = None,
         collate_fn: Callable[..., Any] | None = None,
-    ) -> dict[str, float]:
+    ) -> dict[str, Any]:
         """Evaluate once; the run history is reset and holds the metrics. Must be called by all ranks.
 
         Args:

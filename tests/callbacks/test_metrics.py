@@ -13,7 +13,7 @@ from pytorch_accelerated.callbacks.defaults import DEFAULT_CALLBACKS
 from pytorch_accelerated.callbacks.evaluation import StepBasedEvaluationCallback
 from pytorch_accelerated.callbacks.metrics import MetricsCallback
 from pytorch_accelerated.callbacks.progress import LogMetricsCallback
-from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, HookOutputError
+from pytorch_accelerated.errors import ConfigurationError, HookOutputError
 from pytorch_accelerated.trainer import Trainer
 from tests.support.processes import run_on_ranks
 
@@ -225,11 +225,10 @@ def test_outputs_without_predictions_are_an_error_that_names_what_to_override():
         trainer.evaluate(torch.zeros(4, 3))
 
 
-def test_a_metric_with_several_values_is_an_error_that_names_it():
+def test_a_metric_with_several_values_is_recorded_whole():
     recall = torchmetrics.Recall(task="multiclass", num_classes=CLASSES, average=None)
     trainer = make_trainer(MetricsCallback({"recall": recall}))
-    with pytest.raises(ArgumentTypeError, match="'eval_recall'"):
-        trainer.evaluate(classification_data(7))
+    assert trainer.evaluate(classification_data(7))["eval_recall"].shape == (CLASSES,)
 
 
 def test_metrics_that_keep_predictions_do_not_keep_the_graph():

@@ -203,7 +203,7 @@ CONTENT: dict[str, Callable[[Path], Any]] = {
     "a history that is text": lambda folder: change(folder, "run", "history", "x"),
     "a record that is a number": lambda folder: change(folder, "run", "history/records", [3]),
     "a record without a name": lambda folder: change(folder, "run", "history/records", [[None, 0.5, 1, 1]]),
-    "a metric that is text": lambda folder: change(folder, "run", "history/records/0/1", "0.5"),
+    "a metric without a name": lambda folder: change(folder, "run", "history/records/0/0", 0.5),
     "an epoch below zero": lambda folder: change(folder, "run", "history/current_epoch", -1),
     "callbacks that are a list": lambda folder: put(folder, "callbacks.json", "[]"),
     "losses that are text": lambda folder: change(folder, "rank_0", "losses/pending_losses", "12"),

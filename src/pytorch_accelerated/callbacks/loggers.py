@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class _FileLogger(TrainerCallback, abc.ABC):
-    """Keeps every value of the run history in a file, which is whole and up to date after each epoch and evaluation.
+    """Keeps every number in the run history in a file, which is whole and up to date after each epoch and evaluation.
 
     The file is written anew each time and then put in the place of the old one, so no crash leaves half a line. A
     resumed run goes on where its training state was saved; what had been logged after that is logged again.
@@ -82,7 +82,7 @@ class _FileLogger(TrainerCallback, abc.ABC):
         self._records = tuple(MetricRecord(*record) for record in state["records"])
 
     def _log(self, trainer: Trainer) -> None:
-        new = trainer.run_history.read_new_records(self.state_key)
+        new = [record for record in trainer.run_history.read_new_records(self.state_key) if record.is_scalar]
         self._records += tuple(new)
         if new and trainer._ranks.is_first:
             try:

@@ -296,7 +296,9 @@ class LogMetricsCallback(TrainerCallback):
         for kind in kinds:
             # The history knows what each reader has seen, also after a resume.
             records = trainer.run_history.read_new_records(f"{self.state_key} {kind}")
-            metrics.update((record.name, record.value) for record in records if _kind_of(record.name) == kind)
+            metrics.update(
+                (record.name, record.value) for record in records if record.is_scalar and _kind_of(record.name) == kind
+            )
         if metrics:
             self.log_metrics(trainer, metrics)
 

@@ -271,6 +271,8 @@ class SaveTrainingStateCallback(TrainerCallback):
         """Save after every so many epochs, and after the last one."""
         self._delete_outdated(trainer)
         epoch = trainer.run_history.current_epoch
+        if self.retention.best is not None:
+            WatchedMetric(self.watch_metric).new_values(trainer, self.state_key)  # refuses what cannot be compared
         if self.policy.is_due(updates=0, saved_updates=0, epochs=epoch, saved_epochs=epoch - 1, seconds_since_save=0.0):
             self._request(trainer, f"epoch_{epoch}")
         if self.save_at_end and trainer.is_last_epoch:

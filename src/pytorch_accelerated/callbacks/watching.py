@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.errors import ConfigurationError, UnknownMetricError
+from pytorch_accelerated.tracking.values import is_scalar
 
 if TYPE_CHECKING:
     from pytorch_accelerated.trainer import Trainer
@@ -68,10 +69,10 @@ class WatchedMetric:
 
         Raises:
             UnknownMetricError: a ValueError, if there is none; it names the metrics that exist.
+            ConfigurationError: if it is no number.
         """
         self.check_recorded(trainer)
-        value: float = trainer._ranks.from_first(trainer.run_history.get_latest_metric(self.name))
-        return value
+        return self._agreed(trainer, [trainer.run_history.get_latest_metric(self.name)])[0]
 
     def new_values(self, trainer: Trainer, reader: str) -> list[float]:
         """What has been recorded since `reader` last asked, so that each value is judged once.
@@ -79,9 +80,23 @@ class WatchedMetric:
         Args:
             trainer: whose run history is asked.
             reader: any name that nobody else reads under; the position is saved with the run history.
+
+        Raises:
+            ConfigurationError: if one of them is no number.
         """
         new = [record.value for record in trainer.run_history.read_new_records(reader) if record.name == self.name]
-        values: list[float] = trainer._ranks.from_first(new)
+        return self._agreed(trainer, new)
+
+    def _agreed(self, trainer: Trainer, values: list[Any]) -> list[float]:
+        """Rank 0's values on every rank."""
+        kinds = {type(value).__name__ for value in values if not is_scalar(value)}
+        values, kinds = trainer._ranks.from_first(([value for value in values if is_scalar(value)], kinds))
+        if kinds:
+            raise ConfigurationError(
+                f"The watched metric is {self.name!r}, but its value is a {' or a '.join(sorted(kinds))}, which cannot "
+                "be compared with others. Record one number under a name of its own with `run_history.update_metric`, "
+                "and watch that."
+            )
         return values
 
     def is_better(self, new: float, best: float | None, threshold: float = 0.0) -> bool:

@@ -11,11 +11,10 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from pytorch_accelerated.checkpointing.codec import encode
 from pytorch_accelerated.checkpointing.strict_json import dump_json
 from pytorch_accelerated.checkpointing.tensor_file import chunks
+from pytorch_accelerated.tracking.values import on_host
 
 if TYPE_CHECKING:
     from pytorch_accelerated.distributed import Ranks
@@ -91,13 +90,4 @@ def _differing(value: Any, own: Any, first: Any, path: list[str]) -> Iterator[li
         for key, item in value.items():
             yield from _differing(item, own[key], first[key], [*path, key])
     else:
-        yield [path, _on_host(value)]
-
-
-def _on_host(value: Any) -> Any:
-    """`value` as it can be sent to another rank, which may not see this one's device."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().cpu()
-    if type(value) is dict:
-        return {key: _on_host(item) for key, item in value.items()}
-    return type(value)(map(_on_host, value)) if type(value) in (list, tuple) else value
+        yield [path, on_host(value)]  # it is sent to other ranks, which may not see this one's device

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from pytorch_accelerated.checkpointing.codec import encode
 from pytorch_accelerated.checkpointing.layout import Manifest
 from pytorch_accelerated.checkpointing.retention import SavedState
 from pytorch_accelerated.checkpointing.state_folder import read_state
-from pytorch_accelerated.errors import InvalidCheckpointError
-from pytorch_accelerated.tracking.history import MetricRecord
+from pytorch_accelerated.checkpointing.strict_json import dump_json
+from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError
+from pytorch_accelerated.tracking.history import MetricRecord, RunHistory
+from pytorch_accelerated.tracking.values import is_scalar
+
+if TYPE_CHECKING:
+    from pytorch_accelerated.distributed import Ranks
+
+_MAX_BYTES_OF_OBJECTS = 4 * 2**20  # of the 16 MiB that the part with the history may have as JSON
 
 
 def read_metric_records(folder: Path) -> list[MetricRecord]:
-    """Every value of every metric up to the save, in the order of recording. Reads only the part that has them.
+    """Every number that was recorded up to the save, in the order of recording. Reads only the part that has them.
 
     Raises:
         InvalidCheckpointError: if that part is damaged, or no run history.
@@ -23,11 +33,58 @@ def read_metric_records(folder: Path) -> list[MetricRecord]:
         return [
             MetricRecord(str(name), float(value), int(epoch), int(update))
             for name, value, epoch, update in parts["run"]["history"].get("records", ())
+            if is_scalar(value)
         ]
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise InvalidCheckpointError(
             f"The training state {folder} has no readable run history ({type(error).__name__}: {error})."
         ) from error
+
+
+def storable_history(history: RunHistory, ranks: Ranks) -> dict[str, Any]:
+    """The state of a history without those values that a training state cannot hold.
+
+    For every metric that has some, one warning on the first rank names it.
+    """
+    state = history.state_dict()
+    records = state.get("records")
+    if not isinstance(records, list) or all(is_scalar(value) for _, value, _, _ in records):
+        return state  # which is that of a user's own history, or has nothing but numbers
+    reasons: dict[str, str] = {}
+    kept, bytes_left = [], _MAX_BYTES_OF_OBJECTS
+    for name, value, _, _ in records:
+        size_bytes, reason = (0, None) if is_scalar(value) else _size_in_json(name, value)
+        if reason is None and size_bytes > bytes_left:
+            reason = "too large outside of tensors and arrays"
+        if reason is not None:
+            reasons.setdefault(name, reason)
+        else:
+            bytes_left -= size_bytes
+        kept.append(reason is None)
+    new = {name: reason for name, reason in reasons.items() if name not in history.names_not_saved}
+    history.names_not_saved.update(new)
+    if new and ranks.is_first:
+        warnings.warn(
+            "Training states leave out values of "
+            + ", ".join(f"the metric {name!r} ({reason})" for name, reason in new.items())
+            + ". The run and its history keep them. To have them in a state, record plain values, tensors or arrays.",
+            stacklevel=2,
+        )
+    return {
+        **state,
+        "records": [record for record, keep in zip(records, kept, strict=True) if keep],
+        "read_positions": {reader: sum(kept[:end]) for reader, end in state["read_positions"].items()},
+    }
+
+
+def _size_in_json(name: str, value: Any) -> tuple[int, str | None]:
+    """How many bytes `value` takes apart from its tensors, or why it cannot be stored."""
+    try:
+        structure = encode(value, path=name).structure
+        return len(dump_json(structure, what="It")), None
+    except CheckpointError as error:
+        lines = [line.strip() for line in str(error).splitlines()]
+        return 0, lines[1] if len(lines) > 1 else lines[0]
 
 
 def judged_states(states: Iterable[tuple[Path, Manifest]], *, metric_name: str | None) -> list[SavedState]:

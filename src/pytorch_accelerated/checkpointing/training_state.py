@@ -19,6 +19,7 @@ from pytorch_accelerated.checkpointing.codec import Encoded, hide_callables, res
 from pytorch_accelerated.checkpointing.optimizers import check_optimizer_state, load_optimizer_state
 from pytorch_accelerated.checkpointing.own_states import own_differences, with_own
 from pytorch_accelerated.checkpointing.run_parts import check_run_parts
+from pytorch_accelerated.checkpointing.saved_metrics import storable_history
 from pytorch_accelerated.checkpointing.state_folder import encode_parts, read_state, write_encoded
 from pytorch_accelerated.checkpointing.verify import read_manifest
 from pytorch_accelerated.checkpointing.weights import canonical_state_dict, load_canonical
@@ -196,7 +197,7 @@ def _shared_parts(trainer: Trainer) -> dict[str, Any]:
         "scaler": None if scaler is None else scaler.state_dict(),
         "run": {
             "run_state": trainer.run_state.state_dict(),
-            "history": trainer.run_history.state_dict(),
+            "history": storable_history(trainer.run_history, trainer._ranks),
             "epochs_before_run": trainer._epochs_before_run,
             "config": None if trainer.run_config is None else trainer.run_config.to_dict(),
         },
@@ -211,7 +212,7 @@ def _callback_states(trainer: Trainer) -> dict[str, Any]:
 def _own_differences(trainer: Trainer, callbacks: dict[str, Any]) -> dict[str, Any]:
     """How states that are stored once differ on this rank, if they do."""
     ranks = trainer._ranks
-    histories = {} if ranks.count == 1 else {"history": trainer.run_history.state_dict()}
+    histories = {} if ranks.count == 1 else {"history": storable_history(trainer.run_history, ranks)}
     own = {
         "callbacks": own_differences(ranks, callbacks, path="callbacks"),
         **own_differences(ranks, histories, path="run"),

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import functools
-import numbers
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-import torch
-
-from pytorch_accelerated.errors import ArgumentTypeError, UnknownMetricError
+from pytorch_accelerated.errors import UnknownMetricError
 from pytorch_accelerated.optional import require
 from pytorch_accelerated.tracking.plotting import plot_records
 from pytorch_accelerated.tracking.timing import EpochTiming
+from pytorch_accelerated.tracking.values import is_scalar, stored_value
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,15 +25,20 @@ class MetricRecord(NamedTuple):
 
     Attributes:
         name: of the metric, with its prefix.
-        value: may be NaN or infinite.
+        value: a float for a number, NaN and infinities among them; else what was recorded.
         epoch: the epoch in which it was recorded, counted from 1.
         update: the optimizer updates that were finished when it was recorded.
     """
 
     name: str
-    value: float
+    value: Any
     epoch: int
     update: int
+
+    @property
+    def is_scalar(self) -> bool:
+        """Whether the value is a number: only those are in tables, plots and logs, and can be watched."""
+        return is_scalar(self.value)
 
 
 class RunHistory(ABC):
@@ -44,7 +46,12 @@ class RunHistory(ABC):
 
     A subclass implements `get_metric_names`, `get_metric_values`, `get_latest_metric`, `update_metric` and `reset`,
     and need not call ``super().__init__()``: `records`, on which loggers and training states rely, is kept here.
+
+    Attributes:
+        names_not_saved: metrics with values that training states leave out, of which a warning has told.
     """
+
+    names_not_saved: set[str]
 
     _current_epoch: int
     _updates_done: int
@@ -71,11 +78,11 @@ class RunHistory(ABC):
         """The names of all metrics that have values."""
 
     @abstractmethod
-    def get_metric_values(self, name: str) -> Sequence[float]:
+    def get_metric_values(self, name: str) -> Sequence[Any]:
         """All values of a metric in the order of recording; none for an unknown name."""
 
     @abstractmethod
-    def get_latest_metric(self, name: str) -> float:
+    def get_latest_metric(self, name: str) -> Any:
         """The last value of a metric.
 
         Raises:
@@ -83,16 +90,15 @@ class RunHistory(ABC):
         """
 
     @abstractmethod
-    def update_metric(self, name: str, value: float) -> None:
+    def update_metric(self, name: str, value: Any) -> None:
         """Record a value under the name `metric_name_prefix` + `name`, for the current epoch and update.
 
         Args:
             name: of the metric, without prefix.
-            value: a number, a numpy scalar, or a 0-dim array or tensor, whose device is then waited for. What a
-                subclass implements receives it as a float.
-
-        Raises:
-            ArgumentTypeError: a TypeError, if `value` is anything else.
+            value: anything. A number, a numpy scalar, or a 0-dim array or tensor, whose device is then waited for, is
+                recorded as a float. Other values, such as a confusion matrix or a dict, are kept as they are, with
+                tensors and arrays copied to the host; tables, plots, logs and watching callbacks leave them out. What
+                a subclass implements receives what is recorded.
         """
 
     @abstractmethod
@@ -199,6 +205,8 @@ class RunHistory(ABC):
     def to_dataframe(self) -> pd.DataFrame:
         """A table with a column for each metric and a row for each moment of recording; NaN where nothing was.
 
+        Values that are no numbers are left out; `get_metric_values` has them.
+
         The index is (epoch, update). A metric with several values at one moment gets as many rows.
 
         Raises:
@@ -206,8 +214,8 @@ class RunHistory(ABC):
         """
         pandas = require("pandas", extra="dataframe", needed_by="RunHistory.to_dataframe")
         moments: list[tuple[int, int]] = []
-        rows: list[dict[str, float]] = []
-        for record in self._metric_records:
+        rows: list[dict[str, Any]] = []
+        for record in self._scalar_records:
             moment = (record.epoch, record.update)
             if not rows or moments[-1] != moment or record.name in rows[-1]:
                 moments.append(moment)
@@ -228,24 +236,28 @@ class RunHistory(ABC):
             path: where to save the picture as well; the suffix says in which format.
 
         Raises:
-            UnknownMetricError: a ValueError, if one of them has no value, or there are none at all.
+            UnknownMetricError: a ValueError, if one of them has no value that is a number, or there are none at all.
             MissingDependencyError: if matplotlib is not installed.
         """
-        known = dict.fromkeys(record.name for record in self._metric_records)
+        known = dict.fromkeys(record.name for record in self._scalar_records)
         if isinstance(metric_names, str):
             metric_names = [metric_names]
         wanted = list(known if metric_names is None else metric_names)
         for name in wanted:
             if name not in known:
                 raise _unknown_metric(name, known)
-        return plot_records([record for record in self._metric_records if record.name in wanted], path)
+        return plot_records([record for record in self._scalar_records if record.name in wanted], path)
 
     def __repr__(self) -> str:
         """The last epoch with any value, and the latest value of each metric."""
-        latest = {record.name: record.value for record in self._metric_records}
-        values = ", ".join(f"{name} {value:.4g}" for name, value in latest.items())
+        latest = {record.name: record for record in self._metric_records}
+        values = ", ".join(f"{name} {_text(record)}" for name, record in latest.items())
         shown = f"epoch {self._metric_records[-1].epoch}: {values}" if latest else "no metrics"
         return f"{type(self).__name__}({shown})"
+
+    @property
+    def _scalar_records(self) -> list[MetricRecord]:
+        return [record for record in self._metric_records if record.is_scalar]
 
     def _start_over(self) -> None:
         self._current_epoch = 1
@@ -253,14 +265,15 @@ class RunHistory(ABC):
         self._metric_records = []
         self._timings = []
         self._read_positions = {}
+        self.names_not_saved = set()
 
 
 def _recorded(update_metric: Callable[..., None]) -> Callable[..., None]:
-    """A subclass's `update_metric` that receives floats and whose values come into the records."""
+    """A subclass's `update_metric` that receives what is to be kept, and whose values come into the records."""
 
     @functools.wraps(update_metric)
     def wrapper(self: RunHistory, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
-        value = _as_float(name, value)
+        value = stored_value(value)
         records_before = len(self._metric_records)
         update_metric(self, name, value, *args, **kwargs)
         if len(self._metric_records) == records_before:  # else it has called that of its base class
@@ -281,17 +294,8 @@ def _starting_over(reset: Callable[..., None]) -> Callable[..., None]:
     return wrapper
 
 
-def _as_float(name: str, value: Any) -> float:
-    number = value
-    if isinstance(number, (torch.Tensor, np.ndarray, np.generic)) and number.ndim == 0:
-        number = number.item()
-    if isinstance(number, numbers.Real):
-        return float(number)
-    shape = f" of shape {list(value.shape)}" if hasattr(value, "shape") else ""
-    raise ArgumentTypeError(
-        f"The metric {name!r} got a {type(value).__name__}{shape}, which is not one real number. "
-        "Reduce it first, for example with `.mean()`, or record its parts under names of their own."
-    )
+def _text(record: MetricRecord) -> str:
+    return f"{record.value:.4g}" if record.is_scalar else f"({type(record.value).__name__})"
 
 
 def _unknown_metric(name: str, known: Iterable[str]) -> UnknownMetricError:
@@ -304,21 +308,21 @@ class InMemoryRunHistory(RunHistory):
     """A run history in memory, gone with the process unless it is saved with a training state."""
 
     def __init__(self) -> None:
-        self._metrics: dict[str, list[float]] = {}
+        self._metrics: dict[str, list[Any]] = {}
 
     def get_metric_names(self) -> AbstractSet[str]:
         """The names of all metrics that have values: a set, in the order in which they were first recorded."""
         return dict.fromkeys(self._metrics).keys()
 
-    def get_metric_values(self, name: str) -> list[float]:
+    def get_metric_values(self, name: str) -> list[Any]:
         return list(self._metrics.get(name, ()))
 
-    def get_latest_metric(self, name: str) -> float:
+    def get_latest_metric(self, name: str) -> Any:
         if name not in self._metrics:
             raise _unknown_metric(name, self._metrics)
         return self._metrics[name][-1]
 
-    def update_metric(self, name: str, value: float) -> None:
+    def update_metric(self, name: str, value: Any) -> None:
         self._metrics.setdefault(self.metric_name_prefix + name, []).append(value)
 
     def reset(self) -> None:

@@ -1,0 +1,41 @@
+"""What a history keeps of a metric's value: numbers as floats, anything else as it is, but for where tensors are."""
+
+from __future__ import annotations
+
+import numbers
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def stored_value(value: Any) -> Any:
+    """A float for a number, a numpy scalar, or a 0-dim array or tensor, whose device is then waited for.
+
+    Tensors come without their graph and arrays with them, in memory of their own on the host: neither what is added to
+    a confusion matrix later nor a full device should change what was recorded. That holds for those in lists, tuples
+    and dicts, too. Everything else is returned as it is.
+    """
+    if isinstance(value, (torch.Tensor, np.ndarray, np.generic)) and value.ndim == 0:
+        scalar = value.item()
+        if isinstance(scalar, numbers.Real):
+            return float(scalar)
+    elif isinstance(value, numbers.Real):
+        return float(value)
+    return on_host(value)
+
+
+def is_scalar(value: Any) -> bool:
+    """Whether `stored_value` has made a number of it, which tables, plots and comparisons can take."""
+    return type(value) is float
+
+
+def on_host(value: Any) -> Any:
+    """`value` with host copies in place of its tensors and arrays, also of those in lists, tuples and dicts."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if type(value) is dict:
+        return {key: on_host(item) for key, item in value.items()}
+    return type(value)(map(on_host, value)) if type(value) in (list, tuple) else value
