@@ -90,12 +90,12 @@ def model_and_optimizer(kind: type[torch.optim.Optimizer]) -> tuple[nn.Module, t
     return model, kind(model.parameters(), lr=0.01)  # type: ignore[call-arg]
 
 
-def counts_of_ours(kind: Any, *callbacks: Any, **arguments: Any) -> CountAfterUpdates:
+def counts_of_ours(kind: Any, *callbacks: Any, base: type[Trainer] = Trainer, **arguments: Any) -> CountAfterUpdates:
     """The run has `UPDATES` updates of two samples or more."""
     reads = HostReads()
     model, optimizer = model_and_optimizer(kind)
     counts = CountAfterUpdates(reads)
-    trainer = Trainer(model, nn.MSELoss(), optimizer, callbacks=[*DEFAULT_CALLBACKS, *callbacks, counts])
+    trainer = base(model, nn.MSELoss(), optimizer, callbacks=[*DEFAULT_CALLBACKS, *callbacks, counts])
     data = regression_data(2 * UPDATES * arguments.get("gradient_accumulation_steps", 1))
     with reads.watching():
         trainer.train(data, 1, **{"per_device_batch_size": 2, **arguments})
@@ -198,6 +198,23 @@ def test_the_counter_counts(read: Callable[[torch.Tensor], object]):
         assert reads.count == 0
         read(tensor)
     assert reads.count == 1
+
+
+class CountsLate(Trainer):
+    """Counts items once the loss is there, in a tensor."""
+
+    def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
+        output = super().calculate_train_batch_loss(batch)
+        return {**output, "num_items_in_batch": batch[0].isfinite().sum()}
+
+
+def test_items_that_are_counted_late_in_tensors_are_read_once_an_update():
+    # An update without items must not be applied, so the host has to know.
+    raw = counts_of_raw_loop(torch.optim.SGD)
+    for steps in (1, 3):
+        ours = counts_of_ours(torch.optim.SGD, base=CountsLate, gradient_accumulation_steps=steps).after_updates
+        reads = reads_within(BETWEEN_READINGS, ours) - reads_within(BETWEEN_READINGS, raw)
+        assert reads == len(BETWEEN_READINGS)
 
 
 class ReadsItself(Trainer):

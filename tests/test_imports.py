@@ -57,6 +57,7 @@ RANKS = {
     "capturing": 4,
     "control": 4,
     "hook_output": 2,
+    "late_counts": 2,
     "hooks": 4,
     "loop": 4,
     "nonfinite": 4,

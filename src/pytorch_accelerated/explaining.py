@@ -25,7 +25,7 @@ on_optimizer_step_end
 _EVALUATION = """
 eval_epoch_start
 on_eval_epoch_start
-each batch:
+each batch:{counting}
   on_eval_step_start
   calculate_eval_batch_loss
   on_eval_step_end
@@ -46,7 +46,7 @@ _NOTES_COLUMN = 42
 def explain_run(trainer: Trainer, *, num_epochs: int, evaluate: bool) -> str:
     """One line per hook, event and recorded [metric], indented by what it belongs to. Nothing is run."""
     parts = [iter(["Trainer(...):", "  on_init_end"]), _train(trainer, num_epochs, evaluate)]
-    parts += [_evaluate()] if evaluate else []
+    parts += [_evaluate(trainer)] if evaluate else []
     parts += [_predict(), _whenever(trainer)]
     return "\n\n".join("\n".join(_with_notes(trainer, line) for line in part) for part in parts)
 
@@ -64,15 +64,21 @@ def _train(trainer: Trainer, num_epochs: int, evaluate: bool) -> Iterator[str]:
     yield from _below(3, _UPDATE)
     yield from _below(2, "train_epoch_end\n[train_loss_epoch]\non_train_epoch_end")
     if evaluate:
-        yield from _below(2, _EVALUATION.format(metric="eval_loss_epoch"))
+        yield from _below(2, _evaluation(trainer, "eval_loss_epoch"))
     yield from _below(2, "training_run_epoch_end\non_training_run_epoch_end")
     yield from _below(1, "training_run_end\non_training_run_end")
 
 
-def _evaluate() -> Iterator[str]:
+def _evaluation(trainer: Trainer, metric: str) -> str:
+    return _EVALUATION.format(
+        metric=metric, counting="\n  count_batch_items" if trainer._overrides("count_batch_items") else ""
+    )
+
+
+def _evaluate(trainer: Trainer) -> Iterator[str]:
     yield "evaluate(...):"
     yield from _below(1, "create_eval_dataloader\nevaluation_run_start\non_evaluation_run_start")
-    yield from _below(1, _EVALUATION.format(metric="evaluation_loss"))
+    yield from _below(1, _evaluation(trainer, "evaluation_loss"))
     yield from _below(1, "evaluation_run_end\non_evaluation_run_end")
 
 

@@ -44,12 +44,36 @@ def loss_and_size(output: Any, *, hook: str) -> tuple[Any, Any]:
             f"`{hook}` returned {_described(size)} as {name!r}, but the loop needs the number of items that the loss "
             "is the mean of. Return a number."
         )
+    if type(size) is int and size < 0 and count is not None:
+        raise HookOutputError(
+            f"`{hook}` returned {size} as 'num_items_in_batch', but a mean cannot be taken over that. Return the "
+            "number of items in the batch, 0 if it has none."
+        )
     if type(size) is int and size < 1 and count is None:  # what is in a tensor would have to be waited for
         raise HookOutputError(
             f"`{hook}` returned {size} as 'batch_size', so the batch would count nowhere, and the loss of the epoch "
             "would be 0. Return the number of samples in the batch."
         )
     return loss, size
+
+
+def adding_nothing(loss: Any) -> Any:
+    """A loss of 0 whose backward pass reaches all that `loss` was made from, and adds exactly nothing anywhere.
+
+    Other ranks wait for that backward pass. A mean over no items is 0 / 0, so its gradient is NaN also times 0.
+    """
+    found, nodes = set(), [getattr(loss, "grad_fn", None)]
+    while nodes:
+        node = nodes.pop()
+        if node is not None and node not in found:
+            found.add(node)
+            node.register_hook(_zeros)
+            nodes.extend(before for before, _ in node.next_functions)
+    return (loss * 0.0).nan_to_num(0.0)
+
+
+def _zeros(gradients: tuple[torch.Tensor | None, ...], _: Any) -> tuple[torch.Tensor | None, ...]:
+    return tuple(None if gradient is None else torch.zeros_like(gradient) for gradient in gradients)
 
 
 def is_one_number(value: Any) -> bool:

@@ -84,8 +84,10 @@ class TrainerHooks:
     def count_batch_items(self, batch: Any) -> int | None:
         """The number of items the mean loss of a batch is taken over, where an item is not a sample: tokens, say.
 
-        When overridden, it is called on the batch in host memory, and all batches of an update are weighted by it. To
-        tell later, return ``num_items_in_batch`` from `calculate_train_batch_loss` instead.
+        When overridden, it is called on each batch in host memory, in training and in evaluation. Gradients and
+        recorded losses are then means per item, however the items came into batches. Return a whole number, or None for
+        samples. To tell later, return ``num_items_in_batch`` from `calculate_train_batch_loss` and
+        `calculate_eval_batch_loss` instead; if that is a tensor, each update waits for the device once.
         """
         return None
 
@@ -120,8 +122,8 @@ class TrainerHooks:
 
         Returns:
             A dict with `loss` (the mean over the batch, a 0-dim tensor), `model_outputs` and `batch_size`; optionally
-            `num_items_in_batch`, if the mean is taken over something else than samples; and anything else that
-            callbacks should see.
+            `num_items_in_batch`, if the mean is taken over something else than samples (for every batch, then); and
+            anything else that callbacks should see.
         """
         return batch_loss(self.model, self.loss_func, batch, hook="calculate_train_batch_loss")
 

@@ -25,7 +25,8 @@ from pytorch_accelerated.data.checking import empty_loader_error
 from pytorch_accelerated.data.slicing import unsliced
 from pytorch_accelerated.data.updates import CountItems, MicroBatch, Round, RunLoader, Update
 from pytorch_accelerated.errors import DataError, HookOutputError, StopTrainingError
-from pytorch_accelerated.hook_output import loss_and_size
+from pytorch_accelerated.hook_output import adding_nothing, loss_and_size
+from pytorch_accelerated.late_counts import LateCounts
 from pytorch_accelerated.nonfinite import RollBack, UpdateGuard
 from pytorch_accelerated.prediction.collecting import PredictionCollector
 from pytorch_accelerated.run_state import RunPhase
@@ -76,7 +77,7 @@ class TrainingLoop(RunControl):
         self._is_sharded = False
         self._round_has_empty_rank = False
         self._gathers_no_rows = False
-        self._late_counts: list[Any] = []
+        self._late_counts = LateCounts(self._ranks)
         self._count_items: CountItems | None = None
         self._stops_after_each_update = True
         self._epoch_clock = EpochClock(1)
@@ -199,7 +200,8 @@ class TrainingLoop(RunControl):
     def _report_batch(self, output: Any, batch: Any, step: int) -> None:
         """Tell the loss tracker and the callbacks what became of a batch."""
         loss, size = loss_and_size(output, hook="calculate_train_batch_loss")
-        self._update_loss_tracker(loss, size)
+        items = self._micro_batch.items
+        self._update_loss_tracker(loss, size if items is None else items)
         if self._micro_batch.has_empty_rank or self.callback_handler.acts_at["on_train_step_end"]:
             self._fire_of_batch("on_train_step_end", batch=batch, batch_output=output, step=step)
 
@@ -231,7 +233,8 @@ class TrainingLoop(RunControl):
             self._stop_if_asked()
             rounds = 0
             with self._without_gradients():
-                for rounds, round_ in enumerate(self._until_signal(self._rounds(valid_dl), StopTrainingError), start=1):
+                every_round = self._rounds(valid_dl, count_items=self._count_items)
+                for rounds, round_ in enumerate(self._until_signal(every_round, StopTrainingError), start=1):
                     self._evaluate_round(round_)
                     if rounds % UPDATES_BETWEEN_READINGS == 0:
                         self._loss_tracker.read()
@@ -250,7 +253,7 @@ class TrainingLoop(RunControl):
         output = self._output_in_round(round_, self.calculate_eval_batch_loss)
         if not round_.is_idle:
             loss, size = loss_and_size(output, hook="calculate_eval_batch_loss")
-            self._update_loss_tracker(loss, size)
+            self._update_loss_tracker(loss, size if round_.items is None else round_.items)
         if round_.has_empty_rank or acts_at["on_eval_step_end"]:
             self._fire_in_round(round_, "on_eval_step_end", batch=batch, batch_output=output)
 
@@ -353,27 +356,29 @@ class TrainingLoop(RunControl):
         self._gathers_no_rows = False
         loss, _ = loss_and_size(output, hook="calculate_train_batch_loss")
         self._fire_of_batch("on_train_step_end")
-        self.backward_step(loss * 0.0)
-        if output.get("num_items_in_batch") is not None or self._micro_batch.weight is None:
-            self._late_counts.append(0)
+        self.backward_step(adding_nothing(loss))
+        if self._is_counted_late(output):
+            self._late_counts.add(0, self._update.samples)
 
     def _weighted(self, output: Mapping[str, Any]) -> Any:
         """The loss times its share of the update, as far as it is known; see `_complete_gradients` for the rest."""
         loss: Any = output["loss"]
-        weight = self._micro_batch.weight
-        count = output.get("num_items_in_batch")
-        if count is not None and self._count_items is None:
-            weight = None
-        if weight is None:
-            count = output["batch_size"] if count is None else count
-            self._late_counts.append(count)
-            return loss * (count / self._reference_count)
-        return loss if weight == 1 else loss * weight
+        weight: Any = self._micro_batch.weight
+        # Nearly all hooks count nothing. The first batch settles that, and is looked at more closely for it.
+        is_plain = weight is not None and self._late_counts.hook_counts is False
+        if not (is_plain and output.get("num_items_in_batch") is None) and self._is_counted_late(output):
+            count = output.get("num_items_in_batch")
+            weight = self._late_counts.add(output["batch_size"] if count is None else count, self._update.samples)
+            if isinstance(weight, torch.Tensor):
+                return loss * weight.to(device=loss.device, dtype=loss.dtype)
+        if weight == 1:
+            return loss
+        return loss * weight if weight else adding_nothing(loss)
 
-    @property
-    def _reference_count(self) -> float:
-        """A count of the order of a rank's items per update, the same on every rank: keeps late weights near 1."""
-        return max(1.0, self._update.samples / self._ranks.count)
+    def _is_counted_late(self, output: Mapping[str, Any]) -> bool:
+        """Whether the weight of the current batch follows from what the hook returned for it."""
+        counts = self._late_counts.check(output)
+        return self._micro_batch.weight is None or (counts and self._micro_batch.items is None)
 
     def _complete_gradients(self) -> bool:
         """Bring the gradients to their true size. Returns whether fp16 found them infinite, so nothing will change."""
@@ -383,22 +388,13 @@ class TrainingLoop(RunControl):
             raw = getattr(self.optimizer, "optimizer", self.optimizer)
             found = self._accelerator.scaler._found_inf_per_device(raw)
             is_skipped = any(flag.item() for flag in found.values())  # the one documented read of fp16
+        if not self._late_counts.is_agreed:
+            self._late_counts.agree()
         if self._late_counts:
-            total: Any = sum(self._late_counts)
-            if self._ranks.count > 1:
-                total = self._ranks.sum_on_device(
-                    torch.as_tensor(total, dtype=torch.float32, device=self._ranks.device)
-                )
-            elif not isinstance(total, torch.Tensor) and total == 0:
-                raise DataError(
-                    "An update has no items at all: `num_items_in_batch` was 0 for each of its batches. A mean over "
-                    "nothing is not defined; leave such batches out of the dataset."
-                )
-            factor = self._ranks.count * self._reference_count / total
+            factor = self._late_counts.take_factor()
             gradients = own_parts(parameter.grad for parameter in self._parameters() if parameter.grad is not None)
             if gradients:
                 torch._foreach_mul_(gradients, factor)
-            self._late_counts.clear()
         return is_skipped
 
     def _clip_gradients(self) -> None:
@@ -437,7 +433,12 @@ class TrainingLoop(RunControl):
     def _add_epoch_loss_to_run_history(self, metric_name: str) -> None:
         """Record the mean loss per item over all ranks, and begin a new mean."""
         tracker = self._loss_tracker
-        total, count = self._ranks.sum([tracker.total_loss, tracker.running_count])
+        total, count, batches = self._ranks.sum([tracker.total_loss, tracker.running_count, tracker.batches_read])
+        if batches and not count and not tracker.leaves_out_non_finite:
+            raise DataError(
+                f"None of the {batches:.0f} batches has any items, so there is no mean loss to record as "
+                f"{metric_name!r}. Look at what `count_batch_items` or 'num_items_in_batch' says of the data."
+            )
         self.run_history.update_metric(metric_name, total / count if count else tracker.average)
         tracker.reset()
 
@@ -514,9 +515,11 @@ class TrainingLoop(RunControl):
             limit -= state.batches_in_epoch
         return loader.updates(start=state.samples_in_epoch, max_batches=limit, count_items=self._count_items)
 
-    def _rounds(self, eval_dl: Any) -> Iterator[Round]:
+    def _rounds(self, eval_dl: Any, count_items: CountItems | None = None) -> Iterator[Round]:
         loader, limit = unsliced(eval_dl)
-        return self._adapted_if_new(loader, self._eval_dl_kwargs).rounds(max_rounds=limit, borrows=self._is_sharded)
+        return self._adapted_if_new(loader, self._eval_dl_kwargs).rounds(
+            max_rounds=limit, borrows=self._is_sharded, count_items=count_items
+        )
 
     def _adapted_if_new(self, loader: Any, dl_kwargs: Mapping[str, Any]) -> RunLoader:
         """Loaders that a callback put in place since the run started are adapted when they are used."""

@@ -83,7 +83,8 @@ class FiniteLossTracker(LossTracker):
     def update(self, loss_batch_value: torch.Tensor | float, batch_size: Any = 1) -> None:
         """Take in the mean loss of a batch."""
         super().update(loss_batch_value, batch_size)
-        self.of_update.append(self._pending_losses[-1])
+        counts = isinstance(batch_size, torch.Tensor) or batch_size != 0  # else the loss is a mean over nothing
+        self.of_update.append(self._pending_losses[-1] if counts else 0.0)
 
     def replace_last(self, loss: torch.Tensor) -> None:
         """Correct the loss of the last batch."""

@@ -71,6 +71,7 @@ class TrainingRun(TrainingLoop):
             return
         self._renew_accelerator()
         self._reset_control()
+        self._count_items = self.count_batch_items if self._overrides("count_batch_items") else None
         self._is_running = True
         with self._signals as signals, contextlib.ExitStack() as cleaning_up:
             # The last one first; each is done whatever happens in those before: a second Ctrl-C, or torch's word of a
@@ -134,8 +135,6 @@ class TrainingRun(TrainingLoop):
         self._gradient_norms.reset()
         if isinstance(self.model, nn.Module):
             self.model.zero_grad()  # an interrupted run may have left half of an update
-        self._count_items = self.count_batch_items if self._overrides("count_batch_items") else None
-
         eval_batch_size = settings.eval_per_device_batch_size or settings.per_device_batch_size
         self._train_dl_kwargs, self._eval_dl_kwargs = dict(train_dl_kwargs or {}), dict(eval_dl_kwargs or {})
         self._train_dataloader = self.create_train_dataloader(settings.per_device_batch_size, train_dl_kwargs)

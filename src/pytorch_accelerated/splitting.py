@@ -14,6 +14,7 @@ import torch
 
 from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.data.sampling import deal
+from pytorch_accelerated.data.updates import items_of
 from pytorch_accelerated.errors import ConfigurationError, DataError, HookOutputError
 from pytorch_accelerated.hook_output import loss_and_size
 from pytorch_accelerated.loop import TrainingLoop
@@ -89,7 +90,7 @@ class BatchSplitter:
                 ) from error
             self._error = None  # its traceback holds what the failed pass has made
             before.restore()
-            del trainer._late_counts[late_counts:]
+            trainer._late_counts.forget_after(late_counts)
             if trainer.device.type != "cpu":
                 torch.accelerator.empty_cache()
             rows = (rows + 1) // 2
@@ -141,10 +142,7 @@ class BatchSplitter:
                 if output is _NO_ROOM:
                     return False
                 _, number = loss_and_size(output, hook="calculate_train_batch_loss")
-                is_late = weight is None or (
-                    output.get("num_items_in_batch") is not None and trainer._count_items is None
-                )
-                items.append(number if is_late else count)
+                items.append(number if trainer._is_counted_late(output) else count)
                 # A mean over no items is NaN, also when it is multiplied by 0.
                 if items[-1] != 0 and self._tried(self._backward, output) is _NO_ROOM:
                     return False
@@ -158,7 +156,7 @@ class BatchSplitter:
     def _counts_of(self, parts: list[Any]) -> list[int]:
         """What the parts weigh, where that is known before they are computed."""
         count_items = self._trainer._count_items
-        counts = [rows_of(part) if count_items is None else count_items(part) for part in parts]
+        counts = [rows_of(part) if count_items is None else items_of(part, count_items) for part in parts]
         return [rows_of(part) for part in parts] if None in counts else counts  # type: ignore[return-value]
 
     def _backward(self, output: Mapping[str, Any]) -> None:
@@ -244,8 +242,9 @@ def _cut(batch: Any, size: int, rows: int) -> Iterator[Any]:
 
 def _output_of_whole(outputs: Sequence[dict[str, Any]], items: Sequence[Any]) -> dict[str, Any]:
     """What the hook would have returned for the whole batch, as far as that can be told from its parts."""
-    total = sum(items)
-    shares = [number / total if number != 0 else 0.0 for number in items]
+    numbers = [number.item() if isinstance(number, torch.Tensor) else number for number in items]
+    total = sum(numbers)
+    shares = [number / total if number else 0.0 for number in numbers]
     whole = {name: _joined([output[name] for output in outputs], shares) for name in outputs[0]}
     for name in ("batch_size", "num_items_in_batch"):
         if whole.get(name) is not None:

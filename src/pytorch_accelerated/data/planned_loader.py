@@ -17,7 +17,17 @@ from pytorch_accelerated.data.fetching import BatchFetcher, Request
 from pytorch_accelerated.data.ordering import EpochOrder, EpochOrders
 from pytorch_accelerated.data.prefetch import DeviceFeed
 from pytorch_accelerated.data.sampling import BatchListPlan, Cell, TrainingPlan, Window, evaluation_rounds
-from pytorch_accelerated.data.updates import CountItems, MicroBatch, Round, RunLoader, Update, update_of_one_batch
+from pytorch_accelerated.data.updates import (
+    CountItems,
+    ItemCounter,
+    ItemWeight,
+    MicroBatch,
+    Round,
+    RunLoader,
+    Update,
+    items_of,
+    update_of_one_batch,
+)
 from pytorch_accelerated.distributed import Ranks
 from pytorch_accelerated.seeding import mixed_seed
 
@@ -83,31 +93,37 @@ class PlannedLoader(RunLoader):
         for window in windows:
             sizes = [cell.size for cell in window.cells_of(self._ranks.index)]
             host = list(itertools.islice(host_batches, len(sizes)))
-            counts = [count_items(batch) if size else 0 for size, batch in zip(sizes, host, strict=True)]
+            counts = [items_of(batch, count_items) if size else 0 for size, batch in zip(sizes, host, strict=True)]
             weights = self._weights_of_items(counts, sizes)
             yield Update(self._micro_batches(window, self._feed(iter(host)), weights), window.size)
 
     def _micro_batches(
-        self, window: Window, batches: Iterator[Any], weights: Sequence[float | None] | None = None
+        self, window: Window, batches: Iterator[Any], weights: Sequence[ItemWeight] | None = None
     ) -> Iterator[MicroBatch]:
         """Without `weights`, each batch weighs as much as it has of the samples of the update."""
         ranks, total, last = self._ranks, window.size, len(window.rounds) - 1
         for index, cells in enumerate(window.rounds):
             size = cells[ranks.index].size
-            weight = ranks.count * size / total if weights is None else weights[index]
+            weight, items = (ranks.count * size / total, None) if weights is None else weights[index]
             has_empty_rank = ranks.count > 1 and not all(cell.size for cell in cells)
-            yield MicroBatch(next(batches), weight, index == last, not size, has_empty_rank)
+            yield MicroBatch(next(batches), weight, index == last, not size, has_empty_rank, items)
 
-    def rounds(self, *, max_rounds: int | None = None, borrows: bool = False) -> Iterator[Round]:
+    def rounds(
+        self, *, max_rounds: int | None = None, borrows: bool = False, count_items: CountItems | None = None
+    ) -> Iterator[Round]:
         order = self._orders.of(self._epoch)
         windows, planned = itertools.tee(itertools.islice(self._rounds(order), max_rounds))
         mine = (window.rounds[0][self._ranks.index] for window in planned)
-        batches = self._feed(self._fetch(order, (cell for cell in mine if cell.size or borrows)))
+        counter = ItemCounter(count_items)
+        batches = self._feed(counter.over(self._fetch(order, (cell for cell in mine if cell.size or borrows))))
         for window in windows:
             cells = window.rounds[0]
             cell = cells[self._ranks.index]
-            batch = next(batches) if cell.size or borrows else None
-            yield Round(batch, cell.start, not all(cell.size for cell in cells), not cell.size)
+            batch = None
+            if cell.size or borrows:
+                batch = next(batches)
+                counter.advance()
+            yield Round(batch, cell.start, not all(cell.size for cell in cells), not cell.size, counter.items)
 
     def _fetch(self, order: EpochOrder, cells: Iterable[Cell]) -> Iterator[Any]:
         if self.is_vectorised:

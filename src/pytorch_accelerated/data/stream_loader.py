@@ -13,7 +13,17 @@ from torch.utils.data import IterableDataset
 from pytorch_accelerated.data.batch_size import batch_size_of
 from pytorch_accelerated.data.fetching import StreamFetcher
 from pytorch_accelerated.data.prefetch import DeviceFeed
-from pytorch_accelerated.data.updates import CountItems, MicroBatch, Round, RunLoader, Update, update_of_one_batch
+from pytorch_accelerated.data.updates import (
+    CountItems,
+    ItemCounter,
+    ItemWeight,
+    MicroBatch,
+    Round,
+    RunLoader,
+    Update,
+    items_of,
+    update_of_one_batch,
+)
 from pytorch_accelerated.distributed import Ranks
 from pytorch_accelerated.errors import DataError
 
@@ -165,37 +175,45 @@ class StreamLoader(RunLoader):
 
     def _weights(
         self, host: list[Any], sizes: list[int | None], total: int | None, count_items: CountItems | None
-    ) -> Sequence[float | None]:
+    ) -> Sequence[ItemWeight]:
         """The weights of the batches of an update; those behind the end of `sizes` are borrowed."""
         borrowed = [0] * (len(host) - len(sizes))
         if count_items is not None:
-            counts = [count_items(batch) for batch in host[: len(sizes)]]
+            counts = [items_of(batch, count_items) for batch in host[: len(sizes)]]
             return self._weights_of_items([*counts, *borrowed], [*sizes, *borrowed])
         if total is None:
-            return [None] * len(host)
-        return [self._ranks.count * (size or 0) / total for size in [*sizes, *borrowed]]
+            return [ItemWeight(None)] * len(host)
+        return [ItemWeight(self._ranks.count * (size or 0) / total) for size in [*sizes, *borrowed]]
 
     def _micro_batches(
-        self, batches: Iterator[Any], weights: Sequence[float | None], numbers: list[int]
+        self, batches: Iterator[Any], weights: Sequence[ItemWeight], numbers: list[int]
     ) -> Iterator[MicroBatch]:
         """`numbers`: of batches on each rank."""
         last = len(weights) - 1
         for index, batch in enumerate(batches):
             is_borrowed = index >= numbers[self._ranks.index]
             has_empty_rank = index >= min(numbers)
-            yield MicroBatch(batch, weights[index], index == last, is_borrowed, has_empty_rank)
+            weight, items = weights[index]
+            yield MicroBatch(batch, weight, index == last, is_borrowed, has_empty_rank, items)
 
-    def rounds(self, *, max_rounds: int | None = None, borrows: bool = False) -> Iterator[Round]:
-        batches = itertools.islice(self._measured_batches(self._feed), max_rounds)
-        return self._own_rounds(batches) if self._ranks.count == 1 else self._agreed_rounds(batches, borrows)
+    def rounds(
+        self, *, max_rounds: int | None = None, borrows: bool = False, count_items: CountItems | None = None
+    ) -> Iterator[Round]:
+        counter = ItemCounter(count_items)
+        batches = itertools.islice(self._measured_batches(self._feed, counter), max_rounds)
+        if self._ranks.count == 1:
+            return self._own_rounds(batches, counter)
+        return self._agreed_rounds(batches, counter, borrows)
 
-    def _own_rounds(self, batches: Iterator[tuple[Any, int | None]]) -> Iterator[Round]:
+    def _own_rounds(self, batches: Iterator[tuple[Any, int | None]], counter: ItemCounter) -> Iterator[Round]:
         position = 0
         for batch, size in batches:
-            yield Round(batch, position, False)
+            yield Round(batch, position, False, items=counter.items)
             position += 1 if size is None else size
 
-    def _agreed_rounds(self, batches: Iterator[tuple[Any, int | None]], borrows: bool) -> Iterator[Round]:
+    def _agreed_rounds(
+        self, batches: Iterator[tuple[Any, int | None]], counter: ItemCounter, borrows: bool
+    ) -> Iterator[Round]:
         position = 0
         previous: Any = None
         while True:
@@ -207,16 +225,20 @@ class StreamLoader(RunLoader):
                 raise self._no_batch_at_all(sizes)
             start = position + sum(sizes[: self._ranks.index])
             previous = batch if size != 0 else previous if borrows else None
-            yield Round(previous, start, not all(sizes), size == 0)
+            yield Round(previous, start, not all(sizes), size == 0, counter.items)
             position += sum(sizes)
 
-    def _measured_batches(self, feed: DeviceFeed) -> Iterator[tuple[Any, int | None]]:
+    def _measured_batches(
+        self, feed: DeviceFeed, counter: ItemCounter | None = None
+    ) -> Iterator[tuple[Any, int | None]]:
         """The batches of a pass and their sizes; an empty one would be one too many for most models."""
+        counter = counter or ItemCounter(None)
         samples, expected = 0, self.num_samples if self._has_stream else None
         # Else a pass may well yield less: the share of a rank, what is left after a resume, or only full batches.
         is_whole = self._ranks.count == 1 and not self._fetcher.goes_on_in(self._epoch)
         is_whole &= not getattr(self.source, "drop_last", False)
-        for batch in feed(self.waiting.over(self._fetcher.fetch(self._epoch))):
+        for batch in feed(counter.over(self.waiting.over(self._fetcher.fetch(self._epoch)))):
+            counter.advance()
             size = batch_size_of(batch)
             if size != 0:
                 yield batch, size

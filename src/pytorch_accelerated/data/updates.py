@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import numbers
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,7 +14,7 @@ from torch.utils.data import DataLoader
 from pytorch_accelerated.data.fetching import BatchFetcher, StreamFetcher
 from pytorch_accelerated.data.prefetch import DeviceFeed, WaitingTime
 from pytorch_accelerated.distributed import Ranks
-from pytorch_accelerated.errors import DataError
+from pytorch_accelerated.errors import DataError, HookOutputError
 
 CountItems = Callable[[Any], "int | None"]
 
@@ -27,6 +29,7 @@ class MicroBatch(NamedTuple):
         is_last: whether the update is complete after it.
         is_borrowed: whether it only keeps this rank in step with the others and counts nowhere.
         has_empty_rank: whether that is so for some rank; known to all ranks.
+        items: the mean loss is taken over, if `count_batch_items` has counted them and the weight follows from it.
     """
 
     batch: Any
@@ -34,6 +37,7 @@ class MicroBatch(NamedTuple):
     is_last: bool
     is_borrowed: bool
     has_empty_rank: bool
+    items: int | None = None
 
 
 class Update(NamedTuple):
@@ -61,12 +65,14 @@ class Round(NamedTuple):
         start: position of the batch's first sample in the order of the whole pass.
         has_empty_rank: whether some rank has no samples; known to all ranks.
         is_idle: whether this rank has none.
+        items: of the batch, if they were to be counted and could be.
     """
 
     batch: Any
     start: int
     has_empty_rank: bool
     is_idle: bool = False
+    items: int | None = None
 
 
 # What scripts ask a torch `DataLoader` for, where the batches come from something else.
@@ -84,6 +90,72 @@ _WITHOUT_LOADER: Mapping[str, Any] = {
     "persistent_workers": False,
     "in_order": True,
 }
+
+
+def items_of(batch: Any, count_items: CountItems) -> int | None:
+    """What `count_items` makes of a host batch, as a plain number; None if it cannot tell.
+
+    Raises:
+        HookOutputError: if that is no number, or below 0.
+    """
+    count: Any = count_items(batch)
+    if isinstance(count, torch.Tensor) and count.numel() == 1:
+        count = count.item()
+    if count is None or (isinstance(count, numbers.Real) and not isinstance(count, bool) and float(count) >= 0):
+        return count  # type: ignore[return-value]
+    raise HookOutputError(
+        f"`count_batch_items` returned {count!r} ({type(count).__name__}), but a batch is weighted by the number of "
+        "items that its loss is the mean of. Return a whole number of at least 0, or None where it cannot be told."
+    )
+
+
+class ItemWeight(NamedTuple):
+    """What `weight` and `items` of a `MicroBatch` are; see there."""
+
+    weight: float | None
+    items: int | None = None
+
+
+class ItemCounter:
+    """Counts the items of host batches on their way to the device.
+
+    Args:
+        count_items: counts those of a batch; where it is None, nothing is counted.
+
+    Attributes:
+        items: of the batch that was reached last.
+    """
+
+    def __init__(self, count_items: CountItems | None) -> None:
+        self.items: int | None = None
+        self._count_items = count_items
+        self._ahead: deque[int | None] = deque()
+        self._reached = 0
+
+    def over(self, host_batches: Iterator[Any]) -> Iterator[Any]:
+        """The same batches. They may be fetched further ahead than `advance` has come."""
+        return host_batches if self._count_items is None else self._counted(host_batches, self._count_items)
+
+    def _counted(self, host_batches: Iterator[Any], count_items: CountItems) -> Iterator[Any]:
+        for batch in host_batches:
+            self._ahead.append(items_of(batch, count_items))
+            yield batch
+
+    def advance(self) -> None:
+        """Reach the next batch.
+
+        Raises:
+            HookOutputError: if only some batches can be counted, so that there is no mean that all of them fit into.
+        """
+        if self._count_items is None:
+            return
+        before, self.items = self.items, self._ahead.popleft()
+        self._reached += 1
+        if self._reached > 1 and (before is None) is not (self.items is None):
+            raise HookOutputError(
+                "`count_batch_items` returned a number for some batches of the evaluation, and None for others, so "
+                "their losses cannot be put into one mean. Return a number for all of them, or for none."
+            )
 
 
 class RunLoader(ABC):
@@ -202,19 +274,22 @@ class RunLoader(ABC):
         """
 
     @abstractmethod
-    def rounds(self, *, max_rounds: int | None = None, borrows: bool = False) -> Iterator[Round]:
+    def rounds(
+        self, *, max_rounds: int | None = None, borrows: bool = False, count_items: CountItems | None = None
+    ) -> Iterator[Round]:
         """The rounds of an evaluation or prediction pass: every sample once.
 
         Args:
             max_rounds: after which the pass ends.
             borrows: give a rank that has no samples in a round those of another round.
+            count_items: counts the items of a host batch, where an item of the loss is not a sample.
         """
 
     def close(self) -> None:
         """End worker processes, which otherwise wait for the next pass."""
         self._fetcher.close()
 
-    def _weights_of_items(self, counts: Sequence[int | None], sizes: Sequence[int | None]) -> Sequence[float | None]:
+    def _weights_of_items(self, counts: Sequence[int | None], sizes: Sequence[int | None]) -> Sequence[ItemWeight]:
         """The weights of this rank's batches in an update, from the number of items in each.
 
         Where some rank cannot tell (None), samples count instead. Must be called by all ranks.
@@ -223,14 +298,17 @@ class RunLoader(ABC):
             DataError: if no rank has any item.
         """
         numbers: Sequence[int | None] = counts
-        if self._ranks.any(None in counts):
+        are_items = not self._ranks.any(None in counts)
+        if not are_items:
             numbers = sizes
             if self._ranks.any(None in sizes):
-                return [None] * len(counts)
+                return [ItemWeight(None)] * len(counts)
         (total,) = self._ranks.sum([sum(number or 0 for number in numbers)])
         if total == 0:
             raise DataError(
                 "An update has no items at all: `count_batch_items` returned 0 for each of its batches. A mean over "
                 "nothing is not defined; leave such batches out of the dataset."
             )
-        return [self._ranks.count * (number or 0) / total for number in numbers]
+        return [
+            ItemWeight(self._ranks.count * (number or 0) / total, number if are_items else None) for number in numbers
+        ]

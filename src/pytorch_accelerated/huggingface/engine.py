@@ -18,6 +18,7 @@ from pytorch_accelerated.data.updates import MicroBatch, RunLoader, Update
 from pytorch_accelerated.deepspeed_engine import EngineOptimizer, ZeroOptimizer
 from pytorch_accelerated.distributed import create_accelerator
 from pytorch_accelerated.errors import HookOutputError, StopTrainingError
+from pytorch_accelerated.hook_output import adding_nothing
 from pytorch_accelerated.huggingface.parallel import accelerator_arguments
 from pytorch_accelerated.huggingface.probing import divides_by_items
 from pytorch_accelerated.huggingface.refusing import refuse_foreign_schedule
@@ -238,14 +239,16 @@ class Engine(NativeTrainer):
         """
         micro_batch = self._micro_batch
         if micro_batch.is_borrowed:
-            return loss * 0.0
+            return adding_nothing(loss)
         if num_items_in_batch is not None:
             weight: float = self._ranks.count if self._face.args.average_tokens_across_devices else 1
         elif micro_batch.weight is None:
             weight = 1 / self._update.samples  # nobody knows the sizes of the batches, so these are counted instead
         else:
             weight = micro_batch.weight
-        return loss if weight == 1 else loss * weight
+        if weight == 1:
+            return loss
+        return loss * weight if weight else adding_nothing(loss)
 
     def _sum_of_items(self) -> int | None:
         """The items of this update, as far as they could be counted."""

@@ -20,17 +20,20 @@ class LossTracker:
 
     Args:
         leaves_out_non_finite: whether losses that are NaN or infinite count nowhere, and are not reported.
+
+    Attributes:
+        batches_read: how many losses are in the sums.
     """
 
     def __init__(self, *, leaves_out_non_finite: bool = False) -> None:
-        self._leaves_out_non_finite = leaves_out_non_finite
+        self.leaves_out_non_finite = leaves_out_non_finite
         self.reset()
 
     def reset(self) -> None:
         """Forget everything."""
         self._pending_losses: list[Any] = []
         self._pending_weights: list[Any] = []
-        self._batches_read = 0
+        self.batches_read = 0
         self._total = 0.0
         self._count = 0.0
         self._last = 0.0
@@ -62,7 +65,7 @@ class LossTracker:
         self._count += count
         self._last = last
         self._note_non_finite(first_non_finite)
-        self._batches_read += len(self._pending_losses)
+        self.batches_read += len(self._pending_losses)
         self._pending_losses.clear()
         self._pending_weights.clear()
 
@@ -75,11 +78,11 @@ class LossTracker:
             self._note_non_finite(self._summary_of_pending()[3])
 
     def _summary_of_pending(self) -> tuple[float, float, float, int]:
-        return _summarise(self._pending_losses, self._pending_weights, self._leaves_out_non_finite)
+        return _summarise(self._pending_losses, self._pending_weights, self.leaves_out_non_finite)
 
     def _note_non_finite(self, pending_index: int) -> None:
         if self.first_non_finite is None and pending_index >= 0:
-            self.first_non_finite = self._batches_read + pending_index
+            self.first_non_finite = self.batches_read + pending_index
 
     def peek(self) -> float | None:
         """The mean so far, or None before the first batch; leaves what is pending as it is. Waits for the device."""
@@ -94,7 +97,7 @@ class LossTracker:
         """The mean loss per item, 0.0 before the first batch; NaN if all batches were left out."""
         self.read()
         if self._count == 0:
-            return math.nan if self._leaves_out_non_finite and self._batches_read else 0.0
+            return math.nan if self.leaves_out_non_finite and self.batches_read else 0.0
         return self._total / self._count
 
     @property
@@ -124,7 +127,7 @@ class LossTracker:
             "total": self._total,
             "count": self._count,
             "last": self._last,
-            "batches_read": self._batches_read,
+            "batches_read": self.batches_read,
             "first_non_finite": self.first_non_finite,
         }
 
@@ -134,16 +137,16 @@ class LossTracker:
         self._pending_losses = list(state["pending_losses"])
         self._pending_weights = list(state["pending_weights"])
         self._total, self._count, self._last = state["total"], state["count"], state["last"]
-        self._batches_read, self.first_non_finite = state["batches_read"], state["first_non_finite"]
+        self.batches_read, self.first_non_finite = state["batches_read"], state["first_non_finite"]
 
     def add_state_dict(self, state: dict[str, Any]) -> None:
         """Take in what another tracker had, of a rank that is no longer there."""
-        other = LossTracker(leaves_out_non_finite=self._leaves_out_non_finite)
+        other = LossTracker(leaves_out_non_finite=self.leaves_out_non_finite)
         other.load_state_dict(state)
         self._total += other.total_loss
         self._count += other.running_count
         self._last = other.loss_value
-        self._batches_read = max(self._batches_read, other._batches_read)
+        self.batches_read = max(self.batches_read, other.batches_read)
         if self.first_non_finite is None:
             self.first_non_finite = other.first_non_finite
 
@@ -156,8 +159,8 @@ def _summarise(
     is_finite = np.isfinite(values)
     if leaves_out_non_finite:
         shares, is_finite = np.where(is_finite, shares, 0.0), np.ones_like(is_finite)
-    bad = np.flatnonzero(~is_finite)
     counted = shares != 0  # a weight of 0 leaves a batch out, whatever its loss: 0 * nan would not
+    bad = np.flatnonzero(~is_finite & counted)  # a mean over no items is NaN, which is nobody's mistake
     with np.errstate(all="ignore"):  # what is not finite is reported, by its batch
         total = (values[counted] * shares[counted]).sum()
     return float(total), float(shares.sum()), float(values[-1]), int(bad[0]) if len(bad) else -1
@@ -173,8 +176,13 @@ def _to_numbers(losses: Sequence[Any], weights: Sequence[Any]) -> tuple[Numbers,
     return numbers[0], numbers[1] if len(rows) > 1 else np.array(weights, dtype=np.float64)
 
 
+def widest_float(device: torch.device) -> torch.dtype:
+    """The most exact floating-point type of a device."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
 def _stack(values: Sequence[Any], device: torch.device | None) -> torch.Tensor:
-    dtype = torch.float32 if device is not None and device.type == "mps" else torch.float64  # which mps has not
+    dtype = torch.float64 if device is None else widest_float(device)
     if not any(isinstance(value, torch.Tensor) for value in values):
         return torch.tensor(values, dtype=dtype, device=device)
     try:

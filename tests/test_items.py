@@ -1,0 +1,51 @@
+"""Where a loss is the mean over items other than samples, nothing depends on how the items came into batches."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pytorch_accelerated.errors import HookOutputError
+from pytorch_accelerated.hook_output import adding_nothing
+from tests.support.items import CountsBeforehand, TokenTrainer, make, token_data
+from tests.support.processes import run_on_ranks
+from tests.support.reference import tiny_model
+
+SCRIPT = Path(__file__).parent / "ranks" / "items.py"
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_weights_and_losses_are_those_of_whole_updates_on_any_number_of_ranks(ranks: int) -> None:
+    assert run_on_ranks(SCRIPT, ranks).stdout_of_ranks == ("done\n",) * ranks
+
+
+@pytest.mark.parametrize("count", [-1, "3", True, float("nan"), torch.ones(2)])
+def test_a_count_that_is_no_number_of_items_is_refused(count: Any) -> None:
+    class CountsWrongly(TokenTrainer):
+        def count_batch_items(self, batch: Any) -> Any:
+            return count
+
+    with pytest.raises(HookOutputError, match="`count_batch_items` returned"):
+        make(CountsWrongly).train(token_data(4), 1)
+
+
+def test_an_evaluation_of_which_only_some_batches_can_be_counted_is_refused() -> None:
+    class CountsSome(CountsBeforehand):
+        def count_batch_items(self, batch: Any) -> Any:
+            return None if len(batch[0]) == 1 else super().count_batch_items(batch)
+
+    with pytest.raises(HookOutputError, match="a number for some batches of the evaluation, and None for others"):
+        make(CountsSome).evaluate(token_data(5), 2)
+
+
+def test_a_loss_that_counts_nowhere_reaches_all_parameters_and_adds_nothing() -> None:
+    model = tiny_model()
+    outputs = model(torch.ones(2, 3).double())
+    loss = adding_nothing((outputs * 0).sum() / 0 + outputs.log().sum())
+    assert loss.item() == 0
+    loss.backward()
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        assert not parameter.grad.any()
