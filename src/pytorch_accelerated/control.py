@@ -15,6 +15,7 @@ from typing import Any
 from pytorch_accelerated.callbacks.handler import CallbackHandler
 from pytorch_accelerated.checkpointing.background import BackgroundWriter
 from pytorch_accelerated.checkpointing.folder_lock import FolderLock
+from pytorch_accelerated.checkpointing.shared_disk import StateFolders
 from pytorch_accelerated.data.updates import Round
 from pytorch_accelerated.errors import ConfigurationError, NonFiniteLossError, StopTrainingError
 from pytorch_accelerated.hooks import TrainerHooks
@@ -49,6 +50,7 @@ class RunControl(TrainerHooks):
         self._saves_in_background = False  # has been asked to, on all ranks
         self._saved_to: Path | None = None  # when the run was stopped
         self._locks: dict[Path, FolderLock] = {}
+        self._state_folders = StateFolders()
 
     # ---------------------------------------------------------------------------------------------------------- events
 

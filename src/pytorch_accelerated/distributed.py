@@ -26,7 +26,7 @@ from accelerate.utils import (
 
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, LaunchError, PytorchAcceleratedError
 from pytorch_accelerated.optional import require
-from pytorch_accelerated.processes.launching import check_group, join_world, must_group_on_cpu
+from pytorch_accelerated.processes.launching import check_group, join_world, meeting, must_group_on_cpu
 
 __all__ = ["Ranks", "create_accelerator", "notebook_launcher", "send_to_device"]
 
@@ -78,28 +78,34 @@ def create_accelerator(
         plugin = DeepSpeedPlugin(hf_ds_config=dict(deepspeed_config))
     elif os.environ.get(_USE_DEEPSPEED, "").lower() in ("1", "true"):
         _refuse_deepspeed()
-    accelerator = Accelerator(
-        mixed_precision=mixed_precision,
-        cpu=plugin is None and (cpu or must_group_on_cpu(world)),
-        deepspeed_plugin=plugin,
-        # The plugin, not the number: the number can be overruled by an environment variable.
-        gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
-        step_scheduler_with_optimizer=False,
-        kwargs_handlers=[
-            # Gradients live in the buckets that are sent: one copy of them less, in memory and in time.
-            DistributedDataParallelKwargs(**{"gradient_as_bucket_view": True, **(ddp_options or {})}),
-            *([] if timeout is None else [InitProcessGroupKwargs(timeout=timeout)]),
-        ],
-    )
+    with meeting(world):
+        accelerator = Accelerator(
+            mixed_precision=mixed_precision,
+            cpu=plugin is None and (cpu or must_group_on_cpu(world)),
+            deepspeed_plugin=plugin,
+            # The plugin, not the number: the number can be overruled by an environment variable.
+            gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
+            step_scheduler_with_optimizer=False,
+            kwargs_handlers=[
+                # Gradients live in the buckets that are sent: one copy of them less, in memory and in time.
+                DistributedDataParallelKwargs(**{"gradient_as_bucket_view": True, **(ddp_options or {})}),
+                *([] if timeout is None else [InitProcessGroupKwargs(timeout=timeout)]),
+            ],
+        )
     if mixed_precision is not None:
         shared[_ASKED_BY_TRAINER] = True
     check_group(accelerator, world)
+    _limit_waiting(timeout)
     _refuse_fp16_on_cpu(accelerator)
     return accelerator
 
 
-def given_accelerator(given: Any) -> Accelerator:
+def given_accelerator(given: Any, timeout: timedelta | None = None) -> Accelerator:
     """The user's own `Accelerator`: `given`, or what that function returns.
+
+    Args:
+        given: it, or the function.
+        timeout: how long a process waits for the others.
 
     Raises:
         ArgumentTypeError: if it is something else.
@@ -123,10 +129,18 @@ def given_accelerator(given: Any) -> Accelerator:
             "`gradient_accumulation_steps` to `train`."
         )
     check_group(accelerator, world)
+    _limit_waiting(timeout)
     _refuse_fp16_on_cpu(accelerator)
     if uses_deepspeed(accelerator):
         _refuse_deepspeed()
     return accelerator
+
+
+def _limit_waiting(timeout: timedelta | None) -> None:
+    """Also for a group that was made before, by an accelerator, say, or by what ran before the trainer."""
+    world: Any = dist.group.WORLD if dist.is_initialized() else None
+    if timeout is not None and world is not None:
+        world.set_timeout(timeout)
 
 
 def _refuse_fp16_on_cpu(accelerator: Accelerator) -> None:
@@ -169,9 +183,11 @@ def process_state(*, cpu: bool = False, deepspeed: bool = False, **group_options
     if not deepspeed:
         if PartialState._shared_state:
             return PartialState()
-        return PartialState(cpu=cpu or must_group_on_cpu(join_world()), **group_options)
+        world = join_world()
+        with meeting(world):
+            return PartialState(cpu=cpu or must_group_on_cpu(world), **group_options)
     require("deepspeed", extra="deepspeed", needed_by="`deepspeed`")
-    join_world()
+    world = join_world()
     if "WORLD_SIZE" not in os.environ:
         raise LaunchError(
             "`deepspeed` is given, but this process was started without a launcher, which DeepSpeed needs also for a "
@@ -180,7 +196,8 @@ def process_state(*, cpu: bool = False, deepspeed: bool = False, **group_options
     os.environ[_USE_DEEPSPEED] = "true"  # the only way to tell accelerate
     if not torch.accelerator.is_available():
         group_options["backend"] = "gloo"  # without it accelerate takes each process for the only one
-    return PartialState(**group_options)
+    with meeting(world):
+        return PartialState(**group_options)
 
 
 @functools.lru_cache(maxsize=4)
@@ -208,16 +225,17 @@ class Ranks:
     Args:
         accelerator: of this process.
         channel: what is said on one is not mixed up with what another thread says on another at the same time.
+        timeout: how long a process waits for the others; None: as long as the accelerator says.
     """
 
-    def __init__(self, accelerator: Accelerator, channel: str = "loop") -> None:
+    def __init__(self, accelerator: Accelerator, channel: str = "loop", *, timeout: timedelta | None = None) -> None:
         self.count: int = accelerator.num_processes
         self.index: int = accelerator.process_index
         self.local_index: int = accelerator.local_process_index
         self.device: torch.device = accelerator.device
         self._is_alone = self.count == 1 or not dist.is_initialized()
         self._channel = channel
-        self._timeout: timedelta | None = getattr(accelerator.init_handler, "timeout", None)
+        self._timeout: timedelta | None = timeout or getattr(accelerator.init_handler, "timeout", None)
         if not self._is_alone:
             _control_group(dist.group.WORLD, channel, self._timeout)  # all ranks make it now, in the same order
         self._message = torch.zeros(_MESSAGE_LENGTH, dtype=torch.int64)

@@ -41,6 +41,10 @@ class LaunchError(PytorchAcceleratedError, RuntimeError):
     """The processes of this run were not started the way that was asked for."""
 
 
+class LostPeerError(PytorchAcceleratedError, RuntimeError):
+    """Another process of the run has ended, cannot be reached, or kept this one waiting for too long."""
+
+
 class UnknownMetricError(PytorchAcceleratedError, ValueError):
     """A metric name that nothing records."""
 

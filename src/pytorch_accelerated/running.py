@@ -30,6 +30,7 @@ from pytorch_accelerated.loop import TrainingLoop
 from pytorch_accelerated.nonfinite import UpdateGuard
 from pytorch_accelerated.placeholders import settle_epoch_counts
 from pytorch_accelerated.preparation import PreparedModel
+from pytorch_accelerated.processes.peers import is_lost_contact, limit_of_waiting, lost_peer_error
 from pytorch_accelerated.run_config import TrainerRunConfig, describe_run
 from pytorch_accelerated.run_state import RunState
 from pytorch_accelerated.seeding import derived_seed, mixed_seed, set_seed
@@ -47,6 +48,7 @@ class TrainingRun(TrainingLoop):
 
     seed: int | None
     mixed_precision: str | None
+    timeout: float | None
     compile_model: bool | Mapping[str, Any]
     compile_step: str | None
     compile_report: CompileReport | None
@@ -88,12 +90,27 @@ class TrainingRun(TrainingLoop):
             except NonFiniteLossError:
                 raise
             except BaseException as exception:
-                self._tell_of(exception)
-                raise
+                error = self._explained(exception)
+                self._tell_of(error)
+                if error is exception:
+                    raise
+                raise error from exception
             finally:
                 self._is_running = False
         if signals.agreed or signals.number:
             raise signals.exit(self._saved_to)
+
+    def _explained(self, exception: BaseException) -> BaseException:
+        """What to raise for `exception`: something better where torch tells only that a connection broke."""
+        if self._ranks.count == 1 or not is_lost_contact(exception):
+            return exception
+        return lost_peer_error(
+            exception,
+            rank=self._ranks.index,
+            size=self._ranks.count,
+            updates=self.run_state.updates,
+            newest=self._state_folders.newest(set(self._locks)),
+        )
 
     def _tell_of(self, exception: BaseException) -> None:
         """Fire `on_exception`. What goes wrong in it must not hide what went wrong before."""
@@ -191,8 +208,8 @@ class TrainingRun(TrainingLoop):
     def _create_accelerator(self) -> Accelerator:
         """The accelerate object behind this trainer."""
         if self._given_accelerator is None:
-            return create_accelerator(self.mixed_precision)
-        return given_accelerator(self._given_accelerator)
+            return create_accelerator(self.mixed_precision, timeout=limit_of_waiting(self.timeout))
+        return given_accelerator(self._given_accelerator, limit_of_waiting(self.timeout))
 
     def _renew_accelerator(self) -> None:
         """accelerate has one precision per process: come back to ours if another trainer has changed it."""

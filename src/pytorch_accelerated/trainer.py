@@ -21,6 +21,7 @@ from pytorch_accelerated.callbacks.limits import OuterLimit
 from pytorch_accelerated.capturing import CapturedStepReport, refuse_what_cannot_be_captured
 from pytorch_accelerated.checkpointing.optimizers import check_optimizer_state, load_optimizer_state
 from pytorch_accelerated.checkpointing.portable import load_portable, save_portable
+from pytorch_accelerated.checkpointing.shared_disk import agree_on_resuming
 from pytorch_accelerated.checkpointing.training_state import load_run, save_run
 from pytorch_accelerated.checkpointing.verify import find_state
 from pytorch_accelerated.checkpointing.weights import canonical_state_dict, check_finite, load_canonical
@@ -42,6 +43,7 @@ from pytorch_accelerated.placeholders import TrainerPlaceholderValues, replace_t
 from pytorch_accelerated.prediction.collecting import collect_predictions
 from pytorch_accelerated.preflight import PreflightReport, rehearse
 from pytorch_accelerated.preparation import PreparedModel
+from pytorch_accelerated.processes.peers import limit_of_waiting
 from pytorch_accelerated.progress.display import above_bars
 from pytorch_accelerated.run_state import RunState
 from pytorch_accelerated.running import TrainingRun
@@ -98,6 +100,9 @@ class Trainer(TrainingRun):
             itself.
         inference_mode: evaluate and predict in `torch.inference_mode` instead of `torch.no_grad`: a little faster, but
             a module that keeps a tensor from an evaluation, a cache say, fails with it in training.
+        timeout: seconds that a process waits for the others before it gives up with a `LostPeerError`; longer than
+            whatever one process does alone, such as a save. None: torch's limit, half an hour with gloo and ten
+            minutes with NCCL.
     """
 
     #: Names of events that a subclass fires itself, so that callbacks with such methods are not taken for misspelt.
@@ -117,6 +122,7 @@ class Trainer(TrainingRun):
         compile_step: str | None = None,
         accelerator: Accelerator | Callable[[], Accelerator] | None = None,
         inference_mode: bool = False,
+        timeout: float | None = None,
     ) -> None:
         self.model: Any = model
         self.loss_func = loss_func
@@ -126,6 +132,7 @@ class Trainer(TrainingRun):
         self.mixed_precision = mixed_precision
         self.compile_model = compile_model
         self.inference_mode = inference_mode
+        self.timeout = timeout
         self.compile_step = compile_step
         self.compile_report: CompileReport | None = None
         self.captured_step_report: CapturedStepReport | None = None
@@ -141,7 +148,7 @@ class Trainer(TrainingRun):
         self._given_accelerator = accelerator
         self._accelerator: Accelerator = self._create_accelerator()
         self._precision = str(self._accelerator.mixed_precision)
-        self._ranks = Ranks(self._accelerator)
+        self._ranks = Ranks(self._accelerator, timeout=limit_of_waiting(timeout))
         self.callback_handler: CallbackHandler = self._create_callback_handler()
         limit = batch_limit_from_environment()
         if limit is not None:
@@ -277,6 +284,7 @@ class Trainer(TrainingRun):
         self.collate_fn = collate_fn
         self.create_scheduler_fn = create_scheduler_fn
         with self._running():
+            agree_on_resuming(resume_from, self._ranks)
             state = None if resume_from is None else self._find_state(resume_from)
             if resume_from is not None and state is None:
                 self.print(f"No training state in {resume_from}: starting afresh")
@@ -469,6 +477,7 @@ class Trainer(TrainingRun):
         Returns:
             The `checkpoint_kwargs` of the save, and ``current_epoch``.
         """
+        agree_on_resuming(input_dir, self._ranks)
         state = self._find_state(input_dir)
         if state is None:
             raise InvalidCheckpointError(f"There is no training state in {input_dir}. Check the path.")
@@ -580,7 +589,7 @@ class Trainer(TrainingRun):
 
     def _ranks_of_writer(self) -> Ranks:
         """The ranks on a channel for threads that write. Must be called by all ranks."""
-        return Ranks(self._accelerator, channel="writer")
+        return Ranks(self._accelerator, channel="writer", timeout=limit_of_waiting(self.timeout))
 
     def _find_state(self, source: str | Path) -> Path | None:
         """The training state that `source` is or holds, the same for all ranks."""

@@ -79,6 +79,7 @@ def save_run(
         ranks.do_on_first(lambda: write(folder, facts, parts))
     else:
         ranks.do_on_first(lambda: write(folder, facts, encoded()))
+    trainer._state_folders.add_saved(folder, ranks, writer)
 
 
 def load_run(trainer: Trainer, folder: Path) -> dict[str, Any]:

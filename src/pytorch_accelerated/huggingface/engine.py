@@ -397,6 +397,7 @@ class Engine(NativeTrainer):
         self._check_finite()
         facts = {"updates": self.run_state.updates, "epochs": self.run_state.epochs}
         self._ranks.do_on_first(lambda: write_without_run(folder, facts, write_others))
+        self._state_folders.add_saved(folder, self._ranks)
 
     def take_over_run(self, folder: Path) -> None:
         """Go on from what `write_run` wrote. All ranks must call it."""

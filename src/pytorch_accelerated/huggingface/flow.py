@@ -15,6 +15,7 @@ import torch
 
 from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.checkpointing.publish import remove_state
+from pytorch_accelerated.checkpointing.shared_disk import agree_on_resuming
 from pytorch_accelerated.errors import ArgumentTypeError, HookOutputError, InvalidCheckpointError, MissingMetricError
 from pytorch_accelerated.huggingface.arguments import TrainingArguments, logger
 from pytorch_accelerated.huggingface.callbacks import is_log_due, is_ours
@@ -284,14 +285,17 @@ class TrainerFlow:
 
     def _find_checkpoint(self, source: str | bool | None) -> Path | None:
         """What to go on from, the same for all ranks."""
+        ranks = self._engine._ranks
         if source is None or source is False:
+            agree_on_resuming(None, ranks)
             return None
         if not source or not isinstance(source, (bool, str, PathLike)):
             raise ArgumentTypeError(
                 f"`resume_from_checkpoint` is {source!r}, which is no path. Give that of a checkpoint, True for the "
                 "last one in `output_dir`, or None to begin."
             )
-        return self._engine._ranks.do_on_first(lambda: find_checkpoint(source, self._output_dir))
+        agree_on_resuming(self._output_dir if source is True else Path(source), ranks)
+        return ranks.do_on_first(lambda: find_checkpoint(source, self._output_dir))
 
     def _exportables(self) -> list[Any]:
         """Whatever has a state that is saved in ``trainer_state.json``."""

@@ -5,10 +5,12 @@ The only place that knows launchers. `docs/design/launching.md` has the rules.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import shlex
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,6 +49,27 @@ def join_world() -> World | None:
             "its machine, from 0), as torchrun does."
         )
     return world
+
+
+@contextlib.contextmanager
+def meeting(world: World | None) -> Iterator[None]:
+    """Around what makes the group of processes.
+
+    Raises:
+        LaunchError: in place of torch's errors, if the processes don't find each other.
+    """
+    try:
+        yield
+    except (dist.DistError, RuntimeError) as error:
+        if world is None or dist.is_initialized():
+            raise
+        reason = str(error).partition("\n")[0]
+        raise LaunchError(
+            f"Rank {world.rank} of {world.size} could not meet the others at {world.address}:{world.port} ({reason}). "
+            "Check that all of them were started, that their machines reach this address, and that nothing else uses "
+            "the port. MASTER_ADDR and MASTER_PORT in the environment choose others; GLOO_SOCKET_IFNAME or "
+            "NCCL_SOCKET_IFNAME choose the network."
+        ) from error
 
 
 def must_group_on_cpu(world: World | None) -> bool:

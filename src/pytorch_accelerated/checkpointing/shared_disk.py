@@ -1,0 +1,129 @@
+"""Several machines, one disk: what a run saves on one of them must be there for all of them.
+
+Otherwise a restart in which another machine is the first would find nothing, and begin again.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pytorch_accelerated.checkpointing.layout import PREDICTIONS_FORMAT
+from pytorch_accelerated.checkpointing.verify import list_states, looks_like_state, read_manifest
+from pytorch_accelerated.errors import CheckpointError, PytorchAcceleratedError
+
+if TYPE_CHECKING:
+    from pytorch_accelerated.checkpointing.background import BackgroundWriter
+    from pytorch_accelerated.distributed import Ranks
+
+# Network file systems may show what another machine has written only after a while: NFS keeps listings for a minute.
+SECONDS_TO_APPEAR = 90.0
+_SECONDS_BETWEEN_LOOKS = 0.5
+
+
+class StateFolders:
+    """The folders that hold the training states of a run."""
+
+    def __init__(self) -> None:
+        self._known: set[Path] = set()
+
+    def add_saved(self, state: Path, ranks: Ranks, writer: BackgroundWriter | None = None) -> None:
+        """Note where a state was saved. With the first one in a folder all machines look whether they see it.
+
+        Must be called by all ranks.
+
+        Args:
+            state: its folder.
+            ranks: of the run.
+            writer: is still writing it, maybe. The machines wait for the first one.
+
+        Raises:
+            CheckpointError: on all ranks, if a machine doesn't see it.
+        """
+        folder = state.resolve().parent
+        if folder in self._known:
+            return
+        if _are_on_several_machines(ranks):
+            if writer is not None:
+                ranks.do_on_all(writer.wait)
+            refuse_unshared(folder, ranks)
+        self._known.add(folder)
+
+    def newest(self, others: set[Path]) -> Path | None:
+        """The newest complete state in them, and in `others`."""
+        states = [state for folder in self._known | others for state in list_states(folder)]
+        return max(states, key=lambda state: state[1].serial, default=(None, None))[0]
+
+
+def agree_on_resuming(place: str | Path | None, ranks: Ranks) -> None:
+    """Make sure that all ranks resume from `place`, and see the same there, or that none resumes.
+
+    A script that resumes where it finds a state finds it on some machines only if the disk isn't shared. Must be called
+    by all ranks.
+
+    Raises:
+        CheckpointError: on all ranks, if they don't.
+    """
+    given = ranks.exchange(place is not None)
+    if any(given) and not all(given):
+        missing = ", ".join(str(rank) for rank, is_given in enumerate(given) if not is_given)
+        raise CheckpointError(
+            f"Some ranks should resume from a training state, but not rank {missing}: the run would go apart. If each "
+            "rank looks by itself whether there is a state, they see different disks; save to a shared disk, and pass "
+            "the same path on all ranks."
+        )
+    if place is not None:
+        refuse_unshared(place, ranks)
+
+
+def refuse_unshared(place: str | Path, ranks: Ranks) -> None:
+    """Make sure that all machines see the same in a folder of training states. Must be called by all ranks.
+
+    Args:
+        place: the folder, or a state.
+        ranks: of the run. One of each machine looks.
+
+    Raises:
+        CheckpointError: on all ranks, with what each machine sees, if they see different things.
+    """
+    if not _are_on_several_machines(ranks):
+        return
+    deadline = time.monotonic() + SECONDS_TO_APPEAR
+    looks = ranks.is_first_of_node
+    while True:
+        views = [view for view in ranks.exchange((socket.gethostname(), _view(place)) if looks else None) if view]
+        if len({seen for _, seen in views}) <= 1:
+            return
+        if ranks.from_first(time.monotonic() > deadline):
+            break
+        time.sleep(_SECONDS_BETWEEN_LOOKS)
+    told = "; ".join(f"machine {number} ({host}): {seen}" for number, (host, seen) in enumerate(views))
+    raise CheckpointError(
+        f"The machines of this run see different training states in {place}. {told}. A run on several machines needs a "
+        "shared disk: otherwise a restart finds the states on one machine only. Save to a folder that all machines "
+        "share, or copy the newest state to the same place on all of them before you resume."
+    )
+
+
+def _are_on_several_machines(ranks: Ranks) -> bool:
+    return ranks.count > 1 and ranks.any(ranks.local_index != ranks.index)
+
+
+def _view(place: str | Path) -> str:
+    """What this machine sees: the newest state, in words."""
+    try:
+        return _newest_in(Path(place).resolve())
+    except (PytorchAcceleratedError, OSError) as error:  # for whoever reads the states to raise, if all see the same
+        return f"nothing that could be read ({error})"
+
+
+def _newest_in(folder: Path) -> str:
+    if looks_like_state(folder):
+        return f"{folder.name}, with serial number {read_manifest(folder).serial}"
+    states = [state for state in list_states(folder) if PREDICTIONS_FORMAT not in state[1].facts]
+    if not states:
+        return "no state"
+    newest, manifest = states[-1]
+    return f"newest is {newest.name}, with serial number {manifest.serial}"

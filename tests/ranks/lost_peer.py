@@ -1,0 +1,46 @@
+"""Two ranks, of which the second is lost in the fourth update: it ends, or does nothing any more. Prints what rank 0
+is told.
+
+Arguments: "ends" or "hangs", a folder, and the seconds that a rank waits for the other.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from pytorch_accelerated import Trainer
+from pytorch_accelerated.callbacks import SaveTrainingStateCallback
+from pytorch_accelerated.callbacks.base import TrainerCallback
+from pytorch_accelerated.errors import LostPeerError
+
+way, folder, seconds = sys.argv[1], Path(sys.argv[2]), float(sys.argv[3])
+is_told = folder / "told"
+
+
+class LoseOne(TrainerCallback):
+    def on_train_step_start(self, trainer, **kwargs):
+        if trainer._ranks.index == 1 and trainer.run_state.updates == 3:
+            if way == "hangs":
+                while not is_told.exists():
+                    time.sleep(0.1)
+            os._exit(0)
+
+    def on_exception(self, trainer, exception, **kwargs):
+        print(f"callbacks hear of a {type(exception).__name__}")
+
+
+model = nn.Linear(1, 1)
+saver = SaveTrainingStateCallback(folder / "states", save_every_n_steps=2)
+callbacks = [LoseOne(), saver]
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+trainer = Trainer(model, nn.MSELoss(), optimizer, callbacks=callbacks, timeout=seconds)
+assert trainer._ranks.count == 2
+try:
+    trainer.train((torch.ones(160, 1), torch.zeros(160, 1)), 1)
+except LostPeerError as error:
+    print(f"{error}\ncaused by {type(error.__cause__).__name__}")
+    is_told.touch()
