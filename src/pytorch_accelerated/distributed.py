@@ -21,12 +21,14 @@ from accelerate.utils import (
     DistributedType,
     GradientAccumulationPlugin,
     InitProcessGroupKwargs,
+    is_fp8_available,
     send_to_device,
 )
 
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, LaunchError, PytorchAcceleratedError
 from pytorch_accelerated.optional import require
 from pytorch_accelerated.processes.launching import check_group, join_world, meeting, must_group_on_cpu
+from pytorch_accelerated.processes.plugins import check_plugins, refuse_parallelism
 
 __all__ = ["Ranks", "create_accelerator", "notebook_launcher", "send_to_device"]
 
@@ -56,8 +58,8 @@ def create_accelerator(
         deepspeed_config: what DeepSpeed is told, complete; None: without it.
 
     Raises:
-        ConfigurationError: if there is no such precision, or it would do nothing on this device; or if the process is
-            set up for DeepSpeed, but there is no config.
+        ConfigurationError: if there is no such precision, or it or a plugin of accelerate would do nothing on this
+            device; or if the process is set up for DeepSpeed, but there is no config.
         LaunchError: if the launcher asked for several processes that would train together, and they would not.
     """
     if mixed_precision is not None and str(mixed_precision) not in _PRECISIONS:
@@ -65,6 +67,12 @@ def create_accelerator(
             f"`mixed_precision` is {mixed_precision!r}, which is no precision that accelerate knows. Choose 'no', "
             "'fp16', 'bf16' or 'fp8', or None for what accelerate is configured to."
         )
+    if (mixed_precision or os.environ.get("ACCELERATE_MIXED_PRECISION")) == "fp8" and not is_fp8_available():
+        raise ConfigurationError(
+            "The precision is fp8, by `mixed_precision` or by accelerate's configuration, but neither Transformer "
+            "Engine nor torchao is installed, which compute in it. Install one of them, or use 'bf16'."
+        )
+    refuse_parallelism()
     # accelerate keeps one precision per process. One that a trainer asked for must not become the next one's; one that
     # the user's own Accelerator has stays unless something else is asked for.
     shared = AcceleratorState._shared_state
@@ -95,6 +103,7 @@ def create_accelerator(
     if mixed_precision is not None:
         shared[_ASKED_BY_TRAINER] = True
     check_group(accelerator, world)
+    check_plugins(accelerator)
     _limit_waiting(timeout)
     _refuse_fp16_on_cpu(accelerator)
     return accelerator
@@ -110,7 +119,7 @@ def given_accelerator(given: Any, timeout: timedelta | None = None) -> Accelerat
     Raises:
         ArgumentTypeError: if it is something else.
         ConfigurationError: if it accumulates gradients itself, its precision would do nothing on its device, or it is
-            one for DeepSpeed.
+            one for DeepSpeed, or it was made with a plugin that does nothing on its device.
         LaunchError: if several processes should train together, but this Accelerator is on its own.
     """
     world = join_world()
@@ -133,6 +142,7 @@ def given_accelerator(given: Any, timeout: timedelta | None = None) -> Accelerat
     _refuse_fp16_on_cpu(accelerator)
     if uses_deepspeed(accelerator):
         _refuse_deepspeed()
+    check_plugins(accelerator)
     return accelerator
 
 

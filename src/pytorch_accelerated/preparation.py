@@ -12,6 +12,7 @@ from torch import nn
 from pytorch_accelerated.compiling import compile_in_place
 from pytorch_accelerated.deepspeed_engine import EngineOptimizer, hand_over
 from pytorch_accelerated.distributed import uses_deepspeed
+from pytorch_accelerated.processes.plugins import refuse_idle_fp8
 from pytorch_accelerated.sharding import has_shards
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class PreparedModel:
         if not for_training:
             self.model = accelerator.prepare_model(model, evaluation_mode=True)
         elif is_replicated(accelerator) or is_cut:
+            refuse_idle_fp8(accelerator, model)
             # A model that the user has sharded exchanges its gradients itself.
             self.model = accelerator.prepare_model(model, evaluation_mode=is_cut)
             if accelerator.scaler is not None:

@@ -31,6 +31,7 @@ from pytorch_accelerated.nonfinite import UpdateGuard
 from pytorch_accelerated.placeholders import settle_epoch_counts
 from pytorch_accelerated.preparation import PreparedModel
 from pytorch_accelerated.processes.peers import is_lost_contact, limit_of_waiting, lost_peer_error
+from pytorch_accelerated.processes.plugins import refuse_static_graph
 from pytorch_accelerated.run_config import TrainerRunConfig, describe_run
 from pytorch_accelerated.run_state import RunState
 from pytorch_accelerated.seeding import derived_seed, mixed_seed, set_seed
@@ -138,6 +139,7 @@ class TrainingRun(TrainingLoop):
         state: Path | None,
     ) -> None:
         settings = self._settings
+        refuse_static_graph(self._accelerator, settings.gradient_accumulation_steps)
         if reset_run_history:
             self.run_history.reset()
             self._epochs_before_run = 0
