@@ -9,7 +9,7 @@ VENV_PYTHON := $(VENV)/bin/python
 PIP_INSTALL := $(VENV_PYTHON) -m pip install --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench chaos clean
+.PHONY: help demo test check bench chaos differential clean
 .NOTPARALLEL:  # there is one environment to install into
 
 help:
@@ -18,12 +18,13 @@ help:
 	@echo "make check   lint and types only"
 	@echo "make bench   the benchmarks"
 	@echo "make chaos   kills, crashes, damage and signals, in the size that a release must stand"
+	@echo "make differential   the same scripts with the reference package and with this one; writes what differs"
 	@echo "make clean   remove the environment ($(VENV))"
 
 demo: $(VENV)/.demo
 	@$(VENV_PYTHON) examples/train_digits.py
 
-test: check
+test: check $(VENV)/.reference
 	@$(VENV_PYTHON) -m pytest --numprocesses $(TEST_PROCESSES)
 
 check: $(VENV)/.dev
@@ -35,6 +36,9 @@ bench: $(VENV)/.bench
 chaos: $(VENV)/.dev
 	@CHAOS_SIZE=release CHAOS_RESULTS=$(CURDIR)/benchmarks/results $(VENV_PYTHON) -m pytest \
 		--numprocesses $(TEST_PROCESSES) tests/chaos
+
+differential: $(VENV)/.reference
+	@$(VENV_PYTHON) scripts/differential.py
 
 clean:
 	rm -rf $(VENV)
@@ -69,4 +73,10 @@ $(VENV)/.dev: $(VENV)/.torchvision pyproject.toml
 $(VENV)/.demo $(VENV)/.bench $(VENV)/.dev:
 	@echo "Installing this package and what 'make $(MAKECMDGOALS)' needs."
 	@$(PIP_INSTALL) -qq --editable '.[$(patsubst .%,%,$(@F))]'
+	@touch $@
+
+# Its import name is this package's, so it gets a folder of its own, which only tests/differential puts on the path.
+$(VENV)/.reference: $(VENV)/.dev
+	@rm -rf $(VENV)/reference
+	@$(PIP_INSTALL) -qq --no-deps --target $(VENV)/reference pytorch-accelerated==0.1.61
 	@touch $@

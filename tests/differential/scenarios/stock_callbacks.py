@@ -1,0 +1,459 @@
+"""The callbacks that the package brings, and the handler."""
+
+import os
+from typing import Any
+
+import torch
+from torch import nn
+
+from pytorch_accelerated import Trainer
+from pytorch_accelerated.callbacks import (
+    CallbackHandler,
+    ConvertSyncBatchNormCallback,
+    EarlyStoppingCallback,
+    LimitBatchesCallback,
+    LogMetricsCallback,
+    ModelEmaCallback,
+    MoveModulesToDeviceCallback,
+    PrintProgressCallback,
+    ProgressBarCallback,
+    SaveBestModelCallback,
+    SaveTrainingStateCallback,
+    StepBasedEvaluationCallback,
+    StopTrainingError,
+    TerminateOnNaNCallback,
+    TrainerCallback,
+    WSDCheckpointCallback,
+    get_default_callbacks,
+)
+from pytorch_accelerated.schedulers import WSDLrScheduler
+from pytorch_accelerated.trainer import DEFAULT_CALLBACKS
+from tests.differential.scenarios.common import attempt, dataset, grid, history_of, plain, train, trainer, weights_of
+
+
+def _scripted(values: list[float], metric: str = "scripted") -> Any:
+    """A callback that records `values` as a metric, one an epoch."""
+
+    class Scripted(TrainerCallback):
+        def on_eval_epoch_end(self, trainer: Any, **kwargs: Any) -> None:
+            trainer.run_history.update_metric(metric, values[trainer.run_history.current_epoch - 1])
+
+    return Scripted()
+
+
+def defaults() -> Any:
+    return {
+        "default": [callback.__name__ for callback in DEFAULT_CALLBACKS],
+        "function": [callback.__name__ for callback in get_default_callbacks()],
+        "without a bar": [callback.__name__ for callback in get_default_callbacks(progress_bar=False)],
+        "of a trainer": [
+            type(callback).__name__ for callback in trainer(callbacks=DEFAULT_CALLBACKS).callback_handler.callbacks
+        ],
+    }
+
+
+def early_stopping() -> Any:
+    """After how many epochs a run ends."""
+
+    def run(values: list[float], **arguments: Any) -> Any:
+        made = trainer(callbacks=[_scripted(values), EarlyStoppingCallback(watch_metric="scripted", **arguments)])
+        train(made, num_epochs=len(values), rows=4)
+        return len(made.run_history.get_metric_values("train_loss_epoch"))
+
+    falling, flat, back = [5.0, 4.0, 3.0, 2.0, 1.0, 0.5], [1.0] * 6, [3.0, 2.0, 2.5, 2.6, 1.0, 0.5]
+    nan = float("nan")
+    return grid(
+        run,
+        {
+            "falling": {"values": falling},
+            "flat": {"values": flat},
+            "flat, patience 2": {"values": flat, "early_stopping_patience": 2},
+            "flat, patience 3": {"values": flat, "early_stopping_patience": 3},
+            "back": {"values": back},
+            "back, patience 2": {"values": back, "early_stopping_patience": 2},
+            "back, patience 3": {"values": back, "early_stopping_patience": 3},
+            "threshold": {"values": [3.0, 2.9, 2.0, 1.9, 1.8, 1.0], "early_stopping_threshold": 0.5},
+            "threshold, patience 2": {
+                "values": [3.0, 2.9, 2.0, 1.9, 1.8, 1.7],
+                "early_stopping_threshold": 0.5,
+                "early_stopping_patience": 2,
+            },
+            "slow": {"values": [3.0, 2.995, 2.99, 2.985, 2.98, 2.975]},
+            "greater is better": {"values": [1.0, 2.0, 3.0, 2.0, 1.0, 0.0], "greater_is_better": True},
+            "of its own": {"values": falling, "greater_is_better": True},
+            "nan": {"values": [3.0, nan, 2.0, nan, nan, 1.0], "early_stopping_patience": 2},
+            "nan at first": {"values": [nan, nan, 2.0, 1.0, 0.5, 0.2], "early_stopping_patience": 3},
+        },
+    )
+
+
+def early_stopping_twice() -> Any:
+    """A second run of the same trainer, with and without a reset."""
+    seen = {}
+    for reset in (True, False):
+        stopping = EarlyStoppingCallback(watch_metric="scripted", reset_on_train=reset, early_stopping_patience=2)
+        made = trainer(callbacks=[_scripted([1.0] * 9), stopping])
+        train(made, num_epochs=2, rows=4)
+        train(made, num_epochs=4, rows=4)
+        seen[str(reset)] = len(made.run_history.get_metric_values("train_loss_epoch"))
+    return seen
+
+
+def early_stopping_on_an_unknown_metric() -> Any:
+    return attempt(
+        lambda: train(trainer(callbacks=[EarlyStoppingCallback(watch_metric="nothing")])).run_history.current_epoch
+    )
+
+
+def saving_the_best() -> Any:
+    """Which epoch's weights a run ends with, and what the file has."""
+
+    def run(values: list[float], **arguments: Any) -> Any:
+        callback = SaveBestModelCallback(save_path="best.pt", watch_metric="scripted", **arguments)
+        made = trainer(callbacks=[_scripted(values), callback])
+        train(made, num_epochs=len(values), rows=4)
+        saved = torch.load("best.pt", weights_only=True)
+        return {
+            "keys": sorted(saved),
+            "file": {name: round(value.double().sum().item(), 9) for name, value in saved["model_state_dict"].items()},
+            "model": weights_of(made.get_model()),
+            "rest": {key: plain(value) for key, value in saved.items() if not key.endswith("state_dict")},
+            "best": plain(callback.best_metric),
+        }
+
+    return grid(
+        run,
+        {
+            "falling": {"values": [3.0, 2.0, 1.0]},
+            "back": {"values": [3.0, 1.0, 2.0]},
+            "rising": {"values": [1.0, 2.0, 3.0]},
+            "equal": {"values": [1.0, 1.0, 1.0]},
+            "greater is better": {"values": [1.0, 3.0, 2.0], "greater_is_better": True},
+            "nan": {"values": [2.0, float("nan"), 3.0]},
+            "without optimizer": {"values": [3.0, 1.0, 2.0], "save_optimizer": False},
+            "without scheduler": {"values": [3.0, 1.0, 2.0], "save_scheduler": False},
+            "not loaded": {"values": [3.0, 1.0, 2.0], "load_saved_checkpoint": False},
+        },
+    )
+
+
+def saving_the_best_after_a_stop() -> Any:
+    class Stops(TrainerCallback):
+        def on_training_run_epoch_end(self, trainer: Any, **kwargs: Any) -> None:
+            if trainer.run_history.current_epoch == 2:
+                raise StopTrainingError("enough")
+
+    callback = SaveBestModelCallback(save_path="best.pt", watch_metric="scripted")
+    made = train(trainer(callbacks=[_scripted([1.0, 2.0, 3.0]), callback, Stops()]), num_epochs=3, rows=4)
+    return weights_of(made.get_model())
+
+
+def averaging() -> Any:
+    """Metrics and weights of a run with an average of the model."""
+
+    def run(decay: float = 0.5, more: Any = (), train_arguments: Any = None, **arguments: Any) -> Any:
+        callback = ModelEmaCallback(decay=decay, **arguments)
+        made = train(trainer(callbacks=[callback, *more]), num_epochs=3, **(train_arguments or {}))
+        return {
+            "history": history_of(made),
+            "average": weights_of(callback.ema_model.module),
+            "model": weights_of(made.get_model()),
+            "files": sorted(os.listdir()),
+        }
+
+    return grid(
+        run,
+        {
+            "plain": {},
+            "another decay": {"decay": 0.9},
+            "not evaluated": {"evaluate_during_training": False},
+            "accumulation": {"train_arguments": {"gradient_accumulation_steps": 3}},
+            "without evaluation": {"train_arguments": {"eval_rows": None}, "evaluate_during_training": False},
+            "a metric of its own": {"more": [_scripted([3.0, 2.0, 1.0])]},
+        },
+    )
+
+
+def average_file() -> Any:
+    train(trainer(callbacks=[ModelEmaCallback(decay=0.5)]), num_epochs=2)
+    saved = torch.load("ema_model.pt", weights_only=True)
+    return {"keys": sorted(saved), "model": sorted(saved["model_state_dict"])}
+
+
+def logging() -> Any:
+    """What `log_metrics` gets."""
+    logged: list[Any] = []
+
+    class Logs(LogMetricsCallback):
+        def log_metrics(self, trainer: Any, metrics: Any) -> None:
+            logged.append({name: float(value) for name, value in metrics.items()})
+
+    class Records(TrainerCallback):
+        def on_train_epoch_end(self, trainer: Any, **kwargs: Any) -> None:
+            trainer.run_history.update_metric("train_extra", 1.0)
+
+        def on_eval_epoch_end(self, trainer: Any, **kwargs: Any) -> None:
+            trainer.run_history.update_metric("accuracy", 2.0)
+
+    seen = {}
+    for name, callbacks, arguments in (
+        ("plain", [Logs], {}),
+        ("metrics before", [Records, Logs], {}),
+        ("metrics after", [Logs, Records], {}),
+        ("no evaluation", [Records, Logs], {"eval_rows": None}),
+    ):
+        logged.clear()
+        train(trainer(callbacks=callbacks), **arguments)
+        seen[name] = plain([*logged])
+    logged.clear()
+    trainer(callbacks=[Logs]).evaluate(dataset(5), 4, {"num_workers": 0})
+    seen["evaluation"] = plain([*logged])
+    return seen
+
+
+def not_a_number() -> Any:
+    """What a loss of NaN does."""
+
+    def run(base: Any, callbacks: Any) -> Any:
+        made = trainer(base, callbacks=callbacks)
+        outcome = attempt(lambda: train(made).run_history.current_epoch)
+        return {"outcome": outcome, "epochs": len(list(made.run_history.get_metric_values("train_loss_epoch")))}
+
+    class BadInTraining(Trainer):
+        def calculate_train_batch_loss(self, batch: Any) -> Any:
+            result = super().calculate_train_batch_loss(batch)
+            return {**result, "loss": result["loss"] * float("nan")}
+
+    class BadInEvaluation(Trainer):
+        def calculate_eval_batch_loss(self, batch: Any) -> Any:
+            result = super().calculate_eval_batch_loss(batch)
+            return {**result, "loss": result["loss"] * float("nan")}
+
+    return {
+        "in training": attempt(lambda: run(BadInTraining, [TerminateOnNaNCallback])),
+        "in evaluation": attempt(lambda: run(BadInEvaluation, [TerminateOnNaNCallback])),
+        "without the callback": attempt(lambda: run(BadInTraining, [])),
+    }
+
+
+def limiting() -> Any:
+    def run(*callbacks: Any, **arguments: Any) -> Any:
+        made = train(trainer(callbacks=callbacks), **arguments)
+        return {
+            "weights": weights_of(made.model),
+            "history": history_of(made),
+            "updates": made.run_config.num_update_steps_per_epoch,
+        }
+
+    return {
+        "one batch": run(LimitBatchesCallback(1)),
+        "two batches": run(LimitBatchesCallback(2)),
+        "more than there are": run(LimitBatchesCallback(50)),
+        "with accumulation": run(LimitBatchesCallback(2), gradient_accumulation_steps=2),
+    }
+
+
+def evaluating_by_steps() -> Any:
+    def run(every: int, **arguments: Any) -> Any:
+        made = train(trainer(callbacks=[StepBasedEvaluationCallback(every)]), **arguments)
+        return {"history": history_of(made), "weights": weights_of(made.model)}
+
+    return grid(
+        run,
+        {
+            "every": {"every": 1},
+            "every second": {"every": 2},
+            "every fifth": {"every": 5},
+            "accumulation": {"every": 1, "gradient_accumulation_steps": 3},
+            "without evaluation": {"every": 1, "eval_rows": None},
+        },
+    )
+
+
+def moving_modules() -> Any:
+    class Holds(Trainer):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.teacher = nn.Linear(3, 1).double()
+
+    made = train(trainer(Holds, callbacks=[MoveModulesToDeviceCallback]))
+    return str(next(made.teacher.parameters()).device)
+
+
+def synchronising_batch_norms() -> Any:
+    network = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2), nn.Linear(2, 1)).double()
+    made = Trainer(
+        network,
+        nn.MSELoss(),
+        torch.optim.SGD(network.parameters(), 0.1),
+        callbacks=[ConvertSyncBatchNormCallback],
+    )
+    made.train(dataset(), 1, None, 4, train_dataloader_kwargs={"num_workers": 0})
+    return [type(module).__name__ for module in made.get_model().modules()]
+
+
+def saving_states() -> Any:
+    """Which folders there are after a run."""
+
+    def run(**arguments: Any) -> Any:
+        train(trainer(callbacks=[SaveTrainingStateCallback("states", **arguments)]), num_epochs=4)
+        return sorted(name for name in os.listdir("states") if not name.startswith("."))
+
+    return {
+        "every epoch": attempt(lambda: _in_a_folder("a", lambda: run(save_every_n_epochs=1))),
+        "every second epoch": attempt(lambda: _in_a_folder("b", lambda: run(save_every_n_epochs=2))),
+        "every fourth step": attempt(lambda: _in_a_folder("c", lambda: run(save_every_n_steps=4))),
+        "two of them": attempt(lambda: _in_a_folder("d", lambda: run(save_every_n_epochs=1, max_checkpoints=2))),
+        "not at the end": attempt(lambda: _in_a_folder("e", lambda: run(save_every_n_epochs=3, save_at_end=False))),
+        "at the end only": attempt(lambda: _in_a_folder("f", run)),
+        "both": attempt(lambda: _in_a_folder("g", lambda: run(save_every_n_epochs=2, save_every_n_steps=5))),
+    }
+
+
+def _in_a_folder(name: str, call: Any) -> Any:
+    before = os.getcwd()
+    os.mkdir(name)
+    os.chdir(name)
+    try:
+        return call()
+    finally:
+        os.chdir(before)
+
+
+def warmup_stable_decay() -> Any:
+    """The files of a run with checkpoints before and after the decay."""
+
+    def run(num_checkpoints: int) -> Any:
+        callback = WSDCheckpointCallback(save_dir="checkpoints")
+        factory = WSDLrScheduler.create_scheduler_fn(num_checkpoints=num_checkpoints, num_warmup_epochs=0)
+        made = trainer(callbacks=[callback])
+        train(made, num_epochs=4, rows=40, eval_rows=None, create_scheduler_fn=factory)
+        return sorted(name for name in os.listdir("checkpoints") if not name.startswith("."))
+
+    return {
+        "one": attempt(lambda: _in_a_folder("one", lambda: run(1))),
+        "two": attempt(lambda: _in_a_folder("two", lambda: run(2))),
+    }
+
+
+def handlers() -> Any:
+    """`CallbackHandler` alone."""
+    calls: list[str] = []
+
+    class First(TrainerCallback):
+        def on_train_epoch_end(self, trainer: Any, **kwargs: Any) -> None:
+            calls.append("first")
+
+        def on_an_event_of_its_own(self, trainer: Any, **kwargs: Any) -> None:
+            calls.append(f"own {sorted(kwargs)}")
+
+    class Second(TrainerCallback):
+        def on_train_epoch_end(self, trainer: Any, **kwargs: Any) -> None:
+            calls.append("second")
+
+    class Fails(TrainerCallback):
+        def on_train_epoch_end(self, trainer: Any, **kwargs: Any) -> None:
+            raise AttributeError("a mistake of its own")
+
+    class Fewer(TrainerCallback):
+        def on_train_epoch_end(self, trainer: Any) -> None:  # type: ignore[override]
+            calls.append("fewer")
+
+    class NoCallback:
+        def on_train_epoch_end(self, trainer: Any, **kwargs: Any) -> None:
+            calls.append("no subclass")
+
+    seen: dict[str, Any] = {}
+
+    def run(name: str, *callbacks: Any, event: str = "on_train_epoch_end", **kwargs: Any) -> None:
+        calls.clear()
+        outcome = attempt(lambda: CallbackHandler(list(callbacks)).call_event(event, None, **kwargs))
+        seen[name] = {"calls": [*calls], "outcome": outcome}
+
+    run("in order", First, Second())
+    run("other order", Second, First)
+    run("an event of its own", First, Second, event="on_an_event_of_its_own", a=1)
+    run("an unknown event", First, event="on_nothing")
+    run("a mistake in one", First, Fails, Second)
+    run("fewer arguments", Fewer, extra=1)
+    run("no subclass", NoCallback())
+    run("the same class twice", First, First)
+    run("two instances", First(), First())
+    run("no class at all", 3)
+    handler = CallbackHandler([First])
+    handler.add_callback(Second)
+    seen["added"] = [type(callback).__name__ for callback in handler.callbacks]
+    handler.add_callbacks([PrintProgressCallback(), ProgressBarCallback])
+    seen["more added"] = [type(callback).__name__ for callback in handler.callbacks]
+    seen["callback_list"] = attempt(lambda: handler.callback_list)
+    seen["iterated"] = [type(callback).__name__ for callback in handler]
+    handler.clear_callbacks()
+    seen["cleared"] = len(handler.callbacks)
+    return seen
+
+
+def overrides_that_call_super() -> Any:
+    """Callbacks whose methods pass on what they got."""
+    calls: list[str] = []
+
+    class Positional(TrainerCallback):
+        def on_train_step_end(self, trainer: Any, batch: Any, batch_output: Any, **kwargs: Any) -> None:
+            super().on_train_step_end(trainer, batch, batch_output)  # type: ignore[misc]
+            calls.append("train")
+
+        def on_eval_step_end(self, trainer: Any, batch: Any, batch_output: Any, **kwargs: Any) -> None:
+            super().on_eval_step_end(trainer, batch, batch_output)  # type: ignore[misc]
+            calls.append("eval")
+
+    class Keywords(TrainerCallback):
+        def on_train_step_end(self, trainer: Any, batch: Any, batch_output: Any, **kwargs: Any) -> None:
+            super().on_train_step_end(trainer, batch=batch, batch_output=batch_output, **kwargs)
+            calls.append("train")
+
+        def on_eval_epoch_end(self, trainer: Any, **kwargs: Any) -> None:
+            super().on_eval_epoch_end(trainer, **kwargs)
+            calls.append("eval end")
+
+    class TrainerOnly(TrainerCallback):
+        def on_eval_epoch_start(self, trainer: Any, **kwargs: Any) -> None:
+            super().on_eval_epoch_start(trainer)
+            calls.append("eval start")
+
+        def on_stop_training_error(self, trainer: Any, **kwargs: Any) -> None:
+            super().on_stop_training_error(trainer)
+            calls.append("stopped")
+
+        def on_training_run_epoch_end(self, trainer: Any, **kwargs: Any) -> None:
+            raise StopTrainingError("enough")
+
+    class OfEarlyStopping(EarlyStoppingCallback):
+        def on_eval_epoch_end(self, trainer: Any, **kwargs: Any) -> None:
+            super().on_eval_epoch_end(trainer, **kwargs)
+            calls.append("eval end")
+
+        def on_training_run_start(self, args: Any, **kwargs: Any) -> None:  # type: ignore[override]
+            super().on_training_run_start(args, **kwargs)
+            calls.append("start")
+
+    class OfSaveBest(SaveBestModelCallback):
+        def on_training_run_epoch_end(self, trainer: Any, **kwargs: Any) -> None:
+            super().on_training_run_epoch_end(trainer)
+            calls.append("epoch end")
+
+        def on_training_run_end(self, trainer: Any, **kwargs: Any) -> None:
+            super().on_training_run_end(trainer, **kwargs)
+            calls.append("end")
+
+    class OfAverage(ModelEmaCallback):
+        def on_train_step_end(self, trainer: Any, batch: Any, batch_output: Any, **kwargs: Any) -> None:
+            super().on_train_step_end(trainer, batch=batch, batch_output=batch_output, **kwargs)
+            calls.append("average")
+
+    seen = {}
+    for callback in (Positional, Keywords, TrainerOnly, OfEarlyStopping, OfSaveBest, OfAverage):
+        calls.clear()
+        outcome = attempt(
+            lambda callback=callback: train(trainer(callbacks=[callback]), num_epochs=1).run_history.current_epoch
+        )
+        seen[callback.__name__] = {"calls": [*calls], "outcome": outcome}
+    return seen
