@@ -499,7 +499,7 @@ def test_a_loader_hook_that_returns_no_loader_is_refused(loader: Any):
     ("dataset", "words"),
     [
         (DATA[0], ["The batch is a Tensor", "Override `calculate_train_batch_loss`"]),
-        ((DATA[0], DATA[1], DATA[0]), ["a list of 3 items"]),
+        ((DATA[0],), ["a list of 1 item"]),
         ({"x": DATA[0]}, ["'x'", "input", "none of the names fits"]),
     ],
 )
@@ -514,6 +514,69 @@ def test_without_a_loss_function_a_pair_or_a_model_without_a_loss_is_refused():
     refused(lambda: trainer.train(DATA, 1), DataError, "`loss_func` is None", "loss function")
     dataset = {"input": DATA[0]}
     refused(lambda: trainer.train(dataset, 1), DataError, "must return its loss", "Tensor", "labels")
+
+
+class OwnLoss(nn.MSELoss):
+    """Sums, and divides itself."""
+
+    def forward(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return super().forward(outputs, targets) / targets.numel()
+
+
+class OnlySays(nn.Module):
+    """Of no class of torch's."""
+
+    reduction = "sum"
+
+    def forward(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return (outputs - targets).square().sum()
+
+
+@pytest.mark.parametrize(
+    ("loss_func", "name"),
+    [
+        (nn.MSELoss(reduction="sum"), "MSELoss"),
+        (functools.partial(nn.functional.mse_loss, reduction="sum"), "mse_loss"),
+        (functools.partial(nn.MSELoss(reduction="sum")), "MSELoss"),
+        (OnlySays(), "OnlySays"),
+    ],
+)
+def test_a_loss_that_sums_over_the_batch_is_refused_wherever_it_would_be_taken_for_a_mean(loss_func: Any, name: str):
+    def make_with(base: type[Trainer] = Trainer) -> Trainer:
+        return base(model := tiny_model(), loss_func, sgd(model), callbacks=())
+
+    trainer = make_with()
+    words = [f"`loss_func` is {name} with reduction='sum'", "reduction='mean'", "learning rate"]
+    refused(lambda: trainer.train(DATA, 1), ConfigurationError, *words, "`calculate_train_batch_loss`", trainer=trainer)
+    refused(lambda: trainer.evaluate(DATA), ConfigurationError, *words, "`calculate_eval_batch_loss`", trainer=trainer)
+
+    class Divides(Trainer):
+        def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
+            output = super().calculate_train_batch_loss(batch)
+            return {**output, "loss": output["loss"] / batch[1].numel()}
+
+    trainer = make_with(Divides)
+    refused(lambda: trainer.train(DATA, 1, DATA), ConfigurationError, *words, "`calculate_eval_batch_loss`")
+    trainer.train(DATA, 1)
+
+    class DividesEverywhere(Divides):
+        calculate_eval_batch_loss = Divides.calculate_train_batch_loss
+
+    make_with(DividesEverywhere).train(DATA, 1, DATA)
+
+
+@pytest.mark.parametrize(
+    "loss_func",
+    [
+        nn.MSELoss(),
+        OwnLoss(reduction="sum"),
+        nn.functional.mse_loss,
+        functools.partial(functools.partial(nn.functional.mse_loss, reduction="sum"), reduction="mean"),
+    ],
+)
+def test_a_loss_that_does_not_say_that_it_sums_is_used(loss_func: Any):
+    trainer = Trainer(model := tiny_model(), loss_func, sgd(model), callbacks=())
+    trainer.train(DATA, 1, DATA)
 
 
 def test_evaluate_without_a_dataset_is_refused():

@@ -35,7 +35,7 @@ from pytorch_accelerated.processes.plugins import refuse_static_graph
 from pytorch_accelerated.run_config import TrainerRunConfig, describe_run
 from pytorch_accelerated.run_state import RunState
 from pytorch_accelerated.seeding import derived_seed, mixed_seed, set_seed
-from pytorch_accelerated.settings import check_optimizer, check_parts, check_scheduler
+from pytorch_accelerated.settings import check_optimizer, check_parts, check_reduction, check_scheduler
 from pytorch_accelerated.sharding import has_shards
 from pytorch_accelerated.splitting import BatchSplitter
 from pytorch_accelerated.tracking.loss import LossTracker
@@ -343,6 +343,16 @@ class TrainingRun(TrainingLoop):
             compile_model=self.compile_model,
             compile_step=self.compile_step,
         )
+
+    def _check_reduction(self, *, trains: bool, evaluates: bool) -> None:
+        """Refuse a loss function that returns sums, unless hooks of the user's stand between it and the loop."""
+        has_own_passes = type(self)._perform_forward_and_backward_passes is not (
+            TrainingLoop._perform_forward_and_backward_passes
+        )
+        if trains and not (has_own_passes or self._overrides("calculate_train_batch_loss")):
+            check_reduction(self.loss_func, hook="calculate_train_batch_loss")
+        if evaluates and not self._overrides("calculate_eval_batch_loss"):
+            check_reduction(self.loss_func, hook="calculate_eval_batch_loss")
 
     def _check_optimizer(self) -> None:
         modules = [value for value in vars(self).values() if isinstance(value, nn.Module)]

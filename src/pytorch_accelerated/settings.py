@@ -186,6 +186,37 @@ def check_parts(
         )
 
 
+def returns_a_sum(loss_func: Any) -> bool:
+    """Whether a loss function says of itself that it returns the sum over a batch, by its attribute `reduction`.
+
+    A subclass of one of torch's losses with a `forward` of its own may do anything with that sum, and is not judged.
+    """
+    while isinstance(loss_func, functools.partial):
+        if "reduction" in loss_func.keywords:
+            return bool(loss_func.keywords["reduction"] == "sum")
+        loss_func = loss_func.func
+    reduction = getattr(loss_func, "reduction", None)
+    if not isinstance(reduction, str) or reduction != "sum":
+        return False
+    of_torch = [kind for kind in type(loss_func).__mro__ if kind.__module__.startswith("torch.nn.modules.loss")]
+    return not of_torch or type(loss_func).forward is of_torch[0].forward  # type: ignore[attr-defined]
+
+
+def check_reduction(loss_func: Any, *, hook: str) -> None:
+    """Refuse a loss function whose sums `hook` would pass on as means."""
+    if returns_a_sum(loss_func):
+        name = getattr(loss_func, "__name__", type(loss_func).__name__)
+        if isinstance(loss_func, functools.partial):
+            name = getattr(loss_func.func, "__name__", type(loss_func.func).__name__)
+        raise ConfigurationError(
+            f"`loss_func` is {name} with reduction='sum', but the loop takes what it returns for the mean over a "
+            "batch: with a sum, gradients and recorded losses would grow with the batch size, and depend on how an "
+            "update is cut into batches and processes. Use reduction='mean'; to keep the size of the steps, multiply "
+            f"the learning rate by the number of items that were summed over. Or override `{hook}`, divide there, and "
+            "return the divisor as 'num_items_in_batch' if it is not the number of samples."
+        )
+
+
 def check_optimizer(optimizer: Any, modules: Iterable[Any], *, has_own_step: bool) -> None:
     """Refuse an optimizer that cannot be stepped, or whose steps would change nothing.
 

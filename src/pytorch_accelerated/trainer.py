@@ -266,6 +266,7 @@ class Trainer(TrainingRun):
         )
         check_scheduler_factory(create_scheduler_fn, has_own_call=self._overrides("create_scheduler"))
         self._check_parts()
+        self._check_reduction(trains=True, evaluates=eval_dataset is not None)
         self._check_optimizer()
         if self.compile_step is not None:
             refuse_what_cannot_be_captured(self)
@@ -320,6 +321,7 @@ class Trainer(TrainingRun):
         check_positive_count("per_device_batch_size", per_device_batch_size)
         check_run_arguments(dataloader_kwargs=dataloader_kwargs, collate_fn=collate_fn)
         self._check_parts()
+        self._check_reduction(trains=False, evaluates=True)
         if dataset is None and self.eval_dataset is None:
             raise ConfigurationError(
                 "`evaluate` was called without a dataset, and there was no evaluation dataset before that it could use "

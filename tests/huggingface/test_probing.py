@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.huggingface import Trainer, TrainerCallback, engine
 from tests.huggingface.runs import AnyKeyword, Regression, Rows, Tokens, losses, make_trainer
 
@@ -147,3 +148,28 @@ def test_a_loss_of_nothing_tells_nothing(tmp_path: Path) -> None:
     parts = trained("parts", per_device_train_batch_size=2, gradient_accumulation_steps=3)
     assert losses(parts) == pytest.approx(losses(whole), rel=1e-6)
     torch.testing.assert_close(parts.model.state_dict(), whole.model.state_dict(), rtol=1e-6, atol=1e-7)
+
+
+class Summed(nn.Module):
+    """Says that it sums, and may divide by the number that it is told."""
+
+    reduction = "sum"
+
+    def __init__(self, divides: bool) -> None:
+        super().__init__()
+        self.divides = divides
+
+    def forward(self, outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
+        total = (outputs[0] - labels).square().sum()
+        return total / (len(labels) if num_items_in_batch is None else num_items_in_batch) if self.divides else total
+
+
+@pytest.mark.fact("Errors: a compute_loss_func with reduction='sum' that does not divide by the number of items")
+def test_a_loss_function_that_sums_must_divide(tmp_path: Path) -> None:
+    def trainer(divides: bool) -> Any:
+        parts = {"model": Regression(), "train_dataset": Rows(20), "compute_loss_func": Summed(divides)}
+        return make_trainer(tmp_path, parts=parts, gradient_accumulation_steps=2)
+
+    with pytest.raises(ConfigurationError, match="reduction='sum' and does not divide"):
+        trainer(divides=False).train()
+    trainer(divides=True).train()

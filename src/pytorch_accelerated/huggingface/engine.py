@@ -19,6 +19,8 @@ from pytorch_accelerated.deepspeed_engine import EngineOptimizer, ZeroOptimizer
 from pytorch_accelerated.distributed import create_accelerator
 from pytorch_accelerated.errors import HookOutputError, StopTrainingError
 from pytorch_accelerated.hook_output import adding_nothing
+from pytorch_accelerated.huggingface.callbacks import is_ours
+from pytorch_accelerated.huggingface.knowledge import refuse_sum
 from pytorch_accelerated.huggingface.parallel import accelerator_arguments
 from pytorch_accelerated.huggingface.probing import divides_by_items
 from pytorch_accelerated.huggingface.refusing import refuse_foreign_schedule
@@ -228,6 +230,8 @@ class Engine(NativeTrainer):
             answers = self._ranks.exchange(divides_by_items(self._face, self.model, batch, items))
             known = [answer for answer in answers if answer is not None]
             self._divides_by_items = any(known) if known else None
+            if self._divides_by_items is False and is_ours(self._face.compute_loss):
+                refuse_sum(self._face)
         return None if self._divides_by_items is False else items
 
     def share_of_update(self, loss: Any, num_items_in_batch: Any) -> Any:

@@ -11,6 +11,7 @@ import torch
 
 from pytorch_accelerated.errors import ConfigurationError, DataError
 from pytorch_accelerated.huggingface.collating import columns_of, inner_model, signature_columns
+from pytorch_accelerated.settings import returns_a_sum
 
 if TYPE_CHECKING:
     from pytorch_accelerated.huggingface.trainer import Trainer
@@ -150,6 +151,20 @@ def refuse_without_items(error: TypeError, trainer: Trainer) -> None:
             f"{' and no '.join(f'`{name}`' for name in missing)}, which it is called with. Add "
             f"{', '.join(f'{name}={defaults[name]}' for name in missing)}; the mean over a batch is right all the same."
         ) from error
+
+
+def refuse_sum(trainer: Trainer) -> None:
+    """Refuse a `compute_loss_func` that sums, once it is known not to divide by the number of items it is told.
+
+    Raises:
+        ConfigurationError: if it says of itself that it sums.
+    """
+    if returns_a_sum(trainer.compute_loss_func):
+        raise ConfigurationError(
+            "`compute_loss_func` has reduction='sum' and does not divide by `num_items_in_batch`, so its result would "
+            "grow with the batch size and be taken for a mean. Divide by `num_items_in_batch`, the number of labels in "
+            "the whole update, or use reduction='mean'."
+        )
 
 
 def _missing_inputs(forward: Any, inputs: Mapping[str, Any], error: TypeError) -> list[str]:
