@@ -22,6 +22,7 @@ from pytorch_accelerated.callbacks.watching import WatchedMetric
 from pytorch_accelerated.control import RunControl
 from pytorch_accelerated.data.batch_size import batch_size_of
 from pytorch_accelerated.data.checking import empty_loader_error
+from pytorch_accelerated.data.resuming import SavedData
 from pytorch_accelerated.data.slicing import unsliced
 from pytorch_accelerated.data.updates import CountItems, MicroBatch, Round, RunLoader, Update
 from pytorch_accelerated.errors import DataError, HookOutputError, StopTrainingError
@@ -72,6 +73,7 @@ class TrainingLoop(RunControl):
     def _reset_control(self) -> None:
         super()._reset_control()
         self._update_guard: UpdateGuard | None = None
+        self._resumed_data: Mapping[str, SavedData] | None = None
         self._splitter: BatchSplitter | None = None
         self._captured_step: CapturedStep | None = None
         self._is_sharded = False

@@ -15,6 +15,7 @@ from pytorch_accelerated.callbacks.limits import OuterLimit
 from pytorch_accelerated.callbacks.saving import SaveTrainingStateCallback
 from pytorch_accelerated.checkpointing.space import check_space, existing_parent, megabytes
 from pytorch_accelerated.checkpointing.training_state import load_run, save_run
+from pytorch_accelerated.data.ordering import own_generators_kept
 from pytorch_accelerated.errors import UnknownMetricError
 
 if TYPE_CHECKING:
@@ -80,7 +81,8 @@ def rehearse(trainer: Trainer, arguments: dict[str, Any]) -> PreflightReport:
                 [*taking_part, OuterLimit(1), _OneUpdate()], custom_events=trainer.custom_events
             )
             # To go back to a training state would need callbacks that are left out.
-            trainer.train(**{**arguments, "resume_from": None, "nonfinite_policy": None})
+            with own_generators_kept():
+                trainer.train(**{**arguments, "resume_from": None, "nonfinite_policy": None})
             metric_names = tuple(trainer.run_history.get_metric_names())
             save_run(trainer, scratch / "after", {})
             load_run(trainer, scratch / "after")

@@ -13,18 +13,21 @@ import torch
 from torch import nn
 
 from pytorch_accelerated.callbacks.handler import CallbackHandler
+from pytorch_accelerated.callbacks.saving import SaveTrainingStateCallback
 from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.callbacks.watching import WatchedMetric
 from pytorch_accelerated.capturing import CapturedStep, CapturedStepReport
-from pytorch_accelerated.checkpointing.training_state import difference_by_ranks, load_run, seed_of_run
+from pytorch_accelerated.checkpointing.training_state import data_of_run, difference_by_ranks, load_run, seed_of_run
 from pytorch_accelerated.compiling import CompileReport, CompileWatch
 from pytorch_accelerated.cuda_graphs import Capturer, CudaGraphCapturer
 from pytorch_accelerated.data.adapting import adapt_loader, close_loader
-from pytorch_accelerated.data.checking import fingerprint, refuse_empty
+from pytorch_accelerated.data.checking import refuse_empty, refuse_other_rows
+from pytorch_accelerated.data.ordering import drawn_seed
 from pytorch_accelerated.data.prefetch import device_feed
+from pytorch_accelerated.data.resuming import SavedData, data_facts, differing_rows
 from pytorch_accelerated.data.updates import RunLoader
 from pytorch_accelerated.distributed import create_accelerator, given_accelerator, send_to_device
-from pytorch_accelerated.errors import CheckpointError, ConfigurationError, DataError, NonFiniteLossError
+from pytorch_accelerated.errors import CheckpointError, ConfigurationError, NonFiniteLossError
 from pytorch_accelerated.hooks import TrainerHooks
 from pytorch_accelerated.loop import TrainingLoop
 from pytorch_accelerated.nonfinite import UpdateGuard
@@ -64,6 +67,7 @@ class TrainingRun(TrainingLoop):
     _compile_watch: CompileWatch | None
     _run_seed: int
     _training_runs: int
+    _resumed_data: Mapping[str, SavedData] | None
 
     @contextlib.contextmanager
     def _running(self) -> Iterator[None]:
@@ -146,6 +150,7 @@ class TrainingRun(TrainingLoop):
         else:
             self._epochs_before_run += self.run_state.epochs
         self._seed_run(state)
+        self._resumed_data = None if state is None else data_of_run(state)
         self._training_runs += 1
         if self.seed is not None:
             set_seed(mixed_seed("run", int(self.seed), self._ranks.index, self._training_runs))
@@ -162,6 +167,9 @@ class TrainingRun(TrainingLoop):
             self._eval_dataloader = self.create_eval_dataloader(eval_batch_size, eval_dl_kwargs)
         self._start_capturing()
         self._prepare_model_optimizer_and_dataloaders()
+        if any(isinstance(callback, SaveTrainingStateCallback) for callback in self.callback_handler):
+            # Rows are fetched for it: now, not when a signal asks for a state at once.
+            data_facts(train=self._train_dataloader, eval=self._eval_dataloader)
         self.run_config = self._create_run_config(
             settings.per_device_batch_size,
             settings.num_epochs,
@@ -191,6 +199,8 @@ class TrainingRun(TrainingLoop):
         difference = difference_by_ranks(self, state)  # type: ignore[arg-type]  # as above
         if difference is not None:
             warn_user(self, difference)  # type: ignore[arg-type]  # as above
+        for message in differing_rows(self._resumed_data or {}, self._train_dataloader, self._eval_dataloader, state):
+            warn_user(self, message)  # type: ignore[arg-type]  # as above
 
     def _start_safeguards(self, resumed_from: Path | None) -> None:
         """What the settings ask for against updates that are not finite, and against batches that are too large."""
@@ -226,10 +236,10 @@ class TrainingRun(TrainingLoop):
         """Put the model on its device, wrap what must be wrapped, and share the loaders out over the ranks."""
         self._prepare_model(for_training=self._train_dataloader is not None)
         if self._train_dataloader is not None:
-            self._train_dataloader = self._adapted(self._train_dataloader, self._train_dl_kwargs)
+            self._train_dataloader = self._adapted(self._train_dataloader, self._train_dl_kwargs, role="train")
             refuse_empty(self._train_dataloader, "train on")
         if self._eval_dataloader is not None:
-            self._eval_dataloader = self._adapted(self._eval_dataloader, self._eval_dl_kwargs)
+            self._eval_dataloader = self._adapted(self._eval_dataloader, self._eval_dl_kwargs, role="eval")
             self._check_eval_batch_size()
 
     def _prepare_model(self, *, for_training: bool) -> None:
@@ -288,21 +298,23 @@ class TrainingRun(TrainingLoop):
         device = self._ranks.device
         return CudaGraphCapturer(device) if device.type == "cuda" else None
 
-    def _adapted(self, loader: Any, dl_kwargs: Mapping[str, Any] | None) -> RunLoader:
+    def _adapted(self, loader: Any, dl_kwargs: Mapping[str, Any] | None, role: str | None = None) -> RunLoader:
+        if isinstance(loader, RunLoader):
+            return loader
+        own_seed = self._ranks.from_first(drawn_seed(loader))  # on every rank, so that generators stay in step
+        seed = self._run_seed if own_seed is None else own_seed
+        if self._resumed_data is not None:  # whatever generators are like now, and if the state says nothing of them
+            saved = self._resumed_data.get(role or "")
+            seed = self._run_seed if saved is None else saved.seed
         adapted = adapt_loader(
             loader,
             self._ranks,
-            seed=self._run_seed,
+            seed=seed,
             accumulation_steps=self._settings.gradient_accumulation_steps,
             feed=device_feed(self._ranks.device, send_to_device),
             is_sharded=bool((dl_kwargs or {}).get("is_sharded", False)),
         )
-        fingerprints = self._ranks.exchange(fingerprint(adapted))
-        if len(set(fingerprints)) > 1:
-            raise DataError(
-                f"The ranks have different datasets (length and indices by rank: {fingerprints}), so samples would be "
-                "used twice or never. If it was split at random, call `set_seed(...)` before the split."
-            )
+        refuse_other_rows(adapted, self._ranks)
         return adapted
 
     def _create_run_config(

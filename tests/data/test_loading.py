@@ -26,7 +26,6 @@ from torch.utils.data import (
 
 from pytorch_accelerated.data.batch_size import batch_size_of
 from pytorch_accelerated.data.building import build_loader, default_loader_kwargs, effective_kwargs
-from pytorch_accelerated.data.checking import fingerprint
 from pytorch_accelerated.data.planned_loader import PlannedLoader
 from pytorch_accelerated.data.sampling import epoch_order
 from pytorch_accelerated.data.stream_loader import StreamLoader
@@ -477,21 +476,6 @@ def test_map_style_data_is_shuffled_by_default_and_streams_cannot_be() -> None:
 )
 def test_the_size_of_a_batch_is_the_first_dimension_of_its_first_array(batch: Any, size: int | None) -> None:
     assert batch_size_of(batch) == size
-
-
-def test_a_fingerprint_tells_splits_apart_and_leaves_shares_alone() -> None:
-    def of(dataset: Any, **kwargs: Any) -> str:
-        return fingerprint(adapted(DataLoader(dataset, 2), **kwargs))
-
-    data = TensorDataset(torch.arange(9))
-    assert of(Subset(data, [1, 2])) == of(Subset(data, [1, 2]))
-    assert of(Subset(data, [1, 2])) != of(Subset(data, [2, 1]))
-    assert of(Subset(Subset(data, [1, 2, 3]), [0])) != of(Subset(Subset(data, [2, 1, 3]), [0]))
-    assert of(Numbers(3)) != of(Numbers(4))
-    assert of(SizedStream(3)) != of(SizedStream(4))
-    # Shares may differ.
-    assert of(SizedStream(3), is_sharded=True) == of(SizedStream(4), is_sharded=True)
-    assert fingerprint(adapted([1, 2])) == fingerprint(adapted([1]))
 
 
 def test_a_stream_loader_knows_what_can_be_known() -> None:

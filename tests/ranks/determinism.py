@@ -1,11 +1,14 @@
 """Runs under torchrun: ranks agree on everything random, and ranks with different data are refused."""
 
 import os
+import random
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import TensorDataset, random_split
+from torch.utils.data import Dataset, TensorDataset, random_split
 
 from pytorch_accelerated import Trainer, set_seed
 from pytorch_accelerated.errors import DataError
@@ -19,6 +22,36 @@ def make_trainer(seed: int | None = None) -> Trainer:
     trainer = Trainer(model := tiny_model(), nn.MSELoss(), sgd(model), callbacks=(), seed=seed)
     assert trainer._ranks.count == RANKS > 1
     return trainer
+
+
+class Rows(Dataset[Any]):
+    """A user's own dataset over a list of rows, with noise of a generator of its own if there is one."""
+
+    def __init__(self, rows: list[Any], noise: np.random.Generator | None = None) -> None:
+        self.rows = rows
+        self.noise = noise
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Any:
+        inputs, targets = self.rows[index]
+        return (inputs if self.noise is None else inputs + self.noise.random()), targets
+
+
+class Augmented(Rows):
+    """Noise comes from the generators that the library seeds."""
+
+    def __getitem__(self, index: int) -> Any:
+        inputs, targets = self.rows[index]
+        return inputs + np.random.rand() + random.random() + torch.rand(1), targets
+
+
+class ByName(Rows):
+    """Rows that have names, not numbers."""
+
+    def __getitem__(self, name: Any) -> Any:
+        return super().__getitem__({"first": 0, "second": 1}[name])
 
 
 # Without a seed, the first rank's generator decides for all, and no rank's changes.
@@ -54,6 +87,18 @@ for use in (
         use(make_trainer())
 with pytest.raises(DataError, match="different datasets"):
     make_trainer().train(TensorDataset(*regression_data(8 + rank)), 1)
+# Nobody sees the indices of one that was copied, so the rows themselves are looked at.
+split: Any = train_set
+rows = list(split)
+for copied in (rows, TensorDataset(*map(torch.stack, zip(*rows, strict=True))), Rows(rows)):
+    for workers in (0, 1):
+        with pytest.raises(DataError, match=r"rows that hold something else.*call `set_seed\(...\)`"):
+            make_trainer().train(copied, 1, train_dataloader_kwargs={"num_workers": workers})
+# Rows that are random, or can't be fetched by number, are no reason to refuse anything.
+rows = [data[index] for index in range(len(data))]
+make_trainer().train(Rows(rows, noise=np.random.default_rng(rank)), 1)
+make_trainer().train(Augmented(rows), 1)
+make_trainer().train(ByName(rows), 1, train_dataloader_kwargs={"sampler": ["first", "second"]})
 set_seed(1)
 train_set, eval_set = random_split(data, [30, 10])
 make_trainer().train(train_set, 1, eval_set)

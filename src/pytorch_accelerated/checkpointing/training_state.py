@@ -23,7 +23,7 @@ from pytorch_accelerated.checkpointing.saved_metrics import storable_history
 from pytorch_accelerated.checkpointing.state_folder import encode_parts, read_state, write_encoded
 from pytorch_accelerated.checkpointing.verify import read_manifest
 from pytorch_accelerated.checkpointing.weights import canonical_state_dict, load_canonical
-from pytorch_accelerated.data.resuming import restore_stream, stream_state
+from pytorch_accelerated.data.resuming import SavedData, data_facts, restore_stream, saved_data, stream_state
 from pytorch_accelerated.deepspeed_engine import ZeroOptimizer
 from pytorch_accelerated.errors import InvalidCheckpointError
 from pytorch_accelerated.run_state import RunState
@@ -64,6 +64,7 @@ def save_run(
         "epochs": trainer.run_state.epochs,
         "ranks": ranks.count,
         "seed": trainer._run_seed,
+        "data": data_facts(train=trainer._train_dataloader, eval=trainer._eval_dataloader),
     }
     write = functools.partial(write_encoded, write_others=write_others) if writer is None else writer.write
 
@@ -164,6 +165,11 @@ def seed_of_run(folder: Path) -> int:
     if type(seed) is not int:
         raise InvalidCheckpointError(f"The training state {folder} does not say what the seed of its run was.")
     return seed
+
+
+def data_of_run(folder: Path) -> dict[str, SavedData]:
+    """What the run that was saved in `folder` read: its loaders' seeds and rows; nothing in older states."""
+    return saved_data(read_manifest(folder).facts, source=folder)
 
 
 def difference_by_ranks(trainer: Trainer, folder: Path) -> str | None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from torch.utils.data import Subset
-
+from pytorch_accelerated.data.fingerprints import hash_of_contents
 from pytorch_accelerated.data.slicing import unsliced
 from pytorch_accelerated.data.updates import RunLoader
+from pytorch_accelerated.distributed import Ranks
 from pytorch_accelerated.errors import ConfigurationError, DataError
 
 
@@ -59,13 +59,28 @@ def refuse_rearranged(loader: RunLoader) -> None:
         )
 
 
-def fingerprint(loader: RunLoader) -> str:
-    """A few words about a loader's dataset that must be the same on every rank."""
-    if loader.is_sharded:
-        return "a share of its own"
-    parts: list[str] = [str(loader.num_samples)]
-    dataset = loader.dataset
-    while isinstance(dataset, Subset):
-        parts.append(hashlib.sha256(repr(list(dataset.indices)).encode()).hexdigest())
-        dataset = dataset.dataset
-    return " ".join(parts)
+def refuse_other_rows(loader: RunLoader, ranks: Ranks) -> None:
+    """Refuse a loader whose rows are not the same on every rank. Must be called by all ranks.
+
+    Raises:
+        DataError: says how they differ.
+    """
+    if ranks.count == 1:
+        return  # nothing is fetched for a comparison that there is not
+    own = loader.fingerprint
+    everyones = ranks.exchange(own)
+    difference = next(filter(None, map(everyones[0].difference, everyones)), None)
+    if difference is None:
+        return
+    without_contents = [dataclasses.replace(theirs, contents=None) for theirs in everyones]
+    is_of_contents = not any(map(without_contents[0].difference, without_contents))
+    # A dataset that draws from a generator of its own holds something else each time.
+    if is_of_contents and ranks.any(hash_of_contents(loader.source) != own.contents):
+        loader.fingerprint = without_contents[0]
+        return
+    lengths = [theirs.rows for theirs in everyones]
+    raise DataError(
+        f"The ranks have different datasets ({type(loader.dataset).__name__}; lengths by rank: {lengths}; some rank "
+        f"has {difference}), so samples would be used twice or never. If they were split at random, call "
+        "`set_seed(...)` before the split; if they were listed from a folder, sort the list."
+    )

@@ -239,15 +239,13 @@ def like_loader(loader: DataLoader[Any], dataset: Any, **settings: Any) -> DataL
     with warnings.catch_warnings():
         for said_by_loader_already in ("This DataLoader will create", "'set_vital' is deprecated"):
             warnings.filterwarnings("ignore", message=said_by_loader_already)
-        return kind(
-            dataset,
-            num_workers=loader.num_workers,
-            pin_memory=_pins_memory(loader),
-            worker_init_fn=WorkerInit(loader.worker_init_fn, loader.dataset) if loader.num_workers else None,
-            generator=torch.Generator(),
-            **worker_settings,
-            **settings,
-        )
+        common = {
+            "num_workers": loader.num_workers,
+            "pin_memory": _pins_memory(loader),
+            "worker_init_fn": WorkerInit(loader.worker_init_fn, loader.dataset) if loader.num_workers else None,
+            "generator": torch.Generator(),
+        }
+        return kind(dataset, **{**common, **worker_settings, **settings})
 
 
 def _rows_of(block: list[Cell], sizes: list[int], order: torch.Tensor | None) -> torch.Tensor | slice:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import operator
+from collections.abc import Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -38,7 +41,7 @@ class EpochOrders:
     Args:
         loader: has the dataset, and a sampler or batch sampler.
         ranks: the processes.
-        seed: of the run.
+        seed: of the order.
 
     Attributes:
         is_shuffled: whether the order is random, without replacement, and ours.
@@ -98,8 +101,45 @@ class EpochOrders:
         return EpochOrder(indices, len(indices), [len(batch) for batch in batches])
 
     def _drawn(self, sampler: Any, epoch: int) -> list[Any]:
-        with host_generators_seeded(mixed_seed("sampler", self._seed, epoch)):
+        seed = mixed_seed("sampler", self._seed, epoch)
+        with host_generators_seeded(seed), contextlib.ExitStack() as seeded:
+            for generator in {id(own): own for own in _generators_of(sampler)}.values():
+                seeded.callback(generator.set_state, generator.get_state())
+                generator.manual_seed(seed)
             return list(sampler)
+
+
+def drawn_seed(loader: Any) -> int | None:
+    """A seed from the generator that the user gave to `loader` or its sampler, which moves on; None without one."""
+    if not isinstance(loader, DataLoader):
+        return None
+    generators = [*_generators_of(loader.batch_sampler), *_generators_of(loader.sampler), loader.generator]
+    generator = next(filter(None, generators), None)
+    if generator is None:
+        return None
+    rewinds = _rewinds.get()
+    if rewinds is not None:
+        rewinds.callback(generator.set_state, generator.get_state())
+    drawn = torch.empty((), dtype=torch.int64, device=generator.device).random_(generator=generator)
+    return mixed_seed("generator", int(drawn))
+
+
+@contextlib.contextmanager
+def own_generators_kept() -> Iterator[None]:
+    """Put generators that `drawn_seed` draws from meanwhile back to where they were."""
+    with contextlib.ExitStack() as rewinds:
+        token = _rewinds.set(rewinds)
+        rewinds.callback(_rewinds.reset, token)
+        yield
+
+
+_rewinds: ContextVar[contextlib.ExitStack | None] = ContextVar("_rewinds", default=None)
+
+
+def _generators_of(sampler: Any) -> list[torch.Generator]:
+    """The generators that a sampler, or the sampler within a batch sampler, has for itself."""
+    found = [getattr(part, "generator", None) for part in (sampler, getattr(sampler, "sampler", None))]
+    return [generator for generator in found if isinstance(generator, torch.Generator)]
 
 
 def _is_plain_shuffle(sampler: Any) -> bool:

@@ -48,8 +48,7 @@ class PlannedLoader(RunLoader):
     def __init__(
         self, loader: DataLoader[Any], ranks: Ranks, *, seed: int, accumulation_steps: int, feed: DeviceFeed
     ) -> None:
-        super().__init__(loader, ranks, accumulation_steps=accumulation_steps, feed=feed)
-        self._seed = seed
+        super().__init__(loader, ranks, seed=seed, accumulation_steps=accumulation_steps, feed=feed)
         self._orders = EpochOrders(loader, ranks, seed=seed)
         self._fetcher = BatchFetcher(loader, seed=seed)
         self.is_shuffled = self._orders.is_shuffled
@@ -136,7 +135,7 @@ class PlannedLoader(RunLoader):
         if isinstance(indices, torch.Tensor):
             indices = indices.tolist()  # a tensor would travel to a worker by way of shared memory
         # The position of its first sample names a batch whatever was done before it.
-        return Request(indices, mixed_seed("batch", self._seed, self._epoch, cell.start))
+        return Request(indices, mixed_seed("batch", self.seed, self._epoch, cell.start))
 
     def _plan(self, order: EpochOrder) -> TrainingPlan | BatchListPlan:
         if order.batch_sizes is not None:

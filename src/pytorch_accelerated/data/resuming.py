@@ -1,19 +1,106 @@
-"""A stream's own state in a training state, and what happens where a run cannot go on from it."""
+"""What a training state says of the data: how it was read, and the state of a stream that the run resumes from."""
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pytorch_accelerated.checkpointing.codec import encode
+from pytorch_accelerated.data.fingerprints import Fingerprint, hash_of_contents
 from pytorch_accelerated.data.hub_streams import has_unseeded_order
 from pytorch_accelerated.data.slicing import unsliced
 from pytorch_accelerated.data.stream_loader import StreamLoader
 from pytorch_accelerated.data.streams import has_state
+from pytorch_accelerated.data.updates import RunLoader
 from pytorch_accelerated.distributed import Ranks
 from pytorch_accelerated.errors import CheckpointError, ConfigurationError, InvalidCheckpointError
 from pytorch_accelerated.run_state import RunPhase, RunState
+
+_ROLES = {"train": "training", "eval": "evaluation"}
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedData:
+    """What a training state knows of a loader.
+
+    Attributes:
+        seed: of its order.
+        fingerprint: of its rows.
+    """
+
+    seed: int
+    fingerprint: Fingerprint
+
+
+def data_facts(**loaders: Any) -> dict[str, dict[str, Any]]:
+    """What a training state keeps of the loaders of a run, by their role."""
+    found = {role: unsliced(loader)[0] for role, loader in loaders.items()}
+    return {
+        role: {"seed": loader.seed, **dataclasses.asdict(loader.fingerprint)}
+        for role, loader in found.items()
+        if isinstance(loader, RunLoader)
+    }
+
+
+def saved_data(facts: Mapping[str, Any], *, source: object) -> dict[str, SavedData]:
+    """The inverse of `data_facts`, from the facts of a state. Older ones have none.
+
+    Raises:
+        InvalidCheckpointError: if no run has written them.
+    """
+    try:
+        found = {}
+        for role, (seed, *parts) in ((role, _values(entry)) for role, entry in facts.get("data", {}).items()):
+            kinds_fit = all(
+                part is None or type(part) is kind for part, kind in zip(parts, (int, str, str), strict=True)
+            )
+            if type(seed) is not int or role not in _ROLES or not kinds_fit:
+                raise ValueError(f"data.{role} is none that a run writes")
+            found[role] = SavedData(seed, Fingerprint(*parts))
+        return found
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise InvalidCheckpointError(
+            f"The training state {source} fits its manifest, but no run has written what it says of its data "
+            f"({type(error).__name__}: {error}). Use another one."
+        ) from error
+
+
+def _values(entry: Mapping[str, Any]) -> list[Any]:
+    return [entry[name] for name in ("seed", "rows", "indices", "contents")]
+
+
+def differing_rows(
+    saved: Mapping[str, SavedData], train_dataloader: Any, eval_dataloader: Any, source: object
+) -> Iterator[str]:
+    """For each loader of a resumed run whose rows are not those that it was saved with: what to warn of.
+
+    Args:
+        saved: of the run that was saved.
+        train_dataloader: of the resumed run.
+        eval_dataloader: of the resumed run.
+        source: the training state, for the message.
+    """
+    for role, loader in {"train": train_dataloader, "eval": eval_dataloader}.items():
+        loader, _ = unsliced(loader)
+        if role not in saved or not isinstance(loader, RunLoader):
+            continue
+        now = loader.fingerprint
+        difference = saved[role].fingerprint.difference(now)
+        same_otherwise = dataclasses.replace(now, contents=None)
+        if difference is None or (
+            saved[role].fingerprint.difference(same_otherwise) is None
+            # A dataset that draws from a generator of its own holds something else each time.
+            and hash_of_contents(loader.source) != now.contents
+        ):
+            continue
+        yield (
+            f"The run resumes from {source}, but its {_ROLES[role]} data ({type(loader.dataset).__name__}) is not what "
+            f"it was saved with: it has {difference}. If it was split at random, rows that were trained on may now be "
+            "evaluated on: call `set_seed(...)` before the split, with the seed of the first run, or keep the split in "
+            "a file. If the change is meant, all is well."
+        )
 
 
 def stream_state(train_dataloader: Any, ranks: Ranks) -> dict[str, Any] | None:

@@ -52,7 +52,7 @@ class StreamLoader(RunLoader):
         feed: DeviceFeed,
         is_sharded: bool,
     ) -> None:
-        super().__init__(loader, ranks, accumulation_steps=accumulation_steps, feed=feed)
+        super().__init__(loader, ranks, seed=seed, accumulation_steps=accumulation_steps, feed=feed)
         self._previous: Any = None  # the last batch of a rank that keeps step with others
         self._has_stream = isinstance(self.dataset, IterableDataset)
         self.is_sharded = is_sharded or not self._has_stream

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import numbers
 from abc import ABC, abstractmethod
 from collections import deque
@@ -12,6 +13,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from pytorch_accelerated.data.fetching import BatchFetcher, StreamFetcher
+from pytorch_accelerated.data.fingerprints import Fingerprint, fingerprint_of
 from pytorch_accelerated.data.prefetch import DeviceFeed, WaitingTime
 from pytorch_accelerated.distributed import Ranks
 from pytorch_accelerated.errors import DataError, HookOutputError
@@ -166,11 +168,13 @@ class RunLoader(ABC):
     Args:
         source: the user's loader.
         ranks: the processes.
+        seed: of everything that is random about the batches.
         accumulation_steps: batches of a rank per update.
         feed: takes host batches to the trainer's device.
 
     Attributes:
         source: the user's loader.
+        seed: of everything that is random about the batches.
         dataset: the user's, if there is one.
         batch_size: samples of a batch on this rank; None where they vary, or nobody tells.
         drop_last: whether samples that fill no batch are left out.
@@ -186,13 +190,16 @@ class RunLoader(ABC):
     is_vectorised = False
     _fetcher: BatchFetcher | StreamFetcher
 
-    def __init__(self, source: Iterable[Any], ranks: Ranks, *, accumulation_steps: int, feed: DeviceFeed) -> None:
+    def __init__(
+        self, source: Iterable[Any], ranks: Ranks, *, seed: int, accumulation_steps: int, feed: DeviceFeed
+    ) -> None:
         self.source = source
         self.dataset: Any = getattr(source, "dataset", None)
         self.batch_size: int | None = getattr(source, "batch_size", None)
         self.drop_last = bool(getattr(source, "drop_last", False))
         self.num_workers: int | None = getattr(source, "num_workers", None)
         self.waiting = WaitingTime()
+        self.seed = seed
         self._ranks = ranks
         self._accumulation_steps = accumulation_steps
         self._feed = feed
@@ -207,6 +214,11 @@ class RunLoader(ABC):
             if not isinstance(self.source, DataLoader) and name in _WITHOUT_LOADER:
                 return getattr(self.source, name, _WITHOUT_LOADER[name])
             return getattr(self.source, name)
+
+    @functools.cached_property
+    def fingerprint(self) -> Fingerprint:
+        """Which rows these are, of those that all ranks share. The first time, some of them are fetched."""
+        return Fingerprint() if self.is_sharded else fingerprint_of(self.source)
 
     @property
     def device(self) -> torch.device:

@@ -1,0 +1,182 @@
+"""Which rows a loader reads, in a few words: for noticing that another rank, or an earlier run, reads other ones.
+
+A split that was drawn at random without a seed is another one in each process. Its length is the same everywhere, so
+the indices of a `Subset`, and some rows themselves, are looked at too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import numbers
+import operator
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
+
+from pytorch_accelerated.data.fetching import like_loader
+from pytorch_accelerated.data.workers import begin_pass, end_pass
+from pytorch_accelerated.seeding import host_generators_seeded
+
+_KEY = 41  # rows are fetched under this seed; any will do, as long as it is always the same
+_MAX_DEPTH = 16
+_MAX_FLOATS = 2**20  # of one array
+
+
+@dataclasses.dataclass(frozen=True)
+class Fingerprint:
+    """What can be told of the rows of a loader.
+
+    Attributes:
+        rows: how many; None if nobody tells.
+        indices: hash of those of all `Subset`s; None without one.
+        contents: hash of what the first, the middle and the last row hold; None if they can't be fetched, or nobody
+            knows which they are.
+    """
+
+    rows: int | None = None
+    indices: str | None = None
+    contents: str | None = None
+
+    def difference(self, other: Fingerprint) -> str | None:
+        """How the rows of `other` differ from these, as far as both tell."""
+        if None not in (self.rows, other.rows) and self.rows != other.rows:
+            return f"{other.rows} rows instead of {self.rows}"
+        if None not in (self.indices, other.indices) and self.indices != other.indices:
+            return "a `Subset` of other indices"
+        if None not in (self.contents, other.contents) and self.contents != other.contents:
+            return "rows that hold something else"
+        return None
+
+
+def fingerprint_of(loader: Any) -> Fingerprint:
+    """The fingerprint of what `loader`, a torch `DataLoader` or something else, reads."""
+    dataset = getattr(loader, "dataset", None)
+    return Fingerprint(_length_of(dataset), _hash_of_indices(dataset), hash_of_contents(loader))
+
+
+def hash_of_contents(loader: Any) -> str | None:
+    """A hash of some rows of the dataset of `loader`, which are fetched once more.
+
+    Fetched as the loader fetches them: in a worker process of its own if it has workers, because a file that is opened
+    at the first fetch must not be opened in this one. Generators are left as they were.
+    """
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        return None
+    rows = _ChosenRows(loader.dataset)
+    if not _length_of(loader.dataset):
+        return None
+    if loader.num_workers == 0:
+        return rows[0]
+    probe = like_loader(loader, rows, num_workers=1, persistent_workers=False, batch_size=None, sampler=[0])
+    batches: Iterator[Any] | None = None
+    try:
+        batches = begin_pass(probe)
+        return next(batches)  # type: ignore[no-any-return]
+    except Exception:  # a worker that can't begin says so to the run itself
+        return None
+    finally:
+        end_pass(probe, batches)
+
+
+class _ChosenRows(Dataset[Any]):
+    """One item: the hash of the first, the middle and the last row of a dataset, or None if fetching them fails."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __getitem__(self, _: int) -> str | None:
+        try:
+            with host_generators_seeded(_KEY), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # a run that fetches the row will hear of it
+                last = len(self.dataset) - 1
+                digest = hashlib.sha256()
+                for index in sorted({0, (last + 1) // 2, last}):
+                    for word in _words_of(self.dataset[index]):
+                        digest.update(word)
+                return digest.hexdigest()
+        except Exception:
+            return None
+
+
+def _length_of(dataset: Any) -> int | None:
+    try:
+        return len(dataset)
+    except TypeError:
+        return None
+
+
+def _hash_of_indices(dataset: Any) -> str | None:
+    digest = hashlib.sha256()
+    is_subset = isinstance(dataset, Subset)
+    while isinstance(dataset, Subset):
+        try:
+            indices = np.array([operator.index(index) for index in dataset.indices], dtype=np.int64)
+            digest.update(indices.tobytes() + b";")
+        except (TypeError, OverflowError):  # keys of another kind
+            digest.update(repr(list(dataset.indices)).encode())
+        dataset = dataset.dataset
+    return digest.hexdigest() if is_subset else None
+
+
+def _words_of(value: Any, depth: int = 0) -> Iterator[bytes]:
+    """What `value` holds, as bytes that are the same in every process.
+
+    Of an object that can't be looked into only the class counts.
+    """
+    name = type(value).__name__
+    yield f"{name}(".encode()
+    if depth > _MAX_DEPTH or value is None:
+        pass
+    elif isinstance(value, (str, bytes)):
+        yield value.encode(errors="replace") if isinstance(value, str) else value
+    elif isinstance(value, numbers.Integral):
+        yield str(int(value)).encode()
+    elif isinstance(value, numbers.Number):
+        yield _shown_floats(np.asarray(value))
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _words_of(key, depth + 1)
+            yield from _words_of(item, depth + 1)
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _words_of(item, depth + 1)
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from _words_of(getattr(value, field.name, None), depth + 1)
+    elif isinstance(value, torch.Tensor) or hasattr(value, "__array__") or hasattr(value, "__array_interface__"):
+        yield from _words_of_array(_as_array(value), depth)
+    yield b")"
+
+
+def _as_array(value: Any) -> np.ndarray[Any, Any]:
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu()
+        value = value.to_dense() if value.layout != torch.strided else value
+        return (value.double() if value.is_floating_point() else value.resolve_conj()).numpy()  # type: ignore[no-any-return]
+    return np.asarray(value)
+
+
+def _words_of_array(array: np.ndarray[Any, Any], depth: int) -> Iterator[bytes]:
+    yield repr(array.shape).encode()
+    if array.dtype.kind in "fc":
+        yield _shown_floats(array)
+    elif array.dtype.kind in "biuSU":
+        yield np.ascontiguousarray(array).tobytes()
+    elif array.dtype.kind == "O":
+        yield from _words_of(array.tolist(), depth + 1)
+
+
+def _shown_floats(array: np.ndarray[Any, Any]) -> bytes:
+    """Two sums over an array, rounded: another make of processor may compute the last digits of a row differently."""
+    flat = array.ravel()[:_MAX_FLOATS]
+    values = np.concatenate([flat.real, flat.imag]).astype(np.float64)
+    is_finite = np.isfinite(values)
+    values[~is_finite] = 0
+    size = float(np.abs(values).sum())
+    balance = float(values @ np.cos(np.arange(len(values)))) / size if size else 0
+    return f"{size:.3e} {balance:.3f} {is_finite.sum()}".encode()
