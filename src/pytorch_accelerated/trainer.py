@@ -215,7 +215,8 @@ class Trainer(TrainingRun):
             create_scheduler_fn: makes the scheduler from the optimizer. A `functools.partial` may hold
                 `TrainerPlaceholderValues`.
             train_dataloader_kwargs: laid over the defaults of `get_default_train_dl_kwargs`. ``is_sharded=True`` says
-                that an iterable dataset itself gives each rank samples of its own.
+                that an iterable dataset itself gives each rank samples of its own. A `generator`, here or in a loader
+                or sampler of yours, decides on the order of samples instead of the trainer's `seed`.
             eval_dataloader_kwargs: the same for evaluation.
             reset_run_history: False to go on counting epochs and keep the metrics of earlier runs.
             collate_fn: makes a batch of samples, for both datasets.

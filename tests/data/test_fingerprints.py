@@ -198,3 +198,5 @@ def test_rows_that_cannot_be_fetched_or_looked_into_are_left_out() -> None:
     assert contents_of(lambda index: {Opaque()}) == contents_of(lambda index: {Opaque()})
     assert contents_of(_itself) == contents_of(_itself)
     assert Fingerprint(9, None, None).difference(Fingerprint(9, None, "some")) is None
+    of_another_version = Fingerprint(9, "0-some", "0-some")
+    assert Fingerprint(9, "1-other", "1-other").difference(of_another_version) is None

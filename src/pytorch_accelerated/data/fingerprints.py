@@ -23,6 +23,7 @@ from pytorch_accelerated.data.workers import begin_pass, end_pass
 from pytorch_accelerated.seeding import host_generators_seeded
 
 _KEY = 41  # rows are fetched under this seed; any will do, as long as it is always the same
+_VERSION = 1  # of what goes into a hash: those of other versions, in older states, are not compared
 _MAX_DEPTH = 16
 _MAX_FLOATS = 2**20  # of one array
 
@@ -46,9 +47,9 @@ class Fingerprint:
         """How the rows of `other` differ from these, as far as both tell."""
         if None not in (self.rows, other.rows) and self.rows != other.rows:
             return f"{other.rows} rows instead of {self.rows}"
-        if None not in (self.indices, other.indices) and self.indices != other.indices:
+        if _differ(self.indices, other.indices):
             return "a `Subset` of other indices"
-        if None not in (self.contents, other.contents) and self.contents != other.contents:
+        if _differ(self.contents, other.contents):
             return "rows that hold something else"
         return None
 
@@ -98,7 +99,7 @@ class _ChosenRows(Dataset[Any]):
                 for index in sorted({0, (last + 1) // 2, last}):
                     for word in _words_of(self.dataset[index]):
                         digest.update(word)
-                return digest.hexdigest()
+                return _finished(digest)
         except Exception:
             return None
 
@@ -120,7 +121,20 @@ def _hash_of_indices(dataset: Any) -> str | None:
         except (TypeError, OverflowError):  # keys of another kind
             digest.update(repr(list(dataset.indices)).encode())
         dataset = dataset.dataset
-    return digest.hexdigest() if is_subset else None
+    return _finished(digest) if is_subset else None
+
+
+def _finished(digest: Any) -> str:
+    return f"{_VERSION}-{digest.hexdigest()}"
+
+
+def _differ(before: str | None, now: str | None) -> bool:
+    """Whether two hashes differ, if they were made in the same way."""
+    return None not in (before, now) and before != now and _version_of(before) == _version_of(now)
+
+
+def _version_of(digest: str | None) -> str:
+    return (digest or "").partition("-")[0]
 
 
 def _words_of(value: Any, depth: int = 0) -> Iterator[bytes]:
