@@ -113,8 +113,10 @@ def drawn_seed(loader: Any) -> int | None:
     """A seed from the generator that the user gave to `loader` or its sampler, which moves on; None without one."""
     if not isinstance(loader, DataLoader):
         return None
-    generators = [*_generators_of(loader.batch_sampler), *_generators_of(loader.sampler), loader.generator]
-    generator = next(filter(None, generators), None)
+    generators = [*_generators_of(loader.batch_sampler), *_generators_of(loader.sampler)]
+    if _is_of_stateful_loader(loader.sampler):
+        generators.clear()  # that sampler makes one for itself, unless it gets the loader's
+    generator = next(iter(generators), loader.generator)
     if generator is None:
         return None
     rewinds = _rewinds.get()
@@ -143,9 +145,12 @@ def _generators_of(sampler: Any) -> list[torch.Generator]:
 
 
 def _is_plain_shuffle(sampler: Any) -> bool:
-    kind = type(sampler)
-    is_random = kind is RandomSampler or (kind.__module__, kind.__name__) == _RANDOM_SAMPLER_OF_STATEFUL_LOADER
+    is_random = type(sampler) is RandomSampler or _is_of_stateful_loader(sampler)
     return is_random and not sampler.replacement and sampler._num_samples is None
+
+
+def _is_of_stateful_loader(sampler: Any) -> bool:
+    return (type(sampler).__module__, type(sampler).__name__) == _RANDOM_SAMPLER_OF_STATEFUL_LOADER
 
 
 def _is_distributed(sampler: Any) -> bool:
