@@ -314,6 +314,8 @@ class TrainingRun(TrainingLoop):
             feed=device_feed(self._ranks.device, send_to_device),
             is_sharded=bool((dl_kwargs or {}).get("is_sharded", False)),
         )
+        if adapted.announcement is not None:
+            self.print(adapted.announcement)  # type: ignore[attr-defined]  # a run is always a Trainer's
         refuse_other_rows(adapted, self._ranks)
         return adapted
 

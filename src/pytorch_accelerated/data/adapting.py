@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from pytorch_accelerated.data.planned_loader import PlannedLoader
 from pytorch_accelerated.data.prefetch import DeviceFeed
+from pytorch_accelerated.data.ready_batches import look_at_first_batch
 from pytorch_accelerated.data.slicing import unsliced
 from pytorch_accelerated.data.stream_loader import StreamLoader
 from pytorch_accelerated.data.streams import is_stateful_loader
@@ -55,7 +56,10 @@ def adapt_loader(
             "`is_sharded=True` among the loader's arguments if all is well.",
             stacklevel=2,
         )
-    return StreamLoader(loader, ranks, is_sharded=is_sharded, **settings)
+    batches, announcement = look_at_first_batch(loader)
+    adapted = StreamLoader(loader, ranks, batches=batches, is_sharded=is_sharded, **settings)
+    adapted.announcement = announcement
+    return adapted
 
 
 def close_loader(loader: Any) -> None:

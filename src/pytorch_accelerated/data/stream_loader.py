@@ -38,6 +38,7 @@ class StreamLoader(RunLoader):
         accumulation_steps: batches of a rank per update.
         feed: takes host batches to the trainer's device.
         is_sharded: whether the dataset gives each rank samples of its own.
+        batches: what yields the batches of `loader`; default: `loader` itself.
     """
 
     _fetcher: StreamFetcher
@@ -51,12 +52,19 @@ class StreamLoader(RunLoader):
         accumulation_steps: int,
         feed: DeviceFeed,
         is_sharded: bool,
+        batches: Iterable[Any] | None = None,
     ) -> None:
         super().__init__(loader, ranks, seed=seed, accumulation_steps=accumulation_steps, feed=feed)
         self._previous: Any = None  # the last batch of a rank that keeps step with others
         self._has_stream = isinstance(self.dataset, IterableDataset)
         self.is_sharded = is_sharded or not self._has_stream
-        self._fetcher = StreamFetcher(loader, seed=seed, rank=ranks.index, ranks=ranks.count, is_sharded=is_sharded)
+        self._fetcher = StreamFetcher(
+            loader if batches is None else batches,
+            seed=seed,
+            rank=ranks.index,
+            ranks=ranks.count,
+            is_sharded=is_sharded,
+        )
 
     @property
     def num_samples(self) -> int | None:

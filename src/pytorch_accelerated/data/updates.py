@@ -183,11 +183,13 @@ class RunLoader(ABC):
         is_sharded: whether each rank has data of its own.
         is_shuffled: whether the samples of each epoch come in a random order of ours.
         is_vectorised: whether a batch is one indexing operation in this process.
+        announcement: what the user should know of the batches; None for nothing.
     """
 
     is_sharded = False
     is_shuffled = False
     is_vectorised = False
+    announcement: str | None = None
     _fetcher: BatchFetcher | StreamFetcher
 
     def __init__(
