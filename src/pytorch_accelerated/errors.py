@@ -33,6 +33,10 @@ class DataError(PytorchAcceleratedError, ValueError):
     """A dataset, a loader or a batch cannot be used as it is."""
 
 
+class LoaderTimeoutError(PytorchAcceleratedError, RuntimeError):
+    """No batch has come from a loader's worker processes within the loader's `timeout`."""
+
+
 class HookOutputError(PytorchAcceleratedError, TypeError):
     """An overridden hook returned something that the loop cannot use."""
 

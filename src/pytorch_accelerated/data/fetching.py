@@ -239,10 +239,15 @@ def like_loader(loader: DataLoader[Any], dataset: Any, **settings: Any) -> DataL
     with warnings.catch_warnings():
         for said_by_loader_already in ("This DataLoader will create", "'set_vital' is deprecated"):
             warnings.filterwarnings("ignore", message=said_by_loader_already)
+        workers = settings.pop("num_workers", loader.num_workers)
         common = {
-            "num_workers": loader.num_workers,
+            "num_workers": workers,
             "pin_memory": _pins_memory(loader),
-            "worker_init_fn": WorkerInit(loader.worker_init_fn, loader.dataset) if loader.num_workers else None,
+            "worker_init_fn": (
+                WorkerInit(loader.worker_init_fn, loader.dataset, workers, loader.multiprocessing_context)
+                if workers
+                else None
+            ),
             "generator": torch.Generator(),
         }
         return kind(dataset, **{**common, **worker_settings, **settings})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import multiprocessing
 import os
 import traceback
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from weakref import WeakKeyDictionary
 
 from torch.utils.data import DataLoader, get_worker_info
 
+from pytorch_accelerated.data.worker_watch import BEGUN, IN_WORKER_INIT, WorkerWatch
 from pytorch_accelerated.signals import leave_to_trainer
 
 
@@ -20,24 +22,46 @@ class WorkerInit:
     """Runs the user's `worker_init_fn` in a worker, where ``get_worker_info().dataset`` is the user's dataset.
 
     Signals that ask the trainer to end do not end the worker.
+
+    Args:
+        worker_init_fn: the user's.
+        dataset: the user's.
+        workers: how many there are.
+        context: of `multiprocessing` that starts them; None for the usual one.
+
+    Attributes:
+        watch: of waits for the workers.
     """
 
-    def __init__(self, worker_init_fn: Callable[[int], None] | None, dataset: Any) -> None:
+    def __init__(self, worker_init_fn: Callable[[int], None] | None, dataset: Any, workers: int, context: Any) -> None:
         self.worker_init_fn = worker_init_fn
         self.dataset = dataset
+        self.watch = WorkerWatch(dataset, workers, are_forked=_start_method(context) == "fork")
 
     def __call__(self, worker_id: int) -> None:
         info = get_worker_info()
         assert info is not None
         object.__setattr__(info, "dataset", self.dataset)  # torch's own setter refuses
         leave_to_trainer()
+        self.watch.tell_stage(worker_id, IN_WORKER_INIT)
         if self.worker_init_fn is not None:
             self.worker_init_fn(worker_id)
+        self.watch.tell_stage(worker_id, BEGUN)
+
+
+def _start_method(context: Any) -> str:
+    method = (context or multiprocessing).get_start_method(allow_none=True)
+    return method or multiprocessing.get_all_start_methods()[0]  # the first one is the usual one
 
 
 def begin_pass(loader: DataLoader[Any]) -> Iterator[Any]:
     """The batches of `loader`, maybe from workers, which do not outlive this process."""
+    watch = loader.worker_init_fn.watch if isinstance(loader.worker_init_fn, WorkerInit) else None
+    if watch is not None and (loader._iterator is None or not loader.persistent_workers):
+        watch.expect_new_workers()
     batches = iter(loader)
+    if watch is not None:
+        watch.over(batches)
     if loader.num_workers:
         _passes_with_workers()[batches] = os.getpid()
     return batches
