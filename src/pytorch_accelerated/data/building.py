@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections import UserDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from pytorch_accelerated.data.arrays import as_array_dataset
+from pytorch_accelerated.data.ready_batches import is_used_up_by_one_pass
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError
 
 # Starting a worker process costs about as much as fetching this many ordinary samples.
@@ -138,9 +139,7 @@ def check_dataset(dataset: Any, *, num_passes: int | None = 1) -> None:
             f"{dataset!r} is not a dataset: a {type(dataset).__name__} has no samples. Pass a torch Dataset or "
             "IterableDataset, tensors or arrays (or a tuple or dict of them), or a DataLoader."
         )
-    # The `__iter__` of anybody else's iterator may begin anew.
-    is_used_up = isinstance(dataset, Iterator) and type(dataset).__module__ in ("builtins", "itertools")
-    if is_used_up and num_passes is not None and num_passes > 1:
+    if is_used_up_by_one_pass(dataset) and num_passes is not None and num_passes > 1:
         raise ConfigurationError(
             f"The dataset is a {type(dataset).__name__}, which can be iterated over only once, but the run has "
             f"{num_passes} epochs. Pass something that can be iterated over again, such as a list or an object whose "

@@ -12,18 +12,18 @@ import torch
 from torch.utils.data import DataLoader
 
 from pytorch_accelerated.data.batch_size import batch_size_of
-from pytorch_accelerated.data.streams import has_state
 
 
 def look_at_first_batch(batches: Any) -> tuple[Iterable[Any], str | None]:
     """What yields the same batches, and a line that says what they are taken for; None if nobody could doubt it.
 
-    Only an iterator is asked for its first batch: a pass over anything else may do more than yield.
+    Only iterators of Python itself, generators for instance, are asked for their first batch. A pass over anything else
+    may begin anew, and do more than yield.
     """
     if isinstance(batches, (DataLoader, list, tuple)):
         return batches, None
     line = f"The {type(batches).__name__} is taken for ready batches, not for samples to make batches of"
-    if not isinstance(batches, Iterator) or has_state(batches) or hasattr(batches, "set_epoch"):
+    if not is_used_up_by_one_pass(batches):
         return batches, line
     for first in batches:
         size = batch_size_of(first)
@@ -38,6 +38,11 @@ def look_at_first_batch(batches: Any) -> tuple[Iterable[Any], str | None]:
         shown = f"a {type(first).__name__} whose size nobody can tell" if size is None else f"of size {size}"
         return itertools.chain([first], batches), f"{line}. The first is {shown}."
     return batches, line
+
+
+def is_used_up_by_one_pass(batches: Any) -> bool:
+    """Whether this is an iterator, other than one whose `__iter__` begins anew."""
+    return isinstance(batches, Iterator) and type(batches).__module__ in ("builtins", "itertools")
 
 
 def _looks_like_a_sample(batch: Any) -> bool:
