@@ -175,7 +175,7 @@ class TrainingLoop(RunControl):
             self._guarded(self.scheduler_step)
         self._guarded(self.optimizer_zero_grad)
         self.run_state.finish_update(samples=update.samples, skipped=is_skipped)
-        self.run_history._set_updates(self.run_state.updates)
+        self.run_history._finish_update()
         if acts_at["on_optimizer_step_end"]:
             self._fire("on_optimizer_step_end")
 

@@ -192,7 +192,7 @@ class UpdateGuard:
         for micro_batch in update.micro_batches:
             trainer.run_state.batches_in_epoch += not micro_batch.is_borrowed
         trainer.run_state.finish_update(samples=update.samples, skipped=True)
-        trainer.run_history._set_updates(trainer.run_state.updates)
+        trainer.run_history._finish_update()
         trainer._fire("on_optimizer_step_end")
 
     @torch.no_grad()

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 from torch.nn.parameter import is_lazy
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
+from pytorch_accelerated.callbacks.earlier import tell_of_earlier_file, tell_of_earlier_states
 from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.callbacks.watching import WatchedMetric
+from pytorch_accelerated.checkpointing.layout import Manifest
 from pytorch_accelerated.checkpointing.policy import SavePolicy
 from pytorch_accelerated.checkpointing.publish import remove_state
 from pytorch_accelerated.checkpointing.retention import Retention, SavedState
@@ -20,6 +22,7 @@ from pytorch_accelerated.checkpointing.saved_metrics import judged_states
 from pytorch_accelerated.checkpointing.space import check_space
 from pytorch_accelerated.checkpointing.verify import list_states
 from pytorch_accelerated.errors import CheckpointError, DuplicateCallbackError
+from pytorch_accelerated.progress.formats import format_number
 from pytorch_accelerated.tracking.timing import Pace
 
 if TYPE_CHECKING:
@@ -37,7 +40,8 @@ class SaveBestModelCallback(TrainerCallback):
     value, under the name of the metric, and ``epoch``.
 
     Args:
-        save_path: of the file; replaced, whole or not at all, by each better model.
+        save_path: of the file; replaced, whole or not at all, by each better model. If it is there from an earlier run,
+            a line says so when the run starts.
         watch_metric: the metric's name in the run history.
         greater_is_better: whether larger values are better.
         reset_on_train: whether each call of `Trainer.train` starts its own search for the best; a run that is resumed
@@ -98,6 +102,8 @@ class SaveBestModelCallback(TrainerCallback):
                 "file back before you resume.",
             )
             self._forget_best()
+        if self.best_metric is None:
+            tell_of_earlier_file(trainer, self.save_path, "the best model of this run")
 
     def on_eval_epoch_end(self, trainer: Trainer, *, is_intermediate: bool = False, **kwargs: Any) -> None:
         """Judge the metrics of an evaluation inside an epoch."""
@@ -122,6 +128,10 @@ class SaveBestModelCallback(TrainerCallback):
             return
         trainer._ranks.wait()  # other ranks read what the first of their node may still be writing
         trainer.load_checkpoint(self.save_path)
+        trainer.print(
+            f"Loaded the best model, of epoch {self.best_metric_epoch}: {self.watch_metric} "
+            f"{format_number(self.best_metric)} ({self.save_path})"
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """What was found so far. The best model itself is in its file only."""
@@ -253,6 +263,13 @@ class SaveTrainingStateCallback(TrainerCallback):
         if self.retention.best is not None:
             WatchedMetric(self.watch_metric).check_before_run(trainer)
         trainer._claim_folder(self.save_dir)
+        if trainer.run_state.updates == 0:  # else the run was resumed
+            names = [folder.name for folder, _ in self._listed_states()]
+            fate = "will replace those of the same names"
+            if self.retention.last is not None or self.retention.best is not None:
+                fate = "will replace or delete them as it saves its own"
+            remedy = f": pass `resume_from={str(self.save_dir)!r}` to continue it, or another `save_dir` to keep them"
+            tell_of_earlier_states(trainer, self.save_dir, names, fate + remedy)
         self._refuse_full_disk(trainer)
         self._is_final_requested = False
         self._saved_at = None
@@ -338,8 +355,11 @@ class SaveTrainingStateCallback(TrainerCallback):
 
     def _saved_states(self) -> list[SavedState]:
         """The complete states in the folder that are named as this callback names them."""
-        ours = [state for state in list_states(Path(self.save_dir)) if _NAME.fullmatch(state[0].name)]
-        return judged_states(ours, metric_name=None if self.retention.best is None else self.watch_metric)
+        metric_name = None if self.retention.best is None else self.watch_metric
+        return judged_states(self._listed_states(), metric_name=metric_name)
+
+    def _listed_states(self) -> list[tuple[Path, Manifest]]:
+        return [state for state in list_states(Path(self.save_dir)) if _NAME.fullmatch(state[0].name)]
 
 
 _NAME = re.compile(r"epoch_\d+|step_\d+|final")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.averaging import ModelEma
+from pytorch_accelerated.callbacks.earlier import tell_of_earlier_file
 from pytorch_accelerated.callbacks.saving import SaveBestModelCallback
 from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.checkpointing.weights import canonical_state_dict, check_finite, load_canonical
@@ -94,6 +95,8 @@ class ModelEmaCallback(SaveBestModelCallback):
             super().on_training_run_start(trainer, **kwargs)
         else:
             self._refuse_shared_path(trainer)
+            if trainer.run_state.updates == 0:
+                tell_of_earlier_file(trainer, self.save_path, "the average of this run")
         if trainer.run_state.updates == 0:
             self._loaded_weights = None
         self._ema_model = None

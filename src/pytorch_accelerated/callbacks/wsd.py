@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
+from pytorch_accelerated.callbacks.earlier import tell_of_earlier_states
 from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.schedulers.wsd_scheduler import WSDLrScheduler
 
@@ -64,6 +65,10 @@ class WSDCheckpointCallback(TrainerCallback):
         is_resumed = trainer.run_state.updates > 0
         if self.initial_checkpoint is not None and not is_resumed:
             trainer.load_training_state(self.initial_checkpoint)
+        elif not is_resumed:
+            earlier = sorted(Path(self.save_dir).glob("checkpoint_*_wsd_*"), key=lambda path: path.stat().st_mtime)
+            names = [path.name for path in earlier]
+            tell_of_earlier_states(trainer, self.save_dir, names, "will replace those at the same steps")
         self._last_step = scheduler.get_current_step()
 
     def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:

@@ -28,13 +28,20 @@ def read_metric_records(folder: Path) -> list[MetricRecord]:
     Raises:
         InvalidCheckpointError: if that part is damaged, or no run history.
     """
+    return _read_history(folder)[0]
+
+
+def _read_history(folder: Path) -> tuple[list[MetricRecord], int | None]:
+    """The numbers, and the updates that the history had counted."""
     _, parts = read_state(folder, ["run"])
     try:
-        return [
+        history = parts["run"]["history"]
+        records = [
             MetricRecord(str(name), float(value), int(epoch), int(update))
-            for name, value, epoch, update in parts["run"]["history"].get("records", ())
+            for name, value, epoch, update in history.get("records", ())
             if is_scalar(value)
         ]
+        return records, history.get("updates_done")
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise InvalidCheckpointError(
             f"The training state {folder} has no readable run history ({type(error).__name__}: {error})."
@@ -111,8 +118,10 @@ def judged_states(states: Iterable[tuple[Path, Manifest]], *, metric_name: str |
 def _value_in(folder: Path, metric_name: str, updates: int) -> float | None:
     """The last value of a metric in the history of a saved state, if it was recorded at the state's own update."""
     try:
-        records = read_metric_records(folder)
+        records, updates_done = _read_history(folder)
     except InvalidCheckpointError:
         return None
     values = [(record.value, record.update) for record in records if record.name == metric_name]
-    return values[-1][0] if values and values[-1][1] == updates else None
+    # A history that was not reset has counted the updates of earlier runs, too.
+    is_of_last_update = values and values[-1][1] == (updates if updates_done is None else updates_done)
+    return values[-1][0] if is_of_last_update else None

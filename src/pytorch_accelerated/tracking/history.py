@@ -27,7 +27,7 @@ class MetricRecord(NamedTuple):
         name: of the metric, with its prefix.
         value: a float for a number, NaN and infinities among them; else what was recorded.
         epoch: the epoch in which it was recorded, counted from 1.
-        update: the optimizer updates that were finished when it was recorded.
+        update: the optimizer updates that had been finished since the history was reset.
     """
 
     name: str
@@ -126,8 +126,11 @@ class RunHistory(ABC):
         self._current_epoch = epoch
 
     def _set_updates(self, updates: int) -> None:
-        """Say how many optimizer updates are finished; costs next to nothing, so it may be called after each."""
         self._updates_done = updates
+
+    def _finish_update(self) -> None:
+        """Count an optimizer update. Where the history is not reset, a second run counts on from the first."""
+        self._updates_done += 1
 
     @property
     def records(self) -> Sequence[MetricRecord]:

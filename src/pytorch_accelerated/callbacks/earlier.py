@@ -1,0 +1,47 @@
+"""What an earlier run has left where this one will save: nothing of it is replaced without a word."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pytorch_accelerated.checkpointing.space import megabytes
+from pytorch_accelerated.progress.formats import format_count
+
+if TYPE_CHECKING:
+    from pytorch_accelerated.trainer import Trainer
+
+
+def tell_of_earlier_file(trainer: Trainer, path: str | Path, successor: str) -> None:
+    """Print one line on each node if `path` is there, where `successor` will replace it."""
+    path = Path(path)
+    if path.is_file():
+        facts = path.stat()
+        trainer.print(
+            f"{path} is from an earlier run ({_time(facts.st_mtime)}, {megabytes(facts.st_size)}): {successor} will "
+            "replace it"
+        )
+
+
+def tell_of_earlier_states(trainer: Trainer, folder: str | Path, names: Sequence[str], fate: str) -> None:
+    """Print one line if a folder that this run saves to has states or checkpoints of an earlier one.
+
+    Args:
+        trainer: of the run, which has not been resumed.
+        folder: where they are.
+        names: theirs, the newest last.
+        fate: what this run will do to them.
+    """
+    if names and trainer._ranks.is_first:
+        newest = Path(folder) / names[-1]
+        number = format_count(len(names), "checkpoint")
+        trainer.print(
+            f"{folder} has {number} of an earlier run (the last one: {names[-1]}, {_time(newest.stat().st_mtime)}). "
+            f"This run does not continue it, and {fate}"
+        )
+
+
+def _time(timestamp: float) -> str:
+    return f"{datetime.fromtimestamp(timestamp):%Y-%m-%d %H:%M}"

@@ -1,0 +1,153 @@
+"""Files and folders of an earlier run are not replaced in silence, and a second run counts on where the first ended."""
+
+import csv
+import functools
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytorch_accelerated.callbacks.loggers import CSVLoggerCallback
+from pytorch_accelerated.callbacks.saving import SaveBestModelCallback, SaveTrainingStateCallback
+from pytorch_accelerated.callbacks.stopping import EarlyStoppingCallback
+from pytorch_accelerated.callbacks.weights import ModelEmaCallback
+from pytorch_accelerated.callbacks.wsd import WSDCheckpointCallback
+from pytorch_accelerated.checkpointing.verify import list_states
+from pytorch_accelerated.schedulers.wsd_scheduler import WSDLrScheduler
+from tests.callbacks.runs import Score, StopAfter, a_trainer, assert_same_weights, fit, weights_of
+
+# An interrupted run ends before its first evaluation, so it has no best model to load.
+pytestmark = pytest.mark.filterwarnings("ignore:The model is as the run left it")
+SCHEDULE = functools.partial(WSDLrScheduler, total_steps=15)
+SAVERS = {
+    "best model": (lambda: SaveBestModelCallback("best_model.pt"), r"best_model.pt is from an earlier run \(20..-.*MB"),
+    "average": (ModelEmaCallback, r"ema_model.pt is from an earlier run .* the best model of this run will replace it"),
+    "average at the end": (
+        lambda: ModelEmaCallback(evaluate_during_training=False),
+        r"ema_model.pt is from an earlier run .* the average of this run will replace it",
+    ),
+    "states": (
+        lambda: SaveTrainingStateCallback("states", save_every_n_epochs=2),
+        r"states has 2 checkpoints of an earlier run \(the last one: final, .* replace those of the same names: pass "
+        r"`resume_from='states'`",
+    ),
+    "few states": (
+        lambda: SaveTrainingStateCallback("states", max_checkpoints=1),
+        r"states has 1 checkpoint of an earlier run \(.* will replace or delete them as it saves its own",
+    ),
+    "checkpoints of a schedule": (
+        WSDCheckpointCallback,
+        r"checkpoints has 2 checkpoints of an earlier run \(.*post_decay.pt.* will replace those at the same steps",
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def lines_about_earlier_runs(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return [line for line in capsys.readouterr().out.splitlines() if "earlier run" in line]
+
+
+@pytest.mark.parametrize("kind", SAVERS)
+def test_one_line_says_what_is_there_and_what_will_become_of_it(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    make, message = SAVERS[kind]
+    fit(a_trainer(make()), create_scheduler_fn=SCHEDULE)
+    assert lines_about_earlier_runs(capsys) == []
+    fit(a_trainer(make()), create_scheduler_fn=SCHEDULE)
+    (line,) = lines_about_earlier_runs(capsys)
+    assert re.search(message, line), line
+
+
+@pytest.mark.parametrize("kind", SAVERS)
+def test_a_resumed_run_is_no_other_run(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    make, _ = SAVERS[kind]
+    saver = SaveTrainingStateCallback("all", save_every_n_steps=1)
+    fit(a_trainer(make(), saver, StopAfter(12)), create_scheduler_fn=SCHEDULE)
+    capsys.readouterr()
+    fit(a_trainer(make(), SaveTrainingStateCallback("all")), resume_from="all", create_scheduler_fn=SCHEDULE)
+    assert lines_about_earlier_runs(capsys) == []
+
+
+def test_a_second_run_that_goes_on_searching_replaces_nothing_without_reason(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    best = SaveBestModelCallback(reset_on_train=False)
+    trainer = a_trainer(best)
+    fit(trainer)
+    fit(trainer, reset_run_history=False)
+    assert lines_about_earlier_runs(capsys) == []
+
+
+def test_the_epoch_of_the_best_model_is_told_when_it_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+    score = Score([3.0, 0.25, 2.0])
+    trainer = a_trainer(score, SaveBestModelCallback("here.pt", watch_metric="score"))
+    fit(trainer)
+    assert "Loaded the best model, of epoch 2: score 0.2500 (here.pt)" in capsys.readouterr().out.splitlines()
+    assert_same_weights(weights_of(trainer.model), score.weights[1])
+
+
+def test_updates_are_counted_on_where_the_history_is_not_reset() -> None:
+    log = CSVLoggerCallback("log.csv")
+    trainer = a_trainer(log)
+    fit(trainer, 2)
+    history = fit(trainer, 2, reset_run_history=False)
+    assert [(record.epoch, record.update) for record in history.records if record.name == "train_loss_epoch"] == [
+        (1, 5),
+        (2, 10),
+        (3, 15),
+        (4, 20),
+    ]
+    with Path("log.csv").open() as file:
+        rows = [(int(row["epoch"]), int(row["update"])) for row in csv.DictReader(file)]
+    assert rows == [(1, 5), (2, 10), (3, 15), (4, 20)]
+    assert trainer.run_state.updates == 10
+    history = fit(trainer, 1)
+    assert [record.update for record in history.records] == [5, 5]
+
+
+def test_a_resumed_second_run_counts_as_the_whole_one() -> None:
+    def run(*extra: Any, **arguments: Any) -> Any:
+        trainer = a_trainer(*extra)
+        if not arguments:
+            fit(trainer, 1)
+        return fit(trainer, 2, reset_run_history=False, **arguments)
+
+    whole = run(SaveTrainingStateCallback("states", save_every_n_steps=7, save_at_end=False))
+    resumed = run(resume_from="states/step_7")
+    assert [record[2:] for record in resumed.records] == [record[2:] for record in whole.records]
+    assert resumed.records[-1].update == 15
+
+
+def test_the_best_states_of_a_second_run_are_found(capsys: pytest.CaptureFixture[str]) -> None:
+    score = Score([3.0, 1.0, 2.0])
+    trainer = a_trainer(score)
+    fit(trainer, 1)
+    saver = SaveTrainingStateCallback(
+        "states", save_every_n_epochs=1, save_at_end=False, max_checkpoints=1, keep_best=1, watch_metric="score"
+    )
+    trainer.callback_handler.add_callback(saver)
+    fit(trainer, 3, reset_run_history=False)
+    assert {folder.name for folder, _ in list_states(Path("states"))} == {"epoch_3", "epoch_4"}
+
+
+@pytest.mark.parametrize("reset_on_train", [True, False])
+def test_the_best_epoch_is_counted_on_in_a_second_run(reset_on_train: bool) -> None:
+    best = SaveBestModelCallback(watch_metric="score", reset_on_train=reset_on_train)
+    stopping = EarlyStoppingCallback(2, 0, watch_metric="score", reset_on_train=reset_on_train)
+    score = Score([2.0, 1.0])
+    trainer = a_trainer(score, best, stopping)
+    fit(trainer, 2)
+    assert (best.best_metric, best.best_metric_epoch) == (1.0, 2)
+    score.values = [1.5, 1.25, 1.0]
+    fit(trainer, 3, reset_run_history=False)
+    if reset_on_train:  # the second run has a best model of its own, in the epoch that the history counts
+        assert (best.best_metric, best.best_metric_epoch) == (1.0, 5)
+        assert trainer.run_history.current_epoch == 6
+    else:  # two evaluations without improvement over the first run's
+        assert (best.best_metric, best.best_metric_epoch) == (1.0, 2)
+        assert trainer.run_history.current_epoch == 5
+        assert stopping.evaluations_without_improvement == 2
