@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from pytorch_accelerated.checkpointing.foreign_states import refuse_foreign_states
 from pytorch_accelerated.checkpointing.layout import (
     MANIFEST_NAME,
     PREDICTIONS_FORMAT,
@@ -141,6 +142,7 @@ def find_state(path: str | os.PathLike[str]) -> Path | None:
         InvalidCheckpointError: if `path` is a damaged state, or holds states of which none is valid.
     """
     folder = Path(path).resolve()
+    refuse_foreign_states(folder)
     if looks_like_state(folder):
         verify(folder)
         return folder

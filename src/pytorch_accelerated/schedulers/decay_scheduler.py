@@ -79,6 +79,8 @@ class DecayLrScheduler(WarmupLrScheduler):
         )
         self.lr_min = lr_min
         self.min_lr_ratio = min_lr_ratio
+        self.total_updates = total_updates
+        self.num_cooldown_updates = num_cooldown_updates
         self.num_updates_before_cooldown = total_updates - num_cooldown_updates
 
     @classmethod

@@ -5,13 +5,16 @@ from __future__ import annotations
 import abc
 import functools
 import numbers
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.optim import Optimizer
 
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, HookOutputError, InvalidCheckpointError
+from pytorch_accelerated.schedulers.attribute_states import holds_attributes, in_own_form, left_behind
 
 
 class SchedulerBase(abc.ABC):
@@ -37,7 +40,6 @@ class SchedulerBase(abc.ABC):
     def __init__(self, optimizer: Optimizer, param_group_field: str = "lr") -> None:
         self.optimizer = optimizer
         self.param_group_field = param_group_field
-        self._initial_field = f"initial_{param_group_field}"
         self._adopt_new_groups()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -52,6 +54,10 @@ class SchedulerBase(abc.ABC):
                 self.step_update(0)
 
         cls.__init__ = construct_and_set_first_values  # type: ignore[method-assign]
+
+    @property
+    def _initial_field(self) -> str:
+        return f"initial_{self.param_group_field}"
 
     @abc.abstractmethod
     def get_updated_values(self, num_updates: int) -> None | float | Sequence[float]:
@@ -103,9 +109,24 @@ class SchedulerBase(abc.ABC):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Put the values of a saved state into the optimizer.
 
+        A state with the attributes of a scheduler, as pytorch-accelerated 0.1 saves it, sets it to the update that the
+        state tells. What cannot be taken over, a setting that differs for example, is named in a warning.
+
         Raises:
             InvalidCheckpointError: if the state is not one of such a scheduler, or has another number of groups.
         """
+        is_foreign = holds_attributes(state_dict)
+        own = in_own_form(state_dict, self.state_dict()) if is_foreign else state_dict
+        self._check_state(own)
+        self._take_over(own)
+        if is_foreign:
+            if "last_update" in own:
+                self.step_update(own["last_update"] + 1)
+            complaint = left_behind(self, state_dict)
+            if complaint is not None and _is_first_process():
+                warnings.warn(f"{type(self).__name__}: {complaint}", stacklevel=2)
+
+    def _check_state(self, state_dict: dict[str, Any]) -> None:
         missing = self.state_dict().keys() - state_dict.keys()
         if missing:
             raise InvalidCheckpointError(
@@ -113,11 +134,14 @@ class SchedulerBase(abc.ABC):
                 f"{sorted(missing)}: another kind of scheduler wrote it. Use that one, or do not load its state."
             )
         num_groups = len(self.optimizer.param_groups)
-        if len(state_dict["values"]) != num_groups:
+        saved_groups = len(state_dict["base_values"])
+        if len(state_dict["values"]) != num_groups or saved_groups != num_groups:
             raise InvalidCheckpointError(
-                f"{type(self).__name__} cannot use this state of {len(state_dict['values'])} parameter groups: the "
+                f"{type(self).__name__} cannot use this state of {saved_groups} parameter groups: the "
                 f"optimizer has {num_groups}. Give it the groups it had when the state was saved, then load."
             )
+
+    def _take_over(self, state_dict: dict[str, Any]) -> None:
         for group, base_value in zip(self.optimizer.param_groups, state_dict["base_values"], strict=True):
             group[self._initial_field] = base_value
         self._set_values(state_dict["values"])
@@ -190,11 +214,10 @@ class StatefulSchedulerBase(SchedulerBase):
         """The counter and the values: plain values, ready for JSON."""
         return {**super().state_dict(), "last_update": self.last_update}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Put the values of a saved state into the optimizer, and count on from there.
-
-        Raises:
-            InvalidCheckpointError: if the state is not one of such a scheduler, or has another number of groups.
-        """
-        super().load_state_dict(state_dict)
+    def _take_over(self, state_dict: dict[str, Any]) -> None:
+        super()._take_over(state_dict)
         self._num_updates = state_dict["last_update"]
+
+
+def _is_first_process() -> bool:
+    return not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0

@@ -1,0 +1,57 @@
+"""Training states of accelerate's `save_state`, as pytorch-accelerated 0.1 writes them: recognized, and refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pytorch_accelerated.checkpointing.layout import MANIFEST_NAME
+from pytorch_accelerated.errors import InvalidCheckpointError
+
+_PATTERNS = (
+    "random_states_*.pkl",
+    "custom_checkpoint_*.pkl",
+    "optimizer.bin",
+    "optimizer_*.bin",
+    "trainer_metadata.pt",
+)
+
+
+def refuse_foreign_states(folder: Path) -> None:
+    """Refuse a folder that accelerate wrote, or one that holds such folders and no state of ours.
+
+    Raises:
+        InvalidCheckpointError: says what they are, and how to take over what is in them.
+    """
+    inside = _subfolders(folder)
+    if (folder / MANIFEST_NAME).exists() or any((child / MANIFEST_NAME).exists() for child in inside):
+        return
+    for state in (folder, *reversed(inside)):
+        names = _names_in(state)
+        if names:
+            raise InvalidCheckpointError(
+                f"{state} is a training state of accelerate's `save_state`, as pytorch-accelerated 0.1 writes them: it "
+                f"has {', '.join(names)}. Such files are pickles, which can run any code, so they are not read. A "
+                "portable checkpoint loads instead: in the version that wrote the state, load it and call "
+                "`trainer.save_checkpoint('model.pt')`; here call `trainer.load_checkpoint('model.pt')`, which takes "
+                "over weights, optimizer and scheduler."
+                + (
+                    f" The weights alone are in {state / 'model.safetensors'}: "
+                    "`model.load_state_dict(safetensors.torch.load_file(...))`."
+                    if (state / "model.safetensors").is_file()
+                    else ""
+                )
+            )
+
+
+def _subfolders(folder: Path) -> list[Path]:
+    try:
+        return sorted(child for child in folder.iterdir() if child.is_dir() and not child.is_symlink())
+    except OSError:
+        return []  # whoever reads the folder finds out why
+
+
+def _names_in(folder: Path) -> list[str]:
+    try:
+        return sorted({path.name for pattern in _PATTERNS for path in folder.glob(pattern)})
+    except OSError:
+        return []

@@ -1,0 +1,132 @@
+"""What pytorch-accelerated 0.1 has saved: portable checkpoints load, its folders of training states are refused."""
+
+import copy
+import functools
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pytorch_accelerated import Trainer
+from pytorch_accelerated.callbacks.base import TrainerCallback
+from pytorch_accelerated.callbacks.saving import SaveTrainingStateCallback
+from pytorch_accelerated.errors import InvalidCheckpointError
+from pytorch_accelerated.schedulers.cosine_scheduler import CosineLrScheduler
+from pytorch_accelerated.schedulers.wsd_scheduler import WSDLrScheduler
+from tests.schedulers.test_attribute_states import COSINE, WSD
+from tests.support.reference import regression_data, tiny_model
+
+DATA = regression_data(16)
+
+
+class Rates(TrainerCallback):
+    def __init__(self, load: Path | None = None) -> None:
+        self.load, self.used = load, []  # type: ignore[var-annotated]
+
+    def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        if self.load is not None:
+            trainer.load_checkpoint(self.load)
+
+    def on_optimizer_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        self.used.append(trainer.optimizer.param_groups[0]["lr"])
+
+
+def a_trainer(*callbacks: Any, seed: int = 0) -> Trainer:
+    model = tiny_model(seed=seed)
+    return Trainer(model, nn.MSELoss(), torch.optim.AdamW(model.parameters(), lr=0.1), callbacks=callbacks)
+
+
+CREATE = functools.partial(CosineLrScheduler, total_num_epochs=10, num_update_steps_per_epoch=4, num_warmup_epochs=1.5)
+
+
+def test_a_checkpoint_loads_with_its_scheduler_while_a_run_starts(tmp_path: Path) -> None:
+    """As `save_checkpoint` of 0.1 writes it after 24 updates of a cosine schedule."""
+    whole = a_trainer(rates := Rates())
+    whole.train(DATA, 10, per_device_batch_size=4, create_scheduler_fn=CREATE)
+    source = a_trainer()
+    source.train(DATA, 6, per_device_batch_size=4, create_scheduler_fn=CREATE)
+    checkpoint = {
+        "model_state_dict": source.model.state_dict(),
+        "optimizer_state_dict": source.optimizer.state_dict(),
+        "scheduler_state_dict": COSINE,
+        "loss": 0.36,
+    }
+    torch.save(checkpoint, tmp_path / "model.pt")
+    trainer = a_trainer(loaded := Rates(tmp_path / "model.pt"), seed=1)
+    trainer.train(DATA, 4, per_device_batch_size=4, create_scheduler_fn=CREATE)
+    assert loaded.used == pytest.approx(rates.used[24:], rel=1e-12)
+    assert trainer.scheduler.last_update == 39
+
+
+def test_a_checkpoint_of_a_scheduler_without_a_counter_loads_and_says_what_is_missing(tmp_path: Path) -> None:
+    create = functools.partial(WSDLrScheduler, total_steps=40, decay_phase_ratio=0.25)
+    source = a_trainer()
+    source.train(DATA, 6, per_device_batch_size=4, create_scheduler_fn=create)
+    states = {"model_state_dict": source.model.state_dict(), "optimizer_state_dict": source.optimizer.state_dict()}
+    torch.save({**states, "scheduler_state_dict": WSD}, tmp_path / "model.pt")
+    trainer = a_trainer(Rates(tmp_path / "model.pt"), seed=1)
+    with pytest.warns(UserWarning, match="WSDLrScheduler: The state does not tell how many updates were finished"):
+        trainer.train(DATA, 1, per_device_batch_size=4, create_scheduler_fn=create)
+    assert trainer.scheduler.get_current_step() == 4
+
+
+def test_a_checkpoint_loads_outside_of_a_run_with_default_arguments(tmp_path: Path) -> None:
+    source = a_trainer()
+    checkpoint = {
+        "model_state_dict": source.model.state_dict(),
+        "optimizer_state_dict": source.optimizer.state_dict(),
+        "scheduler_state_dict": COSINE,
+    }
+    torch.save(checkpoint, tmp_path / "model.pt")
+    trainer = a_trainer(seed=1)
+    assert trainer.load_checkpoint(tmp_path / "model.pt").keys() == checkpoint.keys()
+    torch.testing.assert_close(trainer.model.state_dict(), source.model.state_dict(), rtol=0, atol=0)
+
+
+def test_a_state_that_makes_no_sense_changes_nothing(tmp_path: Path) -> None:
+    trainer = a_trainer()
+    trainer.train(DATA, 2, per_device_batch_size=4, create_scheduler_fn=CREATE)
+    broken = {"model_state_dict": trainer.model.state_dict(), "scheduler_state_dict": {**COSINE, "num_updates": "2"}}
+    torch.save(broken, tmp_path / "model.pt")
+    before = copy.deepcopy(trainer.scheduler.state_dict())
+    with pytest.raises(InvalidCheckpointError, match="'2' updates"):
+        trainer.load_checkpoint(tmp_path / "model.pt")
+    assert trainer.scheduler.state_dict() == before
+
+
+def write_state(folder: Path, *names: str) -> None:
+    """Files by the names of accelerate's `save_state`."""
+    folder.mkdir(parents=True)
+    for name in names:
+        (folder / name).write_bytes(pickle.dumps({}))
+
+
+OF_ACCELERATE = ("random_states_0.pkl", "optimizer.bin", "custom_checkpoint_0.pkl", "trainer_metadata.pt")
+
+
+@pytest.mark.parametrize("weights", ["model.safetensors", "pytorch_model.bin"])
+@pytest.mark.parametrize("source", ["states", "states/epoch_2"])
+@pytest.mark.parametrize("way", ["resume", "load"])
+def test_a_folder_of_accelerate_is_refused_with_what_to_do(way: str, source: str, weights: str, tmp_path: Path) -> None:
+    write_state(tmp_path / "states" / "epoch_2", weights, *OF_ACCELERATE)
+    trainer = a_trainer()
+    start = {
+        "resume": lambda: trainer.train(DATA, 2, per_device_batch_size=4, resume_from=tmp_path / source),
+        "load": lambda: trainer.load_training_state(tmp_path / source),
+    }[way]
+    with pytest.raises(InvalidCheckpointError, match="epoch_2 is a training state of accelerate.*save_checkpoint") as e:
+        start()
+    assert ("model.safetensors" in str(e.value)) == (weights == "model.safetensors")
+    assert trainer.run_state.updates == 0
+
+
+def test_states_of_ours_beside_them_are_found(tmp_path: Path) -> None:
+    write_state(tmp_path / "epoch_9", "pytorch_model.bin", *OF_ACCELERATE)
+    a_trainer(SaveTrainingStateCallback(tmp_path)).train(DATA, 1, per_device_batch_size=4)
+    trainer = a_trainer()
+    trainer.train(DATA, 2, per_device_batch_size=4, resume_from=tmp_path)
+    assert trainer.run_state.epochs == 2
+    assert trainer.run_state.updates == 8
