@@ -56,6 +56,7 @@ RANKS = {
     "callbacks": 3,
     "capturing": 4,
     "control": 4,
+    "error_notes": 1,
     "hook_output": 2,
     "late_counts": 2,
     "hooks": 4,

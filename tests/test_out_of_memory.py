@@ -322,8 +322,9 @@ def test_a_single_sample_that_does_not_fit_ends_the_run_with_advice(error: type[
 
 
 def test_without_the_option_the_error_goes_up():
-    with pytest.raises(torch.OutOfMemoryError, match="^out of memory$"):
+    with pytest.raises(torch.OutOfMemoryError) as caught:
         train(make(Memory(4)), split=False)
+    assert str(caught.value) == "out of memory"
 
 
 def test_other_errors_go_up():
@@ -331,8 +332,9 @@ def test_other_errors_go_up():
         def forward(self, inputs: torch.Tensor) -> torch.Tensor:
             raise RuntimeError("shapes")
 
-    with pytest.raises(RuntimeError, match="^shapes$"):
+    with pytest.raises(RuntimeError) as caught:
         train(make(Broken()))
+    assert str(caught.value) == "shapes"
 
 
 def test_a_callback_that_runs_out_of_memory_is_not_called_again():

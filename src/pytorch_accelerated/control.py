@@ -83,6 +83,9 @@ class RunControl(TrainerHooks):
             function(*args, **kwargs)
         except StopTrainingError as error:
             self._stop = self._stop or error
+        except Exception as error:
+            self._note_failure(error, function)
+            raise
 
     # -------------------------------------------------------------------------------------------------------- stopping
 
@@ -206,6 +209,9 @@ class RunControl(TrainerHooks):
     # --------------------------------------------------------------------------------------------- what others provide
 
     def _run_eval_epoch(self, valid_dl: Any, is_training: bool = True, is_intermediate: bool = False) -> None:
+        raise NotImplementedError
+
+    def _note_failure(self, error: Exception, hook: Callable[..., Any]) -> None:
         raise NotImplementedError
 
     def _release_model(self) -> None:

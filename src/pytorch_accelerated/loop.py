@@ -8,6 +8,7 @@ events for every way a run can end.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -25,6 +26,7 @@ from pytorch_accelerated.data.checking import empty_loader_error
 from pytorch_accelerated.data.resuming import SavedData
 from pytorch_accelerated.data.slicing import unsliced
 from pytorch_accelerated.data.updates import CountItems, MicroBatch, Round, RunLoader, Update
+from pytorch_accelerated.error_notes import note_failure
 from pytorch_accelerated.errors import DataError, HookOutputError, StopTrainingError
 from pytorch_accelerated.hook_output import adding_nothing, loss_and_size
 from pytorch_accelerated.late_counts import LateCounts
@@ -310,15 +312,16 @@ class TrainingLoop(RunControl):
     def _output_in_round(self, round_: Round, hook: Callable[[Any], Any]) -> Any:
         """What `hook` makes of the batch of a round; None on a rank without one."""
         if not round_.has_empty_rank:
-            return self._output_of(hook, round_.batch)
+            return self._output_of(hook, round_.batch, round_.start)
         outputs: list[Any] = []
         if self._is_sharded:
             # No rank has a whole model, so all of them go through it together; some with a batch that counts nowhere.
             self._gathers_no_rows = round_.is_idle
-            outputs.append(self._output_of(hook, round_.batch))
+            outputs.append(self._output_of(hook, round_.batch, round_.start))
             self._gathers_no_rows = False
         else:
-            self._in_round(round_.is_idle, True, lambda: outputs.append(self._output_of(hook, round_.batch)))
+            work = functools.partial(self._output_of, hook, round_.batch, round_.start)
+            self._in_round(round_.is_idle, True, lambda: outputs.append(work()))
         return None if round_.is_idle else outputs[0]
 
     def _in_round(
@@ -336,7 +339,7 @@ class TrainingLoop(RunControl):
 
     # ----------------------------------------------------------------------------------------- the parts of an update
 
-    def _output_of(self, hook: Callable[[Any], Any], batch: Any) -> Any:
+    def _output_of(self, hook: Callable[[Any], Any], batch: Any, start: int | None = None) -> Any:
         """What `hook` makes of a batch."""
         try:
             return hook(batch)
@@ -349,6 +352,30 @@ class TrainingLoop(RunControl):
                 f"{self._ranks.count}, before it returned what the other ranks wait for. Raise it in the event after "
                 "it, or later."
             ) from error
+        except Exception as error:
+            self._note_failure(error, hook, batch, start)
+            raise
+
+    def _note_failure(
+        self, error: Exception, hook: Callable[..., Any], batch: Any = None, start: int | None = None
+    ) -> None:
+        """Note on an error what was being done with which batch. `start` is that of a round; without: in an update."""
+        name = getattr(hook, "__name__", "")
+        if batch is None and name not in ("backward_step", "optimizer_step"):
+            return
+        state = self.run_state
+        number = state.batches_in_epoch - (name == "optimizer_step")  # whose batches have been counted
+        position = f"update {state.updates + 1} of the run, batch {number} of the epoch on this rank"
+        if start is not None:
+            position = f"after {state.updates} updates of the run, the batch that begins with sample {start}"
+        note_failure(
+            error,
+            hook=name,
+            batch=self._micro_batch.batch if batch is None else batch,
+            position=f"epoch {self.run_history.current_epoch}, {position} (counted from 0)",
+            rank=self._ranks.index,
+            ranks=self._ranks.count,
+        )
 
     def _keep_in_step(self, batch: Any) -> None:
         """A forward and backward pass that counts nowhere, on a rank that has no samples left in this update."""

@@ -27,6 +27,7 @@ from pytorch_accelerated.data.prefetch import device_feed
 from pytorch_accelerated.data.resuming import SavedData, data_facts, differing_rows
 from pytorch_accelerated.data.updates import RunLoader
 from pytorch_accelerated.distributed import create_accelerator, given_accelerator, send_to_device
+from pytorch_accelerated.error_notes import show_note
 from pytorch_accelerated.errors import CheckpointError, ConfigurationError, NonFiniteLossError
 from pytorch_accelerated.hooks import TrainerHooks
 from pytorch_accelerated.loop import TrainingLoop
@@ -95,6 +96,7 @@ class TrainingRun(TrainingLoop):
             except NonFiniteLossError:
                 raise
             except BaseException as exception:
+                show_note(exception)
                 error = self._explained(exception)
                 self._tell_of(error)
                 if error is exception:

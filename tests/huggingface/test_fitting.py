@@ -89,15 +89,17 @@ def test_a_row_that_does_not_fit_is_an_error(tmp_path: Path) -> None:
 
 
 def test_without_the_argument_and_for_other_errors_nothing_begins_anew(tmp_path: Path) -> None:
-    with pytest.raises(torch.OutOfMemoryError, match="^no room$"):
+    with pytest.raises(torch.OutOfMemoryError) as caught:
         fit(tmp_path, finds=False).train()
+    assert str(caught.value) == "no room"
 
     class Broken(Regression):
         def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
             raise RuntimeError("broken")
 
-    with pytest.raises(RuntimeError, match="^broken$"):
+    with pytest.raises(RuntimeError) as caught:
         fit(tmp_path, parts={"model": Broken()}).train()
+    assert str(caught.value) == "broken"
 
 
 @pytest.mark.parametrize(

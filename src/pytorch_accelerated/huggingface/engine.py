@@ -205,7 +205,12 @@ class Engine(NativeTrainer):
         return self._gather_rows(tensors, padding_value)
 
     def _perform_forward_and_backward_passes(self, batch: Any, step: int) -> None:
-        share = self._face.training_step(self.model, batch, self._items_for(batch))
+        step_of_face = self._face.training_step
+        try:
+            share = step_of_face(self.model, batch, self._items_for(batch))
+        except Exception as error:
+            self._note_failure(error, step_of_face, batch)
+            raise
         if share is None:
             raise HookOutputError(
                 f"{type(self._face).__name__}.training_step returned None, but its loss is logged. Return the batch's "

@@ -1,0 +1,191 @@
+"""Notes on errors in a user's forward, loss or optimizer step: where in the run, with which batch, and the usual cause.
+
+Python shows the notes of an exception below its message; type and message stay what they are.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from pytorch_accelerated.errors import PytorchAcceleratedError
+
+_BEGINNING = "This happened in"
+_logger = logging.getLogger("pytorch_accelerated")
+
+_STAGES = {
+    "calculate_train_batch_loss": "the forward pass or the loss of training",
+    "calculate_eval_batch_loss": "the forward pass or the loss of an evaluation",
+    "calculate_predict_batch_outputs": "the forward pass of a prediction or evaluation",
+    "training_step": "the training step",
+    "backward_step": "the backward pass",
+    "optimizer_step": "the optimizer's step",
+}
+# What an error of torch's usually comes from. The first that fits is told; messages are those of torch 2.10 to 2.13.
+_CAUSES = [
+    (
+        r"out of memory|DefaultCPUAllocator",
+        "The batch is too large for the memory that is left. `split_on_oom=True` computes batches in parts that fit, "
+        "and changes no update (`auto_find_batch_size` in TrainingArguments); so does a smaller batch size with more "
+        "`gradient_accumulation_steps`.",
+    ),
+    (
+        r"Target -?\d+ is out of bounds|smaller than num_classes|Assertion `t >= 0 && t < n_classes` failed",
+        "A label is out of range: class labels go from 0 to the number of the model's outputs minus 1. Labels that "
+        "begin with 1, or a last layer with too few outputs, do this.",
+    ),
+    (
+        r"index out of range in self",
+        "An index into an embedding is out of range: it must be at least 0 and smaller than the embedding's number of "
+        "rows. Tokens added to a tokenizer need a larger embedding.",
+    ),
+    (
+        r"device-side assert",
+        "An index is out of range: usually a label that is not from 0 to the number of outputs minus 1, or an input of "
+        "an embedding. The same batch on the CPU gives the exact place (set CUDA_VISIBLE_DEVICES to nothing).",
+    ),
+    (
+        r"expected target dtype to be Long|expected scalar type Long but found|nll_loss.* not implemented for",
+        "Labels that are class numbers must be int64: `labels.long()`. Floating-point targets for this loss are "
+        "probabilities, one for each class.",
+    ),
+    (
+        r"'indices' to have one of the following scalar types",
+        "What goes into an embedding must be whole numbers: `.long()`.",
+    ),
+    (
+        r"can't be cast to the desired output type Long|Found dtype (Long|Int|Byte|Bool) but expected",
+        "This loss needs floating-point targets: `targets.float()`.",
+    ),
+    (
+        r"[Dd]ouble|torch\.float64",
+        "Something is float64, which is what NumPy makes of numbers, and the model is not: convert it in the dataset, "
+        "with `.float()` or `astype('float32')`.",
+    ),
+    (
+        r"must have the same dtype|should be the same|does not match weight dtype",
+        "The input is of another type than the model's weights: convert it with `.float()`, or to the model's dtype.",
+    ),
+    (
+        r"same device|expected device|Expected object of device type",
+        "A tensor is on another device than the rest. Batch and model are moved, but nothing else: make tensors with "
+        "`device=inputs.device` in forward, register constants as buffers, and move a loss function with tensors "
+        "of its own (class weights) to `trainer.device`.",
+    ),
+    (
+        r"mat1 and mat2 shapes cannot be multiplied|Given normalized_shape",
+        "The last dimension of the input is not the number of features that the layer was made for. Images may have to "
+        "be flattened first.",
+    ),
+    (
+        r"expected input.* to have \d+ channels",
+        "The input has another number of channels than the layer was made for. Images are (channels, height, width) "
+        "here, and grey ones have one channel.",
+    ),
+    (
+        r"Expected more than 1 value per channel",
+        "BatchNorm cannot train on a single sample, which the last batch may be: pass `drop_last=True` to the training "
+        "loader.",
+    ),
+    (
+        r"multi-target not supported",
+        "The labels have a dimension too many, probably of size 1: `labels.squeeze(1)`.",
+    ),
+    (
+        r"[Tt]arget size|must match the size of tensor|to match target batch_size",
+        "Outputs and targets have different shapes. Compare them; `squeeze(1)`, `unsqueeze(1)` or `flatten` is often "
+        "what is missing.",
+    ),
+    (
+        r"finished reduction in the prior iteration",
+        "Some parameters got no gradient in the update before. Where that is intended, the model must be wrapped with "
+        "`find_unused_parameters=True`.",
+    ),
+    (
+        r"backward through the graph a second time",
+        "Something of an earlier batch is used again with its graph: a hidden state or a running loss. `.detach()` it.",
+    ),
+    (
+        r"forward\(\).* (argument|arguments)\b",
+        "The batch is passed to the model's forward: a dict by name, else the first item alone. What the batch holds "
+        "and what forward takes do not fit together.",
+    ),
+]
+_MOST_ITEMS = 8
+
+
+def note_failure(error: Exception, *, hook: str, batch: Any, position: str, rank: int, ranks: int) -> None:
+    """Add a note to an error that user code or torch raised while a batch was worked on, unless it has one.
+
+    Args:
+        error: on its way up.
+        hook: what raised it.
+        batch: what it had.
+        position: in the run, in words.
+        rank: this process.
+        ranks: how many there are.
+    """
+    if any(note.startswith(_BEGINNING) for note in getattr(error, "__notes__", ())):
+        return
+    where = f" on rank {rank} of {ranks}" if ranks > 1 else ""
+    lines = [
+        f"{_BEGINNING} {_STAGES.get(hook, hook)}{where}: {position}.",
+        f"The batch: {described(batch)}.",
+    ]
+    message = f"{type(error).__name__}: {error}"
+    cause = next((text for pattern, text in _CAUSES if re.search(pattern, message)), None)
+    if cause is not None and not isinstance(error, PytorchAcceleratedError):  # ours say it themselves
+        lines.append(f"What this usually comes from: {cause}")
+    _add_note(error, "\n".join(lines))
+
+
+def _add_note(error: Exception, note: str) -> None:
+    if sys.version_info >= (3, 11):
+        error.add_note(note)
+    else:
+        error.__notes__ = [*getattr(error, "__notes__", ()), note]  # type: ignore[attr-defined]
+
+
+def show_note(error: BaseException) -> None:
+    """Log the note of an error that ends a run, where Python is too old (3.10) to show it below the message."""
+    if sys.version_info >= (3, 11):
+        return
+    for note in getattr(error, "__notes__", ()):
+        if note.startswith(_BEGINNING):
+            _logger.error("%s: %s\n%s", type(error).__name__, error, note)
+
+
+def described(value: Any, depth: int = 0) -> str:
+    """Shapes, types and devices of what is in a batch, and the range of its whole numbers, for people."""
+    if isinstance(value, torch.Tensor):
+        return _described_tensor(value)
+    name = type(value).__name__
+    if isinstance(value, Mapping) and depth < 3:
+        return f"{name} with {_listed((f'{key!r}: {described(item, depth + 1)}' for key, item in value.items()))}"
+    if isinstance(value, (tuple, list)) and depth < 3:
+        return f"{name} of {len(value)} with {_listed(described(item, depth + 1) for item in value)}"
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    return name if shape is None else f"{name} of {dtype} {list(shape)}"
+
+
+def _listed(texts: Iterable[str]) -> str:
+    items = list(texts)
+    more = f" and {len(items) - _MOST_ITEMS} more" if len(items) > _MOST_ITEMS else ""
+    return f"({'; '.join(items[:_MOST_ITEMS])}{more})"
+
+
+def _described_tensor(tensor: torch.Tensor) -> str:
+    text = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)} on {tensor.device}"
+    is_whole = not (tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype is torch.bool)
+    if is_whole and tensor.numel():
+        try:
+            low, high = torch.aminmax(tensor)
+            text += f", values from {low.item()} to {high.item()}"
+        except Exception:  # a device may be of no use any more after an error
+            return text
+    return text
