@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from torch.utils.data import DataLoader, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from pytorch_accelerated.data.changes import Snapshot
 from pytorch_accelerated.data.worker_watch import BEGUN, IN_WORKER_INIT, WorkerWatch
 from pytorch_accelerated.signals import leave_to_trainer
 
@@ -37,6 +38,20 @@ class WorkerInit:
         self.worker_init_fn = worker_init_fn
         self.dataset = dataset
         self.watch = WorkerWatch(dataset, workers, are_forked=_start_method(context) == "fork")
+        self._copied: Snapshot | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_copied": None}
+
+    def expect_new_workers(self, dataset: Any) -> None:
+        """Before workers are started that will keep `dataset`, if it is given, as it is now."""
+        self.watch.expect_new_workers()
+        # The passes of a stream change it.
+        self._copied = None if dataset is None or isinstance(dataset, IterableDataset) else Snapshot(dataset)
+
+    def is_outdated(self, dataset: Any) -> bool:
+        """Whether `dataset` is no longer what the workers keep."""
+        return self._copied is not None and not self._copied.is_of(dataset)
 
     def __call__(self, worker_id: int) -> None:
         info = get_worker_info()
@@ -55,13 +70,20 @@ def _start_method(context: Any) -> str:
 
 
 def begin_pass(loader: DataLoader[Any]) -> Iterator[Any]:
-    """The batches of `loader`, maybe from workers, which do not outlive this process."""
-    watch = loader.worker_init_fn.watch if isinstance(loader.worker_init_fn, WorkerInit) else None
-    if watch is not None and (loader._iterator is None or not loader.persistent_workers):
-        watch.expect_new_workers()
+    """The batches of `loader`, maybe from workers, which do not outlive this process.
+
+    Workers that persist have a copy of the dataset. If that was changed since, by a callback that switches off an
+    augmentation for instance, new ones are started.
+    """
+    init = loader.worker_init_fn if isinstance(loader.worker_init_fn, WorkerInit) else None
+    if init is not None:
+        if loader._iterator is not None and init.is_outdated(loader.dataset):
+            end_pass(loader, loader._iterator)
+        if loader._iterator is None or not loader.persistent_workers:
+            init.expect_new_workers(loader.dataset if loader.persistent_workers else None)
     batches = iter(loader)
-    if watch is not None:
-        watch.over(batches)
+    if init is not None:
+        init.watch.over(batches)
     if loader.num_workers:
         _passes_with_workers()[batches] = os.getpid()
     return batches

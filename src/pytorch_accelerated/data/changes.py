@@ -1,0 +1,64 @@
+"""Whether a dataset was changed since its worker processes were started, which have a copy of it."""
+
+from __future__ import annotations
+
+import enum
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+# Flags and transforms lie close to the dataset itself; what is further inside is data.
+_MAX_DEPTH = 6
+_MAX_OBJECTS = 2000
+_MAX_ITEMS = 32
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, enum.Enum, type, torch.dtype, torch.device)
+
+
+class Snapshot:
+    """The attributes of an object, of its attributes, and so on: plain values as they are, the rest by identity.
+
+    Enough to notice that augmentation was switched off, or a transform replaced. In-place changes of arrays, and what
+    functions hold in closures or globals, are not seen.
+    """
+
+    def __init__(self, of: Any) -> None:
+        self._parts = list(_parts_of(of))
+
+    def is_of(self, now: Any) -> bool:
+        """Whether `now` is still like that."""
+        parts = list(_parts_of(now))
+        return len(parts) == len(self._parts) and all(map(_is_same, parts, self._parts))
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    return isinstance(one, _PLAIN) and type(one) is type(other) and repr(one) == repr(other)  # NaN is like NaN
+
+
+def _parts_of(root: Any) -> Iterator[Any]:
+    """What `root` consists of, always in the same order. The walk ends after many objects."""
+    seen: set[int] = set()
+    waiting: list[tuple[Any, int]] = [(root, 0)]
+    while waiting and len(seen) < _MAX_OBJECTS:
+        value, depth = waiting.pop()
+        yield value
+        if isinstance(value, _PLAIN) or id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, torch.Tensor):
+            yield None if value.is_inference() else value._version
+            continue
+        items: list[Any] = []
+        if type(value) in (list, tuple):
+            yield len(value)
+            items += value[:_MAX_ITEMS]
+        elif type(value) is dict:  # other mappings may read a file
+            yield len(value)
+            items += itertools.chain.from_iterable(itertools.islice(value.items(), _MAX_ITEMS))
+        if type(getattr(value, "__dict__", None)) is dict:
+            items += itertools.chain.from_iterable(vars(value).items())
+        if depth < _MAX_DEPTH:
+            waiting += [(item, depth + 1) for item in items]
