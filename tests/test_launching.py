@@ -250,6 +250,26 @@ def test_processes_that_would_train_side_by_side_are_an_error() -> None:
         assert told.count("ACCELERATE_USE_CPU=true") == 3
 
 
+NOBODY_COMES = """
+import torch
+from torch import nn
+from pytorch_accelerated import Trainer
+
+Trainer(model := nn.Linear(1, 1), nn.MSELoss(), torch.optim.SGD(model.parameters()), timeout=2)
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("restarts", ["0", "1"])
+def test_a_rank_that_meets_nobody_says_where_it_waited(restarts: str) -> None:
+    variables = {**open_mpi(0), "TORCHELASTIC_RESTART_COUNT": restarts}
+    with pytest.raises(
+        AssertionError, match=r"LaunchError: Rank 0 of 2 could not meet the others at 127\.0"
+    ) as failure:
+        run_on_ranks(NOBODY_COMES, 1, launcher=[variables])
+    assert ("TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in str(failure.value)) == (restarts == "1")
+
+
 GIVEN_BY_FUNCTION = """
 from accelerate import Accelerator
 import torch

@@ -22,7 +22,8 @@ from tests.support.reference import regression_data, sgd, tiny_model
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="Windows has no such signals")
 NUMBERS = {name: int(getattr(signal, name, 0)) for name in ("SIGTERM", "SIGINT", "SIGUSR1")}
-SIGNALLING = Path(__file__).parent / "ranks" / "signalling.py"
+RANKS = Path(__file__).parent / "ranks"
+SIGNALLING, ENDLESS = RANKS / "signalling.py", RANKS / "endless.py"
 
 Outcomes = dict[str, list[Outcome]]
 
@@ -250,31 +251,9 @@ def test_a_time_limit_ends_all_ranks_after_the_same_update_and_they_go_on_to_the
     assert [end_of(first), end_of(second)] == [end_of(rank) for rank in outcomes["undisturbed ranks"]]
 
 
-ENDLESS = """
-import sys
-from pathlib import Path
-from torch import nn
-from pytorch_accelerated import Trainer
-from pytorch_accelerated.callbacks import SaveTrainingStateCallback
-from tests.support.reference import regression_data, sgd, tiny_model
-
-class Ready(Trainer):
-    def training_run_epoch_end(self):
-        Path(sys.argv[1], f"ready {self._ranks.index}").touch()
-
-trainer = Ready(model := tiny_model(), nn.MSELoss(), sgd(model), callbacks=[SaveTrainingStateCallback(sys.argv[1])])
-try:
-    trainer.train(regression_data(24), 10**9)
-finally:
-    Path(sys.argv[1], f"finally {trainer._ranks.index} {trainer.run_state.updates}").touch()
-"""
-
-
 @pytest.mark.processes
 def test_a_launcher_that_is_told_to_end_lets_all_ranks_save(tmp_path: Path):
-    script = tmp_path / "endless.py"
-    script.write_text(ENDLESS)
-    launcher = start_on_ranks(script, 2, tmp_path)
+    launcher = start_on_ranks(ENDLESS, 2, tmp_path, log=tmp_path / "log")
     try:
         deadline = time.monotonic() + TIME_LIMIT_SECONDS
         while len(list(tmp_path.glob("ready *"))) < 2 and launcher.poll() is None and time.monotonic() < deadline:
@@ -285,12 +264,12 @@ def test_a_launcher_that_is_told_to_end_lets_all_ranks_save(tmp_path: Path):
         if launcher.poll() is None:
             kill_with_children(launcher.pid)
             launcher.wait()
-    log = script.with_suffix(".log").read_text()
+    log = (tmp_path / "log").read_text()
     state = find_state(tmp_path)
     assert state is not None, log
     assert state.name == "final"
     updates = read_manifest(state).facts["updates"]
-    assert {path.name for path in tmp_path.glob("finally *")} == {f"finally {rank} {updates}" for rank in (0, 1)}, log
+    assert {path.name for path in tmp_path.glob("left *")} == {f"left {rank} {updates} 143" for rank in (0, 1)}, log
 
 
 # In this process

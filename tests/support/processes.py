@@ -160,13 +160,38 @@ def _fork_server() -> "subprocess.Popen[str]":
         )
 
 
-def start_on_ranks(script: Path, world_size: int, *args: object) -> "subprocess.Popen[bytes]":
-    """Start what `run_on_ranks` would run, without waiting for it. What it prints goes to a file ``<script>.log``."""
-    with script.with_suffix(".log").open("w") as log, default_signals():
-        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world_size)]
-        command = [sys.executable, *launcher, str(script), *map(str, args)]
+def start_on_ranks(
+    script: Path,
+    world_size: int,
+    *args: object,
+    options: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+    log: Path,
+) -> "subprocess.Popen[bytes]":
+    """Start `script` under torchrun, without waiting for it.
+
+    Args:
+        script: its path.
+        world_size: the number of ranks.
+        args: its command line arguments.
+        options: further ones of torchrun.
+        env: environment variables on top of the usual ones.
+        log: gets everything that is printed.
+    """
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world_size), *options]
+    command = [sys.executable, *launcher, str(script), *map(str, args)]
+    return start(command, env=env, log=log)
+
+
+def start(command: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None) -> "subprocess.Popen[bytes]":
+    """Start `command`, without waiting for it. Everything that it prints goes to the file `log`."""
+    with log.open("w") as output, default_signals():
         return subprocess.Popen(
-            command, env=_clean_environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+            command,
+            env={**_clean_environment(), **(env or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
         )
 
 

@@ -64,11 +64,18 @@ def meeting(world: World | None) -> Iterator[None]:
         if world is None or dist.is_initialized():
             raise
         reason = str(error).partition("\n")[0]
+        is_restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+        hint = ""
+        if is_restarted and os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") in ("", "0"):
+            hint = (
+                " torchrun has restarted this process, and may have kept what the processes before it told each other: "
+                "start it with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1."
+            )
         raise LaunchError(
             f"Rank {world.rank} of {world.size} could not meet the others at {world.address}:{world.port} ({reason}). "
             "Check that all of them were started, that their machines reach this address, and that nothing else uses "
             "the port. MASTER_ADDR and MASTER_PORT in the environment choose others; GLOO_SOCKET_IFNAME or "
-            "NCCL_SOCKET_IFNAME choose the network."
+            f"NCCL_SOCKET_IFNAME choose the network.{hint}"
         ) from error
 
 
