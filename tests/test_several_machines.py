@@ -18,9 +18,12 @@ from pytorch_accelerated.checkpointing.verify import find_state, read_manifest
 from pytorch_accelerated.errors import ConfigurationError
 from tests.support.ending import kill_with_children
 from tests.support.hosts import two_hosts
-from tests.support.processes import TIME_LIMIT_SECONDS, run_on_ranks, start_on_ranks
+from tests.support.processes import REPOSITORY, TIME_LIMIT_SECONDS, run_on_ranks, start_on_ranks
 
 RANKS = Path(__file__).parent / "ranks"
+# What torchrun needs besides: to hand on Slurm's warning, and to restart what has died on CPUs.
+WITH_WARNING = "--signals-to-handle SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
+WITH_RESTARTS = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
 
 
 @pytest.mark.processes
@@ -101,7 +104,7 @@ def test_a_run_that_torchrun_restarts_after_a_kill_ends_with_the_same_bits(tmp_p
         2,
         killed,
         options=["--max-restarts", "2"],
-        env={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},  # docs/several_machines.md
+        env=dict([WITH_RESTARTS.split("=")]),
         log=tmp_path / "log",
     )
     log = text_at_end(launcher, tmp_path / "log")
@@ -114,7 +117,7 @@ def test_a_run_that_torchrun_restarts_after_a_kill_ends_with_the_same_bits(tmp_p
 @pytest.mark.processes
 @pytest.mark.slow
 def test_torchrun_hands_the_warning_of_slurm_to_its_ranks_if_told_to(tmp_path: Path) -> None:
-    options = ["--signals-to-handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"]
+    options = WITH_WARNING.split()
     launcher = start_on_ranks(RANKS / "endless.py", 2, tmp_path, options=options, log=tmp_path / "log")
     try:
         wait_for(lambda: len(list(tmp_path.glob("ready *"))) == 2, [launcher])
@@ -126,6 +129,13 @@ def test_torchrun_hands_the_warning_of_slurm_to_its_ranks_if_told_to(tmp_path: P
     assert state.name == "final"
     updates = read_manifest(state).facts["updates"]
     assert {path.name for path in tmp_path.glob("left *")} == {f"left {rank} {updates} 138" for rank in (0, 1)}, log
+
+
+@pytest.mark.parametrize("page", ["README.md", "README.zh-CN.md", "docs/several_machines.md"])
+def test_the_pages_tell_what_torchrun_needs(page: str) -> None:
+    text = (REPOSITORY / page).read_text(encoding="utf-8")
+    assert WITH_WARNING in text
+    assert WITH_RESTARTS in text
 
 
 def wait_for(condition: Callable[[], bool], running: "list[subprocess.Popen[bytes]]") -> None:
