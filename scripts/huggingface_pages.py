@@ -75,7 +75,8 @@ def arguments_page() -> str:
         if field.name not in {each.name for each in _fields()}
     ]
     refused = [
-        (f"`{name}`", f"`{entry.off!r}`", f"{entry.reason} {entry.remedy}") for name, entry in NOT_TAKEN_OVER.items()
+        (f"`{name}`", ", ".join(f"`{value!r}`" for value in (entry.off, *entry.also)), f"{entry.reason} {entry.remedy}")
+        for name, entry in NOT_TAKEN_OVER.items()
     ]
     return "\n".join(
         [
@@ -127,8 +128,8 @@ def _fact(marker: ast.Call, test: str) -> Fact:
     return Fact(section, sentence, test)
 
 
-def _fields() -> tuple[dataclasses.Field[object], ...]:
-    return dataclasses.fields(TrainingArguments)
+def _fields() -> list[dataclasses.Field[object]]:
+    return [field for field in dataclasses.fields(TrainingArguments) if field.name not in NOT_TAKEN_OVER]
 
 
 def _default(field: dataclasses.Field[object]) -> str:

@@ -3,6 +3,7 @@
 import abc
 import copy
 import dataclasses
+import inspect
 import json
 import math
 import pickle
@@ -76,16 +77,21 @@ def test_without_arguments_there_are_the_well_known_defaults() -> None:
 def test_every_argument_of_transformers_is_there_or_refused_with_a_reason() -> None:
     from transformers import TrainingArguments as GenuineArguments
 
-    ours = {one.name for one in dataclasses.fields(TrainingArguments)}
+    ours = {one.name for one in dataclasses.fields(TrainingArguments)} - NOT_TAKEN_OVER.keys()
     theirs = {one.name for one in dataclasses.fields(GenuineArguments)}
     assert theirs - ours - NOT_TAKEN_OVER.keys() == set()
-    assert ours & NOT_TAKEN_OVER.keys() == set()
     # What only we have is there for older scripts.
     assert ours - theirs == {
+        "adafactor",
         "evaluation_strategy",
         "group_by_length",
         "include_inputs_for_metrics",
+        "include_tokens_per_second",
         "logging_dir",
+        "no_cuda",
+        "per_gpu_eval_batch_size",
+        "per_gpu_train_batch_size",
+        "torchdynamo",
         "warmup_ratio",
     }
 
@@ -103,8 +109,10 @@ def test_an_argument_that_is_not_taken_over_is_refused_by_name_value_reason_and_
 def test_an_argument_that_is_not_taken_over_may_ask_for_nothing(name: str) -> None:
     off = NOT_TAKEN_OVER[name].off
     args, without = make(**{name: off}), make()
-    assert getattr(args, name) == getattr(without, name) == off
+    assert getattr(args, name) == getattr(without, name) == (0 if name == "local_rank" else off)
     assert args == without
+    for other in NOT_TAKEN_OVER[name].also:
+        assert make(**{name: other}) == without
     assert args.to_dict() == without.to_dict()
     assert name not in args.to_dict()
 
@@ -119,7 +127,13 @@ def test_what_asks_for_nothing_is_the_default_of_transformers() -> None:
 
 
 def test_what_nearly_asks_for_nothing_is_refused() -> None:
-    for arguments in ({"past_index": 0}, {"push_to_hub": 0}, {"save_safetensors": 1}, {"tf32": False}):
+    for arguments in (
+        {"past_index": 0},
+        {"push_to_hub": 0},
+        {"save_safetensors": 1},
+        {"tf32": True},
+        {"local_rank": 3},
+    ):
         with pytest.raises(ArgumentTypeError, match="not taken over"):
             make(**arguments)
 
@@ -251,8 +265,8 @@ def words_of(enum: type[Enum]) -> dict[str, str]:
 
 
 def test_an_unknown_optimizer_is_refused_with_the_way_to_pass_one() -> None:
-    with pytest.raises(ConfigurationError, match="'adafactor' is no OptimizerNames.*optimizer_cls_and_kwargs"):
-        TrainingArguments(optim="adafactor")
+    with pytest.raises(ConfigurationError, match="'muon' is no OptimizerNames.*optimizer_cls_and_kwargs"):
+        TrainingArguments(optim="muon")
 
 
 @pytest.mark.fact('Arguments: eval_steps None with "steps" is logging_steps; an eval_strategy switches do_eval on')
@@ -477,12 +491,24 @@ def test_old_names_speak_for_the_new_ones() -> None:
         warmup_ratio=0.1,
         activation_checkpointing=True,
         activation_checkpointing_kwargs={"use_reentrant": False},
+        adafactor=True,
+        include_tokens_per_second=True,
+        no_cuda=True,
+        per_gpu_eval_batch_size=3,
+        per_gpu_train_batch_size=5,
+        torchdynamo="eager",
     )
     new = TrainingArguments(
         eval_strategy="epoch",
         train_sampling_strategy="group_by_length",
         include_for_metrics=["inputs"],
         warmup_steps=0.1,
+        optim="adafactor",
+        include_num_input_tokens_seen="all",
+        use_cpu=True,
+        per_device_eval_batch_size=3,
+        per_device_train_batch_size=5,
+        torch_compile_backend="eager",
         gradient_checkpointing=True,
         gradient_checkpointing_kwargs={"use_reentrant": False},
     )
@@ -683,13 +709,80 @@ def test_the_first_process_goes_first(caplog: pytest.LogCaptureFixture) -> None:
     assert "reading" in caplog.text
 
 
-@pytest.mark.fact("Arguments: the setters of transformers, set_training and others, are errors that say what to do")
-def test_a_setter_says_where_arguments_are_given() -> None:
+SETTINGS: dict[str, Any] = {
+    "learning_rate": 0.7, "batch_size": 3, "weight_decay": 0.2, "num_epochs": 9, "max_steps": 11, "steps": 17,
+    "gradient_accumulation_steps": 5, "seed": 13, "activation_checkpointing": True, "strategy": "epoch", "delay": 2.0,
+    "accumulation_steps": 19, "loss_only": True, "total_limit": 4, "level": "info", "first_step": True,
+    "nan_inf_filter": True, "on_each_node": False, "replica_level": "debug", "beta1": 0.5, "beta2": 0.6,
+    "epsilon": 1e-3, "args": "momentum=0.5", "warmup_steps": 6, "train_batch_size": 33, "eval_batch_size": 44,
+    "drop_last": True, "num_workers": 2, "pin_memory": False, "persistent_workers": True, "prefetch_factor": 7,
+    "multiprocessing_context": "spawn", "auto_find_batch_size": True, "ignore_data_skip": True, "sampler_seed": 21,
+}  # fmt: skip
+
+
+@pytest.mark.fact("Arguments: set_training and the other setters of transformers set what they set there")
+@pytest.mark.parametrize("given", [True, False])
+@pytest.mark.parametrize(
+    "name", ["training", "evaluate", "testing", "save", "logging", "optimizer", "lr_scheduler", "dataloader"]
+)
+def test_a_setter_sets_what_that_of_transformers_sets(name: str, given: bool) -> None:
     import transformers
 
-    theirs = [name for name in dir(transformers.TrainingArguments) if name.startswith("set_")]
-    assert len(theirs) > 5
-    for name in theirs:
-        assert not hasattr(TrainingArguments(), name)
-        with pytest.raises(AttributeError, match=f"has no `{name}`.*dataclasses.replace"):
-            getattr(TrainingArguments(), name)
+    before: dict[str, Any] = {
+        "logging_steps": 99, "eval_steps": 98, "save_steps": 97, "max_steps": 96, "learning_rate": 0.9, "data_seed": 1,
+        "per_device_train_batch_size": 95, "per_device_eval_batch_size": 94, "logging_first_step": True,
+        "prediction_loss_only": True, "logging_nan_inf_filter": False, "report_to": "none",
+    }  # fmt: skip
+    ours, theirs = TrainingArguments("x", **before), transformers.TrainingArguments("x", **before)
+    parameters = inspect.signature(getattr(theirs, f"set_{name}")).parameters
+    named = {"optimizer": "sgd", "lr_scheduler": "cosine"}
+    chosen = {one: SETTINGS.get(one, named.get(name)) for one in parameters if one in SETTINGS or one == "name"}
+    for args in (ours, theirs):
+        assert getattr(args, f"set_{name}")(**(chosen if given else {})) is args
+    assert ours.gradient_checkpointing == (given and name == "training")
+    shared = {one.name for one in dataclasses.fields(ours)} & {one.name for one in dataclasses.fields(theirs)}
+    other_form = {"report_to", "local_rank", "disable_tqdm", "fsdp_config", "fsdp", "accelerator_config", "debug"}
+    other_form |= {
+        "activation_checkpointing",
+        "gradient_checkpointing",
+        "include_num_input_tokens_seen",
+    }
+    for shown in shared - other_form:
+        assert (getattr(ours, shown) or None) == (getattr(theirs, shown) or None), shown
+
+
+def test_a_setter_refuses_what_it_does_not_know_and_what_nobody_does() -> None:
+    with pytest.raises(ArgumentTypeError, match="`set_training` got 'rate'. It takes learning_rate, batch_size, "):
+        TrainingArguments("x").set_training(rate=1)  # type: ignore[attr-defined]  # made by name
+    with pytest.raises(ConfigurationError, match="`eval_steps` is 0"):
+        TrainingArguments("x").set_evaluate("steps", 0)  # type: ignore[attr-defined]
+    with pytest.raises(ArgumentTypeError, match="`push_to_hub` is True, but it is not taken over"):
+        TrainingArguments("x").set_push_to_hub("model")  # type: ignore[attr-defined]
+
+
+@pytest.mark.fact("Arguments: what asks for nothing is accepted on the command line and in JSON, too")
+def test_command_lines_and_json_may_ask_for_nothing(tmp_path: Path) -> None:
+    from transformers import HfArgumentParser
+
+    parser: Any = HfArgumentParser(TrainingArguments)  # type: ignore[arg-type]  # a dataclass
+    words = "--tf32 False --push_to_hub False --local_rank 0 --hub_token None --overwrite_output_dir --save_safetensors"
+    (args,) = parser.parse_args_into_dataclasses(["--output_dir", "out", *words.split()])
+    assert args == TrainingArguments("out")
+    assert (args.tf32, args.push_to_hub, args.local_rank, args.overwrite_output_dir) == (False, False, 0, True)
+    with pytest.raises(ArgumentTypeError, match="`push_to_hub` is True"):
+        parser.parse_args_into_dataclasses(["--output_dir", "out", "--push_to_hub"])
+    written = {"output_dir": "out", "tf32": False, "push_to_hub": False, "local_rank": -1, "no_cuda": True}
+    (tmp_path / "args.json").write_text(json.dumps(written))
+    (args,) = parser.parse_json_file(str(tmp_path / "args.json"))
+    assert args == TrainingArguments("out", use_cpu=True)
+    assert make(**written) == args
+
+
+def test_scripts_find_what_they_read_of_the_arguments() -> None:
+    import transformers
+
+    kinds: list[Any] = [TrainingArguments, transformers.TrainingArguments]
+    ours, theirs = (kind("x", use_cpu=True, bf16=True) for kind in kinds)
+    for name in ("_n_gpu", "mixed_precision", "deepspeed_plugin", "fsdp_plugin_args", "_setup_devices"):
+        assert getattr(ours, name) == getattr(theirs, name), name
+    assert ours.distributed_state.is_main_process

@@ -74,9 +74,8 @@ def test_only_the_first_process_writes(tmp_path: Path, monkeypatch: pytest.Monke
         ("push_to_hub", r"trainer\.model\.push_to_hub"),
         ("hyperparameter_search", "in a loop"),
         ("init_hf_repo", "create_repo"),
-        ("_move_model_to_device", r"Call `model\.to\(args\.device\)`"),
-        ("_remove_unused_columns", "`remove_columns`"),
-        ("_prepare_input", "call `_prepare_inputs`"),
+        ("_wrap_model", "accelerate's configuration"),
+        ("_get_num_items_in_batch", "Override `count_items`"),
     ],
 )
 def test_a_method_that_is_not_there_says_what_to_do(method: str, remedy: str, tmp_path: Path) -> None:

@@ -1,14 +1,20 @@
 """Optimizers and schedules by name are those of transformers."""
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from pytorch_accelerated.errors import ConfigurationError
+from pytorch_accelerated import huggingface
+from pytorch_accelerated.errors import ConfigurationError, MissingDependencyError
+from pytorch_accelerated.huggingface import Trainer, TrainingArguments
 from pytorch_accelerated.huggingface.optimizing import decay_parameter_names, make_schedule
-from pytorch_accelerated.huggingface.strategies import SchedulerType
+from pytorch_accelerated.huggingface.strategies import OptimizerNames, SchedulerType
+from tests.huggingface.runs import StopAt, everything, losses, make_trainer
+from tests.support.resuming import assert_same
 
 SCHEDULES = [
     ("linear", {}),
@@ -21,6 +27,8 @@ SCHEDULES = [
     ("inverse_sqrt", {}),
     ("cosine_with_min_lr", {"min_lr": 0.02}),
     ("cosine_with_min_lr", {"min_lr_rate": 0.1}),
+    ("cosine_warmup_with_min_lr", {"min_lr": 0.02}),
+    ("cosine_warmup_with_min_lr", {"min_lr_rate": 0.1, "warmup_lr_rate": 0.4, "num_cycles": 1.0}),
     ("warmup_stable_decay", {"num_decay_steps": 5}),
     ("warmup_stable_decay", {"num_decay_steps": 5, "warmup_type": "cosine", "decay_type": "linear"}),
     ("warmup_stable_decay", {"num_decay_steps": 5, "warmup_type": "1-sqrt"}),
@@ -59,7 +67,10 @@ def test_a_schedule_by_name_has_the_rates_of_transformers(kind: str, arguments: 
 
 
 def test_every_kind_of_schedule_is_compared() -> None:
-    assert {kind for kind, _ in SCHEDULES} == {kind.value for kind in SchedulerType} - {"reduce_lr_on_plateau"}
+    assert {kind for kind, _ in SCHEDULES} == {kind.value for kind in SchedulerType} - {
+        "reduce_lr_on_plateau",
+        "greedy",
+    }
 
 
 def test_arguments_that_a_schedule_does_not_take_are_refused_by_name() -> None:
@@ -71,3 +82,105 @@ def test_arguments_that_a_schedule_does_not_take_are_refused_by_name() -> None:
 def test_weight_decay_spares_biases_and_norms() -> None:
     model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3)))
     assert decay_parameter_names(model) == ["0.weight", "2.0.weight"]
+
+
+# ------------------------------------------------------------------------------------------------- optimizers by name
+
+
+OF_BITSANDBYTES = [
+    name.value
+    for name in OptimizerNames
+    if name.value.startswith(("paged_", "lion_", "ademamix", "rmsprop_"))
+    or name.value in ("adamw_bnb_8bit", "adamw_8bit")
+]
+OF_OTHERS = [
+    name.value for name in OptimizerNames if name.value.startswith(("galore", "apollo", "lomo", "schedule_free"))
+]
+
+
+def class_and_arguments(library: Any, name: str) -> tuple[type, dict[str, Any]]:
+    args = library.TrainingArguments(
+        "unused", optim=name, learning_rate=0.1, adam_beta1=0.5, adam_beta2=0.6, adam_epsilon=0.01, use_cpu=True
+    )
+    kind, arguments = library.Trainer.get_optimizer_cls_and_kwargs(args)
+    if name.endswith(("ademamix_8bit", "ademamix_32bit", "ademamix")):
+        arguments.pop("alpha", None)  # theirs gives the class its own default
+    return kind, arguments
+
+
+@pytest.mark.fact("Arguments: optim adafactor is transformers', 8-bit and paged ones are bitsandbytes', as there")
+@pytest.mark.parametrize("name", ["adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop", "adafactor"])
+def test_an_optimizer_by_name_is_that_of_transformers(name: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    assert class_and_arguments(huggingface, name) == class_and_arguments(transformers, name)
+
+
+@pytest.mark.parametrize("name", OF_BITSANDBYTES)
+def test_an_optimizer_of_bitsandbytes_by_name_is_that_of_transformers(name: str) -> None:
+    pytest.importorskip("bitsandbytes")
+    transformers = pytest.importorskip("transformers")
+    assert class_and_arguments(huggingface, name) == class_and_arguments(transformers, name)
+
+
+class Words(nn.Module):
+    """Has weights that are large enough for 8 bits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words, self.inner, self.outer = nn.Embedding(128, 64), nn.Linear(64, 128), nn.Linear(128, 1)
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
+        outputs = self.outer(self.inner(self.words((x[:, 0].abs() * 50).long() % 128)).relu())
+        return (outputs,) if labels is None else (((outputs - labels) ** 2).mean(), outputs)
+
+
+@pytest.mark.parametrize(
+    ("name", "package"),
+    [("adafactor", "transformers"), *((name, "bitsandbytes") for name in ("adamw_8bit", "lion_8bit"))],
+)
+def test_a_run_with_it_is_that_of_transformers_and_is_resumed_exactly(name: str, package: str, tmp_path: Path) -> None:
+    pytest.importorskip(package)
+    from tests.huggingface.test_against_transformers import run
+
+    arguments: dict[str, Any] = {"optim": name, "learning_rate": 1e-3}
+    ours, theirs = (
+        run(library, tmp_path / library, parts={"model": Words()}, **arguments) for library in ("ours", "theirs")
+    )
+    assert losses(ours) == pytest.approx(losses(theirs), rel=1e-5)
+    if package == "bitsandbytes":  # embeddings are not quantized
+        kinds = {name: ours.optimizer.state[value]["state1"].dtype for name, value in ours.model.named_parameters()}
+        assert (kinds["words.weight"], kinds["inner.weight"]) == (torch.float32, torch.uint8)
+    folder = tmp_path / "resumed"
+    make_trainer(folder, StopAt(4), parts={"model": Words()}, **arguments).train()
+    resumed = make_trainer(folder, parts={"model": Words()}, **arguments)
+    resumed.train(resume_from_checkpoint=True)
+    assert_same(everything(resumed)["model"], everything(ours)["model"])
+
+
+@pytest.mark.fact("Arguments: an optimizer or a schedule by name that is not made here is refused, with what to do")
+@pytest.mark.parametrize("name", OF_OTHERS)
+def test_other_optimizers_are_refused_by_name(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"`optim` is '{name}', which is not made here.*`optimizer_cls_and_kw"):
+        TrainingArguments("unused", optim=name)
+
+
+def test_a_schedule_that_is_not_made_here_is_refused_by_name() -> None:
+    with pytest.raises(ConfigurationError, match="`lr_scheduler_type` is 'greedy', which is not made here.*plateau"):
+        TrainingArguments("unused", lr_scheduler_type="greedy")
+
+
+def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    with pytest.raises(MissingDependencyError, match=r"optim='adamw_8bit' needs .*ccelerated\[bitsandbytes\]'"):
+        Trainer.get_optimizer_cls_and_kwargs(TrainingArguments("unused", optim="adamw_8bit"))
+
+
+@pytest.mark.fact("Arguments: OptimizerNames, SchedulerType and the others have every member of transformers'")
+@pytest.mark.parametrize(
+    "name", ["OptimizerNames", "SchedulerType", "IntervalStrategy", "SaveStrategy", "ParallelMode", "HubStrategy"]
+)
+def test_enums_have_all_members(name: str) -> None:
+    genuine = pytest.importorskip("transformers.training_args")
+    ours, theirs = (getattr(module, name) for module in (huggingface.strategies, genuine))
+    assert {member.name: member.value for member in ours} == {member.name: member.value for member in theirs}

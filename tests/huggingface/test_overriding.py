@@ -11,6 +11,7 @@ import torch
 from pytorch_accelerated import huggingface
 from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.huggingface import Trainer, TrainerCallback, TrainerState, checkpoints
+from pytorch_accelerated.huggingface.read_by_scripts import READ_BY_SCRIPTS
 from tests.huggingface.runs import Regression, Rows, StopAt, Tokens, losses, make_trainer, without_native_parts
 
 PUBLIC = """model model_wrapped args state control callback_handler optimizer lr_scheduler train_dataset eval_dataset
@@ -23,7 +24,10 @@ get_num_trainable_parameters add_callback pop_callback remove_callback train flo
 compute_loss_context_manager call_model_init get_decay_parameter_names get_learning_rates _evaluate
 _save_checkpoint _load_callback_state _load_best_model _load_from_checkpoint _prepare_inputs
 _nested_gather _get_train_sampler _get_eval_sampler log_metrics metrics_format save_metrics save_state
-create_model_card"""
+create_model_card get_optimizer_group _set_signature_columns_if_needed _remove_unused_columns
+_get_collator_with_removed_columns"""
+CALLED = """_prepare_input _get_learning_rate _get_output_dir _move_model_to_device autocast_smart_context_manager
+gather_function get_cp_size get_sp_size get_tp_size get_total_train_batch_size"""
 
 
 @pytest.mark.fact("Trainer: the attributes and methods that scripts read, override and patch are there")
@@ -47,6 +51,85 @@ def test_attributes_and_methods_are_there(tmp_path: Path) -> None:
     trainer.optimizer.step()
     trainer.lr_scheduler.step()
     assert trainer.get_learning_rates() == [pytest.approx(0.09)] * 2
+
+
+@pytest.mark.fact("Trainer: what is not in use can be read, with the value that says so, as with transformers")
+def test_what_is_not_in_use_says_so_as_with_transformers(tmp_path: Path) -> None:
+    from tests.huggingface.test_against_transformers import run
+
+    ours, theirs = (run(library, tmp_path / library, trains=False) for library in ("ours", "theirs"))
+    compared = [name for name in READ_BY_SCRIPTS if hasattr(theirs, name) and not callable(getattr(theirs, name))]
+    compared += ["_signature_columns"]
+    assert len(compared) > 12
+    for name in set(compared) - {"_memory_tracker"}:
+        assert (getattr(ours, name) or None) == (getattr(theirs, name) or None), name
+    for name in CALLED.split():
+        assert callable(getattr(ours, name)), name
+    assert ours.get_total_train_batch_size(ours.args) == theirs.get_total_train_batch_size(theirs.args) == 2
+    assert ours._prepare_input(torch.ones(1)).device == ours.args.device
+
+
+@pytest.mark.fact("Trainer: get_optimizer_group gives the group of a parameter, given itself or by name")
+def test_the_group_of_a_parameter_is_found(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, weight_decay=0.5)
+    with pytest.raises(ValueError, match="There is no optimizer yet"):
+        trainer.get_optimizer_group()
+    trainer.create_optimizer()
+    linear = trainer.model.linear
+    assert [len(group) for group in trainer.get_optimizer_group()] == [1, 1]
+    assert trainer.get_optimizer_group(linear.weight)["weight_decay"] == 0.5
+    assert trainer.get_optimizer_group("linear.bias")["weight_decay"] == 0
+    with pytest.raises(ConfigurationError, match="'linear.scale' is in no group"):
+        trainer.get_optimizer_group("linear.scale")
+
+
+@pytest.mark.fact("Training: current_gradient_accumulation_steps is that of the update, in a short last one, too")
+def test_the_batches_of_an_update_can_be_read(tmp_path: Path) -> None:
+    def seen_by(kind: type[Any]) -> tuple[type[Any], list[int]]:
+        seen: list[int] = []
+
+        class Reading(kind):  # type: ignore[misc]  # of either library
+            def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+                seen.append(self.current_gradient_accumulation_steps)
+                return super().compute_loss(*args, **kwargs)
+
+        return Reading, seen
+
+    import transformers
+
+    from tests.huggingface.test_against_transformers import run
+
+    arguments: dict[str, Any] = {"gradient_accumulation_steps": 2}
+    (ours, our_seen), (theirs, their_seen) = seen_by(Trainer), seen_by(transformers.Trainer)
+    run("ours", tmp_path / "ours", kind=ours, **arguments)
+    run("theirs", tmp_path / "theirs", kind=theirs, **arguments)
+    assert our_seen == their_seen == [2, 2, 2, 2, 1] * 2
+
+
+@pytest.mark.fact("Data: a loader of one's own may be made as that of transformers, of columns the model takes")
+def test_a_loader_is_made_as_scripts_make_theirs(tmp_path: Path) -> None:
+    class Own(Trainer):
+        def get_train_dataloader(self) -> Any:
+            collator = self._get_collator_with_removed_columns(self.data_collator, description="training")
+            return torch.utils.data.DataLoader(
+                self._remove_unused_columns(self.train_dataset, description="training"),
+                batch_size=self._train_batch_size,
+                collate_fn=collator,
+                sampler=self._get_train_sampler(),
+            )
+
+    class Keeping(Own):
+        def _set_signature_columns_if_needed(self) -> None:
+            self._signature_columns = ["x"]
+
+    rows = [{**Rows(10)[index], "name": "left out", "other": torch.ones(3)} for index in range(10)]
+    trainer = make_trainer(tmp_path, kind=Own, parts={"train_dataset": rows})
+    trainer.train()
+    plain = make_trainer(tmp_path)
+    plain.train()
+    assert losses(trainer) == losses(plain)
+    keeping = make_trainer(tmp_path, kind=Keeping, parts={"train_dataset": rows})
+    assert list(next(iter(keeping.get_train_dataloader()))) == list(next(iter(keeping.get_eval_dataloader()))) == ["x"]
 
 
 @pytest.mark.fact("DECISIONS: the signatures are those of transformers, as far as scripts use them")

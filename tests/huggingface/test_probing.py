@@ -24,6 +24,13 @@ class OwnLoss(Trainer):
         return (loss, outputs) if return_outputs else loss
 
 
+class DividesByBatches(OwnLoss):
+    """Divides by the number of batches itself, as trainers do that are told not to be scaled."""
+
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        return super().compute_loss(*args, **kwargs) / self.current_gradient_accumulation_steps  # type: ignore[attr-defined]
+
+
 def mean_loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
     return nn.functional.mse_loss(outputs[0], labels)
 
@@ -35,6 +42,7 @@ def sum_loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None)
 WAYS: dict[str, dict[str, Any]] = {
     "a model that takes any keyword": {"parts": {"model": AnyKeyword}},
     "an overridden compute_loss": {"parts": {"model": AnyKeyword}, "kind": OwnLoss},
+    "one that divides by the batches": {"parts": {"model": AnyKeyword}, "kind": DividesByBatches},
     "a loss function that ignores the number": {"parts": {"model": Regression}, "compute_loss_func": mean_loss},
     "a loss function that divides by the number": {"parts": {"model": Regression}, "compute_loss_func": sum_loss},
     "a model that divides by the number": {"parts": {"model": Tokens}},
@@ -120,7 +128,7 @@ def test_finding_out_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyP
         return trainer, logs
 
     found_out, logs = trained()
-    monkeypatch.setattr(engine, "divides_by_items", lambda *args: True)
+    monkeypatch.setattr(engine, "what_divides", lambda *args: "items")
     told, other_logs = trained()
     for name, value in told.model.state_dict().items():
         assert found_out.model.state_dict()[name].equal(value), name

@@ -9,7 +9,7 @@ import json
 import logging
 import math
 from abc import ABCMeta
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
@@ -23,9 +23,15 @@ import numpy as np
 import torch
 
 from pytorch_accelerated.distributed import process_state
-from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, MissingMethodError
+from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError
+from pytorch_accelerated.huggingface.argument_setters import with_setters
 from pytorch_accelerated.huggingface.checks import TRACKERS, check_arguments
-from pytorch_accelerated.huggingface.not_taken_over import NOT_TAKEN_OVER, asks_for_nothing, explain_unknown
+from pytorch_accelerated.huggingface.not_taken_over import (
+    asks_for_nothing,
+    explain_unknown,
+    names_not_taken_over,
+    with_names_not_taken_over,
+)
 from pytorch_accelerated.huggingface.strategies import (
     IntervalStrategy,
     OptimizerNames,
@@ -45,26 +51,34 @@ _WORDS: dict[str, type[Enum]] = {
     "optim": OptimizerNames,
     "train_sampling_strategy": SamplingStrategy,
 }
-_OTHER_NAMES = {
-    "activation_checkpointing": "gradient_checkpointing",
-    "activation_checkpointing_kwargs": "gradient_checkpointing_kwargs",
-    "evaluation_strategy": "eval_strategy",
-    "group_by_length": "train_sampling_strategy",
-    "warmup_ratio": "warmup_steps",
+# Of each other name, the argument that it stands for and, for a flag, the value that it gives.
+_OTHER_NAMES: dict[str, tuple[str, Any]] = {
+    "activation_checkpointing": ("gradient_checkpointing", None),
+    "activation_checkpointing_kwargs": ("gradient_checkpointing_kwargs", None),
+    "adafactor": ("optim", OptimizerNames.ADAFACTOR),
+    "evaluation_strategy": ("eval_strategy", None),
+    "group_by_length": ("train_sampling_strategy", SamplingStrategy.GROUP_BY_LENGTH),
+    "include_tokens_per_second": ("include_num_input_tokens_seen", "all"),
+    "no_cuda": ("use_cpu", None),
+    "per_gpu_eval_batch_size": ("per_device_eval_batch_size", None),
+    "per_gpu_train_batch_size": ("per_device_train_batch_size", None),
+    "torchdynamo": ("torch_compile_backend", None),
+    "warmup_ratio": ("warmup_steps", None),
 }
-# Of transformers: each sets several arguments, which have other names there.
-_SETTERS = (
-    "set_training",
-    "set_evaluate",
-    "set_testing",
-    "set_save",
-    "set_logging",
-    "set_push_to_hub",
-    "set_optimizer",
-    "set_lr_scheduler",
-    "set_dataloader",
-)
 _FLAGS: dict[str, Any] = {"": None, "false": None, "true": True}
+# Attributes of the arguments of transformers that are none of these.
+_READ_BY_SCRIPTS: dict[str, Callable[[TrainingArguments], Any]] = {
+    "_n_gpu": lambda args: args.n_gpu,
+    "_setup_devices": lambda args: args.device,
+    "deepspeed_plugin": lambda args: None,
+    "default_optim": lambda args: OptimizerNames.ADAMW_TORCH_FUSED.value,
+    "distributed_state": lambda args: args._process,
+    "framework": lambda args: "pt",
+    "fsdp_plugin_args": lambda args: None,
+    "hf_deepspeed_config": lambda args: None,
+    "mixed_precision": lambda args: "fp16" if args.fp16 else "bf16" if args.bf16 else "no",
+    "place_model_on_device": lambda args: True,
+}
 _DICTS = ("lr_scheduler_kwargs", "gradient_checkpointing_kwargs", "fsdp_config", "deepspeed")
 _MAY_BE_FILES = ("fsdp_config", "deepspeed")
 
@@ -82,21 +96,28 @@ class _RefusingUnknown(ABCMeta):
     """
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        """An instance, without the arguments that ask for nothing.
+        """An instance.
 
         Raises:
-            ArgumentTypeError: for any other name that `__init__` does not have.
+            ArgumentTypeError: for a name that `__init__` does not have, or one that is not taken over and asks for
+                something.
         """
         parameters = inspect.signature(cls.__init__).parameters  # type: ignore[misc]  # of the class, not its instances
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-            unknown = [name for name in kwargs if name not in parameters and not asks_for_nothing(name, kwargs[name])]
+            refused = names_not_taken_over(cls)
+            unknown = [
+                name
+                for name, value in kwargs.items()
+                if name not in parameters or (name in refused and not asks_for_nothing(name, value))
+            ]
             if unknown:
                 raise ArgumentTypeError(" ".join(explain_unknown(name, kwargs[name], parameters) for name in unknown))
-            kwargs = {name: value for name, value in kwargs.items() if name in parameters}
         return super().__call__(*args, **kwargs)
 
 
+@with_setters
 @dataclass
+@with_names_not_taken_over
 class TrainingArguments(metaclass=_RefusingUnknown):
     """Everything that a run is told. Subclass it for arguments of your own; change it until the Trainer is made.
 
@@ -130,7 +151,9 @@ class TrainingArguments(metaclass=_RefusingUnknown):
 
     # Optimizer and schedule
     learning_rate: float = _argument(5e-5, "The peak of the schedule.")
-    optim: OptimizerNames | str = _argument("adamw_torch_fused", "The optimizer, one of torch's, by name.")
+    optim: OptimizerNames | str = _argument(
+        "adamw_torch_fused", "The optimizer by name: of torch, transformers (adafactor), bitsandbytes (8-bit, paged)."
+    )
     optim_args: str | None = _argument(None, "Further arguments of the optimizer: name=value,name=value.")
     weight_decay: float = _argument(0.0, "For all parameters but biases and those of norm layers.")
     adam_beta1: float = _argument(0.9, "AdamW: how much of the mean gradient stays at an update.")
@@ -235,29 +258,30 @@ class TrainingArguments(metaclass=_RefusingUnknown):
     activation_checkpointing_kwargs: dict[str, Any] | str | None = _argument(
         None, "The same as gradient_checkpointing_kwargs."
     )
+    adafactor: bool = _argument(False, "The same as optim adafactor.")
     evaluation_strategy: IntervalStrategy | str | None = _argument(None, "The same as eval_strategy.")
     group_by_length: bool = _argument(False, "The same as train_sampling_strategy group_by_length.")
     include_inputs_for_metrics: bool = _argument(False, "The same as include_for_metrics inputs.")
+    include_tokens_per_second: bool = _argument(False, "The same as include_num_input_tokens_seen all.")
+    no_cuda: bool = _argument(False, "The same as use_cpu.")
+    per_gpu_eval_batch_size: int | None = _argument(None, "The same as per_device_eval_batch_size.")
+    per_gpu_train_batch_size: int | None = _argument(None, "The same as per_device_train_batch_size.")
+    torchdynamo: str | None = _argument(None, "The same as torch_compile_backend.")
     warmup_ratio: float | None = _argument(None, "The same as a warmup_steps below 1.")
 
     if not TYPE_CHECKING:  # to a type checker it would mean that every name is there
 
         def __getattr__(self, name: str) -> Any:
-            """What an argument that is not taken over says where it asks for nothing: scripts read it.
-
-            Raises:
-                MissingMethodError: an AttributeError, for the setters of `transformers`.
-            """
-            if name in NOT_TAKEN_OVER:
-                return NOT_TAKEN_OVER[name].off
-            if name in _SETTERS:
-                raise MissingMethodError(
-                    f"{type(self).__name__} has no `{name}`: each argument has one name. Give the arguments to "
-                    f"{type(self).__name__}(...), or make other ones of these with dataclasses.replace(args, ...)."
-                )
+            """What scripts read that is no argument."""
+            if name in _READ_BY_SCRIPTS:
+                return _READ_BY_SCRIPTS[name](self)
             return super().__getattribute__(name)  # raises what has led here, from inside of a property too
 
     def __post_init__(self) -> None:
+        self._complete()
+
+    def _complete(self) -> None:
+        """Bring what was given into one form, fill in what follows from it, and check it."""
         if self.output_dir is None:
             self.output_dir = "trainer_output"
         for name in ("output_dir", "logging_dir", "resume_from_checkpoint"):
@@ -278,11 +302,11 @@ class TrainingArguments(metaclass=_RefusingUnknown):
             raise ConfigurationError(
                 f"`warmup_ratio` is {self.warmup_ratio!r}, which is no share of the run: give a number in [0, 1)."
             )
-        for other, name in _OTHER_NAMES.items():
+        for other, (name, constant) in _OTHER_NAMES.items():
             given, present = getattr(self, other), getattr(self, name)
             if given == defaults[other]:
                 continue
-            value = SamplingStrategy.GROUP_BY_LENGTH if other == "group_by_length" else given
+            value = given if constant is None else constant
             if present not in (defaults[name], value):
                 raise ConfigurationError(
                     f"`{other}` is {given!r} and `{name}` is {present!r}, but they are two names of one argument: "
@@ -354,7 +378,9 @@ class TrainingArguments(metaclass=_RefusingUnknown):
         Raises:
             ArgumentTypeError: if an argument of a subclass is of a kind that JSON has no place for.
         """
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        refused = names_not_taken_over(type(self))
+        names = [field.name for field in dataclasses.fields(self) if field.name not in refused]
+        values = {name: getattr(self, name) for name in names}
         return {
             name: f"<{name.upper()}>" if name.endswith("_token") else _plain(name, value)
             for name, value in values.items()
@@ -438,6 +464,18 @@ class TrainingArguments(metaclass=_RefusingUnknown):
     def ddp_timeout_delta(self) -> timedelta:
         """`ddp_timeout` as a `timedelta`."""
         return timedelta(seconds=self.ddp_timeout)
+
+
+def _local_rank(args: TrainingArguments) -> int:
+    """What `local_rank` gives, whatever it was set to: -1 of a command line says nothing about the launcher's place."""
+    return args.local_process_index
+
+
+def _note_local_rank(args: TrainingArguments, value: Any) -> None:
+    vars(args)["local_rank"] = value  # to be checked with the others
+
+
+TrainingArguments.local_rank = property(_local_rank, _note_local_rank)  # type: ignore[attr-defined]  # made by name
 
 
 def set_log_level(args: TrainingArguments) -> None:

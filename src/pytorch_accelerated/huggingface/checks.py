@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError
 from pytorch_accelerated.huggingface.deepspeed import check_deepspeed
 from pytorch_accelerated.huggingface.fsdp import check_fsdp
-from pytorch_accelerated.huggingface.not_taken_over import NOT_TAKEN_OVER, asks_for_nothing, explain_unknown
+from pytorch_accelerated.huggingface.not_taken_over import asks_for_nothing, explain_unknown, names_not_taken_over
+from pytorch_accelerated.huggingface.optimizing import why_unsupported
 from pytorch_accelerated.huggingface.strategies import IntervalStrategy, SaveStrategy, SchedulerType
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ _KINDS: tuple[tuple[str, Callable[[Any], bool], tuple[str, ...]], ...] = (
             "ddp_timeout",
             "generation_max_length",
             "generation_num_beams",
+            "per_gpu_eval_batch_size",
+            "per_gpu_train_batch_size",
         ),
     ),
     (
@@ -92,6 +95,7 @@ _KINDS: tuple[tuple[str, Callable[[Any], bool], tuple[str, ...]], ...] = (
             "log_level",
             "log_level_replica",
             "ddp_backend",
+            "torchdynamo",
         ),
     ),
     ("True or a string", lambda value: value is True or isinstance(value, str), ("fsdp",)),
@@ -171,7 +175,8 @@ def check_arguments(args: TrainingArguments) -> None:
 
 
 def _about_kinds(args: TrainingArguments) -> Iterator[str]:
-    defaults = {field.name: field.default for field in dataclasses.fields(args)}
+    not_taken_over = names_not_taken_over(type(args))
+    defaults = {field.name: field.default for field in dataclasses.fields(args) if field.name not in not_taken_over}
     flags = tuple(name for name, default in defaults.items() if isinstance(default, bool))
     for kind, is_of_kind, names in (*_KINDS, ("True or False", lambda value: isinstance(value, bool), flags)):
         for name in (name for name in names if name in defaults):
@@ -180,8 +185,9 @@ def _about_kinds(args: TrainingArguments) -> Iterator[str]:
                 continue
             if not is_of_kind(value):
                 yield f"`{name}` is {value!r}: give {kind}"
-    for name, value in vars(args).items():
-        if name in NOT_TAKEN_OVER and name not in defaults and not asks_for_nothing(name, value):
+    for name in not_taken_over:
+        value = vars(args)[name]
+        if not asks_for_nothing(name, value):
             yield explain_unknown(name, value, defaults).removesuffix(".")
 
 
@@ -203,6 +209,9 @@ def _about_values(args: TrainingArguments) -> Iterator[str]:
             if not set([given] if isinstance(given, str) else given) <= set(known):
                 choice = ", ".join(map(repr, known)) + _OTHERWISE.get(name, "")
                 yield f"`{name}` is {given!r}, but the known {what} are {choice}"
+    unsupported = why_unsupported(args)
+    if unsupported is not None:
+        yield unsupported
     yield from _about_steps(args)
     yield from _about_best_model(args)
     yield from _about_pairs(args)

@@ -22,6 +22,7 @@ class BatchCounter:
 
     Attributes:
         counts_tokens: whether tokens are counted.
+        flos: operations on this process since `take_flos` was last called.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -29,18 +30,18 @@ class BatchCounter:
         self._tokens_counted = str(trainer.args.include_num_input_tokens_seen)
         self.counts_tokens = self._tokens_counted != "no"
         self._flos_by_shapes: dict[Hashable, float] = {}
-        self._flos = 0.0
+        self.flos = 0.0
         self._tokens: list[Any] = []
 
     def count(self, batch: Any) -> None:
         """Count a batch that has been used."""
-        self._flos += self._estimate(batch)
+        self.flos += self._estimate(batch)
         if self.counts_tokens:
             self._tokens.append(self._tokens_of(batch))
 
     def take_flos(self, ranks: Ranks) -> float:
         """The operations on all ranks since this was last called. Must be called by all ranks."""
-        flos, self._flos = self._flos, 0.0
+        flos, self.flos = self.flos, 0.0
         return ranks.sum([flos])[0]
 
     def take_tokens(self, ranks: Ranks) -> int:

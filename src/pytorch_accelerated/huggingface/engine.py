@@ -22,7 +22,7 @@ from pytorch_accelerated.hook_output import adding_nothing
 from pytorch_accelerated.huggingface.callbacks import is_ours
 from pytorch_accelerated.huggingface.knowledge import refuse_sum
 from pytorch_accelerated.huggingface.parallel import accelerator_arguments
-from pytorch_accelerated.huggingface.probing import divides_by_items
+from pytorch_accelerated.huggingface.probing import what_divides
 from pytorch_accelerated.huggingface.refusing import refuse_foreign_schedule
 from pytorch_accelerated.huggingface.saving import write_without_run
 from pytorch_accelerated.huggingface.state import CONTROL_FLAGS
@@ -64,7 +64,8 @@ class Engine(NativeTrainer):
         self._step_loss: Any = None
         self._items_on_rank: list[int | None] = []
         self._items_of_update: int | None = None
-        self._divides_by_items: bool | None = None
+        self._loss_divides_by: str | None = None  # as `what_divides` has found out
+        self.batches_factor = 1  # of what `batches_of_update` says, while that is found out
         self._evaluate_batch: Callable[[Any], Any] | None = None
         self._evaluates_as_requested = False
         self._kept_loaders: dict[Any, RunLoader] = {}
@@ -145,7 +146,7 @@ class Engine(NativeTrainer):
     def _start_safeguards(self, resumed_from: Path | None) -> None:
         super()._start_safeguards(resumed_from)
         self._loss_tracker = LossTracker(leaves_out_non_finite=self._face.args.logging_nan_inf_filter)
-        self._divides_by_items = None
+        self._loss_divides_by = None
         self.samples_used = 0
 
     def _find_state(self, source: str | Path) -> Path | None:
@@ -228,16 +229,16 @@ class Engine(NativeTrainer):
             self._step_loss = torch.zeros_like(share)
 
     def _items_for(self, batch: Any) -> int | None:
-        """The items of this update, if the loss is one that divides by them."""
+        """The items of this update, unless the loss is a mean whatever it is told."""
         items = self._items_of_update
         is_one_batch = self._ranks.count == self._settings.gradient_accumulation_steps == 1  # whose mean is right
-        if items and self._divides_by_items is None and not is_one_batch:
-            answers = self._ranks.exchange(divides_by_items(self._face, self.model, batch, items))
+        if items and self._loss_divides_by is None and not is_one_batch:
+            answers = self._ranks.exchange(what_divides(self._face, self.model, batch, items))
             known = [answer for answer in answers if answer is not None]
-            self._divides_by_items = any(known) if known else None
-            if self._divides_by_items is False and is_ours(self._face.compute_loss):
+            self._loss_divides_by = min(known) if known else None  # "batches" and "items" before "nothing"
+            if self._loss_divides_by == "nothing" and is_ours(self._face.compute_loss):
                 refuse_sum(self._face)
-        return None if self._divides_by_items is False else items
+        return None if self._loss_divides_by == "nothing" else items
 
     def share_of_update(self, loss: Any, num_items_in_batch: Any) -> Any:
         """What is added to the gradients for a batch with this loss.
@@ -249,6 +250,8 @@ class Engine(NativeTrainer):
         micro_batch = self._micro_batch
         if micro_batch.is_borrowed:
             return adding_nothing(loss)
+        if self._loss_divides_by == "batches":
+            return loss
         if num_items_in_batch is not None:
             weight: float = self._ranks.count if self._face.args.average_tokens_across_devices else 1
         elif micro_batch.weight is None:
@@ -359,6 +362,15 @@ class Engine(NativeTrainer):
         if self._norms_of_gradients is None:
             return None
         return float(whole(torch.nn.utils.get_total_norm(self._norms_of_gradients)))
+
+    @property
+    def batches_of_update(self) -> int:
+        """Batches of this process in the update at work; the last one of an epoch may have fewer than the others."""
+        most = self._face.args.gradient_accumulation_steps
+        batches = getattr(self._train_dataloader, "num_batches", None)
+        if batches is None or not self._face.is_in_train:
+            return most
+        return self.batches_factor * max(1, min(most, int(batches) - self.run_state.updates_in_epoch * most))
 
     def has_placed(self, batch: Any) -> bool:
         """Whether `batch` is the one at work in training, which the loader has put on the device."""

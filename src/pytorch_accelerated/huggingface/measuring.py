@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 import torch
+
+if TYPE_CHECKING:
+    from pytorch_accelerated.huggingface.trainer import Trainer
 
 
 def speed_metrics(
@@ -66,3 +70,25 @@ class MemoryMeter:
         if self._has_gpu:
             bytes_in_use["gpu"] = torch.cuda.memory_allocated()
         return bytes_in_use
+
+
+class MemoryTracker:
+    """What an overridden `evaluate` of older scripts calls before and after its loop, as ``_memory_tracker``.
+
+    Args:
+        trainer: whose arguments say whether memory is measured.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._meter: MemoryMeter | None = None
+
+    def start(self) -> None:
+        """Measure from now on, if the arguments say so."""
+        self._meter = self._trainer._memory_meter("eval")
+
+    def stop_and_update_metrics(self, metrics: dict[str, float] | None = None) -> None:
+        """Add what was measured to `metrics`."""
+        if self._meter is not None and metrics is not None:
+            metrics.update(self._meter.stop())
+        self._meter = None

@@ -6,8 +6,9 @@ Scripts pass and read them all the same, with the value that asks for nothing. T
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 
@@ -16,12 +17,16 @@ class NotTakenOver:
     """Why there is no such argument, and what to do instead, each as a sentence.
 
     Attributes:
-        off: the value that asks for nothing but what happens anyway; what reading the argument gives.
+        off: the value that asks for nothing but what happens anyway; the argument's default.
+        also: further values that do.
+        kind: of values, for command lines; default: that of `off`, or a string.
     """
 
     reason: str
     remedy: str
     off: Any = None
+    also: tuple[Any, ...] = ()
+    kind: Any = None
 
 
 _HUB = NotTakenOver(
@@ -47,6 +52,9 @@ _ACCELERATE_LOADERS = NotTakenOver(
     "Leave it out.",
 )
 
+_FIELDS: dict[str, Any] = {}
+_LOCAL_RANKS = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
+
 NOT_TAKEN_OVER: dict[str, NotTakenOver] = {
     "optim_target_modules": NotTakenOver(
         "It is for optimizers that are not torch's.", "Make that optimizer, and pass it in `optimizers`."
@@ -56,6 +64,8 @@ NOT_TAKEN_OVER: dict[str, NotTakenOver] = {
     "tf32": NotTakenOver(
         "It changes a setting of the whole process.",
         'Call `torch.set_float32_matmul_precision("high")` in your script.',
+        also=(False,),
+        kind=bool | None,
     ),
     "use_liger_kernel": replace(_LIGER, off=False),
     "liger_kernel_config": _LIGER,
@@ -63,17 +73,19 @@ NOT_TAKEN_OVER: dict[str, NotTakenOver] = {
     "neftune_noise_alpha": NotTakenOver(
         "The Trainer does not change what the model computes.",
         "Register a forward hook on the embedding that adds the noise while `module.training` is True.",
+        kind=float | None,
     ),
     "torch_empty_cache_steps": NotTakenOver(
         "It slows a run down without giving it memory that it would not get anyway.",
         "If you must, call `torch.cuda.empty_cache()` in an `on_step_end` of your own.",
+        kind=int | None,
     ),
     "project": replace(_OTHER_TRACKER, off="huggingface"),
     "trackio_space_id": _OTHER_TRACKER,
     "trackio_bucket_id": _OTHER_TRACKER,
     "trackio_static_space_id": _OTHER_TRACKER,
     "eval_use_gather_object": NotTakenOver(
-        "Nested structures, strings and objects are gathered as they are.", "Leave it out.", off=False
+        "Nested structures, strings and objects are gathered as they are.", "Leave it out.", off=False, also=(True,)
     ),
     "save_on_each_node": NotTakenOver(
         "A checkpoint of several machines is one folder, complete or not there at all.",
@@ -84,6 +96,7 @@ NOT_TAKEN_OVER: dict[str, NotTakenOver] = {
         "A signal that ends the run brings a checkpoint in any case, unless `save_strategy` is 'no'.",
         "Leave it out.",
         off=False,
+        also=(True,),
     ),
     "sortish_sampler": NotTakenOver(
         "Nothing reads it in transformers either.",
@@ -92,7 +105,7 @@ NOT_TAKEN_OVER: dict[str, NotTakenOver] = {
     ),
     "push_to_hub": replace(_HUB, off=False),
     "hub_token": _HUB,
-    "hub_private_repo": _HUB,
+    "hub_private_repo": replace(_HUB, also=(False,), kind=bool | None),
     "hub_model_id": _HUB,
     "hub_strategy": replace(_HUB, off="every_save"),
     "hub_always_push": replace(_HUB, off=False),
@@ -108,38 +121,31 @@ NOT_TAKEN_OVER: dict[str, NotTakenOver] = {
         "Its options are about float16 overflows and other machines.",
         "Call `torch.autograd.set_detect_anomaly(True)`; losses that are not finite are reported in any case.",
         off="",
+        also=([],),
     ),
     "local_rank": NotTakenOver(
-        "The launcher tells each process its place.", "Leave it out; torchrun sets LOCAL_RANK.", off=-1
+        "The launcher tells each process its place, which reading this gives.",
+        "Leave it out; torchrun sets LOCAL_RANK.",
+        off=-1,
+        also=(0,),
     ),
     # Of older versions
-    "adafactor": NotTakenOver(
-        "Optimizers by name are torch's.",
-        "Pass optimizer_cls_and_kwargs=(torch.optim.Adafactor, {...}) to the Trainer.",
-        off=False,
-    ),
-    "dispatch_batches": _ACCELERATE_LOADERS,
+    "dispatch_batches": replace(_ACCELERATE_LOADERS, also=(False,), kind=bool | None),
     "split_batches": replace(_ACCELERATE_LOADERS, off=False),
-    "fp16_backend": NotTakenOver("There is one backend.", "Use fp16=True or bf16=True.", off="auto"),
-    "half_precision_backend": NotTakenOver("There is one backend.", "Use fp16=True or bf16=True.", off="auto"),
+    "fp16_backend": NotTakenOver("There is one backend.", "Use fp16=True or bf16=True.", off="auto", also=("amp",)),
+    "half_precision_backend": NotTakenOver(
+        "There is one backend.", "Use fp16=True or bf16=True.", off="auto", also=("amp", "cuda_amp", "cpu_amp")
+    ),
     "fp16_opt_level": NotTakenOver("It is for apex.", "Use fp16=True or bf16=True.", off="O1"),
     "fsdp_min_num_params": NotTakenOver("It is a setting of FSDP.", "Put `min_num_params` into `fsdp_config`.", off=0),
     "fsdp_transformer_layer_cls_to_wrap": NotTakenOver(
         "It is a setting of FSDP.", "Put `transformer_layer_cls_to_wrap` into `fsdp_config`."
     ),
-    "include_tokens_per_second": NotTakenOver(
-        "It was renamed.", "Use include_num_input_tokens_seen='all'; the speed is logged with it.", off=False
-    ),
     "jit_mode_eval": NotTakenOver("TorchScript is no longer developed.", "Use `torch_compile`.", off=False),
-    "no_cuda": NotTakenOver("It was renamed.", "Use `use_cpu`.", off=False),
     "overwrite_output_dir": NotTakenOver(
-        "A checkpoint is replaced by its successor of the same name, and by nothing else.",
-        "Leave it out; delete an old folder yourself.",
-        off=False,
+        "It is for your script to read.", "Give True or False.", off=False, also=(True,)
     ),
     "past_index": NotTakenOver("Models keep their past themselves.", "Leave it out.", off=-1),
-    "per_gpu_eval_batch_size": NotTakenOver("It was renamed.", "Use `per_device_eval_batch_size`."),
-    "per_gpu_train_batch_size": NotTakenOver("It was renamed.", "Use `per_device_train_batch_size`."),
     "push_to_hub_model_id": _HUB,
     "push_to_hub_organization": _HUB,
     "push_to_hub_token": _HUB,
@@ -148,12 +154,11 @@ NOT_TAKEN_OVER: dict[str, NotTakenOver] = {
     ),
     "save_safetensors": NotTakenOver("Weights are always saved as safetensors.", "Leave it out.", off=True),
     "sharded_ddp": NotTakenOver("It is for fairscale.", "Use `fsdp`.", off=""),
-    "torchdynamo": NotTakenOver("It was renamed.", "Use `torch_compile_backend`."),
     "tpu_metrics_debug": NotTakenOver("TPUs are not supported.", "Leave it out.", off=False),
-    "tpu_num_cores": NotTakenOver("TPUs are not supported.", "Leave it out."),
+    "tpu_num_cores": NotTakenOver("TPUs are not supported.", "Leave it out.", kind=int | None),
     "use_ipex": NotTakenOver("That package is no longer developed.", "Leave it out.", off=False),
     "use_legacy_prediction_loop": NotTakenOver("There is one loop.", "Leave it out.", off=False),
-    "use_mps_device": NotTakenOver("The device is found without it.", "Leave it out.", off=False),
+    "use_mps_device": NotTakenOver("The device is found without it.", "Leave it out.", off=False, also=(True,)),
 }
 
 _OF_GENERATION = ("predict_with_generate", "generation_config", "generation_max_length", "generation_num_beams")
@@ -161,8 +166,30 @@ _OF_GENERATION = ("predict_with_generate", "generation_config", "generation_max_
 
 def asks_for_nothing(name: str, value: Any) -> bool:
     """Whether an argument that is not taken over has a value that it need not be taken over for."""
-    entry = NOT_TAKEN_OVER.get(name)
-    return entry is not None and isinstance(value, type(entry.off)) and value == entry.off
+    entry = NOT_TAKEN_OVER[name]
+    value = None if value == "None" else value  # as command lines have it
+    accepted = [entry.off, *entry.also]
+    if name == "local_rank":  # older launchers put it on the command line, too
+        accepted += [int(os.environ[name]) for name in _LOCAL_RANKS if os.environ.get(name, "").isdigit()]
+    return any(isinstance(value, type(one)) and value == one for one in accepted)
+
+
+def with_names_not_taken_over(kind: type) -> type:
+    """A class of arguments with a field for each, so that command lines and JSON may have them, too.
+
+    They come last, by keyword only, and count neither when arguments are compared nor when they are shown.
+    """
+    for name, entry in NOT_TAKEN_OVER.items():
+        kind.__annotations__[name] = entry.kind or (str | None if entry.off is None else type(entry.off))
+        told = {"help": f"Not taken over; {entry.off!r} asks for nothing."}
+        _FIELDS[name] = field(default=entry.off, kw_only=True, repr=False, compare=False, metadata=told)
+        setattr(kind, name, _FIELDS[name])
+    return kind
+
+
+def names_not_taken_over(kind: type) -> list[str]:
+    """Those of a class of arguments, without what a subclass has made an argument of its own."""
+    return [one.name for one in fields(kind) if one is _FIELDS.get(one.name)]
 
 
 def explain_unknown(name: str, value: Any, known: Iterable[str]) -> str:

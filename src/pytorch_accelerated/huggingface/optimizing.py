@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.huggingface.strategies import OptimizerNames, SchedulerType
+from pytorch_accelerated.optional import require
 
 if TYPE_CHECKING:
     from pytorch_accelerated.huggingface.arguments import TrainingArguments
@@ -41,20 +42,97 @@ def parameter_groups(model: nn.Module, decayed: list[str], weight_decay: float) 
     ]
 
 
+class _Made(NamedTuple):
+    """How an optimizer is made: package and class, the arguments of Adam that it takes, and further ones."""
+
+    package: str
+    name: str
+    adam: tuple[str, ...]
+    others: dict[str, Any]
+
+
+_ADAM = ("betas", "eps")
+
+
+def _of_bitsandbytes(name: str, bits: int, adam: tuple[str, ...] = _ADAM, **others: Any) -> _Made:
+    return _Made("bitsandbytes", name, adam, {"optim_bits": bits, **others})
+
+
+_OPTIMIZERS: dict[OptimizerNames, _Made] = {
+    OptimizerNames.ADAMW_TORCH: _Made("torch", "AdamW", _ADAM, {}),
+    OptimizerNames.ADAMW_TORCH_FUSED: _Made("torch", "AdamW", _ADAM, {"fused": True}),
+    OptimizerNames.SGD: _Made("torch", "SGD", (), {}),
+    OptimizerNames.ADAGRAD: _Made("torch", "Adagrad", (), {}),
+    OptimizerNames.RMSPROP: _Made("torch", "RMSprop", (), {}),
+    OptimizerNames.ADAFACTOR: _Made(
+        "transformers", "Adafactor", (), {"scale_parameter": False, "relative_step": False}
+    ),
+    OptimizerNames.ADAMW_BNB: _of_bitsandbytes("AdamW", 8, is_paged=False),
+    OptimizerNames.ADAMW_8BIT: _of_bitsandbytes("AdamW", 8, is_paged=False),
+    OptimizerNames.PAGED_ADAMW: _of_bitsandbytes("AdamW", 32, is_paged=True),
+    OptimizerNames.PAGED_ADAMW_8BIT: _of_bitsandbytes("AdamW", 8, is_paged=True),
+    OptimizerNames.ADEMAMIX: _of_bitsandbytes("AdEMAMix", 32, is_paged=False),
+    OptimizerNames.ADEMAMIX_8BIT: _of_bitsandbytes("AdEMAMix", 8, is_paged=False),
+    OptimizerNames.PAGED_ADEMAMIX: _of_bitsandbytes("AdEMAMix", 32, is_paged=True),
+    OptimizerNames.PAGED_ADEMAMIX_8BIT: _of_bitsandbytes("AdEMAMix", 8, is_paged=True),
+    OptimizerNames.LION: _of_bitsandbytes("Lion", 32, ("betas",), is_paged=False),
+    OptimizerNames.LION_8BIT: _of_bitsandbytes("Lion", 8, ("betas",), is_paged=False),
+    OptimizerNames.PAGED_LION: _of_bitsandbytes("Lion", 32, ("betas",), is_paged=True),
+    OptimizerNames.PAGED_LION_8BIT: _of_bitsandbytes("Lion", 8, ("betas",), is_paged=True),
+    OptimizerNames.RMSPROP_BNB: _of_bitsandbytes("RMSprop", 32, ()),
+    OptimizerNames.RMSPROP_8BIT: _of_bitsandbytes("RMSprop", 8, ()),
+    OptimizerNames.RMSPROP_32BIT: _of_bitsandbytes("RMSprop", 32, ()),
+}
+
+
+def why_unsupported(args: TrainingArguments) -> str | None:
+    """Why the optimizer or the schedule that the arguments name is not made here, and what to do; None if it is."""
+    if args.optim not in _OPTIMIZERS:
+        names = ", ".join(repr(name.value) for name in _OPTIMIZERS)
+        return (
+            f"`optim` is {str(args.optim)!r}, which is not made here. Choose one of {names}, or make it yourself: see "
+            "`optimizers` and `optimizer_cls_and_kwargs` of the Trainer"
+        )
+    if args.lr_scheduler_type in _SCHEDULES_ELSEWHERE:
+        kind = SchedulerType(args.lr_scheduler_type)
+        return f"`lr_scheduler_type` is {kind.value!r}, which is not made here. {_SCHEDULES_ELSEWHERE[kind]}"
+    return None
+
+
 def optimizer_class_and_arguments(args: TrainingArguments) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
-    """The class that ``args.optim`` names, and what it is made with besides the parameters."""
-    common = {"lr": args.learning_rate, **_parsed(args.optim_args)}
-    adam = {"betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
-    if args.optim == OptimizerNames.ADAMW_TORCH:
-        return torch.optim.AdamW, {**adam, **common}
-    if args.optim == OptimizerNames.ADAMW_TORCH_FUSED:
-        return torch.optim.AdamW, {**adam, "fused": True, **common}
-    others = {
-        OptimizerNames.SGD: torch.optim.SGD,
-        OptimizerNames.ADAGRAD: torch.optim.Adagrad,
-        OptimizerNames.RMSPROP: torch.optim.RMSprop,
+    """The class that ``args.optim`` names, and what it is made with besides the parameters.
+
+    Raises:
+        MissingDependencyError: if it is of a package that is not installed.
+    """
+    made = _OPTIMIZERS[OptimizerNames(args.optim)]
+    needed_by = f"optim={str(args.optim)!r}"
+    classes: Any = torch.optim
+    if made.package == "transformers":
+        classes = require("transformers.optimization", extra="transformers", needed_by=needed_by)
+    elif made.package == "bitsandbytes":
+        classes = require("bitsandbytes", extra="bitsandbytes", needed_by=needed_by).optim
+    given = _parsed(args.optim_args)
+    adam: dict[str, Any] = {"betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
+    if made.name == "AdEMAMix":  # of two mean gradients
+        adam["betas"] += (given.pop("beta3", 0.9999),)
+    chosen = {name: adam[name] for name in made.adam}
+    return getattr(classes, made.name), {
+        "lr": args.learning_rate,
+        **chosen,
+        **made.others,
+        **given,
     }
-    return others[OptimizerNames(args.optim)], common
+
+
+def keep_embeddings_whole(model: nn.Module, kind: type[torch.optim.Optimizer], arguments: Mapping[str, Any]) -> None:
+    """Have an optimizer of bitsandbytes keep 32 bits for embeddings, whose gradients are too uneven for 8."""
+    if arguments.get("optim_bits") != 8 or kind.__module__.partition(".")[0] != "bitsandbytes":
+        return
+    manager = require("bitsandbytes.optim", extra="bitsandbytes", needed_by=kind.__name__).GlobalOptimManager
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            manager.get_instance().register_module_override(module, "weight", {"optim_bits": 32})
 
 
 def make_optimizer(
@@ -164,6 +242,22 @@ def _cosine_with_min_lr(
     return _cosine_above(least, warmup, total, num_cycles)
 
 
+def _cosine_warmup_with_min_lr(
+    *, warmup: int, total: int, peak: float, warmup_lr_rate: float | None = None, **arguments: Any
+) -> Factor:
+    """The same, one step ahead: the first update has a rate above 0, `warmup_lr_rate` of the peak if that is given."""
+    cosine = _cosine_with_min_lr(warmup=0, total=total - warmup, peak=peak, **arguments)
+
+    def factor(step: int) -> float:
+        if step >= warmup:
+            return cosine(step - warmup + 1)
+        if warmup_lr_rate is None:
+            return (step + 1) / max(1, warmup)
+        return warmup_lr_rate + (1 - warmup_lr_rate) * step / max(1, warmup - 1)
+
+    return factor
+
+
 def _cosine_above(least: float, warmup: int, total: int, num_cycles: float) -> Factor:
     def factor(step: int) -> float:
         wave = 0.5 * (1.0 + math.cos(2.0 * math.pi * num_cycles * _progress(step, warmup, total)))
@@ -247,5 +341,10 @@ _SCHEDULES: dict[SchedulerType, Callable[..., Factor]] = {
     SchedulerType.CONSTANT_WITH_WARMUP: _constant_with_warmup,
     SchedulerType.INVERSE_SQRT: _inverse_sqrt,
     SchedulerType.COSINE_WITH_MIN_LR: _cosine_with_min_lr,
+    SchedulerType.COSINE_WARMUP_WITH_MIN_LR: _cosine_warmup_with_min_lr,
     SchedulerType.WARMUP_STABLE_DECAY: _warmup_stable_decay,
+}
+_SCHEDULES_ELSEWHERE = {
+    SchedulerType.GREEDY: "It goes by the loss of each update, which would have to be read each time. Choose "
+    "'reduce_lr_on_plateau', which goes by evaluations, or step a schedule of your own in `on_step_end` of a callback"
 }

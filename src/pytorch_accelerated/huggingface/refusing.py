@@ -28,7 +28,6 @@ _OLD_NAMES = {"tokenizer": "processing_class"}
 # Methods of `transformers`' Trainer that scripts override or call, and that nobody would call here.
 _HOOKS_ELSEWHERE = {
     "_clip_grad_norm": "Set `max_grad_norm` to 0, and change the gradients in `on_pre_optimizer_step` of a callback.",
-    "_get_collator_with_removed_columns": "Give a `data_collator`, and remove_unused_columns=False.",
     "_get_dataloader": "Override `get_train_dataloader`, `get_eval_dataloader` or `get_test_dataloader`.",
     "_get_grad_norm": "Override `log`, which gets it.",
     "_get_learning_rate": "Override `log`, which gets it, or call `get_learning_rates`.",
@@ -42,14 +41,11 @@ _HOOKS_ELSEWHERE = {
     "_move_model_to_device": "Call `model.to(args.device)`; the trainer does so with its own model.",
     "_prepare_for_training": "Override `create_optimizer_and_scheduler` or `get_train_dataloader`.",
     "_prepare_input": "Override or call `_prepare_inputs`, which gets the whole batch.",
-    "_remove_unused_columns": "Set `remove_unused_columns` to False, and take columns out of the dataset yourself, for "
-    "example with its method `remove_columns`; or call `get_train_dataloader` of the super class, which does so.",
     "_rotate_checkpoints": "Override `_save_checkpoint`, at the end of which the oldest are deleted, or call "
     "`rotate_checkpoints` of huggingface.checkpoints.",
     "_run_epoch": "Override `training_step`, or hooks of the native `pytorch_accelerated.Trainer`.",
     "_save_optimizer_and_scheduler": "Override `_save_checkpoint`.",
     "_save_rng_state": "Override `_save_checkpoint`.",
-    "_set_signature_columns_if_needed": "Set `remove_unused_columns` to False.",
     "_track_num_input_tokens": "Set `main_input_name` of the model to what counts.",
     "_wrap_model": "Use accelerate's configuration, or hooks of the native `pytorch_accelerated.Trainer`.",
     "autocast_smart_context_manager": "Override `compute_loss_context_manager`.",

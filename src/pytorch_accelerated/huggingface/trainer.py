@@ -69,6 +69,7 @@ from pytorch_accelerated.huggingface.loading import (
 from pytorch_accelerated.huggingface.measuring import MemoryMeter, speed_metrics
 from pytorch_accelerated.huggingface.optimizing import (
     decay_parameter_names,
+    keep_embeddings_whole,
     make_optimizer,
     make_schedule,
     optimizer_class_and_arguments,
@@ -82,6 +83,7 @@ from pytorch_accelerated.huggingface.parallel import (
     warn_about_idle_devices,
 )
 from pytorch_accelerated.huggingface.progress import ProgressCallback
+from pytorch_accelerated.huggingface.read_by_scripts import READ_BY_SCRIPTS
 from pytorch_accelerated.huggingface.refusing import (
     refuse_arguments,
     refuse_construction,
@@ -221,6 +223,7 @@ class Trainer(TrainerResults):
         self._train_batch_size = self.args.train_batch_size
         self._eval_loaders = LoadersBySet()
         self._ignore_keys_for_eval: Sequence[str] | None = None
+        self._signature_columns: list[str] | None = None  # found out when they are first needed
         self._has_warned_without_metrics = False
         self._first_tokens = 0  # seen before the current training
         self._folder_of_run: Path | None = None  # while a checkpoint is written
@@ -247,7 +250,9 @@ class Trainer(TrainerResults):
     if not TYPE_CHECKING:  # to a type checker it would mean that every name is there
 
         def __getattr__(self, name: str) -> Any:
-            """Say what to do instead of calling what `transformers` has and this does not."""
+            """What scripts read and call of `transformers`' trainer; where there is nothing like it, what to do."""
+            if name in READ_BY_SCRIPTS:
+                return READ_BY_SCRIPTS[name](self)
             refuse_method(type(self), name)
             return super().__getattribute__(name)  # raises what has led here, from inside of a property too
 
@@ -284,6 +289,7 @@ class Trainer(TrainerResults):
             self._seed()
             self.model = self.model_wrapped = self.call_model_init()
             self.callback_handler.model = self.model
+            self._signature_columns = None
             self._make_model_ready()
         changes = take_over_special_tokens(self.model, self.processing_class)
         if changes and self.is_world_process_zero():
@@ -434,6 +440,7 @@ class Trainer(TrainerResults):
             decay = self.args.weight_decay
             groups = parameter_groups(model, self.get_decay_parameter_names(model), decay)
             kind, arguments = self.optimizer_cls_and_kwargs or self.get_optimizer_cls_and_kwargs(self.args, model)
+            keep_embeddings_whole(model, kind, arguments)
             self.optimizer = make_optimizer(kind, arguments, groups)
         return self.optimizer  # type: ignore[no-any-return]
 
@@ -466,6 +473,25 @@ class Trainer(TrainerResults):
     def get_learning_rates(self) -> list[float]:
         """The learning rate of each parameter group."""
         return [float(group["lr"]) for group in self._existing_optimizer().param_groups]
+
+    def get_optimizer_group(self, param: str | torch.Tensor | None = None) -> Any:
+        """The group of the optimizer that has a parameter, given itself or by name; without one, those of all groups.
+
+        Raises:
+            ConfigurationError: a ValueError, without an optimizer, or if no group has it.
+        """
+        groups = self._existing_optimizer().param_groups
+        if param is None:
+            return [group["params"] for group in groups]
+        wanted = dict(self.model.named_parameters()).get(param) if isinstance(param, str) else param
+        for group in groups:
+            if any(one is wanted for one in group["params"]):
+                return group
+        shown = repr(param) if isinstance(param, str) else f"A parameter with the shape {tuple(param.shape)}"
+        raise ConfigurationError(
+            f"{shown} is in no group of the optimizer. Give a parameter of the model, or its name; frozen ones are in "
+            "none."
+        )
 
     def get_num_trainable_parameters(self) -> int:
         """Numbers in the model that training changes."""
@@ -541,15 +567,32 @@ class Trainer(TrainerResults):
         self, dataset: Any, *, batch_size: int, sampler: Sampler[int] | None, drop_last: bool
     ) -> DataLoader[Any]:
         collator = self.data_collator
-        if self.args.remove_unused_columns:
-            columns = signature_columns(self.model, self.label_names)
-            used = without_unused_columns(dataset, columns)
-            if used is dataset:
-                collator = RemoveColumnsCollator(collator, columns)
-            dataset = used
+        used = self._remove_unused_columns(dataset)
+        if used is dataset:
+            collator = self._get_collator_with_removed_columns(collator)
+        dataset = used
         return make_loader(
             dataset, self.args, batch_size=batch_size, collate_fn=collator, sampler=sampler, drop_last=drop_last
         )
+
+    def _set_signature_columns_if_needed(self) -> None:
+        """Find out which columns stay, in ``_signature_columns``. Override it to keep others."""
+        if self._signature_columns is None:
+            self._signature_columns = signature_columns(self.model, self.label_names)
+
+    def _remove_unused_columns(self, dataset: Any, description: str | None = None) -> Any:
+        """`dataset` without columns that the model does not take, where it is one of `datasets`."""
+        if not self.args.remove_unused_columns:
+            return dataset
+        self._set_signature_columns_if_needed()
+        return without_unused_columns(dataset, self._signature_columns or ())
+
+    def _get_collator_with_removed_columns(self, data_collator: Any, description: str | None = None) -> Any:
+        """`data_collator` for rows that have columns which the model does not take."""
+        if not self.args.remove_unused_columns:
+            return data_collator
+        self._set_signature_columns_if_needed()
+        return RemoveColumnsCollator(data_collator, self._signature_columns or ())
 
     def num_examples(self, dataloader: Any) -> int:
         """Rows of one pass over `dataloader`."""

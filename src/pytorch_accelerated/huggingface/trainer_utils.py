@@ -10,13 +10,14 @@ from pytorch_accelerated.huggingface.collating import RemoveColumnsCollator
 from pytorch_accelerated.huggingface.determinism import enable_full_determinism
 from pytorch_accelerated.huggingface.measuring import speed_metrics
 from pytorch_accelerated.huggingface.outputs import EvalLoopOutput, EvalPrediction, PredictionOutput, TrainOutput
-from pytorch_accelerated.huggingface.strategies import IntervalStrategy, SaveStrategy, SchedulerType
+from pytorch_accelerated.huggingface.strategies import HubStrategy, IntervalStrategy, SaveStrategy, SchedulerType
 from pytorch_accelerated.seeding import set_seed
 
 __all__ = [
     "PREFIX_CHECKPOINT_DIR",
     "EvalLoopOutput",
     "EvalPrediction",
+    "HubStrategy",
     "IntervalStrategy",
     "PredictionOutput",
     "RemoveColumnsCollator",

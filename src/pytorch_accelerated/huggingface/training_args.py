@@ -2,6 +2,7 @@
 
 from pytorch_accelerated.huggingface.arguments import TrainingArguments
 from pytorch_accelerated.huggingface.strategies import (
+    HubStrategy,
     IntervalStrategy,
     OptimizerNames,
     ParallelMode,
@@ -10,6 +11,7 @@ from pytorch_accelerated.huggingface.strategies import (
 )
 
 __all__ = [
+    "HubStrategy",
     "IntervalStrategy",
     "OptimizerNames",
     "ParallelMode",
