@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -195,9 +195,9 @@ class TrainingRun(TrainingLoop):
             self._resume(state)
         self._deadline = None if settings.max_seconds is None else time.monotonic() + settings.max_seconds
 
-    def _resume(self, state: Path) -> None:
+    def _resume(self, state: Path, skipped_weights: Collection[str] = ()) -> None:
         """Take over a training state, now that everything that it belongs to is there."""
-        load_run(self, state)  # type: ignore[arg-type]  # a run is always a Trainer's
+        load_run(self, state, skipped_weights=skipped_weights)  # type: ignore[arg-type]  # a run is always a Trainer's
         difference = difference_by_ranks(self, state)  # type: ignore[arg-type]  # as above
         if difference is not None:
             warn_user(self, difference)  # type: ignore[arg-type]  # as above

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ import torch
 
 from pytorch_accelerated.checkpointing.background import BackgroundWriter
 from pytorch_accelerated.checkpointing.codec import Encoded, hide_callables, restore_callables
+from pytorch_accelerated.checkpointing.optimizer_file import read_optimizer_file
 from pytorch_accelerated.checkpointing.optimizers import check_optimizer_state, load_optimizer_state
 from pytorch_accelerated.checkpointing.own_states import own_differences, with_own
 from pytorch_accelerated.checkpointing.run_parts import check_run_parts
@@ -40,6 +41,9 @@ def save_run(
     extra: dict[str, Any],
     writer: BackgroundWriter | None = None,
     write_others: Callable[[Path], None] | None = None,
+    *,
+    skipped_weights: Collection[str] = (),
+    has_optimizer_file: bool = False,
 ) -> None:
     """Write the state of the trainer's run to `folder`. Must be called by all ranks.
 
@@ -51,6 +55,8 @@ def save_run(
         extra: further entries.
         writer: writes it in the background, if given; then nothing else can be written.
         write_others: puts further files into the folder, on rank 0; see `StagedFolder.take_in`.
+        skipped_weights: names in the model's state that are left out, because no training changes them.
+        has_optimizer_file: whether `write_others` writes the optimizer's state, to `OPTIMIZER_FILE`.
 
     Raises:
         CheckpointError: on every rank, if something cannot be stored or written, or if `writer` could not write the
@@ -69,7 +75,9 @@ def save_run(
     write = functools.partial(write_encoded, write_others=write_others) if writer is None else writer.write
 
     def encoded() -> dict[str, Encoded]:
-        parts = {**_shared_parts(trainer), "callbacks": callbacks, "extra": extra}
+        parts = {**_shared_parts(trainer, without_optimizer=has_optimizer_file), "callbacks": callbacks, "extra": extra}
+        for name in skipped_weights:
+            parts["model"].pop(name, None)
         parts.update({f"rank_{rank}": state for rank, state in enumerate(everyones)})
         return encode_parts(parts)
 
@@ -83,11 +91,16 @@ def save_run(
     trainer._state_folders.add_saved(folder, ranks, writer)
 
 
-def load_run(trainer: Trainer, folder: Path) -> dict[str, Any]:
+def load_run(trainer: Trainer, folder: Path, *, skipped_weights: Collection[str] = ()) -> dict[str, Any]:
     """Take over the state in `folder`. Must be called by all ranks.
 
     Everything is read and verified before anything is changed. Generators come last, since restoring the rest may
     draw from them.
+
+    Args:
+        trainer: whose run continues.
+        folder: of the state.
+        skipped_weights: names in the model's state that the folder need not have; the live values stay.
 
     Returns:
         The `extra` entries of the save, and `current_epoch`.
@@ -103,7 +116,7 @@ def load_run(trainer: Trainer, folder: Path) -> dict[str, Any]:
     if trainer._is_running:  # before all else: it may be a user's class that finds fault with its state
         streams = [state.get("stream") for state in by_rank]
         restore_stream(trainer._train_dataloader, streams, trainer._ranks, run_state=run_state, source=folder)
-    load_canonical(trainer.get_model(), parts["model"])
+    load_canonical(trainer.get_model(), parts["model"], may_lack=skipped_weights)
     if optimizer_state is not None:
         load_optimizer_state(trainer.optimizer, optimizer_state)
     if trainer.scheduler is not None and parts["scheduler"] is not None:
@@ -132,6 +145,8 @@ def load_run(trainer: Trainer, folder: Path) -> dict[str, Any]:
 def _read_run(trainer: Trainer, folder: Path) -> tuple[dict[str, Any], dict[str, Any], Any]:
     """Facts, parts and the optimizer's state, verified as far as possible before anything is changed."""
     facts, parts = read_state(folder, make_target=_targets(trainer))
+    if "optimizer" not in parts:
+        parts["optimizer"] = read_optimizer_file(folder, trainer.optimizer)
     check_run_parts(facts, parts, source=folder)
     if (trainer.optimizer is None) != (parts["optimizer"] is None):
         raise InvalidCheckpointError(f"Of the training state {folder} and this trainer, only one has an optimizer.")
@@ -194,12 +209,12 @@ def difference_by_ranks(trainer: Trainer, folder: Path) -> str | None:
     )
 
 
-def _shared_parts(trainer: Trainer) -> dict[str, Any]:
+def _shared_parts(trainer: Trainer, *, without_optimizer: bool) -> dict[str, Any]:
     """What is the same on every rank."""
     optimizer, scheduler, scaler = trainer.optimizer, trainer.scheduler, trainer._accelerator.scaler
     return {
         "model": canonical_state_dict(trainer.get_model()),
-        "optimizer": None if optimizer is None else hide_callables(optimizer.state_dict()),
+        **({} if without_optimizer else {"optimizer": _optimizer_state(optimizer)}),
         "scheduler": None if scheduler is None else scheduler.state_dict(),
         "scaler": None if scaler is None else scaler.state_dict(),
         "run": {
@@ -209,6 +224,10 @@ def _shared_parts(trainer: Trainer) -> dict[str, Any]:
             "config": None if trainer.run_config is None else trainer.run_config.to_dict(),
         },
     }
+
+
+def _optimizer_state(optimizer: Any) -> dict[str, Any] | None:
+    return None if optimizer is None else hide_callables(optimizer.state_dict())
 
 
 def _callback_states(trainer: Trainer) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -29,14 +29,19 @@ def canonical_state_dict(module: nn.Module) -> OrderedDict[str, Any]:
     is really called ``module`` keeps its name. The tensors are the live ones, not copies.
     """
     inner = _wrapped_paths(module)
-    return _renamed(module.state_dict(), lambda name: _canonical(name, inner))
+    return _renamed(_state_dict(module), lambda name: _canonical(name, inner))
 
 
-def load_canonical(module: nn.Module, state: Mapping[str, Any]) -> None:
+def load_canonical(module: nn.Module, state: Mapping[str, Any], *, may_lack: Collection[str] = ()) -> None:
     """Load what `canonical_state_dict` returned into `module`, wrapped or not. All of it or nothing.
 
     A module with a `load_state_dict` of its own may know of other names, so that one judges what fits. Where only
     `state_dict` is overridden, what it leaves out stays as it is.
+
+    Args:
+        module: what is loaded into.
+        state: what is loaded.
+        may_lack: names that `state` need not have; their live values stay.
 
     Raises:
         InvalidCheckpointError: names every key that is missing or unexpected, and every tensor of another shape or
@@ -51,8 +56,8 @@ def load_canonical(module: nn.Module, state: Mapping[str, Any]) -> None:
     if not inner and _overrides(module, "load_state_dict"):
         module.load_state_dict(_renamed(state, lambda name: name))
         return
-    live = {_canonical(name, inner): (name, value) for name, value in module.state_dict().items()}
-    complaints = [f"missing: {name}" for name in live if name not in state]
+    live = {_canonical(name, inner): (name, value) for name, value in _state_dict(module).items()}
+    complaints = [f"missing: {name}" for name in live if name not in state and name not in may_lack]
     complaints += [f"unexpected: {name}" for name in state if name not in live]
     misfits = {name: _misfit(value, state[name]) for name, (_, value) in live.items() if name in state}
     complaints += [f"{name}: {misfit}" for name, misfit in misfits.items() if misfit]
@@ -68,7 +73,7 @@ def load_canonical(module: nn.Module, state: Mapping[str, Any]) -> None:
     live_names = {name: live_name for name, (live_name, _) in live.items()}
     state = _cut(state, {name: value for name, (_, value) in live.items()})
     renamed = _renamed(state, lambda name: live_names.get(name) or live_paths.get(name, name))
-    if not _overrides(module, "state_dict"):
+    if not may_lack and not _overrides(module, "state_dict"):
         module.load_state_dict(renamed)
         return
     unknown = module.load_state_dict(renamed, strict=False).unexpected_keys
@@ -140,9 +145,14 @@ def _canonical(name: str, wrapped_paths: set[str]) -> str:
     return ".".join(kept)
 
 
+def _state_dict(module: nn.Module) -> Any:
+    """What the class of `module` says its state is. Some scripts put a function in its place that returns a part."""
+    return type(module).state_dict(module)
+
+
 def _overrides(module: nn.Module, name: str) -> bool:
-    """Whether a method of `module` is the user's, not torch's."""
-    method = getattr(module, name)
+    """Whether a method of a class is the user's, not torch's."""
+    method = getattr(type(module), name)
     return not str(getattr(method, "__module__", "")).startswith("torch.")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +13,14 @@ import torch
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.warning import warn_user
+from pytorch_accelerated.checkpointing.state_folder import read_state
 from pytorch_accelerated.checkpointing.training_state import save_run
 from pytorch_accelerated.data.updates import MicroBatch, RunLoader, Update
 from pytorch_accelerated.deepspeed_engine import EngineOptimizer, ZeroOptimizer
 from pytorch_accelerated.distributed import create_accelerator
 from pytorch_accelerated.errors import HookOutputError, StopTrainingError
 from pytorch_accelerated.hook_output import adding_nothing
+from pytorch_accelerated.huggingface.adapters import BASE_KEY, fingerprint_of, frozen_base
 from pytorch_accelerated.huggingface.callbacks import is_ours
 from pytorch_accelerated.huggingface.knowledge import refuse_sum
 from pytorch_accelerated.huggingface.parallel import accelerator_arguments
@@ -29,7 +31,7 @@ from pytorch_accelerated.huggingface.state import CONTROL_FLAGS
 from pytorch_accelerated.loop import clip_gradients
 from pytorch_accelerated.prediction.collecting import PredictionCollector
 from pytorch_accelerated.run_config import TrainerRunConfig
-from pytorch_accelerated.sharding import whole
+from pytorch_accelerated.sharding import has_shards, whole
 from pytorch_accelerated.tracking.loss import LossTracker
 from pytorch_accelerated.trainer import Trainer as NativeTrainer
 
@@ -152,7 +154,7 @@ class Engine(NativeTrainer):
     def _find_state(self, source: str | Path) -> Path | None:
         return Path(source)  # the face has looked for it
 
-    def _resume(self, state: Path) -> None:
+    def _resume(self, state: Path, skipped_weights: Collection[str] = ()) -> None:
         self._face.resume(state)
         self._loss_tracker.reset()  # the next log is about the steps of this call
 
@@ -411,7 +413,15 @@ class Engine(NativeTrainer):
     def write_run(self, folder: Path, write_others: Callable[[Path], None]) -> None:
         """Write everything this run is to a folder, and what `write_others` puts beside it. All ranks must call it."""
         self._check_finite()
-        save_run(self, folder, {}, write_others=write_others)
+        frozen = frozen_base(self._face.model)
+        save_run(
+            self,
+            folder,
+            {BASE_KEY: fingerprint_of(self._face.model, frozen)} if frozen else {},
+            write_others=write_others,
+            skipped_weights=frozen,
+            has_optimizer_file=not has_shards(self._face.model),  # whose parts each rank writes itself
+        )
 
     def write_model(self, folder: Path, write_others: Callable[[Path], None]) -> None:
         """Write a folder of what `write_others` puts into it. All ranks must call it."""
@@ -422,7 +432,19 @@ class Engine(NativeTrainer):
 
     def take_over_run(self, folder: Path) -> None:
         """Go on from what `write_run` wrote. All ranks must call it."""
-        super()._resume(folder)
+        frozen = frozen_base(self._face.model)
+        if frozen:
+            _, parts = read_state(folder, ["extra"])
+            saved = parts["extra"].get(BASE_KEY)
+            if saved is not None and saved != fingerprint_of(self._face.model, frozen):
+                kind = type(self._face.model).__name__
+                warn_user(
+                    self,
+                    f"The frozen base of this {kind} has other weights, or another dtype, than when {folder} was "
+                    "saved, which holds the adapter only. The run uses the base as it is now; load the one that it "
+                    "began with.",
+                )
+        super()._resume(folder, frozen)
 
 
 class _Moments(TrainerCallback):

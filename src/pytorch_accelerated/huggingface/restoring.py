@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.callbacks.warning import stacklevel_of_user, warn_user
+from pytorch_accelerated.checkpointing.optimizer_file import with_callables
 from pytorch_accelerated.checkpointing.optimizers import check_optimizer_state, load_optimizer_state
 from pytorch_accelerated.deepspeed_engine import ZeroOptimizer
 from pytorch_accelerated.errors import InvalidCheckpointError
@@ -154,6 +155,7 @@ def take_over_foreign(engine: Engine, folder: Path, updates: int) -> None:
     scheduler, scaler = read_portable(folder / SCHEDULER_NAME), read_portable(folder / SCALER_NAME)
     generators = read_generator_states(folder / rng_state_name(engine._ranks.index, engine._ranks.count))
     if optimizer is not None:
+        optimizer = with_callables(optimizer, engine.optimizer)
         check_optimizer_state(engine.optimizer, optimizer, source=folder / OPTIMIZER_NAME)
     engine._face._load_from_checkpoint(str(folder))
     if optimizer is not None:

@@ -19,26 +19,32 @@ from pytorch_accelerated.callbacks.warning import stacklevel_of_user
 from pytorch_accelerated.checkpointing import disk
 from pytorch_accelerated.checkpointing.codec import encode
 from pytorch_accelerated.checkpointing.layout import MANIFEST_NAME, SHARDS_FILE, SHARDS_NAME, Manifest
+from pytorch_accelerated.checkpointing.optimizer_file import OPTIMIZER_FILE
 from pytorch_accelerated.checkpointing.portable import load_portable, save_portable
 from pytorch_accelerated.checkpointing.publish import begin, explained, make_folders, replacing
 from pytorch_accelerated.checkpointing.state_folder import part_names, read_state
-from pytorch_accelerated.checkpointing.tensor_file import chunks, read_tensors
-from pytorch_accelerated.checkpointing.verify import find_damage, open_plain_file, read_manifest, verify
+from pytorch_accelerated.checkpointing.tensor_file import chunks
+from pytorch_accelerated.checkpointing.verify import find_damage, read_manifest, verify
 from pytorch_accelerated.checkpointing.weights import canonical_state_dict, load_canonical
 from pytorch_accelerated.errors import ConfigurationError, InvalidCheckpointError
+from pytorch_accelerated.huggingface.adapters import frozen_base, has_adapters, load_adapters
 from pytorch_accelerated.huggingface.arguments import TrainingArguments
 from pytorch_accelerated.huggingface.checkpoints import checkpoint_step, sort_checkpoints
+from pytorch_accelerated.huggingface.weight_files import (
+    ADAPTER_NAME,
+    INDEX_NAME,
+    OLD_WEIGHTS_NAME,
+    WEIGHT_FILES,
+    WEIGHTS_NAME,
+    read_weights,
+)
 from pytorch_accelerated.sharding import whole
 
 TRAINER_STATE_NAME = "trainer_state.json"
 TRAINING_ARGS_NAME = "training_args.bin"
-OPTIMIZER_NAME = "optimizer.pt"
+OPTIMIZER_NAME = OPTIMIZER_FILE
 SCHEDULER_NAME = "scheduler.pt"
 SCALER_NAME = "scaler.pt"
-WEIGHTS_NAME = "model.safetensors"
-_INDEX_NAME = "model.safetensors.index.json"
-_OLD_WEIGHTS_NAME = "pytorch_model.bin"
-_WEIGHT_FILES = (WEIGHTS_NAME, _INDEX_NAME, _OLD_WEIGHTS_NAME)
 _RUN_PART = "run"
 
 
@@ -162,7 +168,7 @@ def _candidates(source: str | Path | bool, output_dir: Path) -> list[Path]:
     folder = Path(source)
     if not _holds_weights(folder):
         raise ConfigurationError(
-            f"Can't find a valid checkpoint at {folder}: it has none of {', '.join(_WEIGHT_FILES)}. Give the "
+            f"Can't find a valid checkpoint at {folder}: it has none of {', '.join(WEIGHT_FILES)}. Give the "
             "folder of a checkpoint, 'checkpoint-<step>'."
         )
     others = [path for path in _newest_first(folder.parent) if path.resolve() != folder.resolve()]
@@ -203,7 +209,7 @@ def _looks_saved(folder: Path) -> bool:
 
 
 def _holds_weights(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in _WEIGHT_FILES)
+    return any((folder / name).is_file() for name in WEIGHT_FILES)
 
 
 def _refuse_damaged(folder: Path) -> list[str]:
@@ -228,8 +234,9 @@ def _names_read(manifest: Manifest) -> set[str]:
     if _RUN_PART in parts:
         read |= {f"{part}{suffix}" for part in parts for suffix in (".json", ".safetensors")}
         read |= {name for name in names if name == SHARDS_NAME or SHARDS_FILE.fullmatch(name)}
+        read |= set() if "optimizer" in parts else {OPTIMIZER_NAME}
     else:
-        read |= {_INDEX_NAME, _OLD_WEIGHTS_NAME}
+        read |= {INDEX_NAME, OLD_WEIGHTS_NAME}
         read |= {name for name in names if name.endswith((".safetensors", ".pt", ".pth"))}
     return read & names
 
@@ -245,9 +252,12 @@ def load_weights(model: nn.Module, folder: Path) -> None:
     """
     if holds_run(folder):
         _, parts = read_state(folder, ["model"])
-        load_canonical(model, parts["model"])
+        load_canonical(model, parts["model"], may_lack=frozen_base(model))
         return
-    tensors = _read_weights(folder)
+    if has_adapters(model) and (folder / ADAPTER_NAME).is_file():
+        load_adapters(model, folder)
+        return
+    tensors = read_weights(folder)
     # Of tensors that share their memory only one is stored.
     live = canonical_state_dict(model)
     by_memory = {_memory(live[name]): value for name, value in tensors.items() if name in live}
@@ -264,48 +274,6 @@ def read_portable(path: Path) -> dict[str, Any] | None:
         InvalidCheckpointError: if it holds anything but tensors and plain values: it would have to be executed.
     """
     return load_portable(path) if path.is_file() else None
-
-
-def _read_weights(folder: Path) -> dict[str, Any]:
-    if (folder / WEIGHTS_NAME).is_file():
-        return _read_safetensors(folder / WEIGHTS_NAME)
-    if (folder / _INDEX_NAME).is_file():
-        return {
-            name: value
-            for file in _files_of_index(folder / _INDEX_NAME)
-            for name, value in _read_safetensors(folder / file).items()
-        }
-    if (folder / _OLD_WEIGHTS_NAME).is_file():
-        return load_portable(folder / _OLD_WEIGHTS_NAME)
-    raise InvalidCheckpointError(
-        f"{folder} has no weights: none of {', '.join(_WEIGHT_FILES)} is there. Give the folder of a checkpoint."
-    )
-
-
-def _read_safetensors(path: Path) -> dict[str, Any]:
-    with open_plain_file(path) as file:
-
-        def read_into(buffer: memoryview) -> None:
-            while buffer:
-                count = file.readinto(buffer)
-                if not count:
-                    raise InvalidCheckpointError(f"{path} ends too early. Copy it again, or use another checkpoint.")
-                buffer = buffer[count:]
-
-        return read_tensors(read_into, path.stat().st_size, what=str(path))
-
-
-def _files_of_index(path: Path) -> list[str]:
-    """The files that an index names, all of which must lie beside it."""
-    try:
-        files = sorted(set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()))
-        if any(Path(file).name != file for file in files):
-            raise ValueError("it names files elsewhere")
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise InvalidCheckpointError(
-            f"{path} is no index of weights ({type(error).__name__}: {error}). Use another checkpoint."
-        ) from error
-    return files
 
 
 def _memory(tensor: Any) -> Any:

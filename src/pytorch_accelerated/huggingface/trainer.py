@@ -20,6 +20,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader, Sampler
 
 from pytorch_accelerated.callbacks.warning import warn_user
+from pytorch_accelerated.checkpointing.optimizer_file import without_callables
 from pytorch_accelerated.distributed import send_to_device
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, DataError
 from pytorch_accelerated.huggingface.arguments import TrainingArguments, logger, set_log_level
@@ -112,7 +113,7 @@ from pytorch_accelerated.huggingface.smoothing import LabelSmoother
 from pytorch_accelerated.huggingface.special_tokens import take_over_special_tokens
 from pytorch_accelerated.huggingface.state import TrainerControl, exported_states
 from pytorch_accelerated.huggingface.trainer_results import TrainerResults
-from pytorch_accelerated.sharding import has_shards, whole
+from pytorch_accelerated.sharding import has_shards
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -933,7 +934,8 @@ class Trainer(TrainerResults):
         """What a run goes on from besides its weights, by the files that it belongs into."""
         optimizer, scheduler, scaler = self._engine.optimizer, self._engine.scheduler, self._engine._accelerator.scaler
         return {
-            OPTIMIZER_NAME: whole(optimizer.state_dict()),
+            # Of a sharded one each rank writes its own part, with the native state.
+            OPTIMIZER_NAME: None if has_shards(self.model) else without_callables(optimizer.state_dict()),
             SCHEDULER_NAME: None if scheduler is None else scheduler.state_dict(),
             SCALER_NAME: None if scaler is None else scaler.state_dict(),
             **{rng_state_name(rank, len(generators)): state for rank, state in enumerate(generators)},

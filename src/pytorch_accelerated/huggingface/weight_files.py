@@ -1,0 +1,70 @@
+"""The files that hold the weights of a model: which there are, and what is in them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pytorch_accelerated.checkpointing.portable import load_portable
+from pytorch_accelerated.checkpointing.tensor_file import read_tensors
+from pytorch_accelerated.checkpointing.verify import open_plain_file
+from pytorch_accelerated.errors import InvalidCheckpointError
+
+WEIGHTS_NAME = "model.safetensors"
+ADAPTER_NAME = "adapter_model.safetensors"
+INDEX_NAME = "model.safetensors.index.json"
+OLD_WEIGHTS_NAME = "pytorch_model.bin"
+WEIGHT_FILES = (WEIGHTS_NAME, INDEX_NAME, OLD_WEIGHTS_NAME, ADAPTER_NAME)
+
+
+def read_weights(folder: Path) -> dict[str, Any]:
+    """The weights in a folder, by name, in whichever of the usual files they are.
+
+    Raises:
+        InvalidCheckpointError: if there are none, or they are damaged.
+    """
+    if (folder / WEIGHTS_NAME).is_file():
+        return read_safetensors(folder / WEIGHTS_NAME)
+    if (folder / INDEX_NAME).is_file():
+        return {
+            name: value
+            for file in _files_of_index(folder / INDEX_NAME)
+            for name, value in read_safetensors(folder / file).items()
+        }
+    if (folder / OLD_WEIGHTS_NAME).is_file():
+        return load_portable(folder / OLD_WEIGHTS_NAME)
+    raise InvalidCheckpointError(
+        f"{folder} has no weights: none of {', '.join(WEIGHT_FILES)} is there. Give the folder of a checkpoint."
+    )
+
+
+def read_safetensors(path: Path) -> dict[str, Any]:
+    """The tensors in a file of safetensors, by name.
+
+    Raises:
+        InvalidCheckpointError: if it is none, or damaged.
+    """
+    with open_plain_file(path) as file:
+
+        def read_into(buffer: memoryview) -> None:
+            while buffer:
+                count = file.readinto(buffer)
+                if not count:
+                    raise InvalidCheckpointError(f"{path} ends too early. Copy it again, or use another checkpoint.")
+                buffer = buffer[count:]
+
+        return read_tensors(read_into, path.stat().st_size, what=str(path))
+
+
+def _files_of_index(path: Path) -> list[str]:
+    """The files that an index names, all of which must lie beside it."""
+    try:
+        files = sorted(set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()))
+        if any(Path(file).name != file for file in files):
+            raise ValueError("it names files elsewhere")
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise InvalidCheckpointError(
+            f"{path} is no index of weights ({type(error).__name__}: {error}). Use another checkpoint."
+        ) from error
+    return files

@@ -1,0 +1,154 @@
+"""Models of PEFT: a checkpoint holds the adapter and what a resume needs, not the frozen base."""
+
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from pytorch_accelerated.checkpointing.training_state import save_run
+from pytorch_accelerated.checkpointing.verify import read_manifest
+from pytorch_accelerated.errors import InvalidCheckpointError
+from pytorch_accelerated.huggingface import Trainer
+from pytorch_accelerated.huggingface.engine import Engine
+from tests.huggingface.runs import StopAt, everything, losses, make_trainer
+from tests.huggingface.test_against_transformers import run, sentences
+from tests.huggingface.texts import tiny_language_model
+from tests.support.resuming import assert_same
+
+peft: Any = pytest.importorskip("peft")
+pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+
+
+def adapted(*, scale: float = 1.0, **settings: Any) -> Any:
+    """A language model with LoRA, the same each time but for the scale of its base."""
+    base = tiny_language_model()
+    with torch.no_grad():
+        base.transformer.wte.weight.mul_(scale)
+    torch.manual_seed(5)
+    config = {"r": 2, "target_modules": ["c_attn"], "fan_in_fan_out": True, "lora_dropout": 0.3, **settings}
+    return peft.get_peft_model(base, peft.LoraConfig(task_type="CAUSAL_LM", **config))
+
+
+def train(folder: Path, *callbacks: Any, resume: Any = None, model: Any = None, **arguments: Any) -> Trainer:
+    trainer = make_trainer(
+        folder,
+        *callbacks,
+        parts={
+            "model": adapted() if model is None else model,
+            "train_dataset": sentences(10),
+            "eval_dataset": sentences(4),
+        },
+        **{"learning_rate": 0.01, "train_sampling_strategy": "random", **arguments},
+    )
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer
+
+
+def size_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.suffix in (".safetensors", ".pt"))
+
+
+@pytest.mark.fact("Checkpoints: of a PEFT model they hold the adapter and the optimizer, not the frozen base")
+def test_a_checkpoint_does_not_hold_the_base(tmp_path: Path) -> None:
+    trainer = train(tmp_path, StopAt(3))
+    folder = tmp_path / "checkpoint-3"
+    numbers = trainer.get_num_trainable_parameters()
+    assert set(load_file(folder / "model.safetensors")) == {
+        name for name, parameter in trainer.model.named_parameters() if parameter.requires_grad
+    }
+    assert (folder / "adapter_config.json").is_file()
+    assert len(load_file(folder / "adapter_model.safetensors")) == 2
+    few_names_and_generators = 40_000
+    assert size_of(folder) < 4 * 4 * numbers + few_names_and_generators  # twice the adapter, and two moments of it
+
+
+def write_all(self: Engine, folder: Path, write_others: Any) -> None:
+    """As checkpoints were written before: the base and the optimizer are in native parts."""
+    save_run(self, folder, {}, write_others=write_others)
+
+
+@pytest.mark.fact(
+    "Resuming: with PEFT exact to the bit, also from checkpoints of earlier versions, which have the base"
+)
+@pytest.mark.parametrize("is_old", [False, True])
+@pytest.mark.parametrize("settings", [{}, {"modules_to_save": ["ln_f"]}], ids=["lora", "and a trained norm"])
+def test_a_resume_is_exact(settings: Any, is_old: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = train(tmp_path / "whole", model=adapted(**settings))
+    with monkeypatch.context() as patch:
+        if is_old:
+            patch.setattr(Engine, "write_run", write_all)
+        train(tmp_path / "parts", StopAt(4), model=adapted(**settings))
+    names = {entry.name for entry in read_manifest(tmp_path / "parts" / "checkpoint-4").files}
+    assert ("optimizer.safetensors" in names) == is_old
+    resumed = train(tmp_path / "parts", resume=True, model=adapted(**settings))
+    assert losses(resumed) == losses(whole)
+    assert_same(everything(resumed)["model"], everything(whole)["model"])
+
+
+@pytest.mark.fact(
+    "Interplay: a PEFT checkpoint of transformers can be gone on from, and transformers goes on from ours"
+)
+@pytest.mark.filterwarnings("ignore:.*torch.load.*:FutureWarning")
+@pytest.mark.parametrize(("first", "second"), [("ours", "theirs"), ("theirs", "ours"), ("theirs", "theirs")])
+def test_each_goes_on_from_the_checkpoint_of_the_other(first: str, second: str, tmp_path: Path) -> None:
+    arguments: dict[str, Any] = {"save_strategy": "steps", "save_steps": 4, "learning_rate": 0.01}
+
+    def parts() -> dict[str, Any]:
+        return {"model": adapted(lora_dropout=0.0), "train_dataset": sentences(10), "eval_dataset": sentences(4)}
+
+    whole = run(first, tmp_path / "first", parts=parts(), **arguments)
+    resumed = run(
+        second, tmp_path / "second", parts=parts(), resume=str(tmp_path / "first" / "checkpoint-4"), **arguments
+    )
+    for name, value in whole.model.state_dict().items():
+        torch.testing.assert_close(resumed.model.state_dict()[name], value, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.fact("Best model: of a PEFT model it is loaded at the end, also where only the model is saved")
+@pytest.mark.parametrize("only_model", [False, True])
+def test_the_best_adapter_is_loaded_at_the_end(only_model: bool, tmp_path: Path) -> None:
+    best: dict[str, Any] = {
+        "eval_strategy": "steps",
+        "eval_steps": 2,
+        "save_strategy": "steps",
+        "save_steps": 2,
+        "load_best_model_at_end": True,
+        "learning_rate": 1.0,
+    }
+    trainer = train(tmp_path, save_only_model=only_model, **best)
+    assert trainer.state.best_global_step != trainer.state.global_step
+    assert trainer.evaluate()["eval_loss"] == trainer.state.best_metric
+
+
+@pytest.mark.fact("Resuming: another frozen base than at the save is warned about")
+def test_another_base_is_warned_about(tmp_path: Path) -> None:
+    train(tmp_path, StopAt(4))
+    with pytest.warns(UserWarning, match="The frozen base of this PeftModelForCausalLM has other weights"):
+        train(tmp_path, resume=True, model=adapted(scale=1.5))
+
+
+def test_a_state_dict_that_a_script_has_replaced_changes_nothing(tmp_path: Path) -> None:
+    """Many scripts return the adapter alone, so that less is saved."""
+    whole = train(tmp_path / "whole")
+
+    def replaced() -> Any:
+        model = adapted()
+        own = model.state_dict
+        model.state_dict = types.MethodType(lambda self, *_, **__: peft.get_peft_model_state_dict(self, own()), model)
+        return model
+
+    train(tmp_path / "parts", StopAt(4), model=replaced())
+    resumed = train(tmp_path / "parts", resume=True, model=replaced())
+    assert losses(resumed) == losses(whole)
+
+
+def test_an_adapter_of_another_kind_is_refused(tmp_path: Path) -> None:
+    train(tmp_path, StopAt(4))
+    for path in (tmp_path / "checkpoint-4").iterdir():
+        if path.name not in ("adapter_model.safetensors", "optimizer.pt", "trainer_state.json"):
+            path.unlink()
+    with pytest.raises(InvalidCheckpointError, match="does not fit the adapter 'default'"):
+        train(tmp_path, resume=str(tmp_path / "checkpoint-4"), model=adapted(r=3))
