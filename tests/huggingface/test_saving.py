@@ -12,9 +12,10 @@ from safetensors.torch import load_file
 
 from pytorch_accelerated.checkpointing.verify import verify
 from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError, NonFiniteLossError
-from pytorch_accelerated.huggingface import Trainer, TrainerCallback, get_last_checkpoint
-from tests.huggingface.runs import Recorder, Regression, StopAt, losses, make_arguments, make_trainer
+from pytorch_accelerated.huggingface import Trainer, TrainerCallback, TrainingArguments, get_last_checkpoint
+from tests.huggingface.runs import Recorder, Regression, StopAt, everything, losses, make_arguments, make_trainer
 from tests.support.dispositions import default_signals
+from tests.support.resuming import assert_same
 
 USUAL_FILES = {"model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth"} | {
     "trainer_state.json",
@@ -56,6 +57,59 @@ def test_what_is_saved_loads_without_executing_anything(tmp_path: Path) -> None:
     assert loaded["scheduler.pt"] == trainer.lr_scheduler.state_dict()
     assert loaded["training_args.bin"] == trainer.args.to_dict()
     assert json.loads((tmp_path / "checkpoint-5" / "training_args.json").read_text()) == trainer.args.to_dict()
+
+
+@pytest.mark.fact("Differences: training_args.bin is a dict of plain values, which are its attributes, too")
+@pytest.mark.parametrize("weights_only", [True, False])
+def test_saved_arguments_answer_to_attributes(weights_only: bool, tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, learning_rate=0.25, eval_strategy="epoch", local_rank=0)
+    trainer.save_model()
+    args = torch.load(tmp_path / "training_args.bin", weights_only=weights_only)
+    assert (args.learning_rate, args.eval_strategy, args.train_batch_size, args.push_to_hub) == (
+        0.25,
+        "epoch",
+        2,
+        False,
+    )
+    assert TrainingArguments(**args) == trainer.args
+
+
+@pytest.mark.fact("Checkpoints: the optimizer is saved once, as optimizer.pt, which a resume reads after its checksum")
+def test_the_optimizer_is_saved_once(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, save_strategy="steps", save_steps=4, num_train_epochs=1)
+    trainer.train()
+    names = {path.name for path in (tmp_path / "checkpoint-4").iterdir()}
+    assert [name for name in names if name.startswith("optimizer")] == ["optimizer.pt"]
+    latest = tmp_path / "checkpoint-5"
+    shutil.copytree(tmp_path / "checkpoint-4", tmp_path / "kept" / "checkpoint-4")
+    path = tmp_path / "checkpoint-4" / "optimizer.pt"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    assert latest.is_dir()
+    shutil.rmtree(latest)
+    with pytest.raises(InvalidCheckpointError, match=r"No checkpoint is valid:(.|\n)*optimizer\.pt"):
+        make_trainer(tmp_path, num_train_epochs=1).train(resume_from_checkpoint=True)
+    resumed = make_trainer(tmp_path, num_train_epochs=1)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "kept" / "checkpoint-4"))
+    assert_same(everything(resumed)["model"], everything(trainer)["model"])
+
+
+@pytest.mark.fact("Resuming: functions in the optimizer's groups are those of the live one")
+def test_an_optimizer_with_a_function_among_its_settings_is_resumed(tmp_path: Path) -> None:
+    def parts() -> dict[str, Any]:
+        model = Regression()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        optimizer.param_groups[0]["shape"] = abs
+        return {"model": model, "optimizers": (optimizer, None)}
+
+    arguments: dict[str, Any] = {"save_strategy": "steps", "save_steps": 4}
+    whole = make_trainer(tmp_path, parts=parts(), **arguments)
+    whole.train()
+    resumed = make_trainer(tmp_path, parts=parts(), **arguments)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    assert resumed.optimizer.param_groups[0]["shape"] is abs
+    assert_same(everything(resumed)["model"], everything(whole)["model"])
 
 
 @pytest.mark.fact("Checkpoints: save_only_model leaves out optimizer, scheduler, rng")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from pytorch_accelerated.errors import ConfigurationError, InvalidCheckpointErro
 from pytorch_accelerated.huggingface.adapters import frozen_base, has_adapters, load_adapters
 from pytorch_accelerated.huggingface.arguments import TrainingArguments
 from pytorch_accelerated.huggingface.checkpoints import checkpoint_step, sort_checkpoints
+from pytorch_accelerated.huggingface.not_taken_over import names_not_taken_over
 from pytorch_accelerated.huggingface.weight_files import (
     ADAPTER_NAME,
     INDEX_NAME,
@@ -78,9 +80,22 @@ def save_companions(folder: Path, args: TrainingArguments, processing_class: Any
     if hasattr(processing_class, "save_pretrained"):
         processing_class.save_pretrained(folder)
     contents = args.to_dict()
-    save_portable(folder / TRAINING_ARGS_NAME, contents)
+    save_portable(folder / TRAINING_ARGS_NAME, _with_attributes(args, contents))
     text = json.dumps(contents, indent=2, sort_keys=True) + "\n"
     (folder / TRAINING_ARGS_NAME).with_suffix(".json").write_text(text, encoding="utf-8")
+
+
+def _with_attributes(args: TrainingArguments, contents: Mapping[str, Any]) -> OrderedDict[str, Any]:
+    """A dict whose values are its attributes, too, as those of the object that `transformers` saves.
+
+    Of all classes, this is the one that a load with ``weights_only=True`` takes with attributes.
+    """
+    values = OrderedDict(contents)
+    others = {name: vars(args)[name] for name in names_not_taken_over(type(args))}
+    sizes = {"train_batch_size": args.train_batch_size, "eval_batch_size": args.eval_batch_size}
+    attributes = {**others, **sizes, **contents}
+    vars(values).update((name, value) for name, value in attributes.items() if not hasattr(OrderedDict, name))
+    return values
 
 
 def save_tensors(folder: Path, contents: Mapping[str, Mapping[str, Any] | None]) -> None:
