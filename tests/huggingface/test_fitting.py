@@ -97,9 +97,9 @@ def test_without_the_argument_and_for_other_errors_nothing_begins_anew(tmp_path:
         def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
             raise RuntimeError("broken")
 
-    with pytest.raises(RuntimeError) as caught:
+    with pytest.raises(RuntimeError) as other:
         fit(tmp_path, parts={"model": Broken()}).train()
-    assert str(caught.value) == "broken"
+    assert str(other.value) == "broken"
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import torch
 
 from pytorch_accelerated.checkpointing.background import BackgroundWriter
 from pytorch_accelerated.checkpointing.codec import Encoded, hide_callables, restore_callables
+from pytorch_accelerated.checkpointing.layout import MANIFEST_NAME
 from pytorch_accelerated.checkpointing.optimizer_file import read_optimizer_file
 from pytorch_accelerated.checkpointing.optimizers import check_optimizer_state, load_optimizer_state
 from pytorch_accelerated.checkpointing.own_states import own_differences, with_own
@@ -183,7 +184,9 @@ def seed_of_run(folder: Path) -> int:
 
 
 def data_of_run(folder: Path) -> dict[str, SavedData]:
-    """What the run that was saved in `folder` read: its loaders' seeds and rows; nothing in older states."""
+    """What the run that was saved in `folder` read: its loaders' seeds and rows; nothing in older or foreign states."""
+    if not (folder / MANIFEST_NAME).is_file():  # `transformers` wrote it
+        return {}
     return saved_data(read_manifest(folder).facts, source=folder)
 
 
