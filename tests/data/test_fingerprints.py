@@ -2,6 +2,7 @@
 
 import dataclasses
 import random
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -170,6 +171,17 @@ def test_rows_of_all_kinds_are_told_apart(make: Any) -> None:
     assert contents_of(lambda index: make(4)) == first
     assert contents_of(lambda index: make(5)) != first
     assert contents_of(lambda index: make(5 if index == 4 else 4)) != first
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_the_folder_of_a_file_does_not_count_but_its_name_does(kind: Any) -> None:
+    first, elsewhere, other = (
+        contents_of(lambda index, path=path: kind(path))
+        for path in ("/node_1/cache/a.wav", "/node_2/cache/a.wav", "/node_1/cache/b.wav")
+    )
+    assert first == elsewhere != other
+    texts = [contents_of(lambda index, text=text: text) for text in ("this and/or that", "these and/or that")]
+    assert texts[0] != texts[1]
 
 
 def test_the_last_digits_of_a_row_do_not_count() -> None:

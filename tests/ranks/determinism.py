@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import Dataset, TensorDataset, random_split
+from torch.utils.data import DataLoader, Dataset, TensorDataset, random_split
 
 from pytorch_accelerated import Trainer, set_seed
 from pytorch_accelerated.errors import DataError
@@ -72,6 +72,25 @@ assert again.run_config.seed == seed
 runs = [train_randomly(3, workers=workers) for workers in (0, 2)]
 assert digest(runs[0]) == digest(runs[1])
 assert len(set(trainer._ranks.exchange(digest(runs[0])))) == 1, "ranks have different weights"
+
+
+class Seen(Trainer):
+    """Keeps the first number of each row that this rank trains on."""
+
+    def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
+        self.rows: list[float] = [*getattr(self, "rows", []), *batch[0][:, 0].tolist()]
+        return super().calculate_train_batch_loss(batch)
+
+
+# The first rank's generator decides on the order, where the user gives each rank one of its own.
+numbers, orders = regression_data(12), []
+for own in (torch.Generator().manual_seed(rank), torch.Generator().manual_seed(rank + 100)):
+    seen = Seen(model := tiny_model(), nn.MSELoss(), sgd(model), callbacks=())
+    seen.train(DataLoader(TensorDataset(*numbers), 2, shuffle=True, generator=own), 1)
+    everyones = [row for rows in trainer._ranks.exchange(seen.rows) for row in rows]
+    assert sorted(everyones) == sorted(numbers[0][:, 0].tolist())
+    orders.append(everyones)
+assert orders[0] != orders[1]
 
 # A split that every rank has drawn for itself.
 data = TensorDataset(*regression_data(40))

@@ -12,6 +12,7 @@ import numbers
 import operator
 import warnings
 from collections.abc import Iterator, Mapping
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -146,8 +147,11 @@ def _words_of(value: Any, depth: int = 0) -> Iterator[bytes]:
     yield f"{name}(".encode()
     if depth > _MAX_DEPTH or value is None:
         pass
-    elif isinstance(value, (str, bytes)):
-        yield value.encode(errors="replace") if isinstance(value, str) else value
+    elif isinstance(value, bytes):
+        yield value
+    elif isinstance(value, (str, PurePath)):
+        # Machines may keep the same files in different folders.
+        yield PurePath(value).name.encode(errors="replace") if _is_path(value) else str(value).encode(errors="replace")
     elif isinstance(value, numbers.Integral):
         yield str(int(value)).encode()
     elif isinstance(value, numbers.Number):
@@ -165,6 +169,10 @@ def _words_of(value: Any, depth: int = 0) -> Iterator[bytes]:
     elif isinstance(value, torch.Tensor) or hasattr(value, "__array__") or hasattr(value, "__array_interface__"):
         yield from _words_of_array(_as_array(value), depth)
     yield b")"
+
+
+def _is_path(value: str | PurePath) -> bool:
+    return isinstance(value, PurePath) or ("/" in value and len(value.split(maxsplit=1)) == 1)
 
 
 def _as_array(value: Any) -> np.ndarray[Any, Any]:
