@@ -283,7 +283,7 @@ class CapturedStep:
             if not trainer._report_leaves_loss(output, batch, step):
                 self._obstacle = "a callback changes batch_output['loss'] in `on_train_step_end`"
             weighted = trainer._weighted(output)
-            if trainer._late_counts:
+            if trainer._late_counts.counts:
                 self._obstacle = _COUNTED_LATE
             trainer._guarded(trainer.backward_step, weighted)
         if versions != [parameter._version for parameter in parts.parameters]:

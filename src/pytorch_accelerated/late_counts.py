@@ -22,21 +22,18 @@ class LateCounts:
         ranks: the processes.
 
     Attributes:
+        counts: of the batches of the update so far.
         hook_counts: whether the hook returns `num_items_in_batch`; None before the first batch.
         is_agreed: whether all ranks know that their hooks do alike.
     """
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
-        self._counts: list[Any] = []
+        self.counts: list[Any] = []
         self._reference = 1.0
         self._are_tensors = False  # on any rank
         self.is_agreed = ranks.count == 1
         self.hook_counts: bool | None = None
-
-    def __len__(self) -> int:
-        """Batches of the update that have been counted."""
-        return len(self._counts)
 
     def check(self, output: Mapping[str, Any]) -> bool:
         """Whether the hook has counted the items of a batch.
@@ -58,7 +55,7 @@ class LateCounts:
             count: of this rank's batch.
             samples: of the whole update, on all ranks: the weights are near 1 if it has about as many items.
         """
-        self._counts.append(count)
+        self.counts.append(count)
         self._reference = max(1.0, samples / self._ranks.count)
         if isinstance(count, torch.Tensor):
             return count.detach().reshape(()).to(widest_float(count.device)) / self._reference
@@ -66,7 +63,7 @@ class LateCounts:
 
     def forget_after(self, length: int) -> None:
         """Forget all counts but the first `length`: their batches are computed again."""
-        del self._counts[length:]
+        del self.counts[length:]
 
     def agree(self) -> None:
         """At the end of the first update: do the hooks of all ranks count? Must be called by all ranks.
@@ -74,7 +71,7 @@ class LateCounts:
         Raises:
             HookOutputError: if those of some ranks do, so that the others would not take part in adding up.
         """
-        are_tensors = any(isinstance(count, torch.Tensor) for count in self._counts)
+        are_tensors = any(isinstance(count, torch.Tensor) for count in self.counts)
         counting, tensors = zip(*self._ranks.exchange_numbers([bool(self.hook_counts), are_tensors]), strict=True)
         if len(set(counting)) > 1:
             raise _only_some(f"on rank {', '.join(str(rank) for rank, counts in enumerate(counting) if counts)} only")
@@ -90,7 +87,7 @@ class LateCounts:
             DataError: on all ranks, if the update has no items.
         """
         total = self._total()
-        self._counts.clear()
+        self.counts.clear()
         if total == 0:
             raise DataError(
                 "An update has no items at all: `num_items_in_batch` was 0 for each of its batches, on all ranks. A "
@@ -100,11 +97,11 @@ class LateCounts:
         return self._ranks.count * self._reference / total
 
     def _total(self) -> float:
-        numbers: Any = sum(count for count in self._counts if not isinstance(count, torch.Tensor))
+        numbers: Any = sum(count for count in self.counts if not isinstance(count, torch.Tensor))
         device = self._ranks.device
         on_device = [
             count.detach().reshape(()).to(device=device, dtype=widest_float(device))
-            for count in self._counts
+            for count in self.counts
             if isinstance(count, torch.Tensor)
         ]
         if self._are_tensors:

@@ -419,7 +419,7 @@ class TrainingLoop(RunControl):
             is_skipped = any(flag.item() for flag in found.values())  # the one documented read of fp16
         if not self._late_counts.is_agreed:
             self._late_counts.agree()
-        if self._late_counts:
+        if self._late_counts.counts:
             factor = self._late_counts.take_factor()
             gradients = own_parts(parameter.grad for parameter in self._parameters() if parameter.grad is not None)
             if gradients:

@@ -76,7 +76,7 @@ class BatchSplitter:
             torch.OutOfMemoryError: if a single sample does not fit.
         """
         trainer, size = self._trainer, rows_of(batch)
-        parts, late_counts = StepParts(trainer), len(trainer._late_counts)
+        parts, late_counts = StepParts(trainer), len(trainer._late_counts.counts)
         # Gradients of earlier batches of the update are added to in place.
         before = Snapshot(parts, [*parts.buffers().values(), *parts.named_gradients().values()])
         self._is_reported = self._is_loss_changed = False

@@ -312,7 +312,7 @@ class Trainer(TrainingRun):
             collate_fn: makes a batch of samples; default: the last one given.
 
         Returns:
-            The metrics, with the mean loss per sample as ``evaluation_loss``.
+            The metrics, with the mean loss as ``evaluation_loss``: per sample, or per item where items are counted.
 
         Raises:
             ConfigurationError: without any dataset.

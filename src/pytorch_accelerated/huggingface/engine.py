@@ -270,7 +270,9 @@ class Engine(NativeTrainer):
         if self._ranks.any(None in counts):
             return None
         total = sum(count or 0 for count in counts)
-        return int(self._ranks.sum([total])[0]) if self._face.args.average_tokens_across_devices else total
+        if self._face.args.average_tokens_across_devices:
+            return int(self._ranks.sum([total])[0])
+        return max(1, total)  # a process without any label adds 0, not 0 / 0
 
     def _apply_gradients(self) -> None:
         self._clip_gradients()
