@@ -54,6 +54,13 @@ def test_a_lost_rank_is_an_error_that_names_update_and_newest_state(tmp_path: Pa
 
 
 @pytest.mark.processes
+def test_the_hugging_face_trainer_tells_of_a_lost_rank_too(tmp_path: Path) -> None:
+    told = run_on_ranks(RANKS / "huggingface_lost_peer.py", 2, tmp_path).stdout_of_ranks[0]
+    assert "Rank 0 of 2 lost another rank after update 3 (" in told
+    assert f"The newest complete state is {tmp_path / 'checkpoint-2'}, from which the run resumes" in told
+
+
+@pytest.mark.processes
 @pytest.mark.slow
 def test_a_rank_that_hangs_is_waited_for_as_long_as_the_timeout_says(tmp_path: Path) -> None:
     # Far below torch's half an hour, far above what a busy machine needs to begin.
