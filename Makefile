@@ -9,7 +9,7 @@ VENV_PYTHON := $(VENV)/bin/python
 PIP_INSTALL := $(VENV_PYTHON) -m pip install --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench chaos differential clean
+.PHONY: help demo test check bench chaos differential public-scripts clean
 .NOTPARALLEL:  # there is one environment to install into
 
 help:
@@ -19,6 +19,7 @@ help:
 	@echo "make bench   the benchmarks"
 	@echo "make chaos   kills, crashes, damage and signals, in the size that a release must stand"
 	@echo "make differential   the same scripts with the reference package and with this one; writes what differs"
+	@echo "make public-scripts   the reference's examples with both; writes a table"
 	@echo "make clean   remove the environment ($(VENV))"
 
 demo: $(VENV)/.demo
@@ -39,6 +40,9 @@ chaos: $(VENV)/.dev
 
 differential: $(VENV)/.reference
 	@$(VENV_PYTHON) scripts/differential.py
+
+public-scripts: $(VENV)/.public-scripts
+	@$(VENV_PYTHON) scripts/public_scripts.py
 
 clean:
 	rm -rf $(VENV)
@@ -79,4 +83,11 @@ $(VENV)/.demo $(VENV)/.bench $(VENV)/.dev:
 $(VENV)/.reference: $(VENV)/.dev
 	@rm -rf $(VENV)/reference
 	@$(PIP_INSTALL) -qq --no-deps --target $(VENV)/reference pytorch-accelerated==0.1.61
+	@touch $@
+
+# What those examples import besides. Without dependencies, so that torch and numpy stay as they are.
+$(VENV)/.public-scripts: $(VENV)/.reference
+	@$(PIP_INSTALL) -qq --no-deps --upgrade --target $(VENV)/public-scripts albucore==0.0.24 albumentations==2.0.8 \
+		annotated-types evaluate func-to-script opencv-python-headless pycocotools pydantic pydantic-core \
+		simsimd stringzilla typing-inspection
 	@touch $@

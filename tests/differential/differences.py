@@ -102,6 +102,13 @@ SECTIONS: dict[str, tuple[Difference, ...]] = {
             ),
         ),
         Difference(
+            '`run_config["num_epochs"]`',
+            "`TypeError`: fields are attributes only",
+            "fields are items, too, as in earlier releases",
+            "Older scripts read them so.",
+            ("idioms.files_of_ones_own/items",),
+        ),
+        Difference(
             "A second `train` with `reset_run_history=False`",
             "runs one epoch less than asked for",
             "runs all its epochs, numbered on",
@@ -146,6 +153,7 @@ SECTIONS: dict[str, tuple[Difference, ...]] = {
                 "schedulers.cosine/*/rates/at first",
                 "scheduling.of_the_package/*",
                 "checkpoints.loading/without scheduler/rate",
+                "idioms.schedules_of_several_groups",
             ),
         ),
         Difference(
