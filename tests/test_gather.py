@@ -71,5 +71,5 @@ def test_rows_of_nothing_but_padding_are_left_out_on_one_process_too(trainer: Tr
 @pytest.mark.processes
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_a_detector_counts_the_boxes_that_it_found_and_no_others(ranks: int) -> None:
-    output = run_on_ranks(RANKS / "detection.py", ranks, timeout_seconds=300)
+    output = run_on_ranks(RANKS / "detection.py", ranks)
     assert [text.splitlines()[-1] for text in output.stdout_of_ranks] == [f"world {ranks}: all boxes found"] * ranks
