@@ -786,3 +786,8 @@ def test_scripts_find_what_they_read_of_the_arguments() -> None:
     for name in ("_n_gpu", "mixed_precision", "deepspeed_plugin", "fsdp_plugin_args", "_setup_devices"):
         assert getattr(ours, name) == getattr(theirs, name), name
     assert ours.distributed_state.is_main_process
+
+
+@pytest.mark.fact("Arguments: warmup_steps=None, the default of some subclasses, means none")
+def test_no_warmup_may_be_none(tmp_path: Path) -> None:
+    assert TrainingArguments(str(tmp_path), warmup_steps=None).warmup_steps == 0  # type: ignore[arg-type]

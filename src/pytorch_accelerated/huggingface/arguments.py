@@ -340,6 +340,8 @@ class TrainingArguments(metaclass=_RefusingUnknown):
         self.report_to = _trackers(self.report_to)
         if self.disable_tqdm is None:
             self.disable_tqdm = False
+        if self.warmup_steps is None:  # the default of subclasses, sentence-transformers' for one
+            self.warmup_steps = 0
 
     def check(self) -> None:
         """Refuse values that cannot work. Done at once, and again by the Trainer for what was changed since.
