@@ -195,7 +195,10 @@ def _is_slurm_task(variables: Mapping[str, str]) -> bool:
     """
     if "SLURM_STEP_NUM_TASKS" in variables:
         return True
-    return "SLURM_PROCID" in variables and variables.get("ENVIRONMENT") != "BATCH"
+    if "SLURM_PROCID" not in variables or variables.get("ENVIRONMENT") == "BATCH":
+        return False
+    # Scripts have environments of their own; Slurm's daemon above a batch script is called "slurmstepd: [7.batch]".
+    return not any(re.match(r"slurmstepd: \[.*\.(batch|interactive)\]", " ".join(words)) for _, words in ancestors())
 
 
 def _slurm_tasks_of_node(variables: Mapping[str, str]) -> int | None:
