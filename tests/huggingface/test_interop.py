@@ -154,6 +154,7 @@ def test_a_run_is_stopped_early(kind: Any, tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.filterwarnings("ignore:A second TensorBoardCallback was added")  # which is what is wanted here
 @pytest.mark.fact("Interoperation: transformers' TensorBoardCallback writes the same tags and values as ours")
 def test_a_genuine_tensorboard_callback_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "theirs"))
