@@ -6,6 +6,7 @@ in `running.py`, what a subclass may override in `hooks.py`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,18 @@ from pytorch_accelerated.callbacks.defaults import DEFAULT_CALLBACKS
 from pytorch_accelerated.callbacks.handler import CallbackHandler
 from pytorch_accelerated.callbacks.limits import OuterLimit
 from pytorch_accelerated.capturing import CapturedStepReport, refuse_what_cannot_be_captured
-from pytorch_accelerated.checkpointing.optimizers import check_optimizer_state, load_optimizer_state
+from pytorch_accelerated.checkpointing.optimizers import check_optimizer_state
 from pytorch_accelerated.checkpointing.portable import load_portable, save_portable
 from pytorch_accelerated.checkpointing.shared_disk import agree_on_resuming
+from pytorch_accelerated.checkpointing.taking_over import all_or_nothing, check_like, take_over
 from pytorch_accelerated.checkpointing.training_state import load_run, save_run
 from pytorch_accelerated.checkpointing.verify import find_state
-from pytorch_accelerated.checkpointing.weights import canonical_state_dict, check_finite, load_canonical
+from pytorch_accelerated.checkpointing.weights import (
+    canonical_state_dict,
+    check_canonical,
+    check_finite,
+    load_canonical,
+)
 from pytorch_accelerated.compiling import CompileReport, CompileWatch
 from pytorch_accelerated.data.building import build_loader, check_dataset
 from pytorch_accelerated.data.checking import refuse_rearranged
@@ -438,14 +445,22 @@ class Trainer(TrainingRun):
                 f"{checkpoint_path} has no 'model_state_dict', only {', '.join(map(repr, checkpoint)) or 'nothing'}. "
                 "Load a file that `save_checkpoint` wrote."
             )
-        takes_optimizer = load_optimizer and self.optimizer is not None and "optimizer_state_dict" in checkpoint
-        if takes_optimizer:
-            check_optimizer_state(self.optimizer, checkpoint["optimizer_state_dict"], source=checkpoint_path)
-        load_canonical(self.get_model(), checkpoint["model_state_dict"])
-        if takes_optimizer:
-            load_optimizer_state(self.optimizer, checkpoint["optimizer_state_dict"])
-        if load_scheduler and self.scheduler is not None and "scheduler_state_dict" in checkpoint:
-            self.scheduler.load_state_dict(checkpoint["scheduler_state_dict"])
+        optimizer_state = (
+            checkpoint.get("optimizer_state_dict") if load_optimizer and self.optimizer is not None else None
+        )
+        scheduler_state = (
+            checkpoint.get("scheduler_state_dict") if load_scheduler and self.scheduler is not None else None
+        )
+        check_canonical(self.get_model(), checkpoint["model_state_dict"])
+        if optimizer_state is not None:
+            check_optimizer_state(self.optimizer, optimizer_state, source=checkpoint_path)
+        others = []
+        if scheduler_state is not None:
+            check_like(self.scheduler, scheduler_state, source=checkpoint_path)
+            others = [(type(self.scheduler).__name__, self.scheduler, scheduler_state)]
+        load_model = functools.partial(load_canonical, self.get_model(), checkpoint["model_state_dict"])
+        with all_or_nothing() as undo:
+            take_over(load_model, self.optimizer, optimizer_state, others, undo, source=checkpoint_path)
         return checkpoint
 
     def save_training_state(

@@ -40,7 +40,10 @@ def everything_of(trainer: Trainer) -> dict[str, Any]:
             "history": trainer.run_history.state_dict(),
             "run_state": trainer.run_state.state_dict(),
             "losses": trainer._loss_tracker.state_dict(),
-            "callbacks": [vars(callback) for callback in trainer.callback_handler],
+            "callbacks": [
+                {name: value for name, value in vars(callback).items() if name != "_ranks"}
+                for callback in trainer.callback_handler
+            ],
             "generators": generator_states(),
         }
     )

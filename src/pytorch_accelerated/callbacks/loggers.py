@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.checkpointing import disk
+from pytorch_accelerated.checkpointing.likeness import require_kinds
 from pytorch_accelerated.checkpointing.publish import replacing
+from pytorch_accelerated.checkpointing.run_parts import check_records
 from pytorch_accelerated.tracking.history import MetricRecord
 
 if TYPE_CHECKING:
@@ -79,6 +81,8 @@ class _FileLogger(TrainerCallback, abc.ABC):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on after that."""
+        require_kinds(state, {"records": (list,)}, of=type(self).__name__)
+        check_records(state["records"], "records")
         self._records = tuple(MetricRecord(*record) for record in state["records"])
 
     def _log(self, trainer: Trainer) -> None:

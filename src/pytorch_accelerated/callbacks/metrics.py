@@ -10,6 +10,8 @@ import torch
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.progress import LogMetricsCallback
 from pytorch_accelerated.callbacks.warning import warn_user
+from pytorch_accelerated.checkpointing.likeness import require_kinds
+from pytorch_accelerated.checkpointing.taking_over import explained_taking_over
 from pytorch_accelerated.errors import ConfigurationError, HookOutputError
 from pytorch_accelerated.optional import require
 
@@ -138,6 +140,8 @@ class MetricsCallback(TrainerCallback):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from there; the states are shared out over the ranks when they are needed."""
+        kinds = {"its own": ()} if not isinstance(state, dict) else dict.fromkeys(state, (list,))
+        require_kinds(state, kinds, of=type(self).__name__)
         self._restored = state
 
     def _collection(self, trainer: Trainer, purpose: str) -> MetricCollection:
@@ -150,8 +154,9 @@ class MetricsCallback(TrainerCallback):
             saved = self._restored[key][trainer._ranks.index :: trainer._ranks.count]
             self._restored = {other: states for other, states in self._restored.items() if other != key}
             self._collections[key].reset()
-            _refuse_what_cannot_be_continued(self._collections[key], saved)
-            _write_states(self._collections[key], saved)
+            with explained_taking_over(type(self).__name__, "the training state"):
+                _refuse_what_cannot_be_continued(self._collections[key], saved)
+                _write_states(self._collections[key], saved)
         return self._collections[key]
 
     def _update(self, collection: MetricCollection, batch: Any, batch_output: dict[str, Any]) -> None:

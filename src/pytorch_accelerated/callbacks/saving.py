@@ -13,8 +13,9 @@ from torch.nn.parameter import is_lazy
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.earlier import tell_of_earlier_file, tell_of_earlier_states
 from pytorch_accelerated.callbacks.warning import warn_user
-from pytorch_accelerated.callbacks.watching import WatchedMetric
+from pytorch_accelerated.callbacks.watching import KINDS_OF_BEST, WatchedMetric
 from pytorch_accelerated.checkpointing.layout import Manifest
+from pytorch_accelerated.checkpointing.likeness import require_kinds
 from pytorch_accelerated.checkpointing.policy import SavePolicy
 from pytorch_accelerated.checkpointing.publish import remove_state
 from pytorch_accelerated.checkpointing.retention import Retention, SavedState
@@ -139,6 +140,7 @@ class SaveBestModelCallback(TrainerCallback):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on with the search of the run that is being resumed."""
+        require_kinds(state, KINDS_OF_BEST, of=type(self).__name__)
         self.best_metric = state["best_metric"]
         self.best_metric_epoch = state["best_metric_epoch"]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
-from pytorch_accelerated.callbacks.watching import WatchedMetric
+from pytorch_accelerated.callbacks.watching import KINDS_OF_BEST, WatchedMetric
+from pytorch_accelerated.checkpointing.likeness import require_kinds
 from pytorch_accelerated.errors import ConfigurationError, NonFiniteLossError, StopTrainingError
 from pytorch_accelerated.settings import check_positive_count
 
@@ -133,6 +134,7 @@ class EarlyStoppingCallback(TrainerCallback):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from there."""
+        require_kinds(state, {**KINDS_OF_BEST, "evaluations_without_improvement": (int,)}, of=type(self).__name__)
         self.best_metric = state["best_metric"]
         self.best_metric_epoch = state["best_metric_epoch"]
         self.evaluations_without_improvement = state["evaluations_without_improvement"]

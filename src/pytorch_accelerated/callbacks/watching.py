@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 _OF_EVALUATION = ("eval_", "intermediate_", "ema_model_")
 
 
+KINDS_OF_BEST = {"best_metric": (float, int, type(None)), "best_metric_epoch": (int, type(None))}
+"""What a callback that watches a metric keeps of the best one; see `require_kinds`."""
+
+
 @dataclasses.dataclass(frozen=True)
 class WatchedMetric:
     """A metric of the run history that something is decided by.

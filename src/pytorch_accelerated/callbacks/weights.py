@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from pytorch_accelerated.averaging import ModelEma
 from pytorch_accelerated.callbacks.earlier import tell_of_earlier_file
 from pytorch_accelerated.callbacks.saving import SaveBestModelCallback
 from pytorch_accelerated.callbacks.warning import warn_user
+from pytorch_accelerated.checkpointing.likeness import require_kinds
 from pytorch_accelerated.checkpointing.weights import canonical_state_dict, check_finite, load_canonical
 from pytorch_accelerated.errors import NonFiniteLossError
 
@@ -143,6 +145,7 @@ class ModelEmaCallback(SaveBestModelCallback):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on with the average of the run that is being resumed."""
         super().load_state_dict(state)
+        require_kinds(state, {"ema_model": (dict, OrderedDict, type(None))}, of=type(self).__name__)
         self._loaded_weights = state["ema_model"]  # a resumed run loads states before it makes the average
 
     def _average(self, trainer: Trainer) -> ModelEma:

@@ -6,11 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from pytorch_accelerated.checkpointing.optimizer_kinds import RATES, problem_of_entries
 from pytorch_accelerated.errors import InvalidCheckpointError
 from pytorch_accelerated.sharding import is_sharded, sharded_like
-
-# What schedulers leave in parameter groups.
-_OF_SCHEDULERS = {"initial_lr", "max_lr", "min_lr", "swa_lr", "base_momentum", "max_momentum"}
 
 
 def check_optimizer_state(optimizer: Any, state: Mapping[str, Any], *, source: object) -> None:
@@ -46,7 +44,7 @@ def check_optimizer_state(optimizer: Any, state: Mapping[str, Any], *, source: o
         )
     for live, saved in zip(live_groups, saved_groups, strict=True):
         missing = sorted(set(getattr(optimizer, "defaults", live)) - set(saved))
-        unknown = sorted(set(saved) - set(live) - _OF_SCHEDULERS)
+        unknown = sorted(set(saved) - set(live) - RATES)
         # One of them alone is what another version of torch leaves out or adds.
         if missing and unknown:
             raise InvalidCheckpointError(
@@ -54,6 +52,12 @@ def check_optimizer_state(optimizer: Any, state: Mapping[str, Any], *, source: o
                 f"{', '.join(map(repr, unknown))}, but this {kind} needs {', '.join(map(repr, missing))}. Use the "
                 "optimizer that it was saved with, or load without it."
             )
+    problem = problem_of_entries(optimizer, state)
+    if problem is not None:
+        raise InvalidCheckpointError(
+            f"The optimizer state in {source} does not fit this {kind}: {problem}. Make the optimizer as it was when "
+            "the state was saved, or load without it."
+        )
 
 
 def load_optimizer_state(optimizer: Any, state: Mapping[str, Any]) -> None:

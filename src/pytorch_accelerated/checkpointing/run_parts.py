@@ -8,7 +8,7 @@ numbers, reads whatever lies there in memory.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -77,17 +77,22 @@ def _check_shared(facts: Mapping[str, Any], parts: Mapping[str, Any]) -> None:
 
 def _check_history(history: Mapping[str, Any]) -> None:
     """What our histories have. One of a user's own may have something else, and looks at it itself."""
-    for name, _, epoch, update in history.get("records", ()):
-        if not isinstance(name, str):
-            raise TypeError("run.history.records holds something else than named values")
-        _check_count(epoch, "an epoch in run.history.records")
-        _check_count(update, "an update in run.history.records")
+    check_records(history.get("records", ()), "run.history.records")
     for position in history.get("read_positions", {}).values():
         _check_count(position, "run.history.read_positions")
     _check_count(history.get("current_epoch", 0), "run.history.current_epoch")
     _check_count(history.get("updates_done", 0), "run.history.updates_done")
     if not isinstance(history.get("metric_name_prefix", ""), str):
         raise TypeError("run.history.metric_name_prefix is no text")
+
+
+def check_records(records: Iterable[Any], path: str) -> None:
+    """Refuse what are no records of metrics, by whichever error that brings."""
+    for name, _, epoch, update in records:
+        if not isinstance(name, str):
+            raise TypeError(f"{path} holds something else than named values")
+        _check_count(epoch, f"an epoch in {path}")
+        _check_count(update, f"an update in {path}")
 
 
 def _check_own(own: Mapping[str, Any], path: str) -> None:

@@ -18,13 +18,15 @@ from pytorch_accelerated.checkpointing.background import BackgroundWriter
 from pytorch_accelerated.checkpointing.codec import Encoded, hide_callables, restore_callables
 from pytorch_accelerated.checkpointing.layout import MANIFEST_NAME
 from pytorch_accelerated.checkpointing.optimizer_file import read_optimizer_file
-from pytorch_accelerated.checkpointing.optimizers import check_optimizer_state, load_optimizer_state
+from pytorch_accelerated.checkpointing.optimizers import check_optimizer_state
 from pytorch_accelerated.checkpointing.own_states import own_differences, with_own
+from pytorch_accelerated.checkpointing.reading import kind_of
 from pytorch_accelerated.checkpointing.run_parts import check_run_parts
 from pytorch_accelerated.checkpointing.saved_metrics import storable_history
 from pytorch_accelerated.checkpointing.state_folder import encode_parts, read_state, write_encoded
+from pytorch_accelerated.checkpointing.taking_over import all_or_nothing, check_like, take_over
 from pytorch_accelerated.checkpointing.verify import read_manifest
-from pytorch_accelerated.checkpointing.weights import canonical_state_dict, load_canonical
+from pytorch_accelerated.checkpointing.weights import canonical_state_dict, check_canonical, load_canonical
 from pytorch_accelerated.data.resuming import SavedData, data_facts, restore_stream, saved_data, stream_state
 from pytorch_accelerated.deepspeed_engine import ZeroOptimizer
 from pytorch_accelerated.errors import InvalidCheckpointError
@@ -109,7 +111,7 @@ def load_run(trainer: Trainer, folder: Path, *, skipped_weights: Collection[str]
     Raises:
         InvalidCheckpointError: if the folder is damaged or belongs to another model or optimizer.
     """
-    facts, parts, optimizer_state = trainer._ranks.do_on_all(lambda: _read_run(trainer, folder))
+    facts, parts, optimizer_state = trainer._ranks.do_on_all(lambda: _read_run(trainer, folder, skipped_weights))
     run, extra = parts["run"], parts["extra"]
     by_rank = [parts[f"rank_{rank}"] for rank in range(facts["ranks"])]
     history, callbacks = _states_of_this_rank(trainer, parts, by_rank)
@@ -117,21 +119,19 @@ def load_run(trainer: Trainer, folder: Path, *, skipped_weights: Collection[str]
     if trainer._is_running:  # before all else: it may be a user's class that finds fault with its state
         streams = [state.get("stream") for state in by_rank]
         restore_stream(trainer._train_dataloader, streams, trainer._ranks, run_state=run_state, source=folder)
-    load_canonical(trainer.get_model(), parts["model"], may_lack=skipped_weights)
-    if optimizer_state is not None:
-        load_optimizer_state(trainer.optimizer, optimizer_state)
-    if trainer.scheduler is not None and parts["scheduler"] is not None:
-        trainer.scheduler.load_state_dict(parts["scheduler"])
-    scaler = trainer._accelerator.scaler
-    if scaler is not None and parts["scaler"]:
-        scaler.load_state_dict(parts["scaler"])
-    trainer.run_history.load_state_dict(history)
+    others = _others(trainer, parts, history, callbacks)
+    with all_or_nothing() as undo:
+
+        def load() -> None:
+            load_model = functools.partial(
+                load_canonical, trainer.get_model(), parts["model"], may_lack=skipped_weights
+            )
+            take_over(load_model, trainer.optimizer, optimizer_state, others, undo, source=folder)
+
+        # What steps a model that DeepSpeed has talks to the other ranks meanwhile.
+        load() if isinstance(trainer.optimizer, ZeroOptimizer) else trainer._ranks.do_on_all(load)
     trainer.run_state = run_state
     trainer._epochs_before_run = run["epochs_before_run"]
-    for callback in trainer.callback_handler:
-        state = callbacks.get(_state_key(callback))
-        if state is not None and hasattr(callback, "load_state_dict"):
-            callback.load_state_dict(state)
     trainer._gradient_norms.load_state_dict(by_rank[0]["gradient_norms"])  # the same on all ranks
     if len(by_rank) == trainer._ranks.count:
         own = by_rank[trainer._ranks.index]
@@ -143,7 +143,9 @@ def load_run(trainer: Trainer, folder: Path, *, skipped_weights: Collection[str]
     return {"current_epoch": trainer.run_history.current_epoch, **extra}
 
 
-def _read_run(trainer: Trainer, folder: Path) -> tuple[dict[str, Any], dict[str, Any], Any]:
+def _read_run(
+    trainer: Trainer, folder: Path, skipped_weights: Collection[str]
+) -> tuple[dict[str, Any], dict[str, Any], Any]:
     """Facts, parts and the optimizer's state, verified as far as possible before anything is changed."""
     facts, parts = read_state(folder, make_target=_targets(trainer))
     if "optimizer" not in parts:
@@ -155,7 +157,32 @@ def _read_run(trainer: Trainer, folder: Path) -> tuple[dict[str, Any], dict[str,
     if optimizer_state is not None:
         optimizer_state = restore_callables(optimizer_state, trainer.optimizer)
         check_optimizer_state(trainer.optimizer, optimizer_state, source=folder)
+    for _, target, state in _scheduler_and_scaler(trainer, parts):
+        check_like(target, state, source=folder)
+    check_canonical(trainer.get_model(), parts["model"], may_lack=skipped_weights)
     return facts, parts, optimizer_state
+
+
+def _others(
+    trainer: Trainer, parts: dict[str, Any], history: dict[str, Any], callbacks: dict[str, Any]
+) -> list[tuple[str, Any, Any]]:
+    """Everything besides model and optimizer that takes over a state: what it is called, it, and its state."""
+    others = [*_scheduler_and_scaler(trainer, parts), ("The run history", trainer.run_history, history)]
+    for callback in trainer.callback_handler:
+        state = callbacks.get(_state_key(callback))
+        if state is not None and hasattr(callback, "load_state_dict"):
+            others.append((type(callback).__name__, callback, state))
+    return others
+
+
+def _scheduler_and_scaler(trainer: Trainer, parts: dict[str, Any]) -> list[tuple[str, Any, Any]]:
+    scheduler, scaler = trainer.scheduler, trainer._accelerator.scaler
+    found = []
+    if scheduler is not None and parts["scheduler"] is not None:
+        found.append((type(scheduler).__name__, scheduler, parts["scheduler"]))
+    if scaler is not None and parts["scaler"]:
+        found.append((type(scaler).__name__, scaler, parts["scaler"]))
+    return found
 
 
 def _targets(trainer: Trainer) -> Callable[[str, torch.Size, torch.dtype], torch.Tensor]:
@@ -185,7 +212,7 @@ def seed_of_run(folder: Path) -> int:
 
 def data_of_run(folder: Path) -> dict[str, SavedData]:
     """What the run that was saved in `folder` read: its loaders' seeds and rows; nothing in older or foreign states."""
-    if not (folder / MANIFEST_NAME).is_file():  # `transformers` wrote it
+    if kind_of(folder / MANIFEST_NAME) is None:  # `transformers` wrote it
         return {}
     return saved_data(read_manifest(folder).facts, source=folder)
 

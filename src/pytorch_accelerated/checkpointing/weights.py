@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
@@ -32,11 +34,10 @@ def canonical_state_dict(module: nn.Module) -> OrderedDict[str, Any]:
     return _renamed(_state_dict(module), lambda name: _canonical(name, inner))
 
 
-def load_canonical(module: nn.Module, state: Mapping[str, Any], *, may_lack: Collection[str] = ()) -> None:
-    """Load what `canonical_state_dict` returned into `module`, wrapped or not. All of it or nothing.
+def check_canonical(module: nn.Module, state: Any, *, may_lack: Collection[str] = ()) -> None:
+    """Refuse what `load_canonical` could not load into `module`. Nothing is changed.
 
-    A module with a `load_state_dict` of its own may know of other names, so that one judges what fits. Where only
-    `state_dict` is overridden, what it leaves out stays as it is.
+    A module with a `load_state_dict` of its own may know of other names, so that one judges what fits.
 
     Args:
         module: what is loaded into.
@@ -54,9 +55,8 @@ def load_canonical(module: nn.Module, state: Mapping[str, Any], *, may_lack: Col
         )
     inner = _wrapped_paths(module)
     if not inner and _overrides(module, "load_state_dict"):
-        module.load_state_dict(_renamed(state, lambda name: name))
         return
-    live = {_canonical(name, inner): (name, value) for name, value in _state_dict(module).items()}
+    live = _live(module, inner)
     complaints = [f"missing: {name}" for name in live if name not in state and name not in may_lack]
     complaints += [f"unexpected: {name}" for name in state if name not in live]
     misfits = {name: _misfit(value, state[name]) for name, (_, value) in live.items() if name in state}
@@ -69,6 +69,45 @@ def load_canonical(module: nn.Module, state: Mapping[str, Any], *, may_lack: Col
             + "\n  ".join(complaints)
             + "\nBuild the model with the same arguments as when it was saved."
         )
+
+
+def load_canonical(module: nn.Module, state: Mapping[str, Any], *, may_lack: Collection[str] = ()) -> None:
+    """Load what `canonical_state_dict` returned into `module`, wrapped or not. All of it or nothing.
+
+    It is checked first. Where modules load in ways of their own, which may fail at any point, the weights that there
+    are now are copied before, and put back then. Where only `state_dict` is overridden, what it leaves out stays as
+    it is.
+
+    Args:
+        module: what is loaded into.
+        state: what is loaded.
+        may_lack: names that `state` need not have; their live values stay.
+
+    Raises:
+        InvalidCheckpointError: says what does not fit.
+    """
+    check_canonical(module, state, may_lack=may_lack)
+    copies = copy.deepcopy(_plain(module.state_dict())) if _loads_in_a_way_of_its_own(module) else None
+    try:
+        _load_checked(module, state, may_lack)
+    except Exception as error:
+        if copies is not None:
+            with contextlib.suppress(Exception):  # the first error is the one to report
+                module.load_state_dict(copies)
+        if isinstance(error, InvalidCheckpointError):
+            raise
+        raise InvalidCheckpointError(
+            f"This {type(module).__name__} cannot load the saved state ({type(error).__name__}: {error}). Build the "
+            "model with the same arguments as when it was saved."
+        ) from error
+
+
+def _load_checked(module: nn.Module, state: Mapping[str, Any], may_lack: Collection[str]) -> None:
+    inner = _wrapped_paths(module)
+    if not inner and _overrides(module, "load_state_dict"):
+        module.load_state_dict(_renamed(state, lambda name: name))
+        return
+    live = _live(module, inner)
     live_paths = {_canonical(path, inner): path for path, _ in module.named_modules(remove_duplicate=False)}
     live_names = {name: live_name for name, (live_name, _) in live.items()}
     state = _cut(state, {name: value for name, (_, value) in live.items()})
@@ -83,6 +122,24 @@ def load_canonical(module: nn.Module, state: Mapping[str, Any], *, may_lack: Col
             f"{', '.join(unknown)}, which no parameter or buffer has, so they cannot be loaded. Override "
             "`load_state_dict` as well."
         )
+
+
+def _live(module: nn.Module, inner: set[str]) -> dict[str, tuple[str, Any]]:
+    """By canonical name: the name that it has in `module`, and the tensor."""
+    return {_canonical(name, inner): (name, value) for name, value in _state_dict(module).items()}
+
+
+def _loads_in_a_way_of_its_own(module: nn.Module) -> bool:
+    return any(
+        _overrides(part, name)
+        for part in module.modules()
+        for name in ("load_state_dict", "_load_from_state_dict", "set_extra_state")
+    )
+
+
+def _plain(state: Mapping[str, Any]) -> dict[str, Any]:
+    """`state` without what hangs on it, its tensors detached, so that it can be copied."""
+    return {name: value.detach() if isinstance(value, torch.Tensor) else value for name, value in state.items()}
 
 
 def check_finite(named_parameters: Iterable[tuple[str, torch.Tensor]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.callbacks.warning import stacklevel_of_user, warn_user
 from pytorch_accelerated.checkpointing.optimizer_file import with_callables
-from pytorch_accelerated.checkpointing.optimizers import check_optimizer_state, load_optimizer_state
+from pytorch_accelerated.checkpointing.optimizers import check_optimizer_state
+from pytorch_accelerated.checkpointing.taking_over import all_or_nothing, check_like, take_over
 from pytorch_accelerated.deepspeed_engine import ZeroOptimizer
 from pytorch_accelerated.errors import InvalidCheckpointError
 from pytorch_accelerated.huggingface.generators import read_generator_states
@@ -157,15 +159,18 @@ def take_over_foreign(engine: Engine, folder: Path, updates: int) -> None:
     if optimizer is not None:
         optimizer = with_callables(optimizer, engine.optimizer)
         check_optimizer_state(engine.optimizer, optimizer, source=folder / OPTIMIZER_NAME)
-    engine._face._load_from_checkpoint(str(folder))
-    if optimizer is not None:
-        load_optimizer_state(engine.optimizer, optimizer)
-    elif isinstance(engine.optimizer, ZeroOptimizer):
-        engine.optimizer.take_over_weights()
-    if scheduler is not None and engine.scheduler is not None:
-        engine.scheduler.load_state_dict(scheduler)
-    if scaler is not None and engine._accelerator.scaler is not None:
-        engine._accelerator.scaler.load_state_dict(scaler)
+    others = [
+        (type(target).__name__, target, state)
+        for target, state in ((engine.scheduler, scheduler), (engine._accelerator.scaler, scaler))
+        if target is not None and state is not None
+    ]
+    for _, target, state in others:
+        check_like(target, state, source=folder)
+    with all_or_nothing() as undo:
+        load_model = functools.partial(engine._face._load_from_checkpoint, str(folder))
+        take_over(load_model, engine.optimizer, optimizer, others, undo, source=folder)
+        if optimizer is None and isinstance(engine.optimizer, ZeroOptimizer):
+            engine.optimizer.take_over_weights()
     if generators is not None:
         restore_generator_states(generators)
     missing = [name for name, state in ((OPTIMIZER_NAME, optimizer), (SCHEDULER_NAME, scheduler)) if state is None]
