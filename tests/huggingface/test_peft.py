@@ -150,5 +150,7 @@ def test_an_adapter_of_another_kind_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path / "checkpoint-4").iterdir():
         if path.name not in ("adapter_model.safetensors", "optimizer.pt", "trainer_state.json"):
             path.unlink()
-    with pytest.raises(InvalidCheckpointError, match=r"does not fit (the adapter 'default'|this AdamW: .* exp_avg has the shape)"):
+    with pytest.raises(
+        InvalidCheckpointError, match=r"does not fit (the adapter 'default'|this AdamW: .* exp_avg has the shape)"
+    ):
         train(tmp_path, resume=str(tmp_path / "checkpoint-4"), model=adapted(r=3))

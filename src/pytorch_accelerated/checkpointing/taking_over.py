@@ -175,7 +175,7 @@ def check_like(target: Any, state: Any, *, source: object) -> None:
 def _misfit_of_names(target: Any, live: Mapping[str, Any], state: Mapping[str, Any]) -> str | None:
     unknown = sorted(str(name) for name in state if name not in live)
     missing = sorted(str(name) for name in live if name not in state)
-    methods = [name for name in unknown if hasattr(type(target), name)]
+    methods = [name for name in unknown if callable(getattr(type(target), name, None))]
     if methods:
         return f"it has {', '.join(methods)}, which would take the place of methods"
     if unknown and missing and type(target).__module__.startswith(_WITHOUT_A_LOOK):
