@@ -190,7 +190,7 @@ class RunControl(TrainerHooks):
         if self._saves_in_background:
             self._ranks.do_on_all(self._state_writer.wait)
 
-    def _claim_folder(self, folder: str | Path) -> None:
+    def _claim_folder(self, folder: str | Path, argument: str = "save_dir") -> None:
         """Keep other runs from saving to `folder` until this one is over. Must be called by all ranks.
 
         Raises:
@@ -198,7 +198,7 @@ class RunControl(TrainerHooks):
         """
         path = Path(folder).resolve()
         if path not in self._locks:
-            lock = FolderLock(path)
+            lock = FolderLock(path, argument)
             self._ranks.do_on_first(lock.acquire)
             self._locks[path] = lock
 

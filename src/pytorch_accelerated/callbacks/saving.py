@@ -275,6 +275,9 @@ class SaveTrainingStateCallback(TrainerCallback):
         self._refuse_full_disk(trainer)
         self._is_final_requested = False
         self._saved_at = None
+        if self.background and trainer._ranks.is_first:
+            # Waiting for a moment without a writer would let states pile up where saving takes longer than training.
+            trainer._state_writer.after_each.append(self._apply_retention)
 
     def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Save after every so many updates or minutes."""
@@ -345,10 +348,12 @@ class SaveTrainingStateCallback(TrainerCallback):
     def _delete_outdated(self, trainer: Trainer) -> None:
         """Apply the retention, now that the states requested in earlier events are complete."""
         if trainer._state_writer.is_busy:
-            return
+            return  # it does so itself
         is_due, self._is_retention_due = self._is_retention_due, False
-        if not (is_due and trainer._ranks.is_first):
-            return
+        if is_due and trainer._ranks.is_first:
+            self._apply_retention()
+
+    def _apply_retention(self) -> None:
         for state in self.retention.states_to_delete(self._saved_states()):
             try:
                 remove_state(Path(self.save_dir) / state.name)

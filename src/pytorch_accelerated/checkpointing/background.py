@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,9 +25,11 @@ class BackgroundWriter:
 
     Attributes:
         failure: why a state could not be written; `wait` raises it.
+        after_each: called in that thread when a state is complete; the next one is begun after that.
     """
 
     def __init__(self) -> None:
+        self.after_each: list[Callable[[], None]] = []
         self._thread: threading.Thread | None = None
         self.failure: BaseException | None = None
         self._copies: dict[tuple[str, str], torch.Tensor] = {}
@@ -94,6 +96,8 @@ class BackgroundWriter:
     def _write(self, *arguments: Any) -> None:
         try:
             write_encoded(*arguments)
+            for call in self.after_each:
+                call()
         except BaseException as error:
             self.failure = error
 

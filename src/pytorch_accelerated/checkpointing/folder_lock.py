@@ -29,10 +29,12 @@ class FolderLock:
 
     Args:
         folder: is made if needed.
+        argument: what names the folder, for messages.
     """
 
-    def __init__(self, folder: str | Path) -> None:
+    def __init__(self, folder: str | Path, argument: str = "save_dir") -> None:
         self._folder = Path(folder).resolve()
+        self._argument = argument
         self._descriptor: int | None = None
         self._is_new = False
 
@@ -96,7 +98,7 @@ class FolderLock:
     def _refusal(self, owner: str) -> CheckpointError:
         return CheckpointError(
             f"{owner} is saving to {self._folder}. Two runs in one folder would replace and delete each other's "
-            "states. Give this one another `save_dir`, or end the other one first."
+            f"states. Give this one another `{self._argument}`, or end the other one first."
         )
 
 

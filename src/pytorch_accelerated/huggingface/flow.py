@@ -135,6 +135,7 @@ class TrainerFlow:
         handler, engine = self.callback_handler, self._engine
         first_step, max_steps = self.state.global_step + 1, self.state.max_steps
         if self.args.save_strategy != SaveStrategy.NO:
+            engine._claim_folder(self._output_dir, "output_dir")
             engine._ranks.do_on_first(lambda: refuse_steps_taken_by_others(self._output_dir, first_step, max_steps))
         self.optimizer, self.model_wrapped = engine.optimizer, engine.model
         handler.model, handler.optimizer, handler.lr_scheduler = self.model, self.optimizer, self.lr_scheduler
