@@ -1,6 +1,7 @@
 """States that are written while the run goes on are what was there when they were asked for."""
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -204,3 +205,31 @@ def test_on_several_ranks_all_of_them_hear_of_a_failed_save(tmp_path: Path):
     lines = ["['final', 'step_2', 'step_4', 'step_6']", "True"]
     for stdout in run_on_ranks(ON_RANKS, 2, tmp_path).stdout_of_ranks:
         assert stdout.splitlines()[-2:] == lines
+
+
+class CountsStates(TrainerCallback):
+    """The most complete states that there were after an update."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.most = 0
+
+    def on_optimizer_step_end(self, trainer: Any, **kwargs: Any) -> None:
+        self.most = max(self.most, len(list_states(self.folder)))
+
+
+def test_states_do_not_pile_up_where_saving_takes_longer_than_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flush = disk.flush
+
+    def slow(file: Any) -> None:
+        time.sleep(0.005)  # for each of many files, so a state takes many times as long as an update
+        flush(file)
+
+    monkeypatch.setattr(disk, "flush", slow)
+    counter = CountsStates(tmp_path / "states")
+    trainer = trained(tmp_path / "states", counter, background=True, save_every_n_steps=1, max_checkpoints=2)
+    assert trainer.run_state.updates == 12
+    assert 2 <= counter.most <= 3  # two are kept, and the one that has just been completed
+    assert {folder.name for folder, _ in list_states(tmp_path / "states")} == {"final", "step_12"}
