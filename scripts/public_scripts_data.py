@@ -51,6 +51,7 @@ def cars(folder: Path) -> None:
 
 def glue(folder: Path) -> None:
     """Pairs of sentences that say the same or don't, a tiny BERT, and a metric."""
+    import torch
     from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast
 
     rows = random.Random(0)
@@ -74,6 +75,7 @@ def glue(folder: Path) -> None:
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
     )
+    torch.manual_seed(0)  # each package gets a folder of its own
     BertForSequenceClassification(config).save_pretrained(model)
 
     metric = folder / "glue_metric"

@@ -125,6 +125,8 @@ SCRIPTS = (
             (f"{_DETECTION}/train_cars.py", "num_warmup_epochs=5", "num_warmup_epochs=0"),
             (f"{_DETECTION}/train_cars.py", "num_cooldown_epochs=5", "num_cooldown_epochs=0"),
             (f"{_DETECTION}/frcnn/model.py", "min_size=image_size", "weights_backbone=None, min_size=image_size"),
+            (f"{_DETECTION}/frcnn/model.py", "box_batch_size_per_image=512", "box_batch_size_per_image=16"),
+            (f"{_DETECTION}/frcnn/model.py", "box_detections_per_img=100", "box_detections_per_img=5"),
         ),
         why="images are moved at random",
     ),
