@@ -11,14 +11,16 @@ The folder is made by `checkpointing.publish`. It holds
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from pytorch_accelerated.checkpointing.layout import MANIFEST_NAME, PREDICTIONS_FORMAT, FileEntry
 from pytorch_accelerated.checkpointing.publish import StagedFolder, begin, explained
@@ -152,10 +154,9 @@ class StoredPredictions:
                 f"{self.path} holds {found}; this version of pytorch-accelerated reads predictions of format "
                 f"{_FORMAT}. Give another folder, or install the version that wrote it."
             )
-        self._rows: int = manifest.facts["rows"]
-        self._structure = manifest.facts["structure"]
-        self._kinds: Kinds = manifest.facts["tensors"]
         self._files = {entry.name: entry for entry in manifest.files}
+        with self._explained():
+            self._rows, self._structure, self._kinds = _checked_facts(manifest.facts, manifest.files)
         missing = [name for name in self._files if not (self.path / name).is_file()]
         if missing:
             raise InvalidCheckpointError(
@@ -174,14 +175,16 @@ class StoredPredictions:
         Raises:
             InvalidCheckpointError: if a file was changed.
         """
-        result = empty_rows(self._kinds, self._rows)
-        position = 0
-        for block in self._blocks(BLOCK_BYTES):
-            rows = number_of_rows(block)
-            for path, leaf in block.items():
-                result[path][position : position + rows] = leaf
-            position += rows
-        return filled(self._structure, result)
+        pieces = self._pieces()  # which fit the number of rows, so that each of these is filled
+        with self._explained():
+            result = empty_rows(self._kinds, self._rows)
+            position = 0
+            for block in self._blocks(BLOCK_BYTES, pieces):
+                rows = number_of_rows(block)
+                for path, leaf in block.items():
+                    result[path][position : position + rows] = leaf
+                position += rows
+            return filled(self._structure, result)
 
     def blocks(self, *, block_bytes: int = BLOCK_BYTES) -> Iterator[Any]:
         """The rows block by block, in dataset order: nested tensors as `load` returns them, with fewer rows.
@@ -194,24 +197,53 @@ class StoredPredictions:
         Raises:
             InvalidCheckpointError: if a file was changed.
         """
-        return (filled(self._structure, block) for block in self._blocks(block_bytes))
+        with self._explained():
+            for block in self._blocks(block_bytes, self._pieces()):
+                yield filled(self._structure, block)
 
-    def _blocks(self, block_bytes: int) -> Iterator[Leaves]:
+    def _blocks(self, block_bytes: int, pieces: list[Piece]) -> Iterator[Leaves]:
         blocks = Blocks(self._kinds, block_bytes)
         opened: dict[int, tuple[int, Any]] = {}  # one block of each rank, because they come one after the other
-        for piece in self._pieces():
+        for piece in pieces:
             if piece.rank not in opened or opened[piece.rank][0] != piece.block:
                 opened[piece.rank] = piece.block, self._open_block(_block_name(piece.rank, piece.block))
             _, file = opened[piece.rank]
-            rows = slice(piece.first, piece.first + piece.rows)
-            yield from blocks.put({path: file.get_slice(path)[rows] for path in self._kinds})
+            yield from blocks.put({path: self._rows_of(file, path, piece) for path in self._kinds})
         yield from blocks.rest()
 
-    def _pieces(self) -> Iterator[Piece]:
-        entry = self._files[_ORDER_NAME]
-        with open_verified(self.path, entry) as read_into:
-            order = read_tensors(read_into, entry.size_bytes, what=str(self.path / entry.name))["pieces"]
-        return itertools.starmap(Piece, order.tolist())
+    def _rows_of(self, file: Any, path: str, piece: Piece) -> torch.Tensor:
+        """Some rows of a block, of the kind that they should have."""
+        dtype, shape = self._kinds[path]
+        rows: torch.Tensor = file.get_slice(path)[piece.first : piece.first + piece.rows]
+        if rows.dtype != dtype or rows.shape != (piece.rows, *shape):
+            raise ValueError(f"{path} has {tuple(rows.shape)} of {rows.dtype} in a block")
+        return rows
+
+    def _pieces(self) -> list[Piece]:
+        """Where the rows are. Together they are as many as there should be."""
+        with self._explained():
+            entry = self._files[_ORDER_NAME]
+            with open_verified(self.path, entry) as read_into:
+                tensors = read_tensors(read_into, entry.size_bytes, what=str(self.path / entry.name))
+            order = tensors["pieces"]  # by now it is known that the file is as it was written
+            if order.dtype != torch.int64 or order.ndim != 2 or order.shape[1] != len(Piece._fields):
+                raise ValueError(f"{_ORDER_NAME} has {tuple(order.shape)} of {order.dtype}")
+            if (order < 0).any() or (order >= 2**40).any() or int(order[:, -1].sum()) != self._rows:
+                raise ValueError(f"{_ORDER_NAME} does not have {self._rows} rows")
+            return list(itertools.starmap(Piece, order.tolist()))
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Turns whatever comes of contents that no run has written into an `InvalidCheckpointError`."""
+        try:
+            yield
+        except (ArithmeticError, LookupError, RuntimeError, SafetensorError, TypeError, ValueError) as error:
+            if isinstance(error, PytorchAcceleratedError):
+                raise
+            raise InvalidCheckpointError(
+                f"{self.path} fits its manifest, but no run has written it ({type(error).__name__}: {error}). Predict "
+                "again."
+            ) from error
 
     def _open_block(self, name: str) -> Any:
         """A file whose rows can be read a few at a time, after it was checked as a whole."""
@@ -221,6 +253,22 @@ class StoredPredictions:
             for position in range(0, entry.size_bytes, len(buffer)):
                 read_into(buffer[: entry.size_bytes - position])
         return safe_open(self.path / name, framework="pt")
+
+
+def _checked_facts(facts: dict[str, Any], files: tuple[FileEntry, ...]) -> tuple[int, Any, Kinds]:
+    """Rows, structure and kinds, if the files can hold so many rows. Raises what it likes otherwise."""
+    rows, structure, kinds = facts["rows"], facts["structure"], facts["tensors"]
+    if type(rows) is not int or rows < 0 or not isinstance(kinds, dict):
+        raise ValueError(f"it would have {rows!r} rows")
+    for path, (dtype, shape) in kinds.items():
+        sizes_fit = isinstance(shape, tuple) and all(type(size) is int and size >= 0 for size in shape)
+        if not (isinstance(path, str) and isinstance(dtype, torch.dtype) and sizes_fit):
+            raise ValueError(f"it has no kind of tensor at {path!r}")
+    row_bytes = sum(dtype.itemsize * math.prod(shape) for dtype, shape in kinds.values())
+    if rows * row_bytes > sum(entry.size_bytes for entry in files):
+        raise ValueError(f"its files are too small for {rows} rows of {row_bytes} bytes")
+    filled(structure, empty_rows(kinds, 0))  # each place in the structure has its tensor
+    return rows, structure, kinds
 
 
 def _block_name(rank: int, block: int) -> str:
