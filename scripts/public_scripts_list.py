@@ -76,7 +76,7 @@ SCRIPTS = (
             (f"{_TRANSFER}/pets_finetune.py", "pretrained=True", "pretrained=False"),
             (f"{_TRANSFER}/pets_finetune.py", "num_epochs=6", "num_epochs=2"),
         ),
-        why="images are cropped at random; the second run has one epoch less there",
+        why="images are cropped at random; the second run ends at its first update there",
     ),
     PublicScript(
         f"{_TRANSFER}/progressive_resizing.py",
@@ -98,7 +98,7 @@ SCRIPTS = (
                 "num_epochs=2, train_image_size=48, eval_image_size=48",
             ),
         ),
-        why="images are cropped at random; later runs have one epoch less there",
+        why="images are cropped at random; later runs end at their first update there",
     ),
     PublicScript(
         f"{_TIMM}/all_timm_components.py",

@@ -110,7 +110,7 @@ SECTIONS: dict[str, tuple[Difference, ...]] = {
         ),
         Difference(
             "A second `train` with `reset_run_history=False`",
-            "runs one epoch less than asked for",
+            "ends after its first update: the updates of the earlier run count against its limit",
             "runs all its epochs, numbered on",
             "`num_epochs` is the number of epochs to run.",
             ("running.runs_after_each_other/*",),
