@@ -342,7 +342,8 @@ def fork_that_is_ended(folder: Path) -> None:
 
             def wait_for_end() -> None:
                 is_up.set()
-                time.sleep(600)
+                for _ in range(60_000):
+                    time.sleep(0.01)  # in one go, it would miss a signal that comes right before it
 
             helper = context.Process(target=wait_for_end)
             helper.start()
