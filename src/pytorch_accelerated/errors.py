@@ -71,6 +71,10 @@ class CheckpointError(PytorchAcceleratedError, RuntimeError):
     """A checkpoint or training state cannot be written or read."""
 
 
+class MissingCheckpointError(CheckpointError, FileNotFoundError):
+    """There is no file where a checkpoint should be."""
+
+
 class InvalidCheckpointError(CheckpointError):
     """A checkpoint is incomplete, damaged, or does not belong to these objects."""
 

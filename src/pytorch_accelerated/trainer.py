@@ -436,6 +436,7 @@ class Trainer(TrainingRun):
             The whole checkpoint.
 
         Raises:
+            MissingCheckpointError: a FileNotFoundError, if there is no such file.
             InvalidCheckpointError: if the file is damaged or belongs to another model or optimizer; nothing is changed
                 then.
         """

@@ -110,9 +110,11 @@ def test_a_folder_of_the_name_is_not_replaced(tmp_path):
         load_portable(tmp_path / "model.pt")
 
 
-def test_a_missing_file_is_told_with_what_is_there(tmp_path):
+@pytest.mark.parametrize("caught_as", [CheckpointError, FileNotFoundError])
+def test_a_missing_file_is_told_with_what_is_there(tmp_path, caught_as):
+    """Scripts catch FileNotFoundError to start without a checkpoint."""
     save_portable(tmp_path / "last.pt", {})
-    with pytest.raises(CheckpointError, match=r"no file .*best\.pt.*: last\.pt\."):
+    with pytest.raises(caught_as, match=r"no file .*best\.pt.*: last\.pt\."):
         load_portable(tmp_path / "best.pt")
 
 

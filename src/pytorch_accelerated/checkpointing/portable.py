@@ -21,7 +21,7 @@ from pytorch_accelerated.checkpointing.pickled_values import Maker
 from pytorch_accelerated.checkpointing.publish import explained, replacing
 from pytorch_accelerated.checkpointing.reading import explained_reading, kind_of
 from pytorch_accelerated.checkpointing.torch_file import read_saved
-from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError
+from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError, MissingCheckpointError
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device)
 _PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
@@ -61,7 +61,8 @@ def load_portable(path: str | os.PathLike[str], makers: Mapping[str, Maker] | No
         makers: see `pickled.read_pickle`.
 
     Raises:
-        CheckpointError: if there is no such file, or it cannot be read.
+        MissingCheckpointError: a FileNotFoundError, if there is no such file.
+        CheckpointError: if it cannot be read.
         InvalidCheckpointError: if it is damaged, holds more than plain values and tensors, or no dict.
     """
     path = Path(path)
@@ -70,7 +71,7 @@ def load_portable(path: str | os.PathLike[str], makers: Mapping[str, Maker] | No
         raise CheckpointError(f"{path} is a folder. A training state is read with `load_training_state`.")
     if kind != "file":
         near = ", ".join(sorted(child.name for child in path.parent.glob("*.pt"))) or "none"
-        raise CheckpointError(f"There is no file {path}. Files that end with '.pt' in its folder: {near}.")
+        raise MissingCheckpointError(f"There is no file {path}. Files that end with '.pt' in its folder: {near}.")
     with explained_reading(path), open(path, "rb", buffering=0) as file:
         contents = _contents(file, path, makers)
     if not isinstance(contents, dict):
