@@ -15,6 +15,7 @@ from typing import Any
 from pytorch_accelerated.callbacks.handler import CallbackHandler
 from pytorch_accelerated.checkpointing.background import BackgroundWriter
 from pytorch_accelerated.checkpointing.folder_lock import FolderLock
+from pytorch_accelerated.checkpointing.reading import resolved
 from pytorch_accelerated.checkpointing.shared_disk import StateFolders
 from pytorch_accelerated.data.updates import Round
 from pytorch_accelerated.errors import ConfigurationError, NonFiniteLossError, StopTrainingError
@@ -196,7 +197,7 @@ class RunControl(TrainerHooks):
         Raises:
             CheckpointError: if another run saves to it.
         """
-        path = Path(folder).resolve()
+        path = resolved(folder)
         if path not in self._locks:
             lock = FolderLock(path, argument)
             self._ranks.do_on_first(lock.acquire)

@@ -7,6 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytorch_accelerated.checkpointing.reading import explained_reading, is_file
 from pytorch_accelerated.checkpointing.space import megabytes
 from pytorch_accelerated.progress.formats import format_count
 
@@ -17,8 +18,9 @@ if TYPE_CHECKING:
 def tell_of_earlier_file(trainer: Trainer, path: str | Path, successor: str) -> None:
     """Print one line on each node if `path` is there, where `successor` will replace it."""
     path = Path(path)
-    if path.is_file():
-        facts = path.stat()
+    if is_file(path):
+        with explained_reading(path):
+            facts = path.stat()
         trainer.print(
             f"{path} is from an earlier run ({_time(facts.st_mtime)}, {megabytes(facts.st_size)}): {successor} will "
             "replace it"

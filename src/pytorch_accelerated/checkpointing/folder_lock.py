@@ -11,6 +11,7 @@ from pathlib import Path
 
 from pytorch_accelerated.checkpointing import disk
 from pytorch_accelerated.checkpointing.publish import explained, make_folders
+from pytorch_accelerated.checkpointing.reading import resolved
 from pytorch_accelerated.errors import CheckpointError
 
 try:
@@ -33,7 +34,7 @@ class FolderLock:
     """
 
     def __init__(self, folder: str | Path, argument: str = "save_dir") -> None:
-        self._folder = Path(folder).resolve()
+        self._folder = resolved(folder)
         self._argument = argument
         self._descriptor: int | None = None
         self._is_new = False
@@ -48,8 +49,8 @@ class FolderLock:
             raise self._refusal("another run of this process")
         if fcntl is None:
             return
-        self._is_new = not self._folder.exists()
         with explained(self._folder):
+            self._is_new = not self._folder.exists()
             self._descriptor = self._locked_file()
         _held.add(self._folder)
 

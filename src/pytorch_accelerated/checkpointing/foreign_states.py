@@ -23,7 +23,7 @@ def refuse_foreign_states(folder: Path) -> None:
         InvalidCheckpointError: says what they are, and how to take over what is in them.
     """
     inside = _subfolders(folder)
-    if (folder / MANIFEST_NAME).exists() or any((child / MANIFEST_NAME).exists() for child in inside):
+    if any(_has_manifest(place) for place in (folder, *inside)):
         return
     for state in (folder, *reversed(inside)):
         names = _names_in(state)
@@ -43,11 +43,18 @@ def refuse_foreign_states(folder: Path) -> None:
             )
 
 
+def _has_manifest(folder: Path) -> bool:
+    try:
+        return (folder / MANIFEST_NAME).exists()
+    except OSError:
+        return False  # whoever reads the folder finds out why
+
+
 def _subfolders(folder: Path) -> list[Path]:
     try:
         return sorted(child for child in folder.iterdir() if child.is_dir() and not child.is_symlink())
     except OSError:
-        return []  # whoever reads the folder finds out why
+        return []  # as above
 
 
 def _names_in(folder: Path) -> list[str]:

@@ -19,7 +19,7 @@ from torch.utils.serialization import config
 from pytorch_accelerated.checkpointing import disk
 from pytorch_accelerated.checkpointing.pickled_values import Maker
 from pytorch_accelerated.checkpointing.publish import explained, replacing
-from pytorch_accelerated.checkpointing.reading import explained_reading, kind_of
+from pytorch_accelerated.checkpointing.reading import explained_reading, kind_of, resolved
 from pytorch_accelerated.checkpointing.torch_file import read_saved
 from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError, MissingCheckpointError
 
@@ -36,7 +36,7 @@ def save_portable(path: str | os.PathLike[str], contents: dict[str, Any]) -> Non
         CheckpointError: names everything that a weights-only load would refuse; or says what the disk refused. What
             was saved before is still there.
     """
-    final = Path(path).resolve()
+    final = resolved(path)
     complaints = list(_unloadable(contents, "", ()))
     if complaints:
         raise CheckpointError(
@@ -44,7 +44,9 @@ def save_portable(path: str | os.PathLike[str], contents: dict[str, Any]) -> Non
             + "\n  ".join(complaints)
             + "\nStore plain values and tensors: an enum's value, a number's `float(...)`, an array's tensor."
         )
-    if final.is_dir():
+    with explained(final):
+        is_in_the_way = final.is_dir()
+    if is_in_the_way:
         raise CheckpointError(f"{final} is a folder. Give the path of a file, for example {final / 'checkpoint.pt'}.")
     with explained(final), replacing(final) as file:
         _save(contents, file)

@@ -27,6 +27,7 @@ from pytorch_accelerated.checkpointing.layout import (
     dump_manifest,
     hidden_sibling,
 )
+from pytorch_accelerated.checkpointing.reading import resolved
 from pytorch_accelerated.checkpointing.verify import list_states, open_plain_file
 from pytorch_accelerated.errors import CheckpointError
 
@@ -150,8 +151,10 @@ def begin(final: str | os.PathLike[str]) -> StagedFolder:
     Raises:
         CheckpointError: if `final` is something else than a training state or an empty folder, or the disk refuses.
     """
-    final = Path(final).resolve()
-    if final.exists() and not is_replaceable(final):
+    final = resolved(final)
+    with explained(final):
+        is_in_the_way = final.exists() and not is_replaceable(final)
+    if is_in_the_way:
         raise CheckpointError(
             f"{final} is there already and is no training state, so it will not be replaced by one. "
             "Choose another name, or delete it yourself."

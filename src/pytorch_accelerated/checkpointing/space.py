@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from pytorch_accelerated.checkpointing.reading import explained_reading, is_folder, resolved
 from pytorch_accelerated.checkpointing.retention import Retention
 from pytorch_accelerated.errors import CheckpointError
 
@@ -26,7 +27,9 @@ def check_space(save_dir: str | Path, retention: Retention, size_bytes: int) -> 
         # The new state is complete before an old one is deleted.
         kept = (retention.last or 0) + (retention.best or 0) + 1
         rule = f"{kept} training states, the one being written included"
-    free_bytes = shutil.disk_usage(existing_parent(Path(save_dir))).free
+    place = existing_parent(Path(save_dir))
+    with explained_reading(place):
+        free_bytes = shutil.disk_usage(place).free
     if kept * size_bytes > free_bytes:
         raise CheckpointError(
             f"{save_dir} needs room for {rule}, {megabytes(kept * size_bytes)}, but only {megabytes(free_bytes)} are "
@@ -36,8 +39,8 @@ def check_space(save_dir: str | Path, retention: Retention, size_bytes: int) -> 
 
 def existing_parent(path: Path) -> Path:
     """The innermost folder on the way to `path` that exists."""
-    path = path.resolve()
-    return next(folder for folder in (path, *path.parents) if folder.is_dir())
+    path = resolved(path)
+    return next(folder for folder in (path, *path.parents) if is_folder(folder))
 
 
 def megabytes(size_bytes: int) -> str:

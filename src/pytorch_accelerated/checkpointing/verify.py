@@ -22,6 +22,7 @@ from pytorch_accelerated.checkpointing.layout import (
     Manifest,
     parse_manifest,
 )
+from pytorch_accelerated.checkpointing.reading import children_of, is_folder, kind_of, resolved
 from pytorch_accelerated.checkpointing.strict_json import MAX_SIZE_BYTES
 from pytorch_accelerated.checkpointing.tensor_file import read_layout
 from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError
@@ -139,18 +140,21 @@ def find_state(path: str | os.PathLike[str]) -> Path | None:
 
     Raises:
         CheckpointError: if `path` is a file.
-        InvalidCheckpointError: if `path` is a damaged state, or holds states of which none is valid.
+        InvalidCheckpointError: if `path` is a damaged state, cannot be read, or holds states of which none is valid.
     """
-    folder = Path(path).resolve()
+    folder = resolved(path)
+    kind = kind_of(folder)
+    if kind == "folder":
+        children_of(folder)  # one that cannot be read is not an empty one
     refuse_foreign_states(folder)
     if looks_like_state(folder):
         verify(folder)
         return folder
-    if folder.exists() and not folder.is_dir():
+    if kind in ("file", "other"):
         raise CheckpointError(
             f"{folder} is a file; a training state is a folder. To read a '.pt' file use `load_checkpoint`."
         )
-    return newest_valid(folder) if folder.exists() else _newest_valid_of(_replaced(folder), folder)
+    return newest_valid(folder) if kind == "folder" else _newest_valid_of(_replaced(folder), folder)
 
 
 def _newest_valid_of(folders: list[Path], place: Path) -> Path | None:
@@ -187,14 +191,20 @@ def _read_manifests(folders: list[Path]) -> tuple[list[tuple[Path, Manifest]], l
 
 
 def state_folders(parent: Path) -> list[Path]:
-    """What looks like a state in `parent`, readable or not, except what is being written or deleted."""
-    if not parent.is_dir():
+    """What looks like a state in `parent`, readable or not, except what is being written or deleted.
+
+    Raises:
+        InvalidCheckpointError: if `parent` cannot be read.
+    """
+    if not is_folder(parent):
         return []
+    children = children_of(parent)
+    names = {child.name for child in children}
     folders = []
-    for child in sorted(parent.iterdir()):
+    for child in children:
         hidden = HiddenName.parse(child.name)
-        is_current = hidden is None or (hidden.kind == "replaced" and not (parent / hidden.final).exists())
-        if is_current and not child.is_symlink() and looks_like_state(child):
+        is_current = hidden is None or (hidden.kind == "replaced" and hidden.final not in names)
+        if is_current and looks_like_state(child, may_be_link=False):
             folders.append(child)
     return folders
 
@@ -205,14 +215,21 @@ def _replaced(final: Path) -> list[Path]:
     return [folder for folder, hidden in hidden_names if hidden is not None and hidden.final == final.name]
 
 
-def looks_like_state(folder: Path) -> bool:
-    """Whether it holds what only states hold; a state that lost its manifest must be noticed, not overlooked."""
+def looks_like_state(folder: Path, *, may_be_link: bool = True) -> bool:
+    """Whether it holds what only states hold; a state that lost its manifest must be noticed, not overlooked.
+
+    So must one that cannot be read, because another user has written it, say. Nobody knows what is in such a folder.
+    """
     try:
-        return folder.is_dir() and any(
+        mode = (os.stat if may_be_link else os.lstat)(folder).st_mode
+        return stat.S_ISDIR(mode) and any(
             child.name == MANIFEST_NAME or child.suffix == ".safetensors" for child in folder.iterdir()
         )
-    except (FileNotFoundError, PermissionError):
-        return False  # deleted in this moment, or of somebody else, such as "lost+found"
+    except (FileNotFoundError, NotADirectoryError):
+        return False  # deleted in this moment
+    except OSError:
+        is_of_the_system = folder.name == "lost+found" or folder.name.startswith(".")
+        return HiddenName.parse(folder.name) is not None or not is_of_the_system
 
 
 def tensors_of_file(path: Path) -> list[tuple[str, torch.dtype, list[int]]]:

@@ -504,7 +504,7 @@ def _dict_from(name: str, value: Any) -> Any:
     is_path = name in _MAY_BE_FILES and not value.lstrip().startswith("{")
     try:
         read = json.loads(Path(value).read_text(encoding="utf-8") if is_path else value)
-    except (OSError, ValueError) as error:
+    except (OSError, RecursionError, ValueError) as error:
         raise ConfigurationError(
             f"`{name}` is {value!r}, from which no JSON can be read ({error}). Give a dict, or one as JSON"
             f"{', or the path of a file of it' if name in _MAY_BE_FILES else ''}."

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pytorch_accelerated.checkpointing.layout import MANIFEST_NAME
 from pytorch_accelerated.checkpointing.publish import is_replaceable, remove_state
+from pytorch_accelerated.checkpointing.reading import children_of, is_folder
 from pytorch_accelerated.checkpointing.verify import list_states
 from pytorch_accelerated.errors import ConfigurationError
 
@@ -42,11 +43,11 @@ def sort_checkpoints(output_dir: str | os.PathLike[str]) -> list[str]:
     with higher ones. Folders without a manifest are taken for older than all others, and sorted by number.
     """
     output_dir = Path(output_dir)
-    if not output_dir.is_dir():
+    if not is_folder(output_dir):
         return []
     serials = {folder.name: manifest.serial for folder, manifest in list_states(output_dir)}
     return sorted(
-        (str(path) for path in output_dir.iterdir() if path.is_dir() and checkpoint_step(path) is not None),
+        (str(path) for path in children_of(output_dir) if checkpoint_step(path) is not None and is_folder(path)),
         key=lambda path: (serials.get(Path(path).name, 0), checkpoint_step(path)),
     )
 
@@ -69,7 +70,7 @@ def refuse_steps_taken_by_others(output_dir: Path, first_step: int, max_steps: i
     """
     taken = [
         step
-        for path in (output_dir.iterdir() if output_dir.is_dir() else ())
+        for path in (children_of(output_dir) if is_folder(output_dir) else ())
         if (step := checkpoint_step(path)) is not None and first_step <= step <= max_steps
         if path.name == checkpoint_name(step) and not is_replaceable(path)
     ]

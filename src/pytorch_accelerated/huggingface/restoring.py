@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pytorch_accelerated.callbacks.warning import stacklevel_of_user, warn_user
 from pytorch_accelerated.checkpointing.optimizer_file import with_callables
 from pytorch_accelerated.checkpointing.optimizers import check_optimizer_state
+from pytorch_accelerated.checkpointing.reading import is_file
 from pytorch_accelerated.checkpointing.taking_over import all_or_nothing, check_like, take_over
 from pytorch_accelerated.deepspeed_engine import ZeroOptimizer
 from pytorch_accelerated.errors import InvalidCheckpointError
@@ -54,7 +55,7 @@ def read_trainer_state(folder: Path) -> TrainerState:
         InvalidCheckpointError: if there is none, or it is none.
     """
     path = folder / TRAINER_STATE_NAME
-    if not path.is_file():
+    if not is_file(path):
         raise InvalidCheckpointError(
             f"{folder} has no {TRAINER_STATE_NAME}, so nobody knows how far the run was. Give another checkpoint."
         )

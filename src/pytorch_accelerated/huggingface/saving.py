@@ -23,6 +23,7 @@ from pytorch_accelerated.checkpointing.layout import MANIFEST_NAME, SHARDS_FILE,
 from pytorch_accelerated.checkpointing.optimizer_file import OPTIMIZER_FILE
 from pytorch_accelerated.checkpointing.portable import load_portable, save_portable
 from pytorch_accelerated.checkpointing.publish import begin, explained, make_folders, replacing
+from pytorch_accelerated.checkpointing.reading import children_of, is_file
 from pytorch_accelerated.checkpointing.state_folder import part_names, read_state
 from pytorch_accelerated.checkpointing.tensor_file import chunks
 from pytorch_accelerated.checkpointing.verify import find_damage, read_manifest, verify
@@ -192,7 +193,7 @@ def _candidates(source: str | Path | bool, output_dir: Path) -> list[Path]:
 
 def holds_run(folder: Path) -> bool:
     """Whether a checkpoint has the native parts, from which a run goes on exactly."""
-    return (folder / MANIFEST_NAME).is_file() and _RUN_PART in part_names(read_manifest(folder))
+    return is_file(folder / MANIFEST_NAME) and _RUN_PART in part_names(read_manifest(folder))
 
 
 def _newest_first(output_dir: Path) -> list[Path]:
@@ -204,15 +205,16 @@ def _without_place(taken: Path) -> dict[str, str]:
     """Checkpoints beside `taken` that may be newer by their numbers, but nobody knows; by name, with what is wrong."""
     complaints = {}
     for path in map(Path, sort_checkpoints(taken.parent)):
-        if (checkpoint_step(path) or 0) <= (checkpoint_step(taken) or 0) or not any(path.iterdir()):
-            continue
-        if not (path / MANIFEST_NAME).is_file():
-            complaints[path.name] = (
-                f"{path} has no {MANIFEST_NAME}, so nobody knows when it was written, and whether it is whole. To go "
-                "on from it all the same, give its path."
-            )
+        if (checkpoint_step(path) or 0) <= (checkpoint_step(taken) or 0):
             continue
         try:
+            if not children_of(path):
+                continue
+            if not is_file(path / MANIFEST_NAME):
+                raise InvalidCheckpointError(
+                    f"{path} has no {MANIFEST_NAME}, so nobody knows when it was written, and whether it is whole. To "
+                    "go on from it all the same, give its path."
+                )
             read_manifest(path)
         except InvalidCheckpointError as error:
             complaints[path.name] = str(error)
@@ -220,11 +222,15 @@ def _without_place(taken: Path) -> dict[str, str]:
 
 
 def _looks_saved(folder: Path) -> bool:
-    return (folder / MANIFEST_NAME).is_file() or _holds_weights(folder)
+    """Whether it is a checkpoint, or cannot be read: then somebody will say so."""
+    try:
+        return is_file(folder / MANIFEST_NAME) or _holds_weights(folder)
+    except InvalidCheckpointError:
+        return True
 
 
 def _holds_weights(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in WEIGHT_FILES)
+    return any(is_file(folder / name) for name in WEIGHT_FILES)
 
 
 def _refuse_damaged(folder: Path) -> list[str]:
@@ -232,7 +238,7 @@ def _refuse_damaged(folder: Path) -> list[str]:
 
     Without a manifest there is nothing to hold a folder against.
     """
-    if not (folder / MANIFEST_NAME).is_file():
+    if not is_file(folder / MANIFEST_NAME):
         return []
     manifest = read_manifest(folder)
     names = {entry.name for entry in manifest.files}
@@ -288,7 +294,7 @@ def read_portable(path: Path) -> dict[str, Any] | None:
     Raises:
         InvalidCheckpointError: if it holds anything but tensors and plain values: it would have to be executed.
     """
-    return load_portable(path) if path.is_file() else None
+    return load_portable(path) if is_file(path) else None
 
 
 def _memory(tensor: Any) -> Any:

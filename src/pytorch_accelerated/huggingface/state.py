@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from pytorch_accelerated.checkpointing.reading import explained_reading
 from pytorch_accelerated.errors import ArgumentTypeError, InvalidCheckpointError
 
 if TYPE_CHECKING:
@@ -164,7 +165,8 @@ class TrainerState:
             InvalidCheckpointError: if the file is no trainer state; names every field that is wrong.
         """
         try:
-            content = json.loads(Path(json_path).read_text(encoding="utf-8"))
+            with explained_reading(Path(json_path)):
+                content = json.loads(Path(json_path).read_text(encoding="utf-8"))
         except (ValueError, RecursionError) as error:
             raise InvalidCheckpointError(f"{json_path} is no JSON: {error}. Use another checkpoint.") from error
         complaints = ["it is no object"] if not isinstance(content, dict) else _misfits(cls, content)

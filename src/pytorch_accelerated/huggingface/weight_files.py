@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pytorch_accelerated.checkpointing.portable import load_portable
+from pytorch_accelerated.checkpointing.reading import explained_reading, is_file
 from pytorch_accelerated.checkpointing.tensor_file import read_tensors
 from pytorch_accelerated.checkpointing.verify import open_plain_file
 from pytorch_accelerated.errors import InvalidCheckpointError
@@ -24,15 +25,15 @@ def read_weights(folder: Path) -> dict[str, Any]:
     Raises:
         InvalidCheckpointError: if there are none, or they are damaged.
     """
-    if (folder / WEIGHTS_NAME).is_file():
+    if is_file(folder / WEIGHTS_NAME):
         return read_safetensors(folder / WEIGHTS_NAME)
-    if (folder / INDEX_NAME).is_file():
+    if is_file(folder / INDEX_NAME):
         return {
             name: value
             for file in _files_of_index(folder / INDEX_NAME)
             for name, value in read_safetensors(folder / file).items()
         }
-    if (folder / OLD_WEIGHTS_NAME).is_file():
+    if is_file(folder / OLD_WEIGHTS_NAME):
         return load_portable(folder / OLD_WEIGHTS_NAME)
     raise InvalidCheckpointError(
         f"{folder} has no weights: none of {', '.join(WEIGHT_FILES)} is there. Give the folder of a checkpoint."
@@ -60,10 +61,12 @@ def read_safetensors(path: Path) -> dict[str, Any]:
 def _files_of_index(path: Path) -> list[str]:
     """The files that an index names, all of which must lie beside it."""
     try:
-        files = sorted(set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()))
+        with explained_reading(path):
+            text = path.read_text(encoding="utf-8")
+        files = sorted(set(json.loads(text)["weight_map"].values()))
         if any(Path(file).name != file for file in files):
             raise ValueError("it names files elsewhere")
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise InvalidCheckpointError(
             f"{path} is no index of weights ({type(error).__name__}: {error}). Use another checkpoint."
         ) from error

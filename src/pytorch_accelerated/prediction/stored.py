@@ -24,6 +24,7 @@ from safetensors import SafetensorError, safe_open
 
 from pytorch_accelerated.checkpointing.layout import MANIFEST_NAME, PREDICTIONS_FORMAT, FileEntry
 from pytorch_accelerated.checkpointing.publish import StagedFolder, begin, explained
+from pytorch_accelerated.checkpointing.reading import is_file, resolved
 from pytorch_accelerated.checkpointing.tensor_file import DTYPE_NAMES, chunks, read_tensors
 from pytorch_accelerated.checkpointing.verify import open_verified, read_manifest
 from pytorch_accelerated.distributed import Ranks
@@ -141,7 +142,7 @@ class StoredPredictions:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path).absolute()
-        if not (self.path / MANIFEST_NAME).is_file():
+        if not is_file(self.path / MANIFEST_NAME):
             raise InvalidCheckpointError(
                 f"{self.path} holds no complete predictions: there is no {MANIFEST_NAME} in it. Give the folder that "
                 "was the `output_path` of `Trainer.predict`."
@@ -157,7 +158,7 @@ class StoredPredictions:
         self._files = {entry.name: entry for entry in manifest.files}
         with self._explained():
             self._rows, self._structure, self._kinds = _checked_facts(manifest.facts, manifest.files)
-        missing = [name for name in self._files if not (self.path / name).is_file()]
+        missing = [name for name in self._files if not is_file(self.path / name)]
         if missing:
             raise InvalidCheckpointError(
                 f"{self.path} is damaged: {', '.join(missing)} is missing. Copy it again, or predict again."
@@ -280,7 +281,7 @@ def _begin(output_path: str | os.PathLike[str]) -> StagedFolder:
         raise ArgumentTypeError(
             f"`output_path` is a {type(output_path).__name__} ({output_path!r}), which names no folder. Pass a path."
         )
-    _refuse_what_is_there(Path(output_path).resolve())
+    _refuse_what_is_there(resolved(output_path))
     return begin(output_path)
 
 
