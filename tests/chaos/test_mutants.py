@@ -148,22 +148,22 @@ MUTANTS = [
     ),
     Mutant(
         "the optimizer starts afresh",
-        "checkpointing/training_state.py",
-        "        load_optimizer_state(trainer.optimizer, optimizer_state)\n",
-        "        pass\n",
+        "checkpointing/taking_over.py",
+        "            load_optimizer_state(optimizer, optimizer_state)\n",
+        "            pass\n",
         RESUME,
     ),
     Mutant(
         "the schedule starts afresh",
         "checkpointing/training_state.py",
-        '        trainer.scheduler.load_state_dict(parts["scheduler"])\n',
+        '        found.append((type(scheduler).__name__, scheduler, parts["scheduler"]))\n',
         "        pass\n",
         RESUME,
     ),
     Mutant(
         "callbacks start afresh",
         "checkpointing/training_state.py",
-        "            callback.load_state_dict(state)\n",
+        "            others.append((type(callback).__name__, callback, state))\n",
         "            pass\n",
         RESUME,
     ),
@@ -191,8 +191,8 @@ MUTANTS = [
     Mutant(
         "a rank's error while it reads its pieces stays its own",
         "checkpointing/training_state.py",
-        "trainer._ranks.do_on_all(lambda: _read_run(trainer, folder))",
-        "_read_run(trainer, folder)",
+        "trainer._ranks.do_on_all(lambda: _read_run(trainer, folder, skipped_weights))",
+        "_read_run(trainer, folder, skipped_weights)",
         SHARDED,
     ),
     Mutant(
