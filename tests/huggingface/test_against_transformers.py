@@ -18,6 +18,9 @@ from tests.huggingface.texts import WORDS, tiny_language_model
 transformers = pytest.importorskip("transformers")
 
 ROUNDING = 5e-7
+# Networks that are not linear carry the rounding of each update into the next ones, and how it rounds depends on the
+# processor. A schedule, a weight or an order that is another one changes numbers a hundred times as much.
+TRAINED = 1e-4
 
 
 def run(
@@ -47,18 +50,20 @@ def run(
     return trainer
 
 
-def assert_same_history(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> None:
-    """The same entries with the same keys, and numbers that are the same to rounding."""
+def assert_same_history(
+    ours: list[dict[str, Any]], theirs: list[dict[str, Any]], *, tolerance: float = ROUNDING
+) -> None:
+    """The same entries with the same keys, and numbers that are the same up to `tolerance`, relative."""
     assert [sorted(entry) for entry in ours] == [sorted(entry) for entry in theirs]
     for our_entry, their_entry in zip(without_speed(ours), without_speed(theirs), strict=True):
-        assert_same(our_entry, their_entry)
+        assert_same(our_entry, their_entry, tolerance=tolerance)
 
 
-def assert_same(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
-    """Values of the same kind, floats the same to rounding."""
+def assert_same(ours: dict[str, Any], theirs: dict[str, Any], *, tolerance: float = ROUNDING) -> None:
+    """Values of the same kind, floats the same up to `tolerance`, relative."""
     assert ours.keys() == theirs.keys()
     for name, value in theirs.items():
-        assert ours[name] == (pytest.approx(value, rel=ROUNDING) if isinstance(value, float) else value), name
+        assert ours[name] == (pytest.approx(value, rel=tolerance) if isinstance(value, float) else value), name
 
 
 SCRIPTS: dict[str, dict[str, Any]] = {
