@@ -201,7 +201,7 @@ def test_tables_plots_and_descriptions_leave_out_what_is_no_number(history):
     assert list(history.to_dataframe().columns) == ["train_loss_epoch", "eval_loss_epoch"]
     assert len(history.plot().axes) == 1
     assert repr(history).endswith("eval_loss_epoch 1, matrix (Tensor))")
-    with pytest.raises(UnknownMetricError, match="'matrix' has no value"):
+    with pytest.raises(UnknownMetricError, match="'matrix' has values, but none of them is a number"):
         history.plot("matrix")
 
 

@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, DataError, HookOutputError
+from pytorch_accelerated.errors import (
+    ArgumentTypeError,
+    CheckpointError,
+    ConfigurationError,
+    DataError,
+    HookOutputError,
+)
 from pytorch_accelerated.huggingface import Trainer, TrainerCallback
 from tests.huggingface.runs import Regression, Rows, make_trainer
 
@@ -32,6 +38,12 @@ def test_the_advice_fits_the_labels_that_cannot_be_stacked(labels: list[Any], ad
 def test_a_collator_that_returns_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="A batch is None.*`data_collator`"):
         make_trainer(tmp_path, parts={"data_collator": lambda rows: None}).train()
+
+
+def test_an_output_dir_that_cannot_be_made_is_told_before_the_training(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("a file")
+    with pytest.raises(CheckpointError, match="taken.*failed while making the folder"):
+        make_trainer(tmp_path / "taken" / "results")
 
 
 def test_what_is_no_dataset_is_refused(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, Sampler
 
 from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.checkpointing.optimizer_file import without_callables
+from pytorch_accelerated.checkpointing.publish import explained
 from pytorch_accelerated.distributed import send_to_device
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, DataError
 from pytorch_accelerated.huggingface.arguments import TrainingArguments, logger, set_log_level
@@ -243,7 +244,8 @@ class Trainer(TrainerResults):
         self._engine = Engine(self, **native_arguments(self.args))
         self._make_model_ready()
         if self.args.should_save:
-            self._output_dir.mkdir(parents=True, exist_ok=True)
+            with explained(self._output_dir, "making the folder"):
+                self._output_dir.mkdir(parents=True, exist_ok=True)
         self.state = self._new_state()
         self._init_metrics = {} if meter is None else meter.stop()
         self.fire("on_init_end")

@@ -247,6 +247,11 @@ class RunHistory(ABC):
             metric_names = [metric_names]
         wanted = list(known if metric_names is None else metric_names)
         for name in wanted:
+            if name not in known and name in self.get_metric_names():
+                raise UnknownMetricError(
+                    f"The metric {name!r} has values, but none of them is a number that could be plotted. There is: "
+                    f"{', '.join(map(repr, known)) or 'no other'}."
+                )
             if name not in known:
                 raise _unknown_metric(name, known)
         return plot_records([record for record in self._scalar_records if record.name in wanted], path)
