@@ -42,6 +42,10 @@ first and refuses the second, but only you can fix it.
 pickles, which could run code when loaded, so they are refused: finish such a run with the old version, or save a
 portable checkpoint there and start from that.
 
+**Metrics that are no numbers**, such as a confusion matrix or a dict, may be recorded and stay in the run history.
+Tables, files and what `log_metrics` gets hold numbers only; version 0.1.61 passes everything on. A logger that draws
+a matrix takes it from `trainer.run_history.get_latest_metric(name)`.
+
 **Numbers.** With one process, no accumulation and no scheduler of the package, a run in the same data order gives the
 same weights and the same history. Where a number differs, the tables say why. If you tuned a learning rate around one
 of the differences (schedules that come one update late, losses divided by the accumulation steps), look at it again.

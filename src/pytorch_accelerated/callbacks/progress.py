@@ -235,7 +235,7 @@ class LogMetricsCallback(TrainerCallback):
 
         Args:
             trainer: the trainer.
-            metrics: the values by name.
+            metrics: the values by name, numbers only; metrics of other kinds are in the run history.
         """
         cells = {name: format_number(value) for name, value in metrics.items()}
         if self._row is not None:
