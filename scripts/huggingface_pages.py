@@ -16,8 +16,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
-from pytorch_accelerated.huggingface.arguments import TrainingArguments  # noqa: E402
-from pytorch_accelerated.huggingface.not_taken_over import NOT_TAKEN_OVER  # noqa: E402
+from pytorch_accelerated.huggingface.arguments.training_arguments import TrainingArguments  # noqa: E402
+from pytorch_accelerated.huggingface.arguments.unsupported import NOT_TAKEN_OVER  # noqa: E402
 from pytorch_accelerated.huggingface.training_args_seq2seq import Seq2SeqTrainingArguments  # noqa: E402
 from scripts.native_equivalents import NATIVE_EQUIVALENTS  # noqa: E402
 

@@ -14,15 +14,15 @@ from torch import nn
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import PrintProgressCallback, StepBasedEvaluationCallback, TrainerCallback
-from pytorch_accelerated.capturing import (
+from pytorch_accelerated.errors import ConfigurationError, HookOutputError
+from pytorch_accelerated.schedulers import CosineLrScheduler
+from pytorch_accelerated.steps.capturing import (
     BATCHES_BEFORE_ANOTHER_LAYOUT,
     MAX_GRAPHS,
     CapturedStepReport,
     refuse_what_cannot_be_captured,
 )
-from pytorch_accelerated.errors import ConfigurationError, HookOutputError
-from pytorch_accelerated.schedulers import CosineLrScheduler
-from pytorch_accelerated.step_facts import difference
+from pytorch_accelerated.steps.step_facts import difference
 from tests.support.capturing import CapturableSGD, CapturedOnCpu, CapturesTape, TapeCapturer
 from tests.support.processes import run_on_ranks
 from tests.support.recording import HOOKS, Recorder

@@ -12,7 +12,7 @@ from torch.utils.data import IterableDataset, SequentialSampler
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.run_config import TrainerRunConfig
-from pytorch_accelerated.run_state import RunPhase, RunState
+from pytorch_accelerated.training.run_state import RunPhase, RunState
 from tests.support.reference import regression_data, sgd, tiny_model
 
 DATA = regression_data(10)

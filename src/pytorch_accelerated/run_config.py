@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pytorch_accelerated.data.updates import RunLoader
-    from pytorch_accelerated.distributed import Ranks
+    from pytorch_accelerated.processes.ranks import Ranks
 
 
 @dataclasses.dataclass(frozen=True)

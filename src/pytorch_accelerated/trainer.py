@@ -19,7 +19,6 @@ from torch.nn.parallel import DistributedDataParallel
 from pytorch_accelerated.callbacks.defaults import DEFAULT_CALLBACKS
 from pytorch_accelerated.callbacks.handler import CallbackHandler
 from pytorch_accelerated.callbacks.limits import OuterLimit
-from pytorch_accelerated.capturing import CapturedStepReport, refuse_what_cannot_be_captured
 from pytorch_accelerated.checkpointing.optimizers import check_optimizer_state
 from pytorch_accelerated.checkpointing.portable import load_portable, save_portable
 from pytorch_accelerated.checkpointing.shared_disk import agree_on_resuming
@@ -32,38 +31,39 @@ from pytorch_accelerated.checkpointing.weights import (
     check_finite,
     load_canonical,
 )
-from pytorch_accelerated.compiling import CompileReport, CompileWatch
 from pytorch_accelerated.data.building import build_loader, check_dataset
 from pytorch_accelerated.data.checking import refuse_rearranged
 from pytorch_accelerated.data.padding import remove_padding
 from pytorch_accelerated.data.slicing import LIMIT_BATCHES_ENV_VAR, batch_limit_from_environment
-from pytorch_accelerated.deepspeed_engine import is_engine
-from pytorch_accelerated.distributed import Ranks, map_tensors, without_rows
 from pytorch_accelerated.errors import (
     ConfigurationError,
     InvalidCheckpointError,
 )
-from pytorch_accelerated.explaining import explain_run
-from pytorch_accelerated.hooks import warn_about_misspelt_hooks
-from pytorch_accelerated.nonfinite import refuse_what_cannot_be_held_back
-from pytorch_accelerated.placeholders import TrainerPlaceholderValues, replace_trainer_placeholder_values
+from pytorch_accelerated.models.compiling import CompileReport, CompileWatch
+from pytorch_accelerated.models.deepspeed import is_engine
+from pytorch_accelerated.models.preparation import PreparedModel
+from pytorch_accelerated.models.sharding import has_shards, whole
 from pytorch_accelerated.prediction.collecting import collect_predictions
-from pytorch_accelerated.preflight import PreflightReport, rehearse
-from pytorch_accelerated.preparation import PreparedModel
 from pytorch_accelerated.processes.peers import limit_of_waiting
+from pytorch_accelerated.processes.ranks import Ranks, map_tensors, without_rows
 from pytorch_accelerated.progress.display import above_bars
-from pytorch_accelerated.run_state import RunState
-from pytorch_accelerated.running import TrainingRun
-from pytorch_accelerated.settings import (
+from pytorch_accelerated.steps.capturing import CapturedStepReport, refuse_what_cannot_be_captured
+from pytorch_accelerated.steps.guarded import refuse_what_cannot_be_held_back
+from pytorch_accelerated.steps.splitting import refuse_what_cannot_be_split
+from pytorch_accelerated.tracking.history import InMemoryRunHistory, RunHistory
+from pytorch_accelerated.tracking.loss import LossTracker
+from pytorch_accelerated.training.explaining import explain_run
+from pytorch_accelerated.training.hooks import warn_about_misspelt_hooks
+from pytorch_accelerated.training.placeholders import TrainerPlaceholderValues, replace_trainer_placeholder_values
+from pytorch_accelerated.training.preflight import PreflightReport, rehearse
+from pytorch_accelerated.training.run_state import RunState
+from pytorch_accelerated.training.running import TrainingRun
+from pytorch_accelerated.training.settings import (
     TrainSettings,
     check_positive_count,
     check_run_arguments,
     check_scheduler_factory,
 )
-from pytorch_accelerated.sharding import has_shards, whole
-from pytorch_accelerated.splitting import refuse_what_cannot_be_split
-from pytorch_accelerated.tracking.history import InMemoryRunHistory, RunHistory
-from pytorch_accelerated.tracking.loss import LossTracker
 
 __all__ = [
     "DEFAULT_CALLBACKS",

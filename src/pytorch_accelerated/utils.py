@@ -1,9 +1,9 @@
 """The helpers that scripts import from here, wherever they are defined."""
 
-from pytorch_accelerated.averaging import ModelEma
 from pytorch_accelerated.data.padding import remove_padding
 from pytorch_accelerated.data.slicing import LIMIT_BATCHES_ENV_VAR, DataLoaderSlice, LimitBatches
-from pytorch_accelerated.distributed import (
+from pytorch_accelerated.models.averaging import ModelEma
+from pytorch_accelerated.processes.ranks import (
     local_process_zero_first,
     local_process_zero_only,
     world_process_zero_only,

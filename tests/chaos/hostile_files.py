@@ -19,7 +19,7 @@ import torch
 
 from pytorch_accelerated.checkpointing.portable import load_portable
 from pytorch_accelerated.errors import CheckpointError
-from pytorch_accelerated.huggingface.generators import read_generator_states
+from pytorch_accelerated.huggingface.checkpoints.generators import read_generator_states
 from tests.chaos.hostile import Gadget
 
 ROOM_BYTES = 200 * 10**6

@@ -16,9 +16,9 @@ PACKAGE = "src/pytorch_accelerated"
 CRASHES = "tests/checkpointing/test_crashes.py"
 POWER = "tests/chaos/test_power_loss.py"
 VERIFY = "tests/checkpointing/test_verify.py"
-RESUME = "tests/test_resume.py"
+RESUME = "tests/training/test_resume.py"
 BACKGROUND = "tests/checkpointing/test_background.py"
-SHARDED = "tests/test_sharded.py"
+SHARDED = "tests/models/test_sharded.py"
 WRITERS = "tests/chaos/test_two_writers.py"
 
 
@@ -169,7 +169,7 @@ MUTANTS = [
     ),
     Mutant(
         "the epoch begins again",
-        "loop.py",
+        "training/loop.py",
         "loader.updates(start=state.samples_in_epoch,",
         "loader.updates(start=0,",
         RESUME,

@@ -12,7 +12,7 @@ from torch import nn
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.checkpointing.verify import find_state
 from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError
-from pytorch_accelerated.huggingface.state import TrainerState
+from pytorch_accelerated.huggingface.events.state import TrainerState
 from pytorch_accelerated.huggingface.trainer_utils import get_last_checkpoint
 from pytorch_accelerated.prediction.stored import StoredPredictions
 from tests.support.processes import run_script
@@ -90,7 +90,7 @@ from torch import nn
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.checkpointing.verify import find_state
 from pytorch_accelerated.errors import CheckpointError
-from pytorch_accelerated.huggingface.saving import find_checkpoint
+from pytorch_accelerated.huggingface.checkpoints.saving import find_checkpoint
 from pytorch_accelerated.huggingface.trainer_utils import get_last_checkpoint
 from pytorch_accelerated.prediction.stored import StoredPredictions
 from tests.huggingface.runs import make_trainer

@@ -8,7 +8,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from pytorch_accelerated.data.adapting import adapt_loader
 from pytorch_accelerated.data.updates import RunLoader
-from pytorch_accelerated.distributed import Ranks
+from pytorch_accelerated.processes.ranks import Ranks
 
 
 class OneOf(Ranks):

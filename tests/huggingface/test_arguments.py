@@ -19,17 +19,18 @@ import pytest
 import torch
 
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, MissingDependencyError
-from pytorch_accelerated.huggingface import Trainer, reporting
-from pytorch_accelerated.huggingface.arguments import TrainingArguments
-from pytorch_accelerated.huggingface.not_taken_over import NOT_TAKEN_OVER
-from pytorch_accelerated.huggingface.reporting import TensorBoardCallback, reporting_callbacks
-from pytorch_accelerated.huggingface.strategies import (
+from pytorch_accelerated.huggingface import Trainer
+from pytorch_accelerated.huggingface.arguments.strategies import (
     IntervalStrategy,
     OptimizerNames,
     ParallelMode,
     SaveStrategy,
     SchedulerType,
 )
+from pytorch_accelerated.huggingface.arguments.training_arguments import TrainingArguments
+from pytorch_accelerated.huggingface.arguments.unsupported import NOT_TAKEN_OVER
+from pytorch_accelerated.huggingface.events import reporting
+from pytorch_accelerated.huggingface.events.reporting import TensorBoardCallback, reporting_callbacks
 from tests.support.processes import run_on_ranks
 
 RANKS = Path(__file__).parents[1] / "ranks"

@@ -9,8 +9,8 @@ import pytest
 
 from pytorch_accelerated import huggingface
 from pytorch_accelerated.errors import ArgumentTypeError, CallbackSetupError
-from pytorch_accelerated.huggingface.arguments import TrainingArguments
-from pytorch_accelerated.huggingface.callbacks import (
+from pytorch_accelerated.huggingface.arguments.training_arguments import TrainingArguments
+from pytorch_accelerated.huggingface.events.callbacks import (
     DEFAULT_CALLBACKS,
     EVENTS,
     CallbackHandler,
@@ -19,7 +19,7 @@ from pytorch_accelerated.huggingface.callbacks import (
     PrinterCallback,
     TrainerCallback,
 )
-from pytorch_accelerated.huggingface.state import TrainerControl, TrainerState
+from pytorch_accelerated.huggingface.events.state import TrainerControl, TrainerState
 from tests.huggingface.runs import Regression, Rows, make_trainer
 
 FLAGS = ("should_training_stop", "should_epoch_stop", "should_save", "should_evaluate", "should_log")

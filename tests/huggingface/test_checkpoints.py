@@ -7,7 +7,7 @@ import pytest
 
 from pytorch_accelerated.checkpointing.publish import begin
 from pytorch_accelerated.errors import CheckpointError, ConfigurationError
-from pytorch_accelerated.huggingface.checkpoints import (
+from pytorch_accelerated.huggingface.checkpoints.folders import (
     checkpoint_name,
     checkpoints_to_delete,
     get_last_checkpoint,

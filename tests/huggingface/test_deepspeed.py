@@ -13,7 +13,7 @@ import torch
 
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, LaunchError, MissingDependencyError
 from pytorch_accelerated.huggingface import TrainingArguments
-from pytorch_accelerated.huggingface.deepspeed import check_parts, engine_config, filled_config
+from pytorch_accelerated.huggingface.arguments.deepspeed import check_parts, engine_config, filled_config
 from tests.huggingface.runs import make_trainer
 from tests.support.processes import REPOSITORY, run_under_torchrun
 from tests.support.resuming import assert_same

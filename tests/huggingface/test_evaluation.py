@@ -411,11 +411,11 @@ def test_without_an_evaluation_set_there_is_nothing_to_evaluate(tmp_path: Path) 
 
 @pytest.mark.fact("Differences: predictions go to disk past a stated size, so memory stays flat")
 def test_many_rows_wait_in_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pytorch_accelerated.huggingface import rows as rows_module
+    from pytorch_accelerated.huggingface.evaluation import rows as rows_module
 
     collector = rows_module.RowCollector
     monkeypatch.setattr(
-        "pytorch_accelerated.huggingface.evaluating.RowCollector",
+        "pytorch_accelerated.huggingface.evaluation.evaluating.RowCollector",
         lambda *args, **kwargs: collector(*args, **kwargs, memory_bytes=8),
     )
     trainer = make_trainer(tmp_path, per_device_eval_batch_size=2)

@@ -16,9 +16,9 @@ from torch.utils.checkpoint import checkpoint
 
 from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.huggingface import TrainerCallback, TrainingArguments
-from pytorch_accelerated.huggingface.arguments import logger
-from pytorch_accelerated.huggingface.not_taken_over import NOT_TAKEN_OVER
-from pytorch_accelerated.huggingface.parallel import refuse_processes, warn_about_idle_devices
+from pytorch_accelerated.huggingface.arguments.parallel import refuse_processes, warn_about_idle_devices
+from pytorch_accelerated.huggingface.arguments.training_arguments import logger
+from pytorch_accelerated.huggingface.arguments.unsupported import NOT_TAKEN_OVER
 from tests.huggingface.runs import Regression, Rows, losses, make_trainer
 from tests.huggingface.texts import WORDS, tiny_classifier, tiny_language_model
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from pytorch_accelerated.huggingface.determinism import enable_full_determinism
-from pytorch_accelerated.huggingface.measuring import MemoryMeter, speed_metrics
+from pytorch_accelerated.huggingface.engine.determinism import enable_full_determinism
+from pytorch_accelerated.huggingface.engine.measuring import MemoryMeter, speed_metrics
 from tests.huggingface.runs import make_trainer
 
 MEGABYTE = 2**20

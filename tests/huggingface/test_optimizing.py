@@ -11,8 +11,9 @@ from torch import nn
 from pytorch_accelerated import huggingface
 from pytorch_accelerated.errors import ConfigurationError, MissingDependencyError
 from pytorch_accelerated.huggingface import Trainer, TrainingArguments
-from pytorch_accelerated.huggingface.optimizing import decay_parameter_names, make_schedule
-from pytorch_accelerated.huggingface.strategies import OptimizerNames, SchedulerType
+from pytorch_accelerated.huggingface.arguments import strategies
+from pytorch_accelerated.huggingface.arguments.strategies import OptimizerNames, SchedulerType
+from pytorch_accelerated.huggingface.engine.optimizing import decay_parameter_names, make_schedule
 from tests.huggingface.runs import StopAt, everything, losses, make_trainer
 from tests.support.resuming import assert_same
 
@@ -182,5 +183,5 @@ def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 )
 def test_enums_have_all_members(name: str) -> None:
     genuine = pytest.importorskip("transformers.training_args")
-    ours, theirs = (getattr(module, name) for module in (huggingface.strategies, genuine))
+    ours, theirs = (getattr(module, name) for module in (strategies, genuine))
     assert {member.name: member.value for member in ours} == {member.name: member.value for member in theirs}

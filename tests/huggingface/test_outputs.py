@@ -5,7 +5,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pytorch_accelerated.huggingface.outputs import EvalLoopOutput, EvalPrediction, PredictionOutput, TrainOutput
+from pytorch_accelerated.huggingface.evaluation.outputs import (
+    EvalLoopOutput,
+    EvalPrediction,
+    PredictionOutput,
+    TrainOutput,
+)
 
 
 @pytest.mark.fact("Evaluating, predicting: EvalPrediction iterates and indexes over what is there (inputs at 2)")

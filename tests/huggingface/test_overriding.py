@@ -10,8 +10,9 @@ import torch
 
 from pytorch_accelerated import huggingface
 from pytorch_accelerated.errors import ConfigurationError
-from pytorch_accelerated.huggingface import Trainer, TrainerCallback, TrainerState, checkpoints
-from pytorch_accelerated.huggingface.read_by_scripts import READ_BY_SCRIPTS
+from pytorch_accelerated.huggingface import Trainer, TrainerCallback, TrainerState
+from pytorch_accelerated.huggingface.arguments.read_by_scripts import READ_BY_SCRIPTS
+from pytorch_accelerated.huggingface.checkpoints.folders import rotate_checkpoints
 from tests.huggingface.runs import Regression, Rows, StopAt, Tokens, losses, make_trainer, without_native_parts
 
 PUBLIC = """model model_wrapped args state control callback_handler optimizer lr_scheduler train_dataset eval_dataset
@@ -165,7 +166,7 @@ def test_other_signatures_are_as_scripts_use_them() -> None:
         ("early_stopping_patience", 1),
         ("early_stopping_threshold", 0.0),
     ]
-    assert parameters(checkpoints.rotate_checkpoints)[:3] == [
+    assert parameters(rotate_checkpoints)[:3] == [
         "output_dir",
         "save_total_limit",
         "best_model_checkpoint",

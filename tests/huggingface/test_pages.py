@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pytorch_accelerated.huggingface import TrainingArguments
-from pytorch_accelerated.huggingface.not_taken_over import NOT_TAKEN_OVER
+from pytorch_accelerated.huggingface.arguments.unsupported import NOT_TAKEN_OVER
 from scripts import huggingface_pages as pages
 from scripts.native_equivalents import NATIVE_EQUIVALENTS
 

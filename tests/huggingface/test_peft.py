@@ -12,7 +12,7 @@ from pytorch_accelerated.checkpointing.training_state import save_run
 from pytorch_accelerated.checkpointing.verify import read_manifest
 from pytorch_accelerated.errors import InvalidCheckpointError
 from pytorch_accelerated.huggingface import Trainer
-from pytorch_accelerated.huggingface.engine import Engine
+from pytorch_accelerated.huggingface.engine.engine import Engine
 from tests.huggingface.runs import StopAt, everything, losses, make_trainer
 from tests.huggingface.test_against_transformers import run, sentences
 from tests.huggingface.texts import tiny_language_model

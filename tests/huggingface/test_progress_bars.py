@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from pytorch_accelerated.huggingface.arguments import TrainingArguments
-from pytorch_accelerated.huggingface.callbacks import CallbackHandler, DefaultFlowCallback
-from pytorch_accelerated.huggingface.progress import ProgressCallback
-from pytorch_accelerated.huggingface.state import TrainerControl, TrainerState
+from pytorch_accelerated.huggingface.arguments.training_arguments import TrainingArguments
+from pytorch_accelerated.huggingface.events.callbacks import CallbackHandler, DefaultFlowCallback
+from pytorch_accelerated.huggingface.events.progress import ProgressCallback
+from pytorch_accelerated.huggingface.events.state import TrainerControl, TrainerState
 from pytorch_accelerated.progress import progress
 from pytorch_accelerated.progress.display import BarDisplay
 from tests.support.terminal import in_a_terminal

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from pytorch_accelerated.huggingface import TrainerCallback
-from pytorch_accelerated.huggingface.arguments import TrainingArguments
-from pytorch_accelerated.huggingface.reporting import TensorBoardCallback
-from pytorch_accelerated.huggingface.state import TrainerControl, TrainerState
+from pytorch_accelerated.huggingface.arguments.training_arguments import TrainingArguments
+from pytorch_accelerated.huggingface.events.reporting import TensorBoardCallback
+from pytorch_accelerated.huggingface.events.state import TrainerControl, TrainerState
 from tests.huggingface.runs import make_trainer
 
 

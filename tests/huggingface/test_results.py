@@ -10,7 +10,7 @@ import torch
 
 from pytorch_accelerated.errors import ArgumentTypeError, CheckpointError
 from pytorch_accelerated.huggingface import Trainer, TrainerState
-from pytorch_accelerated.huggingface.results import formatted
+from pytorch_accelerated.huggingface.evaluation.results import formatted
 from tests.huggingface.runs import make_trainer
 from tests.huggingface.test_against_transformers import run
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from pytorch_accelerated.errors import ArgumentTypeError, InvalidCheckpointError
-from pytorch_accelerated.huggingface.arguments import TrainingArguments
-from pytorch_accelerated.huggingface.callbacks import EarlyStoppingCallback
-from pytorch_accelerated.huggingface.state import ExportableState, TrainerControl, TrainerState
+from pytorch_accelerated.huggingface.arguments.training_arguments import TrainingArguments
+from pytorch_accelerated.huggingface.events.callbacks import EarlyStoppingCallback
+from pytorch_accelerated.huggingface.events.state import ExportableState, TrainerControl, TrainerState
 
 
 def a_state() -> TrainerState:

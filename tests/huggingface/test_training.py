@@ -580,7 +580,7 @@ def test_a_nan_that_no_log_covers_is_told_of_at_the_end(arguments: dict[str, Any
 
 
 def test_label_smoothing_equals_its_formula(tmp_path: Path) -> None:
-    from pytorch_accelerated.huggingface.smoothing import LabelSmoother
+    from pytorch_accelerated.huggingface.models.smoothing import LabelSmoother
 
     logits, labels = torch.randn(4, 3, 5), torch.randint(5, (4, 3))
     labels[0, :2] = -100

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from pytorch_accelerated import Trainer
-from pytorch_accelerated.capturing import CapturedStepReport
+from pytorch_accelerated.steps.capturing import CapturedStepReport
 from tests.support.capturing import CapturableSGD, CapturesTape, pairs_of_tensors
 from tests.support.reference import regression_data
 from tests.support.resuming import assert_same

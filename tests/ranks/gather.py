@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from pytorch_accelerated import Trainer
-from pytorch_accelerated.distributed import Ranks
 from pytorch_accelerated.errors import ArgumentTypeError
+from pytorch_accelerated.processes.ranks import Ranks
 
 trainer = Trainer(nn.Linear(1, 1), None, None, callbacks=())
 ranks: Ranks = trainer._ranks

@@ -13,9 +13,9 @@ from torch import nn
 
 from pytorch_accelerated import Trainer as NativeTrainer
 from pytorch_accelerated.checkpointing.verify import verify
-from pytorch_accelerated.deepspeed_engine import is_engine
 from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.huggingface import Trainer
+from pytorch_accelerated.models.deepspeed import is_engine
 from tests.huggingface.runs import Recorder, Regression, Rows, StopAt, Tokens, make_trainer, without_speed
 from tests.support.resuming import assert_same
 

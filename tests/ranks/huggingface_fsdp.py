@@ -11,7 +11,7 @@ from torch import nn
 from pytorch_accelerated.checkpointing.verify import verify
 from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.huggingface import Trainer
-from pytorch_accelerated.sharding import has_shards, is_sharded, whole
+from pytorch_accelerated.models.sharding import has_shards, is_sharded, whole
 from tests.huggingface.runs import Rows, StopAt, make_trainer, without_speed
 from tests.support.resuming import assert_same
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from pytorch_accelerated import Trainer
-from pytorch_accelerated.averaging import ModelEma
 from pytorch_accelerated.callbacks import TrainerCallback
 from pytorch_accelerated.checkpointing.training_state import load_run
 from pytorch_accelerated.checkpointing.verify import verify
 from pytorch_accelerated.errors import CheckpointError, ConfigurationError, InvalidCheckpointError, NonFiniteLossError
-from pytorch_accelerated.sharding import has_shards, own_part
+from pytorch_accelerated.models.averaging import ModelEma
+from pytorch_accelerated.models.sharding import has_shards, own_part
 from tests.checkpointing.faulty_disk import FaultyDisk
 from tests.support.reference import regression_data
 from tests.support.resuming import assert_same

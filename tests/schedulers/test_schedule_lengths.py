@@ -18,11 +18,11 @@ from pytorch_accelerated import Trainer, TrainerPlaceholderValues
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.saving import SaveTrainingStateCallback
 from pytorch_accelerated.errors import ConfigurationError, StopTrainingError
-from pytorch_accelerated.placeholders import EpochCount
 from pytorch_accelerated.schedulers.cosine_scheduler import CosineLrScheduler
 from pytorch_accelerated.schedulers.decay_scheduler import LinearLrScheduler
 from pytorch_accelerated.schedulers.wsd_scheduler import WSDLrScheduler
 from pytorch_accelerated.trainer import TrainerWithTimmScheduler
+from pytorch_accelerated.training.placeholders import EpochCount
 from tests.support.processes import run_on_ranks
 from tests.support.reference import regression_data
 

@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytorch_accelerated import Trainer
-from pytorch_accelerated.cuda_graphs import Capturer
+from pytorch_accelerated.steps.cuda_graphs import Capturer
 
 READ = torch.ops.aten._local_scalar_dense.default
 

@@ -54,7 +54,7 @@ def saver(folder: Path, *, background: bool = False) -> SaveTrainingStateCallbac
 
 def everything(trainer: Trainer) -> dict[str, Any]:
     """What a run has come to, put together from the ranks. Must be called by all of them."""
-    from pytorch_accelerated.sharding import whole
+    from pytorch_accelerated.models.sharding import whole
 
     return {
         "model": dict(whole(trainer.get_model().state_dict())),

@@ -18,7 +18,7 @@ from pytorch_accelerated.optional import require
 if TYPE_CHECKING:
     from torchmetrics import Metric, MetricCollection
 
-    from pytorch_accelerated.distributed import Ranks
+    from pytorch_accelerated.processes.ranks import Ranks
     from pytorch_accelerated.trainer import Trainer
 
 

@@ -8,7 +8,7 @@ from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.watching import KINDS_OF_BEST, WatchedMetric
 from pytorch_accelerated.checkpointing.likeness import require_kinds
 from pytorch_accelerated.errors import ConfigurationError, NonFiniteLossError, StopTrainingError
-from pytorch_accelerated.settings import check_positive_count
+from pytorch_accelerated.training.settings import check_positive_count
 
 if TYPE_CHECKING:
     from pytorch_accelerated.trainer import Trainer

@@ -14,7 +14,7 @@ from pytorch_accelerated.checkpointing.state_folder import write_encoded
 from pytorch_accelerated.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from pytorch_accelerated.distributed import Ranks
+    from pytorch_accelerated.processes.ranks import Ranks
 
 
 class BackgroundWriter:

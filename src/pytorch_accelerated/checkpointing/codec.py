@@ -33,7 +33,7 @@ import torch
 from pytorch_accelerated.checkpointing.strict_json import MAX_DEPTH
 from pytorch_accelerated.checkpointing.tensor_file import DTYPE_NAMES
 from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError
-from pytorch_accelerated.sharding import is_sharded
+from pytorch_accelerated.models.sharding import is_sharded
 
 
 class _Sentinel(enum.Enum):

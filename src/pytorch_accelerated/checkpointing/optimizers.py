@@ -8,7 +8,7 @@ from typing import Any
 
 from pytorch_accelerated.checkpointing.optimizer_kinds import RATES, problem_of_entries
 from pytorch_accelerated.errors import InvalidCheckpointError
-from pytorch_accelerated.sharding import is_sharded, sharded_like
+from pytorch_accelerated.models.sharding import is_sharded, sharded_like
 
 
 def check_optimizer_state(optimizer: Any, state: Mapping[str, Any], *, source: object) -> None:

@@ -17,7 +17,7 @@ from pytorch_accelerated.checkpointing.tensor_file import chunks
 from pytorch_accelerated.tracking.values import on_host
 
 if TYPE_CHECKING:
-    from pytorch_accelerated.distributed import Ranks
+    from pytorch_accelerated.processes.ranks import Ranks
 
 Difference = list[list[Any]]
 """Entries ``[path, value]``."""

@@ -16,8 +16,8 @@ import torch
 from pytorch_accelerated.checkpointing.optimizers import problem_of_optimizer_state
 from pytorch_accelerated.checkpointing.own_states import check_difference, with_own
 from pytorch_accelerated.errors import InvalidCheckpointError
-from pytorch_accelerated.run_state import RunState
 from pytorch_accelerated.tracking.loss import LossTracker
+from pytorch_accelerated.training.run_state import RunState
 
 _SHARED = ("model", "optimizer", "scheduler", "scaler", "run", "callbacks", "extra")
 _OPTIONAL = ("optimizer", "scheduler", "scaler")

@@ -17,7 +17,7 @@ from pytorch_accelerated.tracking.history import MetricRecord, RunHistory
 from pytorch_accelerated.tracking.values import is_scalar
 
 if TYPE_CHECKING:
-    from pytorch_accelerated.distributed import Ranks
+    from pytorch_accelerated.processes.ranks import Ranks
 
 _MAX_BYTES_OF_OBJECTS = 4 * 2**20  # of the 16 MiB that the part with the history may have as JSON
 

@@ -36,8 +36,8 @@ from pytorch_accelerated.checkpointing.publish import StagedFolder
 from pytorch_accelerated.checkpointing.strict_json import dump_json
 from pytorch_accelerated.checkpointing.tensor_file import DTYPE_NAMES, DTYPES, chunks, each_tensor
 from pytorch_accelerated.checkpointing.verify import open_verified, tensors_of_file
-from pytorch_accelerated.distributed import Ranks
 from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError, PytorchAcceleratedError
+from pytorch_accelerated.processes.ranks import Ranks
 
 _PIECE_NAME = re.compile(r"(.+)\[((?:\d{1,18}:\d{1,18}(?:,\d{1,18}:\d{1,18})*)?)\]", re.S)
 

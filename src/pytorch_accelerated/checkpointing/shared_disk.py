@@ -16,7 +16,7 @@ from pytorch_accelerated.errors import CheckpointError, PytorchAcceleratedError
 
 if TYPE_CHECKING:
     from pytorch_accelerated.checkpointing.background import BackgroundWriter
-    from pytorch_accelerated.distributed import Ranks
+    from pytorch_accelerated.processes.ranks import Ranks
 
 # Network file systems may show what another machine has written only after a while: NFS keeps listings for a minute.
 SECONDS_TO_APPEAR = 90.0

@@ -18,7 +18,7 @@ from pytorch_accelerated.checkpointing.verify import open_verified, read_manifes
 from pytorch_accelerated.errors import InvalidCheckpointError
 
 if TYPE_CHECKING:
-    from pytorch_accelerated.distributed import Ranks
+    from pytorch_accelerated.processes.ranks import Ranks
 
 
 def write_state(final: str | os.PathLike[str], facts: dict[str, Any], parts: Mapping[str, Any]) -> None:

@@ -13,8 +13,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from pytorch_accelerated.checkpointing.likeness import misfit
 from pytorch_accelerated.checkpointing.optimizers import load_optimizer_state
-from pytorch_accelerated.deepspeed_engine import ZeroOptimizer
 from pytorch_accelerated.errors import InvalidCheckpointError, PytorchAcceleratedError
+from pytorch_accelerated.models.deepspeed import ZeroOptimizer
 
 _POWERS = 16  # of two: the updates at which a scheduler is tried
 _WITHOUT_A_LOOK = ("torch.", "timm.")  # these take over whatever they are given

@@ -28,11 +28,11 @@ from pytorch_accelerated.checkpointing.taking_over import all_or_nothing, check_
 from pytorch_accelerated.checkpointing.verify import read_manifest
 from pytorch_accelerated.checkpointing.weights import canonical_state_dict, check_canonical, load_canonical
 from pytorch_accelerated.data.resuming import SavedData, data_facts, restore_stream, saved_data, stream_state
-from pytorch_accelerated.deepspeed_engine import ZeroOptimizer
 from pytorch_accelerated.errors import InvalidCheckpointError
-from pytorch_accelerated.run_state import RunState
+from pytorch_accelerated.models.deepspeed import ZeroOptimizer
+from pytorch_accelerated.models.sharding import has_shards, is_sharded
 from pytorch_accelerated.seeding import generator_states, restore_generator_states
-from pytorch_accelerated.sharding import has_shards, is_sharded
+from pytorch_accelerated.training.run_state import RunState
 
 if TYPE_CHECKING:
     from pytorch_accelerated.trainer import Trainer

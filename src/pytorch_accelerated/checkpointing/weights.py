@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from pytorch_accelerated.errors import InvalidCheckpointError, NonFiniteLossError
-from pytorch_accelerated.sharding import is_sharded, own_part, sharded_like
+from pytorch_accelerated.models.sharding import is_sharded, own_part, sharded_like
 
 _INNER_NAMES = {
     "ActivationWrapper": "_checkpoint_wrapped_module",

@@ -15,8 +15,8 @@ from pytorch_accelerated.data.slicing import unsliced
 from pytorch_accelerated.data.stream_loader import StreamLoader
 from pytorch_accelerated.data.streams import is_stateful_loader
 from pytorch_accelerated.data.updates import RunLoader
-from pytorch_accelerated.distributed import Ranks
 from pytorch_accelerated.errors import ArgumentTypeError
+from pytorch_accelerated.processes.ranks import Ranks
 
 
 def adapt_loader(

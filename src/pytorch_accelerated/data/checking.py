@@ -9,8 +9,8 @@ from typing import Any
 from pytorch_accelerated.data.fingerprints import hash_of_contents
 from pytorch_accelerated.data.slicing import unsliced
 from pytorch_accelerated.data.updates import RunLoader
-from pytorch_accelerated.distributed import Ranks
 from pytorch_accelerated.errors import ConfigurationError, DataError
+from pytorch_accelerated.processes.ranks import Ranks
 
 
 def refuse_empty(loader: RunLoader, purpose: str) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 from pytorch_accelerated.data.sampling import epoch_order
-from pytorch_accelerated.distributed import Ranks
+from pytorch_accelerated.processes.ranks import Ranks
 from pytorch_accelerated.seeding import host_generators_seeded, mixed_seed
 
 _RANDOM_SAMPLER_OF_STATEFUL_LOADER = ("torchdata.stateful_dataloader.sampler", "RandomSampler")

@@ -28,7 +28,7 @@ from pytorch_accelerated.data.updates import (
     items_of,
     update_of_one_batch,
 )
-from pytorch_accelerated.distributed import Ranks
+from pytorch_accelerated.processes.ranks import Ranks
 from pytorch_accelerated.seeding import mixed_seed
 
 

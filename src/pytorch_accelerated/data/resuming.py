@@ -14,9 +14,9 @@ from pytorch_accelerated.data.slicing import unsliced
 from pytorch_accelerated.data.stream_loader import StreamLoader
 from pytorch_accelerated.data.streams import has_state
 from pytorch_accelerated.data.updates import RunLoader
-from pytorch_accelerated.distributed import Ranks
 from pytorch_accelerated.errors import CheckpointError, ConfigurationError, InvalidCheckpointError
-from pytorch_accelerated.run_state import RunPhase, RunState
+from pytorch_accelerated.processes.ranks import Ranks
+from pytorch_accelerated.training.run_state import RunPhase, RunState
 
 _ROLES = {"train": "training", "eval": "evaluation"}
 

@@ -24,8 +24,8 @@ from pytorch_accelerated.data.updates import (
     items_of,
     update_of_one_batch,
 )
-from pytorch_accelerated.distributed import Ranks
 from pytorch_accelerated.errors import DataError
+from pytorch_accelerated.processes.ranks import Ranks
 
 
 class StreamLoader(RunLoader):

@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader
 from pytorch_accelerated.data.fetching import BatchFetcher, StreamFetcher
 from pytorch_accelerated.data.fingerprints import Fingerprint, fingerprint_of
 from pytorch_accelerated.data.prefetch import DeviceFeed, WaitingTime
-from pytorch_accelerated.distributed import Ranks
 from pytorch_accelerated.errors import DataError, HookOutputError
+from pytorch_accelerated.processes.ranks import Ranks
 
 CountItems = Callable[[Any], "int | None"]
 

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from pytorch_accelerated.data.changes import Snapshot
 from pytorch_accelerated.data.worker_watch import BEGUN, IN_WORKER_INIT, WorkerWatch
-from pytorch_accelerated.signals import leave_to_trainer
+from pytorch_accelerated.training.signals import leave_to_trainer
 
 
 class WorkerInit:

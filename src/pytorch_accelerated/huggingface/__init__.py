@@ -1,8 +1,17 @@
 """The shape of Hugging Face's Trainer, on the one native loop. `transformers` itself is not needed."""
 
 from pytorch_accelerated.huggingface import trainer_callback, trainer_utils, training_args
-from pytorch_accelerated.huggingface.arguments import TrainingArguments
-from pytorch_accelerated.huggingface.callbacks import (
+from pytorch_accelerated.huggingface.arguments.strategies import IntervalStrategy, SaveStrategy, SchedulerType
+from pytorch_accelerated.huggingface.arguments.training_arguments import TrainingArguments
+from pytorch_accelerated.huggingface.checkpoints.folders import get_last_checkpoint
+from pytorch_accelerated.huggingface.engine.measuring import speed_metrics
+from pytorch_accelerated.huggingface.evaluation.outputs import (
+    EvalLoopOutput,
+    EvalPrediction,
+    PredictionOutput,
+    TrainOutput,
+)
+from pytorch_accelerated.huggingface.events.callbacks import (
     DEFAULT_CALLBACKS,
     CallbackHandler,
     DefaultFlowCallback,
@@ -10,14 +19,10 @@ from pytorch_accelerated.huggingface.callbacks import (
     PrinterCallback,
     TrainerCallback,
 )
-from pytorch_accelerated.huggingface.checkpoints import get_last_checkpoint
-from pytorch_accelerated.huggingface.collating import default_data_collator
-from pytorch_accelerated.huggingface.measuring import speed_metrics
-from pytorch_accelerated.huggingface.outputs import EvalLoopOutput, EvalPrediction, PredictionOutput, TrainOutput
-from pytorch_accelerated.huggingface.progress import ProgressCallback
-from pytorch_accelerated.huggingface.reporting import TensorBoardCallback
-from pytorch_accelerated.huggingface.state import ExportableState, TrainerControl, TrainerState
-from pytorch_accelerated.huggingface.strategies import IntervalStrategy, SaveStrategy, SchedulerType
+from pytorch_accelerated.huggingface.events.progress import ProgressCallback
+from pytorch_accelerated.huggingface.events.reporting import TensorBoardCallback
+from pytorch_accelerated.huggingface.events.state import ExportableState, TrainerControl, TrainerState
+from pytorch_accelerated.huggingface.models.collating import default_data_collator
 from pytorch_accelerated.huggingface.trainer import Trainer
 from pytorch_accelerated.huggingface.trainer_seq2seq import Seq2SeqTrainer
 from pytorch_accelerated.huggingface.training_args_seq2seq import Seq2SeqTrainingArguments

@@ -22,82 +22,21 @@ from torch.utils.data import DataLoader, Sampler
 from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.checkpointing.optimizer_file import without_callables
 from pytorch_accelerated.checkpointing.publish import explained
-from pytorch_accelerated.distributed import send_to_device
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, DataError
-from pytorch_accelerated.huggingface.arguments import TrainingArguments, logger, set_log_level
-from pytorch_accelerated.huggingface.callbacks import DEFAULT_CALLBACKS, CallbackHandler, PrinterCallback, is_ours
-from pytorch_accelerated.huggingface.checkpoints import rotate_checkpoints
-from pytorch_accelerated.huggingface.collating import (
-    RemoveColumnsCollator,
-    default_data_collator,
-    find_label_names,
-    signature_columns,
-    without_unused_columns,
-)
-from pytorch_accelerated.huggingface.deepspeed import make_schedule_of_config
-from pytorch_accelerated.huggingface.engine import Engine
-from pytorch_accelerated.huggingface.evaluating import (
-    EvaluatedBatch,
-    EvaluationCollector,
-    detached,
-    inputs_for_metrics,
-    labels_in,
-    outputs_without_loss,
-    rows_in,
-    why_no_metrics,
-)
-from pytorch_accelerated.huggingface.fitting import with_batches_that_fit
-from pytorch_accelerated.huggingface.flow import metric_of
-from pytorch_accelerated.huggingface.fsdp import shard
-from pytorch_accelerated.huggingface.generators import known_generator_states
-from pytorch_accelerated.huggingface.knowledge import (
-    accepts_loss_kwargs,
-    outputs_of,
-    own_loss,
-    predicts_next_token,
-    refuse_looking_for,
-    refuse_no_loss,
-    refuse_without_items,
-    returns_loss_by_itself,
-)
-from pytorch_accelerated.huggingface.loading import (
-    LoadersBySet,
-    PaddingCollator,
-    make_loader,
-    number_of_rows,
-    refuse_missing,
-    training_sampler,
-)
-from pytorch_accelerated.huggingface.measuring import MemoryMeter, speed_metrics
-from pytorch_accelerated.huggingface.optimizing import (
-    decay_parameter_names,
-    keep_embeddings_whole,
-    make_optimizer,
-    make_schedule,
-    optimizer_class_and_arguments,
-    parameter_groups,
-)
-from pytorch_accelerated.huggingface.outputs import EvalLoopOutput, PredictionOutput, TrainOutput
-from pytorch_accelerated.huggingface.parallel import (
+from pytorch_accelerated.huggingface.arguments.deepspeed import make_schedule_of_config
+from pytorch_accelerated.huggingface.arguments.fsdp import shard
+from pytorch_accelerated.huggingface.arguments.parallel import (
     enable_gradient_checkpointing,
     native_arguments,
     refuse_processes,
     warn_about_idle_devices,
 )
-from pytorch_accelerated.huggingface.progress import ProgressCallback
-from pytorch_accelerated.huggingface.read_by_scripts import READ_BY_SCRIPTS
-from pytorch_accelerated.huggingface.refusing import (
-    refuse_arguments,
-    refuse_construction,
-    refuse_hooks_that_do_not_exist,
-    refuse_method,
-    refuse_training,
-    refusing_unknown,
-)
-from pytorch_accelerated.huggingface.reporting import reporting_callbacks
-from pytorch_accelerated.huggingface.restoring import read_trainer_state, restore_callbacks
-from pytorch_accelerated.huggingface.rows import PADDING
-from pytorch_accelerated.huggingface.saving import (
+from pytorch_accelerated.huggingface.arguments.read_by_scripts import READ_BY_SCRIPTS
+from pytorch_accelerated.huggingface.arguments.training_arguments import TrainingArguments, logger, set_log_level
+from pytorch_accelerated.huggingface.checkpoints.folders import rotate_checkpoints
+from pytorch_accelerated.huggingface.checkpoints.generators import known_generator_states
+from pytorch_accelerated.huggingface.checkpoints.restoring import read_trainer_state, restore_callbacks
+from pytorch_accelerated.huggingface.checkpoints.saving import (
     OPTIMIZER_NAME,
     SCALER_NAME,
     SCHEDULER_NAME,
@@ -110,11 +49,77 @@ from pytorch_accelerated.huggingface.saving import (
     save_weights,
     state_dict_of,
 )
-from pytorch_accelerated.huggingface.smoothing import LabelSmoother
-from pytorch_accelerated.huggingface.special_tokens import take_over_special_tokens
-from pytorch_accelerated.huggingface.state import TrainerControl, exported_states
-from pytorch_accelerated.huggingface.trainer_results import TrainerResults
-from pytorch_accelerated.sharding import has_shards
+from pytorch_accelerated.huggingface.engine.engine import Engine
+from pytorch_accelerated.huggingface.engine.fitting import with_batches_that_fit
+from pytorch_accelerated.huggingface.engine.flow import metric_of
+from pytorch_accelerated.huggingface.engine.measuring import MemoryMeter, speed_metrics
+from pytorch_accelerated.huggingface.engine.optimizing import (
+    decay_parameter_names,
+    keep_embeddings_whole,
+    make_optimizer,
+    make_schedule,
+    optimizer_class_and_arguments,
+    parameter_groups,
+)
+from pytorch_accelerated.huggingface.engine.refusing import (
+    refuse_arguments,
+    refuse_construction,
+    refuse_hooks_that_do_not_exist,
+    refuse_method,
+    refuse_training,
+    refusing_unknown,
+)
+from pytorch_accelerated.huggingface.evaluation.evaluating import (
+    EvaluatedBatch,
+    EvaluationCollector,
+    detached,
+    inputs_for_metrics,
+    labels_in,
+    outputs_without_loss,
+    rows_in,
+    why_no_metrics,
+)
+from pytorch_accelerated.huggingface.evaluation.outputs import EvalLoopOutput, PredictionOutput, TrainOutput
+from pytorch_accelerated.huggingface.evaluation.rows import PADDING
+from pytorch_accelerated.huggingface.evaluation.trainer_results import TrainerResults
+from pytorch_accelerated.huggingface.events.callbacks import (
+    DEFAULT_CALLBACKS,
+    CallbackHandler,
+    PrinterCallback,
+    is_ours,
+)
+from pytorch_accelerated.huggingface.events.progress import ProgressCallback
+from pytorch_accelerated.huggingface.events.reporting import reporting_callbacks
+from pytorch_accelerated.huggingface.events.state import TrainerControl, exported_states
+from pytorch_accelerated.huggingface.models.collating import (
+    RemoveColumnsCollator,
+    default_data_collator,
+    find_label_names,
+    signature_columns,
+    without_unused_columns,
+)
+from pytorch_accelerated.huggingface.models.knowledge import (
+    accepts_loss_kwargs,
+    outputs_of,
+    own_loss,
+    predicts_next_token,
+    refuse_looking_for,
+    refuse_no_loss,
+    refuse_without_items,
+    returns_loss_by_itself,
+)
+from pytorch_accelerated.huggingface.models.loading import (
+    LoadersBySet,
+    PaddingCollator,
+    make_loader,
+    number_of_rows,
+    refuse_missing,
+    training_sampler,
+)
+from pytorch_accelerated.huggingface.models.smoothing import LabelSmoother
+from pytorch_accelerated.huggingface.models.special_tokens import take_over_special_tokens
+from pytorch_accelerated.models.sharding import has_shards
+from pytorch_accelerated.processes.ranks import send_to_device
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

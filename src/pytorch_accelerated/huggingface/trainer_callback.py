@@ -1,14 +1,14 @@
 """The names that scripts import from here, wherever they are defined."""
 
-from pytorch_accelerated.huggingface.callbacks import (
+from pytorch_accelerated.huggingface.events.callbacks import (
     CallbackHandler,
     DefaultFlowCallback,
     EarlyStoppingCallback,
     PrinterCallback,
     TrainerCallback,
 )
-from pytorch_accelerated.huggingface.progress import ProgressCallback
-from pytorch_accelerated.huggingface.state import ExportableState, TrainerControl, TrainerState
+from pytorch_accelerated.huggingface.events.progress import ProgressCallback
+from pytorch_accelerated.huggingface.events.state import ExportableState, TrainerControl, TrainerState
 
 __all__ = [
     "CallbackHandler",

@@ -10,19 +10,19 @@ from typing import Any
 import torch
 
 from pytorch_accelerated.errors import ConfigurationError
-from pytorch_accelerated.huggingface.callbacks import is_ours
-from pytorch_accelerated.huggingface.evaluating import labels_in
-from pytorch_accelerated.huggingface.generating import (
+from pytorch_accelerated.huggingface.evaluation.evaluating import labels_in
+from pytorch_accelerated.huggingface.evaluation.generating import (
     generated_tokens,
     inputs_of_generate,
     load_generation_config,
     padding_token,
 )
-from pytorch_accelerated.huggingface.outputs import PredictionOutput
-from pytorch_accelerated.huggingface.rows import PADDING
+from pytorch_accelerated.huggingface.evaluation.outputs import PredictionOutput
+from pytorch_accelerated.huggingface.evaluation.rows import PADDING
+from pytorch_accelerated.huggingface.events.callbacks import is_ours
 from pytorch_accelerated.huggingface.trainer import Trainer
 from pytorch_accelerated.huggingface.training_args_seq2seq import Seq2SeqTrainingArguments
-from pytorch_accelerated.sharding import has_shards
+from pytorch_accelerated.models.sharding import has_shards
 
 __all__ = ["Seq2SeqTrainer"]
 

@@ -1,16 +1,26 @@
 """The names that scripts import from here, wherever they are defined."""
 
-from pytorch_accelerated.huggingface.checkpoints import (
+from pytorch_accelerated.huggingface.arguments.strategies import (
+    HubStrategy,
+    IntervalStrategy,
+    SaveStrategy,
+    SchedulerType,
+)
+from pytorch_accelerated.huggingface.checkpoints.folders import (
     PREFIX_CHECKPOINT_DIR,
     get_last_checkpoint,
     rotate_checkpoints,
     sort_checkpoints,
 )
-from pytorch_accelerated.huggingface.collating import RemoveColumnsCollator
-from pytorch_accelerated.huggingface.determinism import enable_full_determinism
-from pytorch_accelerated.huggingface.measuring import speed_metrics
-from pytorch_accelerated.huggingface.outputs import EvalLoopOutput, EvalPrediction, PredictionOutput, TrainOutput
-from pytorch_accelerated.huggingface.strategies import HubStrategy, IntervalStrategy, SaveStrategy, SchedulerType
+from pytorch_accelerated.huggingface.engine.determinism import enable_full_determinism
+from pytorch_accelerated.huggingface.engine.measuring import speed_metrics
+from pytorch_accelerated.huggingface.evaluation.outputs import (
+    EvalLoopOutput,
+    EvalPrediction,
+    PredictionOutput,
+    TrainOutput,
+)
+from pytorch_accelerated.huggingface.models.collating import RemoveColumnsCollator
 from pytorch_accelerated.seeding import set_seed
 
 __all__ = [

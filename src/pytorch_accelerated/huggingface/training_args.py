@@ -1,7 +1,6 @@
 """The names that scripts import from here, wherever they are defined."""
 
-from pytorch_accelerated.huggingface.arguments import TrainingArguments
-from pytorch_accelerated.huggingface.strategies import (
+from pytorch_accelerated.huggingface.arguments.strategies import (
     HubStrategy,
     IntervalStrategy,
     OptimizerNames,
@@ -9,6 +8,7 @@ from pytorch_accelerated.huggingface.strategies import (
     SaveStrategy,
     SchedulerType,
 )
+from pytorch_accelerated.huggingface.arguments.training_arguments import TrainingArguments
 
 __all__ = [
     "HubStrategy",

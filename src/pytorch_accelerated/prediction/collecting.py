@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 from typing import Any, Protocol
 
-from pytorch_accelerated.distributed import Ranks
 from pytorch_accelerated.prediction.in_memory import InMemoryPredictions
 from pytorch_accelerated.prediction.stored import StoredPredictionsWriter
+from pytorch_accelerated.processes.ranks import Ranks
 
 
 class PredictionCollector(Protocol):

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from pytorch_accelerated.distributed import Ranks
 from pytorch_accelerated.prediction.blocks import BLOCK_BYTES, empty_rows, rows_per_block
 from pytorch_accelerated.prediction.nested import Leaves, filled
 from pytorch_accelerated.prediction.pieces import Piece, pieces_in_order
 from pytorch_accelerated.prediction.rows import CollectedRows, agreed
+from pytorch_accelerated.processes.ranks import Ranks
 
 
 class InMemoryPredictions:

@@ -27,7 +27,6 @@ from pytorch_accelerated.checkpointing.publish import StagedFolder, begin, expla
 from pytorch_accelerated.checkpointing.reading import is_file, resolved
 from pytorch_accelerated.checkpointing.tensor_file import DTYPE_NAMES, chunks, read_tensors
 from pytorch_accelerated.checkpointing.verify import open_verified, read_manifest
-from pytorch_accelerated.distributed import Ranks
 from pytorch_accelerated.errors import (
     ArgumentTypeError,
     CheckpointError,
@@ -46,6 +45,7 @@ from pytorch_accelerated.prediction.blocks import (
 from pytorch_accelerated.prediction.nested import Leaves, filled
 from pytorch_accelerated.prediction.pieces import Piece, pieces_in_order
 from pytorch_accelerated.prediction.rows import CollectedRows, RowFacts, agreed
+from pytorch_accelerated.processes.ranks import Ranks
 
 _FORMAT = 1
 _ORDER_NAME = "order.safetensors"

@@ -9,13 +9,13 @@ from typing import Any, TypeVar
 
 from torch.optim import Optimizer
 
-from pytorch_accelerated.placeholders import TrainerPlaceholderValues
 from pytorch_accelerated.schedulers.warmup_scheduler import (
     WarmupLrScheduler,
     check_arguments,
     check_rate,
     lowered_rate,
 )
+from pytorch_accelerated.training.placeholders import TrainerPlaceholderValues
 
 SchedulerT = TypeVar("SchedulerT", bound="DecayLrScheduler")
 

@@ -9,8 +9,8 @@ from typing import TypedDict, TypeVar
 from torch.optim import Optimizer
 
 from pytorch_accelerated.errors import ConfigurationError
-from pytorch_accelerated.placeholders import Placeholder, TrainerPlaceholderValues
 from pytorch_accelerated.schedulers.warmup_scheduler import WarmupLrScheduler, check_arguments
+from pytorch_accelerated.training.placeholders import Placeholder, TrainerPlaceholderValues
 
 SchedulerT = TypeVar("SchedulerT", bound="WSDLrScheduler")
 

@@ -1,0 +1,201 @@
+"""Going on from a checkpoint: what belongs to the trainer itself, and how checkpoints of others are taken over."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pytorch_accelerated.callbacks.warning import stacklevel_of_user, warn_user
+from pytorch_accelerated.checkpointing.optimizer_file import with_callables
+from pytorch_accelerated.checkpointing.optimizers import check_optimizer_state
+from pytorch_accelerated.checkpointing.reading import is_file
+from pytorch_accelerated.checkpointing.taking_over import all_or_nothing, check_like, take_over
+from pytorch_accelerated.errors import InvalidCheckpointError
+from pytorch_accelerated.huggingface.arguments.strategies import IntervalStrategy
+from pytorch_accelerated.huggingface.checkpoints.generators import read_generator_states
+from pytorch_accelerated.huggingface.checkpoints.saving import (
+    OPTIMIZER_NAME,
+    SCALER_NAME,
+    SCHEDULER_NAME,
+    TRAINER_STATE_NAME,
+    read_portable,
+    rng_state_name,
+)
+from pytorch_accelerated.huggingface.events.state import TrainerControl, TrainerState
+from pytorch_accelerated.models.deepspeed import ZeroOptimizer
+from pytorch_accelerated.seeding import restore_generator_states
+from pytorch_accelerated.training.run_state import RunPhase, RunState
+
+if TYPE_CHECKING:
+    from pytorch_accelerated.huggingface.engine.engine import Engine
+    from pytorch_accelerated.huggingface.trainer import Trainer
+
+# What a run that goes on keeps. The rest follows from its arguments, which may be others.
+_KEPT = (
+    "epoch",
+    "global_step",
+    "num_input_tokens_seen",
+    "total_flos",
+    "log_history",
+    "best_metric",
+    "best_global_step",
+    "best_model_checkpoint",
+)
+_PLAIN = (bool, int, float, str, tuple, type(None))
+_KINDS_OF_STEPS = ("logging", "eval", "save")
+
+
+def read_trainer_state(folder: Path) -> TrainerState:
+    """The state in a checkpoint.
+
+    Raises:
+        InvalidCheckpointError: if there is none, or it is none.
+    """
+    path = folder / TRAINER_STATE_NAME
+    if not is_file(path):
+        raise InvalidCheckpointError(
+            f"{folder} has no {TRAINER_STATE_NAME}, so nobody knows how far the run was. Give another checkpoint."
+        )
+    return TrainerState.load_from_json(path)
+
+
+def take_over_state(trainer: Trainer, saved: TrainerState) -> None:
+    """Go on with the counts, the log history and the best model of a checkpoint; warn about other arguments."""
+    state, args = trainer.state, trainer.args
+    differences = [
+        f"{kind}_steps: {getattr(state, f'{kind}_steps')} (from args) != {getattr(saved, f'{kind}_steps')} (from "
+        f"{TRAINER_STATE_NAME})"
+        for kind in _KINDS_OF_STEPS
+        if getattr(args, f"{kind}_strategy") == IntervalStrategy.STEPS
+        and getattr(state, f"{kind}_steps") != getattr(saved, f"{kind}_steps")
+    ]
+    if saved.train_batch_size not in (None, state.train_batch_size):
+        differences.append(
+            f"per_device_train_batch_size: {state.train_batch_size} (from args) != {saved.train_batch_size} (from "
+            f"{TRAINER_STATE_NAME})"
+        )
+    if differences:
+        warn_user(trainer._engine, f"The run goes on with other arguments than before:\n\t{chr(10).join(differences)}")
+    for name in _KEPT:
+        setattr(state, name, getattr(saved, name))
+    best = state.best_model_checkpoint
+    if best is not None and not trainer._engine._ranks.from_first(Path(best).is_dir()):
+        warn_user(
+            trainer._engine,
+            f"The best checkpoint so far, {best} ({state.best_metric}), is not there any more. The search for the best "
+            "model begins anew; to go on with it, put the folder back before you resume.",
+        )
+        state.best_metric = state.best_global_step = state.best_model_checkpoint = None
+    if args.restore_callback_states_from_checkpoint:
+        state.stateful_callbacks = saved.stateful_callbacks
+    trainer._load_callback_state()
+
+
+def optimizer_settings(optimizer: Any) -> list[dict[str, Any]]:
+    """The settings of each group of parameters, without those that change while a run goes on."""
+    return [
+        {
+            name: value
+            for name, value in group.items()
+            if isinstance(value, _PLAIN)
+            and name not in ("params", "lr")
+            and not ("max_momentum" in group and name in ("betas", "momentum"))  # which a schedule sets, too
+        }
+        for group in getattr(optimizer, "param_groups", [])
+    ]
+
+
+def warn_about_settings(engine: Engine, asked: Sequence[Mapping[str, Any]]) -> None:
+    """Tell which settings of the optimizer came from the checkpoint in place of those `asked` for."""
+    differences = {
+        f"{'learning_rate' if name == 'initial_lr' else name}: {group[name]!r}, not {value!r}"
+        for group, wanted in zip(optimizer_settings(engine.optimizer), asked, strict=True)
+        for name, value in wanted.items()
+        if name in group and group[name] != value
+    }
+    if differences:
+        warn_user(
+            engine,
+            "The optimizer goes on with the settings of the checkpoint, not with those that are asked for now:\n\t"
+            + "\n\t".join(sorted(differences))
+            + "\nFor the new ones change `optimizer.param_groups`, and for the learning rate `lr_scheduler.base_lrs`, "
+            "in `on_train_begin` of a callback. Or load the weights into the model, and train without resuming.",
+        )
+
+
+def restore_callbacks(trainer: Trainer, states: Mapping[str, Any]) -> None:
+    """Replace callbacks by new ones made from `states`, those of a class in their order, and the control."""
+    left = {name: list(state) if isinstance(state, list) else [state] for name, state in states.items()}
+    callbacks = trainer.callback_handler.callbacks
+    for index, callback in enumerate(callbacks):
+        waiting = left.get(type(callback).__name__)
+        if waiting and hasattr(callback, "from_state"):
+            callbacks[index] = type(callback).from_state({"args": {}, "attributes": {}, **waiting.pop(0)})
+    controls = left.pop(TrainerControl.__name__, None)
+    if controls:
+        trainer.control = TrainerControl.from_state(controls[0])
+    missing = [name for name, waiting in left.items() if waiting]
+    if missing:
+        warnings.warn(
+            f"The checkpoint has states of the callbacks {', '.join(missing)}, which this trainer does not have. They "
+            "are left out; pass these callbacks if they shall go on.",
+            stacklevel=stacklevel_of_user(),
+        )
+
+
+def take_over_foreign(engine: Engine, folder: Path, updates: int) -> None:
+    """Go on from a folder without the native parts, as far as its files tell. All ranks must call it.
+
+    The position in the data is counted in updates of this run. All files are read before anything is changed.
+
+    Raises:
+        InvalidCheckpointError: if a file holds more than tensors and plain values, or does not fit.
+    """
+    optimizer = read_portable(folder / OPTIMIZER_NAME)
+    scheduler, scaler = read_portable(folder / SCHEDULER_NAME), read_portable(folder / SCALER_NAME)
+    generators = read_generator_states(folder / rng_state_name(engine._ranks.index, engine._ranks.count))
+    if optimizer is not None:
+        optimizer = with_callables(optimizer, engine.optimizer)
+        check_optimizer_state(engine.optimizer, optimizer, source=folder / OPTIMIZER_NAME)
+    others = [
+        (type(target).__name__, target, state)
+        for target, state in ((engine.scheduler, scheduler), (engine._accelerator.scaler, scaler))
+        if target is not None and state is not None
+    ]
+    for _, target, state in others:
+        check_like(target, state, source=folder)
+    with all_or_nothing() as undo:
+        load_model = functools.partial(engine._face._load_from_checkpoint, str(folder))
+        take_over(load_model, engine.optimizer, optimizer, others, undo, source=folder)
+        if optimizer is None and isinstance(engine.optimizer, ZeroOptimizer):
+            engine.optimizer.take_over_weights()
+    if generators is not None:
+        restore_generator_states(generators)
+    missing = [name for name, state in ((OPTIMIZER_NAME, optimizer), (SCHEDULER_NAME, scheduler)) if state is None]
+    if missing:
+        warn_user(
+            engine,
+            f"{folder} has no {' and no '.join(missing)}: the run goes on with the weights, but the optimizer begins "
+            "anew. Save without `save_only_model` to go on exactly.",
+        )
+    engine.run_state = _position(engine, updates)
+
+
+def _position(engine: Engine, updates: int) -> RunState:
+    """After so many updates of this run's size."""
+    per_epoch = engine._train_dataloader.num_updates
+    per_update = engine.run_config.train_total_batch_size or 1
+    epochs, rest = divmod(updates, per_epoch) if per_epoch else (0, updates)
+    if not rest and updates:
+        return RunState(epochs=epochs, updates=updates, phase=RunPhase.EPOCH_CLOSED)
+    batches = rest * (engine._settings.gradient_accumulation_steps or 1)
+    return RunState(
+        epochs=epochs,
+        updates=updates,
+        updates_in_epoch=rest,
+        batches_in_epoch=batches,
+        samples_in_epoch=rest * per_update,
+    )

@@ -1,0 +1,308 @@
+"""Checkpoint folders: a training state of the native loop, and beside it the files that people and other tools know.
+
+All of it appears whole or not at all. A run goes on from the native parts; folders without them, as transformers
+writes them, are read too, file by file, and nothing in a file is ever executed.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from pytorch_accelerated.callbacks.warning import stacklevel_of_user
+from pytorch_accelerated.checkpointing import disk
+from pytorch_accelerated.checkpointing.codec import encode
+from pytorch_accelerated.checkpointing.layout import MANIFEST_NAME, SHARDS_FILE, SHARDS_NAME, Manifest
+from pytorch_accelerated.checkpointing.optimizer_file import OPTIMIZER_FILE
+from pytorch_accelerated.checkpointing.portable import load_portable, save_portable
+from pytorch_accelerated.checkpointing.publish import begin, explained, make_folders, replacing
+from pytorch_accelerated.checkpointing.reading import children_of, is_file
+from pytorch_accelerated.checkpointing.state_folder import part_names, read_state
+from pytorch_accelerated.checkpointing.tensor_file import chunks
+from pytorch_accelerated.checkpointing.verify import find_damage, read_manifest, verify
+from pytorch_accelerated.checkpointing.weights import canonical_state_dict, load_canonical
+from pytorch_accelerated.errors import ConfigurationError, InvalidCheckpointError
+from pytorch_accelerated.huggingface.arguments.training_arguments import TrainingArguments
+from pytorch_accelerated.huggingface.arguments.unsupported import names_not_taken_over
+from pytorch_accelerated.huggingface.checkpoints.folders import checkpoint_step, sort_checkpoints
+from pytorch_accelerated.huggingface.checkpoints.weight_files import (
+    ADAPTER_NAME,
+    INDEX_NAME,
+    OLD_WEIGHTS_NAME,
+    WEIGHT_FILES,
+    WEIGHTS_NAME,
+    read_weights,
+)
+from pytorch_accelerated.huggingface.models.adapters import frozen_base, has_adapters, load_adapters
+from pytorch_accelerated.models.sharding import whole
+
+TRAINER_STATE_NAME = "trainer_state.json"
+TRAINING_ARGS_NAME = "training_args.bin"
+OPTIMIZER_NAME = OPTIMIZER_FILE
+SCHEDULER_NAME = "scheduler.pt"
+SCALER_NAME = "scaler.pt"
+_RUN_PART = "run"
+
+
+# -------------------------------------------------------------------------------------------------------------- writing
+
+
+def save_weights(model: nn.Module, folder: Path, state_dict: Mapping[str, Any]) -> None:
+    """Write the weights as the model itself does it, if it can, else to ``model.safetensors``."""
+    if hasattr(model, "save_pretrained"):
+        make_folders(folder.resolve())
+        model.save_pretrained(folder, state_dict=dict(state_dict))  # type: ignore[operator]  # not torch's own
+        return
+    write_whole(folder / WEIGHTS_NAME, chunks(encode(dict(state_dict), path="model").tensors))
+
+
+def save_description(model: nn.Module, folder: Path) -> None:
+    """Write what a model needs besides its weights to be loaded by ``from_pretrained``."""
+    if hasattr(model, "peft_config"):
+        model.save_pretrained(folder)  # type: ignore[operator]  # adapters, which are not the weights of the model
+        return
+    if not hasattr(model, "save_pretrained"):
+        return
+    for name in ("config", "generation_config"):
+        config: Any = getattr(model, name, None)
+        if hasattr(config, "save_pretrained"):
+            config.save_pretrained(folder)
+
+
+def save_companions(folder: Path, args: TrainingArguments, processing_class: Any) -> None:
+    """Write the arguments, and the tokenizer or the like."""
+    if hasattr(processing_class, "save_pretrained"):
+        processing_class.save_pretrained(folder)
+    contents = args.to_dict()
+    save_portable(folder / TRAINING_ARGS_NAME, _with_attributes(args, contents))
+    text = json.dumps(contents, indent=2, sort_keys=True) + "\n"
+    (folder / TRAINING_ARGS_NAME).with_suffix(".json").write_text(text, encoding="utf-8")
+
+
+def _with_attributes(args: TrainingArguments, contents: Mapping[str, Any]) -> OrderedDict[str, Any]:
+    """A dict whose values are its attributes, too, as those of the object that `transformers` saves.
+
+    Of all classes, this is the one that a load with ``weights_only=True`` takes with attributes.
+    """
+    values = OrderedDict(contents)
+    others = {name: vars(args)[name] for name in names_not_taken_over(type(args))}
+    sizes = {"train_batch_size": args.train_batch_size, "eval_batch_size": args.eval_batch_size}
+    attributes = {**others, **sizes, **contents}
+    vars(values).update((name, value) for name, value in attributes.items() if not hasattr(OrderedDict, name))
+    return values
+
+
+def save_tensors(folder: Path, contents: Mapping[str, Mapping[str, Any] | None]) -> None:
+    """Write state dicts to files by name, those that are None left out."""
+    for name, state in contents.items():
+        if state is not None:
+            save_portable(folder / name, dict(state))
+
+
+def write_whole(path: Path, contents: Iterable[bytes | memoryview]) -> None:
+    """Write a file that appears whole or not at all; one of that name is replaced. Missing folders are made. One rank.
+
+    Raises:
+        CheckpointError: if the disk refuses.
+    """
+    with explained(path), replacing(path.resolve()) as file:
+        for data in contents:
+            disk.write(file, data)
+
+
+def rng_state_name(rank: int, ranks: int) -> str:
+    """The file with the states of a rank's generators."""
+    return f"rng_state_{rank}.pth" if ranks > 1 else "rng_state.pth"
+
+
+def write_without_run(folder: Path, facts: dict[str, Any], write_others: Callable[[Path], None]) -> None:
+    """A checkpoint from which no run can go on exactly. It appears whole or not at all. One rank."""
+    staged = begin(folder)
+    try:
+        staged.commit(facts, staged.take_in(write_others))
+    except BaseException:
+        staged.abort()
+        raise
+
+
+# -------------------------------------------------------------------------------------------------------------- finding
+
+
+def find_checkpoint(source: str | Path | bool, output_dir: Path) -> Path:
+    """The checkpoint to go on from: `source`, or with True the last one in `output_dir` that is not damaged.
+
+    Damaged is one with files, among those that are read, that are not as they were written; of the others a warning
+    tells. It is passed over, and the newest undamaged one beside it taken; one warning says so. So it does where one
+    with a higher number than what is taken has no manifest that would tell its place in the order.
+
+    Raises:
+        ConfigurationError: a ValueError, if there is none.
+        InvalidCheckpointError: if there are checkpoints, but all are damaged.
+    """
+    skipped: dict[str, str] = {}
+    for candidate in _candidates(source, output_dir):
+        try:
+            not_read = _refuse_damaged(candidate)
+        except InvalidCheckpointError as error:
+            skipped[candidate.name] = str(error)
+            continue
+        if isinstance(source, bool) or skipped:
+            skipped = {**_without_place(candidate), **skipped}
+        if skipped:
+            warnings.warn(
+                f"Going on from {candidate}; skipped:\n" + "\n".join(skipped.values()), stacklevel=stacklevel_of_user()
+            )
+        if not_read:
+            warnings.warn(
+                f"Going on from {candidate}, some of whose files are not as they were saved. These are not read:\n"
+                + "\n".join(not_read),
+                stacklevel=stacklevel_of_user(),
+            )
+        return candidate
+    raise InvalidCheckpointError(
+        "No checkpoint is valid:\n" + "\n".join(skipped.values()) + "\nGive the folder of a valid one, or begin anew."
+    )
+
+
+def _candidates(source: str | Path | bool, output_dir: Path) -> list[Path]:
+    """What `find_checkpoint` looks at, one after the other."""
+    if isinstance(source, bool):
+        candidates = _newest_first(output_dir)
+        if not candidates:
+            raise ConfigurationError(
+                f"No valid checkpoint found in output directory ({output_dir}), from which the run should go on. "
+                "Leave `resume_from_checkpoint` out to begin, or give the path of a checkpoint."
+            )
+        return candidates
+    folder = Path(source)
+    if not _holds_weights(folder):
+        raise ConfigurationError(
+            f"Can't find a valid checkpoint at {folder}: it has none of {', '.join(WEIGHT_FILES)}. Give the "
+            "folder of a checkpoint, 'checkpoint-<step>'."
+        )
+    others = [path for path in _newest_first(folder.parent) if path.resolve() != folder.resolve()]
+    return [folder, *others] if checkpoint_step(folder) is not None else [folder]
+
+
+def holds_run(folder: Path) -> bool:
+    """Whether a checkpoint has the native parts, from which a run goes on exactly."""
+    return is_file(folder / MANIFEST_NAME) and _RUN_PART in part_names(read_manifest(folder))
+
+
+def _newest_first(output_dir: Path) -> list[Path]:
+    """By their manifests; those without one by their number."""
+    return [path for path in reversed([Path(path) for path in sort_checkpoints(output_dir)]) if _looks_saved(path)]
+
+
+def _without_place(taken: Path) -> dict[str, str]:
+    """Checkpoints beside `taken` that may be newer by their numbers, but nobody knows; by name, with what is wrong."""
+    complaints = {}
+    for path in map(Path, sort_checkpoints(taken.parent)):
+        if (checkpoint_step(path) or 0) <= (checkpoint_step(taken) or 0):
+            continue
+        try:
+            if not children_of(path):
+                continue
+            if not is_file(path / MANIFEST_NAME):
+                raise InvalidCheckpointError(
+                    f"{path} has no {MANIFEST_NAME}, so nobody knows when it was written, and whether it is whole. To "
+                    "go on from it all the same, give its path."
+                )
+            read_manifest(path)
+        except InvalidCheckpointError as error:
+            complaints[path.name] = str(error)
+    return complaints
+
+
+def _looks_saved(folder: Path) -> bool:
+    """Whether it is a checkpoint, or cannot be read: then somebody will say so."""
+    try:
+        return is_file(folder / MANIFEST_NAME) or _holds_weights(folder)
+    except InvalidCheckpointError:
+        return True
+
+
+def _holds_weights(folder: Path) -> bool:
+    return any(is_file(folder / name) for name in WEIGHT_FILES)
+
+
+def _refuse_damaged(folder: Path) -> list[str]:
+    """What is wrong with the files that going on does not read; if it is with others, an error.
+
+    Without a manifest there is nothing to hold a folder against.
+    """
+    if not is_file(folder / MANIFEST_NAME):
+        return []
+    manifest = read_manifest(folder)
+    names = {entry.name for entry in manifest.files}
+    read = _names_read(manifest)
+    verify(folder, read)
+    return find_damage(folder, manifest, names - read)
+
+
+def _names_read(manifest: Manifest) -> set[str]:
+    """The files of a checkpoint that a run that goes on reads."""
+    names = {entry.name for entry in manifest.files}
+    read = {TRAINER_STATE_NAME}
+    parts = part_names(manifest)
+    if _RUN_PART in parts:
+        read |= {f"{part}{suffix}" for part in parts for suffix in (".json", ".safetensors")}
+        read |= {name for name in names if name == SHARDS_NAME or SHARDS_FILE.fullmatch(name)}
+        read |= set() if "optimizer" in parts else {OPTIMIZER_NAME}
+    else:
+        read |= {INDEX_NAME, OLD_WEIGHTS_NAME}
+        read |= {name for name in names if name.endswith((".safetensors", ".pt", ".pth"))}
+    return read & names
+
+
+# -------------------------------------------------------------------------------------------------------------- reading
+
+
+def load_weights(model: nn.Module, folder: Path) -> None:
+    """Load the weights of a checkpoint, or of anything that transformers saved, into a model. All or nothing.
+
+    Raises:
+        InvalidCheckpointError: if they are damaged, missing, or belong to another model.
+    """
+    if holds_run(folder):
+        _, parts = read_state(folder, ["model"])
+        load_canonical(model, parts["model"], may_lack=frozen_base(model))
+        return
+    if has_adapters(model) and (folder / ADAPTER_NAME).is_file():
+        load_adapters(model, folder)
+        return
+    tensors = read_weights(folder)
+    # Of tensors that share their memory only one is stored.
+    live = canonical_state_dict(model)
+    by_memory = {_memory(live[name]): value for name, value in tensors.items() if name in live}
+    for name, tensor in live.items():
+        if name not in tensors and _memory(tensor) in by_memory:
+            tensors[name] = by_memory[_memory(tensor)]
+    load_canonical(model, tensors)
+
+
+def read_portable(path: Path) -> dict[str, Any] | None:
+    """The content of a file of state, None if there is no such file.
+
+    Raises:
+        InvalidCheckpointError: if it holds anything but tensors and plain values: it would have to be executed.
+    """
+    return load_portable(path) if is_file(path) else None
+
+
+def _memory(tensor: Any) -> Any:
+    if not isinstance(tensor, torch.Tensor) or not tensor.numel():
+        return id(tensor)
+    return tensor.data_ptr(), tensor.shape, tensor.stride()
+
+
+def state_dict_of(model: nn.Module) -> dict[str, Any]:
+    """The weights, put together where each rank has a part. Must be called by all ranks where that is so."""
+    return whole(canonical_state_dict(model))  # type: ignore[no-any-return]

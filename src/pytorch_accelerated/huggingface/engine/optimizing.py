@@ -1,0 +1,350 @@
+"""Optimizers and schedules by name, as training arguments give them."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
+
+from pytorch_accelerated.errors import ConfigurationError
+from pytorch_accelerated.huggingface.arguments.strategies import OptimizerNames, SchedulerType
+from pytorch_accelerated.optional import require
+
+if TYPE_CHECKING:
+    from pytorch_accelerated.huggingface.arguments.training_arguments import TrainingArguments
+
+Factor = Callable[[int], float]
+
+
+def decay_parameter_names(model: nn.Module) -> list[str]:
+    """The parameters that weight decay acts on: all but biases and those of norm layers."""
+    exempt = {
+        f"{path}.{name}" if path else name
+        for path, module in model.named_modules()
+        for name, _ in module.named_parameters(recurse=False)
+        if "bias" in name or "norm" in type(module).__name__.lower()
+    }
+    return [name for name, _ in model.named_parameters() if name not in exempt]
+
+
+def parameter_groups(model: nn.Module, decayed: list[str], weight_decay: float) -> list[dict[str, Any]]:
+    """The trainable parameters in two groups: those with weight decay, and the others."""
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    names = set(decayed)
+    return [
+        {"params": [value for name, value in trained.items() if name in names], "weight_decay": weight_decay},
+        {"params": [value for name, value in trained.items() if name not in names], "weight_decay": 0.0},
+    ]
+
+
+class _Made(NamedTuple):
+    """How an optimizer is made: package and class, the arguments of Adam that it takes, and further ones."""
+
+    package: str
+    name: str
+    adam: tuple[str, ...]
+    others: dict[str, Any]
+
+
+_ADAM = ("betas", "eps")
+
+
+def _of_bitsandbytes(name: str, bits: int, adam: tuple[str, ...] = _ADAM, **others: Any) -> _Made:
+    return _Made("bitsandbytes", name, adam, {"optim_bits": bits, **others})
+
+
+_OPTIMIZERS: dict[OptimizerNames, _Made] = {
+    OptimizerNames.ADAMW_TORCH: _Made("torch", "AdamW", _ADAM, {}),
+    OptimizerNames.ADAMW_TORCH_FUSED: _Made("torch", "AdamW", _ADAM, {"fused": True}),
+    OptimizerNames.SGD: _Made("torch", "SGD", (), {}),
+    OptimizerNames.ADAGRAD: _Made("torch", "Adagrad", (), {}),
+    OptimizerNames.RMSPROP: _Made("torch", "RMSprop", (), {}),
+    OptimizerNames.ADAFACTOR: _Made(
+        "transformers", "Adafactor", (), {"scale_parameter": False, "relative_step": False}
+    ),
+    OptimizerNames.ADAMW_BNB: _of_bitsandbytes("AdamW", 8, is_paged=False),
+    OptimizerNames.ADAMW_8BIT: _of_bitsandbytes("AdamW", 8, is_paged=False),
+    OptimizerNames.PAGED_ADAMW: _of_bitsandbytes("AdamW", 32, is_paged=True),
+    OptimizerNames.PAGED_ADAMW_8BIT: _of_bitsandbytes("AdamW", 8, is_paged=True),
+    OptimizerNames.ADEMAMIX: _of_bitsandbytes("AdEMAMix", 32, is_paged=False),
+    OptimizerNames.ADEMAMIX_8BIT: _of_bitsandbytes("AdEMAMix", 8, is_paged=False),
+    OptimizerNames.PAGED_ADEMAMIX: _of_bitsandbytes("AdEMAMix", 32, is_paged=True),
+    OptimizerNames.PAGED_ADEMAMIX_8BIT: _of_bitsandbytes("AdEMAMix", 8, is_paged=True),
+    OptimizerNames.LION: _of_bitsandbytes("Lion", 32, ("betas",), is_paged=False),
+    OptimizerNames.LION_8BIT: _of_bitsandbytes("Lion", 8, ("betas",), is_paged=False),
+    OptimizerNames.PAGED_LION: _of_bitsandbytes("Lion", 32, ("betas",), is_paged=True),
+    OptimizerNames.PAGED_LION_8BIT: _of_bitsandbytes("Lion", 8, ("betas",), is_paged=True),
+    OptimizerNames.RMSPROP_BNB: _of_bitsandbytes("RMSprop", 32, ()),
+    OptimizerNames.RMSPROP_8BIT: _of_bitsandbytes("RMSprop", 8, ()),
+    OptimizerNames.RMSPROP_32BIT: _of_bitsandbytes("RMSprop", 32, ()),
+}
+
+
+def why_unsupported(args: TrainingArguments) -> str | None:
+    """Why the optimizer or the schedule that the arguments name is not made here, and what to do; None if it is."""
+    if args.optim not in _OPTIMIZERS:
+        names = ", ".join(repr(name.value) for name in _OPTIMIZERS)
+        return (
+            f"`optim` is {str(args.optim)!r}, which is not made here. Choose one of {names}, or make it yourself: see "
+            "`optimizers` and `optimizer_cls_and_kwargs` of the Trainer"
+        )
+    if args.lr_scheduler_type in _SCHEDULES_ELSEWHERE:
+        kind = SchedulerType(args.lr_scheduler_type)
+        return f"`lr_scheduler_type` is {kind.value!r}, which is not made here. {_SCHEDULES_ELSEWHERE[kind]}"
+    return None
+
+
+def optimizer_class_and_arguments(args: TrainingArguments) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
+    """The class that ``args.optim`` names, and what it is made with besides the parameters.
+
+    Raises:
+        MissingDependencyError: if it is of a package that is not installed.
+    """
+    made = _OPTIMIZERS[OptimizerNames(args.optim)]
+    needed_by = f"optim={str(args.optim)!r}"
+    classes: Any = torch.optim
+    if made.package == "transformers":
+        classes = require("transformers.optimization", extra="transformers", needed_by=needed_by)
+    elif made.package == "bitsandbytes":
+        classes = require("bitsandbytes", extra="bitsandbytes", needed_by=needed_by).optim
+    given = _parsed(args.optim_args)
+    adam: dict[str, Any] = {"betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
+    if made.name == "AdEMAMix":  # of two mean gradients
+        adam["betas"] += (given.pop("beta3", 0.9999),)
+    chosen = {name: adam[name] for name in made.adam}
+    return getattr(classes, made.name), {
+        "lr": args.learning_rate,
+        **chosen,
+        **made.others,
+        **given,
+    }
+
+
+def keep_embeddings_whole(model: nn.Module, kind: type[torch.optim.Optimizer], arguments: Mapping[str, Any]) -> None:
+    """Have an optimizer of bitsandbytes keep 32 bits for embeddings, whose gradients are too uneven for 8."""
+    if arguments.get("optim_bits") != 8 or kind.__module__.partition(".")[0] != "bitsandbytes":
+        return
+    manager = require("bitsandbytes.optim", extra="bitsandbytes", needed_by=kind.__name__).GlobalOptimManager
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            manager.get_instance().register_module_override(module, "weight", {"optim_bits": 32})
+
+
+def make_optimizer(
+    kind: type[torch.optim.Optimizer], arguments: Mapping[str, Any], groups: list[dict[str, Any]]
+) -> torch.optim.Optimizer:
+    """An optimizer over `groups`.
+
+    Raises:
+        ConfigurationError: if the class refuses the arguments.
+    """
+    try:
+        return kind(groups, **arguments)
+    except (TypeError, ValueError) as error:
+        shown = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+        raise ConfigurationError(
+            f"{kind.__name__} refused the arguments {shown}: {error}. Change `learning_rate`, the `adam_...` "
+            "arguments or `optim_args`."
+        ) from error
+
+
+def _parsed(optim_args: str | None) -> dict[str, Any]:
+    """The values in ``name=value,name=value``: numbers and bools where they look like it, else strings."""
+    words = {"True": True, "true": True, "False": False, "false": False, "None": None}
+    values: dict[str, Any] = {}
+    for pair in filter(None, (optim_args or "").replace(" ", "").split(",")):
+        name, separator, text = pair.partition("=")
+        if not separator or not name:
+            raise ConfigurationError(
+                f"`optim_args` is {optim_args!r}, but {pair!r} in it has no name and value. Write name=value pairs "
+                "with commas between them, for example 'momentum=0.9,nesterov=True'."
+            )
+        try:
+            values[name] = words[text] if text in words else float(text) if "." in text or "e" in text else int(text)
+        except ValueError:
+            values[name] = text
+    return values
+
+
+# ------------------------------------------------------------------------------------------------------------ schedules
+
+
+def make_schedule(
+    kind: SchedulerType | str,
+    optimizer: torch.optim.Optimizer,
+    *,
+    num_warmup_steps: int,
+    num_training_steps: int,
+    arguments: Mapping[str, Any] | None = None,
+) -> LRScheduler | ReduceLROnPlateau:
+    """A schedule by name: the learning rate of each update as a multiple of the optimizer's own.
+
+    Args:
+        kind: a `SchedulerType` or its string.
+        optimizer: whose learning rate it sets.
+        num_warmup_steps: updates in which the rate rises from 0.
+        num_training_steps: updates of the whole run.
+        arguments: further ones of this kind of schedule.
+
+    Raises:
+        ConfigurationError: if the schedule does not take the arguments, or needs one that is missing.
+    """
+    kind, arguments = SchedulerType(kind), dict(arguments or {})
+    try:
+        if kind is SchedulerType.REDUCE_ON_PLATEAU:
+            return ReduceLROnPlateau(optimizer, **arguments)
+        make = _SCHEDULES[kind]
+        # Several need to know the rate that they start from, or take the least one as a rate instead of a share.
+        known = {"warmup": num_warmup_steps, "total": num_training_steps, "peak": optimizer.defaults["lr"]}
+        needed = {name: value for name, value in known.items() if name in inspect.signature(make).parameters}
+        return LambdaLR(optimizer, make(**needed, **arguments))
+    except TypeError as error:
+        raise ConfigurationError(
+            f"The schedule {kind.value!r} cannot be made with `lr_scheduler_kwargs` {arguments!r}: {error}. Give the "
+            "arguments that this schedule takes."
+        ) from error
+
+
+def _warmed_up(warmup: int, after: Factor) -> Factor:
+    return lambda step: step / max(1, warmup) if step < warmup else after(step)
+
+
+def _progress(step: int, warmup: int, total: int) -> float:
+    return (step - warmup) / max(1, total - warmup)
+
+
+def _linear(*, warmup: int, total: int) -> Factor:
+    return _warmed_up(warmup, lambda step: max(0.0, (total - step) / max(1, total - warmup)))
+
+
+def _cosine(*, warmup: int, total: int, num_cycles: float = 0.5) -> Factor:
+    return _cosine_above(0.0, warmup, total, num_cycles)
+
+
+def _cosine_with_min_lr(
+    *,
+    warmup: int,
+    total: int,
+    peak: float,
+    num_cycles: float = 0.5,
+    min_lr: float | None = None,
+    min_lr_rate: float | None = None,
+) -> Factor:
+    if (min_lr is None) == (min_lr_rate is None):
+        raise TypeError("give one of min_lr and min_lr_rate")
+    least = min_lr / peak if min_lr is not None else min_lr_rate
+    assert least is not None
+    return _cosine_above(least, warmup, total, num_cycles)
+
+
+def _cosine_warmup_with_min_lr(
+    *, warmup: int, total: int, peak: float, warmup_lr_rate: float | None = None, **arguments: Any
+) -> Factor:
+    """The same, one step ahead: the first update has a rate above 0, `warmup_lr_rate` of the peak if that is given."""
+    cosine = _cosine_with_min_lr(warmup=0, total=total - warmup, peak=peak, **arguments)
+
+    def factor(step: int) -> float:
+        if step >= warmup:
+            return cosine(step - warmup + 1)
+        if warmup_lr_rate is None:
+            return (step + 1) / max(1, warmup)
+        return warmup_lr_rate + (1 - warmup_lr_rate) * step / max(1, warmup - 1)
+
+    return factor
+
+
+def _cosine_above(least: float, warmup: int, total: int, num_cycles: float) -> Factor:
+    def factor(step: int) -> float:
+        wave = 0.5 * (1.0 + math.cos(2.0 * math.pi * num_cycles * _progress(step, warmup, total)))
+        return max(0.0, wave * (1 - least) + least)
+
+    return _warmed_up(warmup, factor)
+
+
+def _cosine_with_restarts(*, warmup: int, total: int, num_cycles: int = 1) -> Factor:
+    def factor(step: int) -> float:
+        progress = _progress(step, warmup, total)
+        return 0.0 if progress >= 1 else 0.5 * (1.0 + math.cos(math.pi * ((num_cycles * progress) % 1.0)))
+
+    return _warmed_up(warmup, factor)
+
+
+def _polynomial(*, warmup: int, total: int, peak: float, lr_end: float = 1e-7, power: float = 1.0) -> Factor:
+    def factor(step: int) -> float:
+        if step > total:
+            return lr_end / peak
+        left: float = (1 - _progress(step, warmup, total)) ** power
+        return ((peak - lr_end) * left + lr_end) / peak
+
+    return _warmed_up(warmup, factor)
+
+
+def _constant() -> Factor:
+    return lambda step: 1.0
+
+
+def _constant_with_warmup(*, warmup: int) -> Factor:
+    return _warmed_up(warmup, _constant())
+
+
+def _inverse_sqrt(*, warmup: int, timescale: int | None = None) -> Factor:
+    scale = timescale or warmup or 10_000
+    return _warmed_up(warmup, lambda step: 1.0 / math.sqrt((step + scale - warmup) / scale))
+
+
+def _warmup_stable_decay(
+    *,
+    warmup: int,
+    total: int,
+    num_decay_steps: int,
+    num_stable_steps: int | None = None,
+    warmup_type: str = "linear",
+    decay_type: str = "cosine",
+    min_lr_ratio: float = 0.0,
+    num_cycles: float = 0.5,
+) -> Factor:
+    stable = total - warmup - num_decay_steps if num_stable_steps is None else num_stable_steps
+    shapes: dict[str, Callable[[float], float]] = {
+        "linear": lambda left: left,
+        "cosine": lambda left: 0.5 * (1.0 + math.cos(2.0 * math.pi * num_cycles * (1.0 - left))),
+        "1-sqrt": lambda left: 1.0 - math.sqrt(1.0 - left),
+    }
+    for name, shape in (("warmup_type", warmup_type), ("decay_type", decay_type)):
+        if shape not in shapes:
+            raise TypeError(f"{name} is {shape!r}, choose one of {', '.join(map(repr, shapes))}")
+
+    def factor(step: int) -> float:
+        if warmup <= step < warmup + stable:
+            return 1.0
+        if step < warmup:
+            height = shapes[warmup_type](step / max(1, warmup))
+        elif step < warmup + stable + num_decay_steps:
+            height = shapes[decay_type](1.0 - (step - warmup - stable) / max(1, num_decay_steps))
+        else:
+            return min_lr_ratio
+        return max(0.0, height * (1 - min_lr_ratio) + min_lr_ratio)
+
+    return factor
+
+
+_SCHEDULES: dict[SchedulerType, Callable[..., Factor]] = {
+    SchedulerType.LINEAR: _linear,
+    SchedulerType.COSINE: _cosine,
+    SchedulerType.COSINE_WITH_RESTARTS: _cosine_with_restarts,
+    SchedulerType.POLYNOMIAL: _polynomial,
+    SchedulerType.CONSTANT: _constant,
+    SchedulerType.CONSTANT_WITH_WARMUP: _constant_with_warmup,
+    SchedulerType.INVERSE_SQRT: _inverse_sqrt,
+    SchedulerType.COSINE_WITH_MIN_LR: _cosine_with_min_lr,
+    SchedulerType.COSINE_WARMUP_WITH_MIN_LR: _cosine_warmup_with_min_lr,
+    SchedulerType.WARMUP_STABLE_DECAY: _warmup_stable_decay,
+}
+_SCHEDULES_ELSEWHERE = {
+    SchedulerType.GREEDY: "It goes by the loss of each update, which would have to be read each time. Choose "
+    "'reduce_lr_on_plateau', which goes by evaluations, or step a schedule of your own in `on_step_end` of a callback"
+}

@@ -1,0 +1,280 @@
+"""A pass over an evaluation set: what is kept of each batch, and what metrics are made of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from pytorch_accelerated.data.batch_size import batch_size_of
+from pytorch_accelerated.errors import DataError, HookOutputError
+from pytorch_accelerated.huggingface.evaluation.outputs import EvalLoopOutput, EvalPrediction
+from pytorch_accelerated.huggingface.evaluation.rows import PADDING, RowCollector, as_objects
+from pytorch_accelerated.processes.ranks import Ranks
+from pytorch_accelerated.tracking.loss import LossTracker
+
+if TYPE_CHECKING:
+    from pytorch_accelerated.huggingface.arguments.training_arguments import TrainingArguments
+
+ComputeMetrics = Callable[..., Mapping[str, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluatedBatch:
+    """What became of one batch.
+
+    Attributes:
+        size: its rows.
+        loss: the mean over them, if there are labels.
+        logits: what the model returned, without the loss.
+        labels: those of the batch.
+        inputs: what metrics shall see of the inputs.
+    """
+
+    size: int
+    loss: Any = None
+    logits: Any = None
+    labels: Any = None
+    inputs: Any = None
+
+
+class EvaluationCollector:
+    """Collects the batches of a pass, for the native loop; `finish` gives all processes the same output.
+
+    Args:
+        ranks: the processes.
+        args: say what is kept.
+        prediction_loss_only: keep the loss and nothing else.
+        compute_metrics: makes metrics of everything, or after each batch.
+        prefix: of the names of metrics.
+        prediction_padding: fills up shorter rows of predictions that are whole numbers.
+    """
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        args: TrainingArguments,
+        *,
+        prediction_loss_only: bool,
+        compute_metrics: ComputeMetrics | None,
+        prefix: str,
+        prediction_padding: int = PADDING,
+    ) -> None:
+        self._ranks = ranks
+        self._prediction_loss_only = prediction_loss_only
+        self._compute_metrics = compute_metrics
+        self._prefix = prefix
+        self._keeps_losses = "loss" in args.include_for_metrics
+        self._computes_by_batch = args.batch_eval_metrics and compute_metrics is not None
+        self._losses = LossTracker()
+        self._num_samples = 0
+        self._rows = RowCollector(
+            ranks,
+            Path(str(args.output_dir)),
+            joins=args.eval_do_concat_batches,
+            batches_on_device=args.eval_accumulation_steps or 1,
+            paddings={"predictions": prediction_padding},
+        )
+        self._batch_to_compute: EvaluatedBatch | None = None
+
+    def add(self, start: int, batch: EvaluatedBatch) -> None:
+        """Take one batch."""
+        self._num_samples += batch.size
+        if batch.loss is not None:
+            self._losses.update(batch.loss, batch.size)
+        if self._prediction_loss_only:
+            return
+        if self._computes_by_batch:
+            if batch.logits is not None and batch.labels is not None:
+                self._compute_by_batch(batch)
+            return
+        rows = {"predictions": batch.logits, "label_ids": batch.labels, "inputs": batch.inputs}
+        if self._keeps_losses and batch.loss is not None:
+            rows["losses"] = batch.loss.expand(batch.size)
+        self._rows.add(start, {name: value for name, value in rows.items() if value is not None})
+
+    def finish(self) -> EvalLoopOutput:
+        """Join, and compute. Must be called by all ranks."""
+        total, count, num_samples = self._ranks.sum(
+            [self._losses.total_loss, self._losses.running_count, self._num_samples]
+        )
+        rows = self._rows.finish() or {}
+        metrics = {"loss": total / count, **self._metrics(rows)} if count else self._metrics(rows)
+        metrics = {
+            name if name.startswith(f"{self._prefix}_") else f"{self._prefix}_{name}": value
+            for name, value in metrics.items()
+        }
+        return EvalLoopOutput(rows.get("predictions"), rows.get("label_ids"), metrics, int(num_samples))
+
+    def abort(self) -> None:
+        """Nothing is left behind: temporary files vanish by themselves."""
+
+    def _metrics(self, rows: dict[str, Any]) -> dict[str, Any]:
+        if self._compute_metrics is None:
+            return {}
+        if self._computes_by_batch:
+            metrics: dict[str, Any] = self._ranks.from_first(
+                self._last_of_batches()
+            )  # which has had rows in each round
+            return metrics
+        if "predictions" not in rows or "label_ids" not in rows:
+            return {}
+        extras = {name: rows[name] for name in ("inputs", "losses") if name in rows}
+        return plain_metrics(self._compute_metrics(EvalPrediction(rows["predictions"], rows["label_ids"], **extras)))
+
+    def _compute_by_batch(self, batch: EvaluatedBatch) -> None:
+        """One batch late: the last one must be known as such."""
+        before, self._batch_to_compute = self._batch_to_compute, batch
+        if before is not None:
+            self._call_for_batch(before, compute_result=False)
+
+    def _last_of_batches(self) -> dict[str, Any]:
+        batch, self._batch_to_compute = self._batch_to_compute, None
+        return {} if batch is None else plain_metrics(self._call_for_batch(batch, compute_result=True))
+
+    def _call_for_batch(self, batch: EvaluatedBatch, *, compute_result: bool) -> Any:
+        assert self._compute_metrics is not None
+        losses = batch.loss.expand(batch.size) if self._keeps_losses and batch.loss is not None else None
+        prediction = EvalPrediction(batch.logits, batch.labels, batch.inputs, losses)
+        return self._compute_metrics(prediction, compute_result=compute_result)
+
+
+def why_no_metrics(
+    output: EvalLoopOutput, label_names: Sequence[str], *, preprocesses: bool, by_batch: bool
+) -> str | None:
+    """Why `compute_metrics` was not called for an evaluation, and what to do; None if it could be.
+
+    Args:
+        output: of the evaluation.
+        label_names: columns that are labels.
+        preprocesses: whether there is a `preprocess_logits_for_metrics`.
+        by_batch: whether it would have been called for each batch, so that no predictions are in the output.
+    """
+    if by_batch:
+        return (
+            "`compute_metrics` was not called, because no batch had both predictions and the labels "
+            f"{', '.join(map(repr, label_names)) or '(no column is known to be one)'}. Name the columns of labels in "
+            "`label_names` of the arguments."
+        )
+    if output.predictions is None:
+        source = "preprocess_logits_for_metrics" if preprocesses else "prediction_step"
+        return (
+            f"`compute_metrics` was not called, because there are no predictions: `{source}` returned None. Return "
+            "what metrics are to be computed from."
+        )
+    if output.label_ids is None:
+        names = ", ".join(map(repr, label_names))
+        reason = f"not all rows have the labels {names}" if names else "no column is known to be a label"
+        return (
+            f"`compute_metrics` was not called, because {reason}. Rename the column that holds them, or name it in "
+            "`label_names` of the arguments; with remove_unused_columns=True others are taken out of the rows."
+        )
+    return None
+
+
+def rows_in(batch: Any) -> int:
+    """The rows of a batch.
+
+    Raises:
+        DataError: if nothing in it tells.
+    """
+    size = batch_size_of(batch)
+    if size is None and isinstance(batch, Mapping):
+        size = next((len(value) for value in batch.values() if isinstance(value, (list, tuple))), None)
+    if size is None:
+        raise DataError(
+            f"A batch is a {type(batch).__name__} without a tensor or a list in it, so nobody knows how many rows it "
+            "has. Return at least one tensor with a row for each from the `data_collator`."
+        )
+    return size
+
+
+def labels_in(inputs: Any, names: Sequence[str]) -> tuple[Any, ...] | None:
+    """The labels of a batch; None if there are no names of any, or one is missing."""
+    labels = tuple(inputs.get(name) for name in names)
+    return labels if labels and all(label is not None for label in labels) else None
+
+
+def outputs_without_loss(outputs: Any, ignored: Sequence[str], *, has_loss: bool) -> Any:
+    """What a model returned, without its loss: a tuple of the values of a mapping, one value alone.
+
+    Args:
+        outputs: a mapping or a tuple.
+        ignored: names that are left out of a mapping.
+        has_loss: whether a tuple begins with the loss.
+    """
+    if isinstance(outputs, Mapping):
+        left_out = {*ignored, "loss"} if has_loss else {*ignored}
+        values = tuple(value for name, value in outputs.items() if name not in left_out)
+    elif isinstance(outputs, (tuple, list)):
+        values = tuple(outputs[1:] if has_loss else outputs)
+    else:
+        return outputs
+    values = tuple(value for value in values if value is not None)
+    return values[0] if len(values) == 1 else values
+
+
+def inputs_for_metrics(batch: Mapping[str, Any], name: str) -> Any:
+    """What metrics are to see of the inputs.
+
+    Raises:
+        DataError: if there is nothing of that name.
+    """
+    if name not in batch:
+        raise DataError(
+            f"Metrics shall see the inputs {name!r}, but the batch has {', '.join(map(repr, batch))}. Set "
+            "`main_input_name` of the model to one of them, or leave 'inputs' out of `include_for_metrics`."
+        )
+    value = batch[name]
+    is_array = isinstance(value, (torch.Tensor, np.ndarray, Mapping)) or (
+        isinstance(value, (tuple, list)) and all(isinstance(item, (torch.Tensor, np.ndarray)) for item in value)
+    )
+    return value if is_array else as_objects(value)
+
+
+def detached(outputs: Any) -> Any:
+    """Nested outputs without their graph; what is None is left out."""
+    if isinstance(outputs, torch.Tensor):
+        return outputs.detach()
+    if isinstance(outputs, Mapping):
+        return {name: detached(value) for name, value in outputs.items() if value is not None}
+    if isinstance(outputs, (tuple, list)):
+        kept = [detached(value) for value in outputs if value is not None]
+        return tuple(kept) if isinstance(outputs, tuple) else kept
+    return outputs
+
+
+def plain_metrics(metrics: Any) -> dict[str, Any]:
+    """Metrics with arrays and tensors of one number as plain numbers.
+
+    Raises:
+        HookOutputError: if `metrics` is no dict, or a name is no string.
+    """
+    if not isinstance(metrics, Mapping):
+        raise HookOutputError(
+            f"`compute_metrics` returned {metrics!r:.100}, but metrics need names. Return a dict, for example "
+            "{'accuracy': 0.9}."
+        )
+    nameless = [name for name in metrics if not isinstance(name, str)]
+    if nameless:
+        raise HookOutputError(
+            f"`compute_metrics` returned a dict with {nameless[0]!r} as the name of a metric, which gets a prefix such "
+            "as 'eval_'. Let names be strings."
+        )
+    return {name: _plain(value) for name, value in metrics.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu().numpy()
+    if isinstance(value, (np.generic, np.ndarray)):
+        return value.item() if value.size == 1 else value.tolist()
+    if isinstance(value, Mapping):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return type(value)(_plain(item) for item in value)
+    return value

@@ -1,0 +1,111 @@
+"""What generates an evaluation's predictions: its configuration, and rows of tokens that end alike."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pytorch_accelerated.errors import ConfigurationError, DataError
+from pytorch_accelerated.huggingface.evaluation.rows import PADDING
+from pytorch_accelerated.optional import require
+
+_OF_DECODER = ("decoder_input_ids", "decoder_attention_mask")
+
+
+def load_generation_config(source: Any) -> Any:
+    """A `GenerationConfig` of one's own.
+
+    Args:
+        source: such an object, which is copied; its values as a dict; the path of a JSON file, or of a folder with a
+            ``generation_config.json``; or the name of a model on the hub.
+
+    Raises:
+        ConfigurationError: if it can't be read, or contradicts itself.
+    """
+    kind = require("transformers", extra="transformers", needed_by="`generation_config`").GenerationConfig
+    try:
+        if isinstance(source, Mapping):
+            config = kind.from_dict(dict(source))
+        elif isinstance(source, (str, PathLike)):
+            path = Path(source)
+            config = kind.from_pretrained(path.parent, path.name) if path.is_file() else kind.from_pretrained(source)
+        else:
+            config = copy.deepcopy(source)
+        config.validate(strict=True)
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigurationError(
+            f"`generation_config` is {source!r:.200}, from which nothing can be generated: {error} Give a "
+            "GenerationConfig, a dict of its values, the path of a JSON file or of a folder with a "
+            "generation_config.json, or the name of a model on the hub."
+        ) from error
+    return config
+
+
+def inputs_of_generate(inputs: Mapping[str, Any], label_names: list[str]) -> dict[str, Any]:
+    """The columns of a batch that `generate` gets: not the labels, and no decoder inputs that were made of these."""
+    labels = inputs.get("labels")
+    begun = inputs.get("decoder_input_ids")
+    is_answer = labels is not None and begun is not None and begun.shape == labels.shape
+    left_out = {"labels", *label_names, *(_OF_DECODER if is_answer else ())}
+    return {name: value for name, value in inputs.items() if name not in left_out}
+
+
+def generated_tokens(model: Any, inputs: Mapping[str, Any], arguments: Mapping[str, Any], padding: int) -> torch.Tensor:
+    """One row of tokens for each row of a batch, with nothing but `padding` after the token that ends it.
+
+    Beam search may put other tokens there, as many as the longest row of the batch is longer.
+
+    Raises:
+        DataError: if there is more than one row for each.
+    """
+    output = model.generate(**inputs, **arguments)
+    tokens: torch.Tensor = getattr(output, "sequences", output)
+    rows = next(len(value) for value in inputs.values() if isinstance(value, torch.Tensor))
+    if len(tokens) != rows:
+        raise DataError(
+            f"`generate` returned {len(tokens)} rows of tokens for a batch of {rows}, but each row has one prediction. "
+            "Let `num_return_sequences` be 1, or override `prediction_step`."
+        )
+    ends = setting_of_generate("eos_token_id", model, arguments)
+    if ends is None:
+        return tokens
+    first = _first_generated(model, inputs)
+    is_end = torch.isin(tokens[:, first:], torch.as_tensor(ends, device=tokens.device))
+    is_over = is_end.cumsum(1) > is_end.int()
+    return torch.cat([tokens[:, :first], tokens[:, first:].masked_fill(is_over, padding)], dim=1)
+
+
+def padding_token(model: Any, processing_class: Any, arguments: Mapping[str, Any]) -> int:
+    """The token that fills up generated rows; `PADDING` if neither the model nor the tokenizer has one."""
+    tokenizer = getattr(processing_class, "tokenizer", processing_class)
+    for token in (
+        setting_of_generate("pad_token_id", model, arguments),
+        getattr(tokenizer, "pad_token_id", None),
+        getattr(getattr(model, "config", None), "pad_token_id", None),
+        setting_of_generate("eos_token_id", model, arguments),
+    ):
+        if token is not None:
+            return int(torch.as_tensor(token).flatten()[0])
+    return PADDING
+
+
+def setting_of_generate(name: str, model: Any, arguments: Mapping[str, Any]) -> Any:
+    """What a setting is in a call of `generate` with these arguments: theirs, their configuration's, the model's."""
+    if name in arguments:
+        return arguments[name]
+    for config in (arguments.get("generation_config"), getattr(model, "generation_config", None)):
+        if getattr(config, name, None) is not None:
+            return getattr(config, name)
+    return None
+
+
+def _first_generated(model: Any, inputs: Mapping[str, Any]) -> int:
+    """How many tokens of each row were there before the first generated one."""
+    is_encoder_decoder = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+    begun = inputs.get("decoder_input_ids" if is_encoder_decoder else "input_ids")
+    return int(begun.shape[1]) if begun is not None else int(is_encoder_decoder)

@@ -1,0 +1,87 @@
+"""Metrics for people: as a table, and as files beside the checkpoints."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from pytorch_accelerated.errors import ArgumentTypeError, CheckpointError
+from pytorch_accelerated.huggingface.checkpoints.saving import write_whole
+
+
+def formatted(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Metrics as people read them: durations, megabytes and gigaflops as strings, other fractions with four decimals.
+
+    >>> formatted({"train_runtime": 3723.456, "train_mem_cpu_alloc_delta": 5_000_000, "train_loss": 0.123456})
+    {'train_runtime': '1:02:03.45', 'train_mem_cpu_alloc_delta': '4MB', 'train_loss': 0.1235}
+    """
+    return {name: _readable(name, value) for name, value in metrics.items()}
+
+
+def as_table(split: str, metrics: Mapping[str, Any]) -> str:
+    """Metrics below each other, sorted by name, under a heading with the name of the split."""
+    readable = formatted(metrics)
+    name_width = max(map(len, readable), default=0)
+    value_width = max((len(str(value)) for value in readable.values()), default=0)
+    rows = [f"  {name:<{name_width}} = {value!s:>{value_width}}" for name, value in sorted(readable.items())]
+    return "\n".join([f"***** {split} metrics *****", *rows])
+
+
+def save_results(folder: Path, split: str, metrics: Mapping[str, Any], *, combined: bool) -> None:
+    """Write metrics to ``<split>_results.json``, and add them to ``all_results.json``. One rank.
+
+    Args:
+        folder: where the files are, made if needed.
+        split: for example "train".
+        metrics: what JSON can hold, by name.
+        combined: False leaves ``all_results.json`` as it is.
+
+    Raises:
+        ArgumentTypeError: if JSON cannot hold a metric; nothing is written then.
+        CheckpointError: if the disk refuses, or ``all_results.json`` is damaged.
+    """
+    _write(folder / f"{split}_results.json", metrics)
+    if combined:
+        path = folder / "all_results.json"
+        _write(path, {**_read(path), **metrics})
+
+
+def _readable(name: str, value: Any) -> Any:
+    if not isinstance(value, (int, float)) or not math.isfinite(value):
+        return value
+    if "_runtime" in name:
+        seconds, fraction = divmod(value, 1)
+        return f"{timedelta(seconds=seconds)}.{int(fraction * 100):02d}"
+    if "_mem_" in name:
+        return f"{int(value) >> 20}MB"
+    if name == "total_flos":
+        return f"{int(value) >> 30}GF"
+    return round(value, 4) if isinstance(value, float) else value
+
+
+def _write(path: Path, metrics: Mapping[str, Any]) -> None:
+    try:
+        # A metric that is not finite is written as NaN or Infinity, which Python's reader takes.
+        text = json.dumps(dict(metrics), indent=4, sort_keys=True)
+    except (TypeError, ValueError) as error:
+        raise ArgumentTypeError(
+            f"The metrics {', '.join(map(repr, metrics))} cannot be written to {path} ({error}). Make plain numbers, "
+            "strings and lists of them, for example with `.item()` or `.tolist()`."
+        ) from error
+    write_whole(path, [text.encode()])
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, TypeError, ValueError, RecursionError) as error:
+        raise CheckpointError(
+            f"{path} has the metrics of other splits, but cannot be read ({error}). Mend or delete it, or pass "
+            "combined=False."
+        ) from error

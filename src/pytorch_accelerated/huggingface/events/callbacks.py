@@ -1,0 +1,467 @@
+"""What watches a run and asks it for things, with the arguments ``args, state, control``."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import sys
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from pytorch_accelerated.callbacks.warning import stacklevel_of_user
+from pytorch_accelerated.errors import ArgumentTypeError, CallbackSetupError
+from pytorch_accelerated.huggingface.arguments.strategies import IntervalStrategy, SaveStrategy
+from pytorch_accelerated.huggingface.events.state import ExportableState
+
+_OURS = __name__.partition(".")[0]
+
+
+class TrainerCallback:
+    """Watches a run. Override the events you need; the others cost nothing.
+
+    Every event is called on every process with the arguments, the state and the control of the run. By keyword come
+    `model`, `processing_class`, `optimizer`, `lr_scheduler`, `train_dataloader` and `eval_dataloader`, and what the
+    event tells; accept ``**kwargs``. Ask for something by setting a flag of the control. A control that is returned
+    takes its place for the callbacks that follow.
+    """
+
+    def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        """The trainer has been made."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        """A training begins."""
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        """A training is over; the best weights have been loaded, if that was asked for."""
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        """An epoch begins."""
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        """An epoch is over."""
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        """The first batch of an update comes next."""
+
+    def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        """A batch has been used, and it was not the last one of its update."""
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        """The gradients of an update are complete and clipped."""
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        """The parameters have been changed; the gradients are still there."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        """An update is over."""
+
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        """A batch has been evaluated or predicted."""
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        """An evaluation is over; its `metrics` come by keyword."""
+
+    def on_predict(self, args: Any, state: Any, control: Any, metrics: Any, **kwargs: Any) -> Any:
+        """A prediction is over."""
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        """A checkpoint has been saved."""
+
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        """Something was logged; the `logs` come by keyword."""
+
+
+EVENTS: tuple[str, ...] = tuple(name for name in vars(TrainerCallback) if name.startswith("on_"))
+# What comes again and again: methods for these are not looked up each time.
+_FREQUENT_EVENTS = frozenset(
+    f"on_{moment}"
+    for moment in ("step_begin", "substep_end", "pre_optimizer_step", "optimizer_step", "step_end", "prediction_step")
+)
+
+# What the trainer has done, or is about to decide anew, when an event begins.
+_CLEARED_AT = {
+    "on_train_begin": ("should_training_stop",),
+    "on_epoch_begin": ("should_epoch_stop",),
+    "on_step_begin": ("should_save", "should_evaluate", "should_log"),
+    "on_save": ("should_save",),
+    "on_evaluate": ("should_evaluate",),
+    "on_log": ("should_log",),
+}
+
+
+class CallbackHandler:
+    """Holds the callbacks of a trainer, in the order given, and calls them.
+
+    Callbacks may be genuine ones of `transformers`, or any objects with methods named like events.
+
+    Args:
+        callbacks: instances, or classes that can be made without arguments.
+        model: handed to the callbacks, like the three others.
+        processing_class: a tokenizer, for example.
+        optimizer: the optimizer, once there is one.
+        lr_scheduler: the schedule, once there is one.
+
+    Attributes:
+        callbacks: the instances.
+        train_dataloader: handed to the callbacks, once there is one; `eval_dataloader` likewise.
+    """
+
+    def __init__(
+        self, callbacks: Iterable[Any], model: Any, processing_class: Any, optimizer: Any, lr_scheduler: Any
+    ) -> None:
+        self.callbacks: list[Any] = []
+        self.model = model
+        self.processing_class = processing_class
+        self.optimizer = optimizer
+        self.lr_scheduler = lr_scheduler
+        self.train_dataloader: Any = None
+        self.eval_dataloader: Any = None
+        self._known_callbacks: list[Any] = []
+        self._methods: dict[str, list[Callable[..., Any]]] = {}
+        self._has_foreign_callbacks = False
+        for callback in callbacks:
+            self.add_callback(callback)
+        kinds = (kind.__name__ for callback in self.callbacks for kind in type(callback).__mro__)
+        if DefaultFlowCallback.__name__ not in kinds:
+            warnings.warn(
+                f"There is no {DefaultFlowCallback.__name__} among the callbacks ({self.callback_list}), so nothing "
+                "will be logged, evaluated or saved, and nothing ends the run at `max_steps`, unless a callback of "
+                "yours asks for it. Add it, unless that is what you want.",
+                stacklevel=stacklevel_of_user(),
+            )
+
+    @property
+    def has_foreign_callbacks(self) -> bool:
+        """Whether some callback is not one of this library, so that it may ask for anything at any time."""
+        if self.callbacks != self._known_callbacks:
+            self._look_again()
+        return self._has_foreign_callbacks
+
+    @property
+    def callback_list(self) -> str:
+        """The names of the callbacks' classes."""
+        return ", ".join(type(callback).__name__ for callback in self.callbacks)
+
+    def add_callback(self, callback: Any) -> None:
+        """Add a callback at the end; a second one of a class brings a warning.
+
+        Raises:
+            ArgumentTypeError: if it has no method that is named like an event.
+        """
+        instance = callback() if isinstance(callback, type) else callback
+        if not any(callable(getattr(instance, event, None)) for event in EVENTS):
+            raise ArgumentTypeError(
+                f"{callback!r} cannot be a callback: none of its methods is named like an event. Make its class a "
+                f"{TrainerCallback.__name__}, with methods such as `on_step_end`."
+            )
+        name = type(instance).__name__
+        if any(_job(type(other)) == _job(type(instance)) for other in self.callbacks):
+            warnings.warn(
+                f"A second {name} was added to the callbacks ({self.callback_list}), so it will act twice. Take the "
+                f"first out with `remove_callback({name})`, unless that is what you want.",
+                stacklevel=stacklevel_of_user(),
+            )
+        _warn_about_misspelt_events(instance)
+        self.callbacks.append(instance)
+
+    def pop_callback(self, callback: Any) -> Any:
+        """Take out the first callback of a class, or this very instance, and return it; None if it is not there.
+
+        A class of `transformers` also finds ours of the same name, and the other way round: they do the same job.
+        """
+        for is_meant in (
+            lambda present: type(present) is callback or present is callback,
+            lambda present: isinstance(callback, type) and _job(type(present)) == _job(callback),
+        ):
+            for index, present in enumerate(self.callbacks):
+                if is_meant(present):
+                    return self.callbacks.pop(index)
+        return None
+
+    def remove_callback(self, callback: Any) -> None:
+        """What `pop_callback` does, without returning anything."""
+        self.pop_callback(callback)
+
+    def listens_to(self, event: str) -> bool:
+        """Whether any callback does something at `event`."""
+        return bool(self._acting_methods(event))
+
+    def call_event(self, event: str, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        """Call all callbacks in their order, and return the control that they leave.
+
+        Raises:
+            ArgumentTypeError: if a callback returns something else than a control or None.
+        """
+        for method in self._acting_methods(event):
+            result = method(
+                args,
+                state,
+                control,
+                model=self.model,
+                processing_class=self.processing_class,
+                optimizer=self.optimizer,
+                lr_scheduler=self.lr_scheduler,
+                train_dataloader=self.train_dataloader,
+                eval_dataloader=self.eval_dataloader,
+                **kwargs,
+            )
+            if result is not None:
+                if not hasattr(result, "should_training_stop"):
+                    raise ArgumentTypeError(
+                        f"{getattr(method, '__qualname__', method)} returned {result!r}, which cannot take the place "
+                        "of the control. Change the control that it gets, and return that or nothing."
+                    )
+                control = result
+        return control
+
+    def on_init_end(self, args: Any, state: Any, control: Any) -> Any:
+        """The trainer has been made."""
+        return self.fire("on_init_end", args, state, control)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any) -> Any:
+        """A training begins: clears `should_training_stop`."""
+        return self.fire("on_train_begin", args, state, control)
+
+    def on_train_end(self, args: Any, state: Any, control: Any) -> Any:
+        """A training is over."""
+        return self.fire("on_train_end", args, state, control)
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any) -> Any:
+        """An epoch begins: clears `should_epoch_stop`."""
+        return self.fire("on_epoch_begin", args, state, control)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any) -> Any:
+        """An epoch is over."""
+        return self.fire("on_epoch_end", args, state, control)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any) -> Any:
+        """An update begins: clears `should_save`, `should_evaluate` and `should_log`."""
+        return self.fire("on_step_begin", args, state, control)
+
+    def on_substep_end(self, args: Any, state: Any, control: Any) -> Any:
+        """A batch that is not the last of its update has been used."""
+        return self.fire("on_substep_end", args, state, control)
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any) -> Any:
+        """The gradients are complete and clipped."""
+        return self.fire("on_pre_optimizer_step", args, state, control)
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any) -> Any:
+        """The parameters have been changed."""
+        return self.fire("on_optimizer_step", args, state, control)
+
+    def on_step_end(self, args: Any, state: Any, control: Any) -> Any:
+        """An update is over."""
+        return self.fire("on_step_end", args, state, control)
+
+    def on_prediction_step(self, args: Any, state: Any, control: Any) -> Any:
+        """A batch has been evaluated or predicted."""
+        return self.fire("on_prediction_step", args, state, control)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: dict[str, float]) -> Any:
+        """An evaluation is over: clears `should_evaluate`."""
+        return self.fire("on_evaluate", args, state, control, metrics=metrics)
+
+    def on_predict(self, args: Any, state: Any, control: Any, metrics: dict[str, float] | None) -> Any:
+        """A prediction is over."""
+        return self.fire("on_predict", args, state, control, metrics=metrics)
+
+    def on_save(self, args: Any, state: Any, control: Any) -> Any:
+        """A checkpoint has been saved: clears `should_save`."""
+        return self.fire("on_save", args, state, control)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any]) -> Any:
+        """Something was logged: clears `should_log`."""
+        return self.fire("on_log", args, state, control, logs=logs)
+
+    def fire(self, event: str, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        """What the method named like `event` does: clear flags of the control, then `call_event`."""
+        for flag in _CLEARED_AT.get(event, ()):
+            setattr(control, flag, False)
+        return self.call_event(event, args, state, control, **kwargs)
+
+    def _acting_methods(self, event: str) -> list[Callable[..., Any]]:
+        """What the callbacks do at `event`, without those that do nothing.
+
+        Callbacks and their methods may be exchanged at any time. The former is noticed at once; the latter at the next
+        event that is not among the frequent ones, so that idle events cost next to nothing.
+        """
+        if event not in _FREQUENT_EVENTS:
+            self._methods.clear()
+        if self.callbacks != self._known_callbacks:
+            self._look_again()
+        methods = self._methods.get(event)
+        if methods is None:
+            empty = _empty_methods(event)
+            found: list[Any] = [getattr(callback, event, None) for callback in self.callbacks]
+            methods = [method for method in found if getattr(method, "__func__", method) not in empty]
+            self._methods[event] = methods
+        return methods
+
+    def _look_again(self) -> None:
+        self._known_callbacks = list(self.callbacks)
+        self._has_foreign_callbacks = not all(is_ours(callback) for callback in self.callbacks)
+        self._methods.clear()
+
+
+def is_ours(part: Any) -> bool:
+    """Whether a method, or the class of an object, is one of this library, not one of the user's."""
+    return str(part.__module__).startswith(f"{_OURS}.")
+
+
+def _job(kind: type) -> Any:
+    """What a class of callbacks is for: those of this library and of `transformers` say so by their names."""
+    name = kind.__name__.removeprefix("Notebook")  # NotebookProgressCallback
+    return name if kind.__module__.partition(".")[0] in (_OURS, "transformers") else kind
+
+
+def is_log_due(args: Any, state: Any, step: int) -> bool:
+    """Whether the arguments ask for a log after this step."""
+    is_multiple = args.logging_strategy == IntervalStrategy.STEPS and step % state.logging_steps == 0
+    return is_multiple or (args.logging_first_step and step == 1)
+
+
+def _empty_methods(event: str) -> tuple[Any, ...]:
+    """The methods that do nothing: of our base class and, where `transformers` has been imported, of its own."""
+    genuine = getattr(sys.modules.get("transformers.trainer_callback"), "TrainerCallback", None)
+    return None, getattr(TrainerCallback, event, None), getattr(genuine, event, None)
+
+
+def _warn_about_misspelt_events(callback: Any) -> None:
+    for name in dir(type(callback)):
+        if name.startswith("on_") and name not in EVENTS and callable(getattr(type(callback), name)):
+            # Less alike are names such as `on_push_begin`, which are nobody's mistake.
+            for event in difflib.get_close_matches(name, EVENTS, n=1, cutoff=0.85):
+                warnings.warn(
+                    f"{type(callback).__name__}.{name} will never be called: no event has that name. Did you mean "
+                    f"{event!r}?",
+                    stacklevel=stacklevel_of_user(),
+                )
+
+
+class DefaultFlowCallback(TrainerCallback):
+    """Asks for logs, evaluations and checkpoints, and for the end of the run, as the arguments say.
+
+    Multiples are those of the steps in the state, where shares of a run have become numbers of updates.
+    """
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        """What is due at multiples of updates, and at the last one, so that no work is lost and it can be the best."""
+        step = state.global_step
+        is_last = step >= state.max_steps
+        if is_last:
+            control.should_training_stop = True
+        if is_log_due(args, state, step):
+            control.should_log = True
+        if args.eval_strategy == IntervalStrategy.STEPS and (is_last or step % state.eval_steps == 0):
+            control.should_evaluate |= step >= args.eval_delay
+        if args.save_strategy == SaveStrategy.STEPS and (is_last or step % state.save_steps == 0):
+            control.should_save = True
+        return control
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        """What is due at the end of every epoch."""
+        if args.logging_strategy == IntervalStrategy.EPOCH:
+            control.should_log = True
+        if args.eval_strategy == IntervalStrategy.EPOCH and state.epoch >= args.eval_delay:
+            control.should_evaluate = True
+        if args.save_strategy == SaveStrategy.EPOCH:
+            control.should_save = True
+        return control
+
+
+class PrinterCallback(TrainerCallback):
+    """Prints what is logged, once on each machine: for where there are no progress bars."""
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> Any:
+        """Print the logs as a dict, without the number of operations."""
+        if state.is_local_process_zero and logs:
+            print({name: value for name, value in logs.items() if name != "total_flos"}, flush=True)
+
+
+class EarlyStoppingCallback(TrainerCallback, ExportableState):
+    """Ends the run when ``metric_for_best_model`` has not got better for a while.
+
+    Every evaluation during training is held against the best one before it. One that does not have the metric, of
+    another of several sets, is passed over.
+
+    Args:
+        early_stopping_patience: the run ends at the so many-th evaluation in a row that is no improvement.
+        early_stopping_threshold: an improvement is a change by more than this, in units of the metric.
+
+    Attributes:
+        early_stopping_patience_counter: evaluations without an improvement, in a row, up to now.
+
+    Raises:
+        CallbackSetupError: if the patience is less than 1, or the threshold negative; when a training begins, if the
+            arguments have no ``metric_for_best_model`` or no evaluations.
+    """
+
+    def __init__(self, early_stopping_patience: int = 1, early_stopping_threshold: float | None = 0.0) -> None:
+        threshold = early_stopping_threshold or 0.0
+        if not (early_stopping_patience >= 1 and threshold >= 0):
+            raise CallbackSetupError(
+                f"EarlyStoppingCallback has a patience of {early_stopping_patience!r} and a threshold of "
+                f"{early_stopping_threshold!r}, but it waits for a number of evaluations, 1 or more, without a change "
+                "by more than the threshold, 0 or more. Give such numbers."
+            )
+        self.early_stopping_patience = early_stopping_patience
+        self.early_stopping_threshold = threshold
+        self.early_stopping_patience_counter = 0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        """See that there will be something to judge.
+
+        Raises:
+            CallbackSetupError: if there will not.
+        """
+        if args.metric_for_best_model is None or args.eval_strategy == IntervalStrategy.NO:
+            raise CallbackSetupError(
+                "EarlyStoppingCallback judges evaluations by a metric, but `metric_for_best_model` is "
+                f"{args.metric_for_best_model!r} and `eval_strategy` is {str(args.eval_strategy)!r}. Give both, for "
+                "example metric_for_best_model='loss' and eval_strategy='epoch'."
+            )
+        if not args.load_best_model_at_end:
+            warnings.warn(
+                "EarlyStoppingCallback ends the run some evaluations after the best one, but `load_best_model_at_end` "
+                "is False, so the run would end with weights that are not the best. Set it to True, unless that is "
+                "what you want.",
+                stacklevel=stacklevel_of_user(),
+            )
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> Any:
+        """Judge an evaluation."""
+        name = args.metric_for_best_model
+        name = name if name.startswith("eval_") else f"eval_{name}"
+        value = (metrics or {}).get(name)
+        if value is None:
+            return
+        if state.best_metric is None:
+            # The first one stands, whatever it is; NaN after NaN is no better.
+            is_better = not math.isnan(value) or sum(name in entry for entry in state.log_history) < 2
+        else:
+            is_better = self._is_improvement(value, state.best_metric, args.greater_is_better)
+        if is_better:
+            self.early_stopping_patience_counter = 0
+        else:
+            self.early_stopping_patience_counter += 1
+        if self.early_stopping_patience_counter >= self.early_stopping_patience:
+            control.should_training_stop = True
+
+    def state(self) -> dict[str, Any]:
+        """Patience, threshold and counter."""
+        return {
+            "args": {
+                "early_stopping_patience": self.early_stopping_patience,
+                "early_stopping_threshold": self.early_stopping_threshold,
+            },
+            "attributes": {"early_stopping_patience_counter": self.early_stopping_patience_counter},
+        }
+
+    def _is_improvement(self, value: float, best: float, greater_is_better: bool) -> bool:
+        gain = value - best if greater_is_better else best - value
+        return gain > self.early_stopping_threshold
+
+
+DEFAULT_CALLBACKS: list[type] = [DefaultFlowCallback]

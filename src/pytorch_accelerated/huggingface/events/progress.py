@@ -1,0 +1,120 @@
+"""Progress bars of a run, and what is logged above them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pytorch_accelerated.huggingface.events.callbacks import TrainerCallback
+from pytorch_accelerated.progress.display import Display, above_bars, display_factory
+from pytorch_accelerated.progress.formats import format_number
+from pytorch_accelerated.progress.progress import Progress
+from pytorch_accelerated.progress.table import block, screen_columns
+
+
+class ProgressCallback(TrainerCallback):
+    """Shows how far training, evaluations and predictions are, and what is logged, once on each machine.
+
+    A bar in terminals and notebooks, now and then a line elsewhere.
+    """
+
+    def __init__(self) -> None:
+        self._new_display: Callable[[], Display] | None = None
+        self._training: Progress | None = None
+        self._evaluation: Progress | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        """Begin with the updates of the run."""
+        self.close()
+        self._new_display = None  # the output may go elsewhere by now
+        self._training = self._begin(
+            state,
+            "training",
+            state.max_steps,
+            done=state.global_step,
+            unit="steps",
+            read_facts=lambda: _facts(state),
+        )
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        """Count an update."""
+        if self._training is not None:
+            self._training.advance()
+
+    def on_prediction_step(
+        self, args: Any, state: Any, control: Any, eval_dataloader: Any = None, **kwargs: Any
+    ) -> Any:
+        """Count a batch, the first one of an evaluation or prediction included."""
+        if self._evaluation is None:
+            self._evaluation = self._begin(state, "evaluation", _length(eval_dataloader))
+        if self._evaluation is not None:
+            self._evaluation.advance()
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        """Wipe the bar of the evaluation off the screen."""
+        self._close_evaluation()
+
+    def on_predict(self, args: Any, state: Any, control: Any, metrics: Any, **kwargs: Any) -> Any:
+        """Wipe the bar of the prediction off the screen."""
+        self._close_evaluation()
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> Any:
+        """Print the logs above the bars, without the number of operations."""
+        if state.is_local_process_zero and logs:
+            cells = {name: _text(value) for name, value in logs.items() if name != "total_flos"}
+            _print("\n".join(block(cells, columns=screen_columns())))
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        """Leave no bar behind."""
+        self.close()
+
+    def close(self) -> None:
+        """Wipe all bars off the screen. For a run that ends with an exception, too, which no event tells of."""
+        self._close_evaluation()
+        if self._training is not None:
+            self._training.close()
+            self._training = None
+
+    def _close_evaluation(self) -> None:
+        if self._evaluation is not None:
+            self._evaluation.close()
+            self._evaluation = None
+
+    def _begin(
+        self,
+        state: Any,
+        label: str,
+        total: int | None,
+        *,
+        done: int = 0,
+        unit: str = "batches",
+        read_facts: Callable[[], Mapping[str, str]] = dict,
+    ) -> Progress | None:
+        if not state.is_local_process_zero:
+            return None
+        if self._new_display is None:
+            self._new_display = display_factory(_print)
+        return Progress(label, total, self._new_display(), read_facts=read_facts, done=done, unit=unit)
+
+
+def _print(text: str) -> None:
+    with above_bars():
+        print(text, flush=True)
+
+
+def _facts(state: Any) -> dict[str, str]:
+    """The epoch, and the loss that was logged last."""
+    loss = next((entry["loss"] for entry in reversed(state.log_history) if "loss" in entry), None)
+    facts = {"epoch": f"{state.epoch:.2f}"}
+    return facts if loss is None else {**facts, "loss": _text(loss)}
+
+
+def _text(value: Any) -> str:
+    return format_number(value) if isinstance(value, float) else str(value)
+
+
+def _length(loader: Any) -> int | None:
+    try:
+        return len(loader)
+    except TypeError:  # a stream
+        return None

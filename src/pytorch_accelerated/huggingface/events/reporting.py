@@ -1,0 +1,109 @@
+"""What is logged, for TensorBoard."""
+
+from __future__ import annotations
+
+import numbers
+import os
+import socket
+import time
+import warnings
+from typing import Any
+
+from pytorch_accelerated.callbacks.warning import stacklevel_of_user
+from pytorch_accelerated.huggingface.events.callbacks import TrainerCallback
+from pytorch_accelerated.optional import require
+
+# Longer prefixes first: the first that fits tells where a value goes.
+_SECTIONS = {"eval_": "eval/", "test_": "test/", "": "train/"}
+
+
+class TensorBoardCallback(TrainerCallback):
+    """Writes what is logged for TensorBoard, on the first process of all.
+
+    It goes to ``logging_dir`` of the arguments or, without, to a folder in ``runs`` below ``output_dir``. That is one
+    folder for all trainings of a trainer, and what is logged in between. The file is closed at the end of a training,
+    also of one that fails, and after what is logged outside of one.
+
+    Args:
+        tb_writer: a `SummaryWriter` of your own, which stays open at the end of a run.
+
+    Raises:
+        MissingDependencyError: if TensorBoard is not installed.
+    """
+
+    def __init__(self, tb_writer: Any = None) -> None:
+        require("tensorboard", extra="tensorboard", needed_by="TensorBoardCallback")
+        self.tb_writer = tb_writer
+        self._is_own_writer = tb_writer is None
+        self._folder: str | None = None
+        self._refused: set[str] = set()
+        self._is_in_run = False
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> Any:
+        """Write down the arguments, and the model's configuration if it has one."""
+        if not self._is_ready(args, state):
+            return
+        self._is_in_run = True
+        self.tb_writer.add_text("args", args.to_json_string())
+        config: Any = getattr(model, "config", None)
+        if hasattr(config, "to_json_string"):
+            self.tb_writer.add_text("model_config", config.to_json_string())
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> Any:
+        """Write the numbers among the logs, at the current step; anything else brings one warning."""
+        if not logs or not self._is_ready(args, state):
+            return
+        for name, value in logs.items():
+            if isinstance(value, numbers.Real):
+                self.tb_writer.add_scalar(tag_of(name), value, state.global_step)
+            elif name not in self._refused:
+                self._refused.add(name)
+                warnings.warn(
+                    f"{name!r} is {value!r}, which is no number, so TensorBoard does not get it. Log numbers.",
+                    stacklevel=stacklevel_of_user(),
+                )
+        self.tb_writer.flush()
+        if not self._is_in_run:
+            self.close()  # nobody else would: an open writer is a thread
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        """Close the file; what is logged later opens another one in the same folder."""
+        self.close()
+
+    def close(self) -> None:
+        """Close the file, at the end of a run and where an exception has ended it."""
+        self._is_in_run = False
+        if self.tb_writer is not None and self._is_own_writer:
+            self.tb_writer.close()
+            self.tb_writer = None
+
+    def _is_ready(self, args: Any, state: Any) -> bool:
+        if not state.is_world_process_zero:
+            return False
+        if self.tb_writer is None:
+            tensorboard = require("torch.utils.tensorboard", extra="tensorboard", needed_by="TensorBoardCallback")
+            self._folder = self._folder or _folder(args)
+            self.tb_writer = tensorboard.SummaryWriter(log_dir=self._folder)
+        return True
+
+
+def tag_of(name: str) -> str:
+    """Where TensorBoard shows a logged value.
+
+    >>> [tag_of(name) for name in ("loss", "eval_loss", "test_accuracy")]
+    ['train/loss', 'eval/loss', 'test/accuracy']
+    """
+    prefix = next(prefix for prefix in _SECTIONS if name.startswith(prefix))
+    return _SECTIONS[prefix] + name.removeprefix(prefix)
+
+
+def reporting_callbacks(report_to: list[str]) -> list[type]:
+    """The classes of the callbacks that ``report_to`` of the arguments names."""
+    return [TensorBoardCallback for name in report_to if name == "tensorboard"]
+
+
+def _folder(args: Any) -> str:
+    if args.logging_dir is not None:
+        return str(args.logging_dir)
+    run_name = args.run_name or f"{time.strftime('%b%d_%H-%M-%S')}_{socket.gethostname()}"
+    return os.path.join(args.output_dir, "runs", run_name)

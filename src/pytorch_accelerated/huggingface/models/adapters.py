@@ -1,0 +1,78 @@
+"""Models of PEFT: a checkpoint holds the adapter and what else training changes, not the frozen base."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from pytorch_accelerated.checkpointing.weights import canonical_state_dict
+from pytorch_accelerated.errors import InvalidCheckpointError
+from pytorch_accelerated.huggingface.checkpoints.weight_files import ADAPTER_NAME, read_safetensors
+from pytorch_accelerated.models.sharding import own_part
+from pytorch_accelerated.optional import require
+
+BASE_KEY = "frozen_base"
+_VALUES_LOOKED_AT = 64
+
+
+def has_adapters(model: Any) -> bool:
+    """Whether it is a model of PEFT."""
+    return hasattr(model, "peft_config") and hasattr(model, "get_base_model")
+
+
+def frozen_base(model: nn.Module) -> set[str]:
+    """What of the state of a model no training changes, by name: none, but the frozen base of a model of PEFT."""
+    if not has_adapters(model):
+        return set()
+    parts = {f".{name}." for name in model.peft_config}  # type: ignore[union-attr]  # a dict
+    frozen = {
+        name
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+        if not parameter.requires_grad and not any(part in f"{name}." for part in parts)
+    }
+    # Quantized layers keep the statistics of a parameter under names that begin with its own.
+    return {name for name in canonical_state_dict(model) if any(start in frozen for start in _beginnings(name))}
+
+
+def _beginnings(name: str) -> list[str]:
+    steps = name.split(".")
+    return [".".join(steps[:count]) for count in range(1, len(steps) + 1)]
+
+
+def fingerprint_of(model: nn.Module, names: Collection[str]) -> str:
+    """A hash that is nearly certain to change with the values under these names. Reads a few values of each."""
+    digest = hashlib.sha256()
+    for name, value in canonical_state_dict(model).items():
+        if name in names and isinstance(value, torch.Tensor):
+            some = own_part(value).detach().flatten()[:_VALUES_LOOKED_AT].cpu().contiguous()
+            digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
+            digest.update(some.view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def load_adapters(model: Any, folder: Path) -> None:
+    """Load the adapters of `model` from the files that PEFT writes.
+
+    Raises:
+        InvalidCheckpointError: if the files are missing or damaged, or belong to other adapters.
+    """
+    peft = require("peft", extra="peft", needed_by=type(model).__name__)
+    for name in model.peft_config:
+        path = (folder if name == "default" else folder / name) / ADAPTER_NAME
+        try:
+            loaded = peft.set_peft_model_state_dict(model, read_safetensors(path), adapter_name=name)
+        except RuntimeError as error:
+            raise InvalidCheckpointError(
+                f"{path} does not fit the adapter {name!r} of this {type(model).__name__}: {error} Make it with the "
+                "same configuration as when it was saved."
+            ) from error
+        if loaded.unexpected_keys:
+            raise InvalidCheckpointError(
+                f"{path} has weights that the adapter {name!r} of this {type(model).__name__} does not have: "
+                f"{', '.join(loaded.unexpected_keys)}. Make it with the same configuration as when it was saved."
+            )

@@ -1,0 +1,240 @@
+"""Averages of a model's weights over its training."""
+
+from __future__ import annotations
+
+import copy
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+from pytorch_accelerated.errors import ConfigurationError
+from pytorch_accelerated.models.sharding import has_shards
+
+
+class ModelEma(nn.Module):
+    """An exponential moving average of a model's weights, which often generalises better than the last weights.
+
+    `update` makes every floating-point or complex parameter and persistent buffer of `module`
+    ``decay * average + (1 - decay) * current``. The others (for example BatchNorm's batch counter) are copied, and so
+    are those that hold infinities at the start, such as attention masks: these have no average. Buffers that are not
+    persistent stay as they were.
+
+    Entries are matched by name, whatever data-parallel or compilation wrappers the model is in, and shared ones are
+    averaged once. An average keeps its own dtype and device: ``ModelEma(model).float()`` averages a bfloat16 model in
+    single precision, where small steps are not rounded away, and ``.to("cpu")`` trades device memory for a copy with
+    every update.
+
+    Args:
+        model: what to average; it is copied, and left as it is.
+        decay: weight of the past, in [0, 1); the average remembers about ``1 / (1 - decay)`` updates.
+
+    Attributes:
+        module: the average, a bare model in evaluation mode whose parameters need no gradients.
+        decay: as given; it may be changed between updates.
+
+    Raises:
+        ConfigurationError: if `decay` is outside [0, 1), or the model is sharded.
+
+    Source: Tarvainen and Valpola (2017), "Mean teachers are better role models", arXiv 1703.01780.
+    """
+
+    module: nn.Module
+
+    def __init__(self, model: nn.Module, decay: float = 0.9999) -> None:
+        if not 0 <= decay < 1:
+            raise ConfigurationError(
+                f"decay must be in [0, 1), got {decay}: at 1 the average would never move. A common choice is 0.999."
+            )
+        if has_shards(model):
+            raise ConfigurationError(
+                f"A ModelEma of this {type(model).__name__} cannot be made: it copies the model, and torch allows no "
+                "copies of modules that `fully_shard` has sharded. Train without it, or average states offline."
+            )
+        super().__init__()
+        self.module = copy.deepcopy(_bare(model)).eval().requires_grad_(False)
+        self.decay = decay
+        self._names_to_copy = _names_of_infinite_entries(self.module)
+        self._pairs: _Pairs | None = None
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the averaged model makes of these inputs."""
+        return self.module(*args, **kwargs)
+
+    @torch.no_grad()
+    def update(self, model: nn.Module) -> None:
+        """Move the average a little towards `model`; to be called after each optimizer update.
+
+        Does not wait for the device, unless the average lives on another one.
+
+        Raises:
+            ConfigurationError: if `model` has other entries than the average, or of other shapes.
+        """
+        pairs = self._paired_with(model)
+        averages, values = pairs.to_average()
+        if getattr(self.update_fn, "__func__", None) is not ModelEma.update_fn:
+            for average, value in zip(averages, values, strict=True):
+                average.copy_(self.update_fn(average, value))
+        elif averages:
+            torch._foreach_lerp_(averages, values, 1 - self.decay)
+        _copy(*pairs.to_copy())
+
+    @torch.no_grad()
+    def set(self, model: nn.Module) -> None:
+        """Start again, with the weights of `model` as the average. Waits for the device; raises as `update` does."""
+        pairs = self._paired_with(model)
+        _copy(*pairs.to_average())
+        _copy(*pairs.to_copy())
+        self._names_to_copy = _names_of_infinite_entries(self.module)
+        self._pairs = None
+
+    def update_fn(self, ema_value: Tensor, model_value: Tensor) -> Tensor:
+        """The new average of one entry. Override it to average by another rule.
+
+        Args:
+            ema_value: the average so far, floating-point or complex; it may be changed in place.
+            model_value: the current value, of the same shape and dtype on the same device.
+        """
+        # `update` applies this formula to all entries at once, unless it is overridden.
+        return torch.lerp(ema_value, model_value, 1 - self.decay)
+
+    def _paired_with(self, model: nn.Module) -> _Pairs:
+        model = _bare(model)
+        if self._pairs is None or not self._pairs.still_match(self.module, model):
+            self._pairs = _Pairs(self.module, model, self._names_to_copy)
+        return self._pairs
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy of the average must not bring a copy of the model with it.
+        return {**super().__getstate__(), "_pairs": None}  # type: ignore[no-untyped-call]
+
+
+class _Pairs:
+    """The entries of an average beside those of the model.
+
+    To find them by a walk through both models takes ten times as long as to average them (2 ms against 0.2 ms for a
+    ResNet-50 with narrow layers, on a CPU). So it is remembered where the modules keep their entries, not the entries:
+    those that have been assigned anew are seen, and `still_match` tells when the walk must be repeated.
+    """
+
+    def __init__(self, average: nn.Module, model: nn.Module, names_to_copy: set[str]) -> None:
+        self._average, self._model = average, model
+        modules = list(model.modules())
+        self._submodules = [module._modules for module in modules]
+        self._stores = [store for module in modules for store in (module._parameters, module._buffers)]
+        self._structure = self._look_at_structure()
+
+        ours, theirs = _find_entries(average), _find_entries(model)
+        _check_that_entries_match(ours, theirs)
+        self._to_average: list[tuple[_Place, _Place]] = []
+        self._to_copy: list[tuple[_Place, _Place]] = []
+        for name, place in ours.items():
+            entry = _entry_at(place)
+            has_average = (entry.is_floating_point() or entry.is_complex()) and name not in names_to_copy
+            (self._to_average if has_average else self._to_copy).append((place, theirs[name]))
+        self._kinds = self._look_at_kinds()
+        self._must_convert = any(_kind_of(average) != _kind_of(value) for average, value in self._to_average)
+
+    def still_match(self, average: nn.Module, model: nn.Module) -> bool:
+        """Whether these are the same two models, with the same modules, names, dtypes and devices.
+
+        For dtypes and devices the first entries speak for all, as models are moved and converted as a whole. After a
+        conversion of single entries torch complains about mixed dtypes; numbers are never wrong in silence.
+        """
+        return (
+            average is self._average
+            and model is self._model
+            and self._look_at_structure() == self._structure
+            and self._look_at_kinds() == self._kinds
+        )
+
+    def to_average(self) -> tuple[list[Tensor], list[Tensor]]:
+        """The averages that move, and their current values in the same dtype and on the same device."""
+        averages, values = _look_up(self._to_average)
+        if self._must_convert:
+            values = [value.to(average) for average, value in zip(averages, values, strict=True)]
+        return averages, values
+
+    def to_copy(self) -> tuple[list[Tensor], list[Tensor]]:
+        """The entries that are copied, and their current values."""
+        return _look_up(self._to_copy)
+
+    def _look_at_structure(self) -> tuple[list[nn.Module | None], list[str]]:
+        return list(chain.from_iterable(map(dict.values, self._submodules))), list(chain.from_iterable(self._stores))
+
+    def _look_at_kinds(self) -> list[tuple[torch.dtype, torch.device]]:
+        return [_kind_of(place) for pair in self._to_average[:1] for place in pair]
+
+
+# Where an entry of a model is: a module's dict of parameters or buffers, and the key in it.
+_Place = tuple[dict[str, Any], str]
+
+
+def _entry_at(place: _Place) -> Tensor:
+    store, key = place
+    return store[key]  # type: ignore[no-any-return]
+
+
+def _kind_of(place: _Place) -> tuple[torch.dtype, torch.device]:
+    entry = _entry_at(place)
+    return entry.dtype, entry.device
+
+
+def _look_up(pairs: list[tuple[_Place, _Place]]) -> tuple[list[Tensor], list[Tensor]]:
+    return [store[key] for (store, key), _ in pairs], [store[key] for _, (store, key) in pairs]
+
+
+def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
+    if targets:  # torch refuses empty lists
+        torch._foreach_copy_(targets, sources)
+
+
+def _bare(model: nn.Module) -> nn.Module:
+    """The user's own model inside of data-parallel and compilation wrappers."""
+    while True:
+        if isinstance(model, (DistributedDataParallel, DataParallel)):
+            model = model.module
+        elif "_orig_mod" in model._modules:
+            model = model.get_submodule("_orig_mod")
+        else:
+            return model
+
+
+# Under these keys torch's wrappers of single layers (compiled, checkpointed, sharded) keep the layer.
+_WRAPPER_KEYS = {"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"}
+
+
+def _find_entries(model: nn.Module) -> dict[str, _Place]:
+    """Where the parameters and persistent buffers of a bare model are, by name without wrappers; shared ones once."""
+    places: dict[str, _Place] = {}
+    seen = set()
+    for prefix, module in model.named_modules():
+        path = [part for part in prefix.split(".") if part and part not in _WRAPPER_KEYS]
+        for store in (module._parameters, module._buffers):
+            for key, entry in store.items():
+                if entry is None or id(entry) in seen or key in module._non_persistent_buffers_set:
+                    continue
+                seen.add(id(entry))
+                places[".".join([*path, key])] = (store, key)
+    return places
+
+
+def _names_of_infinite_entries(model: nn.Module) -> set[str]:
+    # Not to be found out during updates: looking at values waits for the device.
+    return {name for name, place in _find_entries(model).items() if not bool(torch.isfinite(_entry_at(place)).all())}
+
+
+def _check_that_entries_match(ours: dict[str, _Place], theirs: dict[str, _Place]) -> None:
+    complaints = [f"{name!r} is missing" for name in ours if name not in theirs]
+    complaints += [f"{name!r} is new" for name in theirs if name not in ours]
+    for name in ours.keys() & theirs.keys():
+        before, now = _entry_at(ours[name]).shape, _entry_at(theirs[name]).shape
+        if before != now:
+            complaints.append(f"{name!r} was {list(before)} and is {list(now)}")
+    if complaints:
+        raise ConfigurationError(
+            f"The model does not have the entries that its average was made of: {', '.join(complaints)}. "
+            "Make a new ModelEma after a change of the model's structure."
+        )

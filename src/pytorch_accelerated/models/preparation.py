@@ -1,0 +1,120 @@
+"""The model and optimizer as a run needs them, and back again."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from pytorch_accelerated.models.compiling import compile_in_place
+from pytorch_accelerated.models.deepspeed import EngineOptimizer, hand_over
+from pytorch_accelerated.models.sharding import has_shards
+from pytorch_accelerated.processes.plugins import refuse_idle_fp8
+from pytorch_accelerated.processes.ranks import uses_deepspeed
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+_MISSING = object()
+
+
+class PreparedModel:
+    """Puts a model on its device and wraps what accelerate must wrap; `release` takes everything off again.
+
+    The user's optimizer is left as it is wherever accelerate's wrapper has nothing to do: the wrapper costs many times
+    more than a small optimizer step.
+
+    Args:
+        accelerator: of this process.
+        model: the bare module.
+        optimizer: its optimizer, or None.
+        for_training: False leaves out what only training needs.
+        compile_arguments: of `compile_in_place`; False: don't compile.
+
+    Attributes:
+        model: what to call.
+        optimizer: what to step.
+        has_plain_backward: whether ``loss.backward()`` is all there is to do.
+    """
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        model: Any,
+        optimizer: Any,
+        *,
+        for_training: bool,
+        compile_arguments: Mapping[str, Any] | bool = False,
+    ) -> None:
+        self._accelerator = accelerator
+        self._bare_model = model
+        self._bare_optimizer = optimizer
+        self._forward = getattr(model, "__dict__", {}).get("forward", _MISSING)
+        self.model = model
+        self.optimizer = optimizer
+        is_cut = has_shards(model)
+        self.has_plain_backward = accelerator.scaler is None and (is_replicated(accelerator) or is_cut)
+        if not isinstance(model, nn.Module):
+            return
+        if compile_arguments is not False:
+            compile_in_place(model, compile_arguments)
+        if not for_training:
+            self.model = accelerator.prepare_model(model, evaluation_mode=True)
+        elif is_replicated(accelerator) or is_cut:
+            refuse_idle_fp8(accelerator, model)
+            # A model that the user has sharded exchanges its gradients itself.
+            self.model = accelerator.prepare_model(model, evaluation_mode=is_cut)
+            if accelerator.scaler is not None:
+                self.optimizer = accelerator.prepare_optimizer(optimizer)
+            else:
+                _move_state(optimizer, accelerator.device)
+        elif uses_deepspeed(accelerator):
+            self.model, self.optimizer = hand_over(accelerator, model, optimizer)
+        else:
+            self.model, self.optimizer = accelerator.prepare(model, optimizer)
+
+    def accumulating(self) -> contextlib.AbstractContextManager[Any]:
+        """Around a batch after which the ranks need not exchange gradients yet."""
+        if isinstance(self.optimizer, EngineOptimizer):
+            return self.optimizer.accumulating()
+        return self._accelerator.no_sync(self.model)  # type: ignore[no-any-return]
+
+    def release(self, model: Any) -> tuple[Any, Any]:
+        """The bare model and optimizer.
+
+        Args:
+            model: what the trainer has as its model now. A callback may have replaced it for good; then it stays.
+        """
+        if isinstance(self.optimizer, EngineOptimizer):
+            self.optimizer.release()
+        bare = getattr(self._bare_model, "__dict__", {})
+        if bare.pop("_original_forward", None) is not None:
+            # accelerate has put autocast around the model's forward.
+            if self._forward is _MISSING:
+                bare.pop("forward", None)
+            else:
+                bare["forward"] = self._forward
+        # accelerate remembers everything it has prepared, for ever, and would not prepare it again.
+        bare.pop("_is_accelerate_prepared", None)
+        for kept in (self._accelerator._models, self._accelerator._optimizers):
+            kept.clear()
+        was_replaced = model is not self.model and model is not self._bare_model
+        return (model if was_replaced else self._bare_model), self._bare_optimizer
+
+
+def is_replicated(accelerator: Accelerator) -> bool:
+    """Whether each process has the whole model and optimizer."""
+    kind: str = accelerator.distributed_type.value
+    return kind == "NO" or kind.startswith("MULTI_")  # MULTI_GPU, MULTI_CPU and so on
+
+
+def _move_state(optimizer: Any, device: torch.device) -> None:
+    """Put what the optimizer has kept where its parameters are now."""
+    for state in getattr(optimizer, "state", {}).values():
+        for name, value in state.items():
+            # Scalar counters stay on the CPU, as torch's own optimizers keep them.
+            if isinstance(value, torch.Tensor) and value.ndim > 0:
+                state[name] = value.to(device)

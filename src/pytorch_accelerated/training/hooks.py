@@ -1,0 +1,217 @@
+"""What a subclass of `Trainer` may override: the parts of a run, each with what it does by default."""
+
+from __future__ import annotations
+
+import difflib
+import types
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pytorch_accelerated.callbacks.warning import warn_user
+from pytorch_accelerated.data.building import build_loader, default_loader_kwargs, effective_kwargs
+from pytorch_accelerated.errors import HookOutputError
+from pytorch_accelerated.training.batches import batch_loss, batch_predictions
+from pytorch_accelerated.training.placeholders import replace_trainer_placeholder_values
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+    from pytorch_accelerated.processes.ranks import Ranks
+    from pytorch_accelerated.run_config import TrainerRunConfig
+    from pytorch_accelerated.trainer import Trainer
+
+
+class TrainerHooks:
+    """The override points of `Trainer`, and the attributes that they work on.
+
+    Methods whose name begins with `create`, `calculate`, `count` or `get` return a value; the others change state.
+    `Trainer.explain` shows when each is called.
+    """
+
+    model: Any
+    loss_func: Callable[..., Any] | None
+    optimizer: Any
+    scheduler: Any
+    create_scheduler_fn: Callable[..., Any] | None
+    collate_fn: Callable[..., Any] | None
+    train_dataset: Any
+    eval_dataset: Any
+    run_config: TrainerRunConfig
+    _accelerator: Accelerator
+    _ranks: Ranks
+    _train_dl_kwargs: Mapping[str, Any]
+    _eval_dl_kwargs: Mapping[str, Any]
+    _has_plain_backward: bool
+
+    # --------------------------------------------------------------------------------------------------------- set-up
+
+    def create_train_dataloader(
+        self, batch_size: int, train_dl_kwargs: Mapping[str, Any] | None = None
+    ) -> Iterable[Any]:
+        """The training loader: any iterable of batches. A torch `DataLoader` is shared out over the ranks.
+
+        Args:
+            batch_size: samples of a batch on one rank; a `batch_size` in `train_dl_kwargs` wins.
+            train_dl_kwargs: laid over the defaults.
+        """
+        defaults = self._checked_defaults("get_default_train_dl_kwargs", batch_size)
+        self._train_dl_kwargs = effective_kwargs(defaults, train_dl_kwargs)
+        return build_loader(self.train_dataset, defaults, train_dl_kwargs, self.collate_fn)
+
+    def create_eval_dataloader(self, batch_size: int, eval_dl_kwargs: Mapping[str, Any] | None = None) -> Iterable[Any]:
+        """The evaluation loader; see `create_train_dataloader`."""
+        defaults = self._checked_defaults("get_default_eval_dl_kwargs", batch_size)
+        self._eval_dl_kwargs = effective_kwargs(defaults, eval_dl_kwargs)
+        return build_loader(self.eval_dataset, defaults, eval_dl_kwargs, self.collate_fn)
+
+    def get_default_train_dl_kwargs(self, batch_size: int) -> dict[str, Any]:
+        """Keyword arguments of the training `DataLoader`, unless the user says otherwise."""
+        return self._default_dl_kwargs(self.train_dataset, batch_size, shuffle=True)
+
+    def get_default_eval_dl_kwargs(self, batch_size: int) -> dict[str, Any]:
+        """Keyword arguments of the evaluation `DataLoader`, unless the user says otherwise."""
+        return self._default_dl_kwargs(self.eval_dataset, batch_size, shuffle=False)
+
+    def create_scheduler(self) -> Any:
+        """The scheduler of the run, or None. The run config and the loaders exist when this is called."""
+        if self.create_scheduler_fn is None:
+            return None
+        factory = replace_trainer_placeholder_values(self, self.create_scheduler_fn)
+        return factory(getattr(self.optimizer, "optimizer", self.optimizer))
+
+    def count_batch_items(self, batch: Any) -> int | None:
+        """The number of items the mean loss of a batch is taken over, where an item is not a sample: tokens, say.
+
+        When overridden, it is called on each batch in host memory, in training and in evaluation. Gradients and
+        recorded losses are then means per item, however the items came into batches. Return a whole number, or None for
+        samples. To tell later, return ``num_items_in_batch`` from `calculate_train_batch_loss` and
+        `calculate_eval_batch_loss` instead; if that is a tensor, each update waits for the device once.
+        """
+        return None
+
+    # ------------------------------------------------------------------------------------------------------------ run
+
+    def training_run_start(self) -> None:
+        """A training run begins."""
+
+    def training_run_epoch_end(self) -> None:
+        """An epoch of a training run and its evaluation are over."""
+
+    def training_run_end(self) -> None:
+        """A training run is over, also after an early stop."""
+
+    def evaluation_run_start(self) -> None:
+        """`evaluate` begins."""
+
+    def evaluation_run_end(self) -> None:
+        """`evaluate` is over."""
+
+    # ------------------------------------------------------------------------------------------------- training epoch
+
+    def train_epoch_start(self) -> None:
+        """A training epoch begins. Default: ``self.model.train()``."""
+        self.model.train()
+
+    def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
+        """The loss of a training batch.
+
+        Args:
+            batch: on the trainer's device.
+
+        Returns:
+            A dict with `loss` (the mean over the batch, a 0-dim tensor), `model_outputs` and `batch_size`; optionally
+            `num_items_in_batch`, if the mean is taken over something else than samples (for every batch, then); and
+            anything else that callbacks should see.
+        """
+        return batch_loss(self.model, self.loss_func, batch, hook="calculate_train_batch_loss")
+
+    def backward_step(self, loss: torch.Tensor) -> None:
+        """Add the gradients of `loss`, which is weighted by its share of the update already.
+
+        Raises:
+            HookOutputError: if no gradient can be computed from it.
+        """
+        if not getattr(loss, "requires_grad", False):
+            raise HookOutputError(
+                f"The loss is a {type(loss).__name__} that no gradient can be computed from. Return it from "
+                "`calculate_train_batch_loss` as it is, without `.item()` or `.detach()`, and check that some "
+                "parameter of the model has `requires_grad=True`."
+            )
+        if self._has_plain_backward:
+            loss.backward()  # type: ignore[no-untyped-call]
+        else:
+            self._accelerator.backward(loss)
+
+    def optimizer_step(self) -> None:
+        """Change the parameters."""
+        self.optimizer.step()
+
+    def scheduler_step(self) -> None:
+        """Step the scheduler: once per applied update, or once per epoch if `step_scheduler` says so."""
+        if self.scheduler is not None:
+            self.scheduler.step()
+
+    def optimizer_zero_grad(self) -> None:
+        """Set the gradients to None."""
+        self.optimizer.zero_grad()
+
+    def train_epoch_end(self) -> None:
+        """A training epoch is over; its loss is recorded next."""
+
+    # ----------------------------------------------------------------------------------------------- evaluation epoch
+
+    def eval_epoch_start(self) -> None:
+        """An evaluation begins. Default: ``self.model.eval()``."""
+        self.model.eval()
+
+    def calculate_eval_batch_loss(self, batch: Any) -> dict[str, Any]:
+        """The loss of an evaluation batch, without gradients; see `calculate_train_batch_loss`."""
+        return batch_loss(self.model, self.loss_func, batch, hook="calculate_eval_batch_loss")
+
+    def eval_epoch_end(self) -> None:
+        """An evaluation is over; its loss is recorded next."""
+
+    def calculate_predict_batch_outputs(self, batch: Any) -> Any:
+        """The predictions of a batch, without gradients.
+
+        By default a tensor goes into the model, or the first item of a tuple or list; a dict by name without labels.
+
+        Returns:
+            A tensor, or nested tuples, lists and dicts of tensors; one row per sample.
+        """
+        return batch_predictions(self.model, batch, hook="calculate_predict_batch_outputs")
+
+    def _checked_defaults(self, hook: str, batch_size: int) -> Mapping[str, Any]:
+        defaults = getattr(self, hook)(batch_size)
+        if not isinstance(defaults, Mapping):
+            raise HookOutputError(
+                f"`{hook}` returned {defaults!r}, but the loader needs a dict of arguments for torch's DataLoader. "
+                f"Return one, for example `{{**super().{hook}(batch_size), ...}}`."
+            )
+        return defaults
+
+    def _default_dl_kwargs(self, dataset: Any, batch_size: int, *, shuffle: bool) -> dict[str, Any]:
+        ranks_on_node = self._ranks.count_on_node
+        return default_loader_kwargs(dataset, batch_size=batch_size, shuffle=shuffle, ranks_on_node=ranks_on_node)
+
+
+def warn_about_misspelt_hooks(trainer: Trainer) -> None:
+    """Warn about methods of the user's subclasses that are named almost like a hook, but will never be called."""
+    hooks = [name for name in vars(TrainerHooks) if not name.startswith("_")]
+    for kind in type(trainer).__mro__:
+        if not issubclass(kind, TrainerHooks) or kind.__module__.startswith("pytorch_accelerated."):
+            continue
+        for name, value in vars(kind).items():
+            # Properties and private helpers are the user's own, and so is what overrides a method of some other base.
+            is_plain = isinstance(value, types.FunctionType) and not name.startswith("_")
+            if not is_plain or any(hasattr(base, name) for base in kind.__bases__):
+                continue
+            # Less alike are names such as `calculate_test_batch_loss`, which are nobody's mistake.
+            for hook in difflib.get_close_matches(name, hooks, n=1, cutoff=0.92):
+                warn_user(
+                    trainer,
+                    f"{kind.__name__}.{name} will never be called by the training loop: no hook has that name. Did you "
+                    f"mean {hook!r}? If you call it yourself, give it a name that is less alike.",
+                )

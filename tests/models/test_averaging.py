@@ -1,0 +1,493 @@
+import copy
+import math
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pytorch_accelerated.errors import ConfigurationError
+from pytorch_accelerated.models.averaging import ModelEma
+from tests.support.processes import run_on_ranks
+
+
+def make_model(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
+
+
+def train(model, updates, after_update, first_row=0):
+    """Train for real on 16 rows, and call `after_update` after each update."""
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(16, 4, generator=generator) + 2
+    targets = inputs.sum(1, keepdim=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for update in range(updates):
+        start = (first_row + 4 * update) % 16
+        rows = slice(start, start + 4)
+        nn.functional.mse_loss(model(inputs[rows]), targets[rows]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        after_update()
+
+
+def entries(model):
+    return {name: entry.clone() for name, entry in model.state_dict().items()}
+
+
+def average(ema, name):
+    return ema.module.state_dict()[name]
+
+
+def closed_form(snapshots, decay):
+    """The average written as one weighted sum over the whole past, in double precision."""
+    first, *rest = [{name: entry.double() for name, entry in snapshot.items()} for snapshot in snapshots]
+    count = len(rest)
+    return {
+        name: decay**count * first[name]
+        + sum((1 - decay) * decay ** (count - 1 - index) * snapshot[name] for index, snapshot in enumerate(rest))
+        for name in first
+    }
+
+
+class DispatchedNames(TorchDispatchMode):
+    """Collects the names of the operators that run."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("decay", [0, 0.3, 0.9, 0.9999])
+def test_average_of_a_trained_batch_norm_model_equals_its_closed_form(decay):
+    model = make_model()
+    ema = ModelEma(model, decay=decay)
+    snapshots = [entries(model)]
+
+    def after_update():
+        ema.update(model)
+        snapshots.append(entries(model))
+
+    train(model, 30, after_update)
+
+    expected = closed_form(snapshots, decay)
+    averaged = ema.module.state_dict()
+    assert averaged.keys() == expected.keys()
+    for name, entry in averaged.items():
+        if entry.is_floating_point():
+            # One rounding to single precision at each of the 30 updates, of numbers as large as what was averaged.
+            scale = max(snapshot[name].abs().max().item() for snapshot in snapshots)
+            torch.testing.assert_close(entry.double(), expected[name], rtol=0, atol=30 * 2.0**-23 * scale)
+    if decay == 0.9:
+        assert not torch.allclose(averaged["1.running_mean"], model.state_dict()["1.running_mean"])
+
+
+def test_integer_buffers_are_copied_not_averaged():
+    model = make_model()
+    ema = ModelEma(model, decay=0.99)
+    train(model, 7, lambda: ema.update(model))
+    assert average(ema, "1.num_batches_tracked").item() == 7
+    assert average(ema, "1.num_batches_tracked").dtype is torch.int64
+
+
+def test_average_is_in_evaluation_mode_without_gradients_and_predicts():
+    model = make_model()
+    ema = ModelEma(model)
+    assert model.training
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    assert not any(module.training for module in ema.module.modules())
+    assert not any(parameter.requires_grad for parameter in ema.parameters())
+    inputs = torch.randn(3, 4)
+    torch.testing.assert_close(ema(inputs), model.eval()(inputs), rtol=0, atol=0)
+
+
+def test_training_the_model_leaves_the_average_alone_until_the_next_update():
+    model = make_model()
+    ema = ModelEma(model)
+    before = entries(ema.module)
+    train(model, 3, lambda: None)
+    for name, entry in ema.module.state_dict().items():
+        assert torch.equal(entry, before[name])
+
+
+def test_set_makes_the_average_equal_to_the_model():
+    model = make_model()
+    ema = ModelEma(model, decay=0.5)
+    train(model, 3, lambda: ema.update(model))
+    ema.set(model)
+    for name, entry in model.state_dict().items():
+        assert torch.equal(ema.module.state_dict()[name], entry)
+    train(model, 1, lambda: ema.update(model))
+    assert not torch.equal(average(ema, "0.weight"), model[0].weight)
+
+
+def test_updates_may_come_from_several_models_in_turn():
+    first, second = make_model(1), make_model(2)
+    ema = ModelEma(first, decay=0.5)
+    ema.update(first)
+    ema.update(second)
+    torch.testing.assert_close(average(ema, "0.weight"), (first[0].weight + second[0].weight) / 2)
+
+
+class LargestSoFar(ModelEma):
+    def update_fn(self, ema_value, model_value):
+        return torch.maximum(ema_value, model_value)
+
+
+def test_an_overridden_rule_is_applied_to_every_averaged_entry():
+    model = make_model()
+    ema = LargestSoFar(model)
+    snapshots = [entries(model)]
+
+    def after_update():
+        ema.update(model)
+        snapshots.append(entries(model))
+
+    train(model, 5, after_update)
+    for name, entry in ema.module.state_dict().items():
+        assert torch.equal(entry, torch.stack([snapshot[name] for snapshot in snapshots]).amax(0)), name
+
+
+def test_a_rule_assigned_to_an_instance_is_used():
+    model = make_model()
+    ema = ModelEma(model)
+    ema.update_fn = lambda ema_value, model_value: model_value + 1  # type: ignore[method-assign]
+    ema.update(model)
+    assert torch.equal(average(ema, "0.weight"), model[0].weight + 1)
+
+
+def test_the_rule_for_one_entry_agrees_with_the_update_of_all():
+    class OneByOne(ModelEma):
+        def update_fn(self, ema_value, model_value):
+            return super().update_fn(ema_value, model_value)
+
+    model = make_model()
+    at_once, one_by_one = ModelEma(model, decay=0.7), OneByOne(model, decay=0.7)
+    train(model, 5, lambda: (at_once.update(model), one_by_one.update(model)))
+    for name, entry in at_once.module.state_dict().items():
+        torch.testing.assert_close(one_by_one.module.state_dict()[name], entry, rtol=0, atol=0)
+
+
+def test_decay_may_change_between_updates():
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    ema = ModelEma(model)
+    nn.init.ones_(model.weight)
+    for decay, expected in [(0.5, 0.5), (0.0, 1.0)]:
+        ema.decay = decay
+        ema.update(model)
+        assert average(ema, "weight").item() == expected
+
+
+@pytest.mark.parametrize("decay", [-0.1, 1, 1.5, math.nan])
+def test_decay_outside_its_range_is_refused(decay):
+    with pytest.raises(ConfigurationError, match="decay must be in"):
+        ModelEma(make_model(), decay=decay)
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(5, 3)
+        self.head = nn.Linear(3, 5, bias=False)
+        self.head.weight = self.embedding.weight
+        self.again = self.head
+
+
+def test_shared_weights_are_averaged_once_and_stay_shared():
+    model = Tied()
+    ema = ModelEma(model, decay=0.5)
+    with torch.no_grad():
+        start = model.embedding.weight.clone()
+        model.embedding.weight.add_(1)
+    ema.update(model)
+    assert ema.module.get_parameter("head.weight") is ema.module.get_parameter("embedding.weight")
+    torch.testing.assert_close(average(ema, "head.weight"), start + 0.5)
+
+
+class Masked(nn.Module):
+    mask: torch.Tensor
+    table: torch.Tensor
+    scratch: torch.Tensor
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+        self.offset = nn.Parameter(torch.tensor([0.0, -math.inf]), requires_grad=False)
+        self.register_buffer("mask", torch.triu(torch.full((3, 3), -math.inf), 1))
+        self.register_buffer("table", torch.rand(10))
+        self.register_buffer("scratch", torch.zeros(1), persistent=False)
+        self.register_buffer("absent", None)
+        self.register_parameter("nothing", None)
+        self.phase = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
+
+
+def test_infinite_masks_do_not_turn_into_nan():
+    model = Masked()
+    ema = ModelEma(model, decay=0.9)
+    for _ in range(3):
+        ema.update(model)
+    assert torch.equal(average(ema, "mask"), model.mask)
+    assert torch.equal(average(ema, "offset"), model.offset)
+
+
+def test_set_finds_out_anew_what_has_no_average():
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(model.weight, math.inf)
+    ema = ModelEma(model, decay=0.5)
+    nn.init.zeros_(model.weight)
+    ema.set(model)
+    nn.init.ones_(model.weight)
+    ema.update(model)
+    assert average(ema, "weight").item() == 0.5
+
+
+def test_constant_buffers_stay_exactly_what_they_are():
+    model = Masked()
+    ema = ModelEma(model, decay=0.9999)
+    for _ in range(1000):
+        ema.update(model)
+    assert torch.equal(average(ema, "table"), model.table)
+
+
+def test_complex_entries_are_averaged_and_buffers_that_are_not_persistent_are_left_alone():
+    model = Masked()
+    ema = ModelEma(model, decay=0.75)
+    with torch.no_grad():
+        model.phase.add_(4 + 8j)
+        model.scratch.add_(1)
+    ema.update(model)
+    assert torch.equal(average(ema, "phase"), torch.full((2,), 1 + 2j))
+    assert ema.module.get_buffer("scratch").item() == 0
+
+
+def test_a_single_precision_average_follows_a_bfloat16_model_where_a_bfloat16_one_stands_still():
+    model = nn.Linear(1, 1, bias=False).bfloat16()
+    nn.init.ones_(model.weight)
+    coarse, fine = ModelEma(model, decay=0.999), ModelEma(model, decay=0.999).float()
+    nn.init.constant_(model.weight, 2)
+    for _ in range(100):
+        coarse.update(model)
+        fine.update(model)
+    assert average(coarse, "weight").item() == 1
+    assert average(fine, "weight").dtype is torch.float32
+    assert average(fine, "weight").item() == pytest.approx(2 - 0.999**100, rel=100 * 2.0**-23)  # 100 roundings
+    fine.set(model)
+    assert average(fine, "weight").item() == 2
+
+
+def test_models_and_averages_that_are_converted_between_updates_are_followed():
+    model = make_model()
+    ema = ModelEma(model, decay=0.5)
+    ema.update(model)
+    ema.double()
+    with torch.no_grad():
+        model[0].weight.add_(1)
+    ema.update(model)
+    torch.testing.assert_close(average(ema, "0.weight"), (model[0].weight - 0.5).double())
+    model.double()
+    ema.update(model)
+    torch.testing.assert_close(average(ema, "0.weight"), model[0].weight - 0.25, rtol=1e-6, atol=1e-6)
+
+
+def test_weights_assigned_anew_and_layers_replaced_between_updates_are_followed():
+    model = make_model()
+    ema = ModelEma(model, decay=0.5)
+    ema.update(model)
+
+    before = average(ema, "0.weight").clone()
+    model[0].weight = nn.Parameter(torch.ones(8, 4))
+    ema.update(model)
+    torch.testing.assert_close(average(ema, "0.weight"), (before + 1) / 2)
+
+    before = average(ema, "3.weight").clone()
+    model[3] = nn.Linear(8, 1)
+    ema.update(model)
+    torch.testing.assert_close(average(ema, "3.weight"), (before + model[3].weight) / 2)
+
+    before = average(ema, "1.running_mean").clone()
+    model[1].running_mean = torch.full((8,), 3.0)
+    ema.update(model)
+    torch.testing.assert_close(average(ema, "1.running_mean"), (before + 3) / 2)
+
+    del model[3].bias
+    model[3].bias = nn.Parameter(torch.full((1,), 5.0))
+    before = average(ema, "3.bias").clone()
+    ema.update(model)
+    torch.testing.assert_close(average(ema, "3.bias"), (before + 5) / 2)
+
+
+def test_a_changed_structure_is_an_error_that_names_every_difference():
+    model = make_model()
+    ema = ModelEma(model)
+    ema.update(model)
+    model[0].register_parameter("scale", nn.Parameter(torch.ones(1)))
+    model[3] = nn.Linear(8, 2, bias=False)
+    before = entries(ema.module)
+    with pytest.raises(ConfigurationError) as caught:
+        ema.update(model)
+    for part in ["'0.scale' is new", "'3.bias' is missing", "'3.weight' was [1, 8] and is [2, 8]"]:
+        assert part in str(caught.value)
+    for name, entry in ema.module.state_dict().items():
+        assert torch.equal(entry, before[name])
+
+
+def compiled(model):
+    return torch.compile(model, backend="eager")
+
+
+@pytest.mark.parametrize("wrap", [compiled, lambda model: nn.Sequential(*map(compiled, model))])
+def test_compiled_models_and_layers_are_matched_by_their_own_names(wrap):
+    model = make_model()
+    wrapped = wrap(model)
+    ema = ModelEma(model, decay=0.5)
+    made_of_wrapped = ModelEma(wrapped, decay=0.5)
+    assert type(made_of_wrapped.module) is nn.Sequential
+    train(model, 2, lambda: (ema.update(wrapped), made_of_wrapped.update(model)))
+    for (name, entry), other in zip(
+        ema.module.state_dict().items(), made_of_wrapped.module.state_dict().values(), strict=True
+    ):
+        assert torch.equal(entry, other), name
+
+
+def test_a_model_compiled_in_place_gives_a_plain_average():
+    model = make_model()
+    model.compile(backend="eager")
+    ema = ModelEma(model)
+    ema.update(model)
+    assert list(ema.module.state_dict()) == list(model.state_dict())
+    assert ema(torch.zeros(2, 4)).shape == (2, 1)
+
+
+TWO_RANKS = """
+import sys
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from pytorch_accelerated.models.averaging import ModelEma
+from tests.models.test_averaging import NamedModule, average, make_model, train
+
+dist.init_process_group("gloo")
+assert dist.get_world_size() == 2
+for model_class in (make_model, NamedModule):
+    model = model_class()
+    wrapped = DistributedDataParallel(model)
+    made_of_model, made_of_wrapped = ModelEma(model, decay=0.5), ModelEma(wrapped, decay=0.5)
+    assert type(made_of_wrapped.module) is type(model)
+
+    def after_update():
+        made_of_model.update(wrapped)
+        made_of_wrapped.update(model)
+
+    train(wrapped, 3, after_update, first_row=8 * dist.get_rank())
+    assert list(made_of_model.module.state_dict()) == list(model.state_dict())
+    for name, entry in model.state_dict().items():
+        assert torch.equal(average(made_of_model, name), average(made_of_wrapped, name)), name
+        if name.endswith(("weight", "bias")):
+            assert not torch.equal(average(made_of_model, name), entry), name
+            everyones = [torch.empty_like(entry) for _ in range(2)]
+            dist.all_gather(everyones, average(made_of_model, name))
+            assert torch.equal(*everyones), name
+dist.destroy_process_group()
+"""
+
+
+class NamedModule(nn.Module):
+    """The key that wrappers use may as well be an attribute of a user's model."""
+
+    def __init__(self):
+        super().__init__()
+        self.module = make_model()
+
+    def forward(self, inputs):
+        return self.module(inputs)
+
+
+@pytest.mark.processes
+def test_a_data_parallel_model_is_matched_by_its_own_names_and_averaged_alike_on_all_ranks():
+    run_on_ranks(TWO_RANKS, 2)
+
+
+def test_average_survives_a_state_dict_round_trip():
+    model = make_model()
+    whole, interrupted = ModelEma(model, decay=0.9), ModelEma(model, decay=0.9)
+    train(model, 3, lambda: (whole.update(model), interrupted.update(model)))
+    resumed = ModelEma(make_model(seed=5), decay=0.9)
+    resumed.load_state_dict(interrupted.state_dict())
+    train(model, 3, lambda: (whole.update(model), resumed.update(model)))
+    for name, entry in whole.state_dict().items():
+        assert torch.equal(resumed.state_dict()[name], entry)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda ema: pickle.loads(pickle.dumps(ema))])
+def test_a_copy_of_the_average_goes_on_by_itself(copied):
+    model = make_model()
+    ema = ModelEma(model, decay=0.5)
+    train(model, 1, lambda: ema.update(model))
+    other = copied(ema)
+    before = average(ema, "0.weight").clone()
+    train(model, 1, lambda: other.update(model))
+    assert torch.equal(average(ema, "0.weight"), before)
+    torch.testing.assert_close(average(other, "0.weight"), (before + model[0].weight) / 2)
+
+
+def test_a_pickled_average_holds_no_copy_of_the_model():
+    model = make_model()
+    ema = ModelEma(model)
+    before = len(pickle.dumps(ema))
+    ema.update(model)
+    assert len(pickle.dumps(ema)) == before
+
+
+def test_models_without_floating_point_entries_and_without_any_are_fine():
+    class Counting(nn.Module):
+        count: torch.Tensor
+
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("count", torch.tensor(0))
+
+    model = Counting()
+    ema = ModelEma(model)
+    model.count += 3
+    ema.update(model)
+    assert average(ema, "count").item() == 3
+    ModelEma(nn.ReLU()).update(nn.ReLU())
+
+
+def test_update_reads_nothing_on_the_host_and_makes_no_copies():
+    model = make_model()
+    ema = ModelEma(model)
+    ema.update(model)
+    with DispatchedNames() as dispatched:
+        ema.update(model)
+    assert sorted(set(dispatched.names)) == ["aten._foreach_copy_.default", "aten._foreach_lerp_.Scalar"]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_update_on_a_gpu_does_not_wait_and_agrees_with_the_cpu():
+    model = make_model()
+    on_cpu = ModelEma(model, decay=0.5)
+    on_gpu = ModelEma(model, decay=0.5)
+    on_gpu.update(model)
+    on_cpu.update(model)
+    model.cuda()
+    on_gpu.cuda()
+    with torch.no_grad():
+        model[0].weight.add_(1)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        on_gpu.update(model)
+        on_gpu.update(model)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    on_cpu.update(model)
+    on_cpu.update(model)
+    for name, entry in on_cpu.module.state_dict().items():
+        torch.testing.assert_close(on_gpu.module.state_dict()[name].cpu(), entry)

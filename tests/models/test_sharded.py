@@ -1,0 +1,221 @@
+"""Models of which each rank has a part: trained, evaluated, saved and resumed as if one process had them whole."""
+
+import dataclasses
+import json
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from pytorch_accelerated.checkpointing.publish import begin
+from pytorch_accelerated.checkpointing.state_folder import read_state
+from pytorch_accelerated.checkpointing.tensor_file import chunks
+from pytorch_accelerated.checkpointing.tool import show_state
+from pytorch_accelerated.checkpointing.verify import find_state, read_manifest, verify
+from pytorch_accelerated.errors import InvalidCheckpointError
+from pytorch_accelerated.progress.screen import Screen
+from tests.checkpointing import independent_reader
+from tests.support.processes import run_on_ranks
+from tests.support.reference import TOLERANCE
+from tests.support.sharding import everything, make_trainer, saver, train
+
+RANKS = Path(__file__).parents[1] / "ranks"
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """Where two ranks have worked, and what they have complained of, who check alone what they can."""
+
+    folder: Path
+    complaint: str
+
+
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    folder = tmp_path_factory.mktemp("sharded")
+    saving = make_trainer(shards=False, callbacks=[saver(folder / "one_process")])
+    train(saving, ranks=1, max_num_train_steps=3)
+    shutil.copytree(folder / "one_process" / "step_3", folder / "of_one_process")
+    try:
+        output = run_on_ranks(RANKS / "sharding.py", 2, folder, cwd=Path(__file__).parents[2])
+    except AssertionError as error:
+        return Outcome(folder, str(error))
+    return Outcome(folder, "" if output.stdout.count("all is well") == 2 else output.stdout)
+
+
+@pytest.fixture
+def folder(outcome: Outcome) -> Path:
+    return outcome.folder
+
+
+@pytest.mark.processes
+def test_what_two_ranks_check_alone_is_well(outcome: Outcome):
+    assert not outcome.complaint
+
+
+def assert_close(actual: Any, expected: Any, path: str = "") -> None:
+    if isinstance(expected, dict):
+        assert actual.keys() == expected.keys(), path
+        for key in expected:
+            assert_close(actual[key], expected[key], f"{path}[{key!r}]")
+    elif isinstance(expected, (list, tuple)):
+        assert len(actual) == len(expected), path
+        for index, item in enumerate(expected):
+            assert_close(actual[index], item, f"{path}[{index}]")
+    elif isinstance(expected, (torch.Tensor, float)):
+        torch.testing.assert_close(
+            torch.as_tensor(actual), torch.as_tensor(expected), rtol=TOLERANCE, atol=TOLERANCE, msg=path
+        )
+    else:
+        assert actual == expected, path
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, Any]:
+    """The same run, by one process with the whole model."""
+    return everything(train(make_trainer(shards=False), ranks=1))
+
+
+@pytest.mark.processes
+def test_two_ranks_with_half_of_a_model_each_do_what_one_process_does(folder: Path, alone: dict[str, Any]):
+    assert_close(torch.load(folder / "two_ranks.pt"), alone)
+
+
+@pytest.mark.processes
+def test_a_run_of_one_process_goes_on_with_two_that_share_the_model(folder: Path, alone: dict[str, Any]):
+    assert_close(torch.load(folder / "one_then_two.pt"), alone)
+
+
+@pytest.mark.processes
+def test_a_run_of_two_ranks_that_share_the_model_goes_on_with_one_process(folder: Path, alone: dict[str, Any]):
+    resumed = make_trainer(shards=False)
+    with pytest.warns(UserWarning, match="saved by 2 processes and goes on with 1"):
+        train(resumed, ranks=1, resume_from=folder / "for_one_process")
+    assert_close(everything(resumed), alone)
+
+
+@pytest.mark.processes
+def test_one_process_loads_the_file_that_two_ranks_have_written(folder: Path, alone: dict[str, Any]):
+    trainer = make_trainer(shards=False)
+    trainer.load_checkpoint(folder / "portable.pt")
+    assert_close(dict(trainer.model.state_dict()), alone["model"])
+    assert_close(trainer.optimizer.state_dict(), alone["optimizer"])
+
+
+@pytest.mark.processes
+def test_every_rank_writes_a_file_and_each_tensor_is_stored_once(folder: Path):
+    state = folder / "states" / "step_1"
+    verify(state)
+    layout = json.loads((state / "shards.json").read_text())
+    _, parts = read_state(state)
+    written = [load_file(file) for file in sorted(state.glob("shards_*.safetensors"))]
+    assert len(written) == 2
+    assert all(written)
+    stored = sum(piece.numel() for pieces in written for piece in pieces.values())
+    # The model, and two moments of Adam.
+    assert stored == 3 * sum(tensor.numel() for tensor in parts["model"].values())
+    assert len(layout) == 3 * len(parts["model"])
+
+
+@pytest.mark.processes
+def test_the_reader_made_from_the_document_finds_the_same(folder: Path):
+    state = folder / "states" / "step_1"
+    _, parts = read_state(state)
+    _, found = independent_reader.read_state(state)
+    for part in ("model", "optimizer"):
+        assert found[part] == as_lists(parts[part])
+
+
+def as_lists(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {key: as_lists(item) for key, item in value.items()}
+    return [as_lists(item) for item in value] if type(value) is list else value
+
+
+Pieces = dict[str, dict[str, torch.Tensor]]
+
+
+def republished(state: Path, target: Path, change: Callable[[Any, Pieces], Any]) -> Path:
+    """A copy of a state with another list of sharded tensors, or other pieces, and a manifest that fits it."""
+    manifest = read_manifest(state)
+    layout = json.loads((state / "shards.json").read_text())
+    pieces = {entry.name: load_file(state / entry.name) for entry in manifest.files if entry.name.startswith("shards_")}
+    change(layout, pieces)
+    changed = {"shards.json": [json.dumps(layout).encode()], **{name: chunks(some) for name, some in pieces.items()}}
+    staged = begin(target)
+    kept = [entry.name for entry in manifest.files if not entry.name.startswith("shards")]
+    entries = [staged.write_file(name, [(state / name).read_bytes()]) for name in kept]
+    entries += [staged.write_file(name, content) for name, content in changed.items()]
+    staged.commit(manifest.facts, entries)
+    return target
+
+
+WEIGHT, FIRST, SECOND = "model/0.weight", "model/0.weight[0:3,0:3]", "model/0.weight[3:5,0:3]"
+FILE = "shards_1.safetensors"
+SIZE = torch.zeros(2, 3, dtype=torch.float64)
+CHANGES: dict[str, Callable[[Any, Pieces], Any]] = {
+    "a piece is missing": lambda layout, pieces: pieces[FILE].pop(SECOND),
+    "a file is missing": lambda layout, pieces: pieces.pop(FILE),
+    "a piece twice": lambda layout, pieces: pieces[FILE].update({FIRST: pieces["shards_0.safetensors"][FIRST]}),
+    "a piece over another": lambda layout, pieces: pieces[FILE].update(
+        {"model/0.weight[2:4,0:3]": pieces[FILE].pop(SECOND)}
+    ),
+    "a piece beside the tensor": lambda layout, pieces: pieces[FILE].update(
+        {"model/0.weight[5:7,0:3]": pieces[FILE].pop(SECOND)}
+    ),
+    "a piece that ends before it starts": lambda layout, pieces: pieces[FILE].update({"model/0.weight[5:3,0:3]": SIZE}),
+    "a piece of another size": lambda layout, pieces: pieces[FILE].update({SECOND: SIZE[:1]}),
+    "a piece of fewer dimensions": lambda layout, pieces: pieces[FILE].update({"model/0.weight[3:5]": SIZE[:, 0]}),
+    "a piece of another kind": lambda layout, pieces: pieces[FILE].update({SECOND: SIZE.float()}),
+    "a piece that says nothing": lambda layout, pieces: pieces[FILE].update({"model/0.weight": SIZE}),
+    "a huge tensor": lambda layout, pieces: layout[WEIGHT].update(shape=[2**40, 2**20]),
+    "an impossible tensor": lambda layout, pieces: layout[WEIGHT].update(shape=[2**70]),
+    "a tensor of too many dimensions": lambda layout, pieces: layout[WEIGHT].update(shape=[5, 3, 1]),
+    "a tensor of negative size": lambda layout, pieces: layout[WEIGHT].update(shape=[-5, -3]),
+    "another kind of number": lambda layout, pieces: layout[WEIGHT].update(dtype="F32"),
+    "no kind of number": lambda layout, pieces: layout[WEIGHT].update(dtype="pickle"),
+    "text for a size": lambda layout, pieces: layout[WEIGHT].update(shape=["5", "3"]),
+    "a tensor that is a number": lambda layout, pieces: layout.update({WEIGHT: 5}),
+    "a missing tensor": lambda layout, pieces: layout.pop(WEIGHT),
+    "a tensor more": lambda layout, pieces: layout.update({"model/new": {"dtype": "F64", "shape": [1]}}),
+}
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_list_of_pieces_that_makes_no_sense_is_refused(folder: Path, tmp_path: Path, change: str):
+    state = republished(folder / "states" / "step_1", tmp_path / "state", CHANGES[change])
+    verify(state)
+    with pytest.raises(InvalidCheckpointError):
+        read_state(state)
+
+
+@pytest.mark.processes
+def test_a_copy_of_a_state_with_its_own_list_is_read(folder: Path, tmp_path: Path):
+    original = folder / "states" / "step_1"
+    _, copy = read_state(republished(original, tmp_path / "state", lambda layout, pieces: None))
+    assert_close(dict(copy["model"]), dict(read_state(original)[1]["model"]))
+
+
+@pytest.mark.processes
+def test_a_damaged_piece_sends_a_run_back_to_the_state_before(folder: Path, tmp_path: Path):
+    for name in ("step_1", "step_2"):
+        shutil.copytree(folder / "states" / name, tmp_path / name)
+    file = tmp_path / "step_2" / "shards_0.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.warns(UserWarning, match="shards_0"):
+        assert find_state(tmp_path) == tmp_path / "step_1"
+
+
+@pytest.mark.processes
+def test_the_tool_shows_the_pieces(folder: Path, capsys: pytest.CaptureFixture[str]):
+    assert show_state(folder / "states" / "step_1", Screen(sys.stdout)) == 0
+    assert re.search(r"pieces in shards_1.safetensors +\d+ ", capsys.readouterr().out)

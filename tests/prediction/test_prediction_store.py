@@ -1,0 +1,663 @@
+"""Collected predictions are complete, in dataset order, each once; in memory and on disk, on any number of ranks."""
+
+import errno
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from textwrap import dedent
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytorch_accelerated.checkpointing import disk
+from pytorch_accelerated.checkpointing.state_folder import write_state
+from pytorch_accelerated.errors import (
+    ArgumentTypeError,
+    CheckpointError,
+    ConfigurationError,
+    DataError,
+    InvalidCheckpointError,
+)
+from pytorch_accelerated.prediction.collecting import PredictionCollector, collect_predictions
+from pytorch_accelerated.prediction.in_memory import InMemoryPredictions
+from pytorch_accelerated.prediction.pieces import Piece, pieces_in_order
+from pytorch_accelerated.prediction.stored import StoredPredictions, StoredPredictionsWriter
+from pytorch_accelerated.processes.ranks import Ranks, create_accelerator
+from tests.support.processes import run_on_ranks, run_script
+
+ROW_BYTES = 4 * 3 + 8 + 2
+
+
+class Detections(NamedTuple):
+    scores: torch.Tensor
+    boxes: torch.Tensor
+
+    @property
+    def best(self) -> float:
+        return float(self.scores.max())
+
+
+def predictions_of(first: int, last: int) -> dict[str, Any]:
+    """What a hook could return for samples `first` to `last`: every row differs from all others in every tensor."""
+    rows = torch.arange(first, last)
+    return {
+        "scores": rows[:, None].float() + torch.tensor([0.0, 0.25, 0.5]),
+        "others": (rows, [torch.stack([rows % 2 == 0, rows % 3 == 0], dim=1)]),
+    }
+
+
+@pytest.fixture
+def ranks() -> Ranks:
+    return Ranks(create_accelerator())
+
+
+Collect = Callable[..., PredictionCollector]
+
+
+@pytest.fixture(params=["in memory", "on disk"])
+def collect(request: pytest.FixtureRequest, ranks: Ranks, tmp_path: Path) -> Collect:
+    """A function that makes one of the two collectors, with the block size it is given."""
+
+    def make(**block_bytes: int) -> PredictionCollector:
+        if request.param == "in memory":
+            return InMemoryPredictions(ranks, **block_bytes)
+        return StoredPredictionsWriter(ranks, tmp_path / "predictions", **block_bytes)
+
+    return make
+
+
+def loaded(result: Any) -> Any:
+    return result.load() if isinstance(result, StoredPredictions) else result
+
+
+def write_predictions(ranks: Ranks, path: Path, *, rows: int = 20, batch_size: int = 4, block_bytes: int = 100) -> Any:
+    writer = StoredPredictionsWriter(ranks, path, block_bytes=block_bytes)
+    for first in range(0, rows, batch_size):
+        writer.add(first, predictions_of(first, min(first + batch_size, rows)))
+    return writer.finish()
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def visible_names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+
+
+@pytest.mark.parametrize("block_bytes", [1, ROW_BYTES * 3, ROW_BYTES * 8, 2**20])
+@pytest.mark.parametrize("batch_size", [1, 4, 7, 40])
+def test_collected_batches_equal_one_batch_of_everything(collect: Collect, batch_size: int, block_bytes: int) -> None:
+    collector = collect(block_bytes=block_bytes)
+    for first in range(0, 21, batch_size):
+        collector.add(first, predictions_of(first, min(first + batch_size, 21)))
+    assert_same(loaded(collector.finish()), predictions_of(0, 21))
+
+
+def test_batches_come_out_in_dataset_order_however_they_were_added(collect: Collect) -> None:
+    collector = collect(block_bytes=ROW_BYTES * 3)
+    for first in (8, 0, 12, 4):
+        collector.add(first, predictions_of(first, first + 4))
+    assert_same(loaded(collector.finish()), predictions_of(0, 16))
+
+
+def test_a_bare_tensor_comes_back_as_one(collect: Collect) -> None:
+    collector = collect()
+    collector.add(0, torch.arange(6.0).reshape(3, 2))
+    assert_same(loaded(collector.finish()), torch.arange(6.0).reshape(3, 2))
+
+
+def test_batches_without_rows_are_no_obstacle(collect: Collect) -> None:
+    collector = collect()
+    for first, last in ((0, 0), (0, 3), (3, 3)):
+        collector.add(first, predictions_of(first, last))
+    assert_same(loaded(collector.finish()), predictions_of(0, 3))
+
+
+def test_an_empty_pass_gives_an_empty_result(collect: Collect) -> None:
+    assert_same(loaded(collect().finish()), torch.empty(0))
+
+
+def test_rows_without_elements_are_still_counted(collect: Collect) -> None:
+    collector = collect(block_bytes=3)
+    collector.add(0, torch.empty(5, 0))
+    collector.add(5, torch.empty(2, 0))
+    assert loaded(collector.finish()).shape == (7, 0)
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float16, torch.bfloat16, torch.float64, torch.bool, torch.uint16, torch.complex64, torch.float8_e5m2],
+)
+def test_every_dtype_survives(collect: Collect, dtype: torch.dtype) -> None:
+    rows = torch.arange(12).reshape(6, 2).to(dtype)
+    collector = collect()
+    collector.add(0, rows[:4])
+    collector.add(4, rows[4:])
+    result = loaded(collector.finish())
+    assert result.dtype == dtype
+    assert_same(result.view(torch.uint8), rows.view(torch.uint8))
+
+
+def test_numpy_arrays_become_tensors(collect: Collect) -> None:
+    backwards = np.arange(6.0).reshape(3, 2)[::-1]
+    read_only = np.arange(3)
+    read_only.flags.writeable = False
+    collector = collect()
+    collector.add(0, (backwards, read_only))
+    expected = (torch.tensor([[4.0, 5.0], [2.0, 3.0], [0.0, 1.0]], dtype=torch.float64), torch.arange(3))
+    assert_same(loaded(collector.finish()), expected)
+
+
+def test_a_hook_may_reuse_its_output_memory(collect: Collect) -> None:
+    output = torch.empty(2)
+    collector = collect()
+    for first in (0, 2, 4):
+        collector.add(first, output.fill_(first))
+    output.fill_(-1)
+    assert_same(loaded(collector.finish()), torch.tensor([0.0, 0, 2, 2, 4, 4]))
+
+
+def test_dicts_may_list_their_keys_in_another_order(collect: Collect) -> None:
+    collector = collect()
+    collector.add(0, {"a": torch.zeros(2), "b": torch.ones(2)})
+    collector.add(2, {"b": torch.ones(2), "a": torch.zeros(2)})
+    assert_same(loaded(collector.finish()), {"a": torch.zeros(4), "b": torch.ones(4)})
+
+
+def test_predictions_made_in_inference_mode_can_be_used_outside(collect: Collect) -> None:
+    collector = collect()
+    with torch.inference_mode():
+        collector.add(0, torch.ones(2, 3))
+        collector.add(2, torch.ones(1, 3))
+        result = loaded(collector.finish())
+    weight = torch.ones(3, requires_grad=True)
+    (result @ weight).sum().backward()
+    assert_same(weight.grad, torch.full((3,), 3.0))
+
+
+def test_predictions_carry_no_graph(collect: Collect) -> None:
+    collector = collect()
+    collector.add(0, torch.ones(2, requires_grad=True) * 2)
+    assert not loaded(collector.finish()).requires_grad
+
+
+def test_the_result_owns_no_more_memory_than_it_shows(collect: Collect) -> None:
+    collector = collect()
+    collector.add(0, torch.zeros(3))
+    assert loaded(collector.finish()).untyped_storage().nbytes() == 12
+
+
+def test_in_memory_a_named_tuple_keeps_its_class(ranks: Ranks) -> None:
+    collector = collect_predictions(ranks)
+    collector.add(0, [Detections(torch.tensor([1.0, 3.0]), torch.zeros(2, 4))])
+    (result,) = collector.finish()
+    assert type(result) is Detections
+    assert result.best == 3.0
+
+
+def test_from_disk_a_named_tuple_keeps_its_fields(ranks: Ranks, tmp_path: Path) -> None:
+    collector = collect_predictions(ranks, tmp_path / "predictions")
+    collector.add(0, [Detections(torch.tensor([1.0, 3.0]), torch.zeros(2, 4))])
+    (result,) = collector.finish().load()
+    assert result._fields == Detections._fields
+    assert_same(tuple(result), (torch.tensor([1.0, 3.0]), torch.zeros(2, 4)))
+
+
+def test_other_mappings_and_tuples_become_plain_ones(collect: Collect) -> None:
+    collector = collect()
+    collector.add(0, {"top": torch.topk(torch.tensor([[1.0, 5.0, 2.0]]), k=2)})
+    values, indices = loaded(collector.finish())["top"]
+    assert_same((values, indices), (torch.tensor([[5.0, 2.0]]), torch.tensor([[1, 2]])))
+
+
+@pytest.mark.parametrize(
+    ("leaf", "named"),
+    [
+        (0.5, r"float \(0\.5\)"),
+        ("cat", r"str \('cat'\)"),
+        (None, "None"),
+        (np.array(["cat", "dog"]), "array of <U3"),
+        (torch.eye(2).to_sparse(), "sparse"),
+    ],
+)
+def test_what_is_no_tensor_is_refused_by_its_path(collect: Collect, leaf: Any, named: str) -> None:
+    collector = collect()
+    with pytest.raises(ArgumentTypeError, match=rf"row 8 .*predictions\['a'\]\[1\] is .*{named}"):
+        collector.add(8, {"a": (torch.zeros(2), leaf)})
+    collector.abort()
+
+
+@pytest.mark.parametrize(
+    ("predictions", "named"),
+    [
+        ({"a": torch.zeros(2), "loss": torch.tensor(1.0)}, r"predictions\['loss'\] is a single number"),
+        ({"a": torch.zeros(2), "b": torch.zeros(3, 2)}, r"predictions\['a'\] has 2, predictions\['b'\] has 3"),
+        (torch.tensor(1.0), "predictions is a single number"),
+        ({"a": []}, "there is no tensor"),
+    ],
+)
+def test_tensors_without_a_row_per_sample_are_refused(collect: Collect, predictions: Any, named: str) -> None:
+    collector = collect()
+    with pytest.raises(DataError, match=rf"row 8 .*{named}"):
+        collector.add(8, predictions)
+    collector.abort()
+
+
+@pytest.mark.parametrize(
+    ("second", "named"),
+    [
+        (
+            {"a": torch.zeros(2, 7)},
+            r"float32 with rows of shape \(7,\) instead of torch.float32 with rows of shape \(5,\)",
+        ),
+        ({"a": torch.zeros(2, 5).half()}, r"torch.float16 with rows"),
+        (
+            {"b": torch.zeros(2, 5)},
+            r"predictions\['a'\] is missing instead .* predictions\['b'\] is .* instead of missing",
+        ),
+        (torch.zeros(2, 5), r"predictions\['a'\] is missing"),
+    ],
+)
+def test_rows_that_do_not_fit_below_the_first_ones_are_refused(collect: Collect, second: Any, named: str) -> None:
+    collector = collect()
+    collector.add(0, {"a": torch.zeros(2, 5)})
+    with pytest.raises(DataError, match=rf"row 2 cannot be put below .*{named}"):
+        collector.add(2, second)
+    collector.abort()
+
+
+def test_a_dtype_that_files_cannot_hold_is_refused_at_the_first_batch(ranks: Ranks, tmp_path: Path) -> None:
+    collector = collect_predictions(ranks, tmp_path / "predictions")
+    with pytest.raises(ArgumentTypeError, match=r"predictions\['a'\] is torch.complex128.*without `output_path`"):
+        collector.add(0, {"a": torch.zeros(2, dtype=torch.complex128)})
+    collector.abort()
+    in_memory = collect_predictions(ranks)
+    in_memory.add(0, torch.ones(2, dtype=torch.complex128))
+    assert_same(in_memory.finish(), torch.ones(2, dtype=torch.complex128))
+
+
+def test_what_is_at_the_output_path_is_refused_and_left_alone(ranks: Ranks, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "file").write_text("mine")
+    write_predictions(ranks, tmp_path / "predictions")
+    before = sorted(tmp_path.rglob("*"))
+    for name in ("file", "folder", "predictions"):
+        with pytest.raises(ConfigurationError, match=rf"{name} is there already.*Choose a new `output_path`"):
+            collect_predictions(ranks, tmp_path / name)
+    assert sorted(tmp_path.rglob("*")) == before
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_what_came_to_the_output_path_in_the_meantime_is_left_alone(ranks: Ranks, tmp_path: Path) -> None:
+    writer = StoredPredictionsWriter(ranks, tmp_path / "predictions")
+    writer.add(0, torch.zeros(2))
+    (tmp_path / "predictions").mkdir()
+    (tmp_path / "predictions" / "file").write_text("mine")
+    with pytest.raises(ConfigurationError, match="is there already"):
+        writer.finish()
+    assert [path.name for path in tmp_path.rglob("*")] == ["predictions", "file"]
+
+
+def test_an_output_path_that_is_no_path_is_refused(ranks: Ranks) -> None:
+    with pytest.raises(ArgumentTypeError, match=r"`output_path` is a int \(3\)"):
+        collect_predictions(ranks, 3)  # type: ignore[arg-type]
+
+
+def test_an_empty_folder_is_filled_and_missing_parents_are_made(ranks: Ranks, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for path in (tmp_path / "empty", tmp_path / "some" / "where"):
+        assert_same(write_predictions(ranks, path).load(), predictions_of(0, 20))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "some"]
+
+
+def test_stored_predictions_can_be_opened_later(ranks: Ranks, tmp_path: Path) -> None:
+    written = write_predictions(ranks, tmp_path / "predictions")
+    moved = (tmp_path / "predictions").rename(tmp_path / "moved")
+    opened = StoredPredictions(str(moved))
+    assert written.path == tmp_path / "predictions"
+    assert opened.path == moved
+    assert len(opened) == len(written) == 20
+    assert_same(opened.load(), predictions_of(0, 20))
+
+
+@pytest.mark.parametrize("rows_per_block", [1, 3, 7, 20, 100])
+def test_blocks_are_bounded_and_put_together_are_the_whole(ranks: Ranks, tmp_path: Path, rows_per_block: int) -> None:
+    stored = write_predictions(ranks, tmp_path / "predictions")
+    first = 0
+    for block in stored.blocks(block_bytes=ROW_BYTES * rows_per_block):
+        last = first + len(block["scores"])
+        assert last == min(first + rows_per_block, 20)
+        assert_same(block, predictions_of(first, last))
+        first = last
+    assert first == 20
+
+
+def test_blocks_of_an_empty_result_are_none_at_all(ranks: Ranks, tmp_path: Path) -> None:
+    stored = StoredPredictionsWriter(ranks, tmp_path / "predictions").finish()
+    assert len(stored) == 0
+    assert list(stored.blocks()) == []
+
+
+def test_rows_go_to_disk_while_they_come_in_files_of_bounded_size(ranks: Ranks, tmp_path: Path) -> None:
+    block_bytes = ROW_BYTES * 10
+    writer = StoredPredictionsWriter(ranks, tmp_path / "predictions", block_bytes=block_bytes)
+    (staging,) = tmp_path.iterdir()
+    for first in range(0, 250, 25):
+        writer.add(first, predictions_of(first, first + 25))
+        assert len(list(staging.iterdir())) == (first + 25) // 10  # only rows that do not fill a file are kept back
+    stored = writer.finish()
+    sizes = [len(safetensors.torch.load_file(file)["predictions['scores']"]) for file in stored.path.glob("rank*")]
+    assert sizes == [10] * 25
+
+
+def test_files_are_plain_safetensors_and_json(ranks: Ranks, tmp_path: Path) -> None:
+    stored = write_predictions(ranks, tmp_path / "predictions", rows=4, block_bytes=2**20)
+    assert visible_names(stored.path) == ["manifest.json", "order.safetensors", "rank00000-00000.safetensors"]
+    expected = predictions_of(0, 4)
+    assert_same(
+        safetensors.torch.load_file(stored.path / "rank00000-00000.safetensors"),
+        {
+            "predictions['scores']": expected["scores"],
+            "predictions['others'][0]": expected["others"][0],
+            "predictions['others'][1][0]": expected["others"][1][0],
+        },
+    )
+    order = safetensors.torch.load_file(stored.path / "order.safetensors")
+    assert_same(order, {"pieces": torch.tensor([[0, 0, 0, 4]])})
+
+
+def test_an_aborted_pass_leaves_nothing(ranks: Ranks, tmp_path: Path) -> None:
+    writer = StoredPredictionsWriter(ranks, tmp_path / "predictions", block_bytes=1)
+    writer.add(0, predictions_of(0, 5))
+    assert list(tmp_path.rglob("*.safetensors"))
+    writer.abort()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("operation", ["write", "flush", "move"])
+def test_a_failing_disk_is_reported_and_leaves_nothing(
+    ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operation: str
+) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    writer = StoredPredictionsWriter(ranks, tmp_path / "predictions")
+    writer.add(0, predictions_of(0, 5))
+    monkeypatch.setattr(disk, operation, fail)
+    with pytest.raises(CheckpointError, match="No space left on device"):
+        writer.finish()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_killed_pass_leaves_nothing_visible_and_the_next_one_cleans_up(ranks: Ranks, tmp_path: Path) -> None:
+    script = """
+        import os, sys, torch
+        from pathlib import Path
+        from pytorch_accelerated.processes.ranks import Ranks, create_accelerator
+        from pytorch_accelerated.prediction.stored import StoredPredictionsWriter
+
+        writer = StoredPredictionsWriter(Ranks(create_accelerator()), sys.argv[1], block_bytes=1)
+        writer.add(0, torch.zeros(5))
+        print(len(list(Path(sys.argv[1]).parent.rglob("*.safetensors"))), flush=True)
+        os._exit(0)
+    """
+    path = tmp_path / "predictions"
+    assert run_script(dedent(script), path).stdout == "5\n"
+    assert visible_names(tmp_path) == []
+    assert list(tmp_path.iterdir())
+    assert_same(write_predictions(ranks, path).load(), predictions_of(0, 20))
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("name", ["order.safetensors", "rank00000-00001.safetensors"])
+def test_a_changed_byte_is_noticed_before_a_row_is_used(ranks: Ranks, tmp_path: Path, name: str) -> None:
+    stored = write_predictions(ranks, tmp_path / "predictions")
+    data = bytearray((stored.path / name).read_bytes())
+    data[-1] ^= 1
+    (stored.path / name).write_bytes(data)
+    with pytest.raises(InvalidCheckpointError, match=rf"{name} was changed"):
+        StoredPredictions(stored.path).load()
+
+
+def test_a_missing_file_is_noticed_when_opening(ranks: Ranks, tmp_path: Path) -> None:
+    stored = write_predictions(ranks, tmp_path / "predictions")
+    (stored.path / "rank00000-00001.safetensors").unlink()
+    with pytest.raises(InvalidCheckpointError, match=r"rank00000-00001.safetensors is missing"):
+        StoredPredictions(stored.path)
+
+
+def test_other_folders_are_not_opened(tmp_path: Path) -> None:
+    write_state(tmp_path / "state", {}, {"model": {"weight": torch.zeros(2)}})
+    with pytest.raises(InvalidCheckpointError, match="holds something else than predictions"):
+        StoredPredictions(tmp_path / "state")
+    for folder in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(InvalidCheckpointError, match=r"no complete predictions.*`output_path`"):
+            StoredPredictions(folder)
+
+
+def test_predictions_of_a_later_format_are_not_guessed_at(tmp_path: Path) -> None:
+    write_state(tmp_path / "predictions", {"predictions_format": 2}, {})
+    with pytest.raises(InvalidCheckpointError, match=r"of format 2; this version .* reads predictions of format 1"):
+        StoredPredictions(tmp_path / "predictions")
+
+
+@given(deal=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), max_size=20), rows_per_block=st.integers(1, 12))
+def test_pieces_put_below_each_other_are_the_batches_in_order(deal: list[tuple[int, int]], rows_per_block: int) -> None:
+    batches: list[list[tuple[int, int]]] = [[] for _ in range(4)]
+    rows_of_ranks: list[list[int]] = [[] for _ in range(4)]
+    total = 0
+    for rank, rows in deal:
+        batches[rank].append((total, rows))
+        rows_of_ranks[rank] += range(total, total + rows)
+        total += rows
+    pieces = pieces_in_order(batches, rows_per_block)
+    found: list[int] = []
+    for rank, block, first, rows in pieces:
+        in_block = rows_of_ranks[rank][block * rows_per_block : (block + 1) * rows_per_block]
+        found += in_block[first : first + rows]
+    assert found == list(range(total))
+    assert all(piece.rows > 0 for piece in pieces)
+
+
+def test_pieces_of_neighbouring_batches_are_joined() -> None:
+    batches = [[(first, 2) for first in range(0, 100, 2)]]
+    assert pieces_in_order(batches, 60) == [Piece(0, 0, 0, 60), Piece(0, 1, 0, 40)]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="peak memory is asked of /proc")
+@pytest.mark.parametrize(("kind", "least", "most"), [("in memory", 1, 1.5), ("on disk", 0, 0.5)])
+def test_memory_holds_the_rows_once_or_hardly_any(tmp_path: Path, kind: str, least: float, most: float) -> None:
+    script = """
+        import sys, torch
+        from pathlib import Path
+        from pytorch_accelerated.processes.ranks import Ranks, create_accelerator
+        from pytorch_accelerated.prediction.in_memory import InMemoryPredictions
+        from pytorch_accelerated.prediction.stored import StoredPredictionsWriter
+
+        ranks = Ranks(create_accelerator())
+        in_memory = sys.argv[1] == "in memory"
+        collector = (
+            InMemoryPredictions(ranks) if in_memory else StoredPredictionsWriter(ranks, sys.argv[2], block_bytes=2**22)
+        )
+        rows = torch.rand(256, 1024)
+
+        def peak_kib():
+            lines = Path("/proc/self/status").read_text().splitlines()
+            return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+
+        Path("/proc/self/clear_refs").write_text("5")  # the peak from now on
+        before = peak_kib()
+        for batch in range(256):  # 1 MiB each
+            collector.add(256 * batch, rows)
+        result = collector.finish()
+        assert sum(map(len, [result] if in_memory else result.blocks(block_bytes=2**22))) == 256 * 256
+        print((peak_kib() - before) / 1024 / 256)
+    """
+    share = float(run_script(dedent(script), kind, tmp_path / "predictions").stdout)
+    assert least < share < most
+
+
+@pytest.mark.gpu
+def test_rows_from_the_device_arrive_without_waiting_for_it(tmp_path: Path) -> None:
+    ranks = Ranks(create_accelerator())
+    weight = torch.rand(64, 64, device="cuda")
+    for collector in (InMemoryPredictions(ranks), StoredPredictionsWriter(ranks, tmp_path / "predictions")):
+        expected = []
+        for batch in range(20):
+            output = torch.full((32, 64), float(batch), device="cuda") @ weight
+            on_host = torch.full((32,), batch)
+            expected.append(output.cpu())
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                collector.add(32 * batch, (output, on_host))
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+            output.zero_()  # queued behind the copy
+            on_host.zero_()
+        rows, batches = loaded(collector.finish())
+        assert_same(rows, torch.cat(expected))
+        assert_same(batches, torch.arange(20).repeat_interleave(32))
+
+
+ON_RANKS = """
+import itertools, os, sys
+from collections import namedtuple
+from pathlib import Path
+
+import torch
+
+from pytorch_accelerated.data.sampling import evaluation_rounds
+from pytorch_accelerated.processes.ranks import Ranks, create_accelerator
+from pytorch_accelerated.errors import CheckpointError, ConfigurationError, DataError
+from pytorch_accelerated.checkpointing import disk
+from pytorch_accelerated.prediction.in_memory import InMemoryPredictions
+from pytorch_accelerated.prediction.stored import StoredPredictions, StoredPredictionsWriter
+from tests.prediction.test_prediction_store import ROW_BYTES, assert_same, predictions_of
+
+WORLD = int(sys.argv[1])
+folder = Path(sys.argv[2])
+ranks = Ranks(create_accelerator())
+assert ranks.count == WORLD
+numbers = itertools.count()
+Local = namedtuple("Local", ["rows"])
+
+
+def collectors(block_bytes):
+    yield InMemoryPredictions(ranks, block_bytes=block_bytes)
+    yield StoredPredictionsWriter(ranks, folder / f"predictions {next(numbers)}", block_bytes=block_bytes)
+
+
+def collected(collector, cells, hook=predictions_of):
+    for start, stop in cells:
+        collector.add(start, hook(start, stop))
+    result = collector.finish()
+    return result.load() if isinstance(result, StoredPredictions) else result
+
+
+def raises(kind, words, function):
+    try:
+        function()
+    except kind as error:
+        assert words in str(error), error
+    else:
+        raise AssertionError(f"no {kind.__name__}")
+
+
+# Every size, cut as the loader cuts it.
+for batch_size in (1, 2, 3):
+    for size in range(4 * WORLD + 4):
+        windows = evaluation_rounds(size, batch_size=batch_size, ranks=WORLD)
+        cells = [(cell.start, cell.stop) for window in windows for cell in window.cells_of(ranks.index) if cell.size]
+        for collector in collectors(ROW_BYTES * 2 * WORLD):
+            assert_same(collected(collector, cells), predictions_of(0, size) if size else torch.empty(0))
+
+# Shares as uneven as can be: everything on one rank, or the last rank has the first rows.
+for owner in range(WORLD):
+    for collector in collectors(ROW_BYTES * WORLD):
+        assert_same(collected(collector, [(0, 4), (4, 11)] if ranks.index == owner else []), predictions_of(0, 11))
+backwards = [(10 * (WORLD - 1 - ranks.index) + first, 10 * (WORLD - 1 - ranks.index) + first + 5) for first in (0, 5)]
+for collector in collectors(2**20):
+    assert_same(collected(collector, backwards), predictions_of(0, 10 * WORLD))
+
+# Dtypes that the ranks' backend may not know, rows without elements, and a class that only ranks with rows know.
+for dtype in (torch.bool, torch.bfloat16, torch.uint16, torch.float8_e4m3fn):
+    for collector in collectors(7):
+        cells = [(3 * ranks.index, 3 * ranks.index + 3)]
+        found = collected(collector, cells, lambda *rows: torch.arange(*rows).to(dtype))
+        assert found.dtype == dtype
+        assert_same(found.view(torch.uint8), torch.arange(3 * WORLD).to(dtype).view(torch.uint8))
+for collector in collectors(7):
+    assert collected(collector, [(ranks.index, ranks.index + 1)], lambda *_: torch.empty(1, 0)).shape == (WORLD, 0)
+for collector in collectors(2**20):
+    found = collected(collector, [(0, 2)] if ranks.is_first else [], lambda *rows: Local(torch.arange(*rows)))
+    assert_same(found.rows, torch.arange(2))
+
+# Failures of one rank are errors of all.
+for collector in collectors(2**20):
+    words = "predictions of rank 1 cannot be put below those of rank 0"
+    cells, width = [(ranks.index, ranks.index + 1)], min(3 + ranks.index, 4)
+    raises(DataError, words, lambda: collected(collector, cells, lambda *_: torch.zeros(1, width)))
+
+occupied = folder / "predictions 1"
+raises(ConfigurationError, "is there already", lambda: StoredPredictionsWriter(ranks, occupied))
+
+
+def fail(*_):
+    raise OSError(28, "No space left on device")
+
+
+write = disk.write
+for broken in range(WORLD):
+    path = folder / f"broken {broken}"
+    writer = StoredPredictionsWriter(ranks, path)
+    if ranks.index == broken:
+        disk.write = fail
+    raises(CheckpointError, "No space left on device", lambda: collected(writer, [(ranks.index, ranks.index + 1)]))
+    disk.write = write
+    assert not path.exists()
+
+ranks.wait()
+assert not [path.name for path in folder.iterdir() if path.name.startswith(".")]
+print(f"rank {ranks.index} is done", flush=True)
+os._exit(0)  # torch's gloo threads now and then abort a process that ends by itself
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_all_ranks_get_all_rows_in_order_or_the_same_error(tmp_path: Path, world_size: int) -> None:
+    output = run_on_ranks(ON_RANKS, world_size, world_size, tmp_path)
+    assert sorted(output.stdout.splitlines()) == [f"rank {rank} is done" for rank in range(world_size)]
+
+
+@pytest.mark.processes
+def test_what_several_ranks_wrote_is_the_same_for_a_single_reader(tmp_path: Path) -> None:
+    script = """
+        import os, sys
+        from pytorch_accelerated.processes.ranks import Ranks, create_accelerator
+        from pytorch_accelerated.prediction.stored import StoredPredictionsWriter
+        from tests.prediction.test_prediction_store import ROW_BYTES, predictions_of
+
+        ranks = Ranks(create_accelerator())
+        assert ranks.count == 2
+        writer = StoredPredictionsWriter(ranks, sys.argv[1], block_bytes=5 * ROW_BYTES)
+        for first in range(3 * ranks.index, 42, 6):
+            writer.add(first, predictions_of(first, first + 3))
+        writer.finish()
+        ranks.wait()
+        os._exit(0)  # torch's gloo threads now and then abort a process that ends by itself
+    """
+    run_on_ranks(dedent(script), 2, tmp_path / "predictions")
+    stored = StoredPredictions(tmp_path / "predictions")
+    assert_same(stored.load(), predictions_of(0, 42))
+    blocks = list(stored.blocks(block_bytes=ROW_BYTES * 10))
+    assert [len(block["scores"]) for block in blocks] == [10, 10, 10, 10, 2]
+    assert_same(torch.cat([block["scores"] for block in blocks]), predictions_of(0, 42)["scores"])

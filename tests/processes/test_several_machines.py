@@ -1,0 +1,169 @@
+"""What several machines need: one disk, a limit of waiting, and words when one of them is lost."""
+
+import json
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pytorch_accelerated import Trainer
+from pytorch_accelerated.checkpointing.verify import find_state, read_manifest
+from pytorch_accelerated.errors import ConfigurationError
+from tests.support.ending import kill_with_children
+from tests.support.hosts import two_hosts
+from tests.support.processes import REPOSITORY, TIME_LIMIT_SECONDS, run_on_ranks, start_on_ranks
+
+RANKS = Path(__file__).parents[1] / "ranks"
+# What torchrun needs besides: to hand on Slurm's warning, and to restart what has died on CPUs.
+WITH_WARNING = "--signals-to-handle SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
+WITH_RESTARTS = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
+
+
+@pytest.mark.processes
+def test_machines_without_a_shared_disk_are_told_at_the_first_save_and_at_a_resume(tmp_path: Path) -> None:
+    for told in run_on_ranks(RANKS / "shared_disk.py", 2, tmp_path).stdout_of_ranks:
+        said = json.loads(told.splitlines()[-1])
+        saved = said["saved to disks of their own"]
+        assert saved.startswith("CheckpointError: The machines of this run see different training states")
+        assert "machine 0" in saved
+        assert "newest is epoch_1, with serial number 1; machine 1" in saved
+        assert "no state" in saved
+        assert "shared disk" in saved
+        assert said["in the background"].startswith("CheckpointError: The machines of this run see different")
+        for resumed in ("resumed from disks of their own", "resumed where the other machine is the first"):
+            assert "shared disk" in said[resumed]
+        assert "but not rank 1" in said["resumed on one rank"]
+        assert said["afresh"] == "1 updates"
+        assert said["resumed from a shared disk"] == "3 updates"
+
+
+@pytest.mark.processes
+def test_a_lost_rank_is_an_error_that_names_update_and_newest_state(tmp_path: Path) -> None:
+    told = run_on_ranks(RANKS / "lost_peer.py", 2, "ends", tmp_path, 300).stdout_of_ranks[0]
+    assert "callbacks hear of a LostPeerError" in told
+    assert "Rank 0 of 2 lost another rank after update 3 (" in told
+    assert f"The newest complete state is {tmp_path / 'states' / 'step_2'}, from which the run resumes" in told
+    assert "caused by RuntimeError" in told
+
+
+@pytest.mark.processes
+def test_the_hugging_face_trainer_tells_of_a_lost_rank_too(tmp_path: Path) -> None:
+    told = run_on_ranks(RANKS / "huggingface_lost_peer.py", 2, tmp_path).stdout_of_ranks[0]
+    assert "Rank 0 of 2 lost another rank after update 3 (" in told
+    assert f"The newest complete state is {tmp_path / 'checkpoint-2'}, from which the run resumes" in told
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+def test_a_rank_that_hangs_is_waited_for_as_long_as_the_timeout_says(tmp_path: Path) -> None:
+    # Far below torch's half an hour, far above what a busy machine needs to begin.
+    told = run_on_ranks(RANKS / "lost_peer.py", 2, "hangs", tmp_path, 20).stdout_of_ranks[0]
+    assert "Rank 0 of 2 lost another rank after update 3 (" in told
+    assert "20000ms" in told
+    assert "step_2" in told
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+def test_two_hosts_train_together_until_their_cable_is_cut(tmp_path: Path) -> None:
+    logs = [tmp_path / f"{rank}.log" for rank in range(2)]
+    with two_hosts() as hosts:
+        slurm = {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "2", "SLURM_NNODES": "2", "MASTER_ADDR": hosts[0].address}
+        slurm |= {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0"}
+        running = [
+            host.start(RANKS / "two_hosts.py", tmp_path, 20, env={**slurm, "SLURM_PROCID": str(rank)}, log=logs[rank])
+            for rank, host in enumerate(hosts)
+        ]
+        try:
+            wait_for(lambda: len(list(tmp_path.glob("at work *"))) == 2, running)
+            hosts[1].cut_cable()
+            codes = [process.wait(timeout=TIME_LIMIT_SECONDS) for process in running]
+        finally:
+            for process in running:
+                kill_with_children(process.pid)
+                process.wait()
+    first, second = told = [log.read_text() for log in logs]
+    assert codes == [0, 0], told
+    trained = [re.findall("^trained .*", text, re.MULTILINE) for text in told]
+    assert trained[0] == trained[1] != []
+    assert "trained 12 " in trained[0][0]
+    assert "Rank 0 of 2 lost another rank after update" in first
+    assert "Rank 1 of 2 lost another rank after update" in second
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+def test_a_run_that_torchrun_restarts_after_a_kill_ends_with_the_same_bits(tmp_path: Path) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    whole.mkdir()
+    killed.mkdir()
+    run_on_ranks(RANKS / "restarting.py", 2, whole)
+    (killed / "kill").touch()
+    launcher = start_on_ranks(
+        RANKS / "restarting.py",
+        2,
+        killed,
+        options=["--max-restarts", "2"],
+        env=dict([WITH_RESTARTS.split("=")]),
+        log=tmp_path / "log",
+    )
+    log = text_at_end(launcher, tmp_path / "log")
+    assert launcher.returncode == 0, log
+    assert not (killed / "kill").exists(), log
+    assert "The newest complete state is" in log
+    assert (killed / "digest").read_text() == (whole / "digest").read_text()
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+def test_torchrun_hands_the_warning_of_slurm_to_its_ranks_if_told_to(tmp_path: Path) -> None:
+    options = WITH_WARNING.split()
+    launcher = start_on_ranks(RANKS / "endless.py", 2, tmp_path, options=options, log=tmp_path / "log")
+    try:
+        wait_for(lambda: len(list(tmp_path.glob("ready *"))) == 2, [launcher])
+        launcher.send_signal(signal.SIGUSR1)
+    finally:
+        log = text_at_end(launcher, tmp_path / "log")
+    state = find_state(tmp_path)
+    assert state is not None, log
+    assert state.name == "final"
+    updates = read_manifest(state).facts["updates"]
+    assert {path.name for path in tmp_path.glob("left *")} == {f"left {rank} {updates} 138" for rank in (0, 1)}, log
+
+
+@pytest.mark.parametrize("page", ["README.md", "README.zh-CN.md", "docs/several_machines.md"])
+def test_the_pages_tell_what_torchrun_needs(page: str) -> None:
+    text = (REPOSITORY / page).read_text(encoding="utf-8")
+    assert WITH_WARNING in text
+    assert WITH_RESTARTS in text
+
+
+def wait_for(condition: Callable[[], bool], running: "list[subprocess.Popen[bytes]]") -> None:
+    """Return when `condition` holds, or when it can't any more because a process has ended."""
+    deadline = time.monotonic() + TIME_LIMIT_SECONDS
+    while not condition() and all(process.poll() is None for process in running) and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def text_at_end(launcher: "subprocess.Popen[bytes]", log: Path) -> str:
+    """What a launcher and its ranks have printed when they have ended, by themselves or not."""
+    try:
+        launcher.wait(timeout=TIME_LIMIT_SECONDS)
+    finally:
+        if launcher.poll() is None:
+            kill_with_children(launcher.pid)
+            launcher.wait()
+    return log.read_text()
+
+
+@pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf"), "10", True])
+def test_a_limit_of_waiting_is_a_positive_number_of_seconds(timeout: Any) -> None:
+    with pytest.raises(ConfigurationError, match="`timeout` is"):
+        Trainer(model := nn.Linear(1, 1), nn.MSELoss(), torch.optim.SGD(model.parameters()), timeout=timeout)

@@ -1,0 +1,441 @@
+"""An update that is not finite leaves no trace: the run is the one that never saw it."""
+
+import math
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pytorch_accelerated import Trainer
+from pytorch_accelerated.callbacks import (
+    DEFAULT_CALLBACKS,
+    ModelEmaCallback,
+    SaveTrainingStateCallback,
+    TerminateOnNaNCallback,
+    TrainerCallback,
+)
+from pytorch_accelerated.checkpointing.verify import list_states
+from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, NonFiniteLossError, StopTrainingError
+from tests.support.faults import (
+    BATCH_SIZE,
+    DATA,
+    DECAY,
+    EPOCHS,
+    PLACES,
+    SEED,
+    FaultyTrainer,
+    momentum,
+    noisy_model,
+    schedule,
+    train_without,
+)
+from tests.support.processes import run_on_ranks
+from tests.support.reference import regression_data, sgd, tiny_model
+from tests.support.resuming import assert_same
+from tests.training.test_host_reads import BETWEEN_READINGS, counts_of_ours, counts_of_raw_loop, reads_within
+
+RANKS = Path(__file__).parents[1] / "ranks"
+NOT_APPLIED = "cannot be applied"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def make(
+    *callbacks: Any, faults: Any = (), place: str = PLACES[0], dropout: float = 0.0, base: Any = FaultyTrainer
+) -> Any:
+    model = noisy_model(dropout=dropout)
+    average = ModelEmaCallback(decay=DECAY, evaluate_during_training=False)
+    callbacks = (TerminateOnNaNCallback, average, *callbacks)
+    trainer = base(model, nn.MSELoss(), momentum(model), callbacks=callbacks, seed=SEED)
+    trainer.faults, trainer.place, trainer.average = faults, place, average
+    return trainer
+
+
+def train(trainer: Any, policy: str | None, *, accumulation: int = 1, **arguments: Any) -> Any:
+    return trainer.train(
+        DATA,
+        EPOCHS,
+        per_device_batch_size=BATCH_SIZE,
+        gradient_accumulation_steps=accumulation,
+        create_scheduler_fn=schedule,
+        nonfinite_policy=policy,
+        **arguments,
+    )
+
+
+def assert_is(trainer: Any, expected: dict[str, Any]) -> None:
+    """Weights, buffers, optimizer, scheduler and average, to the bit."""
+    assert_same(dict(trainer.model.state_dict()), dict(expected["model"]), "model")
+    assert_same(trainer.optimizer.state_dict(), expected["optimizer"], "optimizer")
+    assert_same(trainer.scheduler.state_dict(), expected["scheduler"], "scheduler")
+    assert_same(dict(trainer.average.ema_model.module.state_dict()), dict(expected["average"]), "average")
+
+
+class Losses(TrainerCallback):
+    """The losses of batches as callbacks see them, and the moments of updates."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def on_optimizer_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        self.events.append("start")
+
+    def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        assert all(parameter.grad is None for parameter in trainer.model.parameters())
+        self.events.append("end")
+
+
+# Skipping
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+@pytest.mark.parametrize("place", PLACES)
+def test_a_skipped_update_leaves_everything_as_it_was(place: str, accumulation: int):
+    trainer = make(events := Losses(), faults=[7], place=place)  # with accumulation the middle one of its update
+    bad_update = 7 // accumulation
+    with pytest.warns(UserWarning, match=NOT_APPLIED) as caught:
+        history = train(trainer, "skip", accumulation=accumulation)
+    (warning,) = caught
+    batches = "batch 7" if accumulation == 1 else "batches 6 to 8"
+    message = str(warning.message)
+    assert f"In epoch 1, update {bad_update + 1} of the run ({batches} of the epoch" in message
+    assert ("the loss of batch 7 is" in message) == (place != "one gradient")
+    assert ("the gradient of '4.weight'." in message) == (place == "one gradient")
+    assert warning.filename == __file__
+    assert_is(trainer, train_without([bad_update], accumulation=accumulation, dropout=0.0))
+    assert trainer.run_state.skipped_updates == 1
+    assert trainer.run_state.updates == 24 // accumulation
+    assert history.get_metric_values("skipped_updates") == [1, 1]
+    assert events.events == ["start", "end"] * trainer.run_state.updates
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_the_mean_loss_is_that_of_the_batches_whose_loss_is_finite(place: str):
+    trainer = make(faults=[7], place=place)
+    losses: list[float] = []
+
+    class Record(TrainerCallback):
+        def on_train_step_end(self, trainer: Trainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
+            losses.append(batch_output["loss"].item())
+
+    trainer.callback_handler.add_callback(Record())
+    with pytest.warns(UserWarning, match=NOT_APPLIED):
+        history = train(trainer, "skip")
+    finite = [loss for loss in losses[:12] if math.isfinite(loss)]
+    assert len(finite) == (12 if place == "one gradient" else 11)
+    recorded = history.get_metric_values("train_loss_epoch")
+    assert recorded == pytest.approx([sum(finite) / len(finite), sum(losses[12:]) / 12], rel=1e-14)
+
+
+def test_without_a_bad_update_the_policy_changes_nothing():
+    plain, guarded = make(dropout=0.3), make(dropout=0.3)
+    expected, found = train(plain, None), train(guarded, "skip", max_skipped_updates=1)
+    assert_is(guarded, train_without([], accumulation=1, dropout=0.3))
+    assert found.state_dict() == expected.state_dict()
+    assert "skipped_updates" not in found.get_metric_names()
+
+
+@pytest.mark.filterwarnings("ignore:The average of the weights was not saved")
+def test_without_a_policy_a_bad_update_ends_the_run_as_always():
+    with pytest.raises(NonFiniteLossError, match="the loss of batch 7"):
+        train(make(faults=[7]), None)
+
+
+@pytest.mark.filterwarnings("ignore:The average of the weights was not saved")
+def test_a_run_after_a_guarded_one_is_not_guarded():
+    trainer = make(faults=[7])
+    with pytest.warns(UserWarning, match=NOT_APPLIED):
+        train(trainer, "skip")
+    with pytest.raises(NonFiniteLossError):
+        train(trainer, None)
+
+
+def test_clipping_sees_finite_gradients_only():
+    trainer = make(faults=[7], place="one gradient")
+    with pytest.warns(UserWarning, match=NOT_APPLIED):
+        history = train(trainer, "skip", gradient_clip_norm=0.5)
+    assert all(map(math.isfinite, history.get_metric_values("gradient_norm")))
+
+
+class CountedLate(FaultyTrainer):
+    def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
+        output = super().calculate_train_batch_loss(batch)
+        return {**output, "num_items_in_batch": torch.tensor(float(len(batch[0])))}
+
+
+def test_items_that_are_counted_late_are_forgotten_with_their_update():
+    trainer, expected = make(faults=[7], base=CountedLate), train_without([2], accumulation=3, dropout=0.0)
+    with pytest.warns(UserWarning, match=NOT_APPLIED):
+        train(trainer, "skip", accumulation=3)
+    for name, tensor in expected["model"].items():
+        torch.testing.assert_close(trainer.model.state_dict()[name], tensor, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("policy", ["skip", "rollback"])
+def test_too_many_in_a_row_end_the_run_with_the_last_good_weights(policy: str, folder: Path):
+    trainer = make(SaveTrainingStateCallback("states", save_every_n_steps=2), faults=range(5, 24))
+    with (
+        pytest.warns(UserWarning, match=NOT_APPLIED) as caught,
+        pytest.raises(
+            NonFiniteLossError, match=r"the updates 6 to 8 could.*max_skipped_updates` \(2\).*after update 5\."
+        ),
+    ):
+        train(trainer, policy, max_skipped_updates=2)
+    assert len(caught) == 2
+    assert_is_model_after(trainer, 5)
+    assert all(parameter.grad is None for parameter in trainer.model.parameters())
+    assert not (folder / "states" / "final").exists()
+
+
+def assert_is_model_after(trainer: Any, updates: int) -> None:
+    expected = train_without([], accumulation=1, dropout=0.0, stop_before=updates)
+    assert_same(dict(trainer.model.state_dict()), dict(expected["model"]))
+
+
+@pytest.mark.parametrize("policy", ["skip", "rollback"])
+def test_bad_updates_that_are_not_in_a_row_may_be_many(policy: str):
+    faults = [3, 5, 7, 12, 14, 23]
+    trainer = make(SaveTrainingStateCallback("states", save_every_n_steps=2), faults=faults)
+    with pytest.warns(UserWarning, match=NOT_APPLIED) as caught:
+        history = train(trainer, policy, max_skipped_updates=1)
+    assert len(caught) == len(faults)
+    assert_is(trainer, train_without(faults, accumulation=1, dropout=0.0))
+    assert history.get_metric_values("skipped_updates") == [3, 6]
+
+
+def test_an_epoch_without_any_finite_loss_has_none():
+    trainer = make(faults=range(12))
+    with pytest.warns(UserWarning, match=NOT_APPLIED):
+        first, second = train(trainer, "skip", max_skipped_updates=12).get_metric_values("train_loss_epoch")
+    assert math.isnan(first)
+    assert math.isfinite(second)
+
+
+def test_an_evaluation_that_is_not_finite_ends_the_run_all_the_same():
+    class BadEvaluation(FaultyTrainer):
+        def calculate_eval_batch_loss(self, batch: Any) -> dict[str, Any]:
+            return {**super().calculate_eval_batch_loss(batch), "loss": torch.tensor(math.nan)}
+
+    with pytest.raises(NonFiniteLossError, match="eval_loss_epoch"):
+        train(make(base=BadEvaluation), "skip", eval_dataset=DATA)
+
+
+def test_a_stop_inside_a_skipped_update_is_heard():
+    def stop(trainer: Any, **kwargs: Any) -> None:
+        if trainer.is_faulty:
+            raise StopTrainingError("enough")
+
+    trainer = make(callback := Losses(), faults=[7])
+    callback.on_train_step_end = stop  # type: ignore[method-assign]
+    with pytest.warns(UserWarning, match=NOT_APPLIED):
+        train(trainer, "skip")
+    assert (trainer.run_state.updates, trainer.run_state.skipped_updates) == (8, 1)
+    assert_is_model_after(trainer, 7)
+
+
+def test_the_last_line_says_how_many_were_skipped(capsys: pytest.CaptureFixture[str]):
+    trainer = make(*(each for each in DEFAULT_CALLBACKS if each is not TerminateOnNaNCallback), faults=[7, 8])
+    with pytest.warns(UserWarning, match=NOT_APPLIED):
+        train(trainer, "skip")
+    assert "Finished 2 epochs, 24 updates (2 skipped)" in capsys.readouterr().out
+
+
+def test_looking_costs_one_read_per_update():
+    ours = counts_of_ours(torch.optim.SGD, nonfinite_policy="skip", gradient_accumulation_steps=3).after_updates
+    above = reads_within(BETWEEN_READINGS, ours) - reads_within(BETWEEN_READINGS, counts_of_raw_loop(torch.optim.SGD))
+    assert above == len(BETWEEN_READINGS)
+
+
+def test_sparse_gradients_are_looked_at_too():
+    class Embeds(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(4, 2, sparse=True).double()
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return self.table((inputs[:, 0] > 0).long())  # type: ignore[no-any-return]
+
+    class Spoils(Trainer):
+        def backward_step(self, loss: torch.Tensor) -> None:
+            super().backward_step(loss)
+            self.model.table.weight.grad._values()[0, 0] = math.inf
+
+    model = Embeds()
+    before = model.table.weight.detach().clone()
+    trainer = Spoils(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1), callbacks=())
+    with pytest.warns(UserWarning, match="'table.weight'"):
+        trainer.train(DATA, 1, per_device_batch_size=8, nonfinite_policy="skip")
+    assert trainer.run_state.skipped_updates == 3
+    assert torch.equal(model.table.weight, before)
+
+
+# Rolling back
+
+
+@pytest.fixture
+def saving() -> Iterator[SaveTrainingStateCallback]:
+    return SaveTrainingStateCallback("states", save_every_n_steps=2, save_at_end=False)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+@pytest.mark.parametrize("place", PLACES)
+def test_a_run_that_went_back_is_the_one_that_never_saw_the_update(place: str, accumulation: int, saving: Any):
+    trainer = make(saving, faults=[10], place=place, dropout=0.3)
+    bad_update = 10 // accumulation
+    with pytest.warns(UserWarning, match=f"{NOT_APPLIED}.*goes back to .*step_{bad_update // 2 * 2},"):
+        history = train(trainer, "rollback", accumulation=accumulation)
+    expected = train_without([bad_update], accumulation=accumulation, dropout=0.3)
+    assert_is(trainer, expected)
+    means = [sum(losses) / len(losses) for losses in expected["losses"]]
+    assert history.get_metric_values("train_loss_epoch") == pytest.approx(means, rel=1e-14)
+    assert trainer.run_state.skipped_updates == 1
+    assert trainer.run_state.updates == 24 // accumulation
+    assert history.get_metric_values("skipped_updates") == [1, 1]
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_the_run_goes_on_with_the_very_sample_after_the_state(background: bool):
+    whole = make()
+    train(whole, None)
+    saving = SaveTrainingStateCallback("states", save_every_n_steps=5, save_at_end=False, background=background)
+    trainer = make(saving, faults=[7])
+    with pytest.warns(UserWarning, match="step_5"):
+        train(trainer, "rollback")
+    assert trainer.seen == [*whole.seen[:8], *whole.seen[5:7], *whole.seen[8:]]
+
+
+@pytest.mark.parametrize("fault", [12, 13])
+def test_going_back_over_the_border_of_an_epoch(fault: int):
+    trainer = make(SaveTrainingStateCallback("states", save_every_n_steps=9, save_at_end=False), faults=[fault])
+    with pytest.warns(UserWarning, match="step_9"):
+        history = train(trainer, "rollback", eval_dataset=DATA)
+    assert_is(trainer, train_without([fault], accumulation=1, dropout=0.0))
+    assert len(history.get_metric_values("train_loss_epoch")) == len(history.get_metric_values("eval_loss_epoch")) == 2
+
+
+def test_going_back_to_the_end_of_an_epoch():
+    trainer = make(SaveTrainingStateCallback("states", save_every_n_epochs=1, save_at_end=False), faults=[15])
+    with pytest.warns(UserWarning, match="epoch_1"):
+        history = train(trainer, "rollback", eval_dataset=DATA)
+    assert_is(trainer, train_without([15], accumulation=1, dropout=0.0))
+    assert len(history.get_metric_values("eval_loss_epoch")) == 2
+
+
+def test_before_there_is_a_state_the_update_is_skipped():
+    trainer = make(SaveTrainingStateCallback("states", save_every_n_steps=5), faults=[3])
+    with pytest.warns(UserWarning, match="no training state of this run to go back to"):
+        train(trainer, "rollback")
+    assert_is(trainer, train_without([3], accumulation=1, dropout=0.0))
+
+
+def test_states_of_other_runs_in_the_folder_are_left_alone(saving: Any):
+    train(make(saving), None)
+    trainer = make(SaveTrainingStateCallback("states", save_every_n_steps=20), faults=[9])
+    with pytest.warns(UserWarning, match="no training state of this run to go back to"):
+        train(trainer, "rollback")
+    assert_is(trainer, train_without([9], accumulation=1, dropout=0.0))
+
+
+def test_a_resumed_run_goes_back_to_the_state_that_it_was_resumed_from(saving: Any, folder: Path):
+    train(make(saving, dropout=0.3), None)
+    for state, manifest in list_states(folder / "states"):
+        if manifest.facts["updates"] != 4:
+            shutil.rmtree(state)
+    trainer = make(SaveTrainingStateCallback("others", save_every_n_steps=20), faults=[9], dropout=0.3)
+    with pytest.warns(UserWarning, match="step_4"):
+        train(trainer, "rollback", resume_from="states")
+    assert_is(trainer, train_without([9], accumulation=1, dropout=0.3))
+
+
+def test_a_damaged_state_is_passed_by(saving: Any, folder: Path):
+    class Damages(TrainerCallback):
+        def on_train_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
+            file = folder / "states" / "step_6" / "model.safetensors"
+            if trainer.run_state.updates == 7 and file.exists():
+                file.write_bytes(file.read_bytes()[:-1])
+
+    trainer = make(saving, Damages(), faults=[7], dropout=0.3)
+    with pytest.warns(UserWarning, match="step_4"):
+        train(trainer, "rollback")
+    assert_is(trainer, train_without([7], accumulation=1, dropout=0.3))
+
+
+def test_what_was_asked_for_within_the_update_is_forgotten(saving: Any, folder: Path):
+    class Asks(TrainerCallback):
+        def on_train_step_end(self, trainer: Any, **kwargs: Any) -> None:
+            if trainer.is_faulty:
+                trainer.request_evaluation()
+                trainer.save_training_state(folder / "bad")
+
+    with pytest.warns(UserWarning, match="step_6"):
+        history = train(make(saving, Asks(), faults=[7]), "rollback", eval_dataset=DATA)
+    assert not (folder / "bad").exists()
+    assert "intermediate_eval_loss" not in history.get_metric_names()
+
+
+class Rows(torch.utils.data.Dataset[Any]):
+    def __len__(self) -> int:
+        return len(DATA[0])
+
+    def __getitem__(self, index: int) -> Any:
+        return DATA[0][index], DATA[1][index]
+
+
+def test_workers_begin_again_where_the_state_is(saving: Any):
+    trainer = make(saving, faults=[7], dropout=0.3)
+    with pytest.warns(UserWarning, match="step_6"):
+        trainer.train(
+            Rows(),
+            EPOCHS,
+            per_device_batch_size=BATCH_SIZE,
+            create_scheduler_fn=schedule,
+            train_dataloader_kwargs={"num_workers": 2},
+            nonfinite_policy="rollback",
+        )
+    assert_is(trainer, train_without([7], accumulation=1, dropout=0.3))
+
+
+# On several ranks
+
+
+@pytest.mark.processes
+def test_two_ranks_skip_and_go_back_together(tmp_path: Path):
+    run_on_ranks(RANKS / "nonfinite.py", 2, tmp_path)
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"nonfinite_policy": "ignore"}, ConfigurationError, "'ignore': choose 'skip' or 'rollback'"),
+        ({"nonfinite_policy": "skip", "max_skipped_updates": 0}, ConfigurationError, "`max_skipped_updates` is 0"),
+        ({"nonfinite_policy": "skip", "max_skipped_updates": 1.5}, ArgumentTypeError, "`max_skipped_updates` is 1.5"),
+        ({"nonfinite_policy": "rollback"}, ConfigurationError, "there is nothing to go back to"),
+    ],
+)
+def test_what_cannot_work_is_refused(arguments: Any, error: Any, words: str):
+    trainer = Trainer(model := tiny_model(), nn.MSELoss(), sgd(model), callbacks=[SaveTrainingStateCallback()])
+    with pytest.raises(error, match=words):
+        trainer.train(regression_data(4), 1, **arguments)
+
+
+def test_a_captured_step_is_refused():
+    trainer = Trainer(model := tiny_model(), nn.MSELoss(), sgd(model), callbacks=(), compile_step="graph")
+    with pytest.raises(ConfigurationError, match="leave `compile_step` out"):
+        trainer.train(regression_data(4), 1, nonfinite_policy="skip")
+
+
+def test_a_rehearsal_needs_nothing_to_go_back_to(saving: Any):
+    model = tiny_model()
+    trainer = Trainer(model, nn.MSELoss(), sgd(model), callbacks=[saving])
+    trainer.preflight(DATA, 1, nonfinite_policy="rollback")

@@ -1,0 +1,202 @@
+"""What the default hooks make of a batch."""
+
+from collections import OrderedDict
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from pytorch_accelerated import Trainer
+from pytorch_accelerated.errors import DataError
+from pytorch_accelerated.training.batches import batch_loss, batch_predictions
+from tests.support.reference import assert_same_parameters, sgd
+
+ROWS = torch.arange(12.0).view(4, 3)
+LABELS = torch.tensor([0, 1, 1, 0])
+
+
+class Named(nn.Module):
+    """Takes its inputs by name, as models of the transformers library do, and returns its own loss with labels."""
+
+    def __init__(self, returns: Any = dict) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(3, 2)
+        self.returns = returns
+
+    def forward(self, inputs: torch.Tensor, mask: torch.Tensor | None = None, labels: Any = None) -> Any:
+        logits = self.linear(inputs if mask is None else inputs * mask)
+        loss = None if labels is None else F.cross_entropy(logits, labels)
+        if self.returns is tuple:
+            return (logits,) if loss is None else (loss, logits)
+        return self.returns(loss=loss, logits=logits, states=None)
+
+
+class TakesAnything(nn.Module):
+    def forward(self, **inputs: Any) -> Any:
+        return {"loss": F.cross_entropy(inputs["inputs"], inputs["labels"]), "seen": set(inputs)}
+
+
+def loss_of(model: Any, loss_func: Any, batch: Any) -> dict[str, Any]:
+    return batch_loss(model, loss_func, batch, hook="calculate_train_batch_loss")
+
+
+def predictions_of(model: Any, batch: Any) -> Any:
+    return batch_predictions(model, batch, hook="calculate_predict_batch_outputs")
+
+
+class Pair(NamedTuple):
+    inputs: torch.Tensor
+    targets: torch.Tensor
+
+
+@pytest.mark.parametrize("batch", [(ROWS, LABELS), [ROWS, LABELS], Pair(ROWS, LABELS)])
+def test_a_pair_is_inputs_and_targets(batch: Any):
+    model = nn.Linear(3, 2)
+    output = loss_of(model, F.cross_entropy, batch)
+    assert torch.equal(output["loss"], F.cross_entropy(model(ROWS), LABELS))
+    assert torch.equal(output["model_outputs"], model(ROWS))
+    assert output["batch_size"] == 4
+
+
+class Triple(NamedTuple):
+    inputs: torch.Tensor
+    targets: torch.Tensor
+    names: list[str]
+
+
+@pytest.mark.parametrize("batch", [(ROWS, LABELS, LABELS), [ROWS, LABELS, "a", None], Triple(ROWS, LABELS, ["a"])])
+def test_what_comes_behind_inputs_and_targets_is_left_to_the_user(batch: Any):
+    model = nn.Linear(3, 2)
+    output = loss_of(model, F.cross_entropy, batch)
+    assert torch.equal(output["loss"], F.cross_entropy(model(ROWS), LABELS))
+    assert output["batch_size"] == 4
+    assert torch.equal(predictions_of(model, batch), model(ROWS))
+
+
+@pytest.mark.parametrize("further", [0, 1, 2])
+def test_batches_of_three_items_train_evaluate_and_predict_as_pairs_do(further: int):
+    rows = torch.linspace(-1, 1, 30).view(10, 3)
+    data = (rows, rows.sum(1, keepdim=True), *[torch.arange(10)] * further)
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    trainer = Trainer(model, F.mse_loss, sgd(model), callbacks=(), seed=1)
+    history = trainer.train(data, num_epochs=2, eval_dataset=data, per_device_batch_size=4)
+    assert torch.equal(trainer.predict(data, per_device_batch_size=4), trainer.predict(rows, per_device_batch_size=4))
+
+    torch.manual_seed(0)
+    expected = nn.Linear(3, 1)
+    of_pairs = Trainer(expected, F.mse_loss, sgd(expected), callbacks=(), seed=1)
+    losses = of_pairs.train(data[:2], num_epochs=2, eval_dataset=data[:2], per_device_batch_size=4)
+    assert_same_parameters(model, expected)
+    assert history.get_metric_values("eval_loss_epoch") == losses.get_metric_values("eval_loss_epoch")
+
+
+def test_inputs_and_targets_may_be_nested():
+    def model(inputs: Any) -> Any:
+        return inputs["x"] * 2
+
+    output = loss_of(model, lambda outputs, targets: (outputs - targets[0]).mean(), ({"x": ROWS}, [ROWS, "text"]))
+    assert output["loss"] == ROWS.mean()
+    assert output["batch_size"] == 4
+
+
+@pytest.mark.parametrize("returns", [dict, OrderedDict, tuple])
+def test_a_dict_goes_in_by_name_and_the_model_returns_its_loss(returns: Any):
+    model = Named(returns)
+    output = loss_of(model, None, {"inputs": ROWS, "labels": LABELS, "note": ["not for the model"] * 4})
+    assert torch.equal(output["loss"], F.cross_entropy(model.linear(ROWS), LABELS))
+    assert output["batch_size"] == 4
+
+
+def test_a_loss_function_gets_the_outputs_and_the_whole_dict():
+    model = Named()
+    batch = {"inputs": ROWS, "weights": LABELS}
+    output = loss_of(model, lambda outputs, given: outputs["logits"].sum() + given["weights"].sum(), batch)
+    assert torch.equal(output["loss"], model.linear(ROWS).sum() + 2)
+
+
+def test_a_model_that_takes_anything_gets_everything():
+    output = loss_of(TakesAnything(), None, {"inputs": ROWS, "labels": LABELS, "note": "mine"})
+    assert output["model_outputs"]["seen"] == {"inputs", "labels", "note"}
+
+
+def test_a_model_may_be_a_plain_function():
+    output = loss_of(lambda inputs: inputs * 2, lambda outputs, batch: outputs.sum(), {"inputs": ROWS, "note": "mine"})
+    assert output["loss"] == 2 * ROWS.sum()
+
+
+@pytest.mark.parametrize("wrap", [lambda model: model, lambda model: torch.compile(model, backend="eager")])
+def test_the_model_within_a_compiled_one_says_what_it_takes(wrap: Any):
+    # The wrapper's own forward takes anything.
+    output = loss_of(wrap(Named()), None, {"inputs": ROWS, "labels": LABELS, "note": "not for the model"})
+    assert output["loss"] > 0
+
+
+@pytest.mark.parametrize(
+    ("batch", "words"),
+    [
+        (ROWS, "a Tensor"),
+        ((ROWS,), "a tuple of 1 items"),
+        ([], "a list of 0 items"),
+        (None, "a NoneType"),
+        ("text", "a str"),
+    ],
+)
+def test_any_other_batch_is_refused_with_the_hook_to_override(batch: Any, words: str):
+    with pytest.raises(DataError, match=f"The batch is {words}.*Override `calculate_train_batch_loss`"):
+        loss_of(nn.Linear(3, 2), F.cross_entropy, batch)
+
+
+@pytest.mark.parametrize(
+    ("model", "loss_func", "batch", "words"),
+    [
+        (nn.Linear(3, 2), None, (ROWS, LABELS), "`loss_func` is None"),
+        (Named(), None, {"inputs": ROWS}, "returned a dict with the entries 'loss', 'logits', 'states'"),
+        (lambda inputs: inputs, F.mse_loss, {}, "the model takes inputs: none of the names fits"),
+        (nn.Linear(3, 2), None, {"x": ROWS}, "'x', but the model takes input: none of the names fits"),
+        (nn.Identity(), None, {"input": ROWS}, "returned a Tensor"),
+    ],
+)
+def test_a_batch_without_a_loss_or_a_fitting_name_is_refused(model: Any, loss_func: Any, batch: Any, words: str):
+    with pytest.raises(DataError, match=words):
+        loss_of(model, loss_func, batch)
+
+
+@pytest.mark.parametrize("loss_func", [nn.CrossEntropyLoss(), nn.MSELoss(), lambda outputs, targets, weights: 0])
+def test_a_loss_function_that_takes_no_dict_is_refused_with_how_it_is_called(loss_func: Any):
+    batch = {"inputs": ROWS, "labels": LABELS}
+    with pytest.raises(DataError, match=r"loss_func\(outputs, batch\).*'inputs', 'labels'.*lambda outputs") as caught:
+        loss_of(lambda inputs: inputs, loss_func, batch)
+    assert isinstance(caught.value.__cause__, (TypeError, AttributeError))
+    assert str(caught.value.__cause__) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "batch", [ROWS, (ROWS, LABELS), [ROWS], {"input": ROWS, "label": LABELS}, {"input": ROWS, "note": "mine"}]
+)
+def test_predictions_come_from_the_inputs_alone(batch: Any):
+    model = nn.Linear(3, 2)
+    assert torch.equal(predictions_of(model, batch), model(ROWS))
+
+
+def test_predictions_leave_out_labels_and_what_is_none():
+    predictions = predictions_of(Named(), {"inputs": ROWS, "labels": LABELS})
+    assert predictions.keys() == {"logits"}
+
+
+@pytest.mark.parametrize("batch", [(), None, "text"])
+def test_a_batch_without_inputs_cannot_be_predicted_for(batch: Any):
+    with pytest.raises(DataError, match="Override `calculate_predict_batch_outputs`"):
+        predictions_of(nn.Linear(3, 2), batch)
+
+
+def test_a_model_with_its_own_loss_trains_as_one_with_a_loss_function():
+    ours, theirs = Named(), Named()
+    data = {"inputs": ROWS, "labels": LABELS}
+    Trainer(ours, None, sgd(ours), callbacks=(), seed=1).train(data, 3, data, per_device_batch_size=3)
+    trainer = Trainer(theirs.linear, nn.CrossEntropyLoss(), sgd(theirs), callbacks=(), seed=1)
+    trainer.train((ROWS, LABELS), 3, per_device_batch_size=3)
+    assert_same_parameters(ours, theirs, tolerance=0)

@@ -1,0 +1,271 @@
+"""Errors in a user's forward, loss or optimizer step tell where in the run they happened, with which batch, and why."""
+
+import types
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from pytorch_accelerated import Trainer
+from pytorch_accelerated.callbacks import TrainerCallback
+from pytorch_accelerated.errors import HookOutputError
+from pytorch_accelerated.training import error_notes
+from tests.support.processes import run_on_ranks
+from tests.support.reference import regression_data, sgd, tiny_model
+
+INPUTS = torch.randn(12, 3, generator=torch.Generator().manual_seed(1))
+CLASSES = torch.arange(12) % 2
+IN_ORDER = {"shuffle": False}
+
+
+def classifier() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Linear(3, 2)
+
+
+def note_of(run: Any, error: type[Exception] = Exception, match: str = "") -> str:
+    """The one note of the error that `run` ends with."""
+    with pytest.raises(error) as caught:
+        run()
+    assert match in str(caught.value)
+    (note,) = caught.value.__notes__  # type: ignore[attr-defined]
+    return str(note)
+
+
+def trainer_of(model: nn.Module, loss_func: Any, base: type[Trainer] = Trainer, **more: Any) -> Trainer:
+    return base(model, loss_func, torch.optim.SGD(model.parameters(), lr=0.1), callbacks=(), **more)
+
+
+def test_the_note_of_a_training_batch_tells_where_in_the_run_it_was_and_what_was_in_it() -> None:
+    labels = CLASSES.clone()
+    labels[7] = 2
+    trainer = trainer_of(classifier(), nn.CrossEntropyLoss())
+    arguments: dict[str, Any] = {"gradient_accumulation_steps": 2, "train_dataloader_kwargs": IN_ORDER}
+    note = note_of(lambda: trainer.train((INPUTS, labels), 2, None, 2, **arguments), IndexError, "is out of bounds.")
+    assert note.splitlines() == [
+        "This happened in the forward pass or the loss of training: epoch 1, update 2 of the run, batch 3 of the epoch "
+        "on this rank (counted from 0).",
+        "The batch: list of 2 with (float32 [2, 3] on cpu; int64 [2] on cpu, values from 0 to 2).",
+        "What this usually comes from: A label is out of range: class labels go from 0 to the number of the model's "
+        "outputs minus 1. Labels that begin with 1, or a last layer with too few outputs, do this.",
+    ]
+
+
+def test_evaluations_and_predictions_tell_which_samples() -> None:
+    labels = CLASSES.clone()
+    labels[7] = 2
+    trainer = trainer_of(classifier(), nn.CrossEntropyLoss())
+    held_out = (INPUTS, labels)
+    expected = "the forward pass or the loss of an evaluation: epoch 1, after {} updates of the run, the batch that "
+    expected += "begins with sample 6 (counted from 0)."
+    note = note_of(lambda: trainer.evaluate(held_out, 2), IndexError)
+    assert note.splitlines()[0] == f"This happened in {expected.format(0)}"
+    note = note_of(lambda: trainer.train((INPUTS, CLASSES), 2, held_out, 4, eval_per_device_batch_size=2), IndexError)
+    assert note.splitlines()[0] == f"This happened in {expected.format(3)}"
+
+    class FailsLate(nn.Linear):
+        calls = 0
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            return super().forward(inputs if self.calls < 3 else inputs[:, :2])
+
+    trainer = trainer_of(FailsLate(3, 2), None)
+    note = note_of(lambda: trainer.predict(INPUTS, 5), RuntimeError, "shapes cannot be multiplied")
+    assert "the forward pass of a prediction or evaluation: epoch 1, after 0 updates of the run, the batch" in note
+    assert "begins with sample 10 (counted from 0)" in note
+    assert "float32 [2, 3] on cpu" in note
+    assert "not the number of features" in note
+
+
+class FailsInBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        raise ZeroDivisionError("in backward")
+
+
+class BadStep(torch.optim.SGD):
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        raise ZeroDivisionError("in the step")
+
+
+def test_the_backward_pass_and_the_step_of_the_optimizer_are_told_apart() -> None:
+    def loss_func(outputs: torch.Tensor, targets: torch.Tensor) -> Any:
+        return FailsInBackward.apply(F.mse_loss(outputs, targets))  # type: ignore[no-untyped-call]
+
+    data = regression_data(6)
+    note = note_of(lambda: trainer_of(tiny_model(), loss_func).train(data, 1, None, 2), ZeroDivisionError)
+    assert note.startswith("This happened in the backward pass: epoch 1, update 1 of the run, batch 0 of the epoch")
+    trainer = Trainer(model := tiny_model(), nn.MSELoss(), BadStep(model.parameters(), lr=0.1), callbacks=())
+    note = note_of(
+        lambda: trainer.train(data, 1, None, 2, gradient_accumulation_steps=3), ZeroDivisionError, "in the step"
+    )
+    assert note.startswith("This happened in the optimizer's step: epoch 1, update 1 of the run, batch 2 of the epoch")
+    assert "float64 [2, 3] on cpu" in note
+
+
+CAUSES: dict[str, tuple[Any, Any, Any, str]] = {
+    "labels from 1": (classifier, nn.CrossEntropyLoss(), (INPUTS, CLASSES + 1), "A label is out of range"),
+    "labels as floats": (classifier, nn.CrossEntropyLoss(), (INPUTS, CLASSES.float()), "must be int64"),
+    "labels as int32": (classifier, nn.CrossEntropyLoss(), (INPUTS, CLASSES.int()), "must be int64"),
+    "labels in a column": (classifier, nn.CrossEntropyLoss(), (INPUTS, CLASSES[:, None]), "a dimension too many"),
+    "whole numbers for BCE": (
+        classifier,
+        nn.BCEWithLogitsLoss(),
+        (INPUTS, F.one_hot(CLASSES)),
+        "needs floating-point targets",
+    ),
+    "targets without a dimension": (
+        lambda: nn.Linear(3, 1),
+        nn.BCEWithLogitsLoss(),
+        (INPUTS, CLASSES.float()),
+        "Outputs and targets have different shapes",
+    ),
+    "float64 of NumPy": (classifier, nn.CrossEntropyLoss(), (INPUTS.numpy().astype("float64"), CLASSES), "float64"),
+    "float64 images": (
+        lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten()),
+        nn.CrossEntropyLoss(),
+        (torch.ones(4, 1, 3, 3).double(), CLASSES[:4]),
+        "Something is float64",
+    ),
+    "bytes": (
+        lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten()),
+        nn.CrossEntropyLoss(),
+        (torch.ones(4, 1, 3, 3).byte(), CLASSES[:4]),
+        "of another type than the model's weights",
+    ),
+    "channels": (
+        lambda: nn.Conv2d(3, 2, 3),
+        nn.CrossEntropyLoss(),
+        (torch.ones(4, 1, 3, 3), CLASSES[:4]),
+        "another number of channels",
+    ),
+    "features": (lambda: nn.Linear(4, 2), nn.CrossEntropyLoss(), (INPUTS, CLASSES), "not the number of features"),
+    "an embedding that is too small": (
+        lambda: nn.Embedding(2, 2),
+        nn.CrossEntropyLoss(),
+        (torch.arange(12), CLASSES),
+        "An index into an embedding is out of range",
+    ),
+    "floats into an embedding": (
+        lambda: nn.Embedding(20, 2),
+        nn.CrossEntropyLoss(),
+        (torch.arange(12.0), CLASSES),
+        "must be whole numbers",
+    ),
+    "a last batch of one": (
+        lambda: nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)),
+        nn.CrossEntropyLoss(),
+        (INPUTS[:9], CLASSES[:9]),
+        "drop_last=True",
+    ),
+    "a constant on another device": (
+        classifier,
+        lambda outputs, targets: F.cross_entropy(outputs + torch.ones(2, device="meta"), targets),
+        (INPUTS, CLASSES),
+        "A tensor is on another device",
+    ),
+    "no room": (
+        classifier,
+        lambda outputs, targets: outputs.sum() + torch.empty(10**15).sum(),
+        (INPUTS, CLASSES),
+        "`split_on_oom=True`",
+    ),
+    "a forward of two inputs": (
+        lambda: nn.Bilinear(3, 3, 2),
+        nn.CrossEntropyLoss(),
+        (INPUTS, CLASSES),
+        "What the batch holds and what forward takes do not fit together",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CAUSES)
+def test_usual_mistakes_are_told_as_what_they_are(name: str) -> None:
+    make, loss_func, data, cause = CAUSES[name]
+    note = note_of(lambda: trainer_of(make(), loss_func).train(data, 1, None, 4))
+    assert cause in note.splitlines()[-1], note
+
+
+def test_a_mistake_of_no_usual_kind_has_no_cause_and_an_error_in_a_callback_no_note() -> None:
+    class Fails(TrainerCallback):
+        def on_train_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
+            raise ZeroDivisionError
+
+    def loss_func(outputs: Any, targets: Any) -> Any:
+        raise ZeroDivisionError("mine")
+
+    note = note_of(lambda: trainer_of(tiny_model(), loss_func).train(regression_data(4), 1), ZeroDivisionError)
+    assert len(note.splitlines()) == 2
+    trainer = Trainer(model := tiny_model(), nn.MSELoss(), sgd(model), callbacks=[Fails])
+    with pytest.raises(ZeroDivisionError) as caught:
+        trainer.train(regression_data(4), 1)
+    assert not hasattr(caught.value, "__notes__")
+
+
+def test_an_error_of_ours_keeps_its_words_and_is_not_explained_twice() -> None:
+    class NoGradient(Trainer):
+        def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
+            output = super().calculate_train_batch_loss(batch)
+            return {**output, "loss": output["loss"].detach()}
+
+    trainer = trainer_of(tiny_model(), nn.MSELoss(), NoGradient)
+    note = note_of(lambda: trainer.train(regression_data(4), 1), HookOutputError, "no gradient can be computed")
+    assert note.startswith("This happened in the backward pass")
+    assert "What this usually comes from" not in note
+
+
+class Odd:
+    """Neither a tensor nor a container."""
+
+
+def test_batches_of_all_kinds_are_described() -> None:
+    many = {f"column {number}": torch.ones(2) for number in range(20)}
+    text = error_notes.described([many, (Odd(), "text", None), torch.ones(2).bool(), [[[torch.ones(1)]]]])
+    assert text.startswith("list of 4 with (dict with ('column 0': float32 [2] on cpu;")
+    assert "and 12 more" in text
+    assert "tuple of 3 with (Odd; str; NoneType)" in text
+    assert "bool [2] on cpu;" in text
+    assert error_notes.described(torch.ones(2, dtype=torch.int64, device="meta")) == "int64 [2] on meta"
+    assert error_notes.described(INPUTS.numpy()) == "ndarray of float32 [12, 3]"
+
+
+def test_where_python_shows_no_notes_they_are_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(error_notes, "sys", types.SimpleNamespace(version_info=(3, 10)))
+    note = note_of(lambda: trainer_of(classifier(), nn.CrossEntropyLoss()).train((INPUTS, CLASSES + 1), 1), IndexError)
+    (record,) = caplog.records
+    assert record.getMessage() == f"IndexError: Target 2 is out of bounds.\n{note}"
+
+
+FAILS_ON_THE_LAST_RANK = """
+import os
+import torch
+from torch import nn
+from pytorch_accelerated import Trainer
+
+rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+model = nn.Linear(3, 2)
+trainer = Trainer(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.1), callbacks=())
+assert trainer._ranks.count == ranks == 2
+labels = torch.zeros(8, dtype=torch.int64)
+labels[6] = 5
+trainer.train((torch.ones(8, 3), labels), 1, None, 2, train_dataloader_kwargs={"shuffle": False})
+"""
+
+
+@pytest.mark.processes
+def test_the_note_tells_which_rank_it_was() -> None:
+    with pytest.raises(AssertionError) as caught:
+        run_on_ranks(FAILS_ON_THE_LAST_RANK, 2)
+    text = str(caught.value)
+    assert "Target 5 is out of bounds" in text
+    expected = "the loss of training on rank 1 of 2: epoch 1, update 2 of the run, batch 1 of the epoch on this rank"
+    assert expected in text

@@ -1,0 +1,192 @@
+"""Scripts record dicts, confusion matrices and curves; a run shows, saves and judges by the numbers among them."""
+
+import csv
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from pytorch_accelerated import Trainer
+from pytorch_accelerated.callbacks import (
+    CSVLoggerCallback,
+    EarlyStoppingCallback,
+    JSONLoggerCallback,
+    LogMetricsCallback,
+    MetricsCallback,
+    SaveBestModelCallback,
+    SaveTrainingStateCallback,
+    TrainerCallback,
+)
+from pytorch_accelerated.checkpointing.saved_metrics import read_metric_records
+from pytorch_accelerated.errors import ConfigurationError
+from tests.support.reference import regression_data, sgd, tiny_model
+
+DATA = regression_data(8)
+
+
+class Opaque:
+    """What no training state knows."""
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+
+
+class Report(TrainerCallback):
+    """Records what an evaluation script may: a dict with a curve, a confusion matrix, a score; `more` besides."""
+
+    def __init__(self, **more: Any) -> None:
+        self.more = more
+        self.matrix = torch.zeros(2, 2, dtype=torch.int64)
+
+    def on_eval_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        history = trainer.run_history
+        self.matrix += 1
+        history.update_metric("report", {"f1": 0.5, "curve": np.linspace(0, 1, 3), "labels": ["cat", "dog"]})
+        history.update_metric("matrix", self.matrix)
+        history.update_metric("score", torch.tensor(history.current_epoch / 4))
+        for name, value in self.more.items():
+            history.update_metric(name, value)
+
+
+def a_trainer(*callbacks: Any) -> Trainer:
+    model = tiny_model()
+    return Trainer(model, nn.MSELoss(), sgd(model), callbacks=callbacks, seed=3)
+
+
+def fit(trainer: Trainer, num_epochs: int = 2, **arguments: Any) -> Any:
+    return trainer.train(DATA, num_epochs, DATA, per_device_batch_size=4, **arguments)
+
+
+def test_logs_have_the_numbers_and_the_history_has_everything(tmp_path: Path) -> None:
+    logged: list[str] = []
+
+    class Logger(LogMetricsCallback):
+        def log_metrics(self, trainer: Trainer, metrics: dict[str, float]) -> None:
+            assert all(type(value) is float for value in metrics.values())
+            logged.extend(metrics)
+
+    callbacks = [
+        Report(),
+        Logger(),
+        CSVLoggerCallback(tmp_path / "log.csv"),
+        JSONLoggerCallback(tmp_path / "log.jsonl"),
+    ]
+    history = fit(a_trainer(*callbacks))
+    assert logged == ["train_loss_epoch", "eval_loss_epoch", "score"] * 2
+    with (tmp_path / "log.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    numbers = {"epoch", "update", "train_loss_epoch", "score", "eval_loss_epoch"}
+    assert set(rows[0]) == numbers
+    objects = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert {name for row in objects for name in row} == numbers
+    assert [matrix.tolist() for matrix in history.get_metric_values("matrix")] == [[[1, 1], [1, 1]], [[2, 2], [2, 2]]]
+    assert history.get_latest_metric("report")["labels"] == ["cat", "dog"]
+    assert history.get_metric_values("score") == [0.25, 0.5]
+
+
+def test_the_epoch_table_prints_the_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    fit(a_trainer(Report(), LogMetricsCallback))
+    printed = capsys.readouterr().out
+    assert "score" in printed
+    assert "matrix" not in printed
+
+
+def test_an_evaluation_returns_everything() -> None:
+    metrics = a_trainer(Report()).evaluate(DATA)
+    assert metrics.keys() == {"evaluation_loss", "report", "matrix", "score"}
+    assert metrics["matrix"].tolist() == [[1, 1], [1, 1]]
+
+
+@pytest.mark.parametrize("kind", [SaveBestModelCallback, EarlyStoppingCallback])
+@pytest.mark.parametrize(("name", "type_name"), [("report", "dict"), ("matrix", "Tensor")])
+def test_a_watched_metric_that_is_no_number_is_an_error_that_names_it(
+    kind: Any, name: str, type_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigurationError, match=f"'{name}'.* is a {type_name}, .*under a name of its own"):
+        fit(a_trainer(Report(), kind(watch_metric=name)))
+
+
+def test_a_metric_that_states_or_plateaus_are_judged_by_must_be_a_number_too(tmp_path: Path) -> None:
+    saver = SaveTrainingStateCallback(tmp_path, save_every_n_epochs=1, keep_best=1, watch_metric="report")
+    with pytest.raises(ConfigurationError, match="'report'.* is a dict"):
+        fit(a_trainer(Report(), saver))
+    with pytest.raises(ConfigurationError, match="'matrix'.* is a Tensor"):
+        fit(
+            a_trainer(Report()),
+            create_scheduler_fn=torch.optim.lr_scheduler.ReduceLROnPlateau,
+            scheduler_metric="matrix",
+        )
+
+
+def test_a_number_beside_them_can_be_watched(tmp_path: Path) -> None:
+    best = SaveBestModelCallback(tmp_path / "best.pt", watch_metric="score", greater_is_better=True)
+    saver = SaveTrainingStateCallback(
+        tmp_path / "states", save_every_n_epochs=1, keep_best=1, watch_metric="score", greater_is_better=True
+    )
+    fit(a_trainer(Report(), best, saver), num_epochs=3)
+    assert best.best_metric == 0.75
+    assert {record.name for record in read_metric_records(tmp_path / "states" / "final")} == {
+        "train_loss_epoch",
+        "eval_loss_epoch",
+        "score",
+    }
+
+
+def test_training_states_hold_what_can_be_stored(tmp_path: Path) -> None:
+    report = Report()
+    fit(a_trainer(report, SaveTrainingStateCallback(tmp_path, save_every_n_epochs=1)), num_epochs=1)
+    again = Report()
+    again.matrix = report.matrix
+    resumed = fit(a_trainer(again), resume_from=tmp_path)
+    assert [matrix.tolist() for matrix in resumed.get_metric_values("matrix")] == [[[1, 1], [1, 1]], [[2, 2], [2, 2]]]
+    first, second = resumed.get_metric_values("report")
+    assert first["curve"].tolist() == second["curve"].tolist() == [0, 0.5, 1]
+    assert first["labels"] == ["cat", "dog"]
+
+
+def test_what_cannot_be_stored_is_named_once_and_the_run_goes_on(tmp_path: Path) -> None:
+    reader = CSVLoggerCallback(tmp_path / "log.csv")
+    trainer = a_trainer(
+        Report(opaque=Opaque(1), wide={"x": list(range(1_000_000))}),
+        reader,
+        SaveTrainingStateCallback(tmp_path / "states", save_every_n_epochs=1),
+    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        history = fit(trainer)
+    (message,) = [str(warning.message) for warning in caught if "Training states leave out" in str(warning.message)]
+    assert "the metric 'opaque' (opaque is a tests.training.test_metrics_of_any_kind.Opaque)" in message
+    assert "the metric 'wide' (too large outside of tensors and arrays)" in message
+    assert len(history.get_metric_values("opaque")) == 2
+    resumed = a_trainer(CSVLoggerCallback(tmp_path / "log.csv"))
+    resumed_history = fit(resumed, num_epochs=3, resume_from=tmp_path / "states" / "epoch_1")
+    assert list(resumed_history.get_metric_values("opaque")) == []
+    assert resumed_history.get_metric_values("score") == [0.25]
+    with (tmp_path / "log.csv").open() as file:
+        assert [row["epoch"] for row in csv.DictReader(file)] == ["1", "2", "3"]
+
+
+def test_a_preflight_leaves_everything_in_the_history() -> None:
+    opaque = Opaque(1)
+    trainer = a_trainer(Report(opaque=opaque))
+    fit(trainer, num_epochs=1)
+    with pytest.warns(UserWarning, match="leave out values of the metric 'opaque'"):
+        trainer.preflight(DATA, 1, DATA, per_device_batch_size=4)
+    assert trainer.run_history.get_metric_values("opaque") == [opaque]
+
+
+def test_torchmetrics_that_return_more_than_a_number_are_recorded() -> None:
+    torchmetrics = pytest.importorskip("torchmetrics")
+
+    class Confusion(MetricsCallback):
+        def get_predictions_and_targets(self, batch: Any, batch_output: dict[str, Any]) -> tuple[Any, Any]:
+            return batch_output["model_outputs"].argmax(-1), batch[1].argmax(-1)
+
+    history = fit(a_trainer(Confusion({"confusion": torchmetrics.ConfusionMatrix(task="multiclass", num_classes=2)})))
+    assert [matrix.sum().item() for matrix in history.get_metric_values("eval_confusion")] == [8, 8]

@@ -1,0 +1,123 @@
+"""A rehearsal finds out early what would go wrong late, and leaves no trace."""
+
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from pytorch_accelerated import Trainer
+from pytorch_accelerated.callbacks import (
+    DEFAULT_CALLBACKS,
+    EarlyStoppingCallback,
+    ModelEmaCallback,
+    SaveBestModelCallback,
+    SaveTrainingStateCallback,
+    TrainerCallback,
+)
+from pytorch_accelerated.errors import CheckpointError, UnknownMetricError
+from pytorch_accelerated.training.run_state import RunState
+from tests.support.reference import regression_data
+
+
+class Counting(TrainerCallback):
+    """A user's callback with a state and a metric."""
+
+    count = 0
+
+    def on_train_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        self.count += 1
+
+    def on_eval_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        trainer.run_history.update_metric("score", 1.0)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.count = state["count"]
+
+
+def make_trainer(*callbacks: Any) -> Trainer:
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 2)).double()
+    return Trainer(model, nn.MSELoss(), torch.optim.AdamW(model.parameters()), callbacks=callbacks)
+
+
+def test_everything_is_as_before(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    counting = Counting()
+    ema = ModelEmaCallback(save_path=tmp_path / "ema.pt")
+    saving = SaveTrainingStateCallback(tmp_path / "states", save_every_n_epochs=1)
+    trainer = make_trainer(*DEFAULT_CALLBACKS, counting, ema, saving, SaveBestModelCallback(tmp_path / "best.pt"))
+    trainer.model[0].eval()
+    weights = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    generators = torch.get_rng_state(), np.random.get_state(legacy=False), random.getstate()
+
+    report = trainer.preflight(regression_data(20), 5, regression_data(7), per_device_batch_size=4)
+
+    assert report.metric_names == ("train_loss_epoch", "eval_loss_epoch", "score")
+    assert "Counting" in report.rehearsed
+    assert "SaveBestModelCallback" in report.left_out
+    assert report.state_size_bytes > 1000
+    assert "one update" in str(report)
+    assert capsys.readouterr().out == ""
+    assert list(tmp_path.iterdir()) == []
+    for name, value in trainer.model.state_dict().items():
+        assert torch.equal(value, weights[name]), name
+    assert [module.training for module in trainer.model] == [False, True, True, True]
+    assert torch.equal(torch.get_rng_state(), generators[0])
+    assert np.array_equal(np.random.get_state(legacy=False)["state"]["key"], generators[1]["state"]["key"])
+    assert random.getstate() == generators[2]
+    assert len(trainer.optimizer.state) == 0
+    assert trainer.run_history.records == ()
+    assert trainer.run_state == RunState()
+    assert counting.count == 0
+    assert ema in trainer.callback_handler.callbacks
+
+
+def test_a_run_after_a_rehearsal_equals_one_without(tmp_path: Path) -> None:
+    results = []
+    for is_rehearsed in (False, True):
+        torch.manual_seed(3)
+        trainer = make_trainer(Counting())
+        if is_rehearsed:
+            trainer.preflight(regression_data(20), 2, regression_data(7))
+        trainer.train(regression_data(20), 2, regression_data(7))
+        results.append(trainer)
+    for name, value in results[0].model.state_dict().items():
+        assert torch.equal(value, results[1].model.state_dict()[name]), name
+    assert results[0].run_history.records == results[1].run_history.records
+
+
+def test_a_watched_metric_that_nothing_records_is_found_before_the_run() -> None:
+    trainer = make_trainer(EarlyStoppingCallback(watch_metric="accuracy"))
+    with pytest.raises(UnknownMetricError, match="EarlyStoppingCallback watches 'accuracy'.*'eval_loss_epoch'"):
+        trainer.preflight(regression_data(20), 2, regression_data(7))
+    assert trainer.run_state == RunState()
+
+
+def test_an_error_of_the_users_code_comes_out_and_everything_is_as_before() -> None:
+    class Broken(Trainer):
+        def calculate_eval_batch_loss(self, batch: Any) -> dict[str, Any]:
+            raise ZeroDivisionError("in evaluation")
+
+    model = nn.Linear(3, 2).double()
+    weights = model.weight.clone()
+    trainer = Broken(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=1.0), callbacks=())
+    with pytest.raises(ZeroDivisionError, match="in evaluation"):
+        trainer.preflight(regression_data(20), 2, regression_data(7))
+    assert torch.equal(model.weight, weights)
+    assert trainer.run_history.records == ()
+
+
+def test_a_disk_that_cannot_hold_what_will_be_saved_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = make_trainer(SaveTrainingStateCallback(tmp_path / "states", max_checkpoints=3))
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=20_000))  # the disk, not our code
+    with pytest.raises(CheckpointError, match="4 training states.*only 0.0 MB are free"):
+        trainer.preflight(regression_data(20), 2)

@@ -1,0 +1,279 @@
+"""A run over a stream that says where it is, resumed, equals the uninterrupted run and reads nothing again."""
+
+import itertools
+import json
+import shutil
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from pytorch_accelerated import Trainer
+from pytorch_accelerated.callbacks.base import TrainerCallback
+from pytorch_accelerated.callbacks.limits import LimitBatchesCallback
+from pytorch_accelerated.callbacks.saving import SaveTrainingStateCallback
+from pytorch_accelerated.data.adapting import adapt_loader
+from pytorch_accelerated.data.stream_loader import StreamLoader
+from pytorch_accelerated.errors import CheckpointError, ConfigurationError, InvalidCheckpointError
+from tests.chaos.saved_runs import sign
+from tests.data.loaders import OneOf
+from tests.support.processes import run_on_ranks
+from tests.support.resuming import AugmentedData, SaveAndStop, assert_same
+from tests.support.streaming import (
+    OwnLoader,
+    SaveEverywhere,
+    Stateless,
+    Walk,
+    WithStepsOnly,
+    check_everywhere,
+    outcome,
+    run,
+    stateful,
+)
+
+RANKS = Path(__file__).parents[1] / "ranks"
+# torchdata calls what torch 2.13 wants nobody to call.
+pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+
+SOURCES: dict[str, Callable[[], Any]] = {
+    "dataset": Walk,
+    "loader": lambda: DataLoader(Walk(), 2),
+    "stateful loader": lambda: stateful(Walk()),
+    "stateful loader without a state behind it": lambda: stateful(Stateless()),
+    "stateful loader of an iterator with a state": lambda: stateful(WithStepsOnly()),
+    "two workers": lambda: stateful(Walk(), num_workers=2),
+    "loader of one's own": lambda: OwnLoader(Walk(), 2),
+}
+
+
+class Targets(TrainerCallback):
+    """What was trained on, told by its targets, which no noise has changed."""
+
+    def __init__(self) -> None:
+        self.rows: list[list[float]] = []
+
+    def on_train_step_end(self, trainer: Trainer, batch: Any, **kwargs: Any) -> None:
+        self.rows += batch[1].tolist()
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    """Of a run over a `Walk`, after the second of its 5 updates per epoch."""
+    run(Walk(), SaveAndStop(tmp_path / "state", 2))
+    return tmp_path / "state"
+
+
+# ---------------------------------------------------------------------------------------------------------- exactness
+
+
+@pytest.mark.parametrize(
+    ("source", "accumulation"), [*zip(SOURCES, itertools.cycle([1, 3])), ("dataset", 3), ("two workers", 1)]
+)
+def test_a_run_resumed_anywhere_equals_the_uninterrupted_run(source: str, accumulation: int, tmp_path: Path) -> None:
+    check_everywhere(SOURCES[source], tmp_path, gradient_accumulation_steps=accumulation)
+
+
+@pytest.mark.parametrize("source", ["dataset", "stateful loader of an iterator with a state"])
+def test_a_run_with_a_limit_of_updates_resumed_anywhere_equals_the_uninterrupted_run(
+    source: str, tmp_path: Path
+) -> None:
+    check_everywhere(SOURCES[source], tmp_path, num_epochs=None, max_num_train_steps=7)
+
+
+@pytest.mark.parametrize("source", ["dataset", "two workers"])
+def test_a_run_whose_epochs_are_cut_short_equals_the_uninterrupted_run(source: str, tmp_path: Path) -> None:
+    saver, limit = SaveEverywhere(tmp_path), LimitBatchesCallback(2)
+    whole = outcome(run(SOURCES[source](), limit, saver, num_epochs=2))
+    for name in saver.saved:
+        resumed = run(SOURCES[source](), limit, process_seed=99, num_epochs=2, resume_from=tmp_path / name)
+        assert_same(outcome(resumed), whole)
+
+
+@pytest.mark.processes
+def test_runs_on_two_ranks_equal_the_uninterrupted_ones_and_go_on_alone_where_they_can(tmp_path: Path) -> None:
+    run_on_ranks(RANKS / "streams_resuming.py", 2, tmp_path)
+    with pytest.raises(ConfigurationError, match="saved by 2 processes, not 1, within an epoch: that deals the"):
+        run(Walk(13), resume_from=tmp_path / "sharded" / "update_2")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run(Walk(), seen := Targets(), resume_from=tmp_path / "cut" / "update_2", num_epochs=1)
+        run(Walk(13), resume_from=tmp_path / "sharded" / "epoch_4", num_epochs=2)
+    messages = [str(warning.message) for warning in caught]
+    assert sum("Each sample is still used once" in message for message in messages) == 2
+    assert sum("read from the beginning of the epoch" in message for message in messages) == 1
+    assert sum("begins as that of a new one" in message for message in messages) == 1
+    walk = Walk()
+    rows = [targets.tolist() for _, targets in walk]
+    assert seen.rows == rows[8:]  # two updates of two batches of two
+
+
+@pytest.mark.parametrize("source", ["dataset", "loader", "two workers", "stateful loader of an iterator with a state"])
+def test_nothing_is_read_again(source: str, tmp_path: Path) -> None:
+    run(SOURCES[source](), SaveAndStop(tmp_path / "state", 6))  # the first update of the second epoch
+    again = SOURCES[source]()
+    run(again, resume_from=tmp_path / "state")
+    dataset = getattr(again, "dataset", again)
+    assert getattr(dataset, "walk", dataset).read.value == 7 + 9
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_what_is_saved_is_where_the_update_ended_though_a_feed_reads_ahead(steps: int) -> None:
+    def ahead(batches: Iterator[Any]) -> Iterator[Any]:
+        waiting = list(itertools.islice(batches, 1))
+        for batch in batches:
+            yield waiting.pop()
+            waiting.append(batch)
+        yield from waiting
+
+    loader = adapt_loader(DataLoader(Walk(), 2), OneOf(), seed=0, accumulation_steps=steps, feed=ahead)
+    assert isinstance(loader, StreamLoader)
+    sizes = []
+    for update in loader.updates():
+        sizes.append(sum(len(micro.batch[1]) for micro in update.micro_batches))
+        (of_dataset,) = loader.state_dict()["state"].values()
+        assert loader.state_dict()["is_finished"] or of_dataset["samples"] == sum(sizes)
+    assert sizes == ([2, 2, 2, 2, 1] if steps == 1 else [6, 3])
+
+
+def test_going_back_after_an_update_that_is_not_finite_goes_back_in_the_stream(tmp_path: Path) -> None:
+    class Bad(Walk):
+        def __iter__(self) -> Iterator[Any]:
+            for inputs, targets in super().__iter__():
+                is_first = self.order is not None and len(self.order) == 4
+                yield inputs * (float("nan") if is_first else 1), targets
+
+    seen = Targets()
+    saver = SaveTrainingStateCallback(tmp_path, save_every_n_steps=1)
+    with pytest.warns(UserWarning, match="goes back to"):
+        run(Bad(), saver, seen, nonfinite_policy="rollback", num_epochs=1)
+    rows = [targets.tolist() for _, targets in Walk()]
+    # The update with the bad row, the third one, was tried once, and passed over when the run had gone back.
+    assert seen.rows == rows
+
+
+def test_data_to_evaluate_on_is_seen_whole_each_time_and_not_saved(tmp_path: Path) -> None:
+    data = Walk()
+    trainer = run(AugmentedData(4), eval_dataset=data)
+    trainer.save_training_state(tmp_path / "state")
+    assert data.read.value == 3 * 9
+    assert json.loads((tmp_path / "state" / "rank_0.json").read_text())["stream"] is None
+
+
+def test_a_stateful_loader_of_other_data_is_planned_as_any_loader(tmp_path: Path) -> None:
+    def loader(kind: Any, workers: int = 0) -> Any:
+        return kind(AugmentedData(9), batch_size=2, shuffle=True, num_workers=workers)
+
+    whole = outcome(run(loader(DataLoader)))
+    run(loader(stateful), SaveAndStop(tmp_path / "state", 7))
+    resumed = run(loader(stateful, workers=1), process_seed=99, resume_from=tmp_path / "state")
+    assert_same(outcome(resumed), whole)
+
+
+# --------------------------------------------------------------------------------------------- where it cannot go on
+
+
+def test_another_number_of_workers_is_refused_within_an_epoch(tmp_path: Path) -> None:
+    run(SOURCES["two workers"](), saver := SaveEverywhere(tmp_path))
+    assert {"update_2", "epoch_5"} < set(saver.saved)
+    with pytest.raises(ConfigurationError, match=r"num_workers=2, not 0, within an epoch.*Go on as it was saved"):
+        run(stateful(Walk()), resume_from=tmp_path / "update_2")
+    with pytest.warns(UserWarning, match="begins as that of a new one"):
+        run(stateful(Walk()), resume_from=tmp_path / "epoch_5")
+
+
+def test_with_one_worker_in_place_of_none_the_stream_is_read_again(state: Path) -> None:
+    walk = Walk()
+    with pytest.warns(
+        UserWarning, match=r"num_workers=0, not 1, so the StatefulDataLoader cannot.*read from the beginning"
+    ):
+        run(stateful(walk, num_workers=1), resume_from=state, num_epochs=1)
+    assert walk.read.value == 9
+
+
+def test_a_state_in_workers_that_nobody_asks_is_said_to_be_lost(tmp_path: Path) -> None:
+    loader = DataLoader(Walk(), 2, num_workers=1)
+    with pytest.warns(UserWarning, match="The Walk has a state, but 1 worker processes.*StatefulDataLoader"):
+        run(loader, SaveAndStop(tmp_path / "state", 2))
+
+
+def test_a_state_from_before_streams_had_one_can_be_loaded(state: Path) -> None:
+    change_stream(state, lambda own: own.pop("stream"))
+    with pytest.warns(UserWarning, match="does not say where the Walk was, so the Walk cannot go on.*is skipped"):
+        run(walk := Walk(), seen := Targets(), resume_from=state, num_epochs=1)
+    assert walk.read.value == 9
+    assert len(seen.rows) == 5
+
+
+def test_a_state_that_cannot_be_stored_is_named(tmp_path: Path) -> None:
+    class Open(Walk):
+        def state_dict(self) -> dict[str, Any]:
+            return {**super().state_dict(), "seen": {1, 2}}
+
+    with pytest.raises(CheckpointError, match=r"stream\.state\.Open\.dataset\.seen is a builtins\.set\n.*leave these"):
+        run(Open(), SaveAndStop(tmp_path / "state", 2))
+    assert not (tmp_path / "state").exists()
+
+
+HOSTILE: dict[str, Callable[[Any], Any]] = {
+    "no mapping": lambda own: own.update(stream=5),
+    "nothing": lambda own: own.update(stream={}),
+    "a negative epoch": lambda own: own["stream"].update(epoch=-1),
+    "a huge text of batches": lambda own: own["stream"].update(batches="1" * 10**6),
+    "half finished": lambda own: own["stream"].update(is_finished="half"),
+    "the state of two": lambda own: own["stream"]["state"].update(other=1),
+    "the state of another": lambda own: own["stream"].update(state={"os.system": "id"}),
+    "a state that is none": lambda own: own["stream"]["state"].update(Walk="id"),
+    "samples that are no number": lambda own: own["stream"]["state"]["Walk"].update(samples=[1]),
+    "a position within a sample": lambda own: own["stream"]["state"]["Walk"].update(batches=1.5),
+    "a dataset that lacks something": lambda own: own["stream"]["state"]["Walk"]["dataset"].pop("order"),
+}
+
+
+def change_stream(folder: Path, change: Callable[[Any], Any]) -> None:
+    file = folder / "rank_0.json"
+    own = json.loads(file.read_text())
+    change(own)
+    file.write_text(json.dumps(own))
+    sign(folder)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_states_of_streams_are_refused_before_anything_changes(name: str, state: Path) -> None:
+    change_stream(state, HOSTILE[name])
+    weights: list[torch.Tensor] = []
+
+    class Watched(Trainer):
+        def create_train_dataloader(self, *args: Any, **kwargs: Any) -> Any:
+            weights.extend(parameter.clone() for parameter in self.model.parameters())
+            self.watched = self.model
+            return super().create_train_dataloader(*args, **kwargs)
+
+    trainers: list[Watched] = []
+
+    def watched(*args: Any, **kwargs: Any) -> Watched:
+        trainers.append(Watched(*args, **kwargs))
+        return trainers[-1]
+
+    with pytest.raises(InvalidCheckpointError):
+        run(Walk(), base=watched, resume_from=state)
+    assert weights
+    assert all(map(torch.equal, trainers[0].model.parameters(), weights))
+
+
+def test_a_worker_that_does_not_take_its_state_is_known_before_anything_changes(tmp_path: Path) -> None:
+    make = SOURCES["two workers"]
+    run(make(), SaveAndStop(tmp_path / "state", 2))
+    shutil.copytree(tmp_path / "state", tmp_path / "other")
+
+    def spoil(own: Any) -> None:
+        snapshot = own["stream"]["state"]["StatefulDataLoader"]["_snapshot"]
+        snapshot["_worker_snapshots"]["worker_1"]["dataset_state"]["samples"] = "x"
+
+    change_stream(tmp_path / "other", spoil)
+    with pytest.raises(InvalidCheckpointError, match="The StatefulDataLoader does not take the state .*TypeError"):
+        run(make(), resume_from=tmp_path / "other")
+    run(make(), resume_from=tmp_path / "state", num_epochs=1)
