@@ -10,7 +10,16 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from pytorch_accelerated import Trainer
-from pytorch_accelerated.callbacks import CallbackHandler, LogMetricsCallback, PrintMetricsCallback, TrainerCallback
+from pytorch_accelerated.callbacks import (
+    DEFAULT_CALLBACKS,
+    CallbackHandler,
+    LogMetricsCallback,
+    MetricsCallback,
+    ModelEmaCallback,
+    PrintMetricsCallback,
+    StepBasedEvaluationCallback,
+    TrainerCallback,
+)
 from pytorch_accelerated.callbacks.base import EVENTS
 from pytorch_accelerated.errors import (
     ArgumentTypeError,
@@ -307,6 +316,31 @@ def test_only_events_that_something_acts_at_are_worth_firing():
     assert not handler.acts_at["on_train_epoch_end"]
     handler.clear_callbacks()
     assert not handler.acts_at["on_train_epoch_start"]
+
+
+def test_callbacks_declare_whether_ranks_agree_after_each_update():
+    class Watches(TrainerCallback):
+        ranks_agree_after_each_update = False
+
+        def on_train_step_end(self, trainer: Trainer, **kwargs: Any) -> None: ...
+
+    class MayStop(Watches):
+        """May do more than its base, so what the base declares says nothing about it."""
+
+    class Patched(Watches):
+        ranks_agree_after_each_update = False
+
+        def __init__(self) -> None:
+            self.on_optimizer_step_end = lambda trainer, **kwargs: None  # type: ignore[method-assign]
+
+    class Listens(CallbackHandler):
+        def call_event(self, event: str, *args: Any, **kwargs: Any) -> None: ...
+
+    quiet = [*DEFAULT_CALLBACKS, StepBasedEvaluationCallback(2), MetricsCallback({}), ModelEmaCallback(), Watches]
+    assert not CallbackHandler([*quiet, Named("acts elsewhere", [])]).ranks_agree_after_each_update()
+    for kind in (MayStop, Patched):
+        assert CallbackHandler([*quiet, kind]).ranks_agree_after_each_update()
+    assert Listens().ranks_agree_after_each_update()
 
 
 def test_a_handler_of_ones_own_hears_of_every_event():

@@ -38,6 +38,11 @@ class TrainerCallback:
     #: False for callbacks that print or write files: a rehearsal (`Trainer.preflight`) leaves them out.
     takes_part_in_preflight: bool = True
 
+    #: Whether all ranks agree after each update on what this callback asked for at the events of a batch or an update,
+    #: a stop for example. With several ranks this costs a message for each update. Set it to False for callbacks that
+    #: ask for nothing there. A subclass does not inherit the False, because it may do more than its base.
+    ranks_agree_after_each_update: bool = True
+
     def on_init_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """The trainer has been constructed."""
 

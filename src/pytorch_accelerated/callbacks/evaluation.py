@@ -25,6 +25,8 @@ class StepBasedEvaluationCallback(TrainerCallback):
         ArgumentTypeError, ConfigurationError: if that is not a whole number of at least 1.
     """
 
+    ranks_agree_after_each_update = False
+
     def __init__(self, eval_every_n_steps: int) -> None:
         check_positive_count("eval_every_n_steps", eval_every_n_steps)
         self.eval_every_n_steps = eval_every_n_steps

@@ -21,6 +21,8 @@ from pytorch_accelerated.errors import (
 
 Value = TypeVar("Value")
 
+_EVENTS_OF_UPDATE = ("on_train_step_start", "on_train_step_end", "on_optimizer_step_start", "on_optimizer_step_end")
+
 
 class CallbackHandler:
     """Holds the callbacks of a trainer, in the order given, and calls them.
@@ -119,9 +121,17 @@ class CallbackHandler:
         methods = [_acting_method(callback, event) for callback in self._callbacks]
         return [method for method in methods if method is not None]
 
+    def ranks_agree_after_each_update(self) -> bool:
+        """Whether something on this rank may ask to stop at an event of an update, as the callbacks declare."""
+        owners = (getattr(method, "__self__", None) for event in _EVENTS_OF_UPDATE for method in self._methods[event])
+        return not self._is_plain or any(needs_agreement(owner) for owner in owners)
+
+    @property
+    def _is_plain(self) -> bool:
+        return type(self).call_event is CallbackHandler.call_event
+
     def _acts_at(self, event: str) -> bool:
-        is_plain = type(self).call_event is CallbackHandler.call_event
-        return bool(self._methods[event]) or not is_plain
+        return bool(self._methods[event]) or not self._is_plain
 
     def _forget_methods(self) -> None:
         self._methods.clear()
@@ -174,6 +184,11 @@ class CallbackHandler:
                 f"name.{hint} If you fire it yourself, list it in the trainer's class attribute `custom_events`.",
                 stacklevel=stacklevel_of_user(),
             )
+
+
+def needs_agreement(callback: Any) -> bool:
+    """What the class of `callback` itself says of `ranks_agree_after_each_update`; True if it says nothing."""
+    return bool(vars(type(callback)).get("ranks_agree_after_each_update", True))
 
 
 class _ByEvent(dict[str, Value]):

@@ -49,6 +49,8 @@ class MetricsCallback(TrainerCallback):
         during_evaluation: whether to compute them in evaluations.
     """
 
+    ranks_agree_after_each_update = False
+
     metrics: Any = ()
     during_training = True
     during_evaluation = True

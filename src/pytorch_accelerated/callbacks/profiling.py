@@ -32,6 +32,8 @@ class ProfilerCallback(TrainerCallback):
         ArgumentTypeError, ConfigurationError: if one of them is not a whole number of at least 1.
     """
 
+    ranks_agree_after_each_update = False
+
     takes_part_in_preflight = False
 
     _profiler: torch.profiler.profile | None = None

@@ -90,6 +90,8 @@ class PrintProgressCallback(TrainerCallback):
 class ProgressBarCallback(TrainerCallback):
     """Shows how far each pass over the data is: a bar in terminals and notebooks, now and then a line elsewhere."""
 
+    ranks_agree_after_each_update = False
+
     takes_part_in_preflight = False
 
     _open: tuple[Progress, ...] = ()  # the innermost pass is last: an evaluation inside a training epoch

@@ -218,6 +218,8 @@ class SaveTrainingStateCallback(TrainerCallback):
         ConfigurationError: if a number is not positive.
     """
 
+    ranks_agree_after_each_update = False
+
     takes_part_in_preflight = False
 
     save_dir: str | Path = "training_states"

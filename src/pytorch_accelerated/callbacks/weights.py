@@ -49,6 +49,8 @@ class ModelEmaCallback(SaveBestModelCallback):
     Source: Tarvainen and Valpola (2017), "Mean teachers are better role models", arXiv 1703.01780.
     """
 
+    ranks_agree_after_each_update = False
+
     decay: float = 0.99
     evaluate_during_training: bool = True
     save_path: str | Path = "ema_model.pt"

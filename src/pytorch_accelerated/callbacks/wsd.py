@@ -33,6 +33,8 @@ class WSDCheckpointCallback(TrainerCallback):
         initial_checkpoint: a training state to go on from, unless the run is resumed from another one.
     """
 
+    ranks_agree_after_each_update = False
+
     takes_part_in_preflight = False
 
     save_dir: str | Path = "checkpoints"

@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 # Losses are read this often. A number of updates, not of seconds: sums of a resumed run must be cut at the same places.
 UPDATES_BETWEEN_READINGS = 64
 
-_EVENTS_OF_UPDATE = ("on_train_step_start", "on_train_step_end", "on_optimizer_step_start", "on_optimizer_step_end")
 _HOOKS_OF_UPDATE = (
     "_perform_forward_and_backward_passes",
     "_update_loss_tracker",
@@ -496,16 +495,10 @@ class TrainingLoop(RunControl):
     def _has_stoppers(self) -> bool:
         """Whether something on this rank may want to stop between two batches: any callback or hook of the user's.
 
-        Where there is nothing like it, ranks agree now and then only. Callbacks of this library stop at other moments.
+        Where there is nothing like it, ranks agree now and then only. Callbacks of this library declare it.
         """
-        handler = self.callback_handler
-        has_own_handler = type(handler).call_event is not CallbackHandler.call_event
-        owners = [
-            getattr(method, "__self__", None) for event in _EVENTS_OF_UPDATE for method in handler.acting_methods(event)
-        ]
-        has_own_callback = not all(type(owner).__module__.startswith("pytorch_accelerated.") for owner in owners)
         has_own_hook = any(getattr(type(self), hook) is not getattr(TrainingLoop, hook) for hook in _HOOKS_OF_UPDATE)
-        return has_own_handler or has_own_callback or has_own_hook
+        return has_own_hook or self.callback_handler.ranks_agree_after_each_update()
 
     @property
     def _updates_left(self) -> int | None:

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from pytorch_accelerated.callbacks.handler import needs_agreement
 from pytorch_accelerated.callbacks.warning import stacklevel_of_user
 from pytorch_accelerated.errors import ArgumentTypeError, CallbackSetupError
 from pytorch_accelerated.huggingface.arguments.strategies import IntervalStrategy, SaveStrategy
@@ -25,6 +26,10 @@ class TrainerCallback:
     event tells; accept ``**kwargs``. Ask for something by setting a flag of the control. A control that is returned
     takes its place for the callbacks that follow.
     """
+
+    #: Whether all processes agree after each update on the flags that this callback set, which costs a message. Set it
+    #: to False for callbacks that set the same flags on each. A subclass does not inherit the False.
+    ranks_agree_after_each_update: bool = True
 
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         """The trainer has been made."""
@@ -133,7 +138,7 @@ class CallbackHandler:
 
     @property
     def has_foreign_callbacks(self) -> bool:
-        """Whether some callback is not one of this library, so that it may ask for anything at any time."""
+        """Whether some callback may ask for anything at any time: it does not declare otherwise."""
         if self.callbacks != self._known_callbacks:
             self._look_again()
         return self._has_foreign_callbacks
@@ -301,7 +306,7 @@ class CallbackHandler:
 
     def _look_again(self) -> None:
         self._known_callbacks = list(self.callbacks)
-        self._has_foreign_callbacks = not all(is_ours(callback) for callback in self.callbacks)
+        self._has_foreign_callbacks = any(map(needs_agreement, self.callbacks))
         self._methods.clear()
 
 
@@ -346,6 +351,8 @@ class DefaultFlowCallback(TrainerCallback):
     Multiples are those of the steps in the state, where shares of a run have become numbers of updates.
     """
 
+    ranks_agree_after_each_update = False
+
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         """What is due at multiples of updates, and at the last one, so that no work is lost and it can be the best."""
         step = state.global_step
@@ -374,6 +381,8 @@ class DefaultFlowCallback(TrainerCallback):
 class PrinterCallback(TrainerCallback):
     """Prints what is logged, once on each machine: for where there are no progress bars."""
 
+    ranks_agree_after_each_update = False
+
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> Any:
         """Print the logs as a dict, without the number of operations."""
         if state.is_local_process_zero and logs:
@@ -397,6 +406,8 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
         CallbackSetupError: if the patience is less than 1, or the threshold negative; when a training begins, if the
             arguments have no ``metric_for_best_model`` or no evaluations.
     """
+
+    ranks_agree_after_each_update = False
 
     def __init__(self, early_stopping_patience: int = 1, early_stopping_threshold: float | None = 0.0) -> None:
         threshold = early_stopping_threshold or 0.0

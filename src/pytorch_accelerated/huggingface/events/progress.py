@@ -18,6 +18,8 @@ class ProgressCallback(TrainerCallback):
     A bar in terminals and notebooks, now and then a line elsewhere.
     """
 
+    ranks_agree_after_each_update = False
+
     def __init__(self) -> None:
         self._new_display: Callable[[], Display] | None = None
         self._training: Progress | None = None

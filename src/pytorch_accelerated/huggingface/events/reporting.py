@@ -31,6 +31,8 @@ class TensorBoardCallback(TrainerCallback):
         MissingDependencyError: if TensorBoard is not installed.
     """
 
+    ranks_agree_after_each_update = False
+
     def __init__(self, tb_writer: Any = None) -> None:
         require("tensorboard", extra="tensorboard", needed_by="TensorBoardCallback")
         self.tb_writer = tb_writer
