@@ -1,6 +1,8 @@
 """Whatever yields samples or batches: each of them is used once, where it belongs."""
 
+import copy
 import itertools
+import pickle
 import warnings
 from collections import UserList
 from collections.abc import Callable, Iterator
@@ -28,7 +30,9 @@ from pytorch_accelerated.data.batch_size import batch_size_of
 from pytorch_accelerated.data.building import build_loader, default_loader_kwargs, effective_kwargs
 from pytorch_accelerated.data.planned_loader import PlannedLoader
 from pytorch_accelerated.data.sampling import epoch_order
+from pytorch_accelerated.data.slicing import DataLoaderSlice
 from pytorch_accelerated.data.stream_loader import StreamLoader
+from pytorch_accelerated.data.updates import RunLoader
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError
 from tests.data.loaders import Numbers, SizedStream, Stream, adapted, evaluated_on, numbers_in, trained_on
 
@@ -127,11 +131,32 @@ def test_a_stream_whose_batches_have_no_size_goes_on_by_batches() -> None:
 @pytest.mark.parametrize("make", [lambda: Numbers(SIZE), lambda: Stream(SIZE)], ids=["planned", "stream"])
 def test_a_limit_counts_from_where_the_pass_goes_on(make: Callable[[], Any]) -> None:
     loader = adapted(DataLoader(make(), 2), steps=2)
-    assert flat(trained_on(loader, max_batches=3)) == [0, 1, 2, 3, 4, 5]
-    assert flat(trained_on(loader, start=4, max_batches=1)) == [4, 5]
-    assert flat(trained_on(loader, start=4, max_batches=3)) == [4, 5, 6, 7, 8, 9]
-    assert flat(trained_on(loader, start=4, max_batches=0)) == []
-    assert flat(trained_on(loader, start=4, max_batches=-1)) == []
+    limited = loader.limited(3)
+    assert flat(trained_on(limited)) == [0, 1, 2, 3, 4, 5]
+    assert flat(trained_on(limited, start=4, batches_done=2)) == [4, 5]
+    assert flat(trained_on(limited, start=4, batches_done=0)) == [4, 5, 6, 7, 8, 9]
+    assert flat(trained_on(limited, start=4, batches_done=3)) == []
+    assert flat(trained_on(limited, start=4, batches_done=4)) == []
+
+
+@pytest.mark.parametrize("make", [lambda: Numbers(SIZE), lambda: SizedStream(SIZE)], ids=["planned", "stream"])
+def test_a_limited_loader_is_one_of_the_run_and_leaves_the_other_as_it_is(make: Callable[[], Any]) -> None:
+    whole = adapted(DataLoader(make(), 2))
+    limited = DataLoaderSlice(DataLoaderSlice(whole, 2), 4)
+    assert isinstance(limited, RunLoader)
+    assert (len(limited), limited.num_batches, limited.num_updates, limited.max_batches) == (2, 2, 2, 2)
+    assert limited.slice_size == 4
+    assert limited.dl.dl is whole
+    assert flat(numbers_in(limited)) == flat(trained_on(limited)) == flat(evaluated_on(limited)) == [0, 1, 2, 3]
+    assert flat(numbers_in(whole)) == flat(trained_on(whole)) == flat(evaluated_on(whole)) == UP
+    assert len(whole.limited(100)) == len(whole) == 6
+
+
+def test_a_slice_of_any_other_iterable_may_be_copied() -> None:
+    words = DataLoaderSlice(["a", "b", "c"], 2)
+    for again in (copy.copy(words), pickle.loads(pickle.dumps(words))):
+        assert list(again) == ["a", "b"]
+        assert again.slice_size == len(again) == 2
 
 
 # -------------------------------------------------------------------------------------------------- kinds of loaders

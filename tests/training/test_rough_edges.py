@@ -227,6 +227,10 @@ def test_a_slice_reports_no_more_batches_than_there_are():
     trainer = make(base=Sliced)
     trainer.train(DATA, 2, per_device_batch_size=2, gradient_accumulation_steps=4)
     assert trainer.run_state.updates == 4, "the last update of an epoch was lost"
+    assert type(trainer._train_dataloader.sampler).__name__ == "RandomSampler", (
+        "the loader within is not that of the run"
+    )
+    assert not trainer._train_dataloader.is_sharded, "its samples would not be shared out over several ranks"
 
 
 # Evaluation

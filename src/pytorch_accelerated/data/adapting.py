@@ -11,7 +11,6 @@ from torch.utils.data import DataLoader, IterableDataset
 from pytorch_accelerated.data.planned_loader import PlannedLoader
 from pytorch_accelerated.data.prefetch import DeviceFeed
 from pytorch_accelerated.data.ready_batches import look_at_first_batch
-from pytorch_accelerated.data.slicing import unsliced
 from pytorch_accelerated.data.stream_loader import StreamLoader
 from pytorch_accelerated.data.streams import is_stateful_loader
 from pytorch_accelerated.data.updates import RunLoader
@@ -64,6 +63,5 @@ def adapt_loader(
 
 def close_loader(loader: Any) -> None:
     """End the worker processes of `loader`, if it is one of a run."""
-    loader, _ = unsliced(loader)
     if isinstance(loader, RunLoader):
         loader.close()

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from pytorch_accelerated.data.fingerprints import hash_of_contents
-from pytorch_accelerated.data.slicing import unsliced
 from pytorch_accelerated.data.updates import RunLoader
 from pytorch_accelerated.errors import ConfigurationError, DataError
 from pytorch_accelerated.processes.ranks import Ranks
@@ -25,7 +24,6 @@ def refuse_empty(loader: RunLoader, purpose: str) -> None:
 
 def empty_loader_error(loader: Any, purpose: str) -> DataError:
     """What to raise where `loader` yields no batches."""
-    loader, _ = unsliced(loader)
     dataset = getattr(loader, "dataset", None)
     source = loader.source if isinstance(loader, RunLoader) else loader
     iterators = [type(part).__name__ for part in (source, dataset) if isinstance(part, Iterator)]

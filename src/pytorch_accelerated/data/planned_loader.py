@@ -60,7 +60,7 @@ class PlannedLoader(RunLoader):
 
     @property
     def num_batches(self) -> int:
-        return self._plan(self._orders.sizes(self._epoch)).num_batches
+        return self._at_most(self._plan(self._orders.sizes(self._epoch)).num_batches)
 
     def __len__(self) -> int:
         return self.num_batches
@@ -70,10 +70,10 @@ class PlannedLoader(RunLoader):
             yield from (micro.batch for micro in update.micro_batches if not micro.is_borrowed)
 
     def updates(
-        self, *, start: int = 0, max_batches: int | None = None, count_items: CountItems | None = None
+        self, *, start: int = 0, batches_done: int = 0, count_items: CountItems | None = None
     ) -> Iterator[Update]:
         order = self._orders.of(self._epoch)
-        windows, planned = itertools.tee(self._plan(order).windows(start, max_batches))
+        windows, planned = itertools.tee(self._plan(order).windows(start, self._batches_left(batches_done)))
         host_batches = self._fetch(order, (cells[self._ranks.index] for window in planned for cells in window.rounds))
         if count_items is not None:
             yield from self._counted_updates(windows, host_batches, count_items)
@@ -107,11 +107,9 @@ class PlannedLoader(RunLoader):
             has_empty_rank = ranks.count > 1 and not all(cell.size for cell in cells)
             yield MicroBatch(next(batches), weight, index == last, not size, has_empty_rank, items)
 
-    def rounds(
-        self, *, max_rounds: int | None = None, borrows: bool = False, count_items: CountItems | None = None
-    ) -> Iterator[Round]:
+    def rounds(self, *, borrows: bool = False, count_items: CountItems | None = None) -> Iterator[Round]:
         order = self._orders.of(self._epoch)
-        windows, planned = itertools.tee(itertools.islice(self._rounds(order), max_rounds))
+        windows, planned = itertools.tee(itertools.islice(self._rounds(order), self.max_batches))
         mine = (window.rounds[0][self._ranks.index] for window in planned)
         counter = ItemCounter(count_items)
         batches = self._feed(counter.over(self._fetch(order, (cell for cell in mine if cell.size or borrows))))

@@ -10,7 +10,6 @@ from typing import Any
 from pytorch_accelerated.checkpointing.codec import encode
 from pytorch_accelerated.data.fingerprints import Fingerprint, hash_of_contents
 from pytorch_accelerated.data.hub_streams import has_unseeded_order
-from pytorch_accelerated.data.slicing import unsliced
 from pytorch_accelerated.data.stream_loader import StreamLoader
 from pytorch_accelerated.data.streams import has_state
 from pytorch_accelerated.data.updates import RunLoader
@@ -36,10 +35,9 @@ class SavedData:
 
 def data_facts(**loaders: Any) -> dict[str, dict[str, Any]]:
     """What a training state keeps of the loaders of a run, by their role."""
-    found = {role: unsliced(loader)[0] for role, loader in loaders.items()}
     return {
         role: {"seed": loader.seed, **dataclasses.asdict(loader.fingerprint)}
-        for role, loader in found.items()
+        for role, loader in loaders.items()
         if isinstance(loader, RunLoader)
     }
 
@@ -83,7 +81,6 @@ def differing_rows(
         source: the training state, for the message.
     """
     for role, loader in {"train": train_dataloader, "eval": eval_dataloader}.items():
-        loader, _ = unsliced(loader)
         if role not in saved or not isinstance(loader, RunLoader):
             continue
         now = loader.fingerprint
@@ -103,9 +100,8 @@ def differing_rows(
         )
 
 
-def stream_state(train_dataloader: Any, ranks: Ranks) -> dict[str, Any] | None:
+def stream_state(loader: Any, ranks: Ranks) -> dict[str, Any] | None:
     """Where this rank is in the stream that it trains on; None for other data, or if nobody in this process knows."""
-    loader, _ = unsliced(train_dataloader)
     if not isinstance(loader, StreamLoader):
         return None
     if has_unseeded_order(loader.dataset) and ranks.is_first:
@@ -134,7 +130,7 @@ def stream_state(train_dataloader: Any, ranks: Ranks) -> dict[str, Any] | None:
 
 
 def restore_stream(
-    train_dataloader: Any,
+    loader: Any,
     states: Sequence[dict[str, Any] | None],
     ranks: Ranks,
     *,
@@ -146,7 +142,7 @@ def restore_stream(
     Where it cannot, it will be read again, with a warning on the first rank.
 
     Args:
-        train_dataloader: of the run that goes on.
+        loader: the training loader of the run that goes on.
         states: by rank of the run that was saved.
         ranks: of the run that goes on.
         run_state: of the run that was saved.
@@ -156,7 +152,6 @@ def restore_stream(
         ConfigurationError: if nobody could tell which samples of the epoch are left.
         InvalidCheckpointError: if the dataset or loader does not take its state.
     """
-    loader, _ = unsliced(train_dataloader)
     if not isinstance(loader, StreamLoader):
         return
     is_within_epoch = run_state.phase is RunPhase.TRAINING and run_state.updates_in_epoch > 0

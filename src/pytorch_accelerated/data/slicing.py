@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+from pytorch_accelerated.data.updates import RunLoader
 from pytorch_accelerated.errors import ConfigurationError
 
 LIMIT_BATCHES_ENV_VAR = "PT_ACC_LIMIT_BATCHES"
@@ -15,6 +16,8 @@ LIMIT_BATCHES_ENV_VAR = "PT_ACC_LIMIT_BATCHES"
 
 class DataLoaderSlice:
     """The first `slice_size` batches of each pass over a loader; everything else is the loader's.
+
+    A slice of a loader of a run is a loader of that run, too, with the limit as its `max_batches`.
 
     Args:
         dl: any iterable of batches.
@@ -24,9 +27,21 @@ class DataLoaderSlice:
         ConfigurationError: if `slice_size` is not a positive whole number.
     """
 
+    def __new__(cls, dl: Any, slice_size: int) -> Any:
+        """A slice, or the loader of the run with a limit."""
+        if cls is not DataLoaderSlice or not isinstance(dl, RunLoader):
+            return super().__new__(cls)
+        limited: Any = dl.limited(checked_limit(slice_size, name="slice_size"))
+        limited.dl, limited.slice_size = dl, slice_size  # as a slice of any other loader has them
+        return limited
+
     def __init__(self, dl: Any, slice_size: int) -> None:
         self.dl = dl
         self.slice_size = checked_limit(slice_size, name="slice_size")
+
+    def __getnewargs__(self) -> tuple[Any, int]:
+        """What a copy is made with."""
+        return self.dl, self.slice_size
 
     def __iter__(self) -> Iterator[Any]:
         return itertools.islice(self.dl, self.slice_size)
@@ -43,15 +58,6 @@ class DataLoaderSlice:
         if name == "dl":  # not there yet: an unpickled copy, for example
             raise AttributeError(name)
         return getattr(self.dl, name)
-
-
-def unsliced(loader: Any) -> tuple[Any, int | None]:
-    """The loader within any number of slices, and the smallest of their sizes."""
-    limit: int | None = None
-    while isinstance(loader, DataLoaderSlice):
-        limit = loader.slice_size if limit is None else min(limit, loader.slice_size)
-        loader = loader.dl
-    return loader, limit
 
 
 class LimitBatches(contextlib.ContextDecorator):

@@ -82,10 +82,10 @@ class StreamLoader(RunLoader):
 
     def __len__(self) -> int:
         batches = len(self.source)  # type: ignore[arg-type]
-        return batches if self.is_sharded else -(-batches // self._ranks.count)
+        return self._at_most(batches if self.is_sharded else -(-batches // self._ranks.count))
 
     def __iter__(self) -> Iterator[Any]:
-        return (batch for batch, _ in self._measured_batches(self._feed))
+        return (batch for batch, _ in itertools.islice(self._measured_batches(self._feed), self.max_batches))
 
     @property
     def stateful(self) -> Any:
@@ -111,7 +111,7 @@ class StreamLoader(RunLoader):
         self._previous = state["borrowed"]
 
     def updates(
-        self, *, start: int = 0, max_batches: int | None = None, count_items: CountItems | None = None
+        self, *, start: int = 0, batches_done: int = 0, count_items: CountItems | None = None
     ) -> Iterator[Update]:
         """The updates of a training pass; see `RunLoader.updates`.
 
@@ -120,8 +120,8 @@ class StreamLoader(RunLoader):
         """
         is_fed_ahead = self._accumulation_steps == 1 and count_items is None and self.stateful is None
         if is_fed_ahead and self._ranks.count == 1:
-            return itertools.islice(self._updates_of_one_batch(start), max_batches)
-        return self._agreed_updates(start, max_batches, count_items, is_fed_ahead)
+            return itertools.islice(self._updates_of_one_batch(start), self._batches_left(batches_done))
+        return self._agreed_updates(start, self._batches_left(batches_done), count_items, is_fed_ahead)
 
     def _updates_of_one_batch(self, start: int) -> Iterator[Update]:
         position = 0
@@ -132,10 +132,10 @@ class StreamLoader(RunLoader):
                 yield update_of_one_batch(batch, samples)
 
     def _agreed_updates(
-        self, start: int, max_batches: int | None, count_items: CountItems | None, is_fed_ahead: bool
+        self, start: int, batches_left: int | None, count_items: CountItems | None, is_fed_ahead: bool
     ) -> Iterator[Update]:
         batches = self._measured_batches(self._feed if is_fed_ahead else iter)
-        left = sys.maxsize if max_batches is None else max(0, max_batches)
+        left = sys.maxsize if batches_left is None else batches_left
         position = start if self._fetcher.goes_on_in(self._epoch) else 0
         while True:
             # What has been used already may have been cut into other updates.
@@ -204,11 +204,9 @@ class StreamLoader(RunLoader):
             weight, items = weights[index]
             yield MicroBatch(batch, weight, index == last, is_borrowed, has_empty_rank, items)
 
-    def rounds(
-        self, *, max_rounds: int | None = None, borrows: bool = False, count_items: CountItems | None = None
-    ) -> Iterator[Round]:
+    def rounds(self, *, borrows: bool = False, count_items: CountItems | None = None) -> Iterator[Round]:
         counter = ItemCounter(count_items)
-        batches = itertools.islice(self._measured_batches(self._feed, counter), max_rounds)
+        batches = itertools.islice(self._measured_batches(self._feed, counter), self.max_batches)
         if self._ranks.count == 1:
             return self._own_rounds(batches, counter)
         return self._agreed_rounds(batches, counter, borrows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import numbers
 from abc import ABC, abstractmethod
@@ -184,12 +185,14 @@ class RunLoader(ABC):
         is_shuffled: whether the samples of each epoch come in a random order of ours.
         is_vectorised: whether a batch is one indexing operation in this process.
         announcement: what the user should know of the batches; None for nothing.
+        max_batches: of this rank, after which every pass ends; None for no limit.
     """
 
     is_sharded = False
     is_shuffled = False
     is_vectorised = False
     announcement: str | None = None
+    max_batches: int | None = None
     _fetcher: BatchFetcher | StreamFetcher
 
     def __init__(
@@ -274,27 +277,41 @@ class RunLoader(ABC):
         """Say which pass comes next; epochs count from 0."""
         self._epoch = epoch
 
+    def limited(self, max_batches: int) -> RunLoader:
+        """This loader with passes of at most `max_batches` batches, also if its own limit is higher.
+
+        The two share their worker processes and the position in a stream, so only one of them may be used at a time.
+        """
+        limited = copy.copy(self)
+        limited.max_batches = self._at_most(max_batches)
+        return limited
+
+    def _at_most(self, batches: int) -> int:
+        """`batches`, as far as the limit allows."""
+        return batches if self.max_batches is None else min(batches, self.max_batches)
+
+    def _batches_left(self, batches_done: int) -> int | None:
+        """Until the limit is reached; None without a limit."""
+        return None if self.max_batches is None else max(0, self.max_batches - batches_done)
+
     @abstractmethod
     def updates(
-        self, *, start: int = 0, max_batches: int | None = None, count_items: CountItems | None = None
+        self, *, start: int = 0, batches_done: int = 0, count_items: CountItems | None = None
     ) -> Iterator[Update]:
         """The updates of a training pass.
 
         Args:
             start: samples of this epoch that have been used already, over all ranks.
-            max_batches: batches of a rank after which the pass ends.
+            batches_done: the batches of this rank that they came in; they count towards `max_batches`.
             count_items: counts the items of a host batch, where an item of the loss is not a sample; the update is
                 then read ahead in host memory.
         """
 
     @abstractmethod
-    def rounds(
-        self, *, max_rounds: int | None = None, borrows: bool = False, count_items: CountItems | None = None
-    ) -> Iterator[Round]:
-        """The rounds of an evaluation or prediction pass: every sample once.
+    def rounds(self, *, borrows: bool = False, count_items: CountItems | None = None) -> Iterator[Round]:
+        """The rounds of an evaluation or prediction pass: every sample once, or `max_batches` rounds.
 
         Args:
-            max_rounds: after which the pass ends.
             borrows: give a rank that has no samples in a round those of another round.
             count_items: counts the items of a host batch, where an item of the loss is not a sample.
         """

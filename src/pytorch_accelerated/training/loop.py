@@ -23,7 +23,6 @@ from pytorch_accelerated.callbacks.watching import WatchedMetric
 from pytorch_accelerated.data.batch_size import batch_size_of
 from pytorch_accelerated.data.checking import empty_loader_error
 from pytorch_accelerated.data.resuming import SavedData
-from pytorch_accelerated.data.slicing import unsliced
 from pytorch_accelerated.data.updates import CountItems, MicroBatch, Round, RunLoader, Update
 from pytorch_accelerated.errors import DataError, HookOutputError, StopTrainingError
 from pytorch_accelerated.models.sharding import own_parts, whole
@@ -106,9 +105,8 @@ class TrainingLoop(RunControl):
         """One epoch and its evaluation; after a resume, what of it is still due."""
         state = self.run_state
         if state.phase is RunPhase.TRAINING:
-            loader, _ = unsliced(self._train_dataloader)
-            if isinstance(loader, RunLoader):  # a subclass may iterate over it without `_updates`
-                loader.set_epoch(self._data_epoch)
+            if isinstance(self._train_dataloader, RunLoader):  # a subclass may iterate over it without `_updates`
+                self._train_dataloader.set_epoch(self._data_epoch)
             self._run_train_epoch(self._train_dataloader)
             self._close(RunPhase.TRAINING_EPOCH_CLOSED)
         if state.phase is RunPhase.TRAINING_EPOCH_CLOSED:
@@ -528,24 +526,17 @@ class TrainingLoop(RunControl):
 
     def _updates(self, train_dl: Any) -> Iterator[Update]:
         """The updates of the current epoch that are still due."""
-        loader, limit = unsliced(train_dl)
-        loader = self._adapted_if_new(loader, self._train_dl_kwargs)
+        loader = self._adapted(train_dl, self._train_dl_kwargs)  # it may have been put in place since the run started
         state = self.run_state
         loader.set_epoch(self._data_epoch)
         self._epoch_clock.watch(loader.waiting)
-        if limit is not None:
-            limit -= state.batches_in_epoch
-        return loader.updates(start=state.samples_in_epoch, max_batches=limit, count_items=self._count_items)
-
-    def _rounds(self, eval_dl: Any, count_items: CountItems | None = None) -> Iterator[Round]:
-        loader, limit = unsliced(eval_dl)
-        return self._adapted_if_new(loader, self._eval_dl_kwargs).rounds(
-            max_rounds=limit, borrows=self._is_sharded, count_items=count_items
+        return loader.updates(
+            start=state.samples_in_epoch, batches_done=state.batches_in_epoch, count_items=self._count_items
         )
 
-    def _adapted_if_new(self, loader: Any, dl_kwargs: Mapping[str, Any]) -> RunLoader:
-        """Loaders that a callback put in place since the run started are adapted when they are used."""
-        return loader if isinstance(loader, RunLoader) else self._adapted(loader, dl_kwargs)
+    def _rounds(self, eval_dl: Any, count_items: CountItems | None = None) -> Iterator[Round]:
+        loader = self._adapted(eval_dl, self._eval_dl_kwargs)
+        return loader.rounds(borrows=self._is_sharded, count_items=count_items)
 
     def _without_gradients(self) -> contextlib.AbstractContextManager[Any]:
         return torch.inference_mode() if self.inference_mode else torch.no_grad()

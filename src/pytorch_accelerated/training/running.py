@@ -22,6 +22,7 @@ from pytorch_accelerated.data.checking import refuse_empty, refuse_other_rows
 from pytorch_accelerated.data.ordering import drawn_seed
 from pytorch_accelerated.data.prefetch import device_feed
 from pytorch_accelerated.data.resuming import SavedData, data_facts, differing_rows
+from pytorch_accelerated.data.slicing import DataLoaderSlice
 from pytorch_accelerated.data.updates import RunLoader
 from pytorch_accelerated.errors import CheckpointError, ConfigurationError, NonFiniteLossError
 from pytorch_accelerated.models.compiling import CompileReport, CompileWatch
@@ -303,6 +304,8 @@ class TrainingRun(TrainingLoop):
     def _adapted(self, loader: Any, dl_kwargs: Mapping[str, Any] | None, role: str | None = None) -> RunLoader:
         if isinstance(loader, RunLoader):
             return loader
+        if isinstance(loader, DataLoaderSlice):
+            return self._adapted(loader.dl, dl_kwargs, role).limited(loader.slice_size)
         own_seed = self._ranks.from_first(drawn_seed(loader))  # on every rank, so that generators stay in step
         seed = self._run_seed if own_seed is None else own_seed
         if self._resumed_data is not None:  # whatever generators are like now, and if the state says nothing of them
