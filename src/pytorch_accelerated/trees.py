@@ -1,7 +1,8 @@
 """Nested containers: tuples, named tuples, lists and mappings, with leaves of any other kind in them.
 
 The one place that knows how to walk, rebuild, join and cut them. Paths are written as Python would: ``['boxes'][0]``,
-``.logits``. Rebuilt mappings are plain dicts, unless ``keep_mappings`` asks for the kind that they were.
+``.logits``. Rebuilt mappings are plain dicts, unless ``keep_mappings`` asks for the kind that they were. The argument
+``parts`` says what counts as a container: `parts_of`, or `plain_parts_of` for builtin types only.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import Any
 
 import torch
 
+Parts = Callable[[Any], Sequence[Any] | None]
+
 
 def parts_of(data: Any) -> Sequence[Any] | None:
     """The items of a container, or the values of a mapping, in order. None for a leaf."""
@@ -20,14 +23,19 @@ def parts_of(data: Any) -> Sequence[Any] | None:
     return list(data.values()) if isinstance(data, Mapping) else None
 
 
-def leaves(data: Any) -> Iterator[Any]:
+def plain_parts_of(data: Any) -> Sequence[Any] | None:
+    """As `parts_of`, but instances of subclasses and other mappings than dicts are leaves."""
+    return parts_of(data) if type(data) in (tuple, list, dict) else None
+
+
+def leaves(data: Any, *, parts: Parts = parts_of) -> Iterator[Any]:
     """Yield every leaf, in order."""
-    parts = parts_of(data)
-    if parts is None:
+    inner = parts(data)
+    if inner is None:
         yield data
     else:
-        for part in parts:
-            yield from leaves(part)
+        for part in inner:
+            yield from leaves(part, parts=parts)
 
 
 def tensors_in(data: Any) -> list[torch.Tensor]:
@@ -44,31 +52,42 @@ def rebuilt(container: Any, parts: Iterable[Any], *, keep_mappings: bool = False
     return kind(*parts) if hasattr(container, "_fields") else kind(parts)
 
 
-def map_leaves(function: Callable[[Any], Any], data: Any, *, keep_mappings: bool = False) -> Any:
+def map_leaves(
+    function: Callable[[Any], Any], data: Any, *, keep_mappings: bool = False, parts: Parts = parts_of
+) -> Any:
     """`data` with ``function(leaf)`` in place of each leaf."""
-    parts = parts_of(data)
-    if parts is None:
+    inner = parts(data)
+    if inner is None:
         return function(data)
-    mapped = [map_leaves(function, part, keep_mappings=keep_mappings) for part in parts]
+    mapped = [map_leaves(function, part, keep_mappings=keep_mappings, parts=parts) for part in inner]
     return rebuilt(data, mapped, keep_mappings=keep_mappings)
 
 
-def map_paths(function: Callable[[str, Any], Any], data: Any, path: str = "") -> Any:
-    """`data` with ``function(path, leaf)`` in place of each leaf.
+def map_paths(function: Callable[[str, Any], Any], data: Any, path: str = "", *, parts: Parts = parts_of) -> Any:
+    """`data` with ``function(path, leaf)`` in place of each leaf, called in the order of `leaves`.
 
     Args:
-        function: called in the order of `leaves`.
+        function: what to call.
         data: nested containers.
-        path: what the paths begin with.
+        path: the beginning of all paths.
+        parts: see the top of this file.
     """
-    parts = parts_of(data)
-    if parts is None:
+    inner = parts(data)
+    if inner is None:
         return function(path, data)
     if hasattr(data, "_fields"):
         places = [f"{path}.{field}" for field in data._fields]
     else:
-        places = [f"{path}[{key!r}]" for key in (data if isinstance(data, Mapping) else range(len(parts)))]
-    return rebuilt(data, [map_paths(function, part, place) for part, place in zip(parts, places, strict=True)])
+        places = [f"{path}[{key!r}]" for key in (data if isinstance(data, Mapping) else range(len(inner)))]
+    mapped = [map_paths(function, part, place, parts=parts) for part, place in zip(inner, places, strict=True)]
+    return rebuilt(data, mapped)
+
+
+def leaves_by_path(data: Any, path: str = "", *, parts: Parts = parts_of) -> dict[str, Any]:
+    """Every leaf by its path, in order."""
+    found: dict[str, Any] = {}
+    map_paths(found.__setitem__, data, path, parts=parts)
+    return found
 
 
 def merged(function: Callable[[list[Any]], Any], trees: Sequence[Any], *, keep_mappings: bool = False) -> Any:
@@ -94,7 +113,7 @@ def with_tensors(data: Any, tensors: Iterable[torch.Tensor], *, keep_mappings: b
 
 def split_rows(data: Any, sizes: Sequence[int]) -> Iterator[Any]:
     """Yield views of `data` with `sizes` rows each, which make up all rows. Mappings keep their kind."""
-    for tensors in zip(*(tensor.split(list(sizes)) for tensor in tensors_in(data)), strict=True):
+    for tensors in zip(*(torch.split(tensor, list(sizes)) for tensor in tensors_in(data)), strict=True):
         yield with_tensors(data, tensors, keep_mappings=True)
 
 

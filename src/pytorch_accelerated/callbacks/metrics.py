@@ -14,6 +14,8 @@ from pytorch_accelerated.checkpointing.likeness import require_kinds
 from pytorch_accelerated.checkpointing.taking_over import explained_taking_over
 from pytorch_accelerated.errors import ConfigurationError, HookOutputError
 from pytorch_accelerated.optional import require
+from pytorch_accelerated.tracking.values import on_host
+from pytorch_accelerated.trees import map_leaves
 
 if TYPE_CHECKING:
     from torchmetrics import Metric, MetricCollection
@@ -220,7 +222,7 @@ def _metrics_within(collection: MetricCollection) -> Iterator[tuple[str, Metric]
 def _read_states(collection: MetricCollection) -> dict[str, Any]:
     """Copies in host memory of what the metrics have seen on this rank, those that have seen nothing left out."""
     return {
-        name: {"updates": metric.update_count, "values": _in_host_memory(metric.metric_state)}
+        name: {"updates": metric.update_count, "values": on_host(metric.metric_state)}
         for name, metric in _metrics_within(collection)
         if metric.update_called
     }
@@ -264,15 +266,5 @@ def _refuse_what_cannot_be_continued(collection: MetricCollection, parts: Sequen
                 )
 
 
-def _in_host_memory(state: Any) -> Any:
-    if isinstance(state, torch.Tensor):
-        return state.detach().cpu().clone()  # a copy: what was a view would bring all that it is a view of
-    if isinstance(state, dict):
-        return {name: _in_host_memory(value) for name, value in state.items()}
-    return [_in_host_memory(value) for value in state] if isinstance(state, list) else state
-
-
 def _on_device(state: Any, device: torch.device) -> Any:
-    if isinstance(state, torch.Tensor):
-        return state.to(device)
-    return [_on_device(value, device) for value in state] if isinstance(state, list) else state
+    return map_leaves(lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, state)

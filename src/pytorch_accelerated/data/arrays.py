@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
 from pytorch_accelerated.errors import DataError
+from pytorch_accelerated.trees import leaves_by_path, map_leaves, plain_parts_of, rebuilt
 
 
 class ArrayDataset(Dataset[Any]):
@@ -32,14 +33,15 @@ class ArrayDataset(Dataset[Any]):
     def __init__(self, data: Any, indices: torch.Tensor | None = None) -> None:
         self.data = data
         self.indices = indices
-        lengths = {name: _length(name, array) for name, array in _leaves("data", data)}
+        arrays = leaves_by_path(data, "data", parts=plain_parts_of)
+        lengths = {name: _length(name, array) for name, array in arrays.items()}
         if len(set(lengths.values())) != 1:
             found = ", ".join(f"{name} has {length}" for name, length in lengths.items()) or "there are no arrays"
             raise DataError(
                 f"The arrays of a dataset must have one row per sample each, but {found}. Pass arrays of one length."
             )
         self._rows = next(iter(lengths.values()))
-        tensors = [_as_tensor(array) for _, array in _leaves("data", data)]
+        tensors = [_as_tensor(array) for array in arrays.values()]
         known = [tensor for tensor in tensors if tensor is not None]
         # With an array that torch has no dtype for (strings, objects), all are fetched row by row instead.
         self._tensors = known if len(known) == len(tensors) else None
@@ -52,7 +54,7 @@ class ArrayDataset(Dataset[Any]):
         if not -len(self) <= index < len(self):
             raise IndexError(f"Sample {index} was asked for, but there are {len(self)}.")
         row = index if self.indices is None else int(self.indices[index])
-        return _map(lambda array: array[row], self.data)
+        return map_leaves(lambda array: array[row], self.data, parts=plain_parts_of)
 
     @property
     def row_bytes(self) -> int:
@@ -82,7 +84,7 @@ class ArrayDataset(Dataset[Any]):
         parts = [_batches_of(tensor, indices, sizes, pin_memory) for tensor in self._tensors]
         if self._is_flat:
             return list(map(list, zip(*parts, strict=True)))
-        return [_assembled(self.data, iter(leaves)) for leaves in zip(*parts, strict=True)]
+        return [_assembled(self.data, iter(tensors)) for tensors in zip(*parts, strict=True)]
 
 
 def as_array_dataset(dataset: Any) -> ArrayDataset | None:
@@ -110,17 +112,6 @@ def _is_array(value: Any) -> bool:
     return (type(value) is torch.Tensor and value.layout == torch.strided) or type(value) in (np.ndarray, np.memmap)
 
 
-def _leaves(name: str, data: Any) -> Iterator[tuple[str, Any]]:
-    if type(data) is dict:
-        for key, value in data.items():
-            yield from _leaves(f"{name}[{key!r}]", value)
-    elif type(data) in (tuple, list):
-        for index, value in enumerate(data):
-            yield from _leaves(f"{name}[{index}]", value)
-    else:
-        yield name, data
-
-
 def _length(name: str, array: Any) -> int:
     if not _is_array(array):
         is_sparse = isinstance(array, torch.Tensor) and array.layout != torch.strided
@@ -135,21 +126,13 @@ def _length(name: str, array: Any) -> int:
     return len(array)
 
 
-def _map(function: Callable[[Any], Any], data: Any) -> Any:
-    if type(data) is dict:
-        return {key: _map(function, value) for key, value in data.items()}
-    if type(data) in (tuple, list):
-        return type(data)(_map(function, value) for value in data)
-    return function(data)
-
-
-def _assembled(data: Any, leaves: Iterator[torch.Tensor]) -> Any:
-    """`leaves` in the structure of `data`, where tuples have become lists, as `default_collate` does it."""
-    if type(data) is dict:
-        return {key: _assembled(value, leaves) for key, value in data.items()}
-    if type(data) in (tuple, list):
-        return [_assembled(value, leaves) for value in data]
-    return next(leaves)
+def _assembled(data: Any, tensors: Iterator[torch.Tensor]) -> Any:
+    """`tensors` in the structure of `data`, with lists in place of tuples, as `default_collate` does it."""
+    parts = plain_parts_of(data)
+    if parts is None:
+        return next(tensors)
+    batch = [_assembled(part, tensors) for part in parts]
+    return rebuilt(data, batch) if type(data) is dict else batch
 
 
 def _batches_of(

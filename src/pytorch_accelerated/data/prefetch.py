@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
+
+from pytorch_accelerated.trees import leaves
 
 
 class DeviceFeed(Protocol):
@@ -73,18 +75,8 @@ class _CudaFeed:
 
 def _tensors_in(batch: Any) -> list[torch.Tensor] | None:
     """The tensors of a batch; None if there is an object in it that can be moved, but not looked into."""
-    if isinstance(batch, torch.Tensor):
-        return [batch]
-    if isinstance(batch, Mapping):
-        batch = tuple(batch.values())
-    if not isinstance(batch, (tuple, list)):
-        return None if hasattr(batch, "to") else []
-    tensors: list[torch.Tensor] = []
-    for found in map(_tensors_in, batch):
-        if found is None:
-            return None
-        tensors += found
-    return tensors
+    movable = [leaf for leaf in leaves(batch) if hasattr(leaf, "to")]
+    return movable if all(isinstance(leaf, torch.Tensor) for leaf in movable) else None
 
 
 class WaitingTime:

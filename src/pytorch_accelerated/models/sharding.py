@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from pytorch_accelerated.trees import map_leaves
+
 if TYPE_CHECKING:
     from typing import TypeGuard
 
@@ -40,16 +42,15 @@ def whole(value: Any) -> Any:
     """`value` with its sharded tensors put together, on their device. Must be called by all ranks.
 
     Args:
-        value: nested dicts, such as state dicts are; what is in other containers stays as it is.
+        value: nested dicts, such as state dicts are, whose kind and attributes are kept (a module's versions are such
+            an attribute). Other containers stay as they are.
     """
-    if is_sharded(value):
-        return value.full_tensor()
-    if isinstance(value, dict):
-        copy = value.copy()  # keeps the kind, and a module's versions
-        for key, item in value.items():
-            copy[key] = whole(item)
-        return copy
-    return value
+    return map_leaves(
+        lambda leaf: leaf.full_tensor() if is_sharded(leaf) else leaf,
+        value,
+        keep_mappings=True,
+        parts=lambda data: list(data.values()) if isinstance(data, dict) else None,
+    )
 
 
 def sharded_like(live: torch.Tensor, value: Any) -> Any:

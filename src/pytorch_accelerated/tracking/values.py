@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from pytorch_accelerated.trees import map_leaves, plain_parts_of
+
 
 def stored_value(value: Any) -> Any:
     """A float for a number, a numpy scalar, or a 0-dim array or tensor, whose device is then waited for.
@@ -32,10 +34,10 @@ def is_scalar(value: Any) -> bool:
 
 def on_host(value: Any) -> Any:
     """`value` with host copies in place of its tensors and arrays, also of those in lists, tuples and dicts."""
+    return map_leaves(_copy_on_host, value, parts=plain_parts_of)
+
+
+def _copy_on_host(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.detach().to("cpu", copy=True)
-    if isinstance(value, np.ndarray):
-        return value.copy()
-    if type(value) is dict:
-        return {key: on_host(item) for key, item in value.items()}
-    return type(value)(map(on_host, value)) if type(value) in (list, tuple) else value
+    return value.copy() if isinstance(value, np.ndarray) else value

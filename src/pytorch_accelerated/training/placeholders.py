@@ -14,6 +14,7 @@ from typing import Any, NoReturn, Protocol, TypeVar
 
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError
 from pytorch_accelerated.run_config import TrainerRunConfig
+from pytorch_accelerated.trees import map_leaves, plain_parts_of
 
 T = TypeVar("T")
 
@@ -226,6 +227,11 @@ _PER_EPOCH = (
 
 
 def _resolve(value: Any, run_config: TrainerRunConfig) -> Any:
+    # Plain containers only: how to rebuild a subclass is not known.
+    return map_leaves(lambda leaf: _resolve_leaf(leaf, run_config), value, parts=plain_parts_of)
+
+
+def _resolve_leaf(value: Any, run_config: TrainerRunConfig) -> Any:
     if isinstance(value, TrainerPlaceholderValues):
         return _number(value, run_config)
     if isinstance(value, _Operation):
@@ -239,11 +245,6 @@ def _resolve(value: Any, run_config: TrainerRunConfig) -> Any:
             args = [epochs if _is_num_epochs(given) else arg for given, arg in zip(value.args, args, strict=True)]
             keywords.update({name: epochs for name, given in value.keywords.items() if _is_num_epochs(given)})
         return functools.partial(func, *args, **keywords)
-    # Exact types only: how to rebuild a subclass is not known.
-    if type(value) in (list, tuple):
-        return type(value)(_resolve(item, run_config) for item in value)
-    if type(value) is dict:
-        return {key: _resolve(item, run_config) for key, item in value.items()}
     return value
 
 

@@ -16,6 +16,7 @@ from pytorch_accelerated.huggingface.evaluation.outputs import EvalLoopOutput, E
 from pytorch_accelerated.huggingface.evaluation.rows import PADDING, RowCollector, as_objects
 from pytorch_accelerated.processes.ranks import Ranks
 from pytorch_accelerated.tracking.loss import LossTracker
+from pytorch_accelerated.trees import map_leaves
 
 if TYPE_CHECKING:
     from pytorch_accelerated.huggingface.arguments.training_arguments import TrainingArguments
@@ -265,7 +266,7 @@ def plain_metrics(metrics: Any) -> dict[str, Any]:
             f"`compute_metrics` returned a dict with {nameless[0]!r} as the name of a metric, which gets a prefix such "
             "as 'eval_'. Let names be strings."
         )
-    return {name: _plain(value) for name, value in metrics.items()}
+    return {name: map_leaves(_plain, value) for name, value in metrics.items()}
 
 
 def _plain(value: Any) -> Any:
@@ -273,8 +274,4 @@ def _plain(value: Any) -> Any:
         value = value.detach().cpu().numpy()
     if isinstance(value, (np.generic, np.ndarray)):
         return value.item() if value.size == 1 else value.tolist()
-    if isinstance(value, Mapping):
-        return {name: _plain(item) for name, item in value.items()}
-    if isinstance(value, (tuple, list)):
-        return type(value)(_plain(item) for item in value)
     return value
