@@ -44,8 +44,9 @@ from pytorch_accelerated.models.deepspeed import is_engine
 from pytorch_accelerated.models.preparation import PreparedModel
 from pytorch_accelerated.models.sharding import has_shards, whole
 from pytorch_accelerated.prediction.collecting import collect_predictions
+from pytorch_accelerated.processes.gathering import map_tensors, without_rows
 from pytorch_accelerated.processes.peers import limit_of_waiting
-from pytorch_accelerated.processes.ranks import Ranks, map_tensors, without_rows
+from pytorch_accelerated.processes.ranks import Ranks
 from pytorch_accelerated.progress.display import above_bars
 from pytorch_accelerated.steps.capturing import CapturedStepReport, refuse_what_cannot_be_captured
 from pytorch_accelerated.steps.guarded import refuse_what_cannot_be_held_back

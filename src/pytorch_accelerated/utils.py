@@ -3,7 +3,7 @@
 from pytorch_accelerated.data.padding import remove_padding
 from pytorch_accelerated.data.slicing import LIMIT_BATCHES_ENV_VAR, DataLoaderSlice, LimitBatches
 from pytorch_accelerated.models.averaging import ModelEma
-from pytorch_accelerated.processes.ranks import (
+from pytorch_accelerated.processes.decorators import (
     local_process_zero_first,
     local_process_zero_only,
     world_process_zero_only,

@@ -13,7 +13,8 @@ import torch
 
 from pytorch_accelerated.errors import InvalidCheckpointError
 from pytorch_accelerated.prediction.stored import StoredPredictions, StoredPredictionsWriter
-from pytorch_accelerated.processes.ranks import Ranks, create_accelerator
+from pytorch_accelerated.processes.accelerators import create_accelerator
+from pytorch_accelerated.processes.ranks import Ranks
 from tests.chaos.record import record
 from tests.chaos.saved_runs import sign
 from tests.chaos.size import IS_RELEASE, size

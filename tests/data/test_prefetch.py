@@ -8,7 +8,7 @@ import torch
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.data.prefetch import WaitingTime, _tensors_in, device_feed
 from pytorch_accelerated.data.sampling import epoch_order
-from pytorch_accelerated.processes.ranks import send_to_device
+from pytorch_accelerated.processes.accelerators import send_to_device
 from tests.support.reference import regression_data, sgd, tiny_model
 
 

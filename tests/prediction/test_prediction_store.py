@@ -27,7 +27,8 @@ from pytorch_accelerated.prediction.collecting import PredictionCollector, colle
 from pytorch_accelerated.prediction.in_memory import InMemoryPredictions
 from pytorch_accelerated.prediction.pieces import Piece, pieces_in_order
 from pytorch_accelerated.prediction.stored import StoredPredictions, StoredPredictionsWriter
-from pytorch_accelerated.processes.ranks import Ranks, create_accelerator
+from pytorch_accelerated.processes.accelerators import create_accelerator
+from pytorch_accelerated.processes.ranks import Ranks
 from tests.support.processes import run_on_ranks, run_script
 
 ROW_BYTES = 4 * 3 + 8 + 2
@@ -535,7 +536,8 @@ from pathlib import Path
 import torch
 
 from pytorch_accelerated.data.sampling import evaluation_rounds
-from pytorch_accelerated.processes.ranks import Ranks, create_accelerator
+from pytorch_accelerated.processes.accelerators import create_accelerator
+from pytorch_accelerated.processes.ranks import Ranks
 from pytorch_accelerated.errors import CheckpointError, ConfigurationError, DataError
 from pytorch_accelerated.checkpointing import disk
 from pytorch_accelerated.prediction.in_memory import InMemoryPredictions

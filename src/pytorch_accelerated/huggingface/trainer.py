@@ -119,7 +119,7 @@ from pytorch_accelerated.huggingface.models.loading import (
 from pytorch_accelerated.huggingface.models.smoothing import LabelSmoother
 from pytorch_accelerated.huggingface.models.special_tokens import take_over_special_tokens
 from pytorch_accelerated.models.sharding import has_shards
-from pytorch_accelerated.processes.ranks import send_to_device
+from pytorch_accelerated.processes.accelerators import send_to_device
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

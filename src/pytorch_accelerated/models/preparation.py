@@ -12,8 +12,8 @@ from torch import nn
 from pytorch_accelerated.models.compiling import compile_in_place
 from pytorch_accelerated.models.deepspeed import EngineOptimizer, hand_over
 from pytorch_accelerated.models.sharding import has_shards
+from pytorch_accelerated.processes.accelerators import uses_deepspeed
 from pytorch_accelerated.processes.plugins import refuse_idle_fp8
-from pytorch_accelerated.processes.ranks import uses_deepspeed
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -28,9 +28,9 @@ from pytorch_accelerated.errors import CheckpointError, ConfigurationError, NonF
 from pytorch_accelerated.models.compiling import CompileReport, CompileWatch
 from pytorch_accelerated.models.preparation import PreparedModel
 from pytorch_accelerated.models.sharding import has_shards
+from pytorch_accelerated.processes.accelerators import create_accelerator, given_accelerator, send_to_device
 from pytorch_accelerated.processes.peers import is_lost_contact, limit_of_waiting, lost_peer_error
 from pytorch_accelerated.processes.plugins import refuse_static_graph
-from pytorch_accelerated.processes.ranks import create_accelerator, given_accelerator, send_to_device
 from pytorch_accelerated.run_config import TrainerRunConfig, describe_run
 from pytorch_accelerated.seeding import derived_seed, mixed_seed, set_seed
 from pytorch_accelerated.steps.capturing import CapturedStep, CapturedStepReport

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from pytorch_accelerated.callbacks.warning import stacklevel_of_user
 from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.huggingface.arguments.deepspeed import check_batches, engine_config
-from pytorch_accelerated.processes.ranks import uses_deepspeed
+from pytorch_accelerated.processes.accelerators import uses_deepspeed
 
 if TYPE_CHECKING:
     from pytorch_accelerated.huggingface.arguments.training_arguments import TrainingArguments

@@ -10,7 +10,7 @@ from typing import Any
 
 from pytorch_accelerated.huggingface.engine.measuring import MemoryTracker
 from pytorch_accelerated.huggingface.models.knowledge import returns_loss_by_itself
-from pytorch_accelerated.processes.ranks import send_to_device
+from pytorch_accelerated.processes.accelerators import send_to_device
 
 # The value that each has where what it is about is not in use.
 _NOT_IN_USE = {

@@ -39,7 +39,7 @@ from pytorch_accelerated.huggingface.arguments.unsupported import (
     names_not_taken_over,
     with_names_not_taken_over,
 )
-from pytorch_accelerated.processes.ranks import process_state
+from pytorch_accelerated.processes.accelerators import process_state
 
 logger = logging.getLogger("pytorch_accelerated.huggingface")
 

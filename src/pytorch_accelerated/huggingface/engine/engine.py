@@ -28,7 +28,7 @@ from pytorch_accelerated.huggingface.models.knowledge import refuse_sum
 from pytorch_accelerated.models.deepspeed import EngineOptimizer, ZeroOptimizer
 from pytorch_accelerated.models.sharding import has_shards, whole
 from pytorch_accelerated.prediction.collecting import PredictionCollector
-from pytorch_accelerated.processes.ranks import create_accelerator
+from pytorch_accelerated.processes.accelerators import create_accelerator
 from pytorch_accelerated.run_config import TrainerRunConfig
 from pytorch_accelerated.tracking.loss import LossTracker
 from pytorch_accelerated.trainer import Trainer as NativeTrainer

@@ -1,0 +1,210 @@
+"""The `Accelerator` of a process: making one, and checking one that the user has made."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator, PartialState, notebook_launcher
+from accelerate.state import AcceleratorState
+from accelerate.utils import (
+    DeepSpeedPlugin,
+    DistributedDataParallelKwargs,
+    DistributedType,
+    GradientAccumulationPlugin,
+    InitProcessGroupKwargs,
+    is_fp8_available,
+    send_to_device,
+)
+
+from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, LaunchError
+from pytorch_accelerated.optional import require
+from pytorch_accelerated.processes.launching import check_group, join_world, meeting, must_group_on_cpu
+from pytorch_accelerated.processes.plugins import check_plugins, refuse_parallelism
+
+__all__ = [
+    "create_accelerator",
+    "given_accelerator",
+    "notebook_launcher",
+    "process_state",
+    "send_to_device",
+    "uses_deepspeed",
+]
+
+_ASKED_BY_TRAINER = "_precision_was_asked_for_by_a_trainer"
+_USE_DEEPSPEED = "ACCELERATE_USE_DEEPSPEED"
+_PRECISIONS = ("no", "fp16", "bf16", "fp8")
+
+
+def create_accelerator(
+    mixed_precision: str | None = None,
+    *,
+    cpu: bool = False,
+    timeout: timedelta | None = None,
+    ddp_options: Mapping[str, Any] | None = None,
+    deepspeed_config: Mapping[str, Any] | None = None,
+) -> Accelerator:
+    """An `Accelerator` for this process, in the group of processes that the launcher asked for.
+
+    Args:
+        mixed_precision: see `Trainer`.
+        cpu: True to use the CPU, whatever else there is.
+        timeout: how long a process waits for the others; default: torch's.
+        ddp_options: for torch's `DistributedDataParallel`; they override ours.
+        deepspeed_config: the whole config of DeepSpeed; None: train without it.
+
+    Raises:
+        ConfigurationError: if the precision is unknown, if it or a plugin of accelerate would have no effect on this
+            device, or if the process is set up for DeepSpeed without a config.
+        LaunchError: if the launcher asked for several processes, but they would not train together.
+    """
+    if mixed_precision is not None and str(mixed_precision) not in _PRECISIONS:
+        raise ConfigurationError(
+            f"`mixed_precision` is {mixed_precision!r}, which accelerate does not know. Choose 'no', "
+            "'fp16', 'bf16' or 'fp8', or None for what accelerate is configured to."
+        )
+    if (mixed_precision or os.environ.get("ACCELERATE_MIXED_PRECISION")) == "fp8" and not is_fp8_available():
+        raise ConfigurationError(
+            "The precision is fp8, by `mixed_precision` or by accelerate's configuration, but neither Transformer "
+            "Engine nor torchao is installed, which compute in it. Install one of them, or use 'bf16'."
+        )
+    refuse_parallelism()
+    # accelerate keeps one precision per process. The next trainer must not inherit one that a trainer asked for; that
+    # of the user's own Accelerator stays unless another is asked for.
+    shared = AcceleratorState._shared_state
+    if shared and (mixed_precision or shared.get(_ASKED_BY_TRAINER)) and mixed_precision != shared["_mixed_precision"]:
+        AcceleratorState._reset_state()
+    world = join_world()
+    plugin = None
+    if deepspeed_config is not None:
+        process_state(deepspeed=True)
+        AcceleratorState._reset_state()  # it has one config per process
+        plugin = DeepSpeedPlugin(hf_ds_config=dict(deepspeed_config))
+    elif os.environ.get(_USE_DEEPSPEED, "").lower() in ("1", "true"):
+        _refuse_deepspeed()
+    with meeting(world):
+        accelerator = Accelerator(
+            mixed_precision=mixed_precision,
+            cpu=plugin is None and (cpu or must_group_on_cpu(world)),
+            deepspeed_plugin=plugin,
+            # The plugin, not the number: the number can be overruled by an environment variable.
+            gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
+            step_scheduler_with_optimizer=False,
+            kwargs_handlers=[
+                # Gradients live in the buckets that are sent, which saves a copy of them.
+                DistributedDataParallelKwargs(**{"gradient_as_bucket_view": True, **(ddp_options or {})}),
+                *([] if timeout is None else [InitProcessGroupKwargs(timeout=timeout)]),
+            ],
+        )
+    if mixed_precision is not None:
+        shared[_ASKED_BY_TRAINER] = True
+    check_group(accelerator, world)
+    check_plugins(accelerator)
+    _limit_waiting(timeout)
+    _refuse_fp16_on_cpu(accelerator)
+    return accelerator
+
+
+def given_accelerator(given: Any, timeout: timedelta | None = None) -> Accelerator:
+    """The user's own `Accelerator`, checked.
+
+    Args:
+        given: the `Accelerator`, or a function that returns one.
+        timeout: how long a process waits for the others.
+
+    Raises:
+        ArgumentTypeError: if `given` is neither.
+        ConfigurationError: if the Accelerator accumulates gradients itself, is set up for DeepSpeed, or has a precision
+            or a plugin that would have no effect on its device.
+        LaunchError: if several processes should train together, but this Accelerator is on its own.
+    """
+    world = join_world()
+    if must_group_on_cpu(world):
+        process_state()  # an Accelerator that is made from now on is part of it
+    accelerator = given() if callable(given) and not isinstance(given, Accelerator) else given
+    if not isinstance(accelerator, Accelerator):
+        raise ArgumentTypeError(
+            f"`accelerator` is {given!r}, which is no Accelerator and makes none. Pass an "
+            "`accelerate.Accelerator`, or a function that returns one."
+        )
+    if accelerator.gradient_accumulation_steps != 1:
+        raise ConfigurationError(
+            f"The accelerator has gradient_accumulation_steps={accelerator.gradient_accumulation_steps}, but this "
+            "trainer accumulates by itself: gradients would be divided twice. Leave it at 1, and pass "
+            "`gradient_accumulation_steps` to `train`."
+        )
+    check_group(accelerator, world)
+    _limit_waiting(timeout)
+    _refuse_fp16_on_cpu(accelerator)
+    if uses_deepspeed(accelerator):
+        _refuse_deepspeed()
+    check_plugins(accelerator)
+    return accelerator
+
+
+def _limit_waiting(timeout: timedelta | None) -> None:
+    """Set the timeout of a group that exists already, too: an accelerator or an earlier run may have made it."""
+    world: Any = dist.group.WORLD if dist.is_initialized() else None
+    if timeout is not None and world is not None:
+        world.set_timeout(timeout)
+
+
+def _refuse_fp16_on_cpu(accelerator: Accelerator) -> None:
+    if accelerator.mixed_precision == "fp16" and accelerator.device.type == "cpu":
+        raise ConfigurationError(
+            "The precision is fp16, by `mixed_precision` or by accelerate's configuration, but the device is the CPU, "
+            "where accelerate would silently train without it. Use 'bf16' or 'no'."
+        )
+
+
+def _refuse_deepspeed() -> NoReturn:
+    raise ConfigurationError(
+        "This process is set up for DeepSpeed, by an Accelerator, by accelerate's configuration or by an earlier "
+        "trainer, but this trainer is not told how to clip and accumulate with it. Use the Trainer of "
+        "pytorch_accelerated.huggingface with TrainingArguments(deepspeed=...), or start without DeepSpeed."
+    )
+
+
+def uses_deepspeed(state: Any) -> bool:
+    """Whether accelerate has set this process up for DeepSpeed.
+
+    Args:
+        state: an `Accelerator`, or what `process_state` returns.
+    """
+    return bool(state.distributed_type == DistributedType.DEEPSPEED)
+
+
+def process_state(*, cpu: bool = False, deepspeed: bool = False, **group_options: Any) -> PartialState:
+    """accelerate's state of this process. It works before there is a trainer; the first call decides for all.
+
+    Args:
+        cpu: True to use the CPU, whatever else there is.
+        deepspeed: whether the process will train with DeepSpeed.
+        group_options: for torch's `init_process_group`, if this makes the group of all processes.
+
+    Raises:
+        LaunchError: if DeepSpeed is asked for, but no launcher has started the process.
+        MissingDependencyError: if DeepSpeed is asked for, but not installed.
+    """
+    if not deepspeed:
+        if PartialState._shared_state:
+            return PartialState()
+        world = join_world()
+        with meeting(world):
+            return PartialState(cpu=cpu or must_group_on_cpu(world), **group_options)
+    require("deepspeed", extra="deepspeed", needed_by="`deepspeed`")
+    world = join_world()
+    if "WORLD_SIZE" not in os.environ:
+        raise LaunchError(
+            "`deepspeed` is given, but this process was started without a launcher, which DeepSpeed needs also for a "
+            "single one. Start it with: torchrun --nproc-per-node 1 your_script.py"
+        )
+    os.environ[_USE_DEEPSPEED] = "true"  # the only way to tell accelerate
+    if not torch.accelerator.is_available():
+        group_options["backend"] = "gloo"  # otherwise accelerate takes each process for the only one
+    with meeting(world):
+        return PartialState(**group_options)
