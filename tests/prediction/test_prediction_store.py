@@ -401,7 +401,8 @@ def test_a_killed_pass_leaves_nothing_visible_and_the_next_one_cleans_up(ranks: 
     script = """
         import os, sys, torch
         from pathlib import Path
-        from pytorch_accelerated.processes.ranks import Ranks, create_accelerator
+        from pytorch_accelerated.processes.accelerators import create_accelerator
+        from pytorch_accelerated.processes.ranks import Ranks
         from pytorch_accelerated.prediction.stored import StoredPredictionsWriter
 
         writer = StoredPredictionsWriter(Ranks(create_accelerator()), sys.argv[1], block_bytes=1)
@@ -479,7 +480,8 @@ def test_memory_holds_the_rows_once_or_hardly_any(tmp_path: Path, kind: str, lea
     script = """
         import sys, torch
         from pathlib import Path
-        from pytorch_accelerated.processes.ranks import Ranks, create_accelerator
+        from pytorch_accelerated.processes.accelerators import create_accelerator
+        from pytorch_accelerated.processes.ranks import Ranks
         from pytorch_accelerated.prediction.in_memory import InMemoryPredictions
         from pytorch_accelerated.prediction.stored import StoredPredictionsWriter
 
@@ -644,7 +646,8 @@ def test_all_ranks_get_all_rows_in_order_or_the_same_error(tmp_path: Path, world
 def test_what_several_ranks_wrote_is_the_same_for_a_single_reader(tmp_path: Path) -> None:
     script = """
         import os, sys
-        from pytorch_accelerated.processes.ranks import Ranks, create_accelerator
+        from pytorch_accelerated.processes.accelerators import create_accelerator
+        from pytorch_accelerated.processes.ranks import Ranks
         from pytorch_accelerated.prediction.stored import StoredPredictionsWriter
         from tests.prediction.test_prediction_store import ROW_BYTES, predictions_of
 
