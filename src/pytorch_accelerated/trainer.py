@@ -39,7 +39,6 @@ from pytorch_accelerated.errors import (
     ConfigurationError,
     InvalidCheckpointError,
 )
-from pytorch_accelerated.models.compiling import CompileReport, CompileWatch
 from pytorch_accelerated.models.deepspeed import is_engine
 from pytorch_accelerated.models.preparation import PreparedModel
 from pytorch_accelerated.models.sharding import has_shards, whole
@@ -142,7 +141,6 @@ class Trainer(TrainingRun):
         self.inference_mode = inference_mode
         self.timeout = timeout
         self.compile_step = compile_step
-        self.compile_report: CompileReport | None = None
         self.captured_step_report: CapturedStepReport | None = None
         self.scheduler: Any = None
         self.create_scheduler_fn: Callable[..., Any] | None = None
@@ -175,7 +173,6 @@ class Trainer(TrainingRun):
         self._epochs_before_run = 0
         self._is_running = False
         self._prepared: PreparedModel | None = None
-        self._compile_watch: CompileWatch | None = None
         self._reset_control()
         warn_about_misspelt_hooks(self)
         self._emit("on_init_end")

@@ -1,6 +1,5 @@
-"""A model is compiled in place, as a whole or by its repeated blocks; names stay, and what happened is counted."""
+"""A model is compiled in place, as a whole or by its repeated blocks, and the names of its parameters stay."""
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +9,7 @@ from torch import nn
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.errors import ConfigurationError
-from pytorch_accelerated.models.compiling import CompileReport, CompileWatch, compile_in_place, repeated_blocks
+from pytorch_accelerated.models.compiling import compile_in_place, repeated_blocks
 from tests.support.processes import run_script
 from tests.support.reference import assert_same_parameters, regression_data, sgd, tiny_model
 
@@ -21,11 +20,20 @@ pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor 
 
 @pytest.fixture(autouse=True)
 def _nothing_is_compiled_yet() -> Iterator[None]:
-    import torch._dynamo  # here, so that other tests of the process need not have it
-
-    torch._dynamo.reset()
+    torch.compiler.reset()
     yield
-    torch._dynamo.reset()
+    torch.compiler.reset()
+
+
+class CountGraphs:
+    """A backend that runs graphs as they are, and counts how many it gets."""
+
+    def __init__(self) -> None:
+        self.graphs = 0
+
+    def __call__(self, graph: Any, inputs: Any) -> Any:
+        self.graphs += 1
+        return graph.forward
 
 
 class Block(nn.Module):
@@ -80,20 +88,18 @@ def test_a_compiled_model_trains_to_the_same_weights_under_the_same_names(compil
 
 
 def test_blocks_of_one_class_are_compiled_once() -> None:
-    trainer = train(model := Tower().double(), {**EAGER, "regional": True})
+    train(model := Tower().double(), {"backend": (backend := CountGraphs()), "regional": True})
     compiled = [name for name, module in model.named_modules() if module._compiled_call_impl is not None]
     assert compiled == ["blocks.0", "blocks.1", "blocks.2", "blocks.3"]
     # The first block gets inputs that depend on parameters, as the others do.
-    assert trainer.compile_report == CompileReport(graphs=1)
+    assert backend.graphs == 1
 
 
 def test_models_and_blocks_of_torchs_own_classes_are_compiled_too() -> None:
-    assert train(tiny_model(), EAGER).compile_report == CompileReport(graphs=1)
-
+    train(tiny_model(), {"backend": (whole := CountGraphs())})
     model = nn.Sequential(nn.Linear(3, 4), *(nn.TransformerEncoderLayer(4, 2, 4) for _ in range(3)), nn.Linear(4, 2))
-    report = train(model.double(), {**EAGER, "regional": True}).compile_report
-    assert report is not None
-    assert report.graphs == 1
+    train(model.double(), {"backend": (blocks := CountGraphs()), "regional": True})
+    assert (whole.graphs, blocks.graphs) == (1, 1)
 
 
 class Stage(nn.Module):
@@ -139,83 +145,9 @@ def test_what_is_compiled_already_is_left_alone() -> None:
     assert model._compiled_call_impl is compiled
 
 
-def test_who_does_not_ask_gets_no_report_and_does_not_load_the_compiler() -> None:
-    assert train(tiny_model(), False).compile_report is None
-    # The first optimizer of a process loads it, too; so only what comes before a run is compared.
-    script = "import sys; import pytorch_accelerated.models.compiling; assert 'torch._dynamo' not in sys.modules"
-    run_script(script)
-
-
-class Prints(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = tiny_model()
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        outputs: torch.Tensor = self.inner(inputs)
-        print("seen")
-        return outputs * 2
-
-
-def test_graphs_and_breaks_are_counted_with_their_reasons() -> None:
-    report = train(Prints(), EAGER).compile_report
-    assert report is not None
-    assert report.graphs == 2
-    assert list(report.graph_breaks.values()) == [1]
-    assert re.search("print|builtin", next(iter(report.graph_breaks)))
-
-
-class KindOfInput(nn.Module):
-    """Compiled anew for every number that it is called with."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = tiny_model()
-        self.calls = 0
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        outputs: torch.Tensor = self.inner(inputs)
-        return outputs * {4: 1.0, 5: 2.0, 6: 3.0}[len(inputs)]
-
-
-def test_each_recompilation_is_counted() -> None:
-    batches = [list(range(size)) for size in (4, 5, 6, 4, 5, 6)]
-    report = train(KindOfInput(), {**EAGER, "dynamic": False}, batches=batches).compile_report
-    assert report == CompileReport(graphs=3, recompiles=2)
-
-
-def test_evaluation_is_compiled_for_itself() -> None:
-    report = train(tiny_model(), EAGER, eval_dataset=regression_data(4)).compile_report
-    assert report == CompileReport(graphs=2, recompiles=1)
-
-
-def test_many_recompilations_are_warned_about_once() -> None:
-    batches = [list(range(size)) for size in range(1, 11)]
-    with (
-        pytest.warns(UserWarning, match="compiled again 9 times") as caught,
-        torch._dynamo.config.patch(recompile_limit=64),
-    ):
-        trainer = train(tiny_model(), {**EAGER, "dynamic": False}, batches=batches)
-    assert trainer.compile_report is not None
-    assert trainer.compile_report.recompiles == 9
-    assert len(caught) == 1
-    assert caught[0].filename == __file__
-
-
-def test_a_report_is_of_its_own_run() -> None:
-    first = train(tiny_model(), EAGER)
-    second = train(tiny_model(), EAGER)
-    assert first.compile_report is not second.compile_report
-    assert first.compile_report == CompileReport(graphs=1)
-    first.train(regression_data(24), 1, per_device_batch_size=4)
-    assert first.compile_report == CompileReport()
-
-
-def test_a_watch_that_torch_has_forgotten_is_closed_without_ado() -> None:
-    watch = CompileWatch()
-    torch._dynamo.reset()
-    watch.close()
-    watch.close()
+def test_importing_does_not_load_the_compiler() -> None:
+    # The first optimizer of a process loads it, so only what comes before a run can be checked.
+    run_script("import sys; import pytorch_accelerated.models.compiling; assert 'torch._dynamo' not in sys.modules")
 
 
 @pytest.mark.slow
@@ -231,6 +163,6 @@ def test_inductor_gives_the_weights_of_the_ordinary_run(tmp_path: Any, monkeypat
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     plain, compiled = Tower().double(), Tower().double()
     train(plain, False)
-    trainer = train(compiled, {"regional": True})
+    train(compiled, {"regional": True})
     assert_same_parameters(compiled, plain)
-    assert trainer.compile_report == CompileReport(graphs=1)
+    assert compiled.blocks[0]._compiled_call_impl is not None

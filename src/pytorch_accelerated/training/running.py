@@ -25,7 +25,6 @@ from pytorch_accelerated.data.resuming import SavedData, data_facts, differing_r
 from pytorch_accelerated.data.slicing import DataLoaderSlice
 from pytorch_accelerated.data.updates import RunLoader
 from pytorch_accelerated.errors import CheckpointError, ConfigurationError, NonFiniteLossError
-from pytorch_accelerated.models.compiling import CompileReport, CompileWatch
 from pytorch_accelerated.models.preparation import PreparedModel
 from pytorch_accelerated.models.sharding import has_shards
 from pytorch_accelerated.processes.accelerators import create_accelerator, given_accelerator, send_to_device
@@ -57,7 +56,6 @@ class TrainingRun(TrainingLoop):
     timeout: float | None
     compile_model: bool | Mapping[str, Any]
     compile_step: str | None
-    compile_report: CompileReport | None
     captured_step_report: CapturedStepReport | None
     train_dataset: Any
     eval_dataset: Any
@@ -66,7 +64,6 @@ class TrainingRun(TrainingLoop):
     _precision: str
     _is_running: bool
     _prepared: PreparedModel | None
-    _compile_watch: CompileWatch | None
     _run_seed: int
     _training_runs: int
     _resumed_data: Mapping[str, SavedData] | None
@@ -246,9 +243,6 @@ class TrainingRun(TrainingLoop):
             self._check_eval_batch_size()
 
     def _prepare_model(self, *, for_training: bool) -> None:
-        if self.compile_model is not False:
-            self._compile_watch = CompileWatch()
-            self.compile_report = self._compile_watch.report
         with contextlib.nullcontext() if self._captured_step is None else self._captured_step.aside():
             self._prepared = PreparedModel(
                 self._accelerator,
@@ -272,11 +266,6 @@ class TrainingRun(TrainingLoop):
         if self._captured_step is not None:
             self._captured_step.close()
             self._captured_step = None
-        if self._compile_watch is not None:
-            self._compile_watch.close()
-            advice, self._compile_watch = self._compile_watch.report.advice, None
-            if advice is not None:
-                warn_user(self, advice)  # type: ignore[arg-type]  # as above
 
     @contextlib.contextmanager
     def _loader_of_pass(self, loader: Any, dl_kwargs: Mapping[str, Any] | None) -> Iterator[RunLoader]:
