@@ -1,4 +1,4 @@
-"""Fires events: per event, the list of methods that really do something."""
+"""Calls callbacks: for each event, the list of methods that really do something."""
 
 from __future__ import annotations
 
@@ -24,8 +24,68 @@ Value = TypeVar("Value")
 _EVENTS_OF_UPDATE = ("on_train_step_start", "on_train_step_end", "on_optimizer_step_start", "on_optimizer_step_end")
 
 
-class CallbackHandler:
-    """Holds the callbacks of a trainer, in the order given, and calls them.
+class EventHandler:
+    """Holds callbacks in the order given, and finds the methods that act at an event. Subclasses call these methods.
+
+    Args:
+        base: the class of callbacks whose methods do nothing.
+        events: the names of all events, with those that users add.
+    """
+
+    def __init__(self, base: type, events: Iterable[str]) -> None:
+        self._base = base
+        self._known_events = frozenset(events)
+        self._callbacks: list[Any] = []
+        self._methods = ByEvent(self.acting_methods)
+
+    def add_callback(self, callback: Any) -> None:
+        """Add a callback, an instance or a class, at the end.
+
+        Raises:
+            ArgumentTypeError: if the callback has no method that is named like an event, or its class needs arguments.
+        """
+        instance = _instance_of(callback) if isinstance(callback, type) else callback
+        if not any(callable(getattr(instance, event, None)) for event in self._known_events):
+            raise ArgumentTypeError(
+                f"{callback!r} cannot be a callback: none of its methods is named like an event. Pass a "
+                "TrainerCallback, as an instance or as a class without required arguments."
+            )
+        if self._accepts(instance):
+            self._callbacks.append(instance)
+            self._forget_methods()
+
+    def acting_methods(self, event: str) -> list[Callable[..., Any]]:
+        """The bound methods that `event` will call: those that are not the empty ones of `TrainerCallback`."""
+        methods = (self._acting_method(callback, event) for callback in self._callbacks)
+        return [method for method in methods if method is not None]
+
+    def _accepts(self, callback: Any) -> bool:
+        """Check a callback that will be added. False leaves the callback out."""
+        return True
+
+    def _acting_method(self, callback: Any, event: str) -> Callable[..., Any] | None:
+        method = getattr(callback, event, None)
+        function = getattr(method, "__func__", method)
+        is_empty = any(function is getattr(base, event, None) for base in self._empty_bases())
+        return method if callable(method) and not is_empty else None
+
+    def _empty_bases(self) -> tuple[type, ...]:
+        """The classes of callbacks whose methods do nothing."""
+        return (self._base,)
+
+    def _forget_methods(self) -> None:
+        self._methods.clear()
+
+    def _unknown_events(self, callback: Any, cutoff: float = 0.6) -> Iterator[tuple[str, str]]:
+        """The methods of `callback` that no event will call, each with a hint at the event that was probably meant."""
+        for name in dir(type(callback)):
+            if name.startswith("on_") and name not in self._known_events and callable(getattr(type(callback), name)):
+                close = difflib.get_close_matches(name, self._known_events, n=1, cutoff=cutoff)
+                yield name, f" Did you mean {close[0]!r}?" if close else ""
+
+
+class CallbackHandler(EventHandler):
+    """Holds the callbacks of a trainer, in the order given, and calls them with the trainer and keyword arguments.
 
     Args:
         callbacks: instances, or classes that can be made without arguments.
@@ -40,38 +100,19 @@ class CallbackHandler:
     """
 
     def __init__(self, callbacks: Iterable[Any] = (), custom_events: Iterable[str] = ()) -> None:
-        self._callbacks: list[Any] = []
-        self._methods = _ByEvent(self.acting_methods)
-        self.acts_at = _ByEvent(self._acts_at)
-        self._known_events = {*EVENTS, *custom_events}
+        super().__init__(TrainerCallback, {*EVENTS, *custom_events})
+        self.acts_at = ByEvent(self._acts_at)
         self.add_callbacks(callbacks)
 
     def add_callbacks(self, callbacks: Iterable[Any]) -> None:
         """Add several callbacks at the end, in their order."""
         if isinstance(callbacks, (type, TrainerCallback)) or not isinstance(callbacks, Iterable):
             raise ArgumentTypeError(
-                f"`callbacks` is {callbacks!r}, which is no list of callbacks. "
+                f"`callbacks` is {callbacks!r}, which is not a list of callbacks. "
                 "Put it into a list or tuple, even if there is only one."
             )
         for callback in callbacks:
             self.add_callback(callback)
-
-    def add_callback(self, callback: Any) -> None:
-        """Add one callback, an instance or a class, at the end."""
-        if not any(hasattr(callback, name) for name in self._known_events):
-            raise ArgumentTypeError(
-                f"{callback!r} cannot be used as a callback: it has none of the events. "
-                "Pass a TrainerCallback, as an instance or as a class without required arguments."
-            )
-        if isinstance(callback, type):
-            callback = self._instantiate(callback)
-        if type(callback) is LogMetricsCallback and any(type(other) is LogMetricsCallback for other in self):
-            return  # scripts list it under its other name beside the defaults; every line would be printed twice
-        self._refuse_duplicate(callback)
-        self._refuse_methods_that_cannot_be_called(callback)
-        self._warn_about_misspelt_events(callback)
-        self._callbacks.append(callback)
-        self._forget_methods()
 
     def clear_callbacks(self) -> None:
         """Forget all callbacks."""
@@ -103,7 +144,7 @@ class CallbackHandler:
     def call_event(self, event: str, *args: Any, **kwargs: Any) -> None:
         """Call the method named `event` of every callback that has one, in order.
 
-        `StopTrainingError` goes up when all have been called; any other exception goes up at once.
+        A `StopTrainingError` is raised again when all callbacks have been called; any other exception ends the event.
         """
         stop: StopTrainingError | None = None
         for method in self._methods[event]:
@@ -116,49 +157,47 @@ class CallbackHandler:
         if stop is not None:
             raise stop
 
-    def acting_methods(self, event: str) -> list[Callable[..., Any]]:
-        """The bound methods that `event` will call: those that are not the empty ones of `TrainerCallback`."""
-        methods = [_acting_method(callback, event) for callback in self._callbacks]
-        return [method for method in methods if method is not None]
-
     def ranks_agree_after_each_update(self) -> bool:
         """Whether something on this rank may ask to stop at an event of an update, as the callbacks declare."""
         owners = (getattr(method, "__self__", None) for event in _EVENTS_OF_UPDATE for method in self._methods[event])
-        return not self._is_plain or any(needs_agreement(owner) for owner in owners)
+        return self._hears_everything or any(map(needs_agreement, owners))
 
     @property
-    def _is_plain(self) -> bool:
-        return type(self).call_event is CallbackHandler.call_event
+    def _hears_everything(self) -> bool:
+        """Whether a subclass overrides `call_event`, so that every event must be fired."""
+        return type(self).call_event is not CallbackHandler.call_event
 
     def _acts_at(self, event: str) -> bool:
-        return bool(self._methods[event]) or not self._is_plain
+        return self._hears_everything or bool(self._methods[event])
 
     def _forget_methods(self) -> None:
-        self._methods.clear()
+        super()._forget_methods()
         self.acts_at.clear()
 
-    def _instantiate(self, callback_class: type) -> Any:
-        try:
-            inspect.signature(callback_class).bind()
-        except TypeError as error:
-            raise ArgumentTypeError(
-                f"The callback class {callback_class.__name__} cannot be made without arguments ({error}). "
-                f"Pass an instance: {callback_class.__name__}(...)."
-            ) from error
-        return callback_class()
+    def _accepts(self, callback: Any) -> bool:
+        if type(callback) is LogMetricsCallback and any(type(other) is LogMetricsCallback for other in self):
+            return False  # scripts list it under its other name beside the defaults; each line would be printed twice
+        self._refuse_duplicate(callback)
+        self._refuse_methods_that_cannot_be_called(callback)
+        for name, hint in self._unknown_events(callback):
+            warnings.warn(
+                f"{type(callback).__name__}.{name} will never be called by the training loop: no event has that "
+                f"name.{hint} If you fire it yourself, list it in the trainer's class attribute `custom_events`.",
+                stacklevel=stacklevel_of_user(),
+            )
+        return True
 
     def _refuse_duplicate(self, callback: Any) -> None:
-        key = getattr(callback, "state_key", None) or type(callback).__name__
-        for other in self._callbacks:
-            if key == (getattr(other, "state_key", None) or type(other).__name__):
-                raise DuplicateCallbackError(
-                    f"There is already a callback with the state key {key!r}. In a saved training state the two "
-                    "could not be told apart. Remove one of them, or give each its own `state_key`."
-                )
+        key = _state_key(callback)
+        if key in map(_state_key, self._callbacks):
+            raise DuplicateCallbackError(
+                f"There is already a callback with the state key {key!r}. In a saved training state the two "
+                "could not be told apart. Remove one of them, or give each its own `state_key`."
+            )
 
     def _refuse_methods_that_cannot_be_called(self, callback: Any) -> None:
         for event in EVENTS:
-            method = _acting_method(callback, event)
+            method = self._acting_method(callback, event)
             if method is None:
                 continue
             names = _keywords_of(event)
@@ -170,28 +209,11 @@ class CallbackHandler:
                 by_keyword = f", and by keyword {', '.join(names)}" if names else ""
                 raise ArgumentTypeError(
                     f"{type(callback).__name__}.{event} cannot be called ({error}): its event passes the trainer"
-                    f"{by_keyword}. Take what you need of that, and add `**kwargs` for the rest."
+                    f"{by_keyword}. Take the ones that you need, and add `**kwargs` for the rest."
                 ) from error
 
-    def _warn_about_misspelt_events(self, callback: Any) -> None:
-        for name in dir(type(callback)):
-            if not name.startswith("on_") or name in self._known_events:
-                continue
-            close = difflib.get_close_matches(name, self._known_events, n=1)
-            hint = f" Did you mean {close[0]!r}?" if close else ""
-            warnings.warn(
-                f"{type(callback).__name__}.{name} will never be called by the training loop: no event has that "
-                f"name.{hint} If you fire it yourself, list it in the trainer's class attribute `custom_events`.",
-                stacklevel=stacklevel_of_user(),
-            )
 
-
-def needs_agreement(callback: Any) -> bool:
-    """What the class of `callback` itself says of `ranks_agree_after_each_update`; True if it says nothing."""
-    return bool(vars(type(callback)).get("ranks_agree_after_each_update", True))
-
-
-class _ByEvent(dict[str, Value]):
+class ByEvent(dict[str, Value]):
     """Values by event, each found when it is asked for the first time."""
 
     def __init__(self, find: Callable[[str], Value]) -> None:
@@ -202,11 +224,26 @@ class _ByEvent(dict[str, Value]):
         return value
 
 
-def _acting_method(callback: Any, event: str) -> Callable[..., Any] | None:
-    """The bound method of `callback` for `event`, unless it is the empty one of `TrainerCallback`."""
-    method = getattr(callback, event, None)
-    acts = callable(method) and getattr(method, "__func__", method) is not getattr(TrainerCallback, event, None)
-    return method if acts else None
+def needs_agreement(callback: Any) -> bool:
+    """What the class of `callback` itself says of `ranks_agree_after_each_update`; True if it says nothing."""
+    return bool(vars(type(callback)).get("ranks_agree_after_each_update", True))
+
+
+def _instance_of(callback_class: type) -> Any:
+    try:
+        inspect.signature(callback_class).bind()
+    except ValueError:  # there is no signature that could be read, as of some classes in C
+        pass
+    except TypeError as error:
+        raise ArgumentTypeError(
+            f"The callback class {callback_class.__name__} cannot be made without arguments ({error}). "
+            f"Pass an instance: {callback_class.__name__}(...)."
+        ) from error
+    return callback_class()
+
+
+def _state_key(callback: Any) -> str:
+    return getattr(callback, "state_key", None) or type(callback).__name__
 
 
 @functools.cache

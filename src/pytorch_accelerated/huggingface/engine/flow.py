@@ -82,7 +82,7 @@ class TrainerFlow:
     @property
     def has_foreign_callbacks(self) -> bool:
         """Whether some callback or method is the user's, which may ask for something on one rank alone."""
-        return self.callback_handler.has_foreign_callbacks or not is_ours(self)
+        return self.callback_handler.ranks_agree_after_each_update() or not is_ours(self)
 
     # ------------------------------------------------------------------------------------------- a training run
 
@@ -158,7 +158,7 @@ class TrainerFlow:
         args, handler = self.args, self.callback_handler
         return (
             self.control.should_log
-            or handler.has_foreign_callbacks
+            or handler.ranks_agree_after_each_update()
             or args.logging_strategy == IntervalStrategy.EPOCH
             or is_log_due(args, self.state, self.state.global_step + 1)
         )

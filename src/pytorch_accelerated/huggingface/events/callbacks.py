@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import sys
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from pytorch_accelerated.callbacks.handler import needs_agreement
+from pytorch_accelerated.callbacks.handler import EventHandler, needs_agreement
 from pytorch_accelerated.callbacks.warning import stacklevel_of_user
 from pytorch_accelerated.errors import ArgumentTypeError, CallbackSetupError
 from pytorch_accelerated.huggingface.arguments.strategies import IntervalStrategy, SaveStrategy
@@ -95,8 +94,18 @@ _CLEARED_AT = {
 }
 
 
-class CallbackHandler:
-    """Holds the callbacks of a trainer, in the order given, and calls them.
+def _fires(event: str, *names: str) -> Callable[..., Any]:
+    """The method of `CallbackHandler` for `event`, which may be given the values of `names` by position."""
+
+    def method(self: CallbackHandler, args: Any, state: Any, control: Any, *values: Any, **named: Any) -> Any:
+        return self.fire(event, args, state, control, **dict(zip(names, values, strict=False)), **named)
+
+    method.__name__, method.__doc__ = event, getattr(TrainerCallback, event).__doc__
+    return method
+
+
+class CallbackHandler(EventHandler):
+    """Holds the callbacks of a trainer, in the order given, and calls them with ``args, state, control``.
 
     Callbacks may be genuine ones of `transformers`, or any objects with methods named like events.
 
@@ -108,14 +117,13 @@ class CallbackHandler:
         lr_scheduler: the schedule, once there is one.
 
     Attributes:
-        callbacks: the instances.
         train_dataloader: handed to the callbacks, once there is one; `eval_dataloader` likewise.
     """
 
     def __init__(
         self, callbacks: Iterable[Any], model: Any, processing_class: Any, optimizer: Any, lr_scheduler: Any
     ) -> None:
-        self.callbacks: list[Any] = []
+        super().__init__(TrainerCallback, EVENTS)
         self.model = model
         self.processing_class = processing_class
         self.optimizer = optimizer
@@ -123,8 +131,7 @@ class CallbackHandler:
         self.train_dataloader: Any = None
         self.eval_dataloader: Any = None
         self._known_callbacks: list[Any] = []
-        self._methods: dict[str, list[Callable[..., Any]]] = {}
-        self._has_foreign_callbacks = False
+        self._agrees = False
         for callback in callbacks:
             self.add_callback(callback)
         kinds = (kind.__name__ for callback in self.callbacks for kind in type(callback).__mro__)
@@ -137,41 +144,21 @@ class CallbackHandler:
             )
 
     @property
-    def has_foreign_callbacks(self) -> bool:
-        """Whether some callback may ask for anything at any time: it does not declare otherwise."""
-        if self.callbacks != self._known_callbacks:
-            self._look_again()
-        return self._has_foreign_callbacks
+    def callbacks(self) -> list[Any]:
+        """The instances. The list may be changed at any time."""
+        return self._callbacks
+
+    @callbacks.setter
+    def callbacks(self, callbacks: list[Any]) -> None:
+        self._callbacks = callbacks
 
     @property
     def callback_list(self) -> str:
         """The names of the callbacks' classes."""
         return ", ".join(type(callback).__name__ for callback in self.callbacks)
 
-    def add_callback(self, callback: Any) -> None:
-        """Add a callback at the end; a second one of a class brings a warning.
-
-        Raises:
-            ArgumentTypeError: if it has no method that is named like an event.
-        """
-        instance = callback() if isinstance(callback, type) else callback
-        if not any(callable(getattr(instance, event, None)) for event in EVENTS):
-            raise ArgumentTypeError(
-                f"{callback!r} cannot be a callback: none of its methods is named like an event. Make its class a "
-                f"{TrainerCallback.__name__}, with methods such as `on_step_end`."
-            )
-        name = type(instance).__name__
-        if any(_job(type(other)) == _job(type(instance)) for other in self.callbacks):
-            warnings.warn(
-                f"A second {name} was added to the callbacks ({self.callback_list}), so it will act twice. Take the "
-                f"first out with `remove_callback({name})`, unless that is what you want.",
-                stacklevel=stacklevel_of_user(),
-            )
-        _warn_about_misspelt_events(instance)
-        self.callbacks.append(instance)
-
     def pop_callback(self, callback: Any) -> Any:
-        """Take out the first callback of a class, or this very instance, and return it; None if it is not there.
+        """Remove the first callback of a class, or this very instance, and return it; None if there is none.
 
         A class of `transformers` also finds ours of the same name, and the other way round: they do the same job.
         """
@@ -185,12 +172,17 @@ class CallbackHandler:
         return None
 
     def remove_callback(self, callback: Any) -> None:
-        """What `pop_callback` does, without returning anything."""
+        """Do what `pop_callback` does, without returning anything."""
         self.pop_callback(callback)
 
     def listens_to(self, event: str) -> bool:
         """Whether any callback does something at `event`."""
-        return bool(self._acting_methods(event))
+        return bool(self._methods_now(event))
+
+    def ranks_agree_after_each_update(self) -> bool:
+        """Whether some callback may set a flag of the control at any time, as the callbacks declare."""
+        self._notice_changes()
+        return self._agrees
 
     def call_event(self, event: str, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         """Call all callbacks in their order, and return the control that they leave.
@@ -198,7 +190,7 @@ class CallbackHandler:
         Raises:
             ArgumentTypeError: if a callback returns something else than a control or None.
         """
-        for method in self._acting_methods(event):
+        for method in self._methods_now(event):
             result = method(
                 args,
                 state,
@@ -220,94 +212,65 @@ class CallbackHandler:
                 control = result
         return control
 
-    def on_init_end(self, args: Any, state: Any, control: Any) -> Any:
-        """The trainer has been made."""
-        return self.fire("on_init_end", args, state, control)
-
-    def on_train_begin(self, args: Any, state: Any, control: Any) -> Any:
-        """A training begins: clears `should_training_stop`."""
-        return self.fire("on_train_begin", args, state, control)
-
-    def on_train_end(self, args: Any, state: Any, control: Any) -> Any:
-        """A training is over."""
-        return self.fire("on_train_end", args, state, control)
-
-    def on_epoch_begin(self, args: Any, state: Any, control: Any) -> Any:
-        """An epoch begins: clears `should_epoch_stop`."""
-        return self.fire("on_epoch_begin", args, state, control)
-
-    def on_epoch_end(self, args: Any, state: Any, control: Any) -> Any:
-        """An epoch is over."""
-        return self.fire("on_epoch_end", args, state, control)
-
-    def on_step_begin(self, args: Any, state: Any, control: Any) -> Any:
-        """An update begins: clears `should_save`, `should_evaluate` and `should_log`."""
-        return self.fire("on_step_begin", args, state, control)
-
-    def on_substep_end(self, args: Any, state: Any, control: Any) -> Any:
-        """A batch that is not the last of its update has been used."""
-        return self.fire("on_substep_end", args, state, control)
-
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any) -> Any:
-        """The gradients are complete and clipped."""
-        return self.fire("on_pre_optimizer_step", args, state, control)
-
-    def on_optimizer_step(self, args: Any, state: Any, control: Any) -> Any:
-        """The parameters have been changed."""
-        return self.fire("on_optimizer_step", args, state, control)
-
-    def on_step_end(self, args: Any, state: Any, control: Any) -> Any:
-        """An update is over."""
-        return self.fire("on_step_end", args, state, control)
-
-    def on_prediction_step(self, args: Any, state: Any, control: Any) -> Any:
-        """A batch has been evaluated or predicted."""
-        return self.fire("on_prediction_step", args, state, control)
-
-    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: dict[str, float]) -> Any:
-        """An evaluation is over: clears `should_evaluate`."""
-        return self.fire("on_evaluate", args, state, control, metrics=metrics)
-
-    def on_predict(self, args: Any, state: Any, control: Any, metrics: dict[str, float] | None) -> Any:
-        """A prediction is over."""
-        return self.fire("on_predict", args, state, control, metrics=metrics)
-
-    def on_save(self, args: Any, state: Any, control: Any) -> Any:
-        """A checkpoint has been saved: clears `should_save`."""
-        return self.fire("on_save", args, state, control)
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any]) -> Any:
-        """Something was logged: clears `should_log`."""
-        return self.fire("on_log", args, state, control, logs=logs)
-
     def fire(self, event: str, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
-        """What the method named like `event` does: clear flags of the control, then `call_event`."""
+        """Do what the method named like `event` does: clear flags of the control, then `call_event`."""
         for flag in _CLEARED_AT.get(event, ()):
             setattr(control, flag, False)
         return self.call_event(event, args, state, control, **kwargs)
 
-    def _acting_methods(self, event: str) -> list[Callable[..., Any]]:
-        """What the callbacks do at `event`, without those that do nothing.
+    on_init_end = _fires("on_init_end")
+    on_train_begin = _fires("on_train_begin")
+    on_train_end = _fires("on_train_end")
+    on_epoch_begin = _fires("on_epoch_begin")
+    on_epoch_end = _fires("on_epoch_end")
+    on_step_begin = _fires("on_step_begin")
+    on_substep_end = _fires("on_substep_end")
+    on_pre_optimizer_step = _fires("on_pre_optimizer_step")
+    on_optimizer_step = _fires("on_optimizer_step")
+    on_step_end = _fires("on_step_end")
+    on_prediction_step = _fires("on_prediction_step")
+    on_evaluate = _fires("on_evaluate", "metrics")
+    on_predict = _fires("on_predict", "metrics")
+    on_save = _fires("on_save")
+    on_log = _fires("on_log", "logs")
+
+    def _accepts(self, callback: Any) -> bool:
+        """Warn about a second callback of a class, and about methods that are named almost like an event."""
+        kind = type(callback)
+        if any(_job(type(other)) == _job(kind) for other in self.callbacks):
+            warnings.warn(
+                f"A second {kind.__name__} was added to the callbacks ({self.callback_list}), so it will act twice. "
+                f"Remove the first with `remove_callback({kind.__name__})`, unless that is what you want.",
+                stacklevel=stacklevel_of_user(),
+            )
+        for name, hint in self._unknown_events(callback, cutoff=0.85):
+            if hint:  # names that are less alike, such as `on_push_begin`, are nobody's mistake
+                warnings.warn(
+                    f"{kind.__name__}.{name} will never be called: no event has that name.{hint}",
+                    stacklevel=stacklevel_of_user(),
+                )
+        return True
+
+    def _empty_bases(self) -> tuple[type, ...]:
+        genuine = getattr(sys.modules.get("transformers.trainer_callback"), "TrainerCallback", TrainerCallback)
+        return TrainerCallback, genuine
+
+    def _methods_now(self, event: str) -> list[Callable[..., Any]]:
+        """The methods that act at `event`.
 
         Callbacks and their methods may be exchanged at any time. The former is noticed at once; the latter at the next
         event that is not among the frequent ones, so that idle events cost next to nothing.
         """
         if event not in _FREQUENT_EVENTS:
-            self._methods.clear()
-        if self.callbacks != self._known_callbacks:
-            self._look_again()
-        methods = self._methods.get(event)
-        if methods is None:
-            empty = _empty_methods(event)
-            found: list[Any] = [getattr(callback, event, None) for callback in self.callbacks]
-            methods = [method for method in found if getattr(method, "__func__", method) not in empty]
-            self._methods[event] = methods
-        return methods
+            self._forget_methods()
+        self._notice_changes()
+        return self._methods[event]
 
-    def _look_again(self) -> None:
-        self._known_callbacks = list(self.callbacks)
-        self._has_foreign_callbacks = any(map(needs_agreement, self.callbacks))
-        self._methods.clear()
+    def _notice_changes(self) -> None:
+        if self._callbacks != self._known_callbacks:
+            self._known_callbacks = list(self._callbacks)
+            self._agrees = any(map(needs_agreement, self._callbacks))
+            self._forget_methods()
 
 
 def is_ours(part: Any) -> bool:
@@ -325,24 +288,6 @@ def is_log_due(args: Any, state: Any, step: int) -> bool:
     """Whether the arguments ask for a log after this step."""
     is_multiple = args.logging_strategy == IntervalStrategy.STEPS and step % state.logging_steps == 0
     return is_multiple or (args.logging_first_step and step == 1)
-
-
-def _empty_methods(event: str) -> tuple[Any, ...]:
-    """The methods that do nothing: of our base class and, where `transformers` has been imported, of its own."""
-    genuine = getattr(sys.modules.get("transformers.trainer_callback"), "TrainerCallback", None)
-    return None, getattr(TrainerCallback, event, None), getattr(genuine, event, None)
-
-
-def _warn_about_misspelt_events(callback: Any) -> None:
-    for name in dir(type(callback)):
-        if name.startswith("on_") and name not in EVENTS and callable(getattr(type(callback), name)):
-            # Less alike are names such as `on_push_begin`, which are nobody's mistake.
-            for event in difflib.get_close_matches(name, EVENTS, n=1, cutoff=0.85):
-                warnings.warn(
-                    f"{type(callback).__name__}.{name} will never be called: no event has that name. Did you mean "
-                    f"{event!r}?",
-                    stacklevel=stacklevel_of_user(),
-                )
 
 
 class DefaultFlowCallback(TrainerCallback):
