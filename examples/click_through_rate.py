@@ -1,10 +1,10 @@
 """Will a user click? Embeddings in plain PyTorch, judged by AUC and by the AUC within each user.
 
-The data is made up here: users of an age group share a taste, each has some taste of their own, and a click is a
-matter of taste, of how popular an item is, and of chance. Because of the chance no model can reach an AUC of 1; the
-table shows what the true probabilities reach.
+The data is synthetic: users in the same age group share a taste, every user also has an individual one, and a click
+depends on taste, on how popular the item is, and on chance. Because of chance, no model can reach an AUC of 1; the
+table shows the AUC of the true probabilities.
 
-Run it, interrupt it, go on with ``--resume``, and write predictions with the newest checkpoint with ``--predict``.
+Run it, interrupt it, resume with ``--resume``, and write predictions from the newest checkpoint with ``--predict``.
 """
 
 import argparse
@@ -29,11 +29,11 @@ NUM_USERS, NUM_NEW_USERS, NUM_ITEMS, NUM_AGE_GROUPS, TASTE_SIZE = 150, 50, 100, 
 
 
 class Impressions(Dataset):
-    """Items that were shown to users: dicts, with 1 as the label of a click."""
+    """Items shown to users, as dicts; the label is 1 for a click."""
 
     def __init__(self, columns, chance):
         self.columns = columns
-        self.chance = chance  # the true probability of a click, which no model gets to see
+        self.chance = chance  # the true probability of a click; hidden from the model
 
     def __len__(self):
         return len(self.chance)
@@ -43,7 +43,9 @@ class Impressions(Dataset):
 
 
 def make_datasets(size=20000):
-    """Impressions to train on; later ones of the same users and of users that are not among them, to evaluate on."""
+    """One dataset for training, and two for evaluation: later impressions of the same users, and of users not in
+    training.
+    """
     generator = torch.Generator().manual_seed(0)
 
     def normal(*shape):
@@ -68,19 +70,19 @@ def make_datasets(size=20000):
 
 
 class ClickModel(nn.Module):
-    """A factorisation machine: the taste of user and age group, times that of the item."""
+    """A factorization machine: the taste of user and age group times that of the item."""
 
-    main_input_name = "user"  # the input that `compute_metrics` gets
+    main_input_name = "user"  # the input that `compute_metrics` receives
 
     def __init__(self, size=8):
         super().__init__()
-        self.user = nn.Embedding(NUM_USERS + 1, size)  # the last row stands for users that training has not seen
+        self.user = nn.Embedding(NUM_USERS + 1, size)  # the last row is for users not seen in training
         self.age_group = nn.Embedding(NUM_AGE_GROUPS, size)
         self.item = nn.Embedding(NUM_ITEMS, size)
         self.bias = nn.Embedding(NUM_ITEMS, 1)
         for embedding in self.children():
             nn.init.normal_(embedding.weight, std=0.1)
-        nn.init.zeros_(self.user.weight)  # everybody begins as an ordinary member of the age group
+        nn.init.zeros_(self.user.weight)  # initially every user is a typical member of the age group
 
     def forward(self, user, age_group, item, labels=None):
         taste = self.user(user.clamp(max=NUM_USERS)) + self.age_group(age_group)
@@ -91,15 +93,15 @@ class ClickModel(nn.Module):
 
 
 def compute_metrics(evaluated):
-    """AUC, and its mean over the users, each of whom counts by the number of impressions.
+    """AUC, and the mean AUC within users, weighted by their number of impressions.
 
-    Items compete for the attention of one user, so the order within users is what a recommender lives on.
+    Items compete for the attention of one user, so a recommender depends on the order within each user.
     """
     scores, clicks, users = map(torch.from_numpy, (evaluated.predictions, evaluated.label_ids, evaluated.inputs))
     total = count = 0
     for user in users.unique():
         rows = users == user
-        if 0 < clicks[rows].sum() < rows.sum():  # else there is no pair to put in order
+        if 0 < clicks[rows].sum() < rows.sum():  # otherwise there is no pair to rank
             total += rows.sum() * roc_auc_score(clicks[rows], scores[rows])
             count += rows.sum()
     return {"auc": roc_auc_score(clicks, scores), "grouped_auc": total / count}
@@ -107,7 +109,7 @@ def compute_metrics(evaluated):
 
 def train(arguments, size, resume):
     train_set, eval_sets = make_datasets(size)
-    set_seed(arguments.seed)  # the trainer does that too, but the model is made before it
+    set_seed(arguments.seed)  # the trainer seeds too, but the model is created before it
     trainer = Trainer(
         ClickModel(),
         arguments,
@@ -135,7 +137,7 @@ def predict(arguments, size):
     model = ClickModel()
     model.load_state_dict(load_file(f"{checkpoint}/model.safetensors"))
     rows = make_datasets(size)[1]["new"]
-    del rows.columns["labels"]  # nobody knows them yet
+    del rows.columns["labels"]  # unknown at this point
     arguments.label_names = []
     trainer = Trainer(model, arguments)
     probabilities = torch.sigmoid(torch.from_numpy(trainer.predict(rows).predictions))
@@ -166,7 +168,7 @@ def main(num_epochs, size, output_dir, resume, predict_only):
         metric_for_best_model="seen_grouped_auc",
         greater_is_better=True,
         include_for_metrics=["inputs"],
-        restore_callback_states_from_checkpoint=True,  # the patience of early stopping goes on where it was
+        restore_callback_states_from_checkpoint=True,  # the patience of early stopping is resumed too
     )
     if predict_only:
         predict(arguments, size)
@@ -179,6 +181,6 @@ if __name__ == "__main__":
     parser.add_argument("--num-epochs", type=int, default=10)
     parser.add_argument("--size", type=int, default=20000, help="impressions to train on")
     parser.add_argument("--output-dir", default="outputs/click_through_rate")
-    parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint")
-    parser.add_argument("--predict", action="store_true", dest="predict_only", help="with the newest checkpoint")
+    parser.add_argument("--resume", action="store_true", help="resume from the newest checkpoint")
+    parser.add_argument("--predict", action="store_true", dest="predict_only", help="use the newest checkpoint")
     main(**vars(parser.parse_args()))

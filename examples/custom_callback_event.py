@@ -1,4 +1,4 @@
-"""An event of your own: a Trainer that tells its callbacks whenever it has mistaken something."""
+"""A custom event: a Trainer that tells its callbacks about every mistake the model makes."""
 
 import argparse
 from collections import Counter
@@ -12,7 +12,7 @@ from pytorch_accelerated.callbacks import DEFAULT_CALLBACKS, TrainerCallback
 
 
 class TrainerWithMistakes(Trainer):
-    # Declared, so that a callback with such a method is not warned about: the name might be misspelt.
+    # Declaring the event avoids the warning about misspelt event names.
     custom_events = ("on_mistakes",)
 
     def calculate_eval_batch_loss(self, batch):
@@ -28,7 +28,7 @@ class TrainerWithMistakes(Trainer):
 
 
 class MistakesCallback(TrainerCallback):
-    """Prints which digits are mistaken for which."""
+    """Prints which digits are confused with which."""
 
     def on_eval_epoch_start(self, trainer, **kwargs):
         self.mistakes = Counter()

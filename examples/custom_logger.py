@@ -1,4 +1,4 @@
-"""Metrics to a place of your own: a logger that writes them to a file as lines of JSON, as they come."""
+"""Metrics in a place of your own: a logger that writes them to a file as JSON lines, as they come."""
 
 import argparse
 import json
@@ -13,7 +13,7 @@ from pytorch_accelerated.callbacks import DEFAULT_CALLBACKS, LogMetricsCallback
 
 
 class JSONLinesLogger(LogMetricsCallback):
-    """Appends a line to a file whenever a training epoch or an evaluation is over."""
+    """Appends a line to a file after each training epoch and each evaluation."""
 
     def __init__(self, path):
         self.path = path
@@ -36,7 +36,7 @@ def main(num_epochs, log_path):
         model,
         loss_func=nn.CrossEntropyLoss(),
         optimizer=torch.optim.AdamW(model.parameters(), lr=1e-3),
-        callbacks=[*DEFAULT_CALLBACKS, JSONLinesLogger(log_path)],  # beside the table, not in its place
+        callbacks=[*DEFAULT_CALLBACKS, JSONLinesLogger(log_path)],  # in addition to the table
     )
     trainer.train(train_set, num_epochs, eval_dataset=eval_set, per_device_batch_size=32)
     trainer.print(f"Every metric is also in {log_path}")

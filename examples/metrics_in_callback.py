@@ -1,6 +1,7 @@
-"""Metrics in a callback, which can be added to any Trainer.
+"""Metrics in a callback that can be added to any Trainer.
 
-`pytorch_accelerated.callbacks.MetricsCallback` does this for any torchmetrics; here is how to write one of your own.
+`pytorch_accelerated.callbacks.MetricsCallback` does this for any torchmetrics; this example shows how to write your
+own.
 """
 
 import argparse
@@ -15,7 +16,7 @@ from pytorch_accelerated.callbacks import DEFAULT_CALLBACKS, TrainerCallback
 
 
 class ClassificationMetricsCallback(TrainerCallback):
-    """Records accuracy and F1 score of each evaluation."""
+    """Records the accuracy and the F1 score of each evaluation."""
 
     def __init__(self, num_classes):
         self.metrics = MetricCollection(
@@ -47,7 +48,7 @@ def main(num_epochs):
         model,
         loss_func=nn.CrossEntropyLoss(),
         optimizer=torch.optim.AdamW(model.parameters(), lr=1e-3),
-        # Before the default callbacks, one of which logs what has been recorded by then.
+        # It comes before the default callbacks, one of which logs what has been recorded so far.
         callbacks=[ClassificationMetricsCallback(num_classes=10), *DEFAULT_CALLBACKS],
     )
     trainer.train(train_set, num_epochs, eval_dataset=eval_set, per_device_batch_size=32)

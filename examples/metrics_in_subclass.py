@@ -1,4 +1,4 @@
-"""Metrics inside a Trainer: made in its constructor, updated with each batch, recorded after each evaluation."""
+"""Metrics inside a Trainer: created in its constructor, updated with each batch, recorded after each evaluation."""
 
 import argparse
 
@@ -24,7 +24,7 @@ class TrainerWithAccuracy(Trainer):
 
     def eval_epoch_end(self):
         super().eval_epoch_end()
-        # `compute` puts together what the processes have seen.
+        # `compute` combines the results of all processes.
         self.run_history.update_metric("eval_accuracy", self.accuracy.compute())
         self.accuracy.reset()
 

@@ -1,4 +1,4 @@
-"""Mixup from timm, and an average of the weights: two images and their labels are blended into one to train on."""
+"""Mixup from timm and averaged weights: each training image blends two images and their labels."""
 
 import argparse
 
@@ -17,7 +17,7 @@ class MixupTrainer(Trainer):
         self.mixup = mixup
 
     def calculate_train_batch_loss(self, batch):
-        # The labels become probabilities of the classes, which CrossEntropyLoss takes as well.
+        # The labels become class probabilities, which CrossEntropyLoss also accepts.
         mixed_images, soft_labels = self.mixup(*batch)
         return super().calculate_train_batch_loss((mixed_images, soft_labels))
 
@@ -32,7 +32,7 @@ def main(num_epochs, ema_path):
         loss_func=nn.CrossEntropyLoss(),
         optimizer=torch.optim.AdamW(model.parameters(), lr=3e-3),
         mixup=Mixup(mixup_alpha=0.2, label_smoothing=0.05, num_classes=10),
-        # Before the callback that logs, so that the metrics of the average are logged, too.
+        # It comes before the callback that logs, so that the metrics of the average are logged too.
         callbacks=[ModelEmaCallback(decay=0.98, save_path=ema_path), *DEFAULT_CALLBACKS],
     )
     trainer.train(
@@ -40,7 +40,7 @@ def main(num_epochs, ema_path):
         num_epochs,
         eval_dataset=eval_set,
         per_device_batch_size=32,
-        train_dataloader_kwargs={"drop_last": True},  # Mixup makes pairs, so it needs batches of an even size
+        train_dataloader_kwargs={"drop_last": True},  # Mixup forms pairs, so the batch size must be even
     )
     for name in ("the last weights", "the averaged weights"):
         if name == "the averaged weights":

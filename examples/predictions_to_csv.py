@@ -1,4 +1,4 @@
-"""Predictions and targets of an evaluation in one CSV file, however many processes made them."""
+"""Predictions and targets of an evaluation in one CSV file, for any number of processes."""
 
 import argparse
 import csv
@@ -14,7 +14,7 @@ from pytorch_accelerated.callbacks import DEFAULT_CALLBACKS, TrainerCallback
 
 
 class PredictionsToCsvCallback(TrainerCallback):
-    """Writes a row for each sample of the last evaluation."""
+    """Writes one row per sample of the last evaluation."""
 
     def __init__(self, path):
         self.path = path
@@ -24,7 +24,7 @@ class PredictionsToCsvCallback(TrainerCallback):
 
     def on_eval_step_end(self, trainer, batch, batch_output, **kwargs):
         probability, prediction = batch_output["model_outputs"].softmax(dim=1).max(dim=1)
-        # From all processes; every sample comes once.
+        # From all processes; every sample comes exactly once.
         columns = trainer.gather((batch["index"], batch["label"], prediction, probability))
         self.rows.extend(zip(*(column.tolist() for column in columns), strict=True))
 
@@ -44,12 +44,12 @@ def loss_func(outputs, batch):
 
 
 def main(num_epochs, output_path):
-    set_seed(42)  # before the split, so that it is the same in every process
+    set_seed(42)  # before the split, so that all processes split the same way
     digits = load_digits()
     images = torch.tensor(digits.images[:, None] / 16, dtype=torch.float32)
     labels = torch.tensor(digits.target)
-    # Dicts of tensors are datasets, too. The model gets what its `forward` has a name for, which is `input`; the index
-    # says later which sample a prediction belongs to.
+    # Dicts of tensors are datasets too. The model receives the entries that its `forward` names, here `input`; the
+    # index tells which sample a prediction belongs to.
     train_set, eval_set = (
         {"index": index, "input": images[index], "label": labels[index]}
         for index in torch.randperm(len(labels)).split([1500, 297])

@@ -1,6 +1,6 @@
 """A model and a learning-rate scheduler from timm.
 
-timm's schedulers are told the number of updates and epochs so far, which `TrainerWithTimmScheduler` does.
+`TrainerWithTimmScheduler` tells timm's schedulers how many updates and epochs are done.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from pytorch_accelerated.trainer import TrainerWithTimmScheduler
 
 
 class EnlargedDigits(torch.utils.data.Dataset):
-    """Digits as timm's models expect images: with three channels, and 32x32 pixels."""
+    """Digits in the form that timm's models expect: three channels and 32x32 pixels."""
 
     def __init__(self, digits):
         self.digits = digits
@@ -48,7 +48,7 @@ def main(model_name, num_epochs, batch_size):
         per_device_batch_size=batch_size,
         create_scheduler_fn=partial(
             CosineLRScheduler,
-            # Known when the run starts, and put in then.
+            # A placeholder: the number is filled in when the run starts.
             t_initial=TrainerPlaceholderValues.NUM_EPOCHS * TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH,
             warmup_t=TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH,
             warmup_lr_init=1e-5,

@@ -1,7 +1,8 @@
-"""A tiny language model that reads Python's own help texts, byte by byte, and gets less surprised by them.
+"""A tiny language model that reads Python's own help texts byte by byte.
 
-Rows are paragraphs, short and long. With ``gradient_accumulation_steps`` every byte of an update counts alike, however
-the paragraphs fall into batches and processes: the loss is told ``num_items_in_batch``, the bytes of the whole update.
+Rows are paragraphs of different lengths. With ``gradient_accumulation_steps``, every byte of an update has the same
+weight, no matter how the paragraphs are distributed over batches and processes: the loss receives
+``num_items_in_batch``, the number of bytes in the whole update.
 """
 
 import argparse
@@ -14,12 +15,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from pytorch_accelerated.huggingface import Trainer, TrainingArguments, set_seed
 
-PADDING = 0  # a byte that no text has
+PADDING = 0  # a byte that occurs in no text
 LONGEST = 128
 
 
 def load_paragraphs(size):
-    """So many paragraphs, as rows of bytes, of which every tenth is held out."""
+    """Paragraphs as rows of bytes; every tenth one is held out."""
     paragraphs = [part.strip() for name in sorted(topics) for part in topics[name].split("\n\n")]
     rows = [{"input_ids": list(part.encode()[:LONGEST])} for part in paragraphs if len(part) > 20][:size]
     held_out = rows[::10]
@@ -28,14 +29,16 @@ def load_paragraphs(size):
 
 
 def collate(rows):
-    """A batch of paragraphs that have been filled up. What was filled in is no label: -100 counts nowhere."""
+    """A padded batch of paragraphs. Padding has the label -100, which the loss ignores."""
     tokens = pad_sequence([torch.tensor(row["input_ids"]) for row in rows], batch_first=True, padding_value=PADDING)
     is_text = tokens != PADDING
     return {"input_ids": tokens, "attention_mask": is_text.long(), "labels": tokens.masked_fill(~is_text, -100)}
 
 
 def make_model():
-    """Random weights. `from_pretrained` gives you a trained model, and its tokenizer takes the place of the bytes."""
+    """A model with random weights. With `from_pretrained` you would use a trained model and its tokenizer instead of
+    bytes.
+    """
     return LlamaForCausalLM(
         LlamaConfig(
             vocab_size=256,
@@ -85,6 +88,6 @@ def main(num_epochs, size, batch_size):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--num-epochs", type=int, default=3)
-    parser.add_argument("--size", type=int, default=800, help="paragraphs, a tenth of which is held out")
-    parser.add_argument("--batch-size", type=int, default=8, help="paragraphs of a batch; an update has two of them")
+    parser.add_argument("--size", type=int, default=800, help="paragraphs, of which a tenth is held out")
+    parser.add_argument("--batch-size", type=int, default=8, help="paragraphs per batch; an update has two batches")
     main(**vars(parser.parse_args()))

@@ -1,4 +1,4 @@
-"""Train a small network on scikit-learn's handwritten digits, and see what it makes of digits it has never met.
+"""Train a small network on scikit-learn's handwritten digits, then test it on digits it has never seen.
 
 In one process, and in two:
 
@@ -20,7 +20,7 @@ from pytorch_accelerated.schedulers import CosineLrScheduler
 
 
 def load_datasets():
-    """Digits to train on, to evaluate on, and to hold out: pairs of an image, 1x8x8 from 0 to 1, and its label."""
+    """Digits for training, evaluation and a final test: pairs of a 1x8x8 image from 0 to 1 and its label."""
     digits = load_digits()
     images = torch.tensor(digits.images[:, None] / 16, dtype=torch.float32)
     return random_split(TensorDataset(images, torch.tensor(digits.target)), [1197, 300, 300])
@@ -50,7 +50,7 @@ class AccuracyCallback(TrainerCallback):
 
 
 def main(num_epochs, output_dir):
-    set_seed(0)  # before the split, so that it is the same in every process
+    set_seed(0)  # before the split, so that all processes split the same way
     train_set, eval_set, test_set = load_datasets()
     model = DigitsNet()
 
@@ -79,7 +79,7 @@ def main(num_epochs, output_dir):
     trainer.print(f"\nHeld-out digits: {num_right} of {len(test_set)} recognised, {num_right / len(test_set):.1%}")
     if mistaken:
         trainer.print("\n" + side_by_side([test_set[index][0] for index in mistaken[:4]]))
-        trainer.print("".join(f"{f'{labels[i]}, taken for {predictions[i]}':20}" for i in mistaken[:4]))
+        trainer.print("".join(f"{f'{labels[i]}, predicted {predictions[i]}':20}" for i in mistaken[:4]))
     trainer.print(f"\nModel:  {output_dir / 'model.pt'}\nCurves: {output_dir / 'curves.png'}")
 
 

@@ -20,7 +20,7 @@ from pytorch_accelerated.callbacks import DEFAULT_CALLBACKS, SaveBestModelCallba
 from pytorch_accelerated.utils import local_process_zero_first
 
 
-@local_process_zero_first  # one process downloads, the others find the files there
+@local_process_zero_first  # one process downloads the files, the others find them
 def load_mnist(data_dir, train):
     to_tensor = transforms.Compose([transforms.ToTensor(), transforms.Normalize((0.1307,), (0.3081,))])
     return MNIST(data_dir, train=train, transform=to_tensor, download=True)
@@ -40,7 +40,7 @@ class MnistNet(nn.Module):
 
 
 def main(data_dir, num_epochs, batch_size, save_path):
-    set_seed(42)  # before the split, so that it is the same in every process
+    set_seed(42)  # before the split, so that all processes split the same way
     dataset = load_mnist(data_dir, train=True)
     train_set, validation_set = random_split(dataset, [0.9, 0.1])
     test_set = load_mnist(data_dir, train=False)
@@ -53,7 +53,7 @@ def main(data_dir, num_epochs, batch_size, save_path):
         callbacks=[*DEFAULT_CALLBACKS, SaveBestModelCallback(save_path)],
     )
     trainer.train(train_set, num_epochs, eval_dataset=validation_set, per_device_batch_size=batch_size)
-    trainer.evaluate(test_set, per_device_batch_size=batch_size)  # with the best weights, which are loaded by now
+    trainer.evaluate(test_set, per_device_batch_size=batch_size)  # with the best weights, which have been loaded
 
     predictions = trainer.predict(test_set, per_device_batch_size=batch_size).argmax(dim=1)
     accuracy = (predictions == test_set.targets).float().mean()
@@ -62,7 +62,7 @@ def main(data_dir, num_epochs, batch_size, save_path):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-dir", default="data", help="where MNIST is, or goes")
+    parser.add_argument("--data-dir", default="data", help="folder with MNIST, or to download it to")
     parser.add_argument("--num-epochs", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=64, help="per process")
     parser.add_argument("--save-path", default="outputs/mnist/best_model.pt")

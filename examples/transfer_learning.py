@@ -1,4 +1,4 @@
-"""Transfer learning: train the new head of a model first, and then all of it, with the rest at a lower rate.
+"""Transfer learning: train the new head of a model first, then the whole model, with a lower rate for the rest.
 
 python examples/transfer_learning.py --pretrained
 """
@@ -26,7 +26,7 @@ def main(model_name, pretrained, num_epochs, batch_size, output_dir):
     model = create_model(model_name, pretrained)
 
     freezer = ModelFreezer(model, freeze_batch_norms=True)
-    freezer.freeze()  # all layer groups but the last, which is the new head
+    freezer.freeze()  # all layer groups except the last one, the new head
     optimizer = torch.optim.AdamW(freezer.get_trainable_parameters(), lr=1e-2)
     trainer = Trainer(model, loss_func=nn.CrossEntropyLoss(), optimizer=optimizer)
 
@@ -41,7 +41,7 @@ def main(model_name, pretrained, num_epochs, batch_size, output_dir):
 
     for param_group in freezer.unfreeze().values():
         optimizer.add_param_group({**param_group, "lr": 1e-3})
-    train_on(reset_run_history=False)  # goes on counting epochs
+    train_on(reset_run_history=False)  # continues the epoch numbers
     trainer.save_checkpoint(output_dir / "whole_model.pt")
 
     predictions = trainer.predict(test_set, per_device_batch_size=batch_size).argmax(dim=1)
@@ -52,8 +52,8 @@ def main(model_name, pretrained, num_epochs, batch_size, output_dir):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model-name", default="resnet10t")
-    parser.add_argument("--pretrained", action="store_true", help="download weights that were trained on ImageNet")
-    parser.add_argument("--num-epochs", type=int, default=2, help="with only the head, and again with the whole model")
+    parser.add_argument("--pretrained", action="store_true", help="download weights trained on ImageNet")
+    parser.add_argument("--num-epochs", type=int, default=2, help="epochs for the head, and again for the whole model")
     parser.add_argument("--batch-size", type=int, default=32, help="per process")
     parser.add_argument("--output-dir", type=Path, default="outputs/transfer_learning")
     main(**vars(parser.parse_args()))

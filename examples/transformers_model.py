@@ -1,4 +1,4 @@
-"""A model from transformers, which computes its loss itself: batches are dicts, and there is no loss function."""
+"""A model from transformers that computes its loss itself: batches are dicts, and there is no loss function."""
 
 import argparse
 
@@ -11,9 +11,10 @@ from pytorch_accelerated.schedulers import CosineLrScheduler
 
 
 def load_datasets():
-    """Digits to train on, to evaluate on, and to hold out.
+    """Digits for training, evaluation and a final test.
 
-    Dicts of tensors are datasets; anything else that yields dicts is fine, too, the `datasets` library for example.
+    Dicts of tensors are datasets; other datasets that yield dicts work too, for example those of the `datasets`
+    library.
     """
     digits = load_digits()
     images = torch.tensor(digits.images[:, None] / 16, dtype=torch.float32)
@@ -23,9 +24,9 @@ def load_datasets():
 
 
 def main(num_epochs):
-    set_seed(42)  # before the split, so that it is the same in every process
+    set_seed(42)  # before the split, so that all processes split the same way
     train_set, eval_set, test_set = load_datasets()
-    # A small vision transformer with random weights. `from_pretrained` gives you a trained one.
+    # A small vision transformer with random weights. `from_pretrained` would load a trained one.
     config = ViTConfig(
         image_size=8,
         patch_size=2,

@@ -47,7 +47,7 @@ def test_train_digits_recognises_97_percent_of_held_out_digits(tmp_path, train_d
     assert len(_table(output)) == 10
     shown = _number(r"Held-out digits: (\d+) of 300 recognised", output.stdout)
     assert shown >= 0.97 * 300
-    assert output.stdout.count("taken for") == min(300 - shown, 4)
+    assert output.stdout.count(", predicted ") == min(300 - shown, 4)
 
     model, curves = (Path(_match(rf"^{what}: +(.+)$", output.stdout)) for what in ("Model", "Curves"))
     assert shown == _recognised_by(train_digits, tmp_path / model, seed=0)
