@@ -1,5 +1,6 @@
 """The displays of progress, without a trainer."""
 
+import contextlib
 import io
 import logging
 import math
@@ -20,7 +21,7 @@ from pytorch_accelerated.progress.formats import format_number
 from pytorch_accelerated.progress.progress import Progress
 from pytorch_accelerated.progress.snapshot import Snapshot
 from pytorch_accelerated.progress.table import GrowingTable, block
-from tests.support.terminal import in_a_terminal
+from tests.support.terminal import Terminal, in_a_terminal
 
 
 class Clock:
@@ -48,6 +49,9 @@ class RecordingDisplay:
     def show(self, snapshot: Snapshot, now: float) -> float:
         self.snapshots.append(snapshot)
         return now + 1
+
+    def redraw(self) -> None:
+        pass
 
     def close(self) -> None:
         self.is_closed = True
@@ -336,6 +340,10 @@ def logger() -> Iterator[logging.Logger]:
     logger.propagate = True
 
 
+def first_words(terminal: Terminal) -> list[str]:
+    return [line.split()[0] for line in terminal.screen]
+
+
 def test_lines_of_a_log_stand_above_the_bars(logger):
     with in_a_terminal(80) as terminal:
         handler = logging.StreamHandler()
@@ -344,14 +352,34 @@ def test_lines_of_a_log_stand_above_the_bars(logger):
         clock = Clock()
         outer, inner = shown(clock), shown(clock, label="evaluation", total=20)
         logger.warning("first")
-        assert [line.split()[0] for line in terminal.screen] == ["WARNING", "epoch", "evaluation"]
-        inner.close()
+        assert terminal.screen == ["WARNING first"]
+        run_batches(inner, clock, 1, seconds_each=0.02)  # long before the bar has news
+        assert first_words(terminal) == ["WARNING", "epoch", "evaluation"]
         logger.warning("second")
-        assert [line.split()[0] for line in terminal.screen] == ["WARNING", "WARNING", "epoch"]
-        outer.close()
+        inner.close()
+        assert first_words(terminal) == ["WARNING", "WARNING", "epoch"]
         logger.warning("third")
-        assert terminal.screen == ["WARNING first", "WARNING second", "WARNING third"]
-        assert "emit" not in vars(handler)
+        outer.close()
+        logger.warning("fourth")
+        assert terminal.screen == ["WARNING first", "WARNING second", "WARNING third", "WARNING fourth"]
+        assert not handler.filters
+
+
+def test_what_handlers_of_a_log_show_does_not_change_with_a_bar(logger):
+    with in_a_terminal(80) as terminal:
+        details, errors = logging.StreamHandler(), logging.StreamHandler()
+        logger.setLevel(logging.DEBUG)
+        details.setLevel(logging.INFO)
+        details.addFilter(lambda record: record.levelno < logging.ERROR)
+        errors.setLevel(logging.ERROR)
+        errors.setFormatter(logging.Formatter("error: %(message)s"))
+        logger.addHandler(details)
+        logger.addHandler(errors)
+        with shown(Clock()):
+            logger.debug("a detail")
+            logger.info("information")
+            logger.error("a mistake")
+        assert terminal.screen == ["information", "error: a mistake"]
 
 
 def test_a_log_without_handlers_stands_above_the_bars_too():
@@ -360,11 +388,13 @@ def test_a_log_without_handlers_stands_above_the_bars_too():
         progress = shown(Clock())
         logger.warning("nobody set up logging")
         logger.info("a detail")
+        progress._display.redraw()
         first, second = terminal.screen
         progress.close()
     assert first == "nobody set up logging"
     assert second.startswith("epoch 1/2")
-    assert "emit" not in vars(logging.lastResort)
+    assert logging.lastResort is not None
+    assert not logging.lastResort.filters
 
 
 def test_warnings_stand_above_the_bars():
@@ -374,6 +404,7 @@ def test_warnings_stand_above_the_bars():
         warnings.showwarning = print_warning
         progress = shown(Clock())
         warnings.warn("look at this", stacklevel=1)
+        progress._display.redraw()
         first, second = terminal.screen
         progress.close()
         assert warnings.showwarning is print_warning
@@ -406,6 +437,7 @@ def test_a_log_that_goes_to_a_file_or_is_redirected_meanwhile_stays_there(logger
         progress = shown(Clock())
         redirected.setStream(elsewhere)
         logger.warning("not for the screen")
+        progress._display.redraw()
         assert [line.split()[0] for line in terminal.screen] == ["epoch"]
         progress.close()
         assert terminal.screen == []
@@ -413,18 +445,30 @@ def test_a_log_that_goes_to_a_file_or_is_redirected_meanwhile_stays_there(logger
     assert (tmp_path / "log").read_text() == elsewhere.getvalue() == "not for the screen\n"
 
 
-def test_a_process_forked_while_a_bar_is_shown_leaves_the_bar_alone(logger):
+def test_a_line_of_a_loader_process_stands_alone(logger):
     with in_a_terminal(80) as terminal:
         logger.addHandler(logging.StreamHandler())
         progress = shown(Clock())
-        before = terminal.received
         child = os.fork()
         if not child:
             logger.warning("from a loader process")
             os._exit(0)
         assert os.waitpid(child, 0)[1] == 0
-        assert terminal.received == before + "from a loader process\r\n"
+        assert terminal.screen == ["from a loader process"]
         progress.close()
+
+
+def test_handlers_are_as_before_when_an_exception_ends_the_pass(logger):
+    with in_a_terminal(80) as terminal:
+        handler, before = logging.StreamHandler(), warnings.showwarning
+        logger.addHandler(handler)
+        with contextlib.suppress(RuntimeError), shown(Clock()):
+            assert handler.filters
+            assert warnings.showwarning is not before
+            raise RuntimeError
+        assert not handler.filters
+        assert warnings.showwarning is before
+        assert terminal.screen == []
 
 
 def test_bars_start_no_thread(monkeypatch):

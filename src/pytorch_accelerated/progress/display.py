@@ -10,14 +10,17 @@ from typing import Any, Protocol
 
 import tqdm
 
+from pytorch_accelerated.progress.bars import BarsOnScreen
 from pytorch_accelerated.progress.formats import format_clock
-from pytorch_accelerated.progress.others import OtherWriters
 from pytorch_accelerated.progress.snapshot import Snapshot
 
 # A bar narrower than this, its frame included, says less than the words it displaces.
 _MIN_BAR_COLUMNS = 8
 # In its first and last seconds a pass needs no line: what comes before and after it is news enough.
 _QUIET_SECONDS = 10
+
+
+_bars_on_screen = BarsOnScreen()
 
 
 class Display(Protocol):
@@ -28,6 +31,9 @@ class Display(Protocol):
 
     def show(self, snapshot: Snapshot, now: float) -> float:
         """Show how far the pass is. Returns the time of the next `show`."""
+
+    def redraw(self) -> None:
+        """Draw again what something else has cleared."""
 
     def close(self) -> None:
         """The pass is over: leave nothing on the screen that would be overwritten."""
@@ -61,20 +67,26 @@ class BarDisplay:
                 leave=False,
                 dynamic_ncols=True,
             )
-            _other_writers.begin()
+            _bars_on_screen.add(self._bar)
         columns = getattr(self._bar, "ncols", None)  # none where TQDM_DISABLE is set
         self._bar.bar_format = bar_format(snapshot, columns if isinstance(columns, int) else None)
         self._bar.n = snapshot.done
         self._bar.refresh()
+        _bars_on_screen.redraw()
         return now + self.seconds_between_refreshes
+
+    def redraw(self) -> None:
+        """Draw all bars again if a log line or a warning has cleared them."""
+        _bars_on_screen.redraw()
 
     def close(self) -> None:
         """Wipe the bar off the screen."""
         if self._bar is not None:
+            _bars_on_screen.remove(self._bar)
             self._bar.total = self._bar.n  # a notebook keeps bars that stopped short
             self._bar.close()
             self._bar = None
-            _other_writers.end()
+            _bars_on_screen.redraw()
 
 
 def bar_format(snapshot: Snapshot, columns: int | None) -> str:
@@ -131,6 +143,9 @@ class LineDisplay:
             self._earliest = now + min(max(run_seconds / 10, 30), 600)
         return self._earliest
 
+    def redraw(self) -> None:
+        """Lines stay."""
+
     def close(self) -> None:
         """Lines stay."""
 
@@ -178,6 +193,3 @@ def above_bars() -> Iterator[None]:
     """Whatever is printed inside appears above the bars that are on the screen."""
     with tqdm.tqdm.external_write_mode():
         yield
-
-
-_other_writers = OtherWriters(above_bars)

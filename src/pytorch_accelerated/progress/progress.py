@@ -88,6 +88,8 @@ class Progress:
         self._looked = now
         if now >= self._show_due:
             self._show(now)
+        else:
+            self._display.redraw()
 
     def _show(self, now: float) -> None:
         if now >= self._facts_due:
