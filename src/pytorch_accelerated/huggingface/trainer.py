@@ -332,7 +332,9 @@ class Trainer(TrainerResults):
         if not model.training:
             model.train()
         inputs = self._prepare_inputs(inputs)
-        loss = self._compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
+        loss = self._engine.loss_of(
+            lambda items: self._compute_loss(model, inputs, num_items_in_batch=items), num_items_in_batch
+        )
         refuse_no_loss(loss, is_learnt_from=True)
         share = self._engine.share_of_update(loss, num_items_in_batch)
         self._engine.backward_step(share)

@@ -19,7 +19,7 @@ from pytorch_accelerated.data.updates import MicroBatch, RunLoader, Update
 from pytorch_accelerated.errors import HookOutputError, StopTrainingError
 from pytorch_accelerated.huggingface.arguments.parallel import accelerator_arguments
 from pytorch_accelerated.huggingface.checkpoints.saving import write_without_run
-from pytorch_accelerated.huggingface.engine.probing import what_divides
+from pytorch_accelerated.huggingface.engine.divisor import BATCHES, ITEMS, NOTHING, LossDivisor
 from pytorch_accelerated.huggingface.engine.refusing import refuse_foreign_schedule
 from pytorch_accelerated.huggingface.events.callbacks import is_ours
 from pytorch_accelerated.huggingface.events.state import CONTROL_FLAGS
@@ -66,8 +66,7 @@ class Engine(NativeTrainer):
         self._step_loss: Any = None
         self._items_on_rank: list[int | None] = []
         self._items_of_update: int | None = None
-        self._loss_divides_by: str | None = None  # as `what_divides` has found out
-        self.batches_factor = 1  # of what `batches_of_update` says, while that is found out
+        self._loss_divisor = LossDivisor()
         self._evaluate_batch: Callable[[Any], Any] | None = None
         self._evaluates_as_requested = False
         self._kept_loaders: dict[Any, RunLoader] = {}
@@ -148,7 +147,9 @@ class Engine(NativeTrainer):
     def _start_safeguards(self, resumed_from: Path | None) -> None:
         super()._start_safeguards(resumed_from)
         self._loss_tracker = LossTracker(leaves_out_non_finite=self._face.args.logging_nan_inf_filter)
-        self._loss_divides_by = None
+        # The mean of a single batch is right whatever it is divided by.
+        is_one_batch = self._ranks.count == self._settings.gradient_accumulation_steps == 1
+        self._loss_divisor = LossDivisor(known=ITEMS if is_one_batch else None)
         self.samples_used = 0
 
     def _find_state(self, source: str | Path) -> Path | None:
@@ -232,15 +233,14 @@ class Engine(NativeTrainer):
 
     def _items_for(self, batch: Any) -> int | None:
         """The items of this update, unless the loss is a mean whatever it is told."""
-        items = self._items_of_update
-        is_one_batch = self._ranks.count == self._settings.gradient_accumulation_steps == 1  # whose mean is right
-        if items and self._loss_divides_by is None and not is_one_batch:
-            answers = self._ranks.exchange(what_divides(self._face, self.model, batch, items))
-            known = [answer for answer in answers if answer is not None]
-            self._loss_divides_by = min(known) if known else None  # "batches" and "items" before "nothing"
-            if self._loss_divides_by == "nothing" and is_ours(self._face.compute_loss):
-                refuse_sum(self._face)
-        return None if self._loss_divides_by == "nothing" else items
+        return None if self._loss_divisor.known == NOTHING else self._items_of_update
+
+    def loss_of(self, compute: Callable[[Any], Any], num_items_in_batch: Any) -> Any:
+        """The loss that `compute` returns when it is told the number of items."""
+        loss = self._loss_divisor.loss_of(compute, num_items_in_batch)
+        if num_items_in_batch is not None and self._loss_divisor.known == NOTHING and is_ours(self._face.compute_loss):
+            refuse_sum(self._face)
+        return loss
 
     def share_of_update(self, loss: Any, num_items_in_batch: Any) -> Any:
         """What is added to the gradients for a batch with this loss.
@@ -252,9 +252,9 @@ class Engine(NativeTrainer):
         micro_batch = self._micro_batch
         if micro_batch.is_borrowed:
             return adding_nothing(loss)
-        if self._loss_divides_by == "batches":
+        if self._loss_divisor.known == BATCHES:
             return loss
-        if num_items_in_batch is not None:
+        if num_items_in_batch is not None and self._loss_divisor.known == ITEMS:
             weight: float = self._ranks.count if self._face.args.average_tokens_across_devices else 1
         elif micro_batch.weight is None:
             weight = 1 / self._update.samples  # nobody knows the sizes of the batches, so these are counted instead
@@ -374,7 +374,8 @@ class Engine(NativeTrainer):
         batches = getattr(self._train_dataloader, "num_batches", None)
         if batches is None or not self._face.is_in_train:
             return most
-        return self.batches_factor * max(1, min(most, int(batches) - self.run_state.updates_in_epoch * most))
+        number = max(1, min(most, int(batches) - self.run_state.updates_in_epoch * most))
+        return self._loss_divisor.told_batches(number)
 
     def has_placed(self, batch: Any) -> bool:
         """Whether `batch` is the one at work in training, which the loader has put on the device."""

@@ -1,5 +1,7 @@
 """Losses that are told the number of items and take a mean all the same: an update is that of one large batch."""
 
+import copy
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,8 @@ import torch
 from torch import nn
 
 from pytorch_accelerated.errors import ConfigurationError
-from pytorch_accelerated.huggingface import Trainer, TrainerCallback, engine
+from pytorch_accelerated.huggingface import Trainer
+from pytorch_accelerated.huggingface.engine.divisor import ITEMS, DivisorWatch
 from tests.huggingface.runs import AnyKeyword, Regression, Rows, Tokens, losses, make_trainer
 
 
@@ -93,47 +96,106 @@ def test_theirs_multiplies_what_ignores_the_number(tmp_path: Path) -> None:
     assert first_loss(2, 3) == pytest.approx(3 * first_loss(6, 1), rel=1e-5)
 
 
-class Disturbed(Tokens):
-    """Draws at random, and has buffers that each pass in training changes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm1d(2)
-
-    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None, **kwargs: Any) -> Any:
-        return super().forward(nn.functional.dropout(self.norm(x), training=self.training), labels, **kwargs)
-
-
-class Logging(Trainer):
-    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
-        loss = super().compute_loss(*args, **kwargs)
-        self.log({"seen": 1.0})
-        return loss
+WAYS_TO_DIVIDE: dict[str, Any] = {
+    "at once": lambda total, number: total / number,
+    "in place": lambda total, number: total.clone().div_(number),
+    "by a tensor": lambda total, number: total / torch.tensor(number),
+    "by a tensor of another dtype": lambda total, number: total / torch.as_tensor([number]).to(torch.float32)[0],
+    "by at least 1": lambda total, number: total / max(number, 1),
+    "by a multiple": lambda total, number: 2 * total / (number * 2 + 0.0),
+    "times the inverse": lambda total, number: total * (1 / number),
+    "by what a tensor holds": lambda total, number: total / torch.full((), number).item(),
+    "in a list": lambda total, number: torch.stack([total / number, 0 * total]).sum(),
+}
 
 
-def test_finding_out_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Logs(TrainerCallback):
-        def __init__(self) -> None:
-            self.count = 0
+@pytest.mark.parametrize("way", WAYS_TO_DIVIDE)
+def test_however_a_loss_is_divided_it_is_noticed(way: str, tmp_path: Path) -> None:
+    def loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
+        return WAYS_TO_DIVIDE[way]((outputs[0] - labels).square().sum(), num_items_in_batch)
 
-        def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            self.count += 1
-
-    def trained() -> tuple[Any, Logs]:
-        torch.manual_seed(3)
-        trainer = make_trainer(
-            tmp_path, logs := Logs(), kind=Logging, parts={"model": Disturbed()}, gradient_accumulation_steps=2
-        )
+    def trained(**arguments: Any) -> Any:
+        parts = {"train_dataset": Rows(12), "compute_loss_func": loss}
+        trainer = make_trainer(tmp_path, parts=parts, num_train_epochs=1, **arguments)
         trainer.train()
-        return trainer, logs
+        return trainer
 
-    found_out, logs = trained()
-    monkeypatch.setattr(engine, "what_divides", lambda *args: "items")
-    told, other_logs = trained()
-    for name, value in told.model.state_dict().items():
-        assert found_out.model.state_dict()[name].equal(value), name
-    assert losses(found_out) == losses(told)
-    assert logs.count == other_logs.count > 10
+    whole = trained(per_device_train_batch_size=6)
+    parts = trained(per_device_train_batch_size=2, gradient_accumulation_steps=3)
+    assert losses(parts) == pytest.approx(losses(whole), rel=1e-6)
+
+
+def test_a_number_that_becomes_a_metric_divides_nothing(tmp_path: Path) -> None:
+    def mean_with_metric(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
+        errors = (outputs[0] - labels).square()
+        seen.append((errors.sum() / num_items_in_batch).item() if num_items_in_batch else None)
+        return errors.mean()
+
+    def first_loss(**arguments: Any) -> float:
+        trainer = make_trainer(tmp_path, parts={"compute_loss_func": mean_with_metric}, max_steps=1, **arguments)
+        trainer.train()
+        return losses(trainer)[0]
+
+    seen: list[Any] = []
+    assert first_loss(gradient_accumulation_steps=3) == pytest.approx(first_loss(per_device_train_batch_size=6))
+    assert seen[0] > 0
+
+
+@pytest.mark.fact("Warnings: a loss that converts num_items_in_batch by int or float is taken to divide by it")
+def test_a_number_that_is_converted_is_taken_to_divide(tmp_path: Path) -> None:
+    def first_loss(**arguments: Any) -> float:
+        def divided(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
+            return (outputs[0] - labels).square().sum() / float(num_items_in_batch)
+
+        trainer = make_trainer(tmp_path, parts={"compute_loss_func": divided}, max_steps=1, **arguments)
+        trainer.train()
+        return losses(trainer)[0]
+
+    with pytest.warns(UserWarning, match="was converted by `int` or `float`") as caught:
+        parts = first_loss(gradient_accumulation_steps=3)
+    assert len(caught) == 1
+    assert parts == pytest.approx(first_loss(per_device_train_batch_size=6))
+
+
+def test_compiled_models_show_it_too(tmp_path: Path) -> None:
+    def first_loss(model: nn.Module, **arguments: Any) -> float:
+        trainer = make_trainer(tmp_path, parts={"model": model}, max_steps=1, **arguments)
+        trainer.train()
+        return losses(trainer)[0]
+
+    class Summing(Regression):
+        def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None, **kwargs: Any) -> Any:
+            outputs = self.linear(x)
+            return ((outputs - labels) ** 2).sum() / kwargs.get("num_items_in_batch", len(x)), outputs
+
+    for kind in (AnyKeyword, Summing):
+        whole = first_loss(kind(), per_device_train_batch_size=6)
+        parts = first_loss(kind(), gradient_accumulation_steps=3, torch_compile_backend="eager")
+        assert parts == pytest.approx(whole, rel=1e-6)
+
+
+def test_each_loss_is_computed_once(tmp_path: Path) -> None:
+    class Logging(Trainer):
+        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+            self.log({"seen": 1.0})
+            return super().compute_loss(*args, **kwargs)
+
+    trainer = make_trainer(tmp_path, kind=Logging, parts={"model": Tokens()}, gradient_accumulation_steps=2)
+    trainer.train()
+    assert sum("seen" in entry for entry in trainer.state.log_history) == 10
+
+
+def test_the_number_is_whole_and_may_be_copied(tmp_path: Path) -> None:
+    with DivisorWatch() as watch:
+        number = watch.mark(6, ITEMS)
+        assert isinstance(number, int)
+        assert f"{number:d} {number}" == "6 6"
+        assert len(range(number)) == len("x" * number) == 6
+        assert not watch.lost
+        for copied in (copy.deepcopy(number), pickle.loads(pickle.dumps(number))):
+            assert type(copied) is int
+            assert copied == 6
+        assert watch.lost == {ITEMS}
 
 
 def test_a_loss_of_nothing_tells_nothing(tmp_path: Path) -> None:
