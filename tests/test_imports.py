@@ -68,7 +68,7 @@ FACADES = {
     "huggingface.trainer_utils",
     "huggingface.training_args",
 }
-ACCELERATE_DOORS = {"processes.launching", "processes.accelerators", "trainer"}
+ACCELERATE_DOORS = {"compat.accelerate", "processes.launching", "processes.accelerators", "trainer"}
 
 
 @dataclass(frozen=True)

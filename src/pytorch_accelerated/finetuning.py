@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
+from pytorch_accelerated.compat.torch import is_batch_norm
 from pytorch_accelerated.errors import LayerGroupIndexError
 
 
@@ -182,7 +182,7 @@ class ModelFreezer:
     def _exempt_modules(self, module: nn.Module) -> list[nn.Module]:
         if self.freeze_batch_norms:
             return []
-        return [child for child in module.modules() if isinstance(child, _BatchNorm)]
+        return [child for child in module.modules() if is_batch_norm(child)]
 
     def _is_group_frozen(self, index: int, module: nn.Module) -> bool:
         # Where there is nothing to freeze but exempt batch norms, it is these that tell.

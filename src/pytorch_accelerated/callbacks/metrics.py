@@ -12,6 +12,7 @@ from pytorch_accelerated.callbacks.progress import LogMetricsCallback
 from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.checkpointing.likeness import require_kinds
 from pytorch_accelerated.checkpointing.taking_over import explained_taking_over
+from pytorch_accelerated.compat.torchmetrics import reductions_of, set_update_count
 from pytorch_accelerated.errors import ConfigurationError, HookOutputError
 from pytorch_accelerated.optional import require
 from pytorch_accelerated.tracking.values import on_host
@@ -235,15 +236,14 @@ def _write_states(collection: MetricCollection, parts: Sequence[Mapping[str, Any
         if states:
             for attribute, value in _merged(metric, [state["values"] for state in states]).items():
                 setattr(metric, attribute, _on_device(value, metric.device))
-            metric._update_count = sum(state["updates"] for state in states)
-            metric._computed = None
+            set_update_count(metric, sum(state["updates"] for state in states))
 
 
 def _merged(metric: Metric, parts: list[dict[str, Any]]) -> dict[str, Any]:
     if len(parts) == 1:
         return parts[0]
     merged: dict[str, Any] = {}
-    for attribute, reduction in metric._reductions.items():
+    for attribute, reduction in reductions_of(metric).items():
         values = [part[attribute] for part in parts]
         if isinstance(values[0], list):
             merged[attribute] = [item for value in values for item in value]
@@ -257,7 +257,7 @@ def _refuse_what_cannot_be_continued(collection: MetricCollection, parts: Sequen
     """Some metrics can be computed from the states of several ranks, but not updated any more after that."""
     for name, metric in _metrics_within(collection):
         is_merge = sum(name in part for part in parts) > 1
-        for attribute, reduction in metric._reductions.items():
+        for attribute, reduction in reductions_of(metric).items():
             if is_merge and reduction is None and isinstance(getattr(metric, attribute), torch.Tensor):
                 raise ConfigurationError(
                     f"The metric {name!r} ({type(metric).__name__}) was saved within an epoch on more ranks than there "

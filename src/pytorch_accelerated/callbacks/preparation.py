@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.warning import warn_user
+from pytorch_accelerated.compat.torch import is_batch_norm
 from pytorch_accelerated.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -74,4 +74,4 @@ class ConvertSyncBatchNormCallback(TrainerCallback):
 
 
 def _is_unsynchronised(module: nn.Module) -> bool:
-    return isinstance(module, _BatchNorm) and not isinstance(module, nn.SyncBatchNorm)
+    return is_batch_norm(module) and not isinstance(module, nn.SyncBatchNorm)

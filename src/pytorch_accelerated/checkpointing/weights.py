@@ -11,17 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from pytorch_accelerated.compat.torch import LOADING_METHODS, WRAPPED_NAMES, module_versions, set_module_versions
 from pytorch_accelerated.errors import InvalidCheckpointError, NonFiniteLossError
 from pytorch_accelerated.models.sharding import is_sharded, own_part, sharded_like
-
-_INNER_NAMES = {
-    "ActivationWrapper": "_checkpoint_wrapped_module",
-    "DataParallel": "module",
-    "DistributedDataParallel": "module",
-    "FullyShardedDataParallel": "_fsdp_wrapped_module",
-    "OptimizedModule": "_orig_mod",
-}
-"""Torch's wrappers by class name, which needs no import of them, and what each calls the module that it wraps."""
 
 
 def canonical_state_dict(module: nn.Module) -> OrderedDict[str, Any]:
@@ -130,11 +122,7 @@ def _live(module: nn.Module, inner: set[str]) -> dict[str, tuple[str, Any]]:
 
 
 def _loads_in_a_way_of_its_own(module: nn.Module) -> bool:
-    return any(
-        _overrides(part, name)
-        for part in module.modules()
-        for name in ("load_state_dict", "_load_from_state_dict", "set_extra_state")
-    )
+    return any(_overrides(part, name) for part in module.modules() for name in LOADING_METHODS)
 
 
 def _plain(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -189,8 +177,8 @@ def _wrapped_paths(module: nn.Module) -> set[str]:
     paths = set()
     for path, wrapper in module.named_modules(remove_duplicate=False):
         for kind in type(wrapper).__mro__:
-            if kind.__module__.startswith("torch.") and kind.__name__ in _INNER_NAMES:
-                inner_name = _INNER_NAMES[kind.__name__]
+            if kind.__module__.startswith("torch.") and kind.__name__ in WRAPPED_NAMES:
+                inner_name = WRAPPED_NAMES[kind.__name__]
                 paths.add(f"{path}.{inner_name}" if path else inner_name)
     return paths
 
@@ -215,11 +203,9 @@ def _overrides(module: nn.Module, name: str) -> bool:
 
 def _renamed(state: Mapping[str, Any], rename: Callable[[str], str]) -> OrderedDict[str, Any]:
     renamed = OrderedDict((rename(name), value) for name, value in state.items())
-    versions = getattr(state, "_metadata", None)  # by module path; a wrapper comes before, and gives way to, its inner
+    versions = module_versions(state)  # by module path; a wrapper comes before, and gives way to, its inner
     if versions is not None:
-        renamed._metadata = OrderedDict(  # type: ignore[attr-defined]
-            (rename(path), version) for path, version in versions.items()
-        )
+        set_module_versions(renamed, OrderedDict((rename(path), version) for path, version in versions.items()))
     return renamed
 
 

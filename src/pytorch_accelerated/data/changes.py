@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from pytorch_accelerated.compat.torch import version_of
+
 # Flags and transforms lie close to the dataset itself; what is further inside is data.
 _MAX_DEPTH = 6
 _MAX_OBJECTS = 2000
@@ -49,7 +51,7 @@ def _parts_of(root: Any) -> Iterator[Any]:
             continue
         seen.add(id(value))
         if isinstance(value, torch.Tensor):
-            yield None if value.is_inference() else value._version
+            yield version_of(value)
             continue
         items: list[Any] = []
         if type(value) in (list, tuple):

@@ -6,6 +6,8 @@ import inspect
 from collections.abc import Iterator
 from typing import Any
 
+from pytorch_accelerated.compat.datasets import parts_of_stream
+
 # Behind the state of these, everything comes again as it would have come. Not so with a shuffle buffer, which is empty
 # then; nor where rows are read ahead (functions of batches, interleaving): what those drew was under an earlier key.
 _EXACT_PARTS = frozenset(
@@ -35,12 +37,12 @@ def is_exact_hub_stream(source: Any) -> bool:
 
     What is not known to be exact is not: parts of other versions, and subclasses.
     """
-    return _is_hub_class(type(source)) and all(map(_is_exact, _parts(getattr(source, "_ex_iterable", None))))
+    return _is_hub_class(type(source)) and all(map(_is_exact, parts_of_stream(source)))
 
 
 def has_unseeded_order(source: Any) -> bool:
     """Whether `source` is a `datasets.IterableDataset` whose order is another one in every process."""
-    parts = _parts(getattr(source, "_ex_iterable", None)) if is_hub_stream(source) else ()
+    parts = parts_of_stream(source) if is_hub_stream(source) else ()
     return any(_is_unseeded(part.generator) for part in parts if hasattr(part, "generator"))
 
 
@@ -77,14 +79,6 @@ class HubSamples(Iterator[Any]):
 
 def _is_hub_class(kind: type) -> bool:
     return (kind.__module__, kind.__name__) == ("datasets.iterable_dataset", "IterableDataset")
-
-
-def _parts(part: Any) -> Iterator[Any]:
-    """What a stream is put together from, down to its sources."""
-    yield part
-    for inner in (getattr(part, "ex_iterable", None), *getattr(part, "ex_iterables", ())):
-        if inner is not None:
-            yield from _parts(inner)
 
 
 def _is_exact(part: Any) -> bool:

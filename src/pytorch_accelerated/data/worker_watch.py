@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from pytorch_accelerated.compat.torch import wait_as_torch_does, wait_with, workers_of
 from pytorch_accelerated.errors import LoaderTimeoutError
 
 # A first batch may take this long without a word: workers import modules and open files.
@@ -51,15 +52,9 @@ class WorkerWatch:
 
     def over(self, batches: Any) -> None:
         """Watch the pass `batches` of torch's, from now on."""
-        if "_try_get_data" in vars(batches) or not hasattr(batches, "_try_get_data"):
-            return
-        self._asked = None
         own = weakref.ref(batches)  # else the pass would be part of a cycle, and its workers outlive it
-
-        def try_get_data(timeout: float | None = None) -> tuple[bool, Any]:
-            return self._ask(own(), timeout)
-
-        batches._try_get_data = try_get_data
+        if wait_with(batches, lambda timeout: self._ask(own(), timeout)):
+            self._asked = None
 
     def _ask(self, batches: Any, timeout: float | None) -> tuple[bool, Any]:
         """Wait for a batch, as torch does: for some seconds, or until the loader's `timeout`."""
@@ -71,7 +66,7 @@ class WorkerWatch:
         seconds = _POLL_SECONDS if timeout is None else timeout
         while True:
             left = max(0.0, asked + seconds - clock())
-            is_there, batch = type(batches)._try_get_data(batches, min(left, _POLL_SECONDS))
+            is_there, batch = wait_as_torch_does(batches, min(left, _POLL_SECONDS))
             waited = clock() - self._asked
             if is_there:
                 self._longest, self._asked = max(self._longest, waited), None
@@ -98,7 +93,7 @@ class WorkerWatch:
 
     def _state_of(self, batches: Any) -> str:
         """What is known of each worker, and what to do about it."""
-        workers = list(getattr(batches, "_workers", ()))
+        workers = workers_of(batches)
         stages = [None if self._stages is None else self._stages[index] for index in range(len(workers))]
         shown = "; ".join(map(_shown_worker, range(_MAX_SHOWN), workers, stages))
         more = f"; and {len(workers) - _MAX_SHOWN} more" if len(workers) > _MAX_SHOWN else ""

@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from pytorch_accelerated.compat.torch import end_workers, kept_pass, stop_workers
 from pytorch_accelerated.data.changes import Snapshot
 from pytorch_accelerated.data.worker_watch import BEGUN, IN_WORKER_INIT, WorkerWatch
 from pytorch_accelerated.training.signals import leave_to_trainer
@@ -77,9 +78,9 @@ def begin_pass(loader: DataLoader[Any]) -> Iterator[Any]:
     """
     init = loader.worker_init_fn if isinstance(loader.worker_init_fn, WorkerInit) else None
     if init is not None:
-        if loader._iterator is not None and init.is_outdated(loader.dataset):
-            end_pass(loader, loader._iterator)
-        if loader._iterator is None or not loader.persistent_workers:
+        if kept_pass(loader) is not None and init.is_outdated(loader.dataset):
+            end_pass(loader, kept_pass(loader))
+        if kept_pass(loader) is None or not loader.persistent_workers:
             init.expect_new_workers(loader.dataset if loader.persistent_workers else None)
     batches = iter(loader)
     if init is not None:
@@ -102,32 +103,20 @@ def _passes_with_workers() -> WeakKeyDictionary[Iterator[Any], int]:
         with contextlib.ExitStack() as each:
             for batches, process in list(passes.items()):
                 if process == os.getpid():  # else this is a fork of it
-                    each.callback(_stop_workers, batches)
+                    each.callback(stop_workers, batches)
 
     atexit.register(stop_all)
     return passes
 
 
 def end_pass(loader: DataLoader[Any] | None, batches: Iterator[Any] | None) -> None:
-    """End the workers of the pass `batches` over `loader`, so that the next one starts new ones."""
-    if loader is not None and hasattr(batches, "_shutdown_workers"):
-        loader._iterator = None
-        _stop_workers(batches)
-
-
-def _stop_workers(batches: Any) -> None:
-    """End the workers of a pass.
+    """End the workers of the pass `batches` over `loader`, so that the next pass starts new ones.
 
     Left to the garbage collector, they cost five seconds each: if the iterator is part of a reference cycle, as those
     of a trainer and its callbacks are, its queues are closed before the word to end could be sent through them.
     """
-    try:
-        batches._shutdown_workers()
-    finally:  # torch's word that another worker has died may come in the middle of it
-        for worker in getattr(batches, "_workers", ()):
-            if worker.is_alive():
-                worker.kill()  # it hangs, and has ignored torch's polite SIGTERM
-                worker.join()
+    if loader is not None:
+        end_workers(loader, batches)
 
 
 @contextlib.contextmanager

@@ -10,6 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from pytorch_accelerated.compat.torch import (
+    WRAPPED_NAMES,
+    child_store,
+    copy_all,
+    is_persistent,
+    move_towards,
+    tensor_stores,
+    uncompiled,
+)
 from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.models.sharding import has_shards
 
@@ -78,15 +87,15 @@ class ModelEma(nn.Module):
             for average, value in zip(averages, values, strict=True):
                 average.copy_(self.update_fn(average, value))
         elif averages:
-            torch._foreach_lerp_(averages, values, 1 - self.decay)
-        _copy(*pairs.to_copy())
+            move_towards(averages, values, 1 - self.decay)
+        copy_all(*pairs.to_copy())
 
     @torch.no_grad()
     def set(self, model: nn.Module) -> None:
         """Start again, with the weights of `model` as the average. Waits for the device; raises as `update` does."""
         pairs = self._paired_with(model)
-        _copy(*pairs.to_average())
-        _copy(*pairs.to_copy())
+        copy_all(*pairs.to_average())
+        copy_all(*pairs.to_copy())
         self._names_to_copy = _names_of_infinite_entries(self.module)
         self._pairs = None
 
@@ -122,8 +131,8 @@ class _Pairs:
     def __init__(self, average: nn.Module, model: nn.Module, names_to_copy: set[str]) -> None:
         self._average, self._model = average, model
         modules = list(model.modules())
-        self._submodules = [module._modules for module in modules]
-        self._stores = [store for module in modules for store in (module._parameters, module._buffers)]
+        self._submodules = [child_store(module) for module in modules]
+        self._stores = [store for module in modules for store in tensor_stores(module)]
         self._structure = self._look_at_structure()
 
         ours, theirs = _find_entries(average), _find_entries(model)
@@ -186,24 +195,19 @@ def _look_up(pairs: list[tuple[_Place, _Place]]) -> tuple[list[Tensor], list[Ten
     return [store[key] for (store, key), _ in pairs], [store[key] for _, (store, key) in pairs]
 
 
-def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
-    if targets:  # torch refuses empty lists
-        torch._foreach_copy_(targets, sources)
-
-
 def _bare(model: nn.Module) -> nn.Module:
     """The user's own model inside of data-parallel and compilation wrappers."""
     while True:
         if isinstance(model, (DistributedDataParallel, DataParallel)):
             model = model.module
-        elif "_orig_mod" in model._modules:
-            model = model.get_submodule("_orig_mod")
+        elif isinstance(inner := uncompiled(model), nn.Module) and inner is not model:
+            model = inner
         else:
             return model
 
 
 # Under these keys torch's wrappers of single layers (compiled, checkpointed, sharded) keep the layer.
-_WRAPPER_KEYS = {"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"}
+_WRAPPER_KEYS = {name for name in WRAPPED_NAMES.values() if name != "module"}
 
 
 def _find_entries(model: nn.Module) -> dict[str, _Place]:
@@ -212,9 +216,9 @@ def _find_entries(model: nn.Module) -> dict[str, _Place]:
     seen = set()
     for prefix, module in model.named_modules():
         path = [part for part in prefix.split(".") if part and part not in _WRAPPER_KEYS]
-        for store in (module._parameters, module._buffers):
+        for store in tensor_stores(module):
             for key, entry in store.items():
-                if entry is None or id(entry) in seen or key in module._non_persistent_buffers_set:
+                if entry is None or id(entry) in seen or not is_persistent(module, key):
                     continue
                 seen.add(id(entry))
                 places[".".join([*path, key])] = (store, key)

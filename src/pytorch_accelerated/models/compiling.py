@@ -6,9 +6,9 @@ import collections
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import torch
 from torch import nn
 
+from pytorch_accelerated.compat.torch import compile_call, is_compiled
 from pytorch_accelerated.errors import ConfigurationError
 
 
@@ -36,23 +36,12 @@ def compile_in_place(model: nn.Module, arguments: Mapping[str, Any] | bool) -> N
                 "`regional` out to compile the whole model."
             )
     for module in modules:
-        if module._compiled_call_impl is None:
-            _compile(module, options)
-
-
-def _compile(module: nn.Module, options: dict[str, Any]) -> None:
-    """Do the same as ``module.compile(**options)``, also for torch's own classes, such as nn.Sequential.
-
-    The compiler skips code of torch itself, unless other code calls it.
-    """
-    if not is_of_torch(module):
-        module.compile(**options)
-        return
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
-
-    module._compiled_call_impl = torch.compile(call, **options)
+        if is_compiled(module):
+            continue
+        if is_of_torch(module):
+            compile_call(module, **options)
+        else:
+            module.compile(**options)
 
 
 def repeated_blocks(module: nn.Module) -> Iterator[nn.Module]:

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from pytorch_accelerated.compat.torch import forward_hook_stores, mark_stepped
 from pytorch_accelerated.errors import CheckpointError, ConfigurationError
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ class EngineOptimizer:
         for own, shared in zip(_used_groups(self.optimizer), self._twin.param_groups, strict=True):
             shared.update({name: value for name, value in own.items() if name != "params"})
         self._engine.step()
-        self.optimizer._opt_called = True  # torch's schedulers ask for it before they take a step
+        mark_stepped(self.optimizer)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what `state_dict` returned, on any number of ranks."""
@@ -202,7 +203,7 @@ class _Traces:
 
     def _live_hooks(self) -> Iterator[dict[int, Any]]:
         for module in self._model.modules():
-            yield from (module._forward_hooks, module._forward_pre_hooks)
+            yield from forward_hook_stores(module)
 
 
 def _twin(optimizer: Any, *, shares_state: bool) -> Any:

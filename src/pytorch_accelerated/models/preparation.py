@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from pytorch_accelerated.compat.accelerate import forget_prepared
 from pytorch_accelerated.models.compiling import compile_in_place
 from pytorch_accelerated.models.deepspeed import EngineOptimizer, hand_over
 from pytorch_accelerated.models.sharding import has_shards
@@ -91,16 +92,11 @@ class PreparedModel:
         if isinstance(self.optimizer, EngineOptimizer):
             self.optimizer.release()
         bare = getattr(self._bare_model, "__dict__", {})
-        if bare.pop("_original_forward", None) is not None:
-            # accelerate has put autocast around the model's forward.
+        if forget_prepared(self._accelerator, self._bare_model):  # autocast is around the model's forward
             if self._forward is _MISSING:
                 bare.pop("forward", None)
             else:
                 bare["forward"] = self._forward
-        # accelerate remembers everything it has prepared, for ever, and would not prepare it again.
-        bare.pop("_is_accelerate_prepared", None)
-        for kept in (self._accelerator._models, self._accelerator._optimizers):
-            kept.clear()
         was_replaced = model is not self.model and model is not self._bare_model
         return (model if was_replaced else self._bare_model), self._bare_optimizer
 

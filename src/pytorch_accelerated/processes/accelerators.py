@@ -10,7 +10,6 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator, PartialState, notebook_launcher
-from accelerate.state import AcceleratorState
 from accelerate.utils import (
     DeepSpeedPlugin,
     DistributedDataParallelKwargs,
@@ -21,6 +20,12 @@ from accelerate.utils import (
     send_to_device,
 )
 
+from pytorch_accelerated.compat.accelerate import (
+    forget_other_precision,
+    forget_settings,
+    has_process_state,
+    remember_that_trainer_asked,
+)
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, LaunchError
 from pytorch_accelerated.optional import require
 from pytorch_accelerated.processes.launching import check_group, join_world, meeting, must_group_on_cpu
@@ -35,7 +40,6 @@ __all__ = [
     "uses_deepspeed",
 ]
 
-_ASKED_BY_TRAINER = "_precision_was_asked_for_by_a_trainer"
 _USE_DEEPSPEED = "ACCELERATE_USE_DEEPSPEED"
 _PRECISIONS = ("no", "fp16", "bf16", "fp8")
 
@@ -73,16 +77,12 @@ def create_accelerator(
             "Engine nor torchao is installed, which compute in it. Install one of them, or use 'bf16'."
         )
     refuse_parallelism()
-    # accelerate keeps one precision per process. The next trainer must not inherit one that a trainer asked for; that
-    # of the user's own Accelerator stays unless another is asked for.
-    shared = AcceleratorState._shared_state
-    if shared and (mixed_precision or shared.get(_ASKED_BY_TRAINER)) and mixed_precision != shared["_mixed_precision"]:
-        AcceleratorState._reset_state()
+    forget_other_precision(mixed_precision)
     world = join_world()
     plugin = None
     if deepspeed_config is not None:
         process_state(deepspeed=True)
-        AcceleratorState._reset_state()  # it has one config per process
+        forget_settings()
         plugin = DeepSpeedPlugin(hf_ds_config=dict(deepspeed_config))
     elif os.environ.get(_USE_DEEPSPEED, "").lower() in ("1", "true"):
         _refuse_deepspeed()
@@ -101,7 +101,7 @@ def create_accelerator(
             ],
         )
     if mixed_precision is not None:
-        shared[_ASKED_BY_TRAINER] = True
+        remember_that_trainer_asked()
     check_group(accelerator, world)
     check_plugins(accelerator)
     _limit_waiting(timeout)
@@ -191,7 +191,7 @@ def process_state(*, cpu: bool = False, deepspeed: bool = False, **group_options
         MissingDependencyError: if DeepSpeed is asked for, but not installed.
     """
     if not deepspeed:
-        if PartialState._shared_state:
+        if has_process_state():
             return PartialState()
         world = join_world()
         with meeting(world):

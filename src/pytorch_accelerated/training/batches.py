@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from pytorch_accelerated.compat.torch import uncompiled
 from pytorch_accelerated.data.batch_size import batch_size_of
 from pytorch_accelerated.errors import DataError
 
@@ -128,7 +129,7 @@ def _innermost(model: Any) -> Any:
     """The user's module within wrappers, whose own `forward` takes anything."""
     if isinstance(model, torch.nn.parallel.DistributedDataParallel):
         return _innermost(model.module)
-    return getattr(model, "_orig_mod", model)
+    return uncompiled(model)
 
 
 def _describe(value: Any) -> str:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from pytorch_accelerated.errors import SignalExit
 
@@ -38,7 +39,7 @@ class SignalWatch:
         self.reason = ""
         self._came_at: float | None = None  # the first SIGINT or SIGTERM
         self._process = 0
-        self._previous: dict[int, signal._HANDLER] = {}
+        self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> SignalWatch:
         if threading.current_thread() is threading.main_thread():

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from pytorch_accelerated.compat.transformers import unsplittable_layers
 from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.models.sharding import has_shards
 from pytorch_accelerated.processes.ranks import Ranks
@@ -98,7 +99,7 @@ def _layers(model: nn.Module, settings: Mapping[str, Any]) -> list[nn.Module]:
     if least:
         return _large_layers(inner_first, least)
     given = settings.get("transformer_layer_cls_to_wrap")
-    names = {given} if isinstance(given, str) else set(given or getattr(model, "_no_split_modules", None) or ())
+    names = {given} if isinstance(given, str) else set(given or unsplittable_layers(model))
     layers = [module for module in inner_first if type(module).__name__ in names]
     missing = names - {type(layer).__name__ for layer in layers}
     if given and missing:

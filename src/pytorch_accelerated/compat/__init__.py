@@ -1,0 +1,5 @@
+"""Every use of a private member of another library, one file a library.
+
+Each function says what it does and why nothing public does it. A test in ``tests/compat`` fails by the function's name
+when a new version of the library has dropped or changed what the function uses.
+"""

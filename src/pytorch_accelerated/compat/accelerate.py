@@ -1,0 +1,54 @@
+"""Private members of accelerate: the state that it shares in a process, and what it leaves behind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from accelerate import Accelerator, PartialState
+from accelerate.state import AcceleratorState
+
+_ASKED_BY_TRAINER = "_precision_was_asked_for_by_a_trainer"
+
+
+def has_process_state() -> bool:
+    """Whether accelerate knows this process already. To ask publicly is to set it up."""
+    return bool(PartialState._shared_state)
+
+
+def forget_settings() -> None:
+    """Let the next `Accelerator` have a precision and plugins of its own.
+
+    accelerate keeps one set per process, and refuses another one until this private method was called.
+    """
+    AcceleratorState._reset_state()
+
+
+def forget_other_precision(mixed_precision: str | None) -> None:
+    """Before a trainer makes an `Accelerator`: forget settings whose precision does not fit; see `forget_settings`.
+
+    A precision that another trainer asked for must not become this one's. One that the user's own `Accelerator` has
+    stays, unless `mixed_precision` asks for another one.
+    """
+    shared = AcceleratorState._shared_state
+    if shared and (mixed_precision or shared.get(_ASKED_BY_TRAINER)) and mixed_precision != shared["_mixed_precision"]:
+        forget_settings()
+
+
+def remember_that_trainer_asked() -> None:
+    """After a trainer has made an `Accelerator` with a precision that it asked for; see `forget_other_precision`."""
+    AcceleratorState._shared_state[_ASKED_BY_TRAINER] = True
+
+
+def forget_prepared(accelerator: Accelerator, model: Any) -> bool:
+    """Let `accelerator` forget what it has prepared: it holds it for ever, and would not prepare `model` again.
+
+    Its public ``free_memory`` also empties caches of the device and collects garbage, which takes long.
+
+    Returns:
+        Whether it had put another forward, with autocast, into `model`; the forward is still there.
+    """
+    attributes = getattr(model, "__dict__", {})
+    attributes.pop("_is_accelerate_prepared", None)
+    accelerator._models.clear()
+    accelerator._optimizers.clear()
+    return attributes.pop("_original_forward", None) is not None

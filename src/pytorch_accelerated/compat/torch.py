@@ -1,0 +1,211 @@
+"""Private members of torch: modules, optimizers, tensors and loaders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.data import DataLoader
+
+Tensors = list[Tensor] | tuple[Tensor, ...]
+
+WRAPPED_NAMES = {
+    "ActivationWrapper": "_checkpoint_wrapped_module",
+    "DataParallel": "module",
+    "DistributedDataParallel": "module",
+    "FullyShardedDataParallel": "_fsdp_wrapped_module",
+    "OptimizedModule": "_orig_mod",
+}
+"""Torch's wrappers by class name, which needs no import of them, and the name under which each keeps the module that it
+wraps. The names are part of every key of a wrapper's state dict; torch removes them for FSDP only."""
+
+LOADING_METHODS = ("load_state_dict", "_load_from_state_dict", "set_extra_state")
+"""The methods that a module may override to load a state in its own way. Torch's documentation names the second one,
+but modules have no public method of that use."""
+
+
+# ------------------------------------------------------------------------------------------------------ many tensors
+
+
+def copy_all(targets: Tensors, sources: Tensors) -> None:
+    """Copy each source into its target with a few kernels in all. The public way is one kernel for each tensor."""
+    if targets:  # torch refuses empty lists
+        torch._foreach_copy_(targets, sources)
+
+
+def move_towards(tensors: Tensors, targets: Tensors, weight: float) -> None:
+    """Move each tensor by the share `weight` towards its target, with a few kernels in all; see `copy_all`."""
+    if tensors:
+        torch._foreach_lerp_(tensors, targets, weight)
+
+
+def scale_all(tensors: Tensors, factor: float | Tensor) -> None:
+    """Multiply all tensors in place with a few kernels in all; see `copy_all`."""
+    if tensors:
+        torch._foreach_mul_(tensors, factor)
+
+
+def norms_of(tensors: Tensors) -> Tensors:
+    """The norm of each tensor, with a few kernels in all. Torch's public function returns one norm of all of them."""
+    return torch._foreach_norm(tensors) if tensors else ()
+
+
+def version_of(tensor: Any) -> int | None:
+    """The number of times that a tensor was changed in place, which nothing public tells. None if it does not count."""
+    if not isinstance(tensor, Tensor) or tensor.is_inference():
+        return None
+    return tensor._version
+
+
+def stored_values(tensor: Tensor) -> Tensor:
+    """The values that a tensor stores, in memory shared with it. A sparse tensor's public ``values`` refuses those that
+    are not coalesced, as gradients are."""
+    return tensor._values() if tensor.is_sparse else tensor
+
+
+# ----------------------------------------------------------------------------------------------------------- modules
+
+
+def is_batch_norm(module: nn.Module) -> bool:
+    """Whether `module` is a batch norm layer of any number of dimensions. Their common class has no public name."""
+    return isinstance(module, _BatchNorm)
+
+
+def tensor_stores(module: nn.Module) -> tuple[dict[str, Tensor | None], dict[str, Tensor | None]]:
+    """The live dicts of the parameters and the buffers of `module` itself.
+
+    The public iterators make new pairs on each call, which takes far longer than looking a tensor up, and they cannot
+    tell that a tensor was replaced by another one.
+    """
+    return module._parameters, module._buffers  # type: ignore[return-value]
+
+
+def child_store(module: nn.Module) -> dict[str, nn.Module | None]:
+    """The live dict of the direct submodules of `module`; see `tensor_stores`."""
+    return module._modules
+
+
+def is_persistent(module: nn.Module, name: str) -> bool:
+    """Whether the state dict of `module` has its own parameter or buffer `name`. The public way is to make one."""
+    return name not in module._non_persistent_buffers_set
+
+
+def uncompiled(model: Any) -> Any:
+    """What ``torch.compile(module)`` was given, where `model` is its result; else `model`."""
+    return getattr(model, "_orig_mod", model)
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether ``module.compile()`` was called, which nothing public tells."""
+    return module._compiled_call_impl is not None
+
+
+def compile_call(module: nn.Module, **options: Any) -> None:
+    """Do what ``module.compile(**options)`` does, also for a class of torch such as `nn.Sequential`.
+
+    The compiler skips code of torch, unless code of somebody else calls it.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+    module._compiled_call_impl = torch.compile(call, **options)
+
+
+def forward_hook_stores(module: nn.Module) -> tuple[dict[int, Any], dict[int, Any]]:
+    """The live dicts of the hooks around the forward pass. Publicly a hook can be removed by its own handle only."""
+    return module._forward_hooks, module._forward_pre_hooks
+
+
+def module_versions(state: Mapping[str, Any]) -> Any:
+    """The format versions of the modules whose state dict `state` is, by path; None without. They have no public name,
+    but a module that has changed its format converts a state without them as if it were an old one."""
+    return getattr(state, "_metadata", None)
+
+
+def set_module_versions(state: Any, versions: Any) -> None:
+    """Give the state dict `state` format versions; see `module_versions`."""
+    state._metadata = versions
+
+
+# -------------------------------------------------------------------------------------------------------- optimizers
+
+
+def mark_stepped(optimizer: Any) -> None:
+    """Say that `optimizer` has taken a step, where something else has done it. Torch's schedulers warn otherwise."""
+    optimizer._opt_called = True
+
+
+def found_infinite(scaler: Any, optimizer: Any) -> bool:
+    """Whether a gradient scaler has found infinite gradients when it unscaled those of `optimizer`.
+
+    Publicly this shows only in a lower scale after the update, which a scaler of constant scale never shows.
+    """
+    return any(flag.item() for flag in scaler._found_inf_per_device(optimizer).values())
+
+
+# ----------------------------------------------------------------------------------------------------------- loaders
+
+
+def kept_pass(loader: DataLoader[Any]) -> Iterator[Any] | None:
+    """The iterator whose workers `loader` keeps for its next pass. A loader has no public name for it."""
+    return loader._iterator
+
+
+def end_workers(loader: DataLoader[Any], batches: Any) -> bool:
+    """Let `loader` start new workers for its next pass, and `batches` end its own, for which torch has no public call.
+
+    Returns:
+        False if `batches` is no iterator with workers; then nothing is done.
+    """
+    if not hasattr(batches, "_shutdown_workers"):
+        return False
+    loader._iterator = None
+    stop_workers(batches)
+    return True
+
+
+def stop_workers(batches: Any) -> None:
+    """Ask the workers of the iterator `batches` to end, then kill those that have not."""
+    try:
+        batches._shutdown_workers()
+    finally:  # torch's error about the death of another worker may come in the middle of it
+        for worker in workers_of(batches):
+            if worker.is_alive():
+                worker.kill()  # it hangs, and has ignored torch's polite SIGTERM
+                worker.join()
+
+
+def workers_of(batches: Any) -> list[Any]:
+    """The worker processes of a loader's iterator, which have no public name."""
+    return list(getattr(batches, "_workers", ()))
+
+
+def wait_with(batches: Any, wait: Callable[[float | None], tuple[bool, Any]]) -> bool:
+    """Let the iterator `batches` call `wait` for each batch, where torch's own waiting is silent for ever.
+
+    Args:
+        batches: a loader's iterator.
+        wait: returns whether a batch has come, and the batch. It gets the loader's timeout, or None, which asks for
+            returning after some seconds.
+
+    Returns:
+        False if `batches` has no workers to wait for, or calls another function already.
+    """
+    if "_try_get_data" in vars(batches) or not hasattr(batches, "_try_get_data"):
+        return False
+
+    def try_get_data(timeout: float | None = None) -> tuple[bool, Any]:
+        return wait(timeout)
+
+    batches._try_get_data = try_get_data
+    return True
+
+
+def wait_as_torch_does(batches: Any, seconds: float) -> tuple[bool, Any]:
+    """Whether the iterator `batches` gets a batch within `seconds`, and the batch. Raises if a worker has died."""
+    found: tuple[bool, Any] = type(batches)._try_get_data(batches, seconds)
+    return found
