@@ -21,6 +21,7 @@ RANKS = {
     "errors": 0,
     "optional": 0,
     "seeding": 0,
+    "training.order": 0,
     "trees": 0,
     "compat": 0,
     # facts and pure parts
@@ -48,7 +49,6 @@ RANKS = {
     "prediction": 2,
     "progress": 2,
     "training.batches": 2,
-    "training.explaining": 2,
     "training.hook_output": 2,
     "training.late_counts": 2,
     "steps.cuda_graphs": 2,

@@ -568,7 +568,9 @@ class Trainer(TrainingRun):
 
     def explain(self, num_epochs: int = 1, evaluate: bool = True) -> str:
         """The order of hooks and events of a run as text, with the callbacks that really act at each event."""
-        return explain_run(self, num_epochs=num_epochs, evaluate=evaluate)
+        return explain_run(
+            type(self), self.callback_handler, self.custom_events, num_epochs=num_epochs, evaluate=evaluate
+        )
 
     def preflight(
         self, train_dataset: Any, num_epochs: int | None, eval_dataset: Any = None, **train_arguments: Any

@@ -10,31 +10,10 @@ from torch import nn
 from pytorch_accelerated.callbacks.base import EVENTS, TrainerCallback
 from pytorch_accelerated.tracking.history import InMemoryRunHistory
 from pytorch_accelerated.trainer import Trainer
+from pytorch_accelerated.training import order
 from tests.support.reference import sgd, tiny_model
 
-HOOKS = (
-    "create_train_dataloader",
-    "create_eval_dataloader",
-    "get_default_train_dl_kwargs",
-    "get_default_eval_dl_kwargs",
-    "create_scheduler",
-    "training_run_start",
-    "training_run_epoch_end",
-    "training_run_end",
-    "evaluation_run_start",
-    "evaluation_run_end",
-    "train_epoch_start",
-    "calculate_train_batch_loss",
-    "backward_step",
-    "optimizer_step",
-    "scheduler_step",
-    "optimizer_zero_grad",
-    "train_epoch_end",
-    "eval_epoch_start",
-    "calculate_eval_batch_loss",
-    "eval_epoch_end",
-    "calculate_predict_batch_outputs",
-)
+HOOKS = tuple(hook for hook in order.HOOKS if hook != "count_batch_items")  # which counts items when overridden
 INTERNAL_HOOKS = (
     "_create_accelerator",
     "_create_callback_handler",
@@ -50,6 +29,9 @@ INTERNAL_HOOKS = (
     "_add_epoch_loss_to_run_history",
     "_check_eval_batch_size",
 )
+
+
+REMARKS = 40  # characters from the left: lines that begin further to the right are remarks
 
 
 class Recorder(TrainerCallback):
@@ -112,35 +94,40 @@ class _RecordedHistory(InMemoryRunHistory):
 def expand(text: str, *, counts: Mapping[str, int] | None = None, parts: Mapping[str, str] | None = None) -> list[str]:
     """The names that `text` stands for, in order.
 
-    What is indented below ``each of 3 updates:`` comes three times; below ``each update:`` so often as `counts` says
-    for "update", below ``the epoch:`` once. Whatever stands behind two spaces or more is a remark.
+    The lines below ``each of 3 updates:`` come three times, below ``each update:`` as often as `counts` says for
+    "update", and below ``the epoch:`` once; the names below a name come once, too. Anything behind two spaces or more
+    is a remark.
 
     Args:
         text: one name, or the name of a part, in each line.
         counts: of things, in the singular.
         parts: texts by the line that stands for them.
     """
-    lines = [line for line in text.splitlines() if line.strip()]
+    lines = [line for line in text.splitlines() if line.strip() and _depth(line) < REMARKS]
     names: list[str] = []
     while lines:
-        line = lines.pop(0)
-        depth = len(line) - len(line.lstrip())
-        below = []
-        while lines and len(lines[0]) - len(lines[0].lstrip()) > depth:
+        line, below = lines.pop(0), []
+        while lines and _depth(lines[0]) > _depth(line):
             below.append(lines.pop(0))
         name = re.split(r"\s{2,}", line.strip())[0]
-        if not name.endswith(":"):
-            # Lines below a name are a column of remarks.
-            names += expand(parts[name], counts=counts, parts=parts) if parts and name in parts else [name]
-            continue
-        names += expand("\n".join(below), counts=counts, parts=parts) * _times(name, counts or {})
+        inner = expand("\n".join(below), counts=counts, parts=parts)
+        if name.endswith(":"):
+            names += inner * _times(name, counts or {})
+        elif parts and name in parts:
+            names += expand(parts[name], counts=counts, parts=parts)
+        else:
+            names += [name, *inner]
     return names
+
+
+def _depth(line: str) -> int:
+    return len(line) - len(line.lstrip())
 
 
 def _times(heading: str, counts: Mapping[str, int]) -> int:
     if match := re.fullmatch(r"each of (\d+) \w+:", heading):
         return int(match[1])
-    if match := re.fullmatch(r"each (\w+):", heading):
+    if match := re.fullmatch(r"each ([\w ]+):", heading):
         return counts[match[1]]
     assert heading.startswith("the "), heading
     return 1

@@ -4,6 +4,7 @@ import functools
 import math
 import re
 import signal
+import textwrap
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -15,18 +16,14 @@ import torch
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import SaveTrainingStateCallback, TerminateOnNaNCallback, TrainerCallback
 from pytorch_accelerated.errors import SignalExit, StopTrainingError
+from pytorch_accelerated.training import order
 from tests.support.dispositions import default_signals
 from tests.support.recording import HOOKS, Recorder, expand
 from tests.support.reference import regression_data
 
 PAGE = Path(__file__).parents[2] / "docs" / "events.md"
-INTERNAL = (
-    "_create_accelerator",
-    "_create_callback_handler",
-    "_prepare_model_optimizer_and_dataloaders",
-    "_create_run_config",
-    "_clip_gradients",
-)
+INTERNAL = [name for name in order.NAMES if name.startswith("_")]
+COUNTS = {"update": 3, "batch of the update": 1, "batch": 2}
 TRAIN, EVALUATE = regression_data(6), regression_data(4)
 
 
@@ -39,7 +36,7 @@ def read_page() -> tuple[dict[str, str], dict[str, str]]:
             continue
         first, _, below = match[2].partition("\n")
         if first.endswith(":") and not first.startswith("each"):
-            parts[first[:-1]] = below
+            parts[first[:-1]] = textwrap.dedent(below)
         else:
             assert heading not in blocks, f"{heading} has two blocks"
             blocks[heading] = match[2]
@@ -47,6 +44,7 @@ def read_page() -> tuple[dict[str, str], dict[str, str]]:
 
 
 PARTS, BLOCKS = read_page()
+EXPANDED = {name: "\n".join(order.order_of(name, [order.WITH_EVALUATION])) for name in order.PARTS}
 
 
 class Act(TrainerCallback):
@@ -198,10 +196,12 @@ SCENES: dict[str, Callable[[Scene], object]] = {
 }
 
 
-def test_every_block_of_the_page_is_tested_and_every_part_is_used():
+def test_every_block_of_the_page_is_tested_and_every_part_is_that_of_the_table_and_used():
     assert BLOCKS.keys() == SCENES.keys()
-    lines = {line.strip() for text in [*PARTS.values(), *BLOCKS.values()] for line in text.splitlines()}
-    assert PARTS.keys() <= lines
+    table = {name: text.lstrip() for name, text in order.PARTS.items()}
+    shown = [name for name in table if not name.endswith("(...)") and name != order.WHENEVER]
+    assert {name: table[name] for name in shown} == PARTS
+    assert PARTS.keys() <= {line.strip() for text in [*table.values(), *BLOCKS.values()] for line in text.splitlines()}
 
 
 @pytest.mark.parametrize("heading", SCENES)
@@ -213,7 +213,7 @@ def test_the_page_shows_what_really_happens(heading: str, tmp_path: Path, monkey
         ending = "returns"
     except (Exception, SignalExit) as error:
         ending = f"raises {type(error).__name__}"
-    assert [*scene.recorder.calls, ending] == expand(BLOCKS[heading], parts=PARTS)
+    assert [*scene.recorder.calls, ending] == expand(BLOCKS[heading], counts=COUNTS, parts=EXPANDED)
 
 
 def test_events_get_what_they_are_about_by_keyword(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -6,50 +6,23 @@ import pytest
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import DEFAULT_CALLBACKS, ConvertSyncBatchNormCallback, TrainerCallback
-from tests.support.recording import HOOKS, Recorder, expand
+from pytorch_accelerated.training import order
+from tests.support.recording import Recorder, expand
 from tests.support.reference import regression_data
 
 EPOCHS, UPDATES, BATCHES = 2, 3, 2  # batches of an update, and of an evaluation
-COUNTS = {"update": UPDATES, "batch": BATCHES}
+COUNTS = {"update": UPDATES, "batch of the update": BATCHES, "batch": BATCHES}
 TRAIN, EVALUATE = regression_data(UPDATES * BATCHES * 2), regression_data(BATCHES * 2)
-# Called within other hooks, where one looks them up when one overrides those.
-WITHIN_OTHERS = ("get_default_train_dl_kwargs", "get_default_eval_dl_kwargs")
 
 
-class Beginning(TrainerCallback):
-    def __init__(self, acted: list[str]) -> None:
-        self.acted = acted
+def watcher(name: str, acted: list[str], *events: str) -> TrainerCallback:
+    """A callback of a class of that name, which notes when it acts."""
 
-    def on_init_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        self.acted.append("on_init_end Beginning")
+    def method(event: str) -> Any:
+        return lambda self, trainer, **kwargs: acted.append(f"{event} {name}")
 
-    def on_train_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        self.acted.append("on_train_epoch_start Beginning")
-
-    def on_eval_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        self.acted.append("on_eval_epoch_start Beginning")
-
-
-class Everything(Beginning):
-    """Overrides an event of its base class, and adds others."""
-
-    def on_train_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        self.acted.append("on_train_epoch_start Everything")
-
-    def on_init_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        self.acted.append("on_init_end Everything")
-
-    def on_eval_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        self.acted.append("on_eval_epoch_start Everything")
-
-    def on_train_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        self.acted.append("on_train_step_end Everything")
-
-    def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        self.acted.append("on_optimizer_step_end Everything")
-
-    def on_prediction_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        self.acted.append("on_prediction_step_end Everything")
+    kind: type[TrainerCallback] = type(name, (TrainerCallback,), {event: method(event) for event in events})
+    return kind()
 
 
 class CountsItems(Trainer):
@@ -77,8 +50,8 @@ def run(trainer: Trainer, what: str) -> None:
 @pytest.mark.parametrize("base", [Trainer, CountsItems])
 @pytest.mark.parametrize("what", ["train", "train without evaluation", "evaluate", "predict"])
 def test_the_text_is_what_a_run_does(what: str, base: type[Trainer]):
-    own = ["count_batch_items"] if base is CountsItems else []
-    recorder = Recorder([*(hook for hook in HOOKS if hook not in WITHIN_OTHERS), "_clip_gradients", *own])
+    hooks = [name for name in order.NAMES if not name.startswith("on_")]
+    recorder = Recorder([hook for hook in hooks if hook != "count_batch_items" or base is CountsItems])
     trainer = recorder.trainer(base=base)
     text = section(trainer.explain(EPOCHS, evaluate=what == "train" or what == "evaluate"), what.split()[0])
     recorder.calls.clear()
@@ -88,7 +61,9 @@ def test_the_text_is_what_a_run_does(what: str, base: type[Trainer]):
 
 def test_the_callbacks_beside_an_event_are_those_that_act_there():
     acted: list[str] = []
-    trainer = Recorder().trainer(Beginning(acted), Everything(acted))
+    beginnings = ("on_init_end", "on_train_epoch_start", "on_eval_epoch_start")
+    others = ("on_train_step_end", "on_optimizer_step_end", "on_prediction_step_end")
+    trainer = Recorder().trainer(watcher("First", acted, *beginnings), watcher("Second", acted, *beginnings, *others))
     text = trainer.explain(EPOCHS)
     promised = [step for name in ("Trainer", "train", "evaluate", "predict") for step in expand_actors(text, name)]
     for what in ("train", "evaluate", "predict"):

@@ -6,6 +6,8 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ParamSpec
 
+from pytorch_accelerated.training.order import EVENTS as EVENTS
+
 if TYPE_CHECKING:
     from pytorch_accelerated.trainer import Trainer
 
@@ -155,6 +157,3 @@ class TrainerCallback:
     def state_key(self) -> str:
         """Names this callback's state in a saved training state; two of a class need different keys."""
         return type(self).__name__
-
-
-EVENTS: tuple[str, ...] = tuple(name for name in vars(TrainerCallback) if name.startswith("on_"))

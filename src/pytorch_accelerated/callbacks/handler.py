@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
-from pytorch_accelerated.callbacks.base import EVENTS, TrainerCallback
+from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.progress import LogMetricsCallback
 from pytorch_accelerated.callbacks.warning import stacklevel_of_user
 from pytorch_accelerated.errors import (
@@ -18,10 +18,9 @@ from pytorch_accelerated.errors import (
     DuplicateCallbackError,
     StopTrainingError,
 )
+from pytorch_accelerated.training.order import EVENTS, EVENTS_OF_UPDATE
 
 Value = TypeVar("Value")
-
-_EVENTS_OF_UPDATE = ("on_train_step_start", "on_train_step_end", "on_optimizer_step_start", "on_optimizer_step_end")
 
 
 class EventHandler:
@@ -159,7 +158,7 @@ class CallbackHandler(EventHandler):
 
     def ranks_agree_after_each_update(self) -> bool:
         """Whether something on this rank may ask to stop at an event of an update, as the callbacks declare."""
-        owners = (getattr(method, "__self__", None) for event in _EVENTS_OF_UPDATE for method in self._methods[event])
+        owners = (getattr(method, "__self__", None) for event in EVENTS_OF_UPDATE for method in self._methods[event])
         return self._hears_everything or any(map(needs_agreement, owners))
 
     @property
