@@ -9,7 +9,7 @@ VENV_PYTHON := $(VENV)/bin/python
 PIP_INSTALL := $(VENV_PYTHON) -m pip install --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench chaos differential public-scripts clean
+.PHONY: help demo test check bench chaos differential public-scripts house clean
 .NOTPARALLEL:  # there is one environment to install into
 
 help:
@@ -20,6 +20,7 @@ help:
 	@echo "make chaos   kills, crashes, damage and signals, in the size that a release must stand"
 	@echo "make differential   the same scripts with the reference package and with this one; writes what differs"
 	@echo "make public-scripts   the reference's examples with both; writes a table"
+	@echo "make house   counts how well the code keeps the rules of its layout; writes a table"
 	@echo "make clean   remove the environment ($(VENV))"
 
 demo: $(VENV)/.demo
@@ -43,6 +44,9 @@ differential: $(VENV)/.reference
 
 public-scripts: $(VENV)/.public-scripts
 	@$(VENV_PYTHON) scripts/public_scripts.py
+
+house: $(VENV)/.dev
+	@$(VENV_PYTHON) scripts/house.py
 
 clean:
 	rm -rf $(VENV)
