@@ -1,5 +1,6 @@
 """Events reach every callback that acts, in order, and mistakes in callbacks are not swallowed."""
 
+import contextlib
 import copy
 import warnings
 from typing import Any
@@ -58,26 +59,35 @@ class Raises(Named):
 def test_callbacks_act_in_the_order_given_with_what_the_event_brings():
     calls: list[Any] = []
     handler = CallbackHandler([Named("b", calls), Named("a", calls)])
-    handler.add_callbacks([Named("c", calls)])
+    handler.add_callbacks([Named("c", calls), TrainerCallback])
     handler.call_event("on_train_epoch_start", None, number=1)
     assert calls == [(name, {"number": 1}) for name in "bac"]
-    assert [callback.name for callback in handler] == ["b", "a", "c"]
-    assert handler.callback_list == ["Named", "Named", "Named"]
-    assert len(handler) == 3
+    assert [type(callback) for callback in handler] == [Named, Named, Named, TrainerCallback]
+    assert handler.callback_list == ["Named", "Named", "Named", "TrainerCallback"]
+    assert len(handler) == 4
 
 
-def test_callbacks_that_are_assigned_are_those_that_are_called():
+def test_callbacks_may_come_and_go_between_two_events():
     calls: list[Any] = []
-    first, second = Named("a", calls), Named("b", calls)
+
+    def called() -> str:
+        calls.clear()
+        handler.call_event("on_train_epoch_start", None)
+        return "".join(name for name, _ in calls)
+
+    first, second, third = (Named(name, calls) for name in "abc")
     handler = CallbackHandler([first])
-    handler.call_event("on_train_epoch_start", None)
+    assert called() == "a"
     handler.callbacks = [*handler.callbacks, second]
-    handler.call_event("on_train_epoch_start", None)
+    assert called() == "ab"
     handler.callbacks = [callback for callback in handler.callbacks if callback is not first]  # type: ignore[assignment]
-    handler.call_event("on_train_epoch_start", None)
-    assert [name for name, _ in calls] == ["a", "a", "b", "b"]
+    handler.add_callback(third)
+    assert called() == "bc"
     with pytest.raises(AttributeError):
         handler.callbacks.append(first)  # type: ignore[attr-defined]  # it would be lost in silence
+    handler.clear_callbacks()
+    assert called() == ""
+    assert list(handler) == []
 
 
 def test_overrides_pass_on_what_they_know_with_super():
@@ -103,23 +113,6 @@ def test_overrides_pass_on_what_they_know_with_super():
     model, data = tiny_model(), TensorDataset(*regression_data(2))
     Trainer(model, torch.nn.MSELoss(), sgd(model), callbacks=[Older]).train(data, 1, data)
     assert calls == ["train step", "eval start", "eval step", "eval end"]
-
-
-def test_classes_are_made_into_instances():
-    handler = CallbackHandler([TrainerCallback])
-    assert [type(callback) for callback in handler] == [TrainerCallback]
-
-
-def test_callbacks_may_come_and_go_between_two_events():
-    calls: list[Any] = []
-    handler = CallbackHandler()
-    handler.call_event("on_train_epoch_start", None)
-    handler.add_callback(Named("late", calls))
-    handler.call_event("on_train_epoch_start", None)
-    handler.clear_callbacks()
-    handler.call_event("on_train_epoch_start", None)
-    assert [name for name, _ in calls] == ["late"]
-    assert list(handler) == []
 
 
 def test_only_what_is_overridden_acts():
@@ -152,28 +145,24 @@ def test_events_of_ones_own_reach_those_who_listen_and_skip_the_others():
     assert listens.heard == "soup"
 
 
-def test_a_wish_to_stop_goes_up_after_the_last_callback():
+@pytest.mark.parametrize(
+    ("errors", "called", "raised"),
+    [
+        ([StopTrainingError("first"), StopTrainingError("second")], "abc", "first"),
+        ([KeyError("oops"), StopTrainingError("never")], "a", "oops"),
+        ([CallbackMethodNotImplementedError("not me")], "ac", None),
+    ],
+    ids=["a wish to stop", "another error", "no error"],
+)
+def test_a_wish_to_stop_is_raised_after_the_last_callback_and_any_other_error_at_once(
+    errors: list[Exception], called: str, raised: str | None
+):
     calls: list[Any] = []
-    first, second = StopTrainingError("first"), StopTrainingError("second")
-    handler = CallbackHandler([Raises("a", calls, first), Raises("b", calls, second), Named("c", calls)])
-    with pytest.raises(StopTrainingError, match="first"):
+    raising = [Raises(name, calls, error) for name, error in zip("ab", errors, strict=False)]
+    handler = CallbackHandler([*raising, Named("c", calls)])
+    with pytest.raises(type(errors[0]), match=raised) if raised else contextlib.nullcontext():
         handler.call_event("on_train_epoch_start", None)
-    assert [name for name, _ in calls] == ["a", "b", "c"]
-
-
-def test_any_other_error_goes_up_at_once():
-    calls: list[Any] = []
-    handler = CallbackHandler([Raises("a", calls, KeyError("oops")), Named("b", calls)])
-    with pytest.raises(KeyError, match="oops"):
-        handler.call_event("on_train_epoch_start", None)
-    assert [name for name, _ in calls] == ["a"]
-
-
-def test_a_callback_may_say_that_it_does_not_act_here():
-    calls: list[Any] = []
-    handler = CallbackHandler([Raises("a", calls, CallbackMethodNotImplementedError("not me")), Named("b", calls)])
-    handler.call_event("on_train_epoch_start", None)
-    assert [name for name, _ in calls] == ["a", "b"]
+    assert "".join(name for name, _ in calls) == called
 
 
 def test_a_missing_attribute_in_a_callback_is_an_error_like_any_other():
