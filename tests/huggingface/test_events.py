@@ -93,41 +93,60 @@ def test_gradients_and_weights_at_the_events_of_an_update(tmp_path: Path) -> Non
     assert look.seen == step * 2
 
 
-@pytest.mark.fact("Events: model, processing_class, optimizer, lr_scheduler and the dataloaders come by keyword")
+@pytest.mark.fact(
+    "Events: args, state, control by position; model, processing_class, optimizer, lr_scheduler, dataloaders by keyword"
+)
 def test_what_events_get(tmp_path: Path) -> None:
     class Look(TrainerCallback):
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            self.given = kwargs
+            self.positional, self.given = (args, state, control), kwargs
 
         def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             self.metrics = kwargs["metrics"]
             self.eval_dataloader = kwargs["eval_dataloader"]
 
         def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            self.logs = kwargs["logs"]
+            self.log = kwargs
 
     trainer = make_trainer(tmp_path, look := Look(), eval_strategy="epoch", max_steps=5)
+    trainer.callback_handler.processing_class = "tokenizer"
     output = trainer.train()
-    assert look.given["model"] is trainer.model
-    assert look.given["optimizer"] is trainer.optimizer
-    assert look.given["lr_scheduler"] is trainer.lr_scheduler
-    assert len(look.given["train_dataloader"]) == 5
+    assert look.positional == (trainer.args, trainer.state, trainer.control)
+    train_dataloader, eval_dataloader = look.given.pop("train_dataloader"), look.given.pop("eval_dataloader")
+    assert look.given == {
+        "model": trainer.model,
+        "processing_class": "tokenizer",
+        "optimizer": trainer.optimizer,
+        "lr_scheduler": trainer.lr_scheduler,
+    }
+    assert len(train_dataloader) == 5
+    assert eval_dataloader is None
     assert len(look.eval_dataloader) == 1
     assert "eval_loss" in look.metrics
-    assert look.logs == output.metrics
+    assert look.log.pop("logs") == output.metrics
+    assert look.log.keys() == {*look.given, "train_dataloader", "eval_dataloader"}
 
 
 @pytest.mark.fact("Events: a returned control replaces it for the next callback and the trainer")
 def test_a_returned_control_takes_the_place(tmp_path: Path) -> None:
+    returned: list[Any] = []
+    seen: list[Any] = []
+
     class Replaces(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
-            control = type(control)(**vars(control))
-            control.should_training_stop = state.global_step == 2
-            return control
+            returned.append(type(control)(**vars(control)))
+            returned[-1].should_training_stop = state.global_step == 2
+            return returned[-1]
 
-    trainer = make_trainer(tmp_path, Replaces())
+    class Watches(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            seen.append(control)
+
+    trainer = make_trainer(tmp_path, Replaces(), Watches())
     trainer.train()
     assert trainer.state.global_step == 2
+    assert all(one is other for one, other in zip(seen, returned, strict=True))
+    assert trainer.control is returned[-1]
 
 
 @pytest.mark.fact("Trainer: DefaultFlowCallback, reports, the user's callbacks, ProgressCallback or PrinterCallback")
