@@ -1,4 +1,4 @@
-"""Writes the pages about the Hugging Face face that follow from code: its arguments, and what its tests show.
+"""Writes the pages about the Hugging Face API that follow from code: its arguments, and what its tests show.
 
     python scripts/huggingface_pages.py
 
@@ -16,40 +16,38 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
-from pytorch_accelerated.huggingface.arguments.training_arguments import TrainingArguments  # noqa: E402
-from pytorch_accelerated.huggingface.arguments.unsupported import NOT_TAKEN_OVER  # noqa: E402
-from pytorch_accelerated.huggingface.training_args_seq2seq import Seq2SeqTrainingArguments  # noqa: E402
-from scripts.native_equivalents import NATIVE_EQUIVALENTS  # noqa: E402
+from pytorch_accelerated.huggingface import Seq2SeqTrainingArguments, TrainingArguments  # noqa: E402
+from pytorch_accelerated.huggingface.arguments.argument import Argument, arguments_of  # noqa: E402
 
 ARGUMENTS_PAGE = ROOT / "docs" / "huggingface_arguments.md"
 FACTS_PAGE = ROOT / "docs" / "huggingface_facts.md"
 TESTS = ROOT / "tests" / "huggingface"
 
 _ARGUMENTS_HEAD = """\
-# The arguments of the Hugging Face face
+# The arguments of the Hugging Face API
 
 Written by `scripts/huggingface_pages.py`; change the code instead.
 
 `pytorch_accelerated.huggingface.TrainingArguments` has the names and defaults of `transformers` 5.23, wherever the
-loop can do what they say. An argument that would do nothing does not exist: asking for one is an error that says why,
-and what to do instead. The last column has what does the same where the native `pytorch_accelerated.Trainer` is used;
-`train(...)` is its method, and callbacks come from `pytorch_accelerated.callbacks`.
+loop can do what they say. No argument is ignored: using one that is unsupported is an error that says why, and what to
+do instead. The last column is the equivalent for the native `pytorch_accelerated.Trainer`; `train(...)` is its method,
+and callbacks come from `pytorch_accelerated.callbacks`.
 
-## Arguments that there are
+## Supported arguments
 """
 _SEQ2SEQ_HEAD = """\
 
-## Arguments that Seq2SeqTrainingArguments has besides
+## Further arguments of Seq2SeqTrainingArguments
 """
-_REFUSED_HEAD = """\
+_UNSUPPORTED_HEAD = """\
 
-## Arguments that are not taken over
+## Unsupported arguments
 
-Those of `transformers` 5.23, and of older versions that scripts may still have. With the value that asks for nothing
-they may be given, and reading one gives that value.
+Arguments of `transformers` 5.23, and of older versions that scripts may still use. Scripts may give them the values
+that ask for nothing; reading an argument that was left out returns the first of these.
 """
 _FACTS_HEAD = """\
-# What the tests show of the Hugging Face face
+# What the tests show about the Hugging Face API
 
 Written by `scripts/huggingface_pages.py` from the markers `fact` of the tests in `tests/huggingface`.
 """
@@ -65,27 +63,29 @@ class Fact:
 
 
 def arguments_page() -> str:
-    """Every argument, with what it means here or why it is not taken over."""
-    taken = [
-        (f"`{field.name}`", _default(field), field.metadata["help"], _native_equivalent(field)) for field in _fields()
-    ]
-    of_seq2seq = [
-        (f"`{field.name}`", _default(field), field.metadata["help"])
-        for field in dataclasses.fields(Seq2SeqTrainingArguments)
-        if field.name not in {each.name for each in _fields()}
-    ]
-    refused = [
-        (f"`{name}`", ", ".join(f"`{value!r}`" for value in (entry.off, *entry.also)), f"{entry.reason} {entry.remedy}")
-        for name, entry in NOT_TAKEN_OVER.items()
+    """Every argument, with its meaning or the reason why it is unsupported."""
+    common, of_seq2seq = (arguments_of(kind) for kind in (TrainingArguments, Seq2SeqTrainingArguments))
+    help_of = {field.name: field.metadata["help"] for field in dataclasses.fields(Seq2SeqTrainingArguments)}
+    columns = {name: (f"`{name}`", _default(one), help_of[name], one.native) for name, one in of_seq2seq.items()}
+    unsupported = [
+        (f"`{name}`", ", ".join(f"`{value!r}`" for value in (one.default, *one.also)), one.why_unsupported)
+        for name, one in common.items()
+        if one.why_unsupported
     ]
     return "\n".join(
         [
             _ARGUMENTS_HEAD,
-            *_table(("argument", "default", "meaning", "of the native `Trainer`"), taken),
+            *_table(
+                ("argument", "default", "meaning", "native `Trainer`"),
+                [columns[name] for name, one in common.items() if not one.why_unsupported],
+            ),
             _SEQ2SEQ_HEAD,
-            *_table(("argument", "default", "meaning"), of_seq2seq),
-            _REFUSED_HEAD,
-            *_table(("argument", "asks for nothing", "why, and what to do instead"), refused),
+            *_table(
+                ("argument", "default", "meaning"),
+                [columns[name][:3] for name in of_seq2seq if name not in common],
+            ),
+            _UNSUPPORTED_HEAD,
+            *_table(("argument", "asks for nothing", "why, and what to do instead"), unsupported),
             "",
         ]
     )
@@ -128,18 +128,8 @@ def _fact(marker: ast.Call, test: str) -> Fact:
     return Fact(section, sentence, test)
 
 
-def _fields() -> list[dataclasses.Field[object]]:
-    return [field for field in dataclasses.fields(TrainingArguments) if field.name not in NOT_TAKEN_OVER]
-
-
-def _default(field: dataclasses.Field[object]) -> str:
-    default = field.default_factory() if callable(field.default_factory) else field.default
-    return "" if default is None else f"`{default!r}`"
-
-
-def _native_equivalent(field: dataclasses.Field[object]) -> str:
-    is_other_name = field.metadata["help"].startswith("The same as ")
-    return "" if is_other_name else NATIVE_EQUIVALENTS[field.name]
+def _default(argument: Argument) -> str:
+    return "" if argument.default is None else f"`{argument.default!r}`"
 
 
 def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:

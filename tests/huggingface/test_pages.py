@@ -1,14 +1,10 @@
 """The pages that are written by a script say what the code says."""
 
-import dataclasses
 from pathlib import Path
 
 import pytest
 
-from pytorch_accelerated.huggingface import TrainingArguments
-from pytorch_accelerated.huggingface.arguments.unsupported import NOT_TAKEN_OVER
 from scripts import huggingface_pages as pages
-from scripts.native_equivalents import NATIVE_EQUIVALENTS
 
 
 @pytest.mark.parametrize(
@@ -23,14 +19,8 @@ def test_a_page_is_up_to_date(page: Path, text: object) -> None:
 
 def test_every_test_of_the_face_that_is_marked_is_listed() -> None:
     listed = {fact.test for fact in pages.facts(pages.TESTS)}
-    assert "test_arguments.py::test_the_defaults_are_those_of_transformers" in listed
+    assert "test_fields.py::test_defaults_are_those_of_transformers" in listed
     assert len(listed) > 40
-
-
-def test_every_argument_has_its_place_in_the_native_trainer_or_is_another_name() -> None:
-    fields = [field for field in dataclasses.fields(TrainingArguments) if field.name not in NOT_TAKEN_OVER]
-    other_names = {field.name for field in fields if field.metadata["help"].startswith("The same as ")}
-    assert {field.name for field in fields} == NATIVE_EQUIVALENTS.keys() | other_names
 
 
 @pytest.mark.parametrize(

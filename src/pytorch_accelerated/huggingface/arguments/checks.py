@@ -1,218 +1,108 @@
-"""What cannot work in the arguments of a run, in words."""
+"""Values of arguments that cannot work, in words: one by one as their fields say, and together."""
 
 from __future__ import annotations
 
 import dataclasses
+import difflib
+import inspect
 import math
-import numbers
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from fractions import Fraction
-from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError
+from pytorch_accelerated.huggingface.arguments.argument import Argument, arguments_of, asks_for_nothing
 from pytorch_accelerated.huggingface.arguments.deepspeed import check_deepspeed
 from pytorch_accelerated.huggingface.arguments.fsdp import check_fsdp
+from pytorch_accelerated.huggingface.arguments.rules import A_FLAG
 from pytorch_accelerated.huggingface.arguments.strategies import IntervalStrategy, SaveStrategy, SchedulerType
-from pytorch_accelerated.huggingface.arguments.unsupported import (
-    asks_for_nothing,
-    explain_unknown,
-    names_not_taken_over,
-)
 from pytorch_accelerated.huggingface.engine.optimizing import why_unsupported
 
 if TYPE_CHECKING:
     from pytorch_accelerated.huggingface.arguments.training_arguments import TrainingArguments
 
-LOG_LEVELS = ("passive", "debug", "info", "warning", "error", "critical")
-TRACKERS = ("tensorboard",)
 
-# A kind in words, whether a value is of it, and the arguments that must be. Flags with a default are found by that.
-_KINDS: tuple[tuple[str, Callable[[Any], bool], tuple[str, ...]], ...] = (
-    (
-        "a whole number",
-        lambda value: isinstance(value, numbers.Integral) and not isinstance(value, bool),
-        (
-            "per_device_train_batch_size",
-            "per_device_eval_batch_size",
-            "gradient_accumulation_steps",
-            "max_steps",
-            "seed",
-            "data_seed",
-            "save_total_limit",
-            "eval_accumulation_steps",
-            "dataloader_num_workers",
-            "dataloader_prefetch_factor",
-            "ddp_bucket_cap_mb",
-            "ddp_timeout",
-            "generation_max_length",
-            "generation_num_beams",
-            "per_gpu_eval_batch_size",
-            "per_gpu_train_batch_size",
-        ),
-    ),
-    (
-        "a number",
-        lambda value: isinstance(value, numbers.Real) and not isinstance(value, bool),
-        (
-            "num_train_epochs",
-            "learning_rate",
-            "weight_decay",
-            "adam_beta1",
-            "adam_beta2",
-            "adam_epsilon",
-            "max_grad_norm",
-            "label_smoothing_factor",
-            "eval_delay",
-            "warmup_steps",
-            "logging_steps",
-            "eval_steps",
-            "save_steps",
-        ),
-    ),
-    (
-        "True or False",
-        lambda value: isinstance(value, bool),
-        (
-            "disable_tqdm",
-            "greater_is_better",
-            "ddp_find_unused_parameters",
-            "ddp_broadcast_buffers",
-            "ddp_static_graph",
-        ),
-    ),
-    (
-        "a string",
-        lambda value: isinstance(value, str),
-        (
-            "output_dir",
-            "logging_dir",
-            "resume_from_checkpoint",
-            "run_name",
-            "optim_args",
-            "torch_compile_backend",
-            "torch_compile_mode",
-            "length_column_name",
-            "dataloader_multiprocessing_context",
-            "metric_for_best_model",
-            "include_num_input_tokens_seen",
-            "log_level",
-            "log_level_replica",
-            "ddp_backend",
-            "torchdynamo",
-        ),
-    ),
-    ("True or a string", lambda value: value is True or isinstance(value, str), ("fsdp",)),
-    (
-        "a list of strings, even for a single one",
-        lambda value: isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value),
-        ("label_names", "include_for_metrics", "report_to"),
-    ),
-    (
-        "a dict",
-        lambda value: isinstance(value, Mapping),
-        ("lr_scheduler_kwargs", "gradient_checkpointing_kwargs", "fsdp_config", "deepspeed"),
-    ),
-    (
-        "a GenerationConfig, a dict of its values, or a path or name",
-        lambda value: isinstance(value, (str, PathLike, Mapping)) or callable(getattr(value, "to_dict", None)),
-        ("generation_config",),
-    ),
-)
-_MAY_BE_NONE = ("max_grad_norm",)  # besides those whose default is None
-
-_OTHERWISE = {
-    "report_to": " (besides 'none' and 'all'): for another one, give its callback to the Trainer in `callbacks`, for "
-    "example `transformers.integrations.WandbCallback()`"
-}
-
-# A range in words, whether a number is in it, and the arguments that must be.
-_RANGES: tuple[tuple[str, Callable[[Any], bool], tuple[str, ...]], ...] = (
-    (
-        "1 or more",
-        lambda value: value >= 1,
-        (
-            "per_device_train_batch_size",
-            "per_device_eval_batch_size",
-            "gradient_accumulation_steps",
-            "eval_accumulation_steps",
-            "dataloader_prefetch_factor",
-            "ddp_bucket_cap_mb",
-            "ddp_timeout",
-            "generation_max_length",
-            "generation_num_beams",
-        ),
-    ),
-    ("1 or more, or None to keep all", lambda value: value >= 1, ("save_total_limit",)),
-    ("the number of updates, or -1 for none", lambda value: value == -1 or value >= 1, ("max_steps",)),
-    ("a whole number from 0 to 4294967295", lambda value: 0 <= value < 2**32, ("seed", "data_seed")),
-    ("0 or more", lambda value: value >= 0, ("dataloader_num_workers",)),
-    (
-        "a finite number from 0 on",
-        lambda value: 0 <= value < math.inf,
-        ("num_train_epochs", "learning_rate", "weight_decay", "adam_epsilon", "max_grad_norm", "eval_delay"),
-    ),
-    (
-        "a number in [0, 1)",
-        lambda value: 0 <= value < 1,
-        ("adam_beta1", "adam_beta2", "label_smoothing_factor"),
-    ),
-    (
-        "a whole number of updates, 0 for no warmup, or a share of the run in (0, 1)",
-        lambda value: 0 <= value < 1 or (1 <= value < math.inf and value == int(value)),
-        ("warmup_steps",),
-    ),
-)
-
-
-def check_arguments(args: TrainingArguments) -> None:
-    """Refuse arguments that cannot work, alone or together.
+def reject_unknown(kind: type, given: Mapping[str, Any]) -> None:
+    """Reject names that the `__init__` of a class of arguments does not have, and unsupported arguments.
 
     Raises:
-        ArgumentTypeError: if a value is of the wrong kind.
-        ConfigurationError: if a value cannot work. All complaints of one kind come in one error.
+        ArgumentTypeError: explains all of them.
     """
-    for kind, complaints in ((ArgumentTypeError, _about_kinds), (ConfigurationError, _about_values)):
-        found = list(complaints(args))
-        if found:
-            raise kind(f"{type(args).__name__} cannot work: {'; '.join(found)}.")
+    parameters = inspect.signature(kind.__init__).parameters  # type: ignore[misc]  # of the class, not its instances
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return
+    known = arguments_of(kind)
+    complaints = [
+        f"`{name}` is {value!r}, but {_why_not(kind, name, parameters)}"
+        for name, value in given.items()
+        if name not in parameters or _is_rejected(name, known.get(name), value)
+    ]
+    if complaints:
+        raise ArgumentTypeError(" ".join(complaints))
+
+
+def _is_rejected(name: str, argument: Argument | None, value: Any) -> bool:
+    return argument is not None and bool(argument.why_unsupported) and not asks_for_nothing(name, argument, value)
+
+
+def _why_not(kind: type, name: str, parameters: Mapping[str, Any]) -> str:
+    known = arguments_of(kind)
+    if name in known and known[name].why_unsupported:
+        return f"this argument is unsupported. {known[name].why_unsupported}"
+    subclasses: list[type] = kind.__subclasses__()
+    for subclass in subclasses:
+        if name in arguments_of(subclass).keys() - known.keys():
+            return f"it is one of the {subclass.__name__}: use these, with the trainer that takes them."
+    close = difflib.get_close_matches(name, parameters, n=1)
+    remedy = f"Did you mean `{close[0]}`?" if close else "docs/huggingface_arguments.md lists all arguments."
+    return f"there is no argument of that name. {remedy}"
+
+
+def check_kinds(args: TrainingArguments) -> None:
+    """Reject values of the wrong kind, and unsupported arguments.
+
+    Raises:
+        ArgumentTypeError: with all complaints.
+    """
+    _raise(args, ArgumentTypeError, _about_kinds(args))
+
+
+def check_values(args: TrainingArguments) -> None:
+    """Reject values of the right kind that cannot work, alone or together.
+
+    Raises:
+        ConfigurationError: with all complaints.
+    """
+    _raise(args, ConfigurationError, _about_values(args))
+
+
+def _raise(args: TrainingArguments, error: type[Exception], complaints: Iterator[str]) -> None:
+    found = list(complaints)
+    if found:
+        raise error(f"{type(args).__name__} cannot work: {'; '.join(found)}.")
 
 
 def _about_kinds(args: TrainingArguments) -> Iterator[str]:
-    not_taken_over = names_not_taken_over(type(args))
-    defaults = {field.name: field.default for field in dataclasses.fields(args) if field.name not in not_taken_over}
-    flags = tuple(name for name, default in defaults.items() if isinstance(default, bool))
-    for kind, is_of_kind, names in (*_KINDS, ("True or False", lambda value: isinstance(value, bool), flags)):
-        for name in (name for name in names if name in defaults):
-            value = getattr(args, name)
-            if value is None and (defaults[name] is None or name in _MAY_BE_NONE):
-                continue
-            if not is_of_kind(value):
-                yield f"`{name}` is {value!r}: give {kind}"
-    for name in not_taken_over:
-        value = vars(args)[name]
-        if not asks_for_nothing(name, value):
-            yield explain_unknown(name, value, defaults).removesuffix(".")
+    known = arguments_of(type(args))
+    for field in dataclasses.fields(args):
+        argument, value = known.get(field.name), vars(args).get(field.name, field.default)
+        if _is_rejected(field.name, argument, value):
+            yield f"`{field.name}` is {value!r}, but {_why_not(type(args), field.name, known).removesuffix('.')}"
+        kind = argument.kind if argument else A_FLAG if isinstance(field.default, bool) else None
+        may_be_none = field.default is None or (argument is not None and argument.may_be_none)
+        if kind and not kind.holds(value) and not (value is None and may_be_none):
+            yield f"`{field.name}` is {value!r}: give {kind.words}"
 
 
 def _about_values(args: TrainingArguments) -> Iterator[str]:
-    fields = [field.name for field in dataclasses.fields(args)]
-    for requirement, holds, names in _RANGES:
-        for name in (name for name in names if name in fields):
-            value = getattr(args, name)
-            if value is not None and not holds(value):
-                yield f"`{name}` is {value!r}: give {requirement}"
-    for what, known, names in (
-        ("levels", LOG_LEVELS, ("log_level", "log_level_replica")),
-        ("trackers", TRACKERS, ("report_to",)),
-        ("parts", ("inputs", "loss"), ("include_for_metrics",)),
-        ("ways to count", ("no", "all", "non_padding"), ("include_num_input_tokens_seen",)),
-    ):
-        for name in names:
-            given = getattr(args, name)
-            if not set([given] if isinstance(given, str) else given) <= set(known):
-                choice = ", ".join(map(repr, known)) + _OTHERWISE.get(name, "")
-                yield f"`{name}` is {given!r}, but the known {what} are {choice}"
+    for name, argument in arguments_of(type(args)).items():
+        value = None if argument.why_unsupported else getattr(args, name)
+        if value is None:
+            continue
+        if argument.limit and not argument.limit.holds(value):
+            yield f"`{name}` is {value!r}: give {argument.limit.words}"
+        if argument.choices and not set([value] if isinstance(value, str) else value) <= set(argument.choices):
+            yield f"`{name}` is {value!r}: choose among {', '.join(map(repr, argument.choices))}{argument.otherwise}"
     unsupported = why_unsupported(args)
     if unsupported is not None:
         yield unsupported

@@ -73,7 +73,7 @@ def refuse_processes(args: TrainingArguments) -> None:
             f"`ddp_backend` is {args.ddp_backend!r}, but the processes talk through {talks_through} since the first "
             "of them was asked for its place: make the arguments before anything else, or leave it out"
         )
-    if (args.deepspeed is not None) != uses_deepspeed(args._process):
+    if (args.deepspeed is not None) != uses_deepspeed(args.distributed_state):
         complaints.append(
             f"`deepspeed` is {args.deepspeed!r}, but this process was set up {'without' if args.deepspeed else 'for'} "
             "it, by accelerate's configuration or when it was first asked for its place: make the arguments before "

@@ -29,8 +29,8 @@ from pytorch_accelerated.checkpointing.tensor_file import chunks
 from pytorch_accelerated.checkpointing.verify import find_damage, read_manifest, verify
 from pytorch_accelerated.checkpointing.weights import canonical_state_dict, load_canonical
 from pytorch_accelerated.errors import ConfigurationError, InvalidCheckpointError
+from pytorch_accelerated.huggingface.arguments.argument import unsupported_names
 from pytorch_accelerated.huggingface.arguments.training_arguments import TrainingArguments
-from pytorch_accelerated.huggingface.arguments.unsupported import names_not_taken_over
 from pytorch_accelerated.huggingface.checkpoints.folders import checkpoint_step, sort_checkpoints
 from pytorch_accelerated.huggingface.checkpoints.weight_files import (
     ADAPTER_NAME,
@@ -92,7 +92,7 @@ def _with_attributes(args: TrainingArguments, contents: Mapping[str, Any]) -> Or
     Of all classes, this is the one that a load with ``weights_only=True`` takes with attributes.
     """
     values = OrderedDict(contents)
-    others = {name: vars(args)[name] for name in names_not_taken_over(type(args))}
+    others = {name: vars(args)[name] for name in unsupported_names(type(args))}
     sizes = {"train_batch_size": args.train_batch_size, "eval_batch_size": args.eval_batch_size}
     attributes = {**others, **sizes, **contents}
     vars(values).update((name, value) for name, value in attributes.items() if not hasattr(OrderedDict, name))

@@ -181,8 +181,9 @@ def refuse_construction(trainer: Trainer, model: Any) -> None:
             f"`compute_metrics` is {trainer.compute_metrics!r}, which cannot be called. Give a function of an "
             "EvalPrediction that returns a dict."
         )
-    is_plain_step = trainer.prediction_step.__module__ == f"{__package__}.trainer"  # not that of Seq2SeqTrainer
-    if is_plain_step and getattr(args, "predict_with_generate", False):
+    step = trainer.prediction_step
+    generates = not is_ours(step) or step.__qualname__.startswith("Seq2SeqTrainer.")
+    if getattr(args, "predict_with_generate", False) and not generates:
         complaints.append(
             f"`predict_with_generate` is True, but a {type(trainer).__name__} predicts what the model's forward "
             "returns: use Seq2SeqTrainer, or override `prediction_step`"

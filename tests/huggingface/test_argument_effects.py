@@ -1,10 +1,7 @@
-"""Every argument does something: a table of where that is shown, and the tests of those that have no other place."""
+"""The effects of arguments that the tests of what they are about do not show."""
 
-import ast
-import dataclasses
 import logging
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,92 +15,8 @@ from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.huggingface import TrainerCallback, TrainingArguments
 from pytorch_accelerated.huggingface.arguments.parallel import refuse_processes, warn_about_idle_devices
 from pytorch_accelerated.huggingface.arguments.training_arguments import logger
-from pytorch_accelerated.huggingface.arguments.unsupported import NOT_TAKEN_OVER
 from tests.huggingface.runs import Regression, Rows, losses, make_trainer
 from tests.huggingface.texts import WORDS, tiny_classifier, tiny_language_model
-
-TESTS = Path(__file__).parent
-RANKS = TESTS.parent / "ranks"
-
-# By test or script, the arguments whose effect it shows.
-SHOWN_BY = {
-    "test_arguments.py::test_evaluation_steps_default_to_logging_steps": "do_eval eval_steps",
-    "test_arguments.py::test_old_names_speak_for_the_new_ones": "activation_checkpointing evaluation_strategy "
-    "activation_checkpointing_kwargs adafactor group_by_length include_inputs_for_metrics include_tokens_per_second "
-    "no_cuda per_gpu_eval_batch_size per_gpu_train_batch_size torchdynamo warmup_ratio",
-    "test_arguments.py::test_report_to_becomes_a_list": "report_to",
-    "test_arguments.py::test_this_process_is_alone": "use_cpu",
-    "test_callbacks.py::test_the_default_flow_asks_for_what_that_of_transformers_asks": "eval_delay eval_steps "
-    "logging_strategy logging_steps logging_first_step save_strategy",
-    "test_evaluation.py::test_a_row_is_labelled_if_all_labels_are_there": "label_names",
-    "test_evaluation.py::test_metrics_may_be_computed_batch_by_batch": "batch_eval_metrics",
-    "test_evaluation.py::test_metrics_may_see_inputs_and_losses": "include_for_metrics",
-    "test_evaluation.py::test_nested_outputs_keep_their_structure": "eval_do_concat_batches",
-    "test_evaluation.py::test_only_the_loss_is_kept_if_nobody_looks_at_more": "prediction_loss_only",
-    "test_evaluation.py::test_predictions_and_loss_are_those_of_one_batch": "per_device_eval_batch_size",
-    "test_events.py::test_the_order_of_the_callbacks": "disable_tqdm",
-    "test_fitting.py::fit": "auto_find_batch_size",
-    "test_interop.py::test_unknown_columns_are_removed_if_asked_for": "remove_unused_columns",
-    "test_interop.py::test_workers_give_the_same_run": "dataloader_num_workers",
-    "test_log_history.py::test_tokens_are_counted": "include_num_input_tokens_seen",
-    "test_measuring.py::test_the_argument_asks_for_it": "full_determinism",
-    "test_reporting.py::test_by_default_a_run_has_a_folder_of_its_own_below_the_output": "output_dir run_name",
-    "test_reporting.py::test_values_come_back_under_their_tags": "logging_dir",
-    "test_resume.py::test_callbacks_are_made_anew_from_their_states": "restore_callback_states_from_checkpoint",
-    "test_resume.py::test_data_may_begin_anew": "ignore_data_skip",
-    "test_saving.py::test_only_improvements_are_saved": "eval_strategy save_strategy",
-    "test_saving.py::test_only_the_model_may_be_saved": "save_only_model",
-    "test_saving.py::test_the_best_is_never_deleted": "load_best_model_at_end metric_for_best_model save_steps",
-    "test_saving.py::test_the_oldest_are_deleted": "save_total_limit",
-    "test_training.py::test_a_nan_is_never_out_of_sight": "logging_nan_inf_filter",
-    "test_training.py::test_a_plateau_schedule_steps_at_evaluations": "greater_is_better lr_scheduler_kwargs "
-    "lr_scheduler_type",
-    "test_training.py::test_a_run_equals_a_loop_by_hand": "gradient_accumulation_steps optim "
-    "per_device_train_batch_size",
-    "test_training.py::test_learning_rate_and_gradient_norm_are_those_of_the_step": "max_grad_norm warmup_steps",
-    "test_training.py::test_memory_is_measured_if_asked_for": "skip_memory_metrics",
-    "test_training.py::test_smoothed_labels_are_trained_on": "label_smoothing_factor",
-    "test_training.py::test_the_number_of_steps": "max_steps num_train_epochs",
-    "test_training.py::test_the_optimizer_has_a_group_without_weight_decay": "weight_decay",
-    "test_training.py::test_the_order_of_rows_follows_from_the_data_seed": "data_seed seed train_sampling_strategy",
-    "huggingface_arguments.py": "log_level log_level_replica",
-    "huggingface_deepspeed.py": "deepspeed",
-    "huggingface_fsdp.py": "fsdp fsdp_config",
-    "huggingface_parallel.py": "average_tokens_across_devices ddp_backend ddp_broadcast_buffers ddp_bucket_cap_mb "
-    "ddp_find_unused_parameters ddp_static_graph ddp_timeout",
-    "here": "adam_beta1 adam_beta2 adam_epsilon bf16 dataloader_drop_last dataloader_multiprocessing_context "
-    "dataloader_persistent_workers dataloader_pin_memory dataloader_prefetch_factor do_predict do_train "
-    "eval_accumulation_steps eval_on_start fp16 gradient_checkpointing gradient_checkpointing_kwargs learning_rate "
-    "length_column_name log_on_each_node optim_args resume_from_checkpoint torch_compile torch_compile_backend "
-    "torch_compile_mode",
-}
-
-
-def source_of(place: str) -> str:
-    """The text of a test, of a script for several ranks, or of the tests of this file."""
-    if place == "here":
-        return Path(__file__).read_text(encoding="utf-8").partition("\ndef source_of")[2]
-    file, _, name = place.partition("::")
-    if not name:
-        return (RANKS / file).read_text(encoding="utf-8")
-    text = (TESTS / file).read_text(encoding="utf-8")
-    (found,) = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef) and node.name == name]
-    first = min([found.lineno, *(decorator.lineno for decorator in found.decorator_list)])
-    return "\n".join(text.splitlines()[first - 1 : found.end_lineno])
-
-
-@pytest.mark.fact("Arguments: the effect of every one of them is shown by a test")
-def test_the_effect_of_every_argument_is_shown_somewhere() -> None:
-    shown = {argument for arguments in SHOWN_BY.values() for argument in arguments.split()}
-    assert shown == {field.name for field in dataclasses.fields(TrainingArguments)} - NOT_TAKEN_OVER.keys()
-
-
-@pytest.mark.parametrize("place", SHOWN_BY)
-def test_the_table_points_to_what_is_about_the_argument(place: str) -> None:
-    source = source_of(place)
-    for argument in SHOWN_BY[place].split():
-        assert re.search(rf"\b{argument}\b", source), argument
-
 
 # --------------------------------------------------------------------------------------------------- for the script
 
@@ -223,11 +136,11 @@ def test_ways_to_cut_a_model_that_cannot_be_done_are_refused(arguments: dict[str
 def test_a_process_that_uses_one_of_several_devices_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     args = TrainingArguments()
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 4)
-    monkeypatch.setattr(args._process, "device", torch.device("cuda", 0))
+    monkeypatch.setattr(args.distributed_state, "device", torch.device("cuda", 0))
     assert (args.n_gpu, args.train_batch_size, args.eval_batch_size) == (1, 8, 8)
     with pytest.warns(UserWarning, match="sees 4 devices and uses one.*torchrun --nproc-per-node 4"):
         warn_about_idle_devices(args)
-    monkeypatch.setattr(args._process, "num_processes", 4)
+    monkeypatch.setattr(args.distributed_state, "num_processes", 4)
     warn_about_idle_devices(args)
 
 
@@ -235,7 +148,7 @@ def test_a_process_that_uses_one_of_several_devices_is_told(monkeypatch: pytest.
 def test_arguments_that_come_too_late_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     args = TrainingArguments(use_cpu=True)
     refuse_processes(args)
-    monkeypatch.setattr(args._process, "device", torch.device("cuda", 0))
+    monkeypatch.setattr(args.distributed_state, "device", torch.device("cuda", 0))
     with pytest.raises(ConfigurationError, match="`use_cpu` is True, but this process uses cuda since"):
         refuse_processes(args)
 
@@ -540,7 +453,7 @@ def test_the_logger_says_as_much_as_is_asked_for(caplog: pytest.LogCaptureFixtur
 def test_the_first_process_of_a_machine_may_be_quiet(on_each_node: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     args = TrainingArguments(log_level="info", log_level_replica="error", log_on_each_node=on_each_node, use_cpu=True)
     assert args.should_log
-    state = args._process
+    state = args.distributed_state
     monkeypatch.setattr(state, "process_index", 2)  # the first one of the second machine
     assert state.local_process_index == 0
     assert args.should_log == on_each_node

@@ -1,0 +1,525 @@
+"""All arguments of a run, each with everything that is known about it; see `Argument`.
+
+Checks, errors, command lines and docs/huggingface_arguments.md are made from these fields. Their annotations are read
+when the program runs, so this module doesn't postpone them.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from pytorch_accelerated.huggingface.arguments import rules
+from pytorch_accelerated.huggingface.arguments.argument import argument, other_name, unsupported
+from pytorch_accelerated.huggingface.arguments.rules import AT_LEAST_0, AT_LEAST_1, BELOW_1, FINITE
+from pytorch_accelerated.huggingface.arguments.strategies import (
+    IntervalStrategy,
+    OptimizerNames,
+    SamplingStrategy,
+    SaveStrategy,
+    SchedulerType,
+)
+
+_LOG_LEVELS = ("passive", "debug", "info", "warning", "error", "critical")
+
+# Equivalents for the native Trainer that several arguments share.
+_OPTIMIZER = "the optimizer that you make"
+_SCRIPT = "your script"
+_LOGS = "the run history has everything; `on_train_epoch_end` or a logging callback decides what is shown"
+_SAMPLER = '`train(train_dataloader_kwargs={"sampler": ...})`'
+_DDP = "`Trainer(accelerator=Accelerator(kwargs_handlers=[DistributedDataParallelKwargs(...)]))`"
+_METRICS = "`MetricsCallback`, or your own callback with `on_eval_step_end`"
+_MODEL = "the model's own method, called before"
+_SCHEDULE = "arguments of `create_scheduler_fn()`"
+
+# Why arguments are unsupported that belong together.
+_HUB = (
+    "Nothing is uploaded during a run. Call `trainer.model.push_to_hub(...)` when it is over, or in `on_save` of your "
+    "own callback."
+)
+_OTHER_TRACKER = (
+    "It belongs to a service that has its own callback. Pass that callback to the Trainer in `callbacks`, and the "
+    "setting to the callback."
+)
+_LIGER = (
+    "The Trainer does not replace parts of the model. Call liger_kernel's own function for your model before you make "
+    "the Trainer."
+)
+_FULL_EVAL = (
+    "Weights are evaluated as they are trained. Mixed precision (bf16=True) covers evaluations; or convert the model, "
+    "`model.to(torch.bfloat16)`, before you make a Trainer that only evaluates."
+)
+_LOADERS = "Loaders are this library's: every row is used exactly once, whatever the number of processes. Leave it out."
+_BACKEND = "There is one backend. Use fp16=True or bf16=True."
+_TPU = "TPUs are not supported. Leave it out."
+
+
+@dataclass
+class Arguments:
+    """The fields of `TrainingArguments`."""
+
+    # What comes out
+    output_dir: str | None = argument(
+        None,
+        "Folder for checkpoints and logs. Default: trainer_output.",
+        "`SaveTrainingStateCallback(save_dir)`",
+        kind=rules.A_PATH,
+    )
+    do_train: bool = argument(False, "For your script to read: whether to train.", _SCRIPT)
+    do_eval: bool = argument(
+        False, "For your script to read: whether to evaluate. True if eval_strategy is given.", _SCRIPT
+    )
+    do_predict: bool = argument(False, "For your script to read: whether to predict.", _SCRIPT)
+    resume_from_checkpoint: str | None = argument(
+        None,
+        "For your script to pass to train(): the checkpoint to resume from.",
+        "`train(resume_from=...)`",
+        kind=rules.A_PATH,
+    )
+
+    # How long, and with what
+    per_device_train_batch_size: int = argument(
+        8, "Rows in a training batch on one device.", "`train(per_device_batch_size=8)`", limit=AT_LEAST_1
+    )
+    per_device_eval_batch_size: int = argument(
+        8, "Rows in an evaluation batch on one device.", "`train(eval_per_device_batch_size=8)`", limit=AT_LEAST_1
+    )
+    gradient_accumulation_steps: int = argument(
+        1,
+        "Batches per update; the update equals that of one large batch.",
+        "`train(gradient_accumulation_steps=1)`",
+        limit=AT_LEAST_1,
+    )
+    num_train_epochs: float = argument(
+        3.0,
+        "Passes over the training set; the last one may be partial.",
+        "`train(num_epochs=3)`, whole ones",
+        limit=FINITE,
+    )
+    max_steps: int = argument(
+        -1,
+        "Updates of the run, if above 0: overrides num_train_epochs.",
+        "`train(max_num_train_steps=...)`",
+        limit=rules.MAX_STEPS,
+    )
+    auto_find_batch_size: bool = argument(
+        False,
+        "Restart with half the batch size when memory runs out.",
+        "`train(split_on_oom=True)`, which keeps the update as it is",
+    )
+    seed: int = argument(
+        42,
+        "Seeds every generator when the Trainer is made.",
+        "`set_seed(42)` first, or `Trainer(seed=42)`",
+        limit=rules.A_SEED,
+    )
+    data_seed: int | None = argument(
+        None, "Seed for the order of rows. Default: seed.", "`Trainer(seed=42)`", limit=rules.A_SEED
+    )
+    full_determinism: bool = argument(
+        False, "Use deterministic algorithms only, which may be slow.", "torch's own settings, in your script"
+    )
+
+    # Optimizer and schedule
+    learning_rate: float = argument(5e-5, "The peak of the schedule.", _OPTIMIZER, limit=FINITE)
+    optim: OptimizerNames | str = argument(
+        "adamw_torch_fused",
+        "The optimizer by name: of torch, transformers (adafactor), bitsandbytes (8-bit, paged).",
+        _OPTIMIZER,
+        kind=rules.a_word_of(
+            OptimizerNames, " Make any other one yourself: see `optimizer_cls_and_kwargs` of the Trainer."
+        ),
+    )
+    optim_args: str | None = argument(None, "Further arguments of the optimizer: name=value,name=value.", _OPTIMIZER)
+    weight_decay: float = argument(
+        0.0, "Weight decay of all parameters except biases and those of norm layers.", _OPTIMIZER, limit=FINITE
+    )
+    adam_beta1: float = argument(
+        0.9, "AdamW: how much of the mean gradient an update keeps.", _OPTIMIZER, limit=BELOW_1
+    )
+    adam_beta2: float = argument(
+        0.999, "AdamW: how much of the mean squared gradient an update keeps.", _OPTIMIZER, limit=BELOW_1
+    )
+    adam_epsilon: float = argument(1e-8, "AdamW: added to the denominator.", _OPTIMIZER, limit=FINITE)
+    max_grad_norm: float | None = argument(
+        1.0, "Limit of the gradient's norm. 0: no limit.", "`train(gradient_clip_norm=1.0)`", limit=FINITE
+    )
+    lr_scheduler_type: SchedulerType | str = argument(
+        "linear",
+        "The shape of the learning rate over the run.",
+        "`train(create_scheduler_fn=LinearLrScheduler.create_scheduler_fn())`",
+    )
+    lr_scheduler_kwargs: dict[str, Any] | str | None = argument(
+        None, "Further arguments of the schedule, as JSON.", _SCHEDULE
+    )
+    warmup_steps: float = argument(
+        0,
+        "Updates in which the learning rate rises from 0, or a share of the run.",
+        _SCHEDULE,
+        kind=rules.WARMUP_STEPS,
+        limit=rules.WARMUP,
+    )
+    label_smoothing_factor: float = argument(
+        0.0,
+        "Share of each label that is spread evenly over all classes, in [0, 1).",
+        "`CrossEntropyLoss(label_smoothing=...)` as the loss function",
+        limit=BELOW_1,
+    )
+    average_tokens_across_devices: bool = argument(
+        True,
+        "Where the loss is a mean over tokens, take the mean over the tokens of all devices.",
+        "always, with `num_items_in_batch` or `count_batch_items`",
+    )
+
+    # Precision, memory, compilation
+    bf16: bool = argument(False, "Mixed precision in bfloat16.", '`Trainer(mixed_precision="bf16")`')
+    fp16: bool = argument(False, "Mixed precision in float16, with loss scaling.", '`Trainer(mixed_precision="fp16")`')
+    gradient_checkpointing: bool = argument(
+        False, "Recompute activations in the backward pass instead of keeping them.", _MODEL
+    )
+    gradient_checkpointing_kwargs: dict[str, Any] | str | None = argument(
+        None, "Arguments of the model's gradient_checkpointing_enable, as JSON.", _MODEL
+    )
+    torch_compile: bool = argument(
+        False, "Compile the model. True if a backend or a mode is given.", "`Trainer(compile_model=True)`"
+    )
+    torch_compile_backend: str | None = argument(
+        None, "The backend of torch.compile.", '`Trainer(compile_model={"backend": ...})`'
+    )
+    torch_compile_mode: str | None = argument(
+        None, "The mode of torch.compile.", '`Trainer(compile_model={"mode": ...})`'
+    )
+    use_cpu: bool = argument(
+        False, "Train on the CPU even if there is a GPU.", "`Trainer(accelerator=Accelerator(cpu=True))`"
+    )
+
+    # Data
+    remove_unused_columns: bool = argument(
+        True,
+        "Drop columns that the model's forward does not name.",
+        "the dataset or the `collate_fn` yields what the model takes",
+    )
+    label_names: list[str] | None = argument(
+        None,
+        "Columns that are labels. Default: parameters of forward with 'label' in their name; if there are none, labels "
+        "where a compute_loss_func or label smoothing takes them.",
+        "the loss function gets them",
+    )
+    train_sampling_strategy: SamplingStrategy | str = argument("random", "The order of the training rows.", _SAMPLER)
+    length_column_name: str = argument("length", "Column with the length of a row, for group_by_length.", _SAMPLER)
+    dataloader_drop_last: bool = argument(
+        False, "Drop a last batch that is not full.", '`train(train_dataloader_kwargs={"drop_last": True})`'
+    )
+    dataloader_num_workers: int = argument(
+        0,
+        "Processes that fetch data.",
+        '`train(train_dataloader_kwargs={"num_workers": 4}, eval_dataloader_kwargs=...)`',
+        limit=AT_LEAST_0,
+    )
+    dataloader_pin_memory: bool = argument(
+        True,
+        "Copy to the device from pinned memory.",
+        '`train(train_dataloader_kwargs={"pin_memory": True}, eval_dataloader_kwargs=...)`',
+    )
+    dataloader_persistent_workers: bool = argument(
+        False,
+        "Keep the workers from epoch to epoch.",
+        '`train(train_dataloader_kwargs={"persistent_workers": True}, eval_dataloader_kwargs=...)`',
+    )
+    dataloader_prefetch_factor: int | None = argument(
+        None,
+        "Batches that each worker fetches ahead.",
+        '`train(train_dataloader_kwargs={"prefetch_factor": 2}, eval_dataloader_kwargs=...)`',
+        limit=AT_LEAST_1,
+    )
+    dataloader_multiprocessing_context: str | None = argument(
+        None,
+        "How workers start: fork, spawn or forkserver.",
+        '`train(train_dataloader_kwargs={"multiprocessing_context": "spawn"}, eval_dataloader_kwargs=...)`',
+    )
+    ignore_data_skip: bool = argument(
+        False,
+        "When resuming, start the epoch's data from the beginning.",
+        "none: a resumed run continues where it stopped",
+    )
+
+    # Logging
+    logging_strategy: IntervalStrategy | str = argument("steps", "When to log.", _LOGS)
+    logging_steps: float = argument(
+        500, "Log every so many updates, or at every such share of the run.", _LOGS, kind=rules.STEPS
+    )
+    logging_first_step: bool = argument(False, "Log the first update too.", _LOGS)
+    logging_nan_inf_filter: bool = argument(
+        True,
+        "Keep losses that are not finite out of the logged mean.",
+        '`train(nonfinite_policy="skip")`, which leaves out the update, too',
+    )
+    logging_dir: str | None = argument(
+        None,
+        "Folder for TensorBoard, which is then used. Default: below output_dir.",
+        "the tracker's callback",
+        kind=rules.A_PATH,
+    )
+    report_to: None | str | list[str] = argument(
+        None,
+        "none, tensorboard, or all that are installed.",
+        "a callback for the tracker, `CSVLoggerCallback` or `JSONLoggerCallback`",
+        kind=rules.TRACKER_NAMES,
+        choices=rules.TRACKERS,
+        otherwise=" (besides 'none' and 'all'): for another one, pass its callback to the Trainer in `callbacks`, for "
+        "example `transformers.integrations.WandbCallback()`",
+    )
+    run_name: str | None = argument(
+        None, "Name of this run's TensorBoard folder. Default: time and host.", "the tracker's callback"
+    )
+    disable_tqdm: bool | None = argument(
+        None,
+        "Print the logs instead of showing progress bars.",
+        "`Trainer(callbacks=...)` without `ProgressBarCallback`",
+    )
+    log_level: str = argument(
+        "passive",
+        "Level of this package's logger on the first process; passive: leave it.",
+        "logging, in your script",
+        choices=_LOG_LEVELS,
+    )
+    log_level_replica: str = argument(
+        "warning", "The same on all other processes.", "logging, in your script", choices=_LOG_LEVELS
+    )
+    log_on_each_node: bool = argument(
+        True,
+        "Treat the first process of each machine as a first process for logging.",
+        "none: only the first process of all shows and writes",
+    )
+    include_num_input_tokens_seen: str = argument(
+        "no",
+        "Count the tokens of the input: no, all, non_padding.",
+        "your own callback with `on_train_step_end`",
+        kind=rules.TOKENS_TO_COUNT,
+        choices=("no", "all", "non_padding"),
+    )
+    skip_memory_metrics: bool = argument(True, "Do not measure memory.", "`ProfilerCallback`")
+
+    # Evaluation
+    eval_strategy: IntervalStrategy | str = argument(
+        "no",
+        "When to evaluate.",
+        "every epoch where there is an `eval_dataset`; `StepBasedEvaluationCallback` in between",
+    )
+    eval_steps: float | None = argument(
+        None,
+        "Evaluate every so many updates, or at every such share of the run. Default: logging_steps.",
+        "`StepBasedEvaluationCallback(eval_every_n_steps)`",
+        kind=rules.STEPS,
+    )
+    eval_delay: float = argument(
+        0,
+        "Updates or epochs, as eval_strategy says, before the first evaluation.",
+        "your own callback that calls `trainer.request_evaluation()`",
+        limit=FINITE,
+    )
+    eval_on_start: bool = argument(
+        False, "Evaluate before the first update, too.", "`trainer.evaluate(...)` before `train`"
+    )
+    eval_accumulation_steps: int | None = argument(
+        None,
+        "Batches whose predictions stay on the device together.",
+        "`predict(output_path=...)` keeps rows in files",
+        limit=AT_LEAST_1,
+    )
+    eval_do_concat_batches: bool = argument(
+        True, "Join predictions to arrays; otherwise they stay lists of batches.", "`predict` returns rows joined"
+    )
+    prediction_loss_only: bool = argument(
+        False, "Keep the loss only.", "`evaluate` computes losses, `predict` predictions"
+    )
+    include_for_metrics: list[str] = argument(
+        [], "What compute_metrics gets in addition: inputs, loss.", _METRICS, choices=("inputs", "loss")
+    )
+    batch_eval_metrics: bool = argument(False, "Call compute_metrics after each batch.", _METRICS)
+
+    # Checkpoints and the best model
+    save_strategy: SaveStrategy | str = argument(
+        "steps", "When to save a checkpoint.", "`SaveTrainingStateCallback(save_every_n_epochs=1)`"
+    )
+    save_steps: float = argument(
+        500,
+        "Save every so many updates, or at every such share of the run.",
+        "`SaveTrainingStateCallback(save_every_n_steps=500)`",
+        kind=rules.STEPS,
+    )
+    save_total_limit: int | None = argument(
+        None,
+        "Number of checkpoints to keep: the oldest are deleted, the best never.",
+        "`SaveTrainingStateCallback(max_checkpoints=..., keep_best=1)`",
+        limit=rules.KEPT_CHECKPOINTS,
+    )
+    save_only_model: bool = argument(
+        False,
+        "Leave out everything that only resuming needs.",
+        "`SaveBestModelCallback(save_optimizer=False)`, or `save_checkpoint`",
+    )
+    load_best_model_at_end: bool = argument(False, "Load the best weights at the end.", "`SaveBestModelCallback`")
+    metric_for_best_model: str | None = argument(
+        None,
+        "The metric by which models are compared, with or without eval_ before it.",
+        "`SaveBestModelCallback(watch_metric=...)`",
+    )
+    greater_is_better: bool | None = argument(
+        None,
+        "Whether a greater metric is better. Default: True, unless the metric's name ends with loss.",
+        "`SaveBestModelCallback(greater_is_better=True)`",
+    )
+    restore_callback_states_from_checkpoint: bool = argument(
+        False, "When resuming, restore callbacks and control.", "always: callbacks with `state_dict` are restored"
+    )
+
+    # Several processes
+    ddp_backend: str | None = argument(
+        None,
+        "Backend through which the processes communicate: nccl, gloo, ...",
+        "`Trainer(accelerator=Accelerator(kwargs_handlers=[InitProcessGroupKwargs(backend=...)]))`",
+    )
+    ddp_timeout: int = argument(
+        1800,
+        "Seconds that a process waits for the others.",
+        "`Trainer(accelerator=Accelerator(kwargs_handlers=[InitProcessGroupKwargs(timeout=...)]))`",
+        limit=AT_LEAST_1,
+    )
+    ddp_find_unused_parameters: bool | None = argument(
+        None, "Look for parameters without a gradient. Default: True, unless gradients are checkpointed.", _DDP
+    )
+    ddp_bucket_cap_mb: int | None = argument(
+        None, "Megabytes of gradients that are exchanged together.", _DDP, limit=AT_LEAST_1
+    )
+    ddp_broadcast_buffers: bool | None = argument(
+        None, "Send the first process's buffers to all before each forward.", _DDP
+    )
+    ddp_static_graph: bool | None = argument(None, "Every step uses the same parameters.", _DDP)
+    fsdp: str | None = argument(
+        None,
+        "Shard the model over the processes: true, or words among full_shard, shard_grad_op and auto_wrap.",
+        "torch's `fully_shard(model)` before the `Trainer`",
+        kind=rules.SHARDING,
+    )
+    fsdp_config: dict[str, Any] | str | None = argument(
+        None,
+        "How to shard: transformer_layer_cls_to_wrap or min_num_params, reshard_after_forward; as JSON or a path.",
+        "arguments of `fully_shard`",
+        kind=rules.A_DICT_OR_FILE,
+    )
+    deepspeed: dict[str, Any] | str | None = argument(
+        None,
+        "Train with DeepSpeed, ZeRO stage 0 to 2: its config, as JSON or the path of a file; see huggingface.md.",
+        "none",
+        kind=rules.A_DICT_OR_FILE,
+    )
+
+    # Other names, most of them from older scripts
+    activation_checkpointing: bool = other_name("gradient_checkpointing", False)
+    activation_checkpointing_kwargs: dict[str, Any] | str | None = other_name("gradient_checkpointing_kwargs")
+    adafactor: bool = other_name("optim", False, gives=OptimizerNames.ADAFACTOR)
+    evaluation_strategy: IntervalStrategy | str | None = other_name("eval_strategy")
+    group_by_length: bool = other_name("train_sampling_strategy", False, gives=SamplingStrategy.GROUP_BY_LENGTH)
+    include_inputs_for_metrics: bool = other_name("include_for_metrics", False, gives=["inputs"])
+    include_tokens_per_second: bool = other_name("include_num_input_tokens_seen", False, gives="all")
+    no_cuda: bool = other_name("use_cpu", False)
+    per_gpu_eval_batch_size: int | None = other_name("per_device_eval_batch_size")
+    per_gpu_train_batch_size: int | None = other_name("per_device_train_batch_size")
+    torchdynamo: str | None = other_name("torch_compile_backend")
+    warmup_ratio: float | None = other_name("warmup_steps", limit=BELOW_1)
+
+    # Unsupported
+    optim_target_modules: str | None = unsupported(
+        None, "It is for optimizers that are not torch's. Make that optimizer, and pass it in `optimizers`."
+    )
+    bf16_full_eval: bool = unsupported(False, _FULL_EVAL)
+    fp16_full_eval: bool = unsupported(False, _FULL_EVAL)
+    tf32: bool | None = unsupported(
+        None,
+        'It changes a setting of the whole process. Call `torch.set_float32_matmul_precision("high")` in your script.',
+        also=(False,),
+    )
+    use_liger_kernel: bool = unsupported(False, _LIGER)
+    liger_kernel_config: str | None = unsupported(None, _LIGER)
+    use_cache: bool = unsupported(False, "It is a setting of the model. Set `model.config.use_cache`.")
+    neftune_noise_alpha: float | None = unsupported(
+        None,
+        "The Trainer does not change what the model computes. Register a forward hook on the embedding that adds the "
+        "noise while `module.training` is True.",
+    )
+    torch_empty_cache_steps: int | None = unsupported(
+        None,
+        "It slows a run down without giving it memory that it would not get anyway. If you must, call "
+        "`torch.cuda.empty_cache()` in `on_step_end` of your own callback.",
+    )
+    project: str = unsupported("huggingface", _OTHER_TRACKER)
+    trackio_space_id: str | None = unsupported(None, _OTHER_TRACKER)
+    trackio_bucket_id: str | None = unsupported(None, _OTHER_TRACKER)
+    trackio_static_space_id: str | None = unsupported(None, _OTHER_TRACKER)
+    eval_use_gather_object: bool = unsupported(
+        False, "Nested structures, strings and objects are gathered as they are. Leave it out.", also=(True,)
+    )
+    save_on_each_node: bool = unsupported(
+        False,
+        "A checkpoint of several machines is one folder, either complete or absent. Save to a folder that all of them "
+        "share.",
+    )
+    enable_jit_checkpoint: bool = unsupported(
+        False,
+        "A signal that ends the run leads to a checkpoint in any case, unless `save_strategy` is 'no'. Leave it out.",
+        also=(True,),
+    )
+    sortish_sampler: bool = unsupported(
+        False,
+        "Nothing reads it in transformers either. Use train_sampling_strategy='group_by_length' to have rows of about "
+        "the same length in a batch.",
+    )
+    push_to_hub: bool = unsupported(False, _HUB)
+    hub_token: str | None = unsupported(None, _HUB)
+    hub_private_repo: bool | None = unsupported(None, _HUB, also=(False,))
+    hub_model_id: str | None = unsupported(None, _HUB)
+    hub_strategy: str = unsupported("every_save", _HUB)
+    hub_always_push: bool = unsupported(False, _HUB)
+    hub_revision: str | None = unsupported(None, _HUB)
+    accelerator_config: str | None = unsupported(None, _LOADERS)
+    parallelism_config: str | None = unsupported(
+        None, "Tensor and context parallelism are not supported. Use `fsdp` for models that are too large."
+    )
+    dataloader_in_order: bool = unsupported(
+        True, "Batches come in their order, on which exact runs and resuming depend. Leave it out."
+    )
+    debug: str = unsupported(
+        "",
+        "Its options are for float16 overflows and TPUs. Call `torch.autograd.set_detect_anomaly(True)`; losses that "
+        "are not finite are reported in any case.",
+        also=([],),
+    )
+    local_rank: int = unsupported(
+        -1,
+        "The launcher tells each process its rank, and reading the argument gives that. Leave it out; torchrun sets "
+        "LOCAL_RANK.",
+        also=(0,),
+    )
+    # Unsupported, of older versions
+    dispatch_batches: bool | None = unsupported(None, _LOADERS, also=(False,))
+    split_batches: bool = unsupported(False, _LOADERS)
+    fp16_backend: str = unsupported("auto", _BACKEND, also=("amp",))
+    half_precision_backend: str = unsupported("auto", _BACKEND, also=("amp", "cuda_amp", "cpu_amp"))
+    fp16_opt_level: str = unsupported("O1", "It is for apex. Use fp16=True or bf16=True.")
+    fsdp_min_num_params: int = unsupported(0, "It is a setting of FSDP. Put `min_num_params` into `fsdp_config`.")
+    fsdp_transformer_layer_cls_to_wrap: str | None = unsupported(
+        None, "It is a setting of FSDP. Put `transformer_layer_cls_to_wrap` into `fsdp_config`."
+    )
+    jit_mode_eval: bool = unsupported(False, "TorchScript is no longer developed. Use `torch_compile`.")
+    overwrite_output_dir: bool = unsupported(False, "It is for your script to read. Give True or False.", also=(True,))
+    past_index: int = unsupported(-1, "Models keep their past themselves. Leave it out.")
+    push_to_hub_model_id: str | None = unsupported(None, _HUB)
+    push_to_hub_organization: str | None = unsupported(None, _HUB)
+    push_to_hub_token: str | None = unsupported(None, _HUB)
+    ray_scope: str = unsupported("last", "There is no hyperparameter search. Run the script once for each choice.")
+    save_safetensors: bool = unsupported(True, "Weights are always saved as safetensors. Leave it out.")
+    sharded_ddp: str = unsupported("", "It is for fairscale. Use `fsdp`.")
+    tpu_metrics_debug: bool = unsupported(False, _TPU)
+    tpu_num_cores: int | None = unsupported(None, _TPU)
+    use_ipex: bool = unsupported(False, "That package is no longer developed. Leave it out.")
+    use_legacy_prediction_loop: bool = unsupported(False, "There is one loop. Leave it out.")
+    use_mps_device: bool = unsupported(False, "The device is found without it. Leave it out.", also=(True,))
