@@ -28,6 +28,7 @@ RANKS = {
     "finetuning": 1,
     "models.averaging": 1,
     "models.sharding": 1,
+    "models.wrappers": 1,
     "processes": 1,
     "run_config": 1,
     "schedulers": 1,

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from pytorch_accelerated.compat.torch import (
     WRAPPED_NAMES,
@@ -17,10 +16,10 @@ from pytorch_accelerated.compat.torch import (
     is_persistent,
     move_towards,
     tensor_stores,
-    uncompiled,
 )
 from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.models.sharding import has_shards
+from pytorch_accelerated.models.wrappers import innermost
 
 
 class ModelEma(nn.Module):
@@ -63,7 +62,7 @@ class ModelEma(nn.Module):
                 "copies of modules that `fully_shard` has sharded. Train without it, or average states offline."
             )
         super().__init__()
-        self.module = copy.deepcopy(_bare(model)).eval().requires_grad_(False)
+        self.module = copy.deepcopy(innermost(model)).eval().requires_grad_(False)
         self.decay = decay
         self._names_to_copy = _names_of_infinite_entries(self.module)
         self._pairs: _Pairs | None = None
@@ -110,7 +109,7 @@ class ModelEma(nn.Module):
         return torch.lerp(ema_value, model_value, 1 - self.decay)
 
     def _paired_with(self, model: nn.Module) -> _Pairs:
-        model = _bare(model)
+        model = innermost(model)
         if self._pairs is None or not self._pairs.still_match(self.module, model):
             self._pairs = _Pairs(self.module, model, self._names_to_copy)
         return self._pairs
@@ -193,17 +192,6 @@ def _kind_of(place: _Place) -> tuple[torch.dtype, torch.device]:
 
 def _look_up(pairs: list[tuple[_Place, _Place]]) -> tuple[list[Tensor], list[Tensor]]:
     return [store[key] for (store, key), _ in pairs], [store[key] for _, (store, key) in pairs]
-
-
-def _bare(model: nn.Module) -> nn.Module:
-    """The user's own model inside of data-parallel and compilation wrappers."""
-    while True:
-        if isinstance(model, (DistributedDataParallel, DataParallel)):
-            model = model.module
-        elif isinstance(inner := uncompiled(model), nn.Module) and inner is not model:
-            model = inner
-        else:
-            return model
 
 
 # Under these keys torch's wrappers of single layers (compiled, checkpointed, sharded) keep the layer.

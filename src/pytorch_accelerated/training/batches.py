@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from pytorch_accelerated.compat.torch import uncompiled
 from pytorch_accelerated.data.batch_size import batch_size_of
 from pytorch_accelerated.errors import DataError
+from pytorch_accelerated.models.wrappers import innermost
 
 
 def batch_loss(
@@ -79,7 +79,7 @@ def batch_predictions(model: Callable[..., Any], batch: Any, *, hook: str) -> An
 
 def accepted_inputs(model: Any, batch: Mapping[str, Any], *, hook: str) -> dict[str, Any]:
     """The entries of `batch` that the model's `forward` takes by name."""
-    model = _innermost(model)
+    model = innermost(model)  # the `forward` of a wrapper takes anything
     # A module's own `forward` of its class: accelerate puts another one, which takes anything, into the instance.
     names = _parameter_names(type(model).forward if isinstance(model, torch.nn.Module) else model)
     if names is None:
@@ -123,13 +123,6 @@ def _parameter_names(forward: Callable[..., Any]) -> frozenset[str] | None:
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
         return None
     return frozenset(parameter.name for parameter in parameters) - {"self"}
-
-
-def _innermost(model: Any) -> Any:
-    """The user's module within wrappers, whose own `forward` takes anything."""
-    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
-        return _innermost(model.module)
-    return uncompiled(model)
 
 
 def _describe(value: Any) -> str:
