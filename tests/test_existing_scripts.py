@@ -13,7 +13,7 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 from torch.optim.lr_scheduler import OneCycleLR
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import TensorDataset
 
 import pytorch_accelerated.callbacks as callbacks_module
 from pytorch_accelerated import Trainer, TrainerPlaceholderValues
@@ -25,15 +25,14 @@ from pytorch_accelerated.callbacks import (
     LogMetricsCallback,
     PrintMetricsCallback,
     ProgressBarCallback,
-    SaveBestModelCallback,
     TrainerCallback,
     get_default_callbacks,
 )
 from pytorch_accelerated.callbacks.base import EVENTS
 from pytorch_accelerated.finetuning import ModelFreezer
 from pytorch_accelerated.run_config import TrainerRunConfig
-from pytorch_accelerated.trainer import DEFAULT_CALLBACKS, TrainerWithTimmScheduler
-from pytorch_accelerated.utils import DataLoaderSlice, LimitBatches
+from pytorch_accelerated.trainer import DEFAULT_CALLBACKS
+from pytorch_accelerated.utils import DataLoaderSlice
 from tests.support.recording import HOOKS, INTERNAL_HOOKS, Recorder
 from tests.support.reference import assert_same_parameters, regression_data, sgd, tiny_model
 
@@ -367,24 +366,6 @@ def test_a_subclass_that_overrides_everything_trains_to_the_same_weights():
     assert overriding.seen["steps"] == [0, 1, 2, 3, 4, 5] * 2
 
 
-def test_loaders_of_ones_own_are_used():
-    class OwnLoaders(Trainer):
-        def create_train_dataloader(self, batch_size: int, train_dl_kwargs: Any = None) -> Any:
-            return DataLoader(self.train_dataset, batch_size=batch_size, shuffle=True)
-
-        def create_eval_dataloader(self, batch_size: int, eval_dl_kwargs: Any = None) -> Any:
-            return DataLoader(DATASET, batch_size=5, collate_fn=torch.utils.data.default_collate)
-
-    trainer, plain = make(OwnLoaders), make()
-    trainer.train(DATASET, 2, "the hook knows where it is", per_device_batch_size=4)
-    plain.train(DATASET, 2, DATASET, per_device_batch_size=4)
-    assert_same_parameters(trainer.model, plain.model, tolerance=0)
-    assert trainer.run_config.eval_per_device_batch_size == 5
-    assert trainer.run_history.get_latest_metric("eval_loss_epoch") == pytest.approx(
-        plain.run_history.get_latest_metric("eval_loss_epoch"), rel=1e-12
-    )
-
-
 def test_loader_arguments_of_a_call_win_over_those_of_a_hook_and_its_batch_size_over_the_argument():
     class OwnDefaults(Trainer):
         def get_default_train_dl_kwargs(self, batch_size: int) -> dict[str, Any]:
@@ -419,47 +400,6 @@ class Rates(TrainerCallback):
 
     def on_optimizer_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
         self.rates.append(trainer.optimizer.param_groups[0]["lr"])
-
-
-def test_placeholders_in_a_partial_are_replaced():
-    steps = TrainerPlaceholderValues.NUM_EPOCHS * TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH
-    factory = functools.partial(OneCycleLR, max_lr=0.5, total_steps=steps)  # type: ignore[arg-type]
-    trainer = make(callbacks=[rates := Rates()])
-    trainer.train(DATASET, num_epochs=2, per_device_batch_size=3, create_scheduler_fn=factory)
-    assert trainer.scheduler.total_steps == len(rates.rates) == 8
-    assert rates.rates[0] == pytest.approx(0.5 / 25)
-    assert rates.rates[-1] == pytest.approx(0.5 / 25 / 1e4)
-
-
-def test_timm_schedulers_are_stepped_by_update_and_epoch():
-    cosine = pytest.importorskip("timm.scheduler").CosineLRScheduler
-    num_epochs = TrainerPlaceholderValues.NUM_EPOCHS
-    factory = functools.partial(cosine, t_initial=num_epochs, lr_min=0.0, warmup_t=1, warmup_lr_init=0.01)
-    trainer = make(TrainerWithTimmScheduler, callbacks=[rates := Rates()])
-    trainer.train(DATASET, 4, per_device_batch_size=6, create_scheduler_fn=factory)
-    cosine_of_epochs = [pytest.approx(0.05 * (1 + math.cos(math.pi * epoch / 4))) for epoch in (1, 2, 3)]
-    assert rates.rates[::2] == rates.rates[1::2] == [0.01, *cosine_of_epochs]
-    assert trainer.num_updates == 8
-
-
-def test_metrics_in_a_subclass_with_gather():
-    class Accuracy(Trainer):
-        def eval_epoch_start(self) -> None:
-            super().eval_epoch_start()
-            self.errors: list[torch.Tensor] = []
-
-        def calculate_eval_batch_loss(self, batch: Any) -> dict[str, Any]:
-            output = super().calculate_eval_batch_loss(batch)
-            self.errors.append(self.gather((output["model_outputs"] - batch[1]).abs().mean(1), padding_value=-1))
-            return output
-
-        def eval_epoch_end(self) -> None:
-            self.run_history.update_metric("mean_error", torch.cat(self.errors).mean().item())
-
-    trainer = make(Accuracy)
-    trainer.train(DATASET, 1, DATASET, 5)
-    expected = (trainer.model(DATA[0]) - DATA[1]).abs().mean().item()
-    assert trainer.run_history.get_latest_metric("mean_error") == pytest.approx(expected, rel=1e-12)
 
 
 def test_two_models_of_which_the_subclass_prepares_one_itself():
@@ -615,56 +555,7 @@ def test_a_logger_given_under_its_other_name_beside_the_defaults_prints_once(cap
     assert capsys.readouterr().out.count("train_loss_epoch") == 1
 
 
-def test_callbacks_may_be_added_later(tmp_path: Path):
-    trainer = make()
-    trainer.callback_handler.add_callback(SaveBestModelCallback(tmp_path / "best.pt", "train_loss_epoch", False, True))
-    trainer.train(DATASET, 2)
-    assert (tmp_path / "best.pt").is_file()
-
-
 # Everyday use
-
-
-def test_run_history_and_run_config_are_read_as_ever():
-    trainer = make()
-    trainer.train(DATASET, 3, DATASET, 4, gradient_accumulation_steps=2)
-    history, config = trainer.run_history, trainer.run_config
-    assert set(history.get_metric_names()) == {"train_loss_epoch", "eval_loss_epoch"}
-    assert len(history.get_metric_values("train_loss_epoch")) == 3
-    assert history.get_latest_metric("eval_loss_epoch") == history.get_metric_values("eval_loss_epoch")[-1]
-    expected = {
-        "num_epochs": 3,
-        "train_per_device_batch_size": 4,
-        "eval_per_device_batch_size": 4,
-        "gradient_accumulation_steps": 2,
-        "gradient_clip_value": None,
-        "train_total_batch_size": 8,
-        "eval_total_batch_size": 4,
-        "num_update_steps_per_epoch": 2,
-        "num_local_update_steps_per_epoch": 2,
-        "max_num_train_steps": 6,
-        "is_local_process_zero": True,
-        "is_world_process_zero": True,
-        "is_distributed": False,
-        "mixed_precision": "no",
-        "num_processes": 1,
-    }
-    assert {name: getattr(config, name) for name in expected} == expected
-    assert {name: config[name] for name in expected} == expected
-    assert expected.items() <= config.to_dict().items()
-    assert config.train_dl_kwargs["batch_size"] == config.eval_dl_kwargs["batch_size"] == 4
-    with pytest.raises(AttributeError):
-        config.num_epochs = 4
-
-
-def test_a_second_run_goes_on_if_the_history_is_kept_and_begins_anew_if_not():
-    trainer = make()
-    trainer.train(DATASET, 2)
-    trainer.train(DATASET, 3, reset_run_history=False)
-    assert len(trainer.run_history.get_metric_values("train_loss_epoch")) == 5
-    assert trainer.run_history.current_epoch == 6
-    trainer.train(DATASET, 1)
-    assert len(trainer.run_history.get_metric_values("train_loss_epoch")) == 1
 
 
 def test_evaluate_resets_the_history_and_knows_the_last_evaluation_set():
@@ -707,14 +598,3 @@ def test_freezing_and_unfreezing_between_runs():
     assert unfrozen[0]["params"][0] is trainer.model[0].weight
     trainer.train(DATASET, 1, reset_run_history=False)
     assert not torch.equal(trainer.model[0].weight, first)
-
-
-def test_batches_are_limited_from_outside(monkeypatch: pytest.MonkeyPatch):
-    with LimitBatches(2):
-        trainer = make()
-    trainer.train(DATASET, 2, per_device_batch_size=2)
-    assert trainer.run_state.updates == 4
-    monkeypatch.setenv("PT_ACC_LIMIT_BATCHES", "1")
-    trainer = make()
-    trainer.train(DATASET, 2, per_device_batch_size=2)
-    assert trainer.run_state.updates == 2

@@ -56,7 +56,7 @@ def test_the_refusal_names_the_process_that_is_there(tmp_path: Path):
     lock = FolderLock(tmp_path / "states")
     lock.acquire()
     try:
-        with multiprocessing.get_context("spawn").Pool(1) as pool:
+        with multiprocessing.get_context("fork").Pool(1) as pool:
             answer = pool.apply(_try, (tmp_path / "states",))
         assert f"process {multiprocessing.current_process().pid} on " in answer
     finally:

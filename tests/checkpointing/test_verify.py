@@ -1,10 +1,8 @@
-"""Damaged and hostile folders: nothing in them is trusted, nothing beside them is touched."""
+"""Damaged folders are noticed, and states before them used. Hostile ones: `tests.chaos.test_hostile_folders`."""
 
-import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -95,14 +93,6 @@ def test_all_damaged_files_are_named(tmp_path):
     assert "model.json has 2 bytes; its manifest says" in str(caught.value)
     assert "run.safetensors cannot be read: No such file" in str(caught.value)
     assert "model.safetensors" not in str(caught.value)
-
-
-def test_parts_of_different_saves_do_not_mix(tmp_path):
-    save(tmp_path / "old", 1)
-    save(tmp_path / "new", 2)
-    shutil.copy(tmp_path / "old" / "run.json", tmp_path / "new" / "run.json")
-    with pytest.raises(InvalidCheckpointError, match=r"run\.json was changed"):
-        verify(tmp_path / "new")
 
 
 def test_files_that_the_manifest_does_not_list_are_ignored(tmp_path):
@@ -199,113 +189,13 @@ def test_reading_changes_nothing_on_the_disk(tmp_path):
     }
 
 
-# Manifests with a correct checksum and hostile content.
-
-ENTRY = {"name": "model.json", "size_bytes": 2, "sha256": "0" * 64}
-
-
-def content(**changes: Any) -> dict[str, Any]:
-    return {"format": 1, "serial": 1, "facts": {}, "files": [ENTRY], **changes}
-
-
-NAMES = ["../model.json", "/etc/passwd", "a/b", "..", ".", "", "a\0", "C:\\x", "~", "manifest.json", 3, None]
-HOSTILE: dict[str, Any] = {
-    "a list": [],
-    "nothing": {},
-    "no files": {"format": 1, "serial": 1, "facts": {}},
-    "an older format": content(format=0),
-    "a format that is text": content(format="1"),
-    "a format that is true": content(format=True),
-    "a negative serial": content(serial=-1),
-    "a serial that is text": content(serial="1"),
-    "a serial that is a fraction": content(serial=1.5),
-    "facts that are a list": content(facts=[]),
-    "facts with a tensor": content(facts={"a": {"$": "tensor", "name": "x"}}),
-    "facts of an unknown kind": content(facts={"a": {"$": "call", "name": "os.system"}}),
-    "files that are a dict": content(files={"model.json": ENTRY}),
-    "files that are names": content(files=["model.json"]),
-    "a file twice": content(files=[ENTRY, ENTRY]),
-    "a field too many": content(files=[{**ENTRY, "mode": 0o777}]),
-    "a negative size": content(files=[{**ENTRY, "size_bytes": -2}]),
-    "a size that is text": content(files=[{**ENTRY, "size_bytes": "2"}]),
-    "a size that is true": content(files=[{**ENTRY, "size_bytes": True}]),
-    "a short checksum": content(files=[{**ENTRY, "sha256": "00"}]),
-    "a checksum that is a number": content(files=[{**ENTRY, "sha256": 0}]),
-    **{f"the name {name!r}": content(files=[{**ENTRY, "name": name}]) for name in NAMES},
-}
-
-
-def write_manifest(folder: Path, value: Any) -> None:
-    signed = layout._with_checksum(value) if isinstance(value, dict) else json.dumps(value).encode()
-    (folder / "manifest.json").write_bytes(signed)
-
-
-@pytest.mark.parametrize("value", HOSTILE.values(), ids=HOSTILE)
-def test_hostile_manifests_are_refused(value, tmp_path):
-    folder = save(tmp_path / "state")
-    write_manifest(folder, value)
-    expect_refusal(folder, "manifest.json")
-
-
-def test_the_manifests_above_are_refused_for_what_they_say():
-    """With other content, the same way of writing them gives a valid one."""
-    manifest = layout.parse_manifest(layout._with_checksum(content()), what="it")
-    assert manifest == layout.Manifest(1, {}, (layout.FileEntry(**ENTRY),))  # type: ignore[arg-type]
-
-
 def test_a_newer_format_asks_for_an_update(tmp_path):
     folder = save(tmp_path / "state")
-    write_manifest(folder, content(format=2))
+    manifest = {**json.loads((folder / "manifest.json").read_bytes()), "format": 2}
+    del manifest["sha256"]
+    (folder / "manifest.json").write_bytes(layout._with_checksum(manifest))
     with pytest.raises(InvalidCheckpointError, match=r"has format 2.*reads up to 1.*Update"):
         read_manifest(folder)
-
-
-def test_pickles_under_our_names_are_never_run(tmp_path):
-    trap = tmp_path / "trap"
-    gadget = b"cos\nsystem\n(S'touch " + str(trap).encode() + b"'\ntR."
-    for file in FILES:
-        folder = save(tmp_path / f"state_{file}")
-        (folder / file).write_bytes(gadget)
-        if file != "manifest.json":
-            resign(folder)
-            verify(folder)  # so that it is the reader that has to refuse
-        with pytest.raises(InvalidCheckpointError):
-            read_state(folder)
-    assert not trap.exists()
-
-
-def resign(folder: Path) -> None:
-    """Make the manifest fit the files, whatever they are."""
-    manifest = json.loads((folder / "manifest.json").read_bytes())
-    del manifest["sha256"]
-    for entry in manifest["files"]:
-        data = (folder / entry["name"]).read_bytes()
-        entry.update(size_bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
-    write_manifest(folder, manifest)
-
-
-def swap(folder: Path) -> None:
-    (folder / "model.json").write_bytes((folder / "run.json").read_bytes())
-    (folder / "run.json").write_text('{"$":"tensor","name":"weight"}')
-
-
-CONSISTENT_BUT_WRONG: dict[str, Callable[[Path], object]] = {
-    "a tensor in another part": swap,
-    "too large a structure": lambda folder: (folder / "run.json").write_bytes(b" " * (2**24 + 1)),
-    "deep nesting": lambda folder: (folder / "run.json").write_bytes(b"[" * 10**6),
-    "a cut tensor file": lambda folder: (folder / "run.safetensors").write_bytes(b"\x02"),
-    "an empty tensor file": lambda folder: (folder / "run.safetensors").write_bytes(b""),
-    "an empty structure": lambda folder: (folder / "run.json").write_bytes(b""),
-}
-
-
-@pytest.mark.parametrize("change", CONSISTENT_BUT_WRONG.values(), ids=CONSISTENT_BUT_WRONG)
-def test_files_that_fit_their_manifest_but_make_no_sense_are_refused(change, tmp_path):
-    folder = save(tmp_path / "state")
-    change(folder)
-    resign(folder)
-    with pytest.raises(InvalidCheckpointError):
-        read_state(folder)
 
 
 def test_a_folder_of_somebody_else_does_not_disturb(tmp_path, monkeypatch):

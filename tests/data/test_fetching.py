@@ -177,20 +177,6 @@ def test_a_pass_that_was_left_early_does_not_disturb_the_next_one() -> None:
     assert numbers_in(loader) == [[start, start + 1] for start in range(0, 20, 2)]
 
 
-def test_an_error_in_a_worker_comes_out_with_its_cause() -> None:
-    class Broken(Numbers):
-        def __getitem__(self, index: int) -> torch.Tensor:
-            if index == 5:
-                raise LookupError("sample 5 is broken")
-            return super().__getitem__(index)
-
-    for workers in (0, 1):
-        loader = adapted(DataLoader(Broken(9), 2, num_workers=workers))
-        with pytest.raises(LookupError, match="sample 5 is broken"):
-            list(loader)
-        loader.close()
-
-
 @pytest.mark.parametrize("dataset", [Numbers(20), Stream(20)], ids=["map-style", "stream"])
 @pytest.mark.parametrize("is_persistent", [True, False])
 def test_a_closed_loader_has_no_workers_left_and_can_be_used_again(dataset: Any, is_persistent: bool) -> None:

@@ -33,7 +33,6 @@ from pytorch_accelerated.data.sampling import epoch_order
 from pytorch_accelerated.data.slicing import DataLoaderSlice
 from pytorch_accelerated.data.stream_loader import StreamLoader
 from pytorch_accelerated.data.updates import RunLoader
-from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError
 from tests.data.loaders import Numbers, SizedStream, Stream, adapted, evaluated_on, numbers_in, trained_on
 
 SIZE = 11
@@ -319,13 +318,6 @@ def test_what_torch_draws_at_random_follows_from_seed_and_epoch(sampler: Callabl
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_the_plain_shuffle_of_a_ready_loader_is_our_order() -> None:
-    loader = adapted(DataLoader(TensorDataset(torch.arange(SIZE)), 4, shuffle=True), seed=3)
-    for epoch in (0, 1, 5):
-        loader.set_epoch(epoch)
-        assert flat([batch[0].tolist() for batch in loader]) == epoch_order(SIZE, seed=3, epoch=epoch).tolist()
-
-
 @pytest.mark.parametrize("in_batches", [False, True])
 def test_a_sampler_is_read_once_for_each_pass_and_told_its_epoch(in_batches: bool) -> None:
     sampler = Backwards()
@@ -412,12 +404,6 @@ def test_iterables_that_are_not_shared_out_are_pointed_out_once_and_only_on_seve
         adapted([1], ranks=2)
 
 
-@pytest.mark.parametrize("loader", [3, None, object()], ids=["number", "None", "object"])
-def test_what_cannot_be_iterated_over_is_no_loader(loader: Any) -> None:
-    with pytest.raises(ArgumentTypeError, match="cannot be iterated over.*Return a DataLoader"):
-        adapted(loader)
-
-
 # ------------------------------------------------------------------------------------------------- building loaders
 
 
@@ -437,23 +423,6 @@ def test_arguments_are_laid_over_the_defaults() -> None:
         "batch_sampler": OWN_BATCHES,
     }
     assert defaults == {"batch_size": 8, "shuffle": True, "num_workers": 0}
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"batch_sampler": OWN_BATCHES, "batch_size": 2},
-        {"sampler": [0, 1], "shuffle": True},
-        {"no_such_argument": 1},
-        {"batch_size": 0},
-        {"num_workers": -1},
-    ],
-    ids=str,
-)
-def test_what_torch_refuses_is_an_error_that_shows_the_arguments(given: dict[str, Any]) -> None:
-    name = next(iter(given))
-    with pytest.raises(ConfigurationError, match=f"refused the arguments .*{name}=.* for a Numbers: .*Change"):
-        build_loader(Numbers(4), {"batch_size": 8, "shuffle": True}, given, None)
 
 
 def test_loaders_and_iterables_are_left_as_they_are() -> None:

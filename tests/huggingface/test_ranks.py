@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.processes import REPOSITORY, run_on_ranks, run_script
+from tests.support.processes import REPOSITORY, run_forked, run_on_ranks
 from tests.support.resuming import assert_same
 
 SCRIPT = REPOSITORY / "tests" / "ranks" / "huggingface.py"
@@ -15,7 +15,7 @@ SCRIPT = REPOSITORY / "tests" / "ranks" / "huggingface.py"
 @pytest.mark.fact("Evaluating: in distributed runs too every row once, in order, the same on every process")
 @pytest.mark.fact("Resuming: bit for bit on two processes, whose generators are in rng_state_<rank>.pth")
 def test_two_processes_evaluate_predict_and_resume_as_one(tmp_path: Path) -> None:
-    run_script(SCRIPT, tmp_path)
+    run_forked(SCRIPT, tmp_path)
     output = run_on_ranks(SCRIPT, 2, tmp_path)
     assert output.stdout.count("done") == 2
     one, first, second = (torch.load(tmp_path / f"{name}.pt") for name in ("1-0", "2-0", "2-1"))
@@ -29,7 +29,7 @@ def test_two_processes_evaluate_predict_and_resume_as_one(tmp_path: Path) -> Non
 @pytest.mark.fact("Training: on several processes an update may have rows for some of them only, and is the same")
 def test_updates_without_rows_for_one_process_are_those_of_one_process(tmp_path: Path) -> None:
     script = SCRIPT.with_name("huggingface_uneven.py")
-    run_script(script, tmp_path)
+    run_forked(script, tmp_path)
     assert run_on_ranks(script, 2, tmp_path).stdout.count("done") == 2
     one, first, second = (torch.load(tmp_path / f"{name}.pt") for name in ("1-0", "2-0", "2-1"))
     assert_same(first, second)

@@ -23,7 +23,7 @@ from tests.huggingface.runs import Regression, without_speed
 from tests.huggingface.test_against_transformers import TRAINED, assert_same_history
 from tests.huggingface.texts import tiny_language_model, tiny_tokenizer
 from tests.huggingface.translations import sentences, share_of_right_tokens, tiny_translator
-from tests.support.processes import REPOSITORY, run_on_ranks, run_script
+from tests.support.processes import REPOSITORY, run_forked, run_on_ranks
 from tests.support.resuming import assert_same
 
 transformers = pytest.importorskip("transformers")
@@ -282,7 +282,7 @@ def test_an_evaluation_of_ones_own_generates_as_it_says(tmp_path: Path) -> None:
 @pytest.mark.fact("Seq2Seq: on two processes the same is generated as on one, also of a model in pieces")
 def test_two_processes_generate_as_one(tmp_path: Path) -> None:
     script = REPOSITORY / "tests" / "ranks" / "huggingface_seq2seq.py"
-    run_script(script, tmp_path)
+    run_forked(script, tmp_path)
     assert run_on_ranks(script, 2, tmp_path).stdout.count("done") == 2
     one, first, second = (torch.load(tmp_path / f"{name}.pt") for name in ("1-0", "2-0", "2-1"))
     assert_same(first, second)

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from pytorch_accelerated.errors import LaunchError
+from pytorch_accelerated.processes import launching
 from pytorch_accelerated.processes.worlds import find_world, first_host
-from tests.support.processes import Output, run_on_ranks, run_script, run_under_torchrun
+from tests.support.processes import Output, run_forked, run_on_ranks, run_script, run_under_torchrun
 
 SCRIPT = Path(__file__).parents[1] / "ranks" / "launch.py"
 ACCELERATE = Path(sys.executable).with_name("accelerate")
@@ -24,7 +25,7 @@ def facts_of(output: Output) -> list[dict[str, Any]]:
 
 
 def test_a_plain_start_is_one_process_without_a_word() -> None:
-    (facts,) = facts_of(output := run_script(SCRIPT))
+    (facts,) = facts_of(output := run_forked(SCRIPT))
     assert facts["processes"] == 1
     assert not facts["is_distributed"]
     assert facts["is_first"] == [True, True]
@@ -207,20 +208,31 @@ mixed_precision: "no"
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("source", ["command line", "file"])
-def test_accelerate_launch_that_starts_one_process_instead_of_two_is_an_error(source: str, tmp_path: Path) -> None:
-    options = ["--cpu", "--num_processes", "2"]
-    if source == "file":
-        (tmp_path / "config.yaml").write_text(CONFIG)
-        options = ["--config_file", "config.yaml"]
+def test_accelerate_launch_that_starts_one_process_instead_of_two_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    command = [ACCELERATE, "launch", "--config_file", "config.yaml", SCRIPT, "--rate", "0.1"]
     with pytest.raises(AssertionError, match="LaunchError: `accelerate launch` was asked for 2 processes") as failure:
-        run_script(ACCELERATE, "launch", *options, SCRIPT, "--rate", "0.1", cwd=tmp_path)
+        run_script(*command, cwd=tmp_path)
     assert f"torchrun --nproc-per-node 2 {SCRIPT} --rate 0.1" in str(failure.value)
-    if source == "file":
-        assert f"by {tmp_path / 'config.yaml'}" in str(failure.value)
-        (facts,) = facts_of(run_script(ACCELERATE, "launch", *options, "--num_processes", 1, SCRIPT, cwd=tmp_path))
-        assert facts["processes"] == 1
-        assert facts["warnings"] == []
+    assert f"by {tmp_path / 'config.yaml'}" in str(failure.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "processes", "source"),
+    [
+        ("--cpu --num_processes 2", 2, "its command line"),
+        ("--config_file config.yaml", 2, "{}/config.yaml"),
+        ("--config_file config.yaml --num_processes 1", 1, "its command line"),
+    ],
+)
+def test_what_accelerate_launch_was_asked_for_is_read_from_its_command(
+    options: str, processes: int, source: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    asked = launching._settings_of([*options.split(), "train.py", "--rate", "0.1"], folder=tmp_path)
+    assert asked is not None
+    assert (asked.processes, asked.source) == (processes, source.format(tmp_path))
+    assert asked.command == f"torchrun --nproc-per-node {processes} train.py --rate 0.1"
 
 
 ALONE_UNDER_A_LAUNCHER = """

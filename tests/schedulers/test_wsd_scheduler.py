@@ -47,18 +47,6 @@ def test_a_default_decay_trains_on_although_its_minimum_is_tiny() -> None:
     assert used[100] == pytest.approx(0.8e-6)
 
 
-def test_the_inverse_of_the_rate_grows_linearly_in_the_papers_decay() -> None:
-    optimizer = an_optimizer(0.8)
-    scheduler = WSDLrScheduler(
-        optimizer, total_steps=40, decay_phase_ratio=0.25, lr_min=0.1, use_inverse_sqrt_decay=False
-    )
-    used = rates(optimizer, scheduler, 41)
-    assert used[29:31] == pytest.approx([0.8, 0.8])
-    assert used[40] == pytest.approx(0.08)
-    # From 1 / 0.8 = 1.25 to 1 / 0.08 = 12.5 in ten equal parts.
-    assert [1 / rate for rate in used[30:]] == pytest.approx([1.25 + 1.125 * update for update in range(11)])
-
-
 def test_the_length_can_be_given_in_epochs() -> None:
     optimizer, other = an_optimizer(), an_optimizer()
     in_epochs = WSDLrScheduler(optimizer, num_epochs=4, num_update_steps_per_epoch=5)

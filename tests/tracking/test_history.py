@@ -56,13 +56,6 @@ def record_two_epochs(history):
         history._increment_epoch()
 
 
-def test_values_come_back_by_name_in_the_order_of_recording(history):
-    record_two_epochs(history)
-    assert list(history.get_metric_names()) == ["train_loss_epoch", "eval_loss_epoch"]
-    assert history.get_metric_values("train_loss_epoch") == [1.0, 0.5]
-    assert history.get_latest_metric("eval_loss_epoch") == 1.0
-
-
 def test_each_value_is_recorded_with_its_epoch_and_update(history):
     record_two_epochs(history)
     assert history.records == (
@@ -71,14 +64,6 @@ def test_each_value_is_recorded_with_its_epoch_and_update(history):
         MetricRecord("train_loss_epoch", 0.5, epoch=2, update=20),
         MetricRecord("eval_loss_epoch", 1.0, epoch=2, update=20),
     )
-
-
-def test_epochs_count_from_one(history):
-    assert history.current_epoch == 1
-    history._increment_epoch()
-    assert history.current_epoch == 2
-    history._set_epoch(7)
-    assert history.current_epoch == 7
 
 
 def test_names_of_metrics_are_a_set_that_later_recording_leaves_alone():
@@ -108,17 +93,6 @@ def test_changing_the_returned_values_changes_no_history():
     history.update_metric("loss", 1)
     history.get_metric_values("loss").append(2)
     assert history.get_metric_values("loss") == [1]
-
-
-def test_the_prefix_is_put_before_names_while_it_is_set(history):
-    assert history.metric_name_prefix == ""
-    history.set_metric_name_prefix("ema_model_")
-    assert history.metric_name_prefix == "ema_model_"
-    history.update_metric("loss", 1)
-    history.set_metric_name_prefix()
-    history.update_metric("loss", 2)
-    assert history.get_metric_values("ema_model_loss") == [1]
-    assert [record.name for record in history.records] == ["ema_model_loss", "loss"]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks.base import TrainerCallback
-from tests.support.processes import run_on_ranks, run_script
+from tests.support.processes import run_forked, run_on_ranks
 from tests.support.randomness import Augmented, digest, dropout_model, train_randomly
 from tests.support.reference import assert_same_parameters, regression_data, sgd, tiny_model
 
@@ -40,7 +40,7 @@ def test_two_runs_with_the_same_seed_are_the_same_and_others_are_not() -> None:
 
 def test_a_run_in_another_process_is_the_same() -> None:
     script = "from tests.support.randomness import digest, train_randomly\nprint(digest(train_randomly(3, workers=1)))"
-    assert run_script(script).stdout.strip() == digest(train_randomly(3))
+    assert run_forked(script).stdout.strip() == digest(train_randomly(3))
 
 
 def test_without_a_seed_the_state_of_torchs_generator_decides() -> None:

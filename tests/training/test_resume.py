@@ -11,7 +11,7 @@ from torch import nn
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.errors import InvalidCheckpointError
-from tests.support.processes import Output, run_on_ranks, run_script
+from tests.support.processes import Output, run_forked, run_on_ranks
 from tests.support.reference import regression_data, sgd, tiny_model
 from tests.support.resuming import SaveAndStop, SaveAtEpochEnd, assert_same, everything, run
 
@@ -54,7 +54,7 @@ def test_a_run_that_goes_on_with_another_number_of_ranks_reports_whole_epochs(
     script = RANKS / "other_world_size.py"
 
     def start(ranks: int, mode: str) -> Output:
-        return run_script(script, tmp_path, mode) if ranks == 1 else run_on_ranks(script, ranks, tmp_path, mode)
+        return run_forked(script, tmp_path, mode) if ranks == 1 else run_on_ranks(script, ranks, tmp_path, mode)
 
     start(before, "save")
     resuming = start(after, "resume")

@@ -50,27 +50,6 @@ def test_the_recorded_loss_and_the_one_callbacks_see_are_not_divided_by_the_accu
     assert trainer.run_history.get_latest_metric("train_loss_epoch") == pytest.approx(sum(losses.seen) / 11, rel=1e-14)
 
 
-def test_the_last_short_window_is_not_scaled_as_a_full_one():
-    trainer = make()
-    trainer.train(DATA, 1, per_device_batch_size=2, gradient_accumulation_steps=5, **NOT_SHUFFLED)
-    expected, _ = train_reference(DATA, [torch.arange(10), torch.arange(10, 11)])
-    assert_same_parameters(trainer.model, expected)
-
-
-def test_gradients_are_clipped_once_per_update_and_not_in_every_batch():
-    class Clips(Trainer):
-        clips = 0
-
-        def _clip_gradients(self) -> None:
-            self.clips += 1
-            assert all(parameter.grad is not None for parameter in self.model.parameters())
-            super()._clip_gradients()
-
-    trainer = make(base=Clips)
-    trainer.train(DATA, 2, per_device_batch_size=1, gradient_accumulation_steps=4, gradient_clip_value=0.01)
-    assert vars(trainer)["clips"] == trainer.run_state.updates == 6
-
-
 # How long a run is
 
 
