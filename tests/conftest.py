@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support import torchvision_on_cpu
+from tests.support import quick_disk, torchvision_on_cpu
 from tests.support.leftovers import fail_on_leftovers
 
 collect_ignore = ["ranks"]  # scripts for several processes, started by tests
 
+quick_disk.install()
 torchvision_on_cpu.install()
 # The models are tiny: several threads would spend their time waiting for each other, and for other test processes.
 torch.set_num_threads(1)

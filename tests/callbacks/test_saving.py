@@ -21,7 +21,6 @@ from pytorch_accelerated.errors import (
     DuplicateCallbackError,
     NonFiniteLossError,
     StopTrainingError,
-    UnknownMetricError,
 )
 from tests.callbacks.runs import (
     DATA,
@@ -111,22 +110,6 @@ def test_optimizer_and_scheduler_of_the_best_epoch_come_with_its_weights() -> No
     assert steps == {5}
 
 
-def test_the_last_weights_stay_if_loading_is_switched_off() -> None:
-    score = Score([1, 2, 3])
-    trainer = a_trainer(score, save_best_score(load_saved_checkpoint=False))
-    fit(trainer)
-    assert_same_weights(weights_of(trainer.model), score.weights[2])
-    assert_same_weights(torch.load("best_model.pt")["model_state_dict"], score.weights[0])
-
-
-def test_the_best_weights_are_loaded_after_an_early_stop() -> None:
-    score = Score([1, 2, 3])
-    trainer = a_trainer(score, save_best_score(), StopAfter(12))
-    fit(trainer)
-    assert trainer.run_state.updates == 12
-    assert_same_weights(weights_of(trainer.model), score.weights[0])
-
-
 def test_the_best_weights_are_loaded_after_a_loss_that_is_not_finite() -> None:
     score = Score([2, 1, 3])
     trainer = a_trainer(score, save_best_score(), TerminateOnNaNCallback, SpoilAfter(12))
@@ -208,20 +191,6 @@ def test_a_second_run_starts_its_own_search_unless_told_otherwise(reset_on_train
     fit(trainer, num_epochs=1)
     assert callback.best_metric == best
     assert_same_weights(weights_of(trainer.model), score.weights[int(reset_on_train)])
-
-
-def test_a_metric_that_nothing_records_is_an_error_at_the_end_of_the_first_epoch() -> None:
-    trainer = a_trainer(SaveBestModelCallback(watch_metric="acuracy"))
-    with pytest.raises(UnknownMetricError, match="'acuracy'.*'eval_loss_epoch'"):
-        fit(trainer)
-    assert trainer.run_state.updates == 5
-
-
-def test_a_metric_of_evaluation_needs_an_evaluation_set() -> None:
-    trainer = a_trainer(SaveBestModelCallback())
-    with pytest.raises(ConfigurationError, match="no evaluation set"):
-        fit(trainer, eval_dataset=None)
-    assert trainer.run_state.updates == 0
 
 
 def test_two_metrics_can_be_watched_and_the_last_callback_loads() -> None:
@@ -321,26 +290,6 @@ def test_a_step_is_an_optimizer_update() -> None:
 def test_final_is_saved_where_the_step_limit_ends_the_run() -> None:
     fit(a_trainer(SaveTrainingStateCallback()), num_epochs=None, max_num_train_steps=7)
     assert verify(Path("training_states/final")).facts["updates"] == 7
-
-
-@pytest.mark.parametrize("name", ["step_4", "epoch_1", "step_8", "epoch_2", "final"])
-def test_a_run_resumed_from_any_state_equals_the_uninterrupted_one(name: str) -> None:
-    def callbacks() -> list[TrainerCallback]:
-        return [
-            SaveBestModelCallback(greater_is_better=True),
-            ModelEmaCallback(decay=0.5),
-            SaveTrainingStateCallback(save_every_n_epochs=1, save_every_n_steps=4),
-        ]
-
-    whole = a_trainer(*callbacks())
-    expected = values_of(fit(whole))
-    best, average = whole.callback_handler.callbacks[:2]
-    resumed = a_trainer(*callbacks())
-    assert values_of(fit(resumed, resume_from=f"training_states/{name}")) == expected
-    assert_same_weights(weights_of(resumed.model), weights_of(whole.model))
-    best_again, average_again = resumed.callback_handler.callbacks[:2]
-    assert best_again.state_dict() == best.state_dict()
-    assert_same_weights(average_again.state_dict(), average.state_dict())
 
 
 def test_a_run_that_was_stopped_goes_on_from_its_final_state() -> None:

@@ -270,15 +270,6 @@ def test_the_metric_of_evaluate_is_refused_before_a_training_run():
     assert trainer.run_state.updates == 0
 
 
-def test_a_name_that_nobody_records_is_refused_after_the_first_evaluation():
-    trainer = score_trainer([1, 1], EarlyStoppingCallback(watch_metric="scores"))
-    with pytest.raises(
-        UnknownMetricError, match="'scores'.* There is: 'train_loss_epoch', 'score', 'eval_loss_epoch'.* record"
-    ):
-        epochs_run(trainer, 3)
-    assert trainer.run_state.updates == 1
-
-
 # Which values are better
 
 

@@ -4,11 +4,10 @@ A script. Its arguments: runs that are killed once, storms of kills, operations 
 whether states are saved in the background, a seed, and an empty folder. It prints one JSON object with what it did.
 
 Every run is forked from this process, in which everything is imported already, so that a run takes a fraction of a
-second. The kills are real (SIGKILL), and so are the writes and flushes.
+second. The kills are real (SIGKILL), and so are the writes; in `make chaos` the flushes are, too.
 """
 
 import functools
-import hashlib
 import json
 import os
 import random
@@ -19,19 +18,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch._dynamo  # which the first optimizer of a process would load
-from torch import nn
-
-from pytorch_accelerated import Trainer
-from pytorch_accelerated.callbacks import EarlyStoppingCallback, SaveBestModelCallback, SaveTrainingStateCallback
-from pytorch_accelerated.callbacks.weights import ModelEmaCallback
+from pytorch_accelerated.callbacks import SaveTrainingStateCallback
 from pytorch_accelerated.checkpointing import disk
 from pytorch_accelerated.checkpointing.verify import find_state, read_manifest
 from tests.chaos.size import size
 from tests.support.forks import Fork
-from tests.support.reference import regression_data
-from tests.support.resuming import AugmentedData
+from tests.support.resuming import digests, everything, run
 
 KILLS_OF_A_STORM = size(6, 15)
 DEAD = 9  # the status of a process that ended itself
@@ -40,53 +32,10 @@ DEAD = 9  # the status of a process that ended itself
 def train(folder: Path, background: bool) -> None:
     """A run with everything that has a state; it goes on from `folder`, and prints digests of its end."""
     os.chdir(folder)  # states name the paths of callbacks, which must be the same in all runs
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.Dropout(0.3), nn.Tanh(), nn.Linear(6, 2)).double()
-    ema = ModelEmaCallback(decay=0.8, save_path="ema.pt")
     saver = SaveTrainingStateCallback(
         "states", save_every_n_steps=3, save_every_n_epochs=2, max_checkpoints=2, background=background
     )
-    callbacks = [ema, EarlyStoppingCallback(5), SaveBestModelCallback("best.pt"), saver]
-    trainer = Trainer(model, nn.MSELoss(), torch.optim.AdamW(model.parameters(), lr=0.01), callbacks=callbacks, seed=3)
-    trainer.train(
-        AugmentedData(22),
-        num_epochs=3,
-        eval_dataset=regression_data(5),
-        per_device_batch_size=3,
-        gradient_accumulation_steps=2,
-        create_scheduler_fn=functools.partial(torch.optim.lr_scheduler.OneCycleLR, max_lr=0.05, total_steps=30),
-        resume_from="states",
-    )
-    end = {
-        "model": trainer.model.state_dict(),
-        "optimizer": trainer.optimizer.state_dict(),
-        "scheduler": trainer.scheduler.state_dict(),
-        "ema": ema.state_dict(),
-        "generator": torch.default_generator.get_state(),
-        "history": trainer.run_history.state_dict(),
-        "run_state": trainer.run_state.state_dict(),
-    }
-    digests = {}
-    for part, value in end.items():
-        digest = hashlib.sha256()
-        _feed(digest.update, value)
-        digests[part] = digest.hexdigest()
-    print(json.dumps(digests))
-
-
-def _feed(update: Callable[[bytes], None], value: Any) -> None:
-    """Every bit of nested values."""
-    if isinstance(value, torch.Tensor):
-        update(value.detach().contiguous().numpy().tobytes())
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            update(repr(key).encode())
-            _feed(update, item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            _feed(update, item)
-    else:
-        update(repr(value).encode())
+    print(json.dumps(digests(everything(*run(Path(), saver, resume_from="states")))))
 
 
 def die_at(number: int, moment: str, counter: list[int]) -> None:

@@ -25,12 +25,6 @@ Death = Literal["death before", "death after", "torn"]
 DEATHS: tuple[Death, ...] = ("death before", "death after", "torn")
 
 
-@pytest.fixture(autouse=True)
-def _quick_flushes(monkeypatch: pytest.MonkeyPatch) -> None:
-    # A process that dies loses nothing that it has written; waiting for the disk would only take time here.
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-
-
 def save(folder: Path, version: int) -> None:
     parts = {"model": {"weight": torch.full((9,), float(version))}, "run": {"version": version}}
     write_state(folder, {"version": version}, parts)

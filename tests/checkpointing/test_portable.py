@@ -1,7 +1,6 @@
 import datetime
 import enum
 import os
-import pickle
 from collections import Counter, OrderedDict
 from pathlib import Path
 from typing import Any
@@ -118,38 +117,6 @@ def test_a_missing_file_is_told_with_what_is_there(tmp_path, caught_as):
         load_portable(tmp_path / "best.pt")
 
 
-def test_a_flipped_bit_never_changes_what_is_loaded(tmp_path):
-    """Unlike with plain ``torch.load``, which does not look at the checksums in the file."""
-    path = tmp_path / "model.pt"
-    contents = {"weight": torch.arange(40.0), "epoch": 7}
-    save_portable(path, contents)
-    content = path.read_bytes()
-    refused = silently_wrong_in_torch = 0
-    for position in range(len(content)):
-        changed = bytearray(content)
-        changed[position] ^= 1 << (position % 8)
-        path.write_bytes(changed)
-        try:
-            found = load_portable(path)
-        except InvalidCheckpointError:
-            refused += 1
-            silently_wrong_in_torch += torch_reads_something_else(path, contents)
-        else:
-            assert_same_state(found, contents)  # a byte without meaning, as in the padding between records
-    assert refused > 160
-    assert silently_wrong_in_torch > 100  # so the test can fail
-
-
-def torch_reads_something_else(path: Path, contents: dict[str, Any]) -> bool:
-    try:
-        assert_same_state(torch.load(path, weights_only=True), contents)
-    except AssertionError:
-        return True
-    except Exception:
-        return False
-    return False
-
-
 def test_a_truncated_file_is_refused(tmp_path):
     path = tmp_path / "model.pt"
     save_portable(path, CONTENTS)
@@ -165,24 +132,10 @@ class Gadget:
         return os.mkdir, ("trap",)
 
 
-@pytest.mark.parametrize("write", [torch.save, lambda value, path: path.write_bytes(pickle.dumps(value))])
-def test_code_in_a_file_is_never_run(write, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write({"a": Gadget()}, tmp_path / "model.pt")
-    with pytest.raises(InvalidCheckpointError, match="could run code"):
-        load_portable(tmp_path / "model.pt")
-    assert not (tmp_path / "trap").exists()
-
-
 def test_something_else_than_a_dict_is_no_checkpoint(tmp_path):
     torch.save([1, 2], tmp_path / "model.pt")
     with pytest.raises(InvalidCheckpointError, match="holds a list"):
         load_portable(tmp_path / "model.pt")
-
-
-def test_files_of_older_torch_versions_are_read(tmp_path):
-    torch.save({"a": torch.ones(2)}, tmp_path / "model.pt", _use_new_zipfile_serialization=False)
-    assert_same_state(load_portable(tmp_path / "model.pt"), {"a": torch.ones(2)})
 
 
 def test_checksums_are_written_even_where_they_are_switched_off(tmp_path):

@@ -11,7 +11,7 @@ import torch
 from pytorch_accelerated.__main__ import main
 from pytorch_accelerated.checkpointing.state_folder import write_state
 from tests.chaos.saved_runs import files_below, trained
-from tests.support.processes import run_script
+from tests.support.processes import run_forked
 from tests.support.terminal import in_a_terminal
 
 LOSSES = [0.5, 0.1, 0.4, 0.2, 0.3]  # of step_1, step_2, ...
@@ -334,6 +334,6 @@ reader = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIP
 reader.stdout.close()  # as `head` does when it has seen enough
 print("errors:", reader.stderr.read(), reader.wait())
 """
-    output = run_script(script).stdout
+    output = run_forked(script).stdout
     assert "5 of 5 valid" in output
     assert output.splitlines()[-1] == "errors:  1"

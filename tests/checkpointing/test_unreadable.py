@@ -15,7 +15,7 @@ from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError
 from pytorch_accelerated.huggingface.events.state import TrainerState
 from pytorch_accelerated.huggingface.trainer_utils import get_last_checkpoint
 from pytorch_accelerated.prediction.stored import StoredPredictions
-from tests.support.processes import run_script
+from tests.support.processes import run_forked
 from tests.support.reference import regression_data, sgd, tiny_model
 
 
@@ -179,5 +179,5 @@ with tempfile.TemporaryDirectory() as name:
 
 @pytest.mark.processes
 def test_what_another_user_has_written_is_not_taken_for_nothing(tmp_path: Path) -> None:
-    output = run_script(dedent(SCRIPT), tmp_path)
+    output = run_forked(dedent(SCRIPT), tmp_path)
     assert output.stdout.splitlines()[-1] == "16 cases"

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from tests.support.processes import REPOSITORY, run_script, run_under_torchrun
+from tests.support.processes import REPOSITORY, run_forked, run_on_ranks, run_script, run_under_torchrun
 
 VERSION = "0.1.61"
 #: Where `make` installs the reference, without its dependencies, so that both packages use the same torch.
@@ -61,11 +61,13 @@ def _observe(package: Path) -> dict[str, Any]:
     paths = [package, REPOSITORY, REPOSITORY / "tests" / "support"]
     # A machine's GPUs are hidden already; without this variable accelerate looks for other devices on some.
     env = {"PYTHONPATH": os.pathsep.join(map(str, paths)), "ACCELERATE_USE_CPU": "true"}
+    # The reference needs processes that have not imported ours.
+    alone, together = (run_script, run_under_torchrun) if package == REFERENCE else (run_forked, run_on_ranks)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "seen.json"
-        run_script(OBSERVE, file, *MODULES, env=env, timeout_seconds=1200)
+        alone(OBSERVE, file, *MODULES, env=env, timeout_seconds=1200)
         seen = _read(file)
-        run_under_torchrun(OBSERVE, WORLD_SIZE, file, *ON_RANKS, env=env, timeout_seconds=1200)
+        together(OBSERVE, WORLD_SIZE, file, *ON_RANKS, env=env, timeout_seconds=1200)
         for rank in range(WORLD_SIZE):
             of_rank = _read(Path(f"{file}.{rank}"))
             seen.update({f"rank {rank} of {WORLD_SIZE}, {name}": value for name, value in of_rank.items()})

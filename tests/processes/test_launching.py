@@ -210,9 +210,8 @@ mixed_precision: "no"
 @pytest.mark.processes
 def test_accelerate_launch_that_starts_one_process_instead_of_two_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(CONFIG)
-    command = [ACCELERATE, "launch", "--config_file", "config.yaml", SCRIPT, "--rate", "0.1"]
     with pytest.raises(AssertionError, match="LaunchError: `accelerate launch` was asked for 2 processes") as failure:
-        run_script(*command, cwd=tmp_path)
+        run_script(ACCELERATE, "launch", "--config_file", "config.yaml", SCRIPT, "--rate", "0.1", cwd=tmp_path)
     assert f"torchrun --nproc-per-node 2 {SCRIPT} --rate 0.1" in str(failure.value)
     assert f"by {tmp_path / 'config.yaml'}" in str(failure.value)
 

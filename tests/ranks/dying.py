@@ -4,7 +4,6 @@ Prints a digest of the weights at the end.
 """
 
 import ctypes
-import hashlib
 import os
 import signal
 import sys
@@ -18,6 +17,7 @@ from torch.utils.data import Dataset
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import SaveTrainingStateCallback
 from tests.support.reference import regression_data, sgd, tiny_model
+from tests.support.resuming import digests
 
 folder, how, item, workers = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 folder.mkdir(exist_ok=True)
@@ -66,6 +66,6 @@ trainer.train(
     resume_from=folder / "states",
 )
 if trainer._ranks.is_first:
-    print(hashlib.sha256(b"".join(value.numpy().tobytes() for value in model.state_dict().values())).hexdigest())
+    print(digests({"model": model.state_dict()}))
 if torch.distributed.is_initialized():
     torch.distributed.destroy_process_group()

@@ -5,7 +5,6 @@ A script. Its argument is an empty folder; it prints one JSON object with the ou
 
 import dataclasses
 import functools
-import hashlib
 import itertools
 import json
 import multiprocessing
@@ -30,7 +29,7 @@ from pytorch_accelerated.checkpointing.verify import find_state
 from pytorch_accelerated.errors import SignalExit, StopTrainingError
 from tests.support.forks import Fork, Outcome, fork_ranks
 from tests.support.reference import regression_data, sgd, tiny_model
-from tests.support.resuming import AugmentedData, everything, run
+from tests.support.resuming import AugmentedData, digests, everything, run
 
 ECHO_SECONDS = 1.1  # after which a second signal is no echo of the first
 Action = Callable[[], object]
@@ -77,17 +76,7 @@ class RandomEvaluation(TrainerCallback):
 
 
 def print_end(state: dict[str, Any], folder: Path) -> None:
-    """A few characters for each part, which differ if any bit of it does. The path of `folder` does not count."""
-    texts = {name: repr(_plain(part)).replace(str(folder), "") for name, part in state.items()}
-    print("end", *(f"{name} {hashlib.sha256(text.encode()).hexdigest()[:16]}" for name, text in texts.items()))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.tolist()
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items() if not callable(item)}
-    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+    print("end", *(f"{name} {digest}" for name, digest in digests(state, folder).items()))
 
 
 # ---------------------------------------------------------------------------------------------------------- on one rank

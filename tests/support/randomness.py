@@ -1,6 +1,5 @@
 """A training run in which everything that can be random is."""
 
-import hashlib
 import random
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +10,7 @@ from torch import nn
 from torch.utils.data import Dataset, default_collate
 
 from pytorch_accelerated import Trainer
+from tests.support.resuming import digests
 
 SAMPLES = 21
 
@@ -70,7 +70,6 @@ def train_randomly(
 
 def digest(trainer: Trainer) -> str:
     """What the run came to, to the bit: weights and every metric."""
-    parts = [parameter.detach().numpy().tobytes() for parameter in trainer.get_model().parameters()]
     history = trainer.run_history
-    parts += [repr((name, list(history.get_metric_values(name)))).encode() for name in history.get_metric_names()]
-    return hashlib.sha256(b"".join(parts)).hexdigest()
+    metrics = {name: list(history.get_metric_values(name)) for name in history.get_metric_names()}
+    return str(digests({"model": trainer.get_model().state_dict(), "metrics": metrics}))

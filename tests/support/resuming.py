@@ -1,6 +1,7 @@
 """One run, whole or interrupted and resumed, with everything in it that has a state."""
 
 import functools
+import hashlib
 import random
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,20 @@ def everything(trainer: Trainer, ema: ModelEmaCallback) -> dict[str, Any]:
         "torch": torch.default_generator.get_state(),
         "numpy": torch.from_numpy(np.random.get_state(legacy=False)["state"]["key"].astype(np.int64)),
     }
+
+
+def digests(state: dict[str, Any], folder: Path | None = None) -> dict[str, str]:
+    """A few characters for each part, which differ if any bit of it does. The path of `folder` does not count."""
+    texts = {name: repr(_plain(part)).replace(str(folder), "") for name, part in state.items()}
+    return {name: hashlib.sha256(text.encode()).hexdigest()[:16] for name, text in texts.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items() if not callable(item)}
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def assert_same(actual: Any, expected: Any, path: str = "") -> None:

@@ -22,7 +22,6 @@ from pytorch_accelerated.callbacks import (
     SaveBestModelCallback,
     SaveTrainingStateCallback,
     StepBasedEvaluationCallback,
-    TerminateOnNaNCallback,
     TrainerCallback,
 )
 from pytorch_accelerated.errors import (
@@ -31,7 +30,6 @@ from pytorch_accelerated.errors import (
     DataError,
     DuplicateCallbackError,
     HookOutputError,
-    NonFiniteLossError,
     PytorchAcceleratedError,
     UnknownMetricError,
 )
@@ -41,7 +39,6 @@ from tests.support.reference import regression_data, sgd, tiny_model
 
 DATA = regression_data(8)
 EMPTY = TensorDataset(torch.empty(0, 3), torch.empty(0, 2))
-Mistake = Callable[[], object]
 
 
 class Watcher(TrainerCallback):
@@ -743,14 +740,6 @@ def test_an_evaluation_that_was_asked_for_without_an_evaluation_set_is_an_error(
             trainer.request_evaluation()
 
     refused(lambda: make(Ask()).train(DATA, 1), ConfigurationError, "no evaluation dataset", "`eval_dataset`")
-
-
-def test_a_loss_that_is_not_finite_is_an_error_with_the_default_callbacks(capsys: pytest.CaptureFixture[str]):
-    trainer = make(TerminateOnNaNCallback)
-    targets = DATA[1].clone()
-    targets[3] = math.nan
-    call = functools.partial(trainer.train, (DATA[0], targets), 1, per_device_batch_size=1)
-    refused(call, NonFiniteLossError, "NaN or infinite", "epoch 1", "try a smaller learning rate")
 
 
 # At the wrong time

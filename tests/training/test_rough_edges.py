@@ -6,7 +6,6 @@ history, resuming, distributed evaluation) are in the tests of that part.
 
 import random
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, get_worker_info
 
 from pytorch_accelerated import Trainer, set_seed
-from pytorch_accelerated.callbacks import SaveBestModelCallback, StepBasedEvaluationCallback, TrainerCallback
+from pytorch_accelerated.callbacks import StepBasedEvaluationCallback, TrainerCallback
 from pytorch_accelerated.trainer import TrainerWithTimmScheduler
 from pytorch_accelerated.utils import DataLoaderSlice, worker_init_fn
 from tests.support.reference import assert_same_parameters, regression_data, sgd, tiny_model, train_reference
@@ -230,16 +229,6 @@ def test_evaluate_keeps_the_record_of_training_and_the_collate_function():
 
 
 # Callbacks
-
-
-def test_several_callbacks_of_one_class_work_side_by_side(tmp_path: Path):
-    callbacks = [
-        SaveBestModelCallback(tmp_path / "train.pt", "train_loss_epoch"),
-        SaveBestModelCallback(tmp_path / "eval.pt", "eval_loss_epoch"),
-    ]
-    make(*callbacks).train(DATA, 2, DATA)
-    assert all(callback.best_metric is not None for callback in callbacks)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["eval.pt", "train.pt"]
 
 
 # The model and accelerate
