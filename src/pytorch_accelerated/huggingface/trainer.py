@@ -1,13 +1,12 @@
-"""`Trainer` in the shape of Hugging Face's: a translation onto the native loop.
+"""`Trainer` with the API of Hugging Face's: a translation onto the native loop.
 
-The class holds what users call and override. `engine.py` is the native trainer behind it, which tells it of the moments
-of a run; what is made of them is in `flow.py`.
+The class has the methods that users call and override. `engine/engine.py` is the native trainer behind it and reports
+the events of a run to `engine/flow.py`, which translates them.
 """
 
 from __future__ import annotations
 
 import contextlib
-import inspect
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +21,7 @@ from torch.utils.data import DataLoader, Sampler
 from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.checkpointing.optimizer_file import without_callables
 from pytorch_accelerated.checkpointing.publish import explained
-from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, DataError
+from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.huggingface.arguments.deepspeed import make_schedule_of_config
 from pytorch_accelerated.huggingface.arguments.fsdp import shard
 from pytorch_accelerated.huggingface.arguments.parallel import (
@@ -35,6 +34,7 @@ from pytorch_accelerated.huggingface.arguments.read_by_scripts import READ_BY_SC
 from pytorch_accelerated.huggingface.arguments.training_arguments import TrainingArguments, logger, set_log_level
 from pytorch_accelerated.huggingface.checkpoints.folders import rotate_checkpoints
 from pytorch_accelerated.huggingface.checkpoints.generators import known_generator_states
+from pytorch_accelerated.huggingface.checkpoints.model_card import CARD_NAME, model_card
 from pytorch_accelerated.huggingface.checkpoints.restoring import read_trainer_state, restore_callbacks
 from pytorch_accelerated.huggingface.checkpoints.saving import (
     OPTIMIZER_NAME,
@@ -48,13 +48,16 @@ from pytorch_accelerated.huggingface.checkpoints.saving import (
     save_tensors,
     save_weights,
     state_dict_of,
+    write_whole,
 )
+from pytorch_accelerated.huggingface.engine.counting import operations_of
 from pytorch_accelerated.huggingface.engine.engine import Engine
 from pytorch_accelerated.huggingface.engine.fitting import with_batches_that_fit
-from pytorch_accelerated.huggingface.engine.flow import metric_of
+from pytorch_accelerated.huggingface.engine.flow import TrainerFlow, metric_of
 from pytorch_accelerated.huggingface.engine.measuring import MemoryMeter, speed_metrics
 from pytorch_accelerated.huggingface.engine.optimizing import (
     decay_parameter_names,
+    group_with,
     keep_embeddings_whole,
     make_optimizer,
     make_schedule,
@@ -62,11 +65,13 @@ from pytorch_accelerated.huggingface.engine.optimizing import (
     parameter_groups,
 )
 from pytorch_accelerated.huggingface.engine.refusing import (
+    complaints_about_data,
+    complaints_about_parts,
+    complaints_about_training,
+    refuse,
     refuse_arguments,
-    refuse_construction,
     refuse_hooks_that_do_not_exist,
     refuse_method,
-    refuse_training,
     refusing_unknown,
 )
 from pytorch_accelerated.huggingface.evaluation.evaluating import (
@@ -80,8 +85,8 @@ from pytorch_accelerated.huggingface.evaluation.evaluating import (
     why_no_metrics,
 )
 from pytorch_accelerated.huggingface.evaluation.outputs import EvalLoopOutput, PredictionOutput, TrainOutput
+from pytorch_accelerated.huggingface.evaluation.results import as_table, formatted, save_results
 from pytorch_accelerated.huggingface.evaluation.rows import PADDING
-from pytorch_accelerated.huggingface.evaluation.trainer_results import TrainerResults
 from pytorch_accelerated.huggingface.events.callbacks import (
     DEFAULT_CALLBACKS,
     CallbackHandler,
@@ -95,17 +100,19 @@ from pytorch_accelerated.huggingface.models.collating import (
     RemoveColumnsCollator,
     default_data_collator,
     find_label_names,
+    refuse_no_inputs,
     signature_columns,
     without_unused_columns,
 )
 from pytorch_accelerated.huggingface.models.knowledge import (
     accepts_loss_kwargs,
+    made_model,
     outputs_of,
     own_loss,
     predicts_next_token,
-    refuse_looking_for,
+    refuse_missing_column,
+    refuse_missing_parameters,
     refuse_no_loss,
-    refuse_without_items,
     returns_loss_by_itself,
 )
 from pytorch_accelerated.huggingface.models.loading import (
@@ -127,7 +134,7 @@ if TYPE_CHECKING:
 __all__ = ["DEFAULT_CALLBACKS", "TRAINER_STATE_NAME", "Trainer"]  # scripts look for all of them here
 
 
-class Trainer(TrainerResults):
+class Trainer(TrainerFlow):
     """Trains, evaluates and predicts with a model that takes its inputs by name and returns its loss.
 
     ::
@@ -136,43 +143,44 @@ class Trainer(TrainerResults):
         trainer.train()
 
     Args:
-        model: any module whose forward takes the columns of a row by name. With labels among them it returns its loss
-            first, or as "loss".
+        model: any module whose forward takes the columns of a row by name. If labels are among them, it returns its
+            loss first, or as "loss".
         args: `TrainingArguments`; default: all defaults.
-        data_collator: makes a batch, a dict, of rows; default: `default_data_collator`, or what pads rows with the
-            `processing_class` if that can.
+        data_collator: makes a batch, a dict, from rows; default: padding by the `processing_class` if it has a method
+            `pad`, else `default_data_collator`.
         train_dataset: map-style or iterable, or one of `datasets`.
         eval_dataset: likewise, or a dict of several.
-        processing_class: a tokenizer or the like. Saved with the model; without one, the collator's ``tokenizer`` is.
-            When a training begins the model's configuration takes over the padding, first and last token that it has.
-        model_init: returns a new model, made at each call of `train`; instead of `model`.
+        processing_class: a tokenizer or the like, saved with the model; default for saving: the collator's
+            ``tokenizer``. At the start of training, the model's configuration takes over its padding, first and last
+            token.
+        model_init: returns a new model for each call of `train`; instead of `model`.
         compute_loss_func: of ``(outputs, labels, num_items_in_batch=...)``, instead of the model's own loss. The number
-            is that of the labels other than -100 in the whole update, or evaluated batch, to divide a sum by; None if
-            there are no such labels.
+            counts the labels other than -100 in the whole update, or in the evaluated batch, to divide a sum by; it is
+            None without such labels.
         compute_metrics: of an `EvalPrediction`, returns a dict.
-        callbacks: classes or instances, called after the default ones and before what shows progress.
-        optimizers: an optimizer and a schedule, each of which may be None: made as the arguments say.
-        optimizer_cls_and_kwargs: a class of optimizers and its arguments, instead of those that ``args`` name.
-        preprocess_logits_for_metrics: of ``(logits, labels)`` of a batch, still on the device: what is kept of them.
+        callbacks: classes or instances, called after the default ones and before the one that shows progress.
+        optimizers: an optimizer and a schedule; the arguments describe those that are None.
+        optimizer_cls_and_kwargs: a class of optimizers and its arguments, instead of those in ``args``.
+        preprocess_logits_for_metrics: of ``(logits, labels)`` of a batch, still on the device: what to keep of them.
 
     Attributes:
         model: the bare model.
-        model_wrapped: what is called in training.
+        model_wrapped: the model as called in training.
         args: the arguments.
-        state: how far the run is.
-        control: what callbacks ask for.
+        state: the progress of the run.
+        control: the requests of callbacks.
         callback_handler: holds the callbacks.
         optimizer: once there is one.
         lr_scheduler: once there is one.
-        is_in_train: whether `train` is at work.
-        label_names: columns that are labels: those that ``args`` name, else those that forward names, else "labels" if
-            a loss function or a smoother takes them.
+        is_in_train: whether `train` is running.
+        label_names: columns that are labels: those in ``args``, else those that forward names, else "labels" if a loss
+            function or a label smoother takes them.
         label_smoother: computes the loss if labels are smoothed, or None.
-        model_accepts_loss_kwargs: whether the model is told the number of labels in an update, ``num_items_in_batch``,
-            and divides by it.
+        model_accepts_loss_kwargs: whether the model gets the number of labels in an update, ``num_items_in_batch``, to
+            divide by.
 
     Raises:
-        ArgumentTypeError: for an argument that does not exist; says what to use instead.
+        ArgumentTypeError: for an unknown argument; says what to use instead.
         ConfigurationError: for arguments that cannot work together.
     """
 
@@ -211,7 +219,7 @@ class Trainer(TrainerResults):
         self.eval_dataset = eval_dataset
         self.optimizer, self.lr_scheduler = optimizers
         self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
-        refuse_construction(self, model)
+        self._refuse_parts(model)
         self.model: Any = self.call_model_init() if model_init is not None else model
         self.model_wrapped: Any = self.model
         self._optimizers_are_ours = [optimizer is None for optimizer in optimizers]
@@ -258,11 +266,11 @@ class Trainer(TrainerResults):
     if not TYPE_CHECKING:  # to a type checker it would mean that every name is there
 
         def __getattr__(self, name: str) -> Any:
-            """What scripts read and call of `transformers`' trainer; where there is nothing like it, what to do."""
+            """Attributes of `transformers`' trainer that scripts use, or an error that says what to do instead."""
             if name in READ_BY_SCRIPTS:
                 return READ_BY_SCRIPTS[name](self)
             refuse_method(type(self), name)
-            return super().__getattribute__(name)  # raises what has led here, from inside of a property too
+            return super().__getattribute__(name)  # raises the original error, also one from inside a property
 
     # ----------------------------------------------------------------------------------------------- training
 
@@ -276,11 +284,8 @@ class Trainer(TrainerResults):
 
         Args:
             resume_from_checkpoint: a checkpoint's path, or True for the last one in ``args.output_dir``.
-            trial: must be None; there is no search for hyperparameters here.
+            trial: must be None, because this trainer does not search for hyperparameters.
             ignore_keys_for_eval: outputs of the model that evaluations leave out.
-
-        Returns:
-            The steps done, their mean loss, and the last entry of the log history.
 
         Raises:
             ConfigurationError: a ValueError, if there is no such checkpoint, or nothing to train on.
@@ -292,7 +297,13 @@ class Trainer(TrainerResults):
                 "trial's arguments for each, and leave `trial` out."
             )
         self.args.check()
-        refuse_training(self)
+        makes_optimizer = self.model_init is None and self.optimizer is None and is_ours(self.create_optimizer)
+        refuse(
+            [
+                *self._complaints_about_data(),
+                *complaints_about_training(self.args, self.model, makes_optimizer=makes_optimizer),
+            ]
+        )
         if self.model_init is not None:
             self._seed()
             self.model = self.model_wrapped = self.call_model_init()
@@ -308,23 +319,56 @@ class Trainer(TrainerResults):
                 setattr(self, name, None)
         checkpoint = self._find_checkpoint(resume_from_checkpoint)
         self._ignore_keys_for_eval = ignore_keys_for_eval
-        self._train_batch_size = self.args.train_batch_size
-        if not self.args.auto_find_batch_size:
+        size = self.args.train_batch_size
+        optimizer, schedule = self.optimizer, self.lr_scheduler
+
+        def run(batch_size: int) -> TrainOutput:
+            self._train_batch_size, self.optimizer, self.lr_scheduler = batch_size, optimizer, schedule
             return self._run_training(checkpoint)
+
+        if not self.args.auto_find_batch_size:
+            return run(size)
         if checkpoint is not None:
-            self._train_batch_size = read_trainer_state(checkpoint).train_batch_size or self._train_batch_size
-        return with_batches_that_fit(self, lambda: self._run_training(checkpoint))
+            size = read_trainer_state(checkpoint).train_batch_size or size
+        stateful = [part for part in (optimizer, schedule) if part is not None]
+        return with_batches_that_fit(run, size, self.model, stateful, lambda text: warn_user(self._engine, text))
+
+    def _refuse_parts(self, model: Any) -> None:
+        """Raise one error for everything that is wrong with the arguments of the constructor."""
+        complaints = complaints_about_parts(
+            self.args,
+            model=model,
+            model_init=self.model_init,
+            optimizer=self.optimizer,
+            scheduler=self.lr_scheduler,
+            optimizer_cls_and_kwargs=self.optimizer_cls_and_kwargs,
+            compute_metrics=self.compute_metrics,
+        )
+        is_plain_step = type(self).prediction_step is Trainer.prediction_step
+        if is_plain_step and getattr(self.args, "predict_with_generate", False):
+            complaints.append(
+                f"`predict_with_generate` is True, but a {type(self).__name__} predicts what the model's forward "
+                "returns: use Seq2SeqTrainer, or override `prediction_step`"
+            )
+        if self.train_dataset is not None:
+            complaints += self._complaints_about_data()
+        refuse(complaints)
+
+    def _complaints_about_data(self) -> list[str]:
+        evaluates_as_usual = all(map(is_ours, (self.evaluate, self.get_eval_dataloader, self._evaluate)))
+        lacks_eval_dataset = self.eval_dataset is None and evaluates_as_usual
+        return complaints_about_data(self.args, self.train_dataset, lacks_eval_dataset=lacks_eval_dataset)
 
     def training_step(self, model: Any, inputs: Mapping[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
         """Add the gradients of one batch.
 
         Args:
-            model: to call; wrapped where there are several processes.
+            model: to call; wrapped if there are several processes.
             inputs: the batch, on the device.
-            num_items_in_batch: labels of the whole update, where the loss takes them.
+            num_items_in_batch: labels of the whole update, if the loss takes their number.
 
         Returns:
-            The batch's share of the loss of the update, detached; the shares of its batches add up to that.
+            The batch's share of the loss of the update, detached. The shares of all batches add up to that loss.
 
         Raises:
             DataError: if the loss is no single number, or has no gradient.
@@ -353,12 +397,11 @@ class Trainer(TrainerResults):
             model: to call.
             inputs: the batch.
             return_outputs: whether to return a pair of loss and outputs.
-            num_items_in_batch: labels of the whole update, or of a batch that is evaluated; divide by it if it is
-                given, and take the mean if not.
+            num_items_in_batch: labels of the whole update, or of an evaluated batch. Divide by it if it is given, and
+                take the mean if it is None.
 
         Raises:
-            DataError: if there is no loss among the model's outputs, or what stands in its place is none, or if the
-                model's forward needs an input that the batch does not have; names what there is.
+            DataError: if the model returns no loss, or needs an input that the batch does not have.
         """
         labels = None
         if self._loss_takes_labels and "labels" in inputs:
@@ -378,73 +421,50 @@ class Trainer(TrainerResults):
         return (loss, outputs) if return_outputs else loss
 
     def _compute_loss(self, model: Any, inputs: Mapping[str, Any], **arguments: Any) -> Any:
-        """`compute_loss` in its context; what it lacks is named: a column that was taken out, or a parameter."""
+        """Call `compute_loss` in its context, with a clear error for a removed column or a missing parameter."""
         try:
             with self.compute_loss_context_manager():
                 return self.compute_loss(model, inputs, **arguments)
         except KeyError as error:
-            refuse_looking_for(error, self)
+            if self.args.remove_unused_columns:
+                refuse_missing_column(error, type(self).__name__, self.model, self.label_names, self.train_dataset)
             raise
         except TypeError as error:
-            refuse_without_items(error, self)
+            refuse_missing_parameters(error, type(self).__name__, self.compute_loss)
             raise
 
     @property
     def _loss_takes_labels(self) -> bool:
-        """Whether the loss comes of outputs and labels, so that the model gets no labels and returns no loss."""
+        """Whether the loss is computed from outputs and labels, so that the model itself gets no labels."""
         return self.label_smoother is not None or self.compute_loss_func is not None
 
     def compute_loss_context_manager(self) -> contextlib.AbstractContextManager[Any]:
-        """What stands around `compute_loss`. Mixed precision needs nothing here: it is around the model's forward."""
+        """The context of `compute_loss`. Mixed precision needs none: it is part of the model's forward."""
         return contextlib.nullcontext()
 
     def floating_point_ops(self, inputs: Mapping[str, Any]) -> float:
-        """Operations of the forward and backward pass of a batch, by the rule of 6 for each parameter and token.
-
-        Embeddings do not count. 0 for models that do not tell their number of parameters without these, as those of
-        `transformers` do.
-        """
-        tokens, count = inputs.get(self._main_input_name), getattr(self.model, "num_parameters", None)
-        if not isinstance(tokens, torch.Tensor) or not callable(count):
-            return 0.0
-        return 6.0 * tokens.numel() * int(count(exclude_embeddings=True))
+        """Estimate the operations of the forward and backward pass of a batch."""
+        return operations_of(self.model, inputs.get(self._main_input_name))
 
     def call_model_init(self, trial: Any = None) -> Any:
-        """A new model from `model_init`.
-
-        Raises:
-            ArgumentTypeError: if that returns none, or needs arguments.
-        """
+        """A new model from `model_init`."""
         assert self.model_init is not None
-        needed = [
-            parameter.name
-            for parameter in inspect.signature(self.model_init).parameters.values()
-            if parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD
-        ]
-        if len(needed) > 1:
-            raise ArgumentTypeError(
-                f"`model_init` needs the arguments {', '.join(needed)}, but it is called with a trial, which is None, "
-                "or with nothing. Give the others a default, for example with functools.partial."
-            )
-        model = self.model_init(trial) if needed else self.model_init()
-        if not isinstance(model, nn.Module):
-            raise ArgumentTypeError(f"`model_init` returned {model!r}, which is no nn.Module. Return a new model.")
-        return model
+        return made_model(self.model_init, trial)
 
     def _make_model_ready(self) -> None:
-        """What the arguments ask of a new model. Must be called by all ranks."""
+        """Prepare a new model as the arguments say. Must be called by all ranks."""
         enable_gradient_checkpointing(self.model, self.args)
         shard(self.model, self.args, self._engine._ranks)
 
     # -------------------------------------------------------------------------------------------- optimizer, schedule
 
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
-        """Make `optimizer` and `lr_scheduler`, as far as they are not there. Override this, or one of the two."""
+        """Make `optimizer` and `lr_scheduler`, unless they exist. Override this, or one of the two methods it calls."""
         self.create_optimizer()
         self.create_scheduler(num_training_steps=num_training_steps, optimizer=self.optimizer)
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
-        """Make `optimizer`, if it is not there, over the trainable parameters of the model. Returns it."""
+        """Make `optimizer` for the trainable parameters of the model, unless it exists, and return it."""
         if self.optimizer is None:
             model = self.model if model is None else model
             decay = self.args.weight_decay
@@ -455,7 +475,7 @@ class Trainer(TrainerResults):
         return self.optimizer  # type: ignore[no-any-return]
 
     def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:
-        """Make `lr_scheduler`, if it is not there, for a run of so many updates. Returns it."""
+        """Make `lr_scheduler` for a run of so many updates, unless it exists, and return it."""
         optimizer = self.optimizer if optimizer is None else optimizer
         if self.lr_scheduler is None:
             self.lr_scheduler = make_schedule_of_config(self.args, optimizer, num_training_steps)
@@ -470,14 +490,14 @@ class Trainer(TrainerResults):
         return self.lr_scheduler
 
     def get_decay_parameter_names(self, model: Any) -> list[str]:
-        """The parameters that weight decay acts on: all but biases and those of norm layers."""
+        """The parameters with weight decay: all but biases and those of norm layers."""
         return decay_parameter_names(model)
 
     @staticmethod
     def get_optimizer_cls_and_kwargs(
         args: TrainingArguments, model: Any = None
     ) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
-        """The class of the optimizer that the arguments name, and what it is made with."""
+        """The class of the optimizer in the arguments, and its own arguments."""
         return optimizer_class_and_arguments(args)
 
     def get_learning_rates(self) -> list[float]:
@@ -485,7 +505,7 @@ class Trainer(TrainerResults):
         return [float(group["lr"]) for group in self._existing_optimizer().param_groups]
 
     def get_optimizer_group(self, param: str | torch.Tensor | None = None) -> Any:
-        """The group of the optimizer that has a parameter, given itself or by name; without one, those of all groups.
+        """The optimizer's group with a parameter, given itself or by name; by default the parameters of all groups.
 
         Raises:
             ConfigurationError: a ValueError, without an optimizer, or if no group has it.
@@ -493,28 +513,16 @@ class Trainer(TrainerResults):
         groups = self._existing_optimizer().param_groups
         if param is None:
             return [group["params"] for group in groups]
-        wanted = dict(self.model.named_parameters()).get(param) if isinstance(param, str) else param
-        for group in groups:
-            if any(one is wanted for one in group["params"]):
-                return group
-        shown = repr(param) if isinstance(param, str) else f"A parameter with the shape {tuple(param.shape)}"
-        raise ConfigurationError(
-            f"{shown} is in no group of the optimizer. Give a parameter of the model, or its name; frozen ones are in "
-            "none."
-        )
+        return group_with(param, groups, self.model)
 
     def get_num_trainable_parameters(self) -> int:
-        """Numbers in the model that training changes."""
+        """The number of trainable numbers in the model."""
         return sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
 
     # ----------------------------------------------------------------------------------------------------------- data
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """The loader of a training run: all rows, which the engine shares out over the processes.
-
-        Raises:
-            ConfigurationError: a ValueError, without a training set.
-        """
+        """The loader of a training run, with all rows: the engine distributes them over the processes."""
         refuse_missing(self.train_dataset, "train on", "train_dataset")
         return self._make_loader(
             self.train_dataset,
@@ -526,13 +534,13 @@ class Trainer(TrainerResults):
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
         """The loader of an evaluation: every row once, in order.
 
-        With persistent workers the same loader comes again for the same set.
+        With persistent workers, each dataset keeps its loader.
 
         Args:
             eval_dataset: a dataset, or the name of one in the dict ``self.eval_dataset``; default: that itself.
 
         Raises:
-            ConfigurationError: a ValueError, without a set, or if none has that name.
+            ConfigurationError: a ValueError, if there is no such dataset.
         """
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(eval_dataset, str):
@@ -549,11 +557,7 @@ class Trainer(TrainerResults):
         return self._eval_loaders.get(dataset, self.get_test_dataloader)
 
     def get_test_dataloader(self, test_dataset: Any) -> DataLoader[Any]:
-        """The loader of a prediction: every row once, in order.
-
-        Raises:
-            ConfigurationError: a ValueError, without a set.
-        """
+        """The loader of a prediction: every row once, in order."""
         if test_dataset is None:
             refuse_missing(test_dataset, "predict", "test_dataset")
         return self._make_loader(
@@ -580,25 +584,24 @@ class Trainer(TrainerResults):
         used = self._remove_unused_columns(dataset)
         if used is dataset:
             collator = self._get_collator_with_removed_columns(collator)
-        dataset = used
         return make_loader(
-            dataset, self.args, batch_size=batch_size, collate_fn=collator, sampler=sampler, drop_last=drop_last
+            used, self.args, batch_size=batch_size, collate_fn=collator, sampler=sampler, drop_last=drop_last
         )
 
     def _set_signature_columns_if_needed(self) -> None:
-        """Find out which columns stay, in ``_signature_columns``. Override it to keep others."""
+        """Set ``_signature_columns``, the columns to keep. Override it to keep others."""
         if self._signature_columns is None:
             self._signature_columns = signature_columns(self.model, self.label_names)
 
     def _remove_unused_columns(self, dataset: Any, description: str | None = None) -> Any:
-        """`dataset` without columns that the model does not take, where it is one of `datasets`."""
+        """`dataset` without the columns that the model does not take, if it is one of `datasets`."""
         if not self.args.remove_unused_columns:
             return dataset
         self._set_signature_columns_if_needed()
         return without_unused_columns(dataset, self._signature_columns or ())
 
     def _get_collator_with_removed_columns(self, data_collator: Any, description: str | None = None) -> Any:
-        """`data_collator` for rows that have columns which the model does not take."""
+        """`data_collator`, with the columns removed that the model does not take."""
         if not self.args.remove_unused_columns:
             return data_collator
         self._set_signature_columns_if_needed()
@@ -610,13 +613,7 @@ class Trainer(TrainerResults):
 
     def _prepare_inputs(self, inputs: Any) -> Any:
         """A batch on the device of this process."""
-        if inputs is None:
-            raise DataError("A batch is None. Return one, a dict of tensors, from the `data_collator`.")
-        if not len(inputs):
-            raise DataError(
-                "A batch is empty, so the model gets no input. Check the columns of the dataset and what the "
-                f"`data_collator` makes of them; the model takes {', '.join(signature_columns(self.model, ()))}."
-            )
+        refuse_no_inputs(inputs, self.model)
         if self._engine.has_placed(inputs):
             return inputs
         device = self._engine.device
@@ -633,10 +630,10 @@ class Trainer(TrainerResults):
         """Evaluate, log the metrics and return them. Must be called by all ranks.
 
         Args:
-            eval_dataset: a dataset, or a dict of several, each of which is evaluated with its name in the prefix;
-                default: that of the trainer.
+            eval_dataset: a dataset, or a dict of several, whose names become part of the prefix; default: the
+                trainer's.
             ignore_keys: outputs of the model to leave out.
-            metric_key_prefix: what the names of metrics begin with.
+            metric_key_prefix: the first word of the metrics' names.
 
         Returns:
             Metrics by name, the same on all ranks, with the mean loss over the rows.
@@ -645,22 +642,21 @@ class Trainer(TrainerResults):
         if isinstance(dataset, Mapping):
             if not dataset:
                 refuse_missing(dataset, "evaluate", "eval_dataset")
-            metrics: dict[str, float] = {}
-            for name, each in dataset.items():
-                metrics.update(
-                    self.evaluate(
-                        each if eval_dataset is not None else name,
-                        ignore_keys=ignore_keys,
-                        metric_key_prefix=f"{metric_key_prefix}_{name}",
-                    )
+            several = [
+                self.evaluate(
+                    each if eval_dataset is not None else name,
+                    ignore_keys=ignore_keys,
+                    metric_key_prefix=f"{metric_key_prefix}_{name}",
                 )
-            return metrics
+                for name, each in dataset.items()
+            ]
+            return {name: value for metrics in several for name, value in metrics.items()}
         meter = self._memory_meter("eval")
         started = time.time()
         output = self.evaluation_loop(
             self.get_eval_dataloader(eval_dataset),
             description="Evaluation",
-            # Without anybody to look at them, predictions need not be kept.
+            # Nothing but `compute_metrics` uses the predictions.
             prediction_loss_only=True if self.compute_metrics is None else None,
             ignore_keys=ignore_keys,
             metric_key_prefix=metric_key_prefix,
@@ -674,12 +670,12 @@ class Trainer(TrainerResults):
     def predict(
         self, test_dataset: Any, ignore_keys: Sequence[str] | None = None, metric_key_prefix: str = "test"
     ) -> PredictionOutput:
-        """Predictions for all rows, in their order. Must be called by all ranks, which get the same.
+        """Predict all rows, in order. Must be called by all ranks, which get the same result.
 
         Args:
             test_dataset: with labels or without.
             ignore_keys: outputs of the model to leave out.
-            metric_key_prefix: what the names of metrics begin with.
+            metric_key_prefix: the first word of the metrics' names.
         """
         meter = self._memory_meter("test")
         started = time.time()
@@ -701,14 +697,14 @@ class Trainer(TrainerResults):
         ignore_keys: Sequence[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
-        """Everything that comes of one pass over `dataloader`, and nothing is logged. Must be called by all ranks.
+        """Make one pass over `dataloader`, without logging. Must be called by all ranks.
 
         Args:
-            dataloader: yields host batches; a torch `DataLoader` is shared out over the ranks.
-            description: what this is, for overriding methods.
-            prediction_loss_only: whether only the loss is kept; default: as the arguments say.
+            dataloader: yields host batches; a torch `DataLoader` is distributed over the ranks.
+            description: of the pass, for overriding methods.
+            prediction_loss_only: whether to keep only the loss; default: as the arguments say.
             ignore_keys: outputs of the model to leave out.
-            metric_key_prefix: what the names of metrics begin with.
+            metric_key_prefix: the first word of the metrics' names.
         """
         loss_only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
         collector = EvaluationCollector(
@@ -740,8 +736,8 @@ class Trainer(TrainerResults):
             ignore_keys: outputs of the model to leave out; default: those that its config names.
 
         Returns:
-            The loss, None without labels; the outputs, with one row for each of the batch, one alone or a tuple; the
-            labels likewise, None if one is missing, and an empty tuple for a model that returns a loss without any.
+            The loss, None without labels. The outputs: one, or a tuple of several, each with the rows of the batch. The
+            labels likewise: None if some are missing, an empty tuple for a model whose loss needs none.
         """
         inputs = self._prepare_inputs(inputs)
         if ignore_keys is None:
@@ -759,7 +755,7 @@ class Trainer(TrainerResults):
                     outputs = outputs_of(model, inputs, bare_model=self.model)
         if prediction_loss_only:
             return loss, None, None
-        # A loss that takes the labels is not the model's, so none stands before its outputs.
+        # If the loss is computed from labels outside the model, the model's outputs do not begin with it.
         is_outside = self._loss_takes_labels and "labels" in inputs and is_ours(self.compute_loss)
         logits = detached(outputs_without_loss(outputs, ignore_keys, has_loss=returns_loss and not is_outside))
         kept = detached(labels or ()) if returns_loss else None
@@ -767,7 +763,7 @@ class Trainer(TrainerResults):
 
     @property
     def prediction_padding(self) -> int:
-        """Fills up shorter rows of predictions."""
+        """The value that shorter rows of predictions are padded with."""
         return PADDING
 
     def _evaluate_batch(
@@ -790,7 +786,7 @@ class Trainer(TrainerResults):
     def _evaluate(
         self, trial: Any, ignore_keys_for_eval: Sequence[str] | None, skip_scheduler: bool = False
     ) -> dict[str, float]:
-        """The evaluation of a training run; a schedule that watches its metric takes a step."""
+        """Evaluate during training, and step a schedule that watches a metric."""
         metrics = self.evaluate(ignore_keys=ignore_keys_for_eval)
         if isinstance(self.lr_scheduler, ReduceLROnPlateau) and not skip_scheduler:
             self.lr_scheduler.step(metric_of(metrics, self.args.metric_for_best_model or "loss"))
@@ -811,10 +807,9 @@ class Trainer(TrainerResults):
         return metrics
 
     def _warn_without_metrics(self, output: EvalLoopOutput, prefix: str) -> None:
-        """One warning, at the first evaluation for which `compute_metrics` was not called though that was wanted."""
+        """Warn at the first evaluation that could not call `compute_metrics`."""
         is_wanted = self.compute_metrics is not None and not self.args.prediction_loss_only
-        has_metrics = any(name != f"{prefix}_loss" for name in output.metrics or ())
-        if not is_wanted or has_metrics or self._has_warned_without_metrics:
+        if not is_wanted or self._has_warned_without_metrics or set(output.metrics or ()) - {f"{prefix}_loss"}:
             return
         reason = why_no_metrics(
             output,
@@ -827,7 +822,7 @@ class Trainer(TrainerResults):
             warn_user(self._engine, reason)
 
     def _nested_gather(self, tensors: Any, name: str | None = None) -> Any:
-        """Nested tensors of all ranks below each other. Must be called by all ranks with a batch."""
+        """Gather nested tensors from all ranks. Must be called by all ranks with a batch."""
         padding = self.prediction_padding if name == "logits" else PADDING
         return None if tensors is None else self._engine.gather_padded(tensors, padding)
 
@@ -837,9 +832,9 @@ class Trainer(TrainerResults):
         """Add an entry to the log history, and tell the callbacks.
 
         Args:
-            logs: plain numbers by name; the epoch is added to it.
-            start_time: of `time.time` at the beginning of the training, as it is given for the losses; where tokens
-                are counted it adds ``train_runtime`` and ``train_tokens_per_second``, of this training.
+            logs: plain numbers by name, to which the epoch is added.
+            start_time: of `time.time` at the start of training. If tokens are counted, it adds ``train_runtime`` and
+                ``train_tokens_per_second``.
         """
         logs["epoch"] = self.state.epoch
         if self.args.include_num_input_tokens_seen != "no":
@@ -850,18 +845,89 @@ class Trainer(TrainerResults):
         self.state.log_history.append({**logs, "step": self.state.global_step})
         self.take_over(self.callback_handler.on_log(self.args, self.state, self.control, logs))
 
+    def log_metrics(self, split: str, metrics: Mapping[str, Any]) -> None:
+        """Print a table of metrics on the first process, in the format of `metrics_format`; `split` is its heading."""
+        if self.is_world_process_zero():
+            self._engine.print(as_table(split, metrics))
+
+    @staticmethod
+    def metrics_format(metrics: Mapping[str, Any]) -> dict[str, Any]:
+        """Metrics for people: durations, megabytes and gigaflops as strings, other fractions to four decimals."""
+        return formatted(metrics)
+
+    def save_metrics(self, split: str, metrics: Mapping[str, Any], combined: bool = True) -> None:
+        """Write metrics to ``<split>_results.json`` in ``args.output_dir``, on the first process.
+
+        Args:
+            split: the data that was used, for example "train".
+            metrics: plain values by name.
+            combined: whether to add them to ``all_results.json`` too.
+
+        Raises:
+            ArgumentTypeError: if JSON cannot hold a metric.
+            CheckpointError: if the disk refuses, or ``all_results.json`` is damaged.
+        """
+        if self.is_world_process_zero():
+            save_results(self._output_dir, split, metrics, combined=combined)
+
+    def create_model_card(
+        self,
+        language: str | None = None,
+        license: str | None = None,
+        tags: str | list[str] | None = None,
+        model_name: str | None = None,
+        finetuned_from: str | None = None,
+        tasks: str | list[str] | None = None,
+        dataset_tags: str | list[str] | None = None,
+        dataset: str | list[str] | None = None,
+        dataset_args: str | list[str] | None = None,
+    ) -> None:
+        """Write or replace ``README.md`` in ``args.output_dir``, on the first process.
+
+        It lists the model's class, the arguments that differ from the defaults, the last logged values and the
+        versions. Its header, for the hub, has the values given here.
+
+        Args:
+            language: of the data, as a code.
+            license: as an identifier, "mit" for example.
+            tags: to find it by.
+            model_name: default: the last part of ``args.output_dir``.
+            finetuned_from: the original model.
+            tasks: with these and a dataset, the metrics of the last evaluation become results.
+            dataset_tags: names of the datasets on the hub.
+            dataset: the same in words.
+            dataset_args: their configurations.
+        """
+        if not self.is_world_process_zero():
+            return
+        card = model_card(
+            self.model,
+            self.args,
+            self.state.log_history,
+            name=model_name,
+            tasks=tasks,
+            datasets=dataset,
+            dataset_tags=dataset_tags,
+            dataset_args=dataset_args,
+            language=language,
+            license=license,
+            tags=[tags] if isinstance(tags, str) else tags,
+            base_model=finetuned_from,
+        )
+        write_whole(self._output_dir / CARD_NAME, [card.encode()])
+
     # ---------------------------------------------------------------------------------------------- callbacks, facts
 
     def add_callback(self, callback: Any) -> None:
-        """Add a callback, an instance or a class, behind the others."""
+        """Add a callback, an instance or a class, after the others."""
         self.callback_handler.add_callback(callback)
 
     def pop_callback(self, callback: Any) -> Any:
-        """Take out the first callback of a class, or this instance, and return it; None if it is not there."""
+        """Remove the first callback of a class, or this instance, and return it; None if there is none."""
         return self.callback_handler.pop_callback(callback)
 
     def remove_callback(self, callback: Any) -> None:
-        """Take out the first callback of a class, or this instance."""
+        """Remove the first callback of a class, or this instance."""
         self.callback_handler.remove_callback(callback)
 
     @property
@@ -871,21 +937,25 @@ class Trainer(TrainerResults):
 
     @property
     def is_deepspeed_enabled(self) -> bool:
-        """Whether trainings are DeepSpeed's."""
+        """Whether DeepSpeed trains."""
         return self.args.deepspeed is not None
 
     @property
     def is_fsdp_enabled(self) -> bool:
-        """Whether the model is cut over the processes."""
+        """Whether the model is sharded over the processes."""
         return self.args.fsdp is not None
 
     # --------------------------------------------------------------------------------------------------------- saving
 
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Write weights, description and arguments to a folder. Must be called by all ranks; the first one writes.
+    def save_state(self) -> None:
+        """Write `state` to ``trainer_state.json`` in ``args.output_dir``, on the first process."""
+        if self.is_world_process_zero():
+            write_whole(self._output_dir / TRAINER_STATE_NAME, [self.state.to_json().encode()])
 
-        Args:
-            output_dir: default: ``args.output_dir``.
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Write weights, configuration and arguments to a folder, by default ``args.output_dir``.
+
+        Must be called by all ranks; the first one writes.
         """
         state_dict = self._weights_of_checkpoint
         if state_dict is None and self._folder_of_run is None and has_shards(self.model):
@@ -894,10 +964,10 @@ class Trainer(TrainerResults):
             self._save(output_dir, state_dict=state_dict)
 
     def _save(self, output_dir: str | None = None, state_dict: Mapping[str, Any] | None = None) -> None:
-        """What `save_model` does on the rank that writes."""
+        """Do the work of `save_model` on the rank that writes."""
         folder = self._output_dir if output_dir is None else Path(output_dir)
         if folder == self._folder_of_run:
-            save_description(self.model, folder)  # its weights are in the native parts
+            save_description(self.model, folder)  # the weights are in the native parts
         else:
             save_weights(self.model, folder, state_dict_of(self.model) if state_dict is None else state_dict)
         processor = self.processing_class
@@ -906,14 +976,14 @@ class Trainer(TrainerResults):
         save_companions(folder, self.args, processor)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Write a checkpoint of this step, whole or not at all, and delete what is too many. All ranks must call it."""
+        """Write a checkpoint of this step, atomically, and delete superfluous ones. All ranks must call it."""
         folder = self._checkpoint_folder()
         self._note_best_checkpoint(folder)
         self.store_flos()
         self.state.stateful_callbacks = exported_states(self._exportables())
         ranks = self._engine._ranks
         generators = ranks.exchange(known_generator_states(is_alone=ranks.count == 1))
-        # What is put together from all ranks is so before one of them writes.
+        # Gather everything before rank 0 starts writing.
         if self.args.save_only_model:
             self._weights_of_checkpoint = state_dict_of(self.model) if has_shards(self.model) else None
             try:
@@ -931,7 +1001,7 @@ class Trainer(TrainerResults):
         self.state.save_to_json(folder / TRAINER_STATE_NAME)
 
     def _write_beside_run(self, folder: Path, states: Mapping[str, Any]) -> None:
-        """The files that people and other tools know."""
+        """Write the files that people and other tools read."""
         self._folder_of_run = folder
         try:
             self._write_beside_weights(folder)
@@ -940,10 +1010,10 @@ class Trainer(TrainerResults):
         save_tensors(folder, states)
 
     def _states_of_run(self, generators: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """What a run goes on from besides its weights, by the files that it belongs into."""
+        """The states that a run needs to resume, besides its weights, by file name."""
         optimizer, scheduler, scaler = self._engine.optimizer, self._engine.scheduler, self._engine._accelerator.scaler
         return {
-            # Of a sharded one each rank writes its own part, with the native state.
+            # Each rank writes its shard of a sharded optimizer with the native state.
             OPTIMIZER_NAME: None if has_shards(self.model) else without_callables(optimizer.state_dict()),
             SCHEDULER_NAME: None if scheduler is None else scheduler.state_dict(),
             SCALER_NAME: None if scaler is None else scaler.state_dict(),
@@ -951,7 +1021,7 @@ class Trainer(TrainerResults):
         }
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        """Load the weights of a checkpoint into a model, by default the trainer's."""
+        """Load the weights of a checkpoint, by default into the trainer's model."""
         load_weights(self.model if model is None else model, Path(resume_from_checkpoint))
 
     def _load_best_model(self) -> None:
@@ -959,12 +1029,12 @@ class Trainer(TrainerResults):
         self._load_from_checkpoint(str(self.state.best_model_checkpoint))
 
     def _load_callback_state(self) -> None:
-        """At every resume: make callbacks anew from the states in ``self.state``, and the control, if told to."""
+        """At every resume: recreate callbacks and control from ``self.state``, if the arguments say so."""
         if self.args.restore_callback_states_from_checkpoint:
             restore_callbacks(self, self.state.stateful_callbacks)
 
     def _gathered(self, batch: EvaluatedBatch) -> EvaluatedBatch:
-        """A batch with the rows of all ranks, in their order."""
+        """A batch with the rows of all ranks, in order."""
         if self.args.world_size == 1:
             return batch
         rows = {"logits": batch.logits, "labels": batch.labels, "inputs": batch.inputs}

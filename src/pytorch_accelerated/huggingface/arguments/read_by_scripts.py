@@ -48,7 +48,9 @@ READ_BY_SCRIPTS: dict[str, Callable[[Any], Any]] = {
     "current_flos": lambda trainer: trainer._counter.flos if trainer.is_in_train else 0,
     "current_gradient_accumulation_steps": lambda trainer: trainer._engine.batches_of_update,
     "tokenizer": lambda trainer: trainer.processing_class,
-    "_memory_tracker": lambda trainer: vars(trainer).setdefault("_memory_tracker", MemoryTracker(trainer)),
+    "_memory_tracker": lambda trainer: vars(trainer).setdefault(
+        "_memory_tracker", MemoryTracker(is_used=not trainer.args.skip_memory_metrics)
+    ),
     "_get_learning_rate": lambda trainer: lambda: trainer._engine.learning_rate,
     "_get_output_dir": lambda trainer: lambda trial=None: str(trainer.args.output_dir),
     "_move_model_to_device": lambda trainer: lambda model, device: model.to(device),

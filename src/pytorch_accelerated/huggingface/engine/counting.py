@@ -1,41 +1,54 @@
-"""What is counted of the batches of a training run: operations and tokens."""
+"""Counts operations and tokens of the batches of a training run."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any
 
 import torch
 
 from pytorch_accelerated.errors import DataError
 from pytorch_accelerated.processes.ranks import Ranks
 
-if TYPE_CHECKING:
-    from pytorch_accelerated.huggingface.trainer import Trainer
-
 
 class BatchCounter:
-    """Counts operations and tokens of the batches of this process, as far as there is anything to count.
+    """Counts operations and tokens of the batches of this process, as far as the batches allow it.
 
     Args:
-        trainer: estimates operations; its arguments say which tokens count.
+        estimate: the number of operations of a batch.
+        tokens_counted: "no", "all", or "non_padding".
+        input_name: the column that holds the tokens.
+        pad_token_id: of the tokenizer, if there is one.
 
     Attributes:
         counts_tokens: whether tokens are counted.
         flos: operations on this process since `take_flos` was last called.
     """
 
-    def __init__(self, trainer: Trainer) -> None:
-        self._trainer = trainer
-        self._tokens_counted = str(trainer.args.include_num_input_tokens_seen)
-        self.counts_tokens = self._tokens_counted != "no"
+    def __init__(
+        self,
+        estimate: Callable[[Mapping[str, Any]], float],
+        *,
+        tokens_counted: str,
+        input_name: str,
+        pad_token_id: int | None,
+    ) -> None:
+        self._estimate = estimate
+        self._tokens_counted = tokens_counted
+        self._input_name = input_name
+        self._pad_token_id = pad_token_id
+        self.counts_tokens = tokens_counted != "no"
         self._flos_by_shapes: dict[Hashable, float] = {}
         self.flos = 0.0
         self._tokens: list[Any] = []
 
     def count(self, batch: Any) -> None:
         """Count a batch that has been used."""
-        self.flos += self._estimate(batch)
+        if isinstance(batch, Mapping):
+            shapes = tuple((name, getattr(value, "shape", None)) for name, value in batch.items())
+            if shapes not in self._flos_by_shapes:  # counting the parameters takes longer than a small step
+                self._flos_by_shapes[shapes] = float(self._estimate(batch))
+            self.flos += self._flos_by_shapes[shapes]
         if self.counts_tokens:
             self._tokens.append(self._tokens_of(batch))
 
@@ -49,28 +62,28 @@ class BatchCounter:
         tokens, self._tokens = sum(int(tokens) for tokens in self._tokens), []
         return int(ranks.sum([tokens])[0])
 
-    def _estimate(self, batch: Any) -> float:
-        """It takes the number of parameters, which takes longer than a small step to count: so once for each shape."""
-        if not isinstance(batch, Mapping):
-            return 0.0
-        shapes = tuple(
-            (name, value.shape if isinstance(value, torch.Tensor) else None) for name, value in batch.items()
-        )
-        if shapes not in self._flos_by_shapes:
-            self._flos_by_shapes[shapes] = float(self._trainer.floating_point_ops(batch))
-        return self._flos_by_shapes[shapes]
-
     def _tokens_of(self, batch: Mapping[str, Any]) -> Any:
-        name = self._trainer._main_input_name
-        if name not in batch:
+        if self._input_name not in batch:
             raise DataError(
                 f"Tokens are to be counted (`include_num_input_tokens_seen` is {self._tokens_counted!r}), but the "
-                f"batch has no {name!r}, only {', '.join(map(repr, batch))}. Set `main_input_name` of the model to "
-                "one of them, or leave the counting out."
+                f"batch has no {self._input_name!r}, only {', '.join(map(repr, batch))}. Set `main_input_name` of the "
+                "model to one of them, or set `include_num_input_tokens_seen` to 'no'."
             )
-        if self._tokens_counted != "non_padding":
-            return batch[name].numel()
-        if "attention_mask" in batch:
-            return batch["attention_mask"].sum()
-        padding = getattr(self._trainer.processing_class, "pad_token_id", None)
-        return batch[name].numel() if padding is None else (batch[name] != padding).sum()
+        tokens = batch[self._input_name]
+        if self._tokens_counted == "non_padding":
+            if "attention_mask" in batch:
+                return batch["attention_mask"].sum()
+            if self._pad_token_id is not None:
+                return (tokens != self._pad_token_id).sum()
+        return tokens.numel()
+
+
+def operations_of(model: Any, tokens: Any) -> float:
+    """Estimate the operations of a forward and backward pass: 6 per token and parameter that is no embedding.
+
+    0.0 for models without the method ``num_parameters`` that those of `transformers` have.
+    """
+    count = getattr(model, "num_parameters", None)
+    if not isinstance(tokens, torch.Tensor) or not callable(count):
+        return 0.0
+    return 6.0 * tokens.numel() * int(count(exclude_embeddings=True))

@@ -59,6 +59,7 @@ class TrainerFlow:
     optimizer: Any
     lr_scheduler: Any
     train_dataset: Any
+    processing_class: Any
     compute_loss_func: Callable[..., Any] | None
     model_accepts_loss_kwargs: bool
     is_in_train: bool
@@ -93,7 +94,12 @@ class TrainerFlow:
         self._output: TrainOutput | None = None
         self._loss_total = self._loss_count = 0.0
         self._last_logged_step = self._first_step = 0
-        self._counter = BatchCounter(self)  # type: ignore[arg-type]  # the flow is always a Trainer's
+        self._counter = BatchCounter(
+            self.floating_point_ops,
+            tokens_counted=str(args.include_num_input_tokens_seen),
+            input_name=self._main_input_name,
+            pad_token_id=getattr(self.processing_class, "pad_token_id", None),
+        )
         self._meter = self._memory_meter("train")
         self.is_in_train = True
         try:
@@ -420,6 +426,9 @@ class TrainerFlow:
         return True
 
     # ------------------------------------------------------------------------------------- what the trainer provides
+
+    def floating_point_ops(self, inputs: Mapping[str, Any]) -> float:
+        raise NotImplementedError
 
     def _evaluate(
         self, trial: Any, ignore_keys_for_eval: Sequence[str] | None, skip_scheduler: bool = False

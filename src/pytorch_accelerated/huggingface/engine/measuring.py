@@ -1,14 +1,10 @@
-"""How long something took, and how much memory it left in use."""
+"""Measures time and memory."""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 import torch
-
-if TYPE_CHECKING:
-    from pytorch_accelerated.huggingface.trainer import Trainer
 
 
 def speed_metrics(
@@ -18,7 +14,7 @@ def speed_metrics(
     num_steps: int | None = None,
     num_tokens: int | None = None,
 ) -> dict[str, float]:
-    """Seconds since `start_time` and what was done per second, under names that begin with `split`.
+    """Seconds since `start_time` and rates per second, with names that begin with `split`.
 
     Args:
         split: for example "train".
@@ -29,7 +25,7 @@ def speed_metrics(
     """
     seconds = time.time() - start_time
     metrics = {f"{split}_runtime": round(seconds, 4)}
-    if seconds > 0:  # a clock that was set back, or has not moved, tells no speed
+    if seconds > 0:  # unless the clock was set back, or has not moved
         for name, count in (("samples", num_samples), ("steps", num_steps), ("tokens", num_tokens)):
             if count is not None:
                 metrics[f"{split}_{name}_per_second"] = round(count / seconds, 3)
@@ -37,10 +33,10 @@ def speed_metrics(
 
 
 class MemoryMeter:
-    """Measures from now on how much memory this process takes.
+    """Measures how much memory this process takes, from now on.
 
     Args:
-        stage: what is measured: names begin with it.
+        stage: the first word of the metrics' names.
     """
 
     def __init__(self, stage: str) -> None:
@@ -51,10 +47,10 @@ class MemoryMeter:
         self._bytes_before = self._bytes_now()
 
     def stop(self) -> dict[str, int]:
-        """Bytes that are in use now and were not at the start, which is negative where memory was given back.
+        """The change in bytes since the start: negative if memory was freed.
 
-        Host memory as ``<stage>_mem_cpu_alloc_delta``; with CUDA also ``_mem_gpu_alloc_delta``, and what the peak
-        was above the end as ``_mem_gpu_peaked_delta``.
+        Host memory is ``<stage>_mem_cpu_alloc_delta``. With CUDA there are ``_mem_gpu_alloc_delta`` too, and
+        ``_mem_gpu_peaked_delta``, by which the peak exceeded the final value.
         """
         before, now = self._bytes_before, self._bytes_now()
         deltas = {f"{self._stage}_mem_{device}_alloc_delta": now[device] - before[device] for device in now}
@@ -73,22 +69,22 @@ class MemoryMeter:
 
 
 class MemoryTracker:
-    """What an overridden `evaluate` of older scripts calls before and after its loop, as ``_memory_tracker``.
+    """The ``_memory_tracker`` that an overridden `evaluate` of older scripts uses before and after its loop.
 
     Args:
-        trainer: whose arguments say whether memory is measured.
+        is_used: whether memory is measured.
     """
 
-    def __init__(self, trainer: Trainer) -> None:
-        self._trainer = trainer
+    def __init__(self, *, is_used: bool) -> None:
+        self._is_used = is_used
         self._meter: MemoryMeter | None = None
 
     def start(self) -> None:
-        """Measure from now on, if the arguments say so."""
-        self._meter = self._trainer._memory_meter("eval")
+        """Start to measure."""
+        self._meter = MemoryMeter("eval") if self._is_used else None
 
     def stop_and_update_metrics(self, metrics: dict[str, float] | None = None) -> None:
-        """Add what was measured to `metrics`."""
+        """Add the measurements to `metrics`."""
         if self._meter is not None and metrics is not None:
             metrics.update(self._meter.stop())
         self._meter = None

@@ -42,6 +42,22 @@ def parameter_groups(model: nn.Module, decayed: list[str], weight_decay: float) 
     ]
 
 
+def group_with(parameter: str | torch.Tensor, groups: list[dict[str, Any]], model: nn.Module) -> dict[str, Any]:
+    """The group of an optimizer with a parameter of `model`, given itself or by name.
+
+    Raises:
+        ConfigurationError: if there is none.
+    """
+    wanted = dict(model.named_parameters()).get(parameter) if isinstance(parameter, str) else parameter
+    for group in groups:
+        if any(one is wanted for one in group["params"]):
+            return group
+    shown = repr(parameter) if isinstance(parameter, str) else f"A parameter with the shape {tuple(parameter.shape)}"
+    raise ConfigurationError(
+        f"{shown} is in no group of the optimizer. Give a parameter of the model, or its name; frozen ones are in none."
+    )
+
+
 class _Made(NamedTuple):
     """How an optimizer is made: package and class, the arguments of Adam that it takes, and further ones."""
 

@@ -1,4 +1,4 @@
-"""What a trainer cannot be made of, and what scripts look for in it that `transformers` has."""
+"""Errors for parts that a trainer cannot use, and for methods of `transformers`' Trainer that it does not have."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import difflib
 import functools
 import inspect
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, ParamSpec
+from typing import Any, ParamSpec
 
 from torch import nn
 
@@ -15,17 +15,13 @@ from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, Mi
 from pytorch_accelerated.huggingface.arguments.deepspeed import check_parts
 from pytorch_accelerated.huggingface.arguments.strategies import IntervalStrategy, SaveStrategy
 from pytorch_accelerated.huggingface.arguments.training_arguments import TrainingArguments
-from pytorch_accelerated.huggingface.events.callbacks import is_ours
 from pytorch_accelerated.training.settings import check_optimizer
-
-if TYPE_CHECKING:
-    from pytorch_accelerated.huggingface.trainer import Trainer
 
 Parameters = ParamSpec("Parameters")
 
 _OLD_NAMES = {"tokenizer": "processing_class"}
 
-# Methods of `transformers`' Trainer that scripts override or call, and that nobody would call here.
+# Methods of `transformers`' Trainer that scripts override or call. This trainer would never call them.
 _HOOKS_ELSEWHERE = {
     "_clip_grad_norm": "Set `max_grad_norm` to 0, and change the gradients in `on_pre_optimizer_step` of a callback.",
     "_get_dataloader": "Override `get_train_dataloader`, `get_eval_dataloader` or `get_test_dataloader`.",
@@ -66,7 +62,7 @@ _METHODS_ELSEWHERE = {
 
 
 def refusing_unknown(init: Callable[Parameters, None]) -> Callable[Parameters, None]:
-    """`init`, with a clear error for arguments that it does not have, also where a subclass passes them on."""
+    """Add a clear error for unknown arguments to `init`, including those that a subclass passes on."""
 
     @functools.wraps(init)
     def checked(*args: Parameters.args, **kwargs: Parameters.kwargs) -> None:
@@ -91,11 +87,7 @@ def _explain_unknown(name: str, known: Iterable[str]) -> str:
 
 
 def refuse_hooks_that_do_not_exist(kind: type[Any]) -> None:
-    """Refuse a subclass that overrides what would never be called.
-
-    Raises:
-        ConfigurationError: names what to override instead.
-    """
+    """Raise a ConfigurationError if a subclass overrides a method that would never be called."""
     for name, remedy in _HOOKS_ELSEWHERE.items():
         if hasattr(kind, name):
             raise ConfigurationError(
@@ -105,11 +97,7 @@ def refuse_hooks_that_do_not_exist(kind: type[Any]) -> None:
 
 
 def refuse_method(kind: type[Any], name: str) -> None:
-    """Say what to do instead of calling a method that only `transformers` has.
-
-    Raises:
-        MissingMethodError: an AttributeError, if `name` is that of such a method.
-    """
+    """Raise a MissingMethodError, an AttributeError, if only the Trainer of `transformers` has a method `name`."""
     if name in _METHODS_ELSEWHERE:
         raise MissingMethodError(
             f"{kind.__name__} has no `{name}`: it trains, evaluates and predicts. {_METHODS_ELSEWHERE[name]}"
@@ -121,10 +109,10 @@ def refuse_method(kind: type[Any], name: str) -> None:
 
 
 def refuse_arguments(args: Any) -> None:
-    """Refuse arguments that are none of ours.
+    """Reject training arguments of another class.
 
     Raises:
-        ArgumentTypeError: says what they are.
+        ArgumentTypeError: names the class, and what to pass.
     """
     if not isinstance(args, TrainingArguments):
         kind = type(args)
@@ -135,15 +123,23 @@ def refuse_arguments(args: Any) -> None:
         )
 
 
-def refuse_construction(trainer: Trainer, model: Any) -> None:
-    """Refuse what a trainer cannot be made of. All complaints come in one error.
+def complaints_about_parts(
+    args: TrainingArguments,
+    *,
+    model: Any,
+    model_init: Any,
+    optimizer: Any,
+    scheduler: Any,
+    optimizer_cls_and_kwargs: Any,
+    compute_metrics: Any,
+) -> list[str]:
+    """The reasons why a trainer cannot be made of what its constructor was given.
 
     Raises:
-        ArgumentTypeError: for a model, an optimizer or a function that is none.
-        ConfigurationError: for all else.
+        ArgumentTypeError: for a model, an optimizer or a function of the wrong type.
     """
-    args, complaints = trainer.args, []
-    if (model is None) == (trainer.model_init is None):
+    complaints = []
+    if (model is None) == (model_init is None):
         both = "both are given" if model is not None else "neither is given"
         complaints.append(f"a trainer needs either `model` or `model_init`, but {both}: give one")
     elif model is not None and not isinstance(model, nn.Module):
@@ -151,120 +147,98 @@ def refuse_construction(trainer: Trainer, model: Any) -> None:
             f"`model` is {model!r}, which is no nn.Module. Give an instance of one, or a function that makes it as "
             "`model_init`."
         )
-    has_optimizers = trainer.optimizer is not None or trainer.lr_scheduler is not None
-    if trainer.model_init is not None and has_optimizers:
+    has_optimizers = optimizer is not None or scheduler is not None
+    if model_init is not None and has_optimizers:
         complaints.append(
             "`optimizers` belong to the parameters of one model, but `model_init` makes another one for each training: "
             "pass `optimizer_cls_and_kwargs`, or override `create_optimizer`"
         )
-    if trainer.optimizer is not None and trainer.optimizer_cls_and_kwargs is not None:
+    if optimizer is not None and optimizer_cls_and_kwargs is not None:
         complaints.append("`optimizers` and `optimizer_cls_and_kwargs` both give an optimizer: leave one out")
     complaints += check_parts(
         args,
-        has_optimizer=trainer.optimizer is not None or trainer.optimizer_cls_and_kwargs is not None,
-        has_scheduler=trainer.lr_scheduler is not None,
+        has_optimizer=optimizer is not None or optimizer_cls_and_kwargs is not None,
+        has_scheduler=scheduler is not None,
     )
     if args.fsdp and has_optimizers:
         complaints.append(
-            "`optimizers` were made of whole parameters, but `fsdp` cuts them: pass `optimizer_cls_and_kwargs`, or "
+            "`optimizers` were made of whole parameters, but `fsdp` shards them: pass `optimizer_cls_and_kwargs`, or "
             "override `create_optimizer`"
         )
-    if trainer.train_dataset is not None:
-        complaints += _complaints_about_datasets(trainer)
     if args.save_strategy == SaveStrategy.BEST and args.metric_for_best_model is None:
         complaints.append(
             "`args.metric_for_best_model` must be provided, because `save_strategy` is 'best': nothing else tells what "
             "that is"
         )
-    if trainer.compute_metrics is not None and not callable(trainer.compute_metrics):
+    if compute_metrics is not None and not callable(compute_metrics):
         raise ArgumentTypeError(
-            f"`compute_metrics` is {trainer.compute_metrics!r}, which cannot be called. Give a function of an "
+            f"`compute_metrics` is {compute_metrics!r}, which cannot be called. Give a function of an "
             "EvalPrediction that returns a dict."
         )
-    step = trainer.prediction_step
-    generates = not is_ours(step) or step.__qualname__.startswith("Seq2SeqTrainer.")
-    if getattr(args, "predict_with_generate", False) and not generates:
-        complaints.append(
-            f"`predict_with_generate` is True, but a {type(trainer).__name__} predicts what the model's forward "
-            "returns: use Seq2SeqTrainer, or override `prediction_step`"
-        )
-    if trainer.optimizer is not None:
-        check_optimizer(trainer.optimizer, (), has_own_step=True)  # its parameters are looked at when it trains
-    if args.batch_eval_metrics and not _takes_result_flag(trainer.compute_metrics):
+    if optimizer is not None:
+        check_optimizer(optimizer, (), has_own_step=True)  # its parameters are checked when it trains
+    computes_by_batch = args.batch_eval_metrics and compute_metrics is not None
+    if computes_by_batch and "compute_result" not in inspect.signature(compute_metrics).parameters:
         complaints.append(
             "`batch_eval_metrics` is True, so `compute_metrics` is called after each batch, but it has no parameter "
-            "`compute_result` to be told when the last one has come: add it, and return the metrics when it is True"
+            "`compute_result`, which says that the last batch has come: add it, and return the metrics when it is True"
         )
-    _refuse(complaints)
+    return complaints
 
 
-def refuse_training(trainer: Trainer) -> None:
-    """Refuse to train without what a training needs.
-
-    Raises:
-        ConfigurationError: names what is missing.
-    """
-    args, complaints = trainer.args, _complaints_about_datasets(trainer)
-    if not args.num_train_epochs and args.max_steps <= 0:
-        complaints.append(
-            f"`num_train_epochs` is {args.num_train_epochs!r}, so there is nothing to train: give a number above 0, or "
-            "`max_steps`"
-        )
-    makes_optimizer = trainer.model_init is None and trainer.optimizer is None and is_ours(trainer.create_optimizer)
-    parameters = list(trainer.model.parameters())
-    if makes_optimizer and parameters and not any(parameter.requires_grad for parameter in parameters):
-        complaints.append(
-            f"all parameters of the {type(trainer.model).__name__} are frozen, so nothing could be learnt: set "
-            "`requires_grad` of those that training shall change to True"
-        )
-    _refuse(complaints)
-
-
-def refuse_foreign_schedule(optimizer: Any, schedule: Any) -> None:
-    """Refuse a schedule of another optimizer, which would change nothing here, as far as it says whose it is.
-
-    Raises:
-        ConfigurationError: says how to make both.
-    """
-    scheduled = getattr(schedule, "optimizer", None)
-    if scheduled is not None and _innermost(scheduled) is not _innermost(optimizer):
-        raise ConfigurationError(
-            f"The schedule, a {type(schedule).__name__}, belongs to another optimizer than the one that trains, so the "
-            "learning rate would never change. Make it of the optimizer that stands before it in `optimizers`; for "
-            "that of the trainer, override `create_scheduler`, which gets it."
-        )
-
-
-def _innermost(optimizer: Any) -> Any:
-    """The optimizer itself, inside of accelerate's wrapper if it is in one."""
-    return getattr(optimizer, "optimizer", optimizer)
-
-
-def _complaints_about_datasets(trainer: Trainer) -> list[str]:
-    args, complaints = trainer.args, []
-    if (
-        args.eval_strategy != IntervalStrategy.NO
-        and trainer.eval_dataset is None
-        and all(map(is_ours, (trainer.evaluate, trainer.get_eval_dataloader, trainer._evaluate)))
-    ):
+def complaints_about_data(args: TrainingArguments, train_dataset: Any, *, lacks_eval_dataset: bool) -> list[str]:
+    """The reasons why a run cannot use these datasets."""
+    complaints = []
+    if args.eval_strategy != IntervalStrategy.NO and lacks_eval_dataset:
         complaints.append(
             f"`eval_strategy` is {str(args.eval_strategy)!r}, but there is no `eval_dataset` to evaluate: pass one, or "
             "set it to 'no'"
         )
-    dataset = trainer.train_dataset
-    if dataset is not None and not hasattr(dataset, "__len__") and args.max_steps <= 0:
+    if train_dataset is not None and not hasattr(train_dataset, "__len__") and args.max_steps <= 0:
         complaints.append(
-            f"the training set, a {type(dataset).__name__}, has no length, so nobody knows when to stop: set "
+            f"the training set, a {type(train_dataset).__name__}, has no length, so it is unknown when to stop: set "
             "`max_steps`"
         )
     return complaints
 
 
-def _takes_result_flag(compute_metrics: Any) -> bool:
-    return compute_metrics is None or "compute_result" in inspect.signature(compute_metrics).parameters
+def complaints_about_training(args: TrainingArguments, model: nn.Module, *, makes_optimizer: bool) -> list[str]:
+    """The reasons why a training would change nothing."""
+    complaints = []
+    if not args.num_train_epochs and args.max_steps <= 0:
+        complaints.append(
+            f"`num_train_epochs` is {args.num_train_epochs!r}, so there is nothing to train: give a number above 0, or "
+            "`max_steps`"
+        )
+    parameters = list(model.parameters())
+    if makes_optimizer and parameters and not any(parameter.requires_grad for parameter in parameters):
+        complaints.append(
+            f"all parameters of the {type(model).__name__} are frozen, so nothing could be learnt: set "
+            "`requires_grad` of those that training should change to True"
+        )
+    return complaints
 
 
-def _refuse(complaints: list[str]) -> None:
+def refuse(complaints: list[str]) -> None:
+    """Raise one ConfigurationError with all complaints, if there are any."""
     if complaints:
         text = "; ".join(complaints)
-        raise ConfigurationError(f"{text[0].upper() if text[0].isalpha() else text[0]}{text[1:]}.")
+        raise ConfigurationError(f"{text[0].upper()}{text[1:]}.")
+
+
+def refuse_foreign_schedule(optimizer: Any, schedule: Any) -> None:
+    """Reject a schedule that belongs to another optimizer, if it says so: it would change nothing.
+
+    Raises:
+        ConfigurationError: says how to make both.
+    """
+    scheduled = getattr(schedule, "optimizer", None)
+    # Either may be inside accelerate's wrapper.
+    if scheduled is not None and getattr(scheduled, "optimizer", scheduled) is not getattr(
+        optimizer, "optimizer", optimizer
+    ):
+        raise ConfigurationError(
+            f"The schedule, a {type(schedule).__name__}, belongs to another optimizer than the one that trains, so the "
+            "learning rate would never change. Make it of the optimizer that stands before it in `optimizers`; for "
+            "that of the trainer, override `create_scheduler`, which gets it."
+        )

@@ -109,6 +109,17 @@ def inner_model(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
+def refuse_no_inputs(batch: Any, model: Any) -> None:
+    """Raise a DataError if there is nothing in a batch for the model."""
+    if batch is None:
+        raise DataError("A batch is None. Return one, a dict of tensors, from the `data_collator`.")
+    if not len(batch):
+        raise DataError(
+            "A batch is empty, so the model gets no input. Check the columns of the dataset and what the "
+            f"`data_collator` makes of them; the model takes {', '.join(signature_columns(model, ()))}."
+        )
+
+
 def without_unused_columns(dataset: Any, columns: Sequence[str]) -> Any:
     """`dataset` with no columns but these, where it is one of `datasets`; any other one as it is.
 

@@ -4,17 +4,40 @@ from __future__ import annotations
 
 import inspect
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
-from pytorch_accelerated.errors import ConfigurationError, DataError
+from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, DataError
 from pytorch_accelerated.huggingface.models.collating import columns_of, inner_model, signature_columns
 from pytorch_accelerated.training.settings import returns_a_sum
 
 if TYPE_CHECKING:
     from pytorch_accelerated.huggingface.trainer import Trainer
+
+
+def made_model(model_init: Callable[..., Any], trial: Any = None) -> nn.Module:
+    """A new model from `model_init`, which may take the trial.
+
+    Raises:
+        ArgumentTypeError: if it returns no model, or needs other arguments.
+    """
+    needed = [
+        parameter.name
+        for parameter in inspect.signature(model_init).parameters.values()
+        if parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD
+    ]
+    if len(needed) > 1:
+        raise ArgumentTypeError(
+            f"`model_init` needs the arguments {', '.join(needed)}, but it is called with a trial, which is None, "
+            "or with nothing. Give the others a default, for example with functools.partial."
+        )
+    model = model_init(trial) if needed else model_init()
+    if not isinstance(model, nn.Module):
+        raise ArgumentTypeError(f"`model_init` returned {model!r}, which is no nn.Module. Return a new model.")
+    return model
 
 
 def accepts_loss_kwargs(model: Any) -> bool:
@@ -117,37 +140,36 @@ def outputs_of(model: Any, inputs: Mapping[str, Any], *, bare_model: Any) -> Any
         ) from error
 
 
-def refuse_looking_for(error: KeyError, trainer: Trainer) -> None:
-    """Say why a loss does not find a column in the batch, if it is because that was taken out; else nothing.
+def refuse_missing_column(
+    error: KeyError, owner: str, model: nn.Module, label_names: Iterable[str], dataset: Any
+) -> None:
+    """Explain a KeyError of `compute_loss`, if the column it looks for was removed from the batch; else do nothing.
 
     Raises:
         DataError: names the column and the remedies.
     """
     name = error.args[0] if error.args else None
-    if not isinstance(name, str) or not trainer.args.remove_unused_columns:
-        return
-    if name in signature_columns(trainer.model, trainer.label_names) or name not in columns_of(trainer.train_dataset):
+    if not isinstance(name, str) or name in signature_columns(model, label_names) or name not in columns_of(dataset):
         return
     raise DataError(
-        f"{type(trainer).__name__}.compute_loss looks for {name!r}, which the dataset has but not the batch: columns "
-        f"that the forward of {type(trainer.model).__name__} does not name are taken out. Set label_names=[{name!r}], "
-        "which keeps it and makes it the label of evaluations, or remove_unused_columns=False, which keeps all columns."
+        f"{owner}.compute_loss looks for {name!r}, which the dataset has but not the batch: columns that the forward "
+        f"of {type(model).__name__} does not name are taken out. Set label_names=[{name!r}], which keeps it and makes "
+        "it the label of evaluations, or remove_unused_columns=False, which keeps all columns."
     ) from error
 
 
-def refuse_without_items(error: TypeError, trainer: Trainer) -> None:
-    """Say what an overridden `compute_loss` of older scripts lacks, if it does; else nothing.
+def refuse_missing_parameters(error: TypeError, owner: str, compute_loss: Callable[..., Any]) -> None:
+    """Explain a TypeError of an overridden `compute_loss` of older scripts, if it lacks parameters; else do nothing.
 
     Raises:
-        ConfigurationError: names the parameter.
+        ConfigurationError: names the parameters.
     """
-    parameters = inspect.signature(trainer.compute_loss).parameters
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    missing = [name for name in ("return_outputs", "num_items_in_batch") if name not in parameters]
-    if missing and not takes_any:
-        defaults = {"return_outputs": "False", "num_items_in_batch": "None"}
+    parameters = inspect.signature(compute_loss).parameters
+    defaults = {"return_outputs": "False", "num_items_in_batch": "None"}
+    missing = [name for name in defaults if name not in parameters]
+    if missing and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         raise ConfigurationError(
-            f"{type(trainer).__name__}.compute_loss({', '.join(parameters)}) has no parameter "
+            f"{owner}.compute_loss({', '.join(parameters)}) has no parameter "
             f"{' and no '.join(f'`{name}`' for name in missing)}, which it is called with. Add "
             f"{', '.join(f'{name}={defaults[name]}' for name in missing)}; the mean over a batch is right all the same."
         ) from error
