@@ -1,5 +1,6 @@
 """Evaluation and prediction: every row once and in order, whatever the sizes, with the numbers of one big batch."""
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import nn
 
 from pytorch_accelerated.errors import DataError, HookOutputError
 from pytorch_accelerated.huggingface import EvalLoopOutput, EvalPrediction, PredictionOutput, Trainer
+from pytorch_accelerated.prediction.padded import PaddedRows
 from tests.huggingface.runs import Recorder, Regression, Rows, Stream, make_trainer
 from tests.support.reference import SINGLE, assert_same_numbers
 
@@ -411,12 +413,9 @@ def test_without_an_evaluation_set_there_is_nothing_to_evaluate(tmp_path: Path) 
 
 @pytest.mark.fact("Differences: predictions go to disk past a stated size, so memory stays flat")
 def test_many_rows_wait_in_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pytorch_accelerated.huggingface.evaluation import rows as rows_module
-
-    collector = rows_module.RowCollector
     monkeypatch.setattr(
-        "pytorch_accelerated.huggingface.evaluation.evaluating.RowCollector",
-        lambda *args, **kwargs: collector(*args, **kwargs, memory_bytes=8),
+        "pytorch_accelerated.huggingface.evaluation.evaluating.PaddedRows",
+        functools.partial(PaddedRows, memory_bytes=8),
     )
     trainer = make_trainer(tmp_path, per_device_eval_batch_size=2)
     output = trainer.predict(Rows(7))

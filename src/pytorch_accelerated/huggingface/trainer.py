@@ -86,7 +86,6 @@ from pytorch_accelerated.huggingface.evaluation.evaluating import (
 )
 from pytorch_accelerated.huggingface.evaluation.outputs import EvalLoopOutput, PredictionOutput, TrainOutput
 from pytorch_accelerated.huggingface.evaluation.results import as_table, formatted, save_results
-from pytorch_accelerated.huggingface.evaluation.rows import PADDING
 from pytorch_accelerated.huggingface.events.callbacks import (
     DEFAULT_CALLBACKS,
     CallbackHandler,
@@ -126,6 +125,7 @@ from pytorch_accelerated.huggingface.models.loading import (
 from pytorch_accelerated.huggingface.models.smoothing import LabelSmoother
 from pytorch_accelerated.huggingface.models.special_tokens import take_over_special_tokens
 from pytorch_accelerated.models.sharding import has_shards
+from pytorch_accelerated.prediction.padded import PADDING
 from pytorch_accelerated.processes.accelerators import send_to_device
 
 if TYPE_CHECKING:

@@ -18,11 +18,11 @@ from pytorch_accelerated.huggingface.evaluation.generating import (
     padding_token,
 )
 from pytorch_accelerated.huggingface.evaluation.outputs import PredictionOutput
-from pytorch_accelerated.huggingface.evaluation.rows import PADDING
 from pytorch_accelerated.huggingface.events.callbacks import is_ours
 from pytorch_accelerated.huggingface.trainer import Trainer
 from pytorch_accelerated.huggingface.training_args_seq2seq import Seq2SeqTrainingArguments
 from pytorch_accelerated.models.sharding import has_shards
+from pytorch_accelerated.prediction.padded import PADDING
 
 __all__ = ["Seq2SeqTrainer"]
 

@@ -1,7 +1,8 @@
-"""All predictions of a pass, in dataset order, each once; `StoredPredictions` opens those that went to a folder.
+"""All rows of a pass, in dataset order, each once; `StoredPredictions` opens predictions that went to a folder.
 
-`collecting` says what takes them. `rows` and `blocks` do this rank's part, `nested` takes tensors out of nested data,
-`pieces` works out the order, and `in_memory` and `stored` put the rows of all ranks together.
+`collecting` makes the collector of a prediction: `in_memory` or `stored`, which take rows of one kind through `rows`
+and `blocks`. `padded` takes rows that differ. `arriving` brings rows off the device, `nested` is about their structure,
+`pieces` works out their order, and `joining` exchanges them between the ranks.
 """
 
 from pytorch_accelerated.prediction.stored import StoredPredictions

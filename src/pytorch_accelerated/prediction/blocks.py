@@ -55,6 +55,12 @@ def number_of_rows(leaves: Leaves) -> int:
     return len(next(iter(leaves.values())))
 
 
+def block_sizes(rows: int, rows_per_block: int) -> list[int]:
+    """The rows of each block that `rows` fill."""
+    full, rest = divmod(rows, rows_per_block)
+    return [rows_per_block] * full + [rest] * bool(rest)
+
+
 def rows_per_block(kinds: Kinds, block_bytes: int) -> int:
     row_bytes = sum(dtype.itemsize * math.prod(shape) for dtype, shape in kinds.values())
     return max(1, block_bytes // max(1, row_bytes))

@@ -9,8 +9,10 @@ import numpy as np
 import torch
 
 from pytorch_accelerated.errors import ArgumentTypeError, DataError
+from pytorch_accelerated.prediction.arriving import ArrivingRows
 from pytorch_accelerated.prediction.blocks import Blocks, Kinds, number_of_rows
-from pytorch_accelerated.prediction.nested import ROOT, Leaves, map_leaves, without_classes
+from pytorch_accelerated.prediction.nested import ROOT, Leaves, without_classes
+from pytorch_accelerated.trees import map_paths
 
 
 class CollectedRows:
@@ -32,7 +34,7 @@ class CollectedRows:
         self._kinds: Kinds = {}
         self._batches: list[tuple[int, int]] = []
         self._blocks: Blocks | None = None
-        self._in_flight: tuple[Leaves, list[torch.cuda.Event]] | None = None
+        self._arriving = ArrivingRows(self._put)
 
     def facts(self) -> RowFacts:
         return RowFacts(self._kinds, without_classes(self.structure), self._batches)
@@ -40,33 +42,15 @@ class CollectedRows:
     def add(self, start: int, predictions: Any) -> None:
         leaves = self._checked(start, predictions)
         self._batches.append((start, number_of_rows(leaves)))
-        devices = {leaf.device for leaf in leaves.values() if leaf.is_cuda}
-        # On the way from a CUDA device torch puts the copy into pinned memory; what is in host memory already must be
-        # copied too if it has to wait for the others, because its owner may go on using it.
-        on_host = {
-            path: leaf.detach().to("cpu", non_blocking=leaf.is_cuda, copy=bool(devices))
-            for path, leaf in leaves.items()
-        }
-        arrivals = [torch.cuda.current_stream(device).record_event() for device in devices]
-        self._settle()
-        self._in_flight = on_host, arrivals
-        if not arrivals:
-            self._settle()
+        self._arriving.add(leaves)
 
     def finish(self) -> None:
-        self._settle()
+        self._arriving.finish()
         if self._blocks is not None:
             for block in self._blocks.rest():
                 self._keep(block)
 
-    def _settle(self) -> None:
-        """Wait for the batch on its way, if there is one, and put its rows below the others."""
-        if self._in_flight is None:
-            return
-        leaves, arrivals = self._in_flight
-        self._in_flight = None
-        for arrival in arrivals:
-            arrival.synchronize()
+    def _put(self, leaves: Leaves) -> None:
         assert self._blocks is not None
         for block in self._blocks.put(leaves):
             self._keep(block)
@@ -83,7 +67,7 @@ class CollectedRows:
                 complaints.append(f"{path} is {error}")
             return path
 
-        structure = map_leaves(store, predictions)
+        structure = map_paths(store, predictions, ROOT)
         if complaints:
             raise ArgumentTypeError(
                 f"{where} hold something else than tensors: {'; '.join(complaints)}. Return tensors or arrays with one "

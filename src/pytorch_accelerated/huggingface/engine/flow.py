@@ -36,9 +36,9 @@ from pytorch_accelerated.huggingface.engine.counting import BatchCounter
 from pytorch_accelerated.huggingface.engine.determinism import enable_full_determinism
 from pytorch_accelerated.huggingface.engine.measuring import MemoryMeter, speed_metrics
 from pytorch_accelerated.huggingface.evaluation.outputs import TrainOutput
-from pytorch_accelerated.huggingface.evaluation.rows import PADDING
 from pytorch_accelerated.huggingface.events.callbacks import is_log_due, is_ours
 from pytorch_accelerated.huggingface.events.state import TrainerControl, TrainerState, exported_states
+from pytorch_accelerated.prediction.padded import PADDING
 from pytorch_accelerated.progress.formats import format_update_size
 from pytorch_accelerated.seeding import set_seed
 

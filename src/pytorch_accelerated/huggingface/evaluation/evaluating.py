@@ -13,7 +13,7 @@ import torch
 from pytorch_accelerated.data.batch_size import batch_size_of
 from pytorch_accelerated.errors import DataError, HookOutputError
 from pytorch_accelerated.huggingface.evaluation.outputs import EvalLoopOutput, EvalPrediction
-from pytorch_accelerated.huggingface.evaluation.rows import PADDING, RowCollector, as_objects
+from pytorch_accelerated.prediction.padded import PADDING, PaddedRows, as_objects
 from pytorch_accelerated.processes.ranks import Ranks
 from pytorch_accelerated.tracking.loss import LossTracker
 from pytorch_accelerated.trees import map_leaves
@@ -73,7 +73,7 @@ class EvaluationCollector:
         self._computes_by_batch = args.batch_eval_metrics and compute_metrics is not None
         self._losses = LossTracker()
         self._num_samples = 0
-        self._rows = RowCollector(
+        self._rows = PaddedRows(
             ranks,
             Path(str(args.output_dir)),
             joins=args.eval_do_concat_batches,

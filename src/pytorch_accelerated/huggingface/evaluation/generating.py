@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from pytorch_accelerated.errors import ConfigurationError, DataError
-from pytorch_accelerated.huggingface.evaluation.rows import PADDING
 from pytorch_accelerated.optional import require
+from pytorch_accelerated.prediction.padded import PADDING
 
 _OF_DECODER = ("decoder_input_ids", "decoder_attention_mask")
 

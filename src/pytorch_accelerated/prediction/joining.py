@@ -1,0 +1,76 @@
+"""The blocks of all ranks, put below each other in dataset order."""
+
+from __future__ import annotations
+
+import collections
+import math
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+
+from pytorch_accelerated.prediction.pieces import Piece
+from pytorch_accelerated.processes.gathering import octets_of
+from pytorch_accelerated.processes.ranks import Ranks
+
+EXCHANGE_BYTES = 64 * 2**20
+
+Kind = tuple[torch.dtype, tuple[int, ...]]  # dtype and shape of a block
+Place = tuple[int, int]  # rank, and number of the block there
+
+
+def exchange_blocks(
+    ranks: Ranks, own: collections.deque[torch.Tensor], kinds: Sequence[Sequence[Kind]]
+) -> Iterator[dict[Place, torch.Tensor]]:
+    """Yield the blocks of all ranks, of which `kinds` tells, a few at a time. Must be called by all ranks.
+
+    Those of this rank are taken from `own` one by one, so that no rows stay in memory twice.
+    """
+    longest = max(map(len, kinds))
+    first = 0
+    while first < longest:
+        last, sizes = first, dict[Place, int]()
+        while last < longest and sum(sizes.values()) < EXCHANGE_BYTES:
+            sizes |= {
+                (rank, last): theirs[last][0].itemsize * math.prod(theirs[last][1])
+                for rank, theirs in enumerate(kinds)
+                if last < len(theirs)
+            }
+            last += 1
+        blocks = [own.popleft() for _ in range(min(last - first, len(own)))]
+        if ranks.count == 1:
+            yield {(0, first + index): block for index, block in enumerate(blocks)}
+        else:  # bytes travel, because not every dtype can
+            octets = ranks.gather(torch.cat([torch.empty(0, dtype=torch.uint8), *map(octets_of, blocks)]))
+            places = sorted(sizes)
+            parts = torch.split(octets, [sizes[place] for place in places])
+            yield {
+                place: _restored(part, *kinds[place[0]][place[1]]) for place, part in zip(places, parts, strict=True)
+            }
+        first = last
+
+
+def put_in_order(
+    result: torch.Tensor,
+    pieces: Iterable[Piece],
+    groups: Iterable[dict[Place, torch.Tensor]],
+    padding: torch.Tensor | None = None,
+) -> None:
+    """Copy the `pieces` of blocks into `result`, one behind the other. `padding` fills up rows that are shorter."""
+    targets: dict[Place, list[tuple[int, Piece]]] = collections.defaultdict(list)
+    position = 0
+    for piece in pieces:
+        targets[piece.rank, piece.block].append((position, piece))
+        position += piece.rows
+    for group in groups:
+        for place, block in group.items():
+            for position, piece in targets[place]:
+                rows = result[position : position + piece.rows]
+                if padding is not None and rows.shape[1:] != block.shape[1:]:
+                    rows.copy_(padding)
+                inner = (slice(None), *map(slice, block.shape[1:]))
+                rows[inner] = block[piece.first : piece.first + piece.rows]
+
+
+def _restored(octets: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    is_aligned = octets.storage_offset() % dtype.itemsize == 0
+    return (octets if is_aligned else octets.clone()).view(dtype).view(shape)
