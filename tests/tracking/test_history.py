@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from pytorch_accelerated.errors import UnknownMetricError
-from pytorch_accelerated.tracking.history import InMemoryRunHistory, MetricRecord, RunHistory
+from pytorch_accelerated.tracking.history import InMemoryRunHistory, RunHistory
+from pytorch_accelerated.tracking.values import MetricRecord
 from tests.support.processes import run_script
 
 

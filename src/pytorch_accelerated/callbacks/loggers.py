@@ -18,7 +18,7 @@ from pytorch_accelerated.checkpointing import disk
 from pytorch_accelerated.checkpointing.likeness import require_kinds
 from pytorch_accelerated.checkpointing.publish import replacing
 from pytorch_accelerated.checkpointing.run_parts import check_records
-from pytorch_accelerated.tracking.history import MetricRecord
+from pytorch_accelerated.tracking.values import MetricRecord
 
 if TYPE_CHECKING:
     from pytorch_accelerated.trainer import Trainer

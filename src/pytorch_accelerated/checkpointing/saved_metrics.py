@@ -13,8 +13,8 @@ from pytorch_accelerated.checkpointing.retention import SavedState
 from pytorch_accelerated.checkpointing.state_folder import read_state
 from pytorch_accelerated.checkpointing.strict_json import dump_json
 from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError
-from pytorch_accelerated.tracking.history import MetricRecord, RunHistory
-from pytorch_accelerated.tracking.values import is_scalar
+from pytorch_accelerated.tracking.history import RunHistory
+from pytorch_accelerated.tracking.values import MetricRecord, is_scalar
 
 if TYPE_CHECKING:
     from pytorch_accelerated.processes.ranks import Ranks

@@ -1,6 +1,7 @@
 """What a run has measured."""
 
-from pytorch_accelerated.tracking.history import InMemoryRunHistory, MetricRecord, RunHistory
+from pytorch_accelerated.tracking.history import InMemoryRunHistory, RunHistory
 from pytorch_accelerated.tracking.loss import LossTracker
+from pytorch_accelerated.tracking.values import MetricRecord
 
 __all__ = ["InMemoryRunHistory", "LossTracker", "MetricRecord", "RunHistory"]

@@ -7,38 +7,17 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Sequence
 from collections.abc import Set as AbstractSet
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.errors import UnknownMetricError
 from pytorch_accelerated.optional import require
 from pytorch_accelerated.tracking.plotting import plot_records
 from pytorch_accelerated.tracking.timing import EpochTiming
-from pytorch_accelerated.tracking.values import is_scalar, stored_value
+from pytorch_accelerated.tracking.values import MetricRecord, stored_value
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
-
-
-class MetricRecord(NamedTuple):
-    """One value of a metric.
-
-    Attributes:
-        name: of the metric, with its prefix.
-        value: a float for a number, NaN and infinities among them; else what was recorded.
-        epoch: the epoch in which it was recorded, counted from 1.
-        update: the optimizer updates that had been finished since the history was reset.
-    """
-
-    name: str
-    value: Any
-    epoch: int
-    update: int
-
-    @property
-    def is_scalar(self) -> bool:
-        """Whether the value is a number: only those are in tables, plots and logs, and can be watched."""
-        return is_scalar(self.value)
 
 
 class RunHistory(ABC):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from pytorch_accelerated.tracking.history import MetricRecord
+    from pytorch_accelerated.tracking.values import MetricRecord
 
 # Names begin with who measured: train_loss_epoch and ema_model_eval_loss_epoch both are a loss.
 _ROLES = re.compile("(?:(?:ema_model|intermediate|training|train|evaluation|eval|validation|valid|val|test)[_/])*")

@@ -3,12 +3,33 @@
 from __future__ import annotations
 
 import numbers
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from pytorch_accelerated.trees import map_leaves, plain_parts_of
+
+
+class MetricRecord(NamedTuple):
+    """One value of a metric.
+
+    Attributes:
+        name: of the metric, with its prefix.
+        value: a float for a number, NaN and infinities among them; else what was recorded.
+        epoch: the epoch in which it was recorded, counted from 1.
+        update: the optimizer updates that had been finished since the history was reset.
+    """
+
+    name: str
+    value: Any
+    epoch: int
+    update: int
+
+    @property
+    def is_scalar(self) -> bool:
+        """Whether the value is a number: only those are in tables, plots and logs, and can be watched."""
+        return is_scalar(self.value)
 
 
 def stored_value(value: Any) -> Any:
