@@ -244,7 +244,8 @@ def _statements(body: list[ast.stmt], with_types: bool) -> Iterator[ast.stmt]:
 
 
 def _reachable(start: str, graph: dict[str, set[str]]) -> set[str]:
-    found, waiting = set(), [start]
+    found: set[str] = set()
+    waiting = [start]
     while waiting:
         for name in graph.get(waiting.pop(), set()) - found:
             found.add(name)
