@@ -45,8 +45,7 @@ def test_a_child_process_can_import_torchvision_and_timm() -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("run", [run_on_ranks, run_under_torchrun])
-@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize(("run", "world_size"), [(run_on_ranks, 1), (run_on_ranks, 3), (run_under_torchrun, 3)])
 def test_every_rank_runs_the_script(run: Callable[..., Output], world_size: int) -> None:
     output = run(SAY_WHERE, world_size, "--size", 3)
     assert output.stdout_of_ranks == tuple(

@@ -88,11 +88,6 @@ def test_a_generator_of_samples_is_warned_of(sample: Any) -> None:
         make(Loss, callbacks=()).train((sample for _ in range(2)), 1)
 
 
-def test_an_empty_iterator_has_no_first_batch() -> None:
-    with pytest.raises(ValueError, match="nothing to train on"):
-        make(callbacks=()).train(iter([]), 1)
-
-
 def test_a_loader_of_torch_needs_no_words(capsys: Any) -> None:
     make(callbacks=()).train(DataLoader(ROWS, 4), 1)
     assert capsys.readouterr().out == ""

@@ -404,20 +404,6 @@ def test_an_iterator_that_is_used_up_is_an_error_that_says_so():
     refused(lambda: make(base=NoIterators).train(DATA, 2, DATA), DataError, "nothing to evaluate", "used up")
 
 
-def test_an_iterator_that_begins_anew_is_as_good_as_a_list():
-    class Again:
-        def __iter__(self) -> Any:
-            self.batches = iter([(DATA[0][:4], DATA[1][:4])] * 2)
-            return self
-
-        def __next__(self) -> Any:
-            return next(self.batches)
-
-    trainer = make()
-    trainer.train(Again(), 3)
-    assert trainer.run_state.updates == 6
-
-
 def test_an_empty_evaluation_set_is_refused_before_training():
     trainer = make()
     refused(lambda: trainer.train(DATA, 1, EMPTY), DataError, "nothing to evaluate", "samples: 0", trainer=trainer)
@@ -490,19 +476,6 @@ def test_a_loader_hook_that_returns_no_loader_is_refused(loader: Any):
             return loader
 
     refused(lambda: make(base=NoLoader).train(DATA, 1), ArgumentTypeError, type(loader).__name__, "iterable of batches")
-
-
-@pytest.mark.parametrize(
-    ("dataset", "words"),
-    [
-        (DATA[0], ["The batch is a Tensor", "Override `calculate_train_batch_loss`"]),
-        ((DATA[0],), ["a list of 1 item"]),
-        ({"x": DATA[0]}, ["'x'", "input", "none of the names fits"]),
-    ],
-)
-def test_a_batch_that_the_default_hook_cannot_take_is_refused(dataset: Any, words: list[str]):
-    trainer = make()
-    refused(lambda: trainer.train(dataset, 1), DataError, *words, trainer=trainer)
 
 
 def test_without_a_loss_function_a_pair_or_a_model_without_a_loss_is_refused():
