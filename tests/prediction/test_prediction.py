@@ -196,9 +196,9 @@ def test_a_hook_may_return_anything_with_a_row_for_each_sample() -> None:
     [
         (lambda batch: batch[:1], HookOutputError, "returned 1 rows for a batch of 4 samples"),
         (lambda batch: batch.sum(), DataError, "one row per sample"),
-        (lambda batch: "text", ArgumentTypeError, "something else than tensors"),
+        (lambda batch: "text", ArgumentTypeError, "values other than tensors"),
         (lambda batch: {"x": batch, "y": batch[:2]}, DataError, "'y'.* has 2"),
-        (lambda batch: None, ArgumentTypeError, "something else than tensors"),
+        (lambda batch: None, ArgumentTypeError, "values other than tensors"),
     ],
     ids=["too few rows", "no rows", "text", "uneven", "nothing"],
 )
@@ -313,7 +313,7 @@ def test_arguments_that_cannot_work_are_refused_before_anything_is_written(tmp_p
             attempt()
         assert list(tmp_path.iterdir()) == []
     (path / "something").mkdir(parents=True)
-    with pytest.raises(ConfigurationError, match="is there already"):
+    with pytest.raises(ConfigurationError, match="exists already"):
         trainer.predict(INPUTS, output_path=path)
 
 

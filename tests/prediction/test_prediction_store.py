@@ -268,7 +268,7 @@ def test_tensors_without_a_row_per_sample_are_refused(collect: Collect, predicti
 def test_rows_that_do_not_fit_below_the_first_ones_are_refused(collect: Collect, second: Any, named: str) -> None:
     collector = collect()
     collector.add(0, {"a": torch.zeros(2, 5)})
-    with pytest.raises(DataError, match=rf"row 2 cannot be put below .*{named}"):
+    with pytest.raises(DataError, match=rf"row 2 cannot be joined with .*{named}"):
         collector.add(2, second)
     collector.abort()
 
@@ -290,7 +290,7 @@ def test_what_is_at_the_output_path_is_refused_and_left_alone(ranks: Ranks, tmp_
     write_predictions(ranks, tmp_path / "predictions")
     before = sorted(tmp_path.rglob("*"))
     for name in ("file", "folder", "predictions"):
-        with pytest.raises(ConfigurationError, match=rf"{name} is there already.*Choose a new `output_path`"):
+        with pytest.raises(ConfigurationError, match=rf"{name} exists already.*Choose a new `output_path`"):
             collect_predictions(ranks, tmp_path / name)
     assert sorted(tmp_path.rglob("*")) == before
     assert (tmp_path / "file").read_text() == "mine"
@@ -301,7 +301,7 @@ def test_what_came_to_the_output_path_in_the_meantime_is_left_alone(ranks: Ranks
     writer.add(0, torch.zeros(2))
     (tmp_path / "predictions").mkdir()
     (tmp_path / "predictions" / "file").write_text("mine")
-    with pytest.raises(ConfigurationError, match="is there already"):
+    with pytest.raises(ConfigurationError, match="exists already"):
         writer.finish()
     assert [path.name for path in tmp_path.rglob("*")] == ["predictions", "file"]
 
@@ -606,12 +606,12 @@ for collector in collectors(2**20):
 
 # Failures of one rank are errors of all.
 for collector in collectors(2**20):
-    words = "predictions of rank 1 cannot be put below those of rank 0"
+    words = "predictions of rank 1 cannot be joined with those of rank 0"
     cells, width = [(ranks.index, ranks.index + 1)], min(3 + ranks.index, 4)
     raises(DataError, words, lambda: collected(collector, cells, lambda *_: torch.zeros(1, width)))
 
 occupied = folder / "predictions 1"
-raises(ConfigurationError, "is there already", lambda: StoredPredictionsWriter(ranks, occupied))
+raises(ConfigurationError, "exists already", lambda: StoredPredictionsWriter(ranks, occupied))
 
 
 def fail(*_):

@@ -1,4 +1,4 @@
-"""Rows put below each other in host memory, in blocks of bounded size."""
+"""Joins rows to blocks of bounded size in host memory."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pytorch_accelerated.prediction.nested import Leaves
 
 BLOCK_BYTES = 64 * 2**20
 
-# By the path of the tensor: dtype, and shape of one row.
+# By the path of the tensor: its dtype, and the shape of one row.
 Kinds = dict[str, tuple[torch.dtype, tuple[int, ...]]]
 
 
 class Blocks:
-    """Puts rows below each other in host memory, in blocks of `block_bytes`. Every block is new memory."""
+    """Joins rows to blocks of `block_bytes`. Every block has memory of its own."""
 
     def __init__(self, kinds: Kinds, block_bytes: int) -> None:
         self._kinds = kinds
@@ -25,7 +25,7 @@ class Blocks:
         self._filled = 0
 
     def put(self, leaves: Leaves) -> Iterator[Leaves]:
-        """Copy `leaves` behind what is there, and yield the blocks that this fills."""
+        """Append a copy of `leaves`, and yield the blocks that are full then."""
         done, rows = 0, number_of_rows(leaves)
         while done < rows:
             if self._filled == 0:
@@ -40,13 +40,13 @@ class Blocks:
                 yield self._block
 
     def rest(self) -> Iterator[Leaves]:
-        """Yield the last block, unless it is empty, without the memory that it did not fill."""
+        """Yield the last block, unless it is empty. It owns no more memory than its rows need."""
         if self._filled:
             yield {path: leaf[: self._filled].clone() for path, leaf in self._block.items()}
 
 
 def empty_rows(kinds: Kinds, rows: int) -> Leaves:
-    # Not inference tensors, in whatever mode the pass runs: the result is for any use.
+    # A pass may run in inference mode, but users may need gradients of what they compute from the result.
     with torch.inference_mode(False):
         return {path: torch.empty((rows, *shape), dtype=dtype, device="cpu") for path, (dtype, shape) in kinds.items()}
 

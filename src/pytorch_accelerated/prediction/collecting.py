@@ -1,7 +1,7 @@
-"""What takes the predictions of a pass and gives them back in dataset order, each once: in memory, or on disk.
+"""Collectors of the predictions of a pass, in memory or on disk: they return the rows in dataset order, each once.
 
-Each rank keeps or writes the rows of its own batches as they come, in blocks of bounded size. The positions of the
-batches alone say where those rows belong, so the ranks tell each other nothing before the pass is over.
+Each rank keeps or writes the rows of its own batches as they come, in blocks of bounded size. The position of a batch
+says where its rows belong, so the ranks need not communicate before the end of the pass.
 """
 
 from __future__ import annotations
@@ -15,36 +15,34 @@ from pytorch_accelerated.processes.ranks import Ranks
 
 
 class PredictionCollector(Protocol):
-    """What takes the predictions of a pass. All ranks must make one, and `finish` it."""
+    """Collects the predictions of a pass. All ranks must create one and `finish` it."""
 
     def add(self, start: int, predictions: Any) -> None:
         """Take the predictions of one batch.
 
-        A copy off a CUDA device is only started here. It is waited for when the next batch is added, whose work is
-        then already queued on the device, so the device never waits for the host.
+        Copies off a CUDA device are only started here; see `ArrivingRows`.
 
         Args:
-            start: position of the batch's first sample in the order of the whole pass; the ranks' batches do not
-                overlap.
+            start: position of the batch's first sample in the whole pass; batches do not overlap.
             predictions: tensors or numpy arrays, or nested tuples, lists and dicts of them; one row per sample, on
                 any device. They may be changed afterwards.
 
         Raises:
-            ArgumentTypeError: if something else is among them.
-            DataError: if the tensors differ in their number of rows, or cannot be put below the earlier ones.
+            ArgumentTypeError: if they contain anything else.
+            DataError: if the tensors differ in their number of rows, or cannot be joined with the earlier ones.
         """
 
     def finish(self) -> Any:
         """The predictions of all ranks, in dataset order. Must be called by all ranks.
 
         Raises:
-            DataError: if those of the ranks cannot be put below each other.
+            DataError: if the predictions of the ranks cannot be joined.
         """
 
     def abort(self) -> None:
-        """Give up: free what was kept, delete what was written. Any rank, without the others."""
+        """Free the rows and delete files. A rank may call it without the others."""
 
 
 def collect_predictions(ranks: Ranks, output_path: str | os.PathLike[str] | None = None) -> PredictionCollector:
-    """What takes the predictions of a pass, in memory or, with `output_path`, on disk. Must be called by all ranks."""
+    """A collector in memory or, with `output_path`, on disk. Must be called by all ranks."""
     return InMemoryPredictions(ranks) if output_path is None else StoredPredictionsWriter(ranks, output_path)

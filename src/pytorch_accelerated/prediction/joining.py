@@ -1,4 +1,4 @@
-"""The blocks of all ranks, put below each other in dataset order."""
+"""Joins the blocks of all ranks in dataset order."""
 
 from __future__ import annotations
 
@@ -21,9 +21,12 @@ Place = tuple[int, int]  # rank, and number of the block there
 def exchange_blocks(
     ranks: Ranks, own: collections.deque[torch.Tensor], kinds: Sequence[Sequence[Kind]]
 ) -> Iterator[dict[Place, torch.Tensor]]:
-    """Yield the blocks of all ranks, of which `kinds` tells, a few at a time. Must be called by all ranks.
+    """Yield the blocks of all ranks, a few at a time. Must be called by all ranks.
 
-    Those of this rank are taken from `own` one by one, so that no rows stay in memory twice.
+    Args:
+        ranks: the processes.
+        own: blocks of this rank. They are removed from here one by one, so that no rows stay in memory twice.
+        kinds: of the blocks of each rank, by rank.
     """
     longest = max(map(len, kinds))
     first = 0
@@ -55,7 +58,7 @@ def put_in_order(
     groups: Iterable[dict[Place, torch.Tensor]],
     padding: torch.Tensor | None = None,
 ) -> None:
-    """Copy the `pieces` of blocks into `result`, one behind the other. `padding` fills up rows that are shorter."""
+    """Copy the `pieces` of blocks into `result`, one after the other. `padding` fills up shorter rows."""
     targets: dict[Place, list[tuple[int, Piece]]] = collections.defaultdict(list)
     position = 0
     for piece in pieces:

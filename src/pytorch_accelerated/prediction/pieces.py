@@ -1,4 +1,4 @@
-"""Where the rows of the result are, in the blocks of all ranks: arithmetic on positions."""
+"""Finds the rows of the result in the blocks of all ranks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Piece(NamedTuple):
-    """Some neighbouring rows of the result: `rows` of them, from row `first` of block `block` of rank `rank` on."""
+    """Neighbouring rows of the result: `rows` rows of block `block` of rank `rank`, beginning with row `first`."""
 
     rank: int
     block: int
@@ -16,11 +16,11 @@ class Piece(NamedTuple):
 
 
 def pieces_in_order(batches: Sequence[Sequence[tuple[int, int]]], rows_per_block: int) -> list[Piece]:
-    """Where the rows of the result are, in order.
+    """The pieces that make up the result, in order.
 
     Args:
-        batches: start and number of rows of each rank's batches, as each rank added them.
-        rows_per_block: number of rows of every block but a rank's last one.
+        batches: start and number of rows of each rank's batches, in the order in which the rank added them.
+        rows_per_block: number of rows in each block, apart from a rank's last block.
 
     >>> pieces_in_order([[(0, 3), (5, 1)], [(3, 2)]], rows_per_block=2)  # doctest: +NORMALIZE_WHITESPACE
     [Piece(rank=0, block=0, first=0, rows=2), Piece(rank=0, block=1, first=0, rows=1),

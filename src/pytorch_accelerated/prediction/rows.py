@@ -1,4 +1,4 @@
-"""The rows of this rank: checked, brought to host memory, and handed on in blocks."""
+"""Checks the rows of this rank, brings them to host memory, and hands them on in blocks."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class CollectedRows:
     """Takes batches of predictions to host memory and hands them on in blocks.
 
     Args:
-        keep: called with each block: full ones as soon as they are, the rest at `finish`.
+        keep: called with each block as soon as it is full, and with the last one by `finish`.
         block_bytes: size of a block; it has at least one row.
-        storable: the dtypes that `keep` can take; None: all.
+        storable: dtypes that `keep` supports; None: all.
     """
 
     def __init__(
         self, keep: Callable[[Leaves], None], *, block_bytes: int, storable: Container[torch.dtype] | None = None
     ) -> None:
-        self.structure: Any = None  # of the first batch, with the paths of the tensors in place of them
+        self.structure: Any = None  # of the first batch, with paths in place of tensors
         self._keep = keep
         self._block_bytes = block_bytes
         self._storable = storable
@@ -70,9 +70,9 @@ class CollectedRows:
         structure = map_paths(store, predictions, ROOT)
         if complaints:
             raise ArgumentTypeError(
-                f"{where} hold something else than tensors: {'; '.join(complaints)}. Return tensors or arrays with one "
-                "row per sample from `calculate_predict_batch_outputs`, alone or in tuples, lists and dicts, and leave "
-                "the rest out."
+                f"{where} contain values other than tensors: {'; '.join(complaints)}. Return only tensors or "
+                "arrays with one row per sample from `calculate_predict_batch_outputs`, alone or in tuples, lists and "
+                "dicts."
             )
         lengths = {leaf.shape[0] if leaf.ndim else None for leaf in leaves.values()}
         if len(lengths) != 1 or None in lengths:
@@ -82,15 +82,15 @@ class CollectedRows:
             )
             raise DataError(
                 f"{where} must have one row per sample in each tensor, but {found or 'there is no tensor'}. Return "
-                "such rows from `calculate_predict_batch_outputs`, and leave out what belongs to the whole batch."
+                "such rows from `calculate_predict_batch_outputs`, without values that belong to the whole batch."
             )
         kinds = {path: (leaf.dtype, tuple(leaf.shape[1:])) for path, leaf in leaves.items()}
         if self._blocks is None:
             self._begin(kinds, structure)
         elif kinds != self._kinds:
             raise DataError(
-                f"{where} cannot be put below those before them: {_difference(kinds, self._kinds)}. Return rows of one "
-                "shape and dtype from `calculate_predict_batch_outputs`; pad them there if their lengths vary."
+                f"{where} cannot be joined with those before them: {_difference(kinds, self._kinds)}. Return rows of "
+                "one shape and dtype from `calculate_predict_batch_outputs`; pad them there if their lengths vary."
             )
         return leaves
 
@@ -108,13 +108,13 @@ class CollectedRows:
 
 
 class RowFacts(NamedTuple):
-    """What the other ranks need to know of a rank's rows.
+    """The facts about a rank's rows that the other ranks need.
 
     Attributes:
-        kinds: of its tensors; empty if it had no batch.
-        structure: with the paths of the tensors in place of them, and each named tuple as an ordered dict, because a
-            class can be neither stored nor sent.
-        batches: start and number of rows of each, as they were added.
+        kinds: of the tensors; empty if the rank had no batch.
+        structure: with paths in place of tensors and an ordered dict in place of each named tuple, because classes can
+            be neither stored nor sent.
+        batches: start and number of rows of each batch, in the order in which they were added.
     """
 
     kinds: Kinds
@@ -123,10 +123,10 @@ class RowFacts(NamedTuple):
 
 
 def agreed(everyones: Sequence[RowFacts]) -> tuple[Kinds, Any]:
-    """Kinds and structure of all ranks' predictions; without any batch, those of an empty vector.
+    """Kinds and structure of the predictions of all ranks; of an empty vector if there is no batch at all.
 
     Raises:
-        DataError: if they differ.
+        DataError: if the kinds differ.
     """
     known = [(rank, facts) for rank, facts in enumerate(everyones) if facts.kinds]
     if not known:
@@ -135,7 +135,7 @@ def agreed(everyones: Sequence[RowFacts]) -> tuple[Kinds, Any]:
     for rank, facts in others:
         if facts.kinds != expected.kinds:
             raise DataError(
-                f"The predictions of rank {rank} cannot be put below those of rank {first}: "
+                f"The predictions of rank {rank} cannot be joined with those of rank {first}: "
                 f"{_difference(facts.kinds, expected.kinds)}. Return rows of one shape and dtype from "
                 "`calculate_predict_batch_outputs`; pad them there to the same length on all ranks if it varies."
             )
@@ -143,10 +143,10 @@ def agreed(everyones: Sequence[RowFacts]) -> tuple[Kinds, Any]:
 
 
 def _as_tensor(leaf: Any) -> torch.Tensor:
-    """A dense tensor.
+    """The dense tensor that `leaf` is, or that its values make.
 
     Raises:
-        TypeError: if it is none; says what it is instead.
+        TypeError: if there is none; the message says what `leaf` is instead.
     """
     if isinstance(leaf, np.ndarray):
         try:

@@ -1,10 +1,10 @@
-"""Predictions in a folder, which appears whole or not at all: each rank writes its rows in blocks as they come.
+"""Predictions in a folder: each rank writes its rows in blocks as they come.
 
-The folder is made by `checkpointing.publish`. It holds
+The folder is made by `checkpointing.publish` and appears complete or not at all. It contains
 
-- ``rank00000-00000.safetensors``, …: one block each, tensors named by where they were in what the hook returned;
-- ``order.safetensors``: `pieces`, int64 of shape (n, 4), with the fields of `Piece`: put below each other, these rows
-  are the result;
+- ``rank00000-00000.safetensors``, …: one block each, tensors named by their path in the hook's result;
+- ``order.safetensors``: `pieces`, int64 of shape (n, 4), with the fields of `Piece`: joined in this order, they are the
+  result;
 - ``manifest.json``: the number of rows, the structure, dtype and row shape of each tensor, and for each of the other
   files its size and SHA-256.
 """
@@ -52,19 +52,20 @@ _ORDER_NAME = "order.safetensors"
 
 
 class StoredPredictionsWriter:
-    """Predictions streamed to a folder: `finish` gives all ranks a `StoredPredictions`.
+    """Streams predictions to a folder: `finish` returns a `StoredPredictions` on all ranks.
 
-    Each rank writes its rows as soon as they fill a block, so memory stays flat. The folder appears when all ranks
-    are done; what a killed process leaves has a hidden name beside it, and goes when the next one writes there.
+    Each rank writes its rows as soon as they fill a block, so memory use stays constant. The folder appears when all
+    ranks are done. The files of a killed process have a hidden name beside it; the next pass that writes there deletes
+    them.
 
     Args:
         ranks: the processes. All must see the same file system.
-        output_path: the folder to make; missing parents are made too.
+        output_path: the folder to create, with its parents.
         block_bytes: size of a block. A row is never divided.
 
     Raises:
-        ConfigurationError: if `output_path` is there already and no empty folder, or some rank cannot see it.
-        CheckpointError: if the disk refuses; also from `add` and `finish`.
+        ConfigurationError: if `output_path` exists and is not an empty folder, or some rank cannot see it.
+        CheckpointError: if writing fails; also from `add` and `finish`.
     """
 
     def __init__(self, ranks: Ranks, output_path: str | os.PathLike[str], *, block_bytes: int = BLOCK_BYTES) -> None:
@@ -77,7 +78,7 @@ class StoredPredictionsWriter:
         if blind:
             self.abort()
             raise ConfigurationError(
-                f"Rank 0 has made a folder beside {self._staged.final}, but it is not there for the ranks {blind}, so "
+                f"Rank 0 has created a folder beside {self._staged.final}, but the ranks {blind} cannot see it, so "
                 "their predictions would be missing. Choose an `output_path` on a file system that all nodes share."
             )
 
@@ -101,7 +102,7 @@ class StoredPredictionsWriter:
         self._files.append(self._staged.write_file(_block_name(self._ranks.index, len(self._files)), chunks(block)))
 
     def _exchange_when_written(self) -> list[tuple[RowFacts, list[FileEntry]]]:
-        """What each rank has, once all have written everything; the error of any is raised on all."""
+        """The facts and files of each rank, once all have written everything. An error of one is raised on all."""
         failure = None
         try:
             self._rows.finish()
@@ -128,23 +129,23 @@ class StoredPredictionsWriter:
 
 
 class StoredPredictions:
-    """Predictions in a folder, as `Trainer.predict(..., output_path=...)` wrote them. `len` is the number of rows.
+    """Predictions that `Trainer.predict(..., output_path=...)` has written. `len` is the number of rows.
 
-    Tuples, lists and dicts come back as they were, named tuples with the same fields but a class of their own. No code
-    is executed by reading. Every file is checked against its SHA-256 before a row of it is used.
+    Tuples, lists and dicts come back as they were, named tuples with the same fields but a class of their own. Reading
+    executes no code. Every file is checked against its SHA-256 before a row of it is used.
 
     Args:
         path: the folder.
 
     Raises:
-        InvalidCheckpointError: if it holds no complete predictions, or some that this version does not know.
+        InvalidCheckpointError: if the folder has no complete predictions, or predictions of an unknown format.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path).absolute()
         if not is_file(self.path / MANIFEST_NAME):
             raise InvalidCheckpointError(
-                f"{self.path} holds no complete predictions: there is no {MANIFEST_NAME} in it. Give the folder that "
+                f"{self.path} holds no complete predictions: there is no {MANIFEST_NAME} in it. Pass the folder that "
                 "was the `output_path` of `Trainer.predict`."
             )
         manifest = read_manifest(self.path)
@@ -153,7 +154,7 @@ class StoredPredictions:
             found = "something else than predictions" if written is None else f"predictions of format {written}"
             raise InvalidCheckpointError(
                 f"{self.path} holds {found}; this version of pytorch-accelerated reads predictions of format "
-                f"{_FORMAT}. Give another folder, or install the version that wrote it."
+                f"{_FORMAT}. Pass another folder, or install the version that wrote it."
             )
         self._files = {entry.name: entry for entry in manifest.files}
         with self._explained():
@@ -176,7 +177,7 @@ class StoredPredictions:
         Raises:
             InvalidCheckpointError: if a file was changed.
         """
-        pieces = self._pieces()  # which fit the number of rows, so that each of these is filled
+        pieces = self._pieces()  # as many rows as there should be, so that each row of the result is filled
         with self._explained():
             result = empty_rows(self._kinds, self._rows)
             position = 0
@@ -188,9 +189,9 @@ class StoredPredictions:
             return filled(self._structure, result)
 
     def blocks(self, *, block_bytes: int = BLOCK_BYTES) -> Iterator[Any]:
-        """The rows block by block, in dataset order: nested tensors as `load` returns them, with fewer rows.
+        """Yield the rows block by block, in dataset order: nested tensors as `load` returns them, with fewer rows.
 
-        Memory stays flat: a block is the only thing that is read into it.
+        Memory use stays constant: only one block is in memory.
 
         Args:
             block_bytes: size of a block; it has at least one row.
@@ -213,7 +214,7 @@ class StoredPredictions:
         yield from blocks.rest()
 
     def _rows_of(self, file: Any, path: str, piece: Piece) -> torch.Tensor:
-        """Some rows of a block, of the kind that they should have."""
+        """The rows of a piece, after checking their dtype and shape."""
         dtype, shape = self._kinds[path]
         rows: torch.Tensor = file.get_slice(path)[piece.first : piece.first + piece.rows]
         if rows.dtype != dtype or rows.shape != (piece.rows, *shape):
@@ -221,12 +222,12 @@ class StoredPredictions:
         return rows
 
     def _pieces(self) -> list[Piece]:
-        """Where the rows are. Together they are as many as there should be."""
+        """The pieces that make up the result, after checking that they have the right number of rows."""
         with self._explained():
             entry = self._files[_ORDER_NAME]
             with open_verified(self.path, entry) as read_into:
                 tensors = read_tensors(read_into, entry.size_bytes, what=str(self.path / entry.name))
-            order = tensors["pieces"]  # by now it is known that the file is as it was written
+            order = tensors["pieces"]  # the file is known to be unchanged by now
             if order.dtype != torch.int64 or order.ndim != 2 or order.shape[1] != len(Piece._fields):
                 raise ValueError(f"{_ORDER_NAME} has {tuple(order.shape)} of {order.dtype}")
             if (order < 0).any() or (order >= 2**40).any() or int(order[:, -1].sum()) != self._rows:
@@ -235,7 +236,7 @@ class StoredPredictions:
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
-        """Turns whatever comes of contents that no run has written into an `InvalidCheckpointError`."""
+        """Turn the errors that contents of another origin cause into an `InvalidCheckpointError`."""
         try:
             yield
         except (ArithmeticError, LookupError, RuntimeError, SafetensorError, TypeError, ValueError) as error:
@@ -247,7 +248,7 @@ class StoredPredictions:
             ) from error
 
     def _open_block(self, name: str) -> Any:
-        """A file whose rows can be read a few at a time, after it was checked as a whole."""
+        """Open a file for reading rows, after checking all of it."""
         entry = self._files[name]
         buffer = memoryview(bytearray(2**20))
         with open_verified(self.path, entry) as read_into:
@@ -257,7 +258,7 @@ class StoredPredictions:
 
 
 def _checked_facts(facts: dict[str, Any], files: tuple[FileEntry, ...]) -> tuple[int, Any, Kinds]:
-    """Rows, structure and kinds, if the files can hold so many rows. Raises what it likes otherwise."""
+    """Rows, structure and kinds. Raises an error of any kind if they are invalid, or too many for the files."""
     rows, structure, kinds = facts["rows"], facts["structure"], facts["tensors"]
     if type(rows) is not int or rows < 0 or not isinstance(kinds, dict):
         raise ValueError(f"it would have {rows!r} rows")
@@ -279,7 +280,7 @@ def _block_name(rank: int, block: int) -> str:
 def _begin(output_path: str | os.PathLike[str]) -> StagedFolder:
     if not isinstance(output_path, (str, os.PathLike)):
         raise ArgumentTypeError(
-            f"`output_path` is a {type(output_path).__name__} ({output_path!r}), which names no folder. Pass a path."
+            f"`output_path` is a {type(output_path).__name__} ({output_path!r}), not a path. Pass the path of a folder."
         )
     _refuse_what_is_there(resolved(output_path))
     return begin(output_path)
@@ -289,6 +290,6 @@ def _refuse_what_is_there(final: Path) -> None:
     with explained(final):
         if final.exists() and not (final.is_dir() and not any(final.iterdir())):
             raise ConfigurationError(
-                f"{final} is there already, and predictions would have to replace it. Choose a new `output_path`, or "
-                "delete what is there."
+                f"{final} exists already, and predictions would have to replace it. Choose a new `output_path`, or "
+                "delete it."
             )
