@@ -117,13 +117,13 @@ def test_one_process_has_nothing_to_cut(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"fsdp": "full_shard offload"}, "`fsdp` is 'full_shard offload', in which 'offload' cannot be done"),
+        ({"fsdp": "full_shard offload"}, "`fsdp` is 'full_shard offload', but 'offload' is unsupported"),
         ({"fsdp": True, "fsdp_config": {"forward_prefetch": True}}, "`fsdp_config` has 'forward_prefetch', but"),
         ({"fsdp": True, "fsdp_config": {"fsdp_version": 1}}, "`fsdp_config` has version 1"),
         ({"fsdp": True, "fsdp_config": {"min_num_params": -1}}, "`min_num_params` in `fsdp_config` is -1"),
         (
             {"fsdp": True, "fsdp_config": {"min_num_params": 1, "transformer_layer_cls_to_wrap": "Layer"}},
-            "one of them tells the layers",
+            "the layers follow from one of them",
         ),
     ],
 )
@@ -149,7 +149,7 @@ def test_arguments_that_come_too_late_are_refused(monkeypatch: pytest.MonkeyPatc
     args = TrainingArguments(use_cpu=True)
     refuse_processes(args)
     monkeypatch.setattr(args.distributed_state, "device", torch.device("cuda", 0))
-    with pytest.raises(ConfigurationError, match="`use_cpu` is True, but this process uses cuda since"):
+    with pytest.raises(ConfigurationError, match="`use_cpu` is True, but this process has used cuda since"):
         refuse_processes(args)
 
 

@@ -49,7 +49,7 @@ own_group = usual._engine._ranks.group
 for group in (dist.group.WORLD, own_group):
     backend: Any = group._get_backend(torch.device("cpu"))  # type: ignore[union-attr]
     assert backend.options._timeout == timedelta(seconds=77), backend.options._timeout
-with pytest.raises(ConfigurationError, match="`ddp_backend` is 'nccl', but the processes talk through gloo"):
+with pytest.raises(ConfigurationError, match="`ddp_backend` is 'nccl', but the processes have used gloo"):
     make_trainer(folder, ddp_backend="nccl")
 
 # DistributedDataParallel is told what the arguments say, and the numbers are the same.

@@ -1,4 +1,4 @@
-"""Values of arguments that cannot work, in words: one by one as their fields say, and together."""
+"""Checks of arguments: each by the rules of its field, then together."""
 
 from __future__ import annotations
 
@@ -123,8 +123,8 @@ def _about_steps(args: TrainingArguments) -> Iterator[str]:
             continue
         if steps <= 0 and strategy == IntervalStrategy.STEPS:
             yield (
-                f"`{name}` is {steps!r}, so with {event}_strategy='steps' it would never be time: give 1 or more, a "
-                f"share of the run in (0, 1), or {event}_strategy='no'"
+                f"`{name}` is {steps!r}, so {event}_strategy='steps' would never act: give 1 or more, a share of the run "
+                f"in (0, 1), or {event}_strategy='no'"
             )
         elif steps < 0 or not math.isfinite(steps) or (steps > 1 and steps != int(steps)):
             yield (
@@ -137,12 +137,12 @@ def _about_best_model(args: TrainingArguments) -> Iterator[str]:
     never = args.eval_strategy == IntervalStrategy.NO
     if never and args.lr_scheduler_type == SchedulerType.REDUCE_ON_PLATEAU:
         yield (
-            "`lr_scheduler_type` is 'reduce_lr_on_plateau', which goes by evaluations, but `eval_strategy` is 'no': "
+            "`lr_scheduler_type` is 'reduce_lr_on_plateau', which depends on evaluations, but `eval_strategy` is 'no': "
             "choose 'steps' or 'epoch'"
         )
     if never and args.save_strategy == SaveStrategy.BEST:
         yield (
-            "`save_strategy` is 'best', but `eval_strategy` is 'no', so nothing would tell what is best: choose "
+            "`save_strategy` is 'best', but `eval_strategy` is 'no', so no models would be compared: choose "
             "'steps' or 'epoch'"
         )
     elif args.load_best_model_at_end and args.save_strategy != SaveStrategy.BEST:
@@ -162,7 +162,7 @@ def _about_best_model(args: TrainingArguments) -> Iterator[str]:
 
 def _about_pairs(args: TrainingArguments) -> Iterator[str]:
     if args.fp16 and args.bf16:
-        yield "`fp16` and `bf16` are both True, but there is one precision: choose one"
+        yield "`fp16` and `bf16` are both True, but only one of them can be used: choose one"
     if not args.dataloader_num_workers:
         for name in (
             "dataloader_prefetch_factor",
@@ -172,12 +172,12 @@ def _about_pairs(args: TrainingArguments) -> Iterator[str]:
             if getattr(args, name):
                 yield (
                     f"`{name}` is {getattr(args, name)!r}, but `dataloader_num_workers` is 0, so there are no workers "
-                    "that it could be about: give 1 or more, or leave it out"
+                    "to use it: give 1 or more, or leave it out"
                 )
     yield from check_deepspeed(args)
     yield from check_fsdp(args)
     if args.fsdp_config and not args.fsdp:
-        yield "`fsdp_config` is given, but `fsdp` is not, so it would do nothing: give fsdp=True, or leave it out"
+        yield "`fsdp_config` is given, but `fsdp` is not, so it would have no effect: give fsdp=True, or leave it out"
 
 
 def _is_multiple(larger: float, smaller: float | None) -> bool:

@@ -1,6 +1,6 @@
-"""A config of DeepSpeed's, as `deepspeed` gives it: what may be in it, and what its "auto" stands for.
+"""The config of the argument `deepspeed`: its checks, and the values that its "auto" stands for.
 
-`docs/design/deepspeed.md` says what becomes of it.
+`docs/design/deepspeed.md` says how it is used.
 """
 
 from __future__ import annotations
@@ -19,40 +19,16 @@ if TYPE_CHECKING:
 AUTO = "auto"
 
 _SECTIONS = (
-    "train_batch_size",
-    "train_micro_batch_size_per_gpu",
-    "gradient_accumulation_steps",
-    "gradient_clipping",
-    "optimizer",
-    "scheduler",
-    "fp16",
-    "bf16",
-    "zero_optimization",
-    "zero_allow_untested_optimizer",
-    "communication_data_type",
-    "prescale_gradients",
-    "gradient_predivide_factor",
-    "steps_per_print",
-    "wall_clock_breakdown",
-    "memory_breakdown",
-    "dump_state",
-    "comms_logger",
-    "flops_profiler",
-)
+    "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping",
+    "optimizer", "scheduler", "fp16", "bf16", "zero_optimization", "zero_allow_untested_optimizer",
+    "communication_data_type", "prescale_gradients", "gradient_predivide_factor", "steps_per_print",
+    "wall_clock_breakdown", "memory_breakdown", "dump_state", "comms_logger", "flops_profiler",
+)  # fmt: skip
 _SETTINGS_OF_ZERO = (
-    "stage",
-    "allgather_partitions",
-    "allgather_bucket_size",
-    "overlap_comm",
-    "reduce_scatter",
-    "reduce_bucket_size",
-    "contiguous_gradients",
-    "sub_group_size",
-    "offload_optimizer",
-    "offload_param",
-    "round_robin_gradients",
-)
-_OF_THIRD_STAGE = "stage3_"  # the first stages leave these settings alone
+    "stage", "allgather_partitions", "allgather_bucket_size", "overlap_comm", "reduce_scatter", "reduce_bucket_size",
+    "contiguous_gradients", "sub_group_size", "offload_optimizer", "offload_param", "round_robin_gradients",
+)  # fmt: skip
+_OF_THIRD_STAGE = "stage3_"  # settings that the other stages ignore
 _STAGES = (0, 1, 2)
 _SCHEDULES = {
     "WarmupLR": SchedulerType.CONSTANT_WITH_WARMUP,
@@ -60,55 +36,52 @@ _SCHEDULES = {
     "WarmupCosineLR": SchedulerType.COSINE,
 }
 _OPTIMIZERS = (OptimizerNames.ADAMW_TORCH, OptimizerNames.ADAMW_TORCH_FUSED)
-# Arguments that are about DistributedDataParallel, which is not there.
-_OF_DDP = ("ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffers", "ddp_static_graph")
+# Arguments of DistributedDataParallel, which DeepSpeed replaces.
+DDP_OPTIONS = ("ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffers", "ddp_static_graph")
 
 
 def check_deepspeed(args: TrainingArguments) -> Iterator[str]:
-    """What cannot work in `deepspeed`, alone or together with other arguments, in words."""
+    """Yield complaints about `deepspeed`, alone or together with other arguments."""
     config: Any = args.deepspeed
     if config is None:
         return
-    wrong = [
-        name
-        for name in ("fp16", "bf16", "optimizer", "scheduler", "zero_optimization")
-        if not _is_section(config, name)
-    ]
+    sections = ("fp16", "bf16", "optimizer", "scheduler", "zero_optimization")
+    wrong = [f"{name}: {config[name]!r}" for name in sections if not isinstance(config.get(name, {}), Mapping)]
     if wrong:
-        yield f"`deepspeed` has {' and '.join(f'{name}: {config[name]!r}' for name in wrong)}: give a dict for each"
+        yield f"`deepspeed` has {' and '.join(wrong)}: give a dict for each"
         return
     yield from _about_settings(config)
     yield from _about_other_arguments(args, config)
-    yield from _contradictions(config, _told_by_arguments(args))
+    yield from _contradictions(config, _values_of_arguments(args))
 
 
 def check_batches(args: TrainingArguments) -> Iterator[str]:
-    """What cannot work in `deepspeed` with this number of processes, in words."""
-    yield from _contradictions(args.deepspeed, _told_by_processes(args))
+    """Yield complaints about `deepspeed` with this number of processes."""
+    yield from _contradictions(args.deepspeed, _values_of_processes(args))
 
 
 def check_parts(args: TrainingArguments, *, has_optimizer: bool, has_scheduler: bool) -> Iterator[str]:
-    """What cannot work in `deepspeed` together with what the Trainer is given, in words."""
+    """Yield complaints about `deepspeed` together with the parts that the Trainer is given."""
     for section, is_given in (("optimizer", has_optimizer), ("scheduler", has_scheduler)):
         if is_given and section in (args.deepspeed or {}):
             yield f"`deepspeed` has the section {section!r}, but the Trainer is given one, too: leave one of them out"
 
 
 def filled_config(args: TrainingArguments, model: Any, num_training_steps: int | None = None) -> dict[str, Any]:
-    """The config with the values that "auto" stands for, as transformers fills it in.
+    """Replace each "auto" in the config as transformers does.
 
     Args:
-        args: tell most of them.
-        model: its config tells the hidden size, which sizes of ZeRO follow from.
-        num_training_steps: updates of the run; None: what depends on them stays "auto".
+        args: the source of most values.
+        model: its config has the hidden size, from which sizes of ZeRO follow.
+        num_training_steps: updates of the run; None leaves "auto" where a value depends on them.
 
     Raises:
-        ConfigurationError: if a value cannot be told.
+        ConfigurationError: if a value is unknown.
     """
     config: dict[str, Any] = copy.deepcopy(args.deepspeed)  # type: ignore[arg-type]  # a dict by now
-    values = {**_told_by_arguments(args), **_told_by_processes(args), **_told_by_model(model, config)}
+    values = {**_values_of_arguments(args), **_values_of_processes(args), **_values_of_model(model, config)}
     if num_training_steps is not None:
-        values.update(_told_by_length(args, num_training_steps))
+        values.update(_values_of_length(args, num_training_steps))
     for path, (value, _) in values.items():
         if _found(config, path) == AUTO:
             section, _, name = path.rpartition(".")
@@ -117,12 +90,12 @@ def filled_config(args: TrainingArguments, model: Any, num_training_steps: int |
 
 
 def engine_config(args: TrainingArguments, model: Any) -> dict[str, Any] | None:
-    """What DeepSpeed is told; None if it is not asked for.
+    """Make the config for DeepSpeed's engine; None without `deepspeed`.
 
-    Accumulation, optimizer and schedule are not its business, and bfloat16 is torch's mixed precision.
+    The loop accumulates, makes optimizer and schedule, and uses torch's mixed precision for bfloat16.
 
     Raises:
-        ConfigurationError: if a value cannot be told.
+        ConfigurationError: if a value is unknown.
     """
     if args.deepspeed is None:
         return None
@@ -137,28 +110,29 @@ def engine_config(args: TrainingArguments, model: Any) -> dict[str, Any] | None:
     left = [name for name, value in {**config, **zero}.items() if value == AUTO]
     if left:
         raise ConfigurationError(
-            f"`deepspeed` has {AUTO!r} for {', '.join(left)}, which no argument tells. Give a value, or leave it out."
+            f"`deepspeed` has {AUTO!r} for {', '.join(left)}, which follows from no argument. Give a value, or leave "
+            "it out."
         )
     config["train_micro_batch_size_per_gpu"] = args.per_device_train_batch_size
     config["gradient_accumulation_steps"] = 1
-    # Without ZeRO the gradients are where the loop can clip them.
+    # Without ZeRO the loop finds whole gradients, and clips them itself.
     config["gradient_clipping"] = args.max_grad_norm or 0.0 if zero.get("stage", 0) else 0.0
     config.setdefault("zero_allow_untested_optimizer", True)
-    # No modules whose gradients would be exchanged in bfloat16: they are not elsewhere.
+    # An empty list of modules: the gradients of others aren't exchanged in bfloat16 without DeepSpeed, either.
     config["torch_autocast"] = {"enabled": args.bf16, "dtype": "bfloat16", "lower_precision_safe_modules": []}
     return config
 
 
 def make_schedule_of_config(args: TrainingArguments, optimizer: Any, num_training_steps: int) -> Any:
-    """DeepSpeed's schedule that the config names, over `optimizer`; None if it names none.
+    """Make the schedule that the config names, one of DeepSpeed's, for `optimizer`; None if it names none.
 
     Raises:
-        ConfigurationError: if the schedule does not take its settings, or is made for a run of another length.
+        ConfigurationError: if the schedule does not take its settings, or is meant for a run of another length.
     """
     section = _found(args.deepspeed or {}, "scheduler")
     if section is None:
         return None
-    wrong = list(_contradictions(args.deepspeed, _told_by_length(args, num_training_steps)))
+    wrong = list(_contradictions(args.deepspeed, _values_of_length(args, num_training_steps)))
     if wrong:
         raise ConfigurationError(f"{'; '.join(wrong)}.")
     schedules = require("deepspeed.runtime.lr_schedules", extra="deepspeed", needed_by="`deepspeed`")
@@ -168,7 +142,7 @@ def make_schedule_of_config(args: TrainingArguments, optimizer: Any, num_trainin
     except TypeError as error:
         raise ConfigurationError(
             f"`deepspeed` has a scheduler {section['type']!r} that cannot be made with params {arguments!r}: {error}. "
-            "Give the ones that it takes."
+            "Give the params that it takes."
         ) from error
 
 
@@ -177,21 +151,21 @@ def _about_settings(config: Mapping[str, Any]) -> Iterator[str]:
     stage = zero.get("stage", 0)
     if stage == 3:
         yield (
-            "`deepspeed` has zero_optimization.stage: 3, whose cut weights cannot be evaluated, saved and resumed "
-            "here: use `fsdp=True`, which cuts weights, gradients and the optimizer's state, or a stage up to 2"
+            "`deepspeed` has zero_optimization.stage: 3, whose sharded weights cannot be evaluated, saved and resumed "
+            "here: use `fsdp=True`, which shards weights, gradients and optimizer states, or a stage up to 2"
         )
     elif stage not in _STAGES or isinstance(stage, bool):
         yield f"`deepspeed` has zero_optimization.stage: {stage!r}: give {', '.join(map(str, _STAGES))}"
     for name in ("offload_optimizer", "offload_param"):
         if (_found(zero, f"{name}.device") or "none") != "none":
             yield (
-                f"`deepspeed` has zero_optimization.{name}, but what is moved to other memory cannot be saved and "
-                "resumed here: leave it out"
+                f"`deepspeed` has zero_optimization.{name}, but offloaded states cannot be saved and resumed here: "
+                "leave it out"
             )
     if zero.get("round_robin_gradients"):
         yield (
-            "`deepspeed` has zero_optimization.round_robin_gradients, which hides where the optimizer's state of a "
-            "parameter is, so it could not be saved: leave it out"
+            "`deepspeed` has zero_optimization.round_robin_gradients, which hides the place of a parameter's optimizer "
+            "state, so that state could not be saved: leave it out"
         )
     unknown = [name for name in config if name not in _SECTIONS]
     unknown += [
@@ -201,34 +175,34 @@ def _about_settings(config: Mapping[str, Any]) -> Iterator[str]:
     ]
     if unknown:
         yield (
-            f"`deepspeed` has {', '.join(unknown)}, of which nobody knows what it does to updates that are weighted, "
-            "saved and resumed by this trainer: leave it out"
+            f"`deepspeed` has {', '.join(unknown)}, whose effect on updates that this trainer weights, saves and "
+            "resumes is unknown: leave it out"
         )
 
 
 def _about_other_arguments(args: TrainingArguments, config: Mapping[str, Any]) -> Iterator[str]:
     if args.fp16 or _found(config, "fp16.enabled") is True:
-        yield "`deepspeed` is given and `fp16` asked for, whose loss scale could not be saved and resumed: use `bf16`"
+        yield "`deepspeed` is given with `fp16`, whose loss scale could not be saved and resumed: use `bf16`"
     if _found(config, "bf16.enabled") is True:
         yield (
-            "`deepspeed` has bf16.enabled: True, with which DeepSpeed turns the weights into bfloat16, while this "
+            "`deepspeed` has bf16.enabled: True, with which DeepSpeed converts the weights to bfloat16, while this "
             f"trainer keeps them as they are: write {AUTO!r} there, and set `bf16` for mixed precision"
         )
     if args.fsdp:
-        yield f"`deepspeed` is given and `fsdp` is {args.fsdp!r}, but both share out one model: choose one"
+        yield f"`deepspeed` is given and `fsdp` is {args.fsdp!r}, but only one can distribute the model: choose one"
     if args.auto_find_batch_size:
         yield (
-            "`deepspeed` is given and `auto_find_batch_size` is True, but DeepSpeed cannot begin anew: set "
+            "`deepspeed` is given and `auto_find_batch_size` is True, but DeepSpeed cannot restart: set "
             "`per_device_train_batch_size`"
         )
-    for name in _OF_DDP:
+    for name in DDP_OPTIONS:
         if getattr(args, name) is not None:
             yield f"`{name}` is {getattr(args, name)!r}, but with `deepspeed` there is no DDP: leave it out"
     kind = _found(config, "optimizer.type")
     if "optimizer" in config and (kind != "AdamW" or args.optim not in _OPTIMIZERS):
         yield (
             f"`deepspeed` has optimizer.type: {kind!r} and `optim` is {str(args.optim)!r}, but optimizers are torch's, "
-            "and only AdamW means the same in both: leave the section out, and give `optim` or `optimizers`"
+            "and only AdamW is the same in both: leave the section out, and give `optim` or `optimizers`"
         )
     unknown = set(_found(config, "optimizer.params") or ()) - {"lr", "betas", "eps", "weight_decay"}
     if unknown:
@@ -248,13 +222,13 @@ def _about_other_arguments(args: TrainingArguments, config: Mapping[str, Any]) -
             )
 
 
-# ------------------------------------------------------------------------------------------- what "auto" stands for
-# By path in the config: the value, and what must not say anything else, if anything must not.
+# --------------------------------------------------------------------------------------------------- values of "auto"
+# By path in the config: the value, and its source in words, if the config must not contradict it.
 
-Told = dict[str, tuple[Any, str]]
+Values = dict[str, tuple[Any, str]]
 
 
-def _told_by_arguments(args: TrainingArguments) -> Told:
+def _values_of_arguments(args: TrainingArguments) -> Values:
     return {
         "train_micro_batch_size_per_gpu": (args.per_device_train_batch_size, "`per_device_train_batch_size`"),
         "gradient_accumulation_steps": (args.gradient_accumulation_steps, "`gradient_accumulation_steps`"),
@@ -270,17 +244,13 @@ def _told_by_arguments(args: TrainingArguments) -> Told:
     }
 
 
-def _told_by_processes(args: TrainingArguments) -> Told:
+def _values_of_processes(args: TrainingArguments) -> Values:
     total = args.world_size * args.per_device_train_batch_size * args.gradient_accumulation_steps
-    return {
-        "train_batch_size": (
-            total,
-            f"{args.world_size} processes x `per_device_train_batch_size` x `gradient_accumulation_steps`",
-        )
-    }
+    source = f"{args.world_size} processes x `per_device_train_batch_size` x `gradient_accumulation_steps`"
+    return {"train_batch_size": (total, source)}
 
 
-def _told_by_length(args: TrainingArguments, num_training_steps: int) -> Told:
+def _values_of_length(args: TrainingArguments, num_training_steps: int) -> Values:
     warmup = args.get_warmup_steps(num_training_steps)
     return {
         "scheduler.params.warmup_num_steps": (warmup, "the warmup by `warmup_steps`"),
@@ -288,15 +258,15 @@ def _told_by_length(args: TrainingArguments, num_training_steps: int) -> Told:
     }
 
 
-def _told_by_model(model: Any, config: Mapping[str, Any]) -> Told:
+def _values_of_model(model: Any, config: Mapping[str, Any]) -> Values:
     path = "zero_optimization.reduce_bucket_size"
     if model is None or _found(config, path) != AUTO:
         return {}
     size = _hidden_size(getattr(model, "config", None))
     if size is None:
         raise ConfigurationError(
-            f"`deepspeed` has {path}: {AUTO!r}, but the config of this {type(model).__name__} has no hidden_size that "
-            "it would follow from. Give a number, or leave it out."
+            f"`deepspeed` has {path}: {AUTO!r}, but the config of this {type(model).__name__} has no hidden_size from "
+            "which it would follow. Give a number, or leave it out."
         )
     return {path: (size * size, "")}
 
@@ -309,20 +279,16 @@ def _hidden_size(config: Any) -> int | None:
     return None
 
 
-def _contradictions(config: Any, told: Told) -> Iterator[str]:
-    for path, (value, source) in told.items():
+def _contradictions(config: Any, values: Values) -> Iterator[str]:
+    for path, (value, source) in values.items():
         given = _found(config, path)
         given = list(given) if isinstance(given, tuple) else given
         if source and given not in (None, AUTO, value):
             yield f"`deepspeed` has {path}: {given!r}, but {source} is {value!r}: write {AUTO!r} there"
 
 
-def _is_section(config: Mapping[str, Any], name: str) -> bool:
-    return isinstance(config.get(name, {}), Mapping)
-
-
 def _found(config: Any, path: str) -> Any:
-    """What is at `path`; None if nothing is."""
+    """The value at `path`; None if there is none."""
     for name in filter(None, path.split(".")):
         config = config.get(name) if isinstance(config, Mapping) else None
     return config

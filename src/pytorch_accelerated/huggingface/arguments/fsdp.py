@@ -1,6 +1,6 @@
-"""Models that are cut over the processes: what `fsdp` and `fsdp_config` say, done with torch's `fully_shard`.
+"""Sharded models: the arguments `fsdp` and `fsdp_config`, applied with torch's `fully_shard`.
 
-`docs/design/sharded-models.md` says what the native loop does with such a model.
+`docs/design/sharded-models.md` says how the native loop trains such a model.
 """
 
 from __future__ import annotations
@@ -20,45 +20,45 @@ from pytorch_accelerated.processes.ranks import Ranks
 if TYPE_CHECKING:
     from pytorch_accelerated.huggingface.arguments.training_arguments import TrainingArguments
 
-# Whether a layer gives its parameters away after its forward. "auto_wrap" is what happens anyway.
+# Whether a layer is sharded again after its forward. "auto_wrap" changes nothing: layers are always wrapped.
 _WORDS: dict[str, bool | None] = {"full_shard": True, "shard_grad_op": False, "auto_wrap": None}
 _SETTINGS = ("transformer_layer_cls_to_wrap", "min_num_params", "reshard_after_forward", "version")
 
 
 def check_fsdp(args: TrainingArguments) -> Iterator[str]:
-    """What cannot work in `fsdp` and `fsdp_config`, in words."""
+    """Yield complaints about `fsdp` and `fsdp_config`."""
     words = str(args.fsdp).split() if isinstance(args.fsdp, str) else []
     unknown = [word for word in words if word not in _WORDS]
     if unknown:
         yield (
-            f"`fsdp` is {args.fsdp!r}, in which {', '.join(map(repr, unknown))} cannot be done: give True, or some of "
+            f"`fsdp` is {args.fsdp!r}, but {', '.join(map(repr, unknown))} is unsupported: give True, or some of "
             f"{', '.join(_WORDS)}"
         )
     settings = _settings(args)
     unknown = [name for name in settings if name not in _SETTINGS]
     if unknown:
         yield (
-            f"`fsdp_config` has {', '.join(map(repr, unknown))}, but the settings are {', '.join(_SETTINGS)}: leave "
-            "out the others, which belong to the first version of FSDP or follow from other arguments"
+            f"`fsdp_config` has {', '.join(map(repr, unknown))}, but the supported settings are "
+            f"{', '.join(_SETTINGS)}: leave out others, which belong to FSDP 1 or follow from other arguments"
         )
     if settings.get("version", 2) != 2:
-        yield f"`fsdp_config` has version {settings['version']!r}, but models are cut by the second one: leave it out"
+        yield f"`fsdp_config` has version {settings['version']!r}, but models are sharded by FSDP 2: leave it out"
     least = settings.get("min_num_params", 0)
     if not isinstance(least, int) or least < 0:
         yield f"`min_num_params` in `fsdp_config` is {least!r}: give a whole number from 0 on"
     if least and settings.get("transformer_layer_cls_to_wrap"):
         yield (
-            "`fsdp_config` has both min_num_params and transformer_layer_cls_to_wrap, but one of them tells the "
-            "layers: choose one"
+            "`fsdp_config` has both min_num_params and transformer_layer_cls_to_wrap, but the layers follow from "
+            "one of them: choose one"
         )
 
 
 def shard(model: nn.Module, args: TrainingArguments, ranks: Ranks) -> None:
-    """Cut `model` over the ranks in place, as the arguments say. Its weights are then those of rank 0, on the device.
+    """Shard `model` over the ranks in place, as the arguments say, with the weights of rank 0 on the device.
 
-    Layers are put together for their forward and backward one by one: those of the classes named in `fsdp_config`, or
-    those with so many parameters of their own, or those that a model of transformers names itself; the rest at once.
-    Must be called by all ranks.
+    Some layers are gathered one by one for their forward and backward: those of the classes named in `fsdp_config`, or
+    those with at least `min_num_params` parameters, or those that a model of transformers names itself. All others are
+    gathered at once. Must be called by all ranks.
 
     Raises:
         ConfigurationError: if the model has none of the layers.
@@ -87,13 +87,13 @@ def _reshards(args: TrainingArguments) -> bool:
 
 
 def _settings(args: TrainingArguments) -> dict[str, Any]:
-    """By their names without the prefix that they may have."""
+    """The settings in `fsdp_config`, by their names without the prefix "fsdp_"."""
     given: Mapping[str, Any] = args.fsdp_config or {}  # type: ignore[assignment]  # a dict by now
     return {name.removeprefix("fsdp_"): value for name, value in given.items()}
 
 
 def _layers(model: nn.Module, settings: Mapping[str, Any]) -> list[nn.Module]:
-    """Those that are cut by themselves, inner ones first."""
+    """The layers that are sharded separately, inner ones first."""
     inner_first = [module for module in reversed(list(model.modules())) if module is not model]
     least = settings.get("min_num_params")
     if least:
@@ -116,7 +116,7 @@ def _large_layers(inner_first: list[nn.Module], least: int) -> list[nn.Module]:
     layers = []
     for module in inner_first:
         own = set(module.parameters()) - taken
-        # Lists of modules have no forward that could put them together.
+        # A list of modules has no forward during which it could be gathered.
         if sum(one.numel() for one in own) >= least and not isinstance(module, (nn.ModuleList, nn.ModuleDict)):
             layers.append(module)
             taken |= own

@@ -1,6 +1,6 @@
-"""What scripts read and call of transformers' Trainer, besides what the trainer itself is made of.
+"""Attributes and methods of transformers' Trainer that only scripts use.
 
-A subclass may not override these methods, because nobody would call them; see `refusing.py`.
+A subclass must not override these methods, because nothing here calls them; see `engine/refusing.py`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pytorch_accelerated.huggingface.engine.measuring import MemoryTracker
 from pytorch_accelerated.huggingface.models.knowledge import returns_loss_by_itself
 from pytorch_accelerated.processes.accelerators import send_to_device
 
-# The value that each has where what it is about is not in use.
+# Attributes of features that aren't in use, and their values.
 _NOT_IN_USE = {
     "do_grad_scaling": False,
     "fsdp": None,
@@ -40,7 +40,7 @@ def _always(value: Any) -> Callable[[Any], Any]:
     return lambda trainer: value
 
 
-# By name, what is read. A method is what this returns.
+# A function of the trainer for each attribute; for a method, it returns the method.
 READ_BY_SCRIPTS: dict[str, Callable[[Any], Any]] = {
     **{name: _always(value) for name, value in _NOT_IN_USE.items()},
     "deepspeed": lambda trainer: trainer.model_wrapped if trainer.is_deepspeed_enabled else None,

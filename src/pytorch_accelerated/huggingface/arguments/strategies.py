@@ -1,4 +1,4 @@
-"""Words that arguments take: enums that equal their strings."""
+"""Values of arguments that are one of a few words: enums whose members equal their strings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pytorch_accelerated.errors import ConfigurationError
 
 
 class _Word(str, Enum):
-    """A string out of a few."""
+    """Base of these enums."""
 
     __str__ = str.__str__
 
@@ -31,7 +31,7 @@ class IntervalStrategy(_Word):
 
 
 class SaveStrategy(_Word):
-    """When to save; "best": whenever an evaluation is better than all before it."""
+    """When to save; "best" is after each evaluation that is better than all before."""
 
     NO = "no"
     STEPS = "steps"
@@ -57,7 +57,7 @@ class SchedulerType(_Word):
 
 
 class OptimizerNames(_Word):
-    """The optimizers that `transformers` knows by name; `optimizing.py` says which of them are made here."""
+    """The optimizers that `transformers` knows by name; `engine/optimizing.py` has those that are supported."""
 
     ADAMW_TORCH = "adamw_torch"
     ADAMW_TORCH_FUSED = "adamw_torch_fused"
@@ -103,7 +103,7 @@ class OptimizerNames(_Word):
 
 
 class SamplingStrategy(_Word):
-    """The order in which training rows are used."""
+    """The order of the training rows."""
 
     RANDOM = "random"
     SEQUENTIAL = "sequential"
@@ -111,7 +111,7 @@ class SamplingStrategy(_Word):
 
 
 class ParallelMode(_Word):
-    """Whether this process trains alone, or together with others: the first two. The rest are those of scripts."""
+    """Whether this process trains alone or with others; all members but the first two exist for scripts only."""
 
     NOT_PARALLEL = "not_parallel"
     DISTRIBUTED = "distributed"
@@ -122,7 +122,7 @@ class ParallelMode(_Word):
 
 
 class HubStrategy(_Word):
-    """When `transformers` uploads checkpoints, for scripts that name it; nothing is uploaded here."""
+    """When `transformers` uploads checkpoints, for scripts that import it; nothing is uploaded here."""
 
     END = "end"
     EVERY_SAVE = "every_save"

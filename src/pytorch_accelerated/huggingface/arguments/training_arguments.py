@@ -162,19 +162,19 @@ class TrainingArguments(Setters, Arguments):
         )
 
     def get_warmup_steps(self, num_training_steps: int) -> int:
-        """The updates of the warmup, of a run of so many: a share is rounded up."""
+        """The number of warmup updates in a run of `num_training_steps` updates; a share is rounded up."""
         return math.ceil(num_training_steps * self.warmup_steps) if self.warmup_steps < 1 else int(self.warmup_steps)
 
     def get_process_log_level(self) -> int:
-        """The level of this package's Hugging Face logger in this process, as a number of `logging`; 0: leave it."""
+        """The level for this package's Hugging Face logger in this process, as a number of `logging`; 0 leaves it."""
         level = self.log_level if self.should_log else self.log_level_replica
         return logging.NOTSET if level == "passive" else int(getattr(logging, level.upper()))
 
     def to_dict(self) -> dict[str, Any]:
-        """All arguments as plain JSON values: enums by value, dtypes by name; of a token only that there is one.
+        """All supported arguments as plain JSON values: enums by value, dtypes by name, tokens as placeholders.
 
         Raises:
-            ArgumentTypeError: if an argument of a subclass is of a kind that JSON has no place for.
+            ArgumentTypeError: if JSON cannot represent an argument of a subclass.
         """
         left_out = unsupported_names(type(self))
         names = [field.name for field in dataclasses.fields(self) if field.name not in left_out]
@@ -196,16 +196,15 @@ class TrainingArguments(Setters, Arguments):
 
     @contextlib.contextmanager
     def main_process_first(self, local: bool = True, desc: str = "work") -> Iterator[None]:
-        """What stands inside is done by the first process, then by the others. All processes must come by.
+        """Run the body of a `with` in the first process, then in all others. Every process must enter it.
 
         Args:
-            local: the first process of each machine, instead of the first one of all.
-            desc: what it is, for the log at level DEBUG.
+            local: whether each machine has its own first process.
+            desc: of the work, for the log at level DEBUG.
         """
         logger.debug("The first process goes first: %s", desc)
-        with (
-            self.distributed_state.local_main_process_first() if local else self.distributed_state.main_process_first()
-        ):
+        state = self.distributed_state
+        with state.local_main_process_first() if local else state.main_process_first():
             yield
 
     @property
@@ -220,43 +219,43 @@ class TrainingArguments(Setters, Arguments):
 
     @property
     def world_size(self) -> int:
-        """Processes of the run."""
+        """The number of processes of the run."""
         return int(self.distributed_state.num_processes)
 
     @property
     def process_index(self) -> int:
-        """The number of this process among all, from 0."""
+        """The rank of this process among all, from 0."""
         return int(self.distributed_state.process_index)
 
     @property
     def local_process_index(self) -> int:
-        """The number of this process on its machine, from 0."""
+        """The rank of this process on its machine, from 0."""
         return int(self.distributed_state.local_process_index)
 
     @property
     def device(self) -> torch.device:
-        """Where this process trains."""
+        """The device on which this process trains."""
         device: torch.device = self.distributed_state.device
         return device
 
     @property
     def n_gpu(self) -> int:
-        """Devices of this process: 1, or 0 on the CPU."""
+        """The number of GPUs that this process uses: 1, or 0 on the CPU."""
         return int(self.device.type != "cpu")
 
     @property
     def parallel_mode(self) -> ParallelMode:
-        """Whether this process trains together with others."""
+        """Whether this process trains alone or with others."""
         return ParallelMode.DISTRIBUTED if self.world_size > 1 else ParallelMode.NOT_PARALLEL
 
     @property
     def should_save(self) -> bool:
-        """Whether this process writes checkpoints: the first one of all."""
+        """Whether this process writes checkpoints; the first of all does."""
         return self.process_index == 0
 
     @property
     def should_log(self) -> bool:
-        """Whether this process counts as a first one for logging, see `log_on_each_node`."""
+        """Whether this process logs as a first one: of its machine, or of all if `log_on_each_node` is False."""
         return (self.local_process_index if self.log_on_each_node else self.process_index) == 0
 
     @property
@@ -266,7 +265,7 @@ class TrainingArguments(Setters, Arguments):
 
 
 def set_log_level(args: TrainingArguments) -> None:
-    """Have this package's Hugging Face logger say as much as the arguments want of this process."""
+    """Set the level of this package's Hugging Face logger in this process."""
     level = args.get_process_log_level()
     if level != logging.NOTSET:
         logger.setLevel(level)
@@ -290,6 +289,6 @@ def _plain(name: str, value: Any) -> Any:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise ArgumentTypeError(
-        f"`{name}` is {value!r}, which JSON has no place for. Keep numbers, strings, lists and dicts in the arguments, "
+        f"`{name}` is {value!r}, which JSON cannot represent. Keep numbers, strings, lists and dicts in the arguments, "
         "and make other objects from them in your script."
     )
