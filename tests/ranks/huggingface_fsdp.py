@@ -147,6 +147,6 @@ with pytest.raises(
 ):
     prepare("other", fsdp=True, fsdp_config={"transformer_layer_cls_to_wrap": ["Block"]})
 optimizer = torch.optim.SGD(Deep().parameters(), lr=0.1)
-with pytest.raises(ConfigurationError, match="`optimizers` were made of whole parameters, but `fsdp` cuts them"):
+with pytest.raises(ConfigurationError, match="`optimizers` were made of whole parameters, but `fsdp` shards them"):
     prepare("other", fsdp=True, parts={"optimizers": (optimizer, None)})
 print("done")

@@ -123,8 +123,8 @@ def _about_steps(args: TrainingArguments) -> Iterator[str]:
             continue
         if steps <= 0 and strategy == IntervalStrategy.STEPS:
             yield (
-                f"`{name}` is {steps!r}, so {event}_strategy='steps' would never act: give 1 or more, a share of the run "
-                f"in (0, 1), or {event}_strategy='no'"
+                f"`{name}` is {steps!r}, so {event}_strategy='steps' would never act: give 1 or more, a share of the "
+                f"run in (0, 1), or {event}_strategy='no'"
             )
         elif steps < 0 or not math.isfinite(steps) or (steps > 1 and steps != int(steps)):
             yield (
