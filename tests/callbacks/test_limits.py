@@ -64,8 +64,8 @@ def test_a_limit_is_said_with_where_it_comes_from(capsys):
         trainer, _ = trainer_with(LimitBatchesCallback(3))
     trainer.train(regression_data(20), 1, per_device_batch_size=4)
     lines = capsys.readouterr().out.splitlines()
-    assert "Using 3 batches of each pass at the most (LimitBatchesCallback)" in lines
-    assert "Using 2 batches of each pass at the most (PT_ACC_LIMIT_BATCHES)" in lines
+    assert "Using 3 batches of each pass at most (LimitBatchesCallback)" in lines
+    assert "Using 2 batches of each pass at most (PT_ACC_LIMIT_BATCHES)" in lines
     trainer.preflight(regression_data(20), 1, per_device_batch_size=4)
     assert "Using 1 " not in capsys.readouterr().out
 

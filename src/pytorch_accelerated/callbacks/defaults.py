@@ -1,4 +1,4 @@
-"""What every trainer does unless it is told otherwise."""
+"""The default callbacks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pytorch_accelerated.callbacks.preparation import MoveModulesToDeviceCallbac
 from pytorch_accelerated.callbacks.progress import LogMetricsCallback, PrintProgressCallback, ProgressBarCallback
 from pytorch_accelerated.callbacks.stopping import TerminateOnNaNCallback
 
-#: The callbacks of a `Trainer` that is not given any.
+#: The callbacks of a `Trainer` that is created without any.
 DEFAULT_CALLBACKS: tuple[type[TrainerCallback], ...] = (
     MoveModulesToDeviceCallback,
     TerminateOnNaNCallback,

@@ -1,4 +1,4 @@
-"""What an earlier run has left where this one will save: nothing of it is replaced without a word."""
+"""Messages about files of an earlier run in the place where this run will save."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def tell_of_earlier_file(trainer: Trainer, path: str | Path, successor: str) -> None:
-    """Print one line on each node if `path` is there, where `successor` will replace it."""
+    """Print one line on each node if `path` exists, because `successor` will replace the file."""
     path = Path(path)
     if is_file(path):
         with explained_reading(path):
@@ -28,13 +28,13 @@ def tell_of_earlier_file(trainer: Trainer, path: str | Path, successor: str) -> 
 
 
 def tell_of_earlier_states(trainer: Trainer, folder: str | Path, names: Sequence[str], fate: str) -> None:
-    """Print one line if a folder that this run saves to has states or checkpoints of an earlier one.
+    """Print one line if a folder that this run saves to has states or checkpoints of an earlier run.
 
     Args:
-        trainer: of the run, which has not been resumed.
-        folder: where they are.
-        names: theirs, the newest last.
-        fate: what this run will do to them.
+        trainer: the trainer of the run, which is not a resumed one.
+        folder: the folder.
+        names: the names of the earlier checkpoints, the newest last.
+        fate: says what this run will do to them.
     """
     if names and trainer._ranks.is_first:
         newest = Path(folder) / names[-1]

@@ -1,4 +1,4 @@
-"""When to evaluate within an epoch, and how much."""
+"""Evaluations within an epoch, and limits to the length of evaluations."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 
 class StepBasedEvaluationCallback(TrainerCallback):
-    """Evaluates within training epochs too, and records the loss as ``intermediate_eval_loss``.
+    """Evaluates within training epochs, too, and records the loss as ``intermediate_eval_loss``.
 
-    The run goes on as if nothing had happened: modules are in the modes that they had before.
+    These evaluations leave no trace in the training: afterwards, every module is in its former mode.
 
     Args:
-        eval_every_n_steps: optimizer updates from one evaluation to the next, counted through the whole run.
+        eval_every_n_steps: the number of optimizer updates between two evaluations, counted through the whole run.
 
     Raises:
-        ArgumentTypeError, ConfigurationError: if that is not a whole number of at least 1.
+        ArgumentTypeError, ConfigurationError: if `eval_every_n_steps` is not a whole number of at least 1.
     """
 
     ranks_agree_after_each_update = False
@@ -32,15 +32,15 @@ class StepBasedEvaluationCallback(TrainerCallback):
         self.eval_every_n_steps = eval_every_n_steps
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Refuse a run without an evaluation set."""
+        """Reject a run without an evaluation set."""
         if trainer._eval_dataloader is None:
             raise ConfigurationError(
-                f"StepBasedEvaluationCallback is to evaluate every {self.eval_every_n_steps} updates, but there is no "
+                f"StepBasedEvaluationCallback should evaluate every {self.eval_every_n_steps} updates, but there is no "
                 "evaluation set. Pass `eval_dataset` to `train`, or leave the callback out."
             )
 
     def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Ask for an evaluation if one is due."""
+        """Request an evaluation if one is due."""
         if trainer.run_state.updates % self.eval_every_n_steps == 0:
             trainer.request_evaluation()
 
@@ -49,8 +49,8 @@ class LimitEvalStepsCallback(TrainerCallback):
     """Ends evaluations after a number of batches.
 
     Args:
-        num_eval_steps: batches of one rank, at least 1.
-        limit_intermediate_only: False to limit all evaluations, not only those within a training epoch.
+        num_eval_steps: the number of batches on each rank, at least 1.
+        limit_intermediate_only: whether to limit only evaluations within a training epoch.
 
     Raises:
         ConfigurationError: if `num_eval_steps` is not a positive whole number.
@@ -64,17 +64,17 @@ class LimitEvalStepsCallback(TrainerCallback):
         self.limit_intermediate_only = limit_intermediate_only
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Limit all evaluations of the run, if all are meant."""
+        """Limit all evaluations of the run, if none is exempt."""
         if not self.limit_intermediate_only:
             self._limit(trainer)
 
     def on_evaluation_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Limit the evaluation, if all are meant."""
+        """Limit the evaluation, if none is exempt."""
         if not self.limit_intermediate_only:
             self._limit(trainer)
 
     def on_train_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Limit the evaluations until the training epoch is over: those are the intermediate ones."""
+        """Limit the evaluations within the training epoch."""
         self._limit(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:

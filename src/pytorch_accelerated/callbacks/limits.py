@@ -1,4 +1,4 @@
-"""Fewer batches than the data has: for trying things out."""
+"""Limits to the number of batches, for trying things out."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 class LimitBatchesCallback(TrainerCallback):
     """Ends every training epoch and every evaluation after a number of batches.
 
-    What the run config says about sizes, and schedulers that are made from it, still count all batches.
+    The sizes in the run config, and schedulers created from them, still count all batches.
 
     Args:
-        num_batches: batches of one rank, at least 1.
+        num_batches: the number of batches on each rank, at least 1.
 
     Raises:
         ConfigurationError: if `num_batches` is not a positive whole number.
@@ -30,13 +30,13 @@ class LimitBatchesCallback(TrainerCallback):
 
     @property
     def state_key(self) -> str:
-        """The limit is part of it: several of them may be at work, and the smallest one counts."""
+        """The class and the limit: a trainer may have several limits, of which the smallest applies."""
         return f"{type(self).__name__}({self.num_batches})"
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Limit both loaders, and say so: the sizes that are shown elsewhere do not tell."""
+        """Limit both loaders, and print a line, because the sizes printed elsewhere ignore the limit."""
         if self._source is not None:
-            trainer.print(f"Using {self.num_batches} batches of each pass at the most ({self._source})")
+            trainer.print(f"Using {self.num_batches} batches of each pass at most ({self._source})")
         trainer._train_dataloader = DataLoaderSlice(trainer._train_dataloader, self.num_batches)
         self._limit_evaluation(trainer)
 
@@ -50,11 +50,11 @@ class LimitBatchesCallback(TrainerCallback):
 
 
 class OuterLimit(LimitBatchesCallback):
-    """A limit that comes from outside, beside whatever callbacks the user has: the environment, or a rehearsal.
+    """A limit that the user's callbacks do not contain: from the environment, or of `Trainer.preflight`.
 
     Args:
-        num_batches: batches of one rank, at least 1.
-        source: what to say where it comes from; None: say nothing.
+        num_batches: the number of batches on each rank, at least 1.
+        source: the origin of the limit, for the printed line; None prints no line.
     """
 
     def __init__(self, num_batches: int, source: str | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Logs in files of one's own, and values that are worth logging."""
+"""Callbacks that write metrics to files or record learning rates."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 
 class _FileLogger(TrainerCallback, abc.ABC):
-    """Keeps every number in the run history in a file, which is whole and up to date after each epoch and evaluation.
+    """Writes every number in the run history to a file, which is complete after each epoch and evaluation.
 
-    The file is written anew each time and then put in the place of the old one, so no crash leaves half a line. A
-    resumed run goes on where its training state was saved; what had been logged after that is logged again.
+    Each time, a new file replaces the old one, so a crash never leaves half a line. A resumed run continues from the
+    saved training state; rows logged after that state was saved are logged again.
 
     Args:
-        path: of the file; its folder is made if needed, and a file that is there is replaced.
+        path: the path of the file, which replaces an existing one. Missing folders are created.
     """
 
     takes_part_in_preflight = False
@@ -49,7 +49,7 @@ class _FileLogger(TrainerCallback, abc.ABC):
 
     @abc.abstractmethod
     def _text(self, rows: list[dict[str, float]]) -> str:
-        """The content of the file: one row for each moment of recording, with `epoch`, `update` and the metrics."""
+        """The content of the file. Each row has `epoch`, `update` and the metrics recorded at that point."""
 
     def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Log the training epoch."""
@@ -60,27 +60,27 @@ class _FileLogger(TrainerCallback, abc.ABC):
         self._log(trainer)
 
     def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Log what later callbacks have recorded."""
+        """Log the metrics that later callbacks recorded."""
         self._log(trainer)
 
     def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Log the rest."""
+        """Log all remaining metrics."""
         self._log(trainer)
 
     def on_evaluation_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Log the rest."""
+        """Log all remaining metrics."""
         self._log(trainer)
 
     def on_exception(self, trainer: Trainer, exception: BaseException, **kwargs: Any) -> None:
-        """Log what was recorded before."""
+        """Log the metrics recorded before the exception."""
         self._log(trainer)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that has been logged."""
+        """The logged records."""
         return {"records": [list(record) for record in self._records]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on after that."""
+        """Restore the logged records."""
         require_kinds(state, {"records": (list,)}, of=type(self).__name__)
         check_records(state["records"], "records")
         self._records = tuple(MetricRecord(*record) for record in state["records"])
@@ -101,7 +101,7 @@ class _FileLogger(TrainerCallback, abc.ABC):
 
 
 class CSVLoggerCallback(_FileLogger):
-    """A table with the columns `epoch`, `update` and one for each metric; empty where nothing was recorded."""
+    """Writes a table with the columns `epoch`, `update` and one for each metric; cells without a value are empty."""
 
     def _text(self, rows: list[dict[str, float]]) -> str:
         columns = dict.fromkeys(name for row in rows for name in row)
@@ -113,10 +113,10 @@ class CSVLoggerCallback(_FileLogger):
 
 
 class JSONLoggerCallback(_FileLogger):
-    """One JSON object a line, with `epoch`, `update` and the metrics.
+    """Writes one JSON object per line, with `epoch`, `update` and the metrics.
 
-    JSON has no numbers that are not finite: they are the strings "NaN", "Infinity" and "-Infinity", from which
-    Python's `float` and JavaScript's `Number` make numbers.
+    JSON only has finite numbers. The others become the strings "NaN", "Infinity" and "-Infinity", which Python's
+    `float` and JavaScript's `Number` convert to numbers.
     """
 
     def _text(self, rows: list[dict[str, float]]) -> str:
@@ -124,19 +124,19 @@ class JSONLoggerCallback(_FileLogger):
 
 
 class LearningRateMonitorCallback(TrainerCallback):
-    """Records the learning rate after each training epoch's last update.
+    """Records the learning rate after the last update of each training epoch.
 
-    The first parameter group's is `learning_rate`; those of others, if there are any, are `learning_rate_1` and so on.
+    The rate of the first parameter group is `learning_rate`; other groups have `learning_rate_1` and so on.
     """
 
     def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Record them."""
+        """Record the learning rates."""
         for index, group in enumerate(trainer.optimizer.param_groups):
             trainer.run_history.update_metric(f"learning_rate_{index}" if index else "learning_rate", group["lr"])
 
 
 def _rows(records: Iterable[MetricRecord]) -> list[dict[str, float]]:
-    """Values that were recorded at the same moment, together."""
+    """The records as rows, one for each moment of recording."""
     rows: list[dict[str, float]] = []
     for record in records:
         moment = {"epoch": record.epoch, "update": record.update}

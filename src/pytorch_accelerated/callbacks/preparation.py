@@ -1,4 +1,4 @@
-"""Gets modules ready before a run."""
+"""Callbacks that prepare modules before a run."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
 
 
 class MoveModulesToDeviceCallback(TrainerCallback):
-    """Moves every module that is an attribute of the trainer to its device, such as a loss function with weights.
+    """Moves modules that are attributes of the trainer to its device, such as a loss function with weights.
 
-    The model itself is moved by the trainer.
+    The trainer itself moves the model.
     """
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Move them."""
+        """Move the modules."""
         self._move_modules(trainer)
 
     def on_evaluation_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Move them."""
+        """Move the modules."""
         self._move_modules(trainer)
 
     def on_prediction_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Move them."""
+        """Move the modules."""
         self._move_modules(trainer)
 
     def _move_modules(self, trainer: Trainer) -> None:
@@ -42,9 +42,9 @@ class MoveModulesToDeviceCallback(TrainerCallback):
 class ConvertSyncBatchNormCallback(TrainerCallback):
     """Makes the model's BatchNorm layers compute their statistics over the batches of all ranks.
 
-    The layers are converted when the trainer is made, before anything is wrapped around the model; their parameters
-    stay the same objects, so the optimizer keeps them. With one rank there is nothing to do. On the CPU torch has no
-    such layers: the model stays as it is, and a warning says so.
+    The layers are converted when the trainer is created, before the model is wrapped. Their parameters stay the same
+    objects, so the optimizer keeps them. With one rank, nothing changes. On the CPU, torch has no such layers: the
+    model stays unchanged, and a warning says so.
     """
 
     def on_init_end(self, trainer: Trainer, **kwargs: Any) -> None:
@@ -68,7 +68,7 @@ class ConvertSyncBatchNormCallback(TrainerCallback):
         if late:
             raise ConfigurationError(
                 f"The model has BatchNorm layers that are not synchronised ({', '.join(late)}): it was put into the "
-                "trainer after ConvertSyncBatchNormCallback had done its work. Convert it before, with "
+                "trainer after ConvertSyncBatchNormCallback had converted the layers. Convert it before, with "
                 "`torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)`."
             )
 

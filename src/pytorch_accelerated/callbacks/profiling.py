@@ -1,4 +1,4 @@
-"""Where the time of an update goes."""
+"""Profiling of a few updates."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ if TYPE_CHECKING:
 
 
 class ProfilerCallback(TrainerCallback):
-    """Profiles a few updates with `torch.profiler`, and writes what every rank did to a folder.
+    """Profiles a few updates with `torch.profiler`, and writes the results of every rank to a folder.
 
-    ``trace_rank_0.json`` can be opened at https://ui.perfetto.dev; ``table_rank_0.txt`` lists the operations that took
-    the most time. Evaluations and saves that fall between the profiled updates are in them too. If the run ends before,
-    the files show what there was.
+    Open ``trace_rank_0.json`` at https://ui.perfetto.dev; ``table_rank_0.txt`` lists the operations that took the most
+    time. Evaluations and saves between the profiled updates are included. If the run ends early, the files cover the
+    updates until then.
 
     Args:
-        output_dir: made if needed; files from an earlier run are replaced.
-        wait: updates of the run before anything is done, so that the loaders are in full swing.
-        warmup: updates after those that are profiled and thrown away, because starting to profile takes time itself.
-        active: updates after those that are in the files.
+        output_dir: the folder, created if needed; files from an earlier run are replaced.
+        wait: the number of updates before profiling starts, so that the loaders have reached their normal speed.
+        warmup: the number of updates after those that are profiled and discarded, because starting a profiler takes
+            time.
+        active: the number of updates after those, which are in the files.
 
     Raises:
-        ArgumentTypeError, ConfigurationError: if one of them is not a whole number of at least 1.
+        ArgumentTypeError, ConfigurationError: if a number is not a whole number of at least 1.
     """
 
     ranks_agree_after_each_update = False
-
     takes_part_in_preflight = False
 
     _profiler: torch.profiler.profile | None = None
@@ -47,7 +47,7 @@ class ProfilerCallback(TrainerCallback):
         self.wait, self.warmup, self.active = wait, warmup, active
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Begin to count updates."""
+        """Start to count updates."""
         self._stop()
 
         def write(profiler: torch.profiler.profile) -> None:
@@ -72,11 +72,11 @@ class ProfilerCallback(TrainerCallback):
                 self._stop()
 
     def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Stop, wherever the run was stopped."""
+        """Stop profiling, also if the run ended early."""
         self._stop()
 
     def on_exception(self, trainer: Trainer, exception: BaseException, **kwargs: Any) -> None:
-        """Stop."""
+        """Stop profiling."""
         self._stop()
 
     def _stop(self) -> None:

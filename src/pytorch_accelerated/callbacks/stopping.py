@@ -1,4 +1,4 @@
-"""Ends a run before its time: because it is broken, or because it does not get better."""
+"""Callbacks that end a run early: because a loss is not finite, or because a metric does not improve."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 class TerminateOnNaNCallback(TrainerCallback):
     """Ends a run with an error, on every rank, when the loss of a batch is NaN or infinite.
 
-    It reads nothing itself: the loop reads losses in bulk, so some updates may have followed the bad batch. Nothing
-    is saved from the model after that.
+    The loop reads losses from the device in bulk, so some updates may have followed the bad batch. The model is not
+    saved after that.
     """
 
     def on_non_finite_loss(self, trainer: Trainer, metric_name: str, epoch: int, step: int, **kwargs: Any) -> None:
         """End the run.
 
         Raises:
-            NonFiniteLossError: naming the epoch, the first such batch, and the metric it belongs to.
+            NonFiniteLossError: names the epoch, the first such batch and the metric.
         """
         raise NonFiniteLossError(
             f"In epoch {epoch}, the loss of batch {step} (counted from 0) is NaN or infinite, so {metric_name!r} and "
@@ -36,23 +36,23 @@ class TerminateOnNaNCallback(TrainerCallback):
 
 
 class EarlyStoppingCallback(TrainerCallback):
-    """Ends the run when a metric has not got better for a while.
+    """Ends the run when a metric has stopped improving.
 
-    Every new value of the metric is judged once: those of an epoch and its evaluation when the epoch is over, those
-    of an evaluation inside an epoch right after it. `Trainer.evaluate` is not judged.
+    Every new value of the metric is judged once: values of an epoch and its evaluation at the end of the epoch, values
+    of an evaluation within an epoch right after that evaluation. Values of `Trainer.evaluate` are not judged.
 
     Args:
-        early_stopping_patience: the run ends at the so many-th value in a row that is no improvement.
-        early_stopping_threshold: a change smaller than this is no improvement; absolute, in units of the metric.
-        watch_metric: its name in the run history.
+        early_stopping_patience: the number of values in a row without an improvement after which the run ends.
+        early_stopping_threshold: the smallest change that counts as an improvement; absolute, in units of the metric.
+        watch_metric: the metric's name in the run history.
         greater_is_better: whether larger values are better.
-        reset_on_train: False to go on judging by the `best_metric` of an earlier call of `train`.
+        reset_on_train: whether each call of `train` starts without the `best_metric` of an earlier call.
 
     Attributes:
-        best_metric: the last value that was an improvement, which the next one is compared with, or None. Later ones
-            may be better by less than the threshold.
-        best_metric_epoch: the epoch it was recorded in, or None.
-        evaluations_without_improvement: in a row, up to now.
+        best_metric: the last value that counted as an improvement, to which the next value is compared, or None. Later
+            values may be better by less than the threshold.
+        best_metric_epoch: the epoch in which `best_metric` was recorded, or None.
+        evaluations_without_improvement: the current number of values in a row without an improvement.
 
     Raises:
         ConfigurationError: if the patience is less than 1, or the threshold is negative or not a number.
@@ -81,8 +81,8 @@ class EarlyStoppingCallback(TrainerCallback):
         check_positive_count("early_stopping_patience", early_stopping_patience)
         if not early_stopping_threshold >= 0:
             raise ConfigurationError(
-                f"`early_stopping_threshold` is {early_stopping_threshold!r}, but it is the least change of the metric "
-                "that counts as an improvement: give 0 or more."
+                f"`early_stopping_threshold` is {early_stopping_threshold!r}, but it is the smallest change of "
+                "the metric that counts as an improvement: give 0 or more."
             )
         self.early_stopping_patience = early_stopping_patience
         self.early_stopping_threshold = early_stopping_threshold
@@ -92,11 +92,11 @@ class EarlyStoppingCallback(TrainerCallback):
 
     @property
     def state_key(self) -> str:
-        """The class and the watched metric: several metrics may be watched in one run."""
+        """The class and the watched metric, because a run may have several such callbacks."""
         return f"{type(self).__name__}({self.watch_metric})"
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Begin anew, unless the run is resumed; a resumed run that had been stopped here stops again.
+        """Start anew, unless the run is resumed. A resumed run that this callback had stopped is stopped again.
 
         Raises:
             ConfigurationError, UnknownMetricError: if the metric will not be recorded.
@@ -111,21 +111,21 @@ class EarlyStoppingCallback(TrainerCallback):
             self._stop(trainer)
 
     def on_eval_epoch_end(self, trainer: Trainer, is_intermediate: bool = False, **kwargs: Any) -> None:
-        """Judge an evaluation inside an epoch."""
+        """Judge an evaluation within an epoch."""
         if is_intermediate:
             self._judge(trainer)
 
     def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Judge the epoch, now that every callback has recorded its metrics.
+        """Judge the epoch, after every callback has recorded its metrics.
 
         Raises:
-            UnknownMetricError: if the metric has no value by then.
+            UnknownMetricError: if the metric has no value yet.
         """
         self._watched.check_recorded(trainer)
         self._judge(trainer)
 
     def state_dict(self) -> dict[str, Any]:
-        """The last improvement, and how long ago it was."""
+        """The last improvement, and the number of values since then."""
         return {
             "best_metric": self.best_metric,
             "best_metric_epoch": self.best_metric_epoch,
@@ -133,7 +133,7 @@ class EarlyStoppingCallback(TrainerCallback):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Restore the last improvement."""
         require_kinds(state, {**KINDS_OF_BEST, "evaluations_without_improvement": (int,)}, of=type(self).__name__)
         self.best_metric = state["best_metric"]
         self.best_metric_epoch = state["best_metric_epoch"]

@@ -1,4 +1,4 @@
-"""Checkpoints of a warmup-stable-decay schedule: before each decay to go on from, and after it to use."""
+"""Checkpoints of a warmup-stable-decay schedule: before each decay for longer runs, and after it for use."""
 
 from __future__ import annotations
 
@@ -17,24 +17,22 @@ if TYPE_CHECKING:
 class WSDCheckpointCallback(TrainerCallback):
     """Saves at the checkpoints of a `WSDLrScheduler`: where a decay begins, and where it ends.
 
-    In `save_dir` there are training states ``checkpoint_<step>_wsd_pre_decay``, from which training can go on to
-    another length, and files ``checkpoint_<step>_wsd_post_decay.pt`` of `Trainer.save_checkpoint`, the better models.
-    A step is an optimizer update that was applied.
+    `save_dir` gets training states ``checkpoint_<step>_wsd_pre_decay``, from which a longer run can start, and
+    files ``checkpoint_<step>_wsd_post_decay.pt`` of `Trainer.save_checkpoint`, which have the better models. A step is
+    an applied optimizer update.
 
-    To go on from a training state, pass it as `initial_checkpoint`, with a scheduler for the new length. The run then
-    goes on where it was saved: all counts, the order of the data and everything else come from the state, and the
-    number of epochs or steps is that of the whole run, not of what is added. So it ends as a run of the new length
-    would have ended that was never cut short, if both had the same warmup.
+    To continue from a training state, pass it as `initial_checkpoint`, with a scheduler for the new length. All counts
+    and the order of the data come from the state, and the number of epochs or steps is that of the whole run. The
+    result equals that of an uninterrupted run of the new length with the same warmup.
 
     Args:
         save_dir: the folder of the checkpoints.
-        save_optimizer: whether the files have the optimizer's state.
-        save_scheduler: whether the files have the scheduler's state.
-        initial_checkpoint: a training state to go on from, unless the run is resumed from another one.
+        save_optimizer: whether the files include the optimizer's state.
+        save_scheduler: whether the files include the scheduler's state.
+        initial_checkpoint: a training state to continue from, unless the run is resumed from another state.
     """
 
     ranks_agree_after_each_update = False
-
     takes_part_in_preflight = False
 
     save_dir: str | Path = "checkpoints"
@@ -56,11 +54,11 @@ class WSDCheckpointCallback(TrainerCallback):
         self.initial_checkpoint = initial_checkpoint
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Check the scheduler and load the state to go on from.
+        """Check the scheduler, and load `initial_checkpoint`.
 
         Raises:
-            ConfigurationError: if the scheduler is of another kind.
-            CheckpointError: if there is no such state, or it is damaged or belongs to another model.
+            ConfigurationError: if the scheduler is not a `WSDLrScheduler`.
+            CheckpointError: if the state is missing, damaged, or of another model.
         """
         scheduler = _scheduler_of(trainer)
         trainer._claim_folder(self.save_dir)
@@ -74,7 +72,7 @@ class WSDCheckpointCallback(TrainerCallback):
         self._last_step = scheduler.get_current_step()
 
     def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Save, if a decay begins or ends here."""
+        """Save if a decay begins or ends here."""
         scheduler = _scheduler_of(trainer)
         step = scheduler.get_current_step()
         if step == self._last_step:
