@@ -102,7 +102,7 @@ def test_a_training_step_that_returns_nothing_is_refused(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("optimizer", ["a", torch.optim.SGD])
 def test_what_is_no_optimizer_is_refused(optimizer: Any, tmp_path: Path) -> None:
-    with pytest.raises(ArgumentTypeError, match="`optimizer` is .*, which has no state to step"):
+    with pytest.raises(ArgumentTypeError, match="`optimizer` is .*, which is not an optimizer"):
         make_trainer(tmp_path, parts={"optimizers": (optimizer, None)})
 
 

@@ -133,7 +133,7 @@ def test_repeated_blocks_are_the_outermost_of_their_class_in_a_list(model: nn.Mo
 
 
 def test_a_model_without_repeated_blocks_is_refused_with_a_way_out() -> None:
-    with pytest.raises(ConfigurationError, match=r"Sequential has no repeated blocks.* Leave `regional` out"):
+    with pytest.raises(ConfigurationError, match=r"Sequential has no repeated blocks.* Remove `regional`"):
         train(tiny_model(), {"regional": True})
 
 

@@ -332,7 +332,7 @@ def test_an_error_in_the_data_leaves_nothing_behind(tmp_path: Path) -> None:
 def test_a_batch_that_the_default_hook_cannot_take_is_explained() -> None:
     with pytest.raises(DataError, match="Override `calculate_predict_batch_outputs`"):
         trainer_of().predict(["text", "more text"], 2, collate_fn=lambda samples: frozenset(samples))
-    with pytest.raises(DataError, match="'wrong_name'.*none of the names fits"):
+    with pytest.raises(DataError, match="'wrong_name'.*none of the names match"):
         trainer_of(LikeTransformers()).predict({"wrong_name": INPUTS})
 
 

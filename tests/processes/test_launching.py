@@ -257,7 +257,7 @@ def test_processes_that_would_train_side_by_side_are_an_error() -> None:
     output = run_on_ranks(ALONE_UNDER_A_LAUNCHER, 2)
     for told in output.stdout_of_ranks:
         assert told.count("2 processes were started") == 3
-        assert told.count("accelerate made a group of 1") == 3
+        assert told.count("accelerate created a group of 1") == 3
         assert told.count("ACCELERATE_USE_CPU=true") == 3
 
 
@@ -327,7 +327,7 @@ dist.destroy_process_group()
 @pytest.mark.processes
 def test_a_group_of_the_users_that_the_environment_does_not_tell_of_is_an_error() -> None:
     for told in run_on_ranks(GROUP_WITHOUT_VARIABLES, 2).stdout_of_ranks:
-        assert "has a group of 2 processes, but the environment tells of none" in told
+        assert "has a group of 2 processes, but the environment describes none" in told
         assert "LOCAL_RANK" in told
 
 

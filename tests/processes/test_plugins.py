@@ -1,4 +1,4 @@
-"""What accelerate was asked for is in force, or an error."""
+"""Features requested from accelerate are used, or there is an error."""
 
 from typing import Any
 
@@ -60,9 +60,9 @@ outcome(environment={"ACCELERATE_USE_PARALLELISM_CONFIG": "true", "PARALLELISM_C
 def test_what_accelerate_would_leave_out_here_is_an_error(ranks: int) -> None:
     for told in run_on_ranks(SCRIPT, ranks).stdout_of_ranks:
         said: list[Any] = told.splitlines()
-        assert "FSDP is asked for, by an Accelerator or by accelerate's configuration" in said[0]
-        assert "FSDP is asked for" in said[1]
-        assert "Megatron-LM is asked for" in said[2]
+        assert "FSDP is requested by an Accelerator or by accelerate's configuration" in said[0]
+        assert "FSDP is requested" in said[1]
+        assert "Megatron-LM is requested" in said[2]
         assert "fp8" in said[3]
         assert "fp8" in said[4]
         if ranks == 1:  # without DDP there is no graph
@@ -71,4 +71,4 @@ def test_what_accelerate_would_leave_out_here_is_an_error(ranks: int) -> None:
             assert "`static_graph` is set for DDP, and an update has 2 batches" in said[5]
         assert said[6] == f"trained: {8 // 2 // ranks} updates"
         assert said[7] == f"trained: {8 // ranks} updates"
-        assert "Tensor parallelism is asked for (tp_size=2)" in said[8]
+        assert "Tensor parallelism is requested (tp_size=2)" in said[8]

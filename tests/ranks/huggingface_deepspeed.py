@@ -156,10 +156,10 @@ if uses_deepspeed:
         prepare("other", model=Deep().double()).train()
     scalar = Regression()
     scalar.extra = nn.Parameter(torch.zeros(()))
-    with pytest.raises(ConfigurationError, match="parameters extra have no dimension"):
+    with pytest.raises(ConfigurationError, match="parameters extra are 0-dimensional"):
         prepare("other", model=scalar).train()
     if stage != "0":
-        with pytest.raises(ConfigurationError, match="another optimizer in the place of this Adagrad"):
+        with pytest.raises(ConfigurationError, match="ZeRO has replaced this Adagrad with another optimizer"):
             prepare("other", optim="adagrad").train()
     with pytest.raises(ConfigurationError, match="is set up for DeepSpeed"):
         NativeTrainer(Deep(), None, torch.optim.SGD(Deep().parameters()))

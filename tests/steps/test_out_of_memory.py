@@ -431,7 +431,7 @@ def test_what_cannot_work_is_refused():
         def _perform_forward_and_backward_passes(self, batch: Any, step: int) -> None:
             super()._perform_forward_and_backward_passes(batch, step)
 
-    with pytest.raises(ArgumentTypeError, match="`split_on_oom` is 4: give True or False"):
+    with pytest.raises(ArgumentTypeError, match="`split_on_oom` is 4: pass True or False"):
         make(Memory(99)).train(regression_data(4), 1, split_on_oom=4)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="_perform_forward_and_backward_passes` is overridden"):
         train(make(Memory(99), base=Own))

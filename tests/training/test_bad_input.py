@@ -91,18 +91,18 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ({"max_num_train_steps": 0}, ConfigurationError, ["`max_num_train_steps` is 0"]),
         ({"max_num_train_steps": 2.0}, ArgumentTypeError, ["`max_num_train_steps` is 2.0 (float)"]),
         ({"gradient_accumulation_steps": 0}, ConfigurationError, ["`gradient_accumulation_steps` is 0"]),
-        ({"gradient_clip_value": 0}, ConfigurationError, ["`gradient_clip_value` is 0", "leave no gradient", "None"]),
+        ({"gradient_clip_value": 0}, ConfigurationError, ["`gradient_clip_value` is 0", "remove the gradient", "None"]),
         ({"gradient_clip_norm": math.nan}, ConfigurationError, ["`gradient_clip_norm` is nan"]),
         ({"gradient_clip_norm": "1"}, ArgumentTypeError, ["`gradient_clip_norm` is '1' (str)", "a number"]),
         ({"gradient_clip_norm": True}, ArgumentTypeError, ["`gradient_clip_norm` is True (bool)"]),
         (
             {"gradient_clip_norm": 1.0, "gradient_clip_value": 2.0},
             ConfigurationError,
-            ["`gradient_clip_value` is 2.0 and `gradient_clip_norm` is 1.0", "give one of them"],
+            ["`gradient_clip_value` is 2.0 and `gradient_clip_norm` is 1.0", "set only one of them"],
         ),
         ({"max_duration": "1h"}, ConfigurationError, ["`max_duration` is '1h'", "'HH:MM:SS'"]),
         ({"max_duration": "00:61:00"}, ConfigurationError, ["`max_duration` is '00:61:00'"]),
-        ({"max_duration": 0}, ConfigurationError, ["`max_duration` is 0", "longer than nothing"]),
+        ({"max_duration": 0}, ConfigurationError, ["`max_duration` is 0", "a time above 0"]),
         ({"max_duration": True}, ConfigurationError, ["`max_duration` is True"]),
         ({"step_scheduler": "batch"}, ConfigurationError, ["'batch'", "'update' or 'epoch'"]),
         ({"scheduler_metric": 5}, ArgumentTypeError, ["`scheduler_metric` is 5", "name of a metric"]),
@@ -632,7 +632,11 @@ def test_a_model_without_trainable_parameters_is_an_error():
 @pytest.mark.parametrize(
     ("factory", "error", "words"),
     [
-        (StepLR(sgd(tiny_model()), 1), ArgumentTypeError, ["a StepLR", "exists already", "functools.partial(StepLR"]),
+        (
+            StepLR(sgd(tiny_model()), 1),
+            ArgumentTypeError,
+            ["a StepLR", "is already a scheduler", "functools.partial(StepLR"],
+        ),
         (5, ArgumentTypeError, ["`create_scheduler_fn` is 5", "takes the optimizer"]),
         (StepLR, ArgumentTypeError, ["StepLR", "`step_size`", "functools.partial(StepLR, step_size=...)"]),
         (

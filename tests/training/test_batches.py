@@ -155,8 +155,8 @@ def test_any_other_batch_is_refused_with_the_hook_to_override(batch: Any, words:
     [
         (nn.Linear(3, 2), None, (ROWS, LABELS), "`loss_func` is None"),
         (Named(), None, {"inputs": ROWS}, "returned a dict with the entries 'loss', 'logits', 'states'"),
-        (lambda inputs: inputs, F.mse_loss, {}, "the model takes inputs: none of the names fits"),
-        (nn.Linear(3, 2), None, {"x": ROWS}, "'x', but the model takes input: none of the names fits"),
+        (lambda inputs: inputs, F.mse_loss, {}, "the model takes inputs: none of the names match"),
+        (nn.Linear(3, 2), None, {"x": ROWS}, "'x', but the model takes input: none of the names match"),
         (nn.Identity(), None, {"input": ROWS}, "returned a Tensor"),
     ],
 )

@@ -48,8 +48,8 @@ def test_the_note_of_a_training_batch_tells_where_in_the_run_it_was_and_what_was
         "This happened in the forward pass or the loss of training: epoch 1, update 2 of the run, batch 3 of the epoch "
         "on this rank (counted from 0).",
         "The batch: list of 2 with (float32 [2, 3] on cpu; int64 [2] on cpu, values from 0 to 2).",
-        "What this usually comes from: A label is out of range: class labels go from 0 to the number of the model's "
-        "outputs minus 1. Labels that begin with 1, or a last layer with too few outputs, do this.",
+        "The usual cause: A label is out of range: class labels go from 0 to the number of the model's "
+        "outputs minus 1. Typical causes are labels that start at 1, and a last layer with too few outputs.",
     ]
 
 
@@ -114,7 +114,7 @@ CAUSES: dict[str, tuple[Any, Any, Any, str]] = {
     "labels from 1": (classifier, nn.CrossEntropyLoss(), (INPUTS, CLASSES + 1), "A label is out of range"),
     "labels as floats": (classifier, nn.CrossEntropyLoss(), (INPUTS, CLASSES.float()), "must be int64"),
     "labels as int32": (classifier, nn.CrossEntropyLoss(), (INPUTS, CLASSES.int()), "must be int64"),
-    "labels in a column": (classifier, nn.CrossEntropyLoss(), (INPUTS, CLASSES[:, None]), "a dimension too many"),
+    "labels in a column": (classifier, nn.CrossEntropyLoss(), (INPUTS, CLASSES[:, None]), "one dimension too many"),
     "whole numbers for BCE": (
         classifier,
         nn.BCEWithLogitsLoss(),
@@ -132,13 +132,13 @@ CAUSES: dict[str, tuple[Any, Any, Any, str]] = {
         lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten()),
         nn.CrossEntropyLoss(),
         (torch.ones(4, 1, 3, 3).double(), CLASSES[:4]),
-        "Something is float64",
+        "A tensor is float64",
     ),
     "bytes": (
         lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten()),
         nn.CrossEntropyLoss(),
         (torch.ones(4, 1, 3, 3).byte(), CLASSES[:4]),
-        "of another type than the model's weights",
+        "a different dtype than the model's weights",
     ),
     "channels": (
         lambda: nn.Conv2d(3, 2, 3),
@@ -181,7 +181,7 @@ CAUSES: dict[str, tuple[Any, Any, Any, str]] = {
         lambda: nn.Bilinear(3, 3, 2),
         nn.CrossEntropyLoss(),
         (INPUTS, CLASSES),
-        "What the batch holds and what forward takes do not fit together",
+        "This batch does not match the parameters of forward",
     ),
 }
 
@@ -218,7 +218,7 @@ def test_an_error_of_ours_keeps_its_words_and_is_not_explained_twice() -> None:
     trainer = trainer_of(tiny_model(), nn.MSELoss(), NoGradient)
     note = note_of(lambda: trainer.train(regression_data(4), 1), HookOutputError, "no gradient can be computed")
     assert note.startswith("This happened in the backward pass")
-    assert "What this usually comes from" not in note
+    assert "The usual cause" not in note
 
 
 class Odd:

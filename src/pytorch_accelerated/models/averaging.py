@@ -1,4 +1,4 @@
-"""Averages of a model's weights over its training."""
+"""Moving averages of a model's weights during training."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ from pytorch_accelerated.models.wrappers import innermost
 class ModelEma(nn.Module):
     """An exponential moving average of a model's weights, which often generalises better than the last weights.
 
-    `update` makes every floating-point or complex parameter and persistent buffer of `module`
-    ``decay * average + (1 - decay) * current``. The others (for example BatchNorm's batch counter) are copied, and so
-    are those that hold infinities at the start, such as attention masks: these have no average. Buffers that are not
-    persistent stay as they were.
+    `update` sets every floating-point or complex parameter and persistent buffer of `module` to
+    ``decay * average + (1 - decay) * current``. The others, such as BatchNorm's batch counter, are copied, and so are
+    entries with infinities at the start, such as attention masks, which have no average. Non-persistent buffers are
+    left alone.
 
-    Entries are matched by name, whatever data-parallel or compilation wrappers the model is in, and shared ones are
-    averaged once. An average keeps its own dtype and device: ``ModelEma(model).float()`` averages a bfloat16 model in
-    single precision, where small steps are not rounded away, and ``.to("cpu")`` trades device memory for a copy with
-    every update.
+    Entries are matched by name, through all data-parallel and compilation wrappers, and shared entries are averaged
+    once. An average keeps its own dtype and device: ``ModelEma(model).float()`` averages a bfloat16 model in single
+    precision, so that small steps are not rounded away, and ``.to("cpu")`` saves device memory at the price of a copy
+    per update.
 
     Args:
-        model: what to average; it is copied, and left as it is.
+        model: the model to average; it is copied and not changed.
         decay: weight of the past, in [0, 1); the average remembers about ``1 / (1 - decay)`` updates.
 
     Attributes:
         module: the average, a bare model in evaluation mode whose parameters need no gradients.
-        decay: as given; it may be changed between updates.
+        decay: as passed; it may be changed between updates.
 
     Raises:
         ConfigurationError: if `decay` is outside [0, 1), or the model is sharded.
@@ -58,8 +58,9 @@ class ModelEma(nn.Module):
             )
         if has_shards(model):
             raise ConfigurationError(
-                f"A ModelEma of this {type(model).__name__} cannot be made: it copies the model, and torch allows no "
-                "copies of modules that `fully_shard` has sharded. Train without it, or average states offline."
+                f"A ModelEma of this {type(model).__name__} cannot be created: it copies the model, and torch does "
+                "not allow copies of modules sharded by `fully_shard`. Train without it, or average saved states "
+                "offline."
             )
         super().__init__()
         self.module = copy.deepcopy(innermost(model)).eval().requires_grad_(False)
@@ -68,17 +69,17 @@ class ModelEma(nn.Module):
         self._pairs: _Pairs | None = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the averaged model makes of these inputs."""
+        """The output of the averaged model."""
         return self.module(*args, **kwargs)
 
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
-        """Move the average a little towards `model`; to be called after each optimizer update.
+        """Move the average a little towards `model`. Call it after each optimizer update.
 
-        Does not wait for the device, unless the average lives on another one.
+        It does not wait for the device, unless the average is on a different one.
 
         Raises:
-            ConfigurationError: if `model` has other entries than the average, or of other shapes.
+            ConfigurationError: if the entries of `model` have different names or shapes from those of the average.
         """
         pairs = self._paired_with(model)
         averages, values = pairs.to_average()
@@ -91,7 +92,7 @@ class ModelEma(nn.Module):
 
     @torch.no_grad()
     def set(self, model: nn.Module) -> None:
-        """Start again, with the weights of `model` as the average. Waits for the device; raises as `update` does."""
+        """Start over with the weights of `model` as the average. Waits for the device; raises like `update`."""
         pairs = self._paired_with(model)
         copy_all(*pairs.to_average())
         copy_all(*pairs.to_copy())
@@ -99,11 +100,11 @@ class ModelEma(nn.Module):
         self._pairs = None
 
     def update_fn(self, ema_value: Tensor, model_value: Tensor) -> Tensor:
-        """The new average of one entry. Override it to average by another rule.
+        """The new average of one entry. Override it to use a different rule.
 
         Args:
             ema_value: the average so far, floating-point or complex; it may be changed in place.
-            model_value: the current value, of the same shape and dtype on the same device.
+            model_value: the current value, with the same shape, dtype and device.
         """
         # `update` applies this formula to all entries at once, unless it is overridden.
         return torch.lerp(ema_value, model_value, 1 - self.decay)
@@ -115,16 +116,16 @@ class ModelEma(nn.Module):
         return self._pairs
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy of the average must not bring a copy of the model with it.
+        # A copy of the average must not include a copy of the model.
         return {**super().__getstate__(), "_pairs": None}  # type: ignore[no-untyped-call]
 
 
 class _Pairs:
-    """The entries of an average beside those of the model.
+    """The entries of an average, paired with those of the model.
 
-    To find them by a walk through both models takes ten times as long as to average them (2 ms against 0.2 ms for a
-    ResNet-50 with narrow layers, on a CPU). So it is remembered where the modules keep their entries, not the entries:
-    those that have been assigned anew are seen, and `still_match` tells when the walk must be repeated.
+    Finding them by walking through both models takes ten times as long as averaging them (2 ms against 0.2 ms for a
+    ResNet-50 with narrow layers on a CPU). This class therefore remembers where the modules keep their entries rather
+    than the entries themselves. Entries that are reassigned are found, and `still_match` tells when to walk again.
     """
 
     def __init__(self, average: nn.Module, model: nn.Module, names_to_copy: set[str]) -> None:
@@ -146,10 +147,10 @@ class _Pairs:
         self._must_convert = any(_kind_of(average) != _kind_of(value) for average, value in self._to_average)
 
     def still_match(self, average: nn.Module, model: nn.Module) -> bool:
-        """Whether these are the same two models, with the same modules, names, dtypes and devices.
+        """Whether these are the same two models with the same modules, names, dtypes and devices.
 
-        For dtypes and devices the first entries speak for all, as models are moved and converted as a whole. After a
-        conversion of single entries torch complains about mixed dtypes; numbers are never wrong in silence.
+        Only the first entries are checked for dtype and device, since models are moved and converted as a whole. If
+        single entries were converted, torch complains about mixed dtypes; the numbers are never silently wrong.
         """
         return (
             average is self._average
@@ -159,14 +160,14 @@ class _Pairs:
         )
 
     def to_average(self) -> tuple[list[Tensor], list[Tensor]]:
-        """The averages that move, and their current values in the same dtype and on the same device."""
+        """The averaged entries, and their current values with the same dtype and device."""
         averages, values = _look_up(self._to_average)
         if self._must_convert:
             values = [value.to(average) for average, value in zip(averages, values, strict=True)]
         return averages, values
 
     def to_copy(self) -> tuple[list[Tensor], list[Tensor]]:
-        """The entries that are copied, and their current values."""
+        """The copied entries, and their current values."""
         return _look_up(self._to_copy)
 
     def _look_at_structure(self) -> tuple[list[nn.Module | None], list[str]]:
@@ -176,7 +177,7 @@ class _Pairs:
         return [_kind_of(place) for pair in self._to_average[:1] for place in pair]
 
 
-# Where an entry of a model is: a module's dict of parameters or buffers, and the key in it.
+# The place of an entry: a module's dict of parameters or buffers, and the key in it.
 _Place = tuple[dict[str, Any], str]
 
 
@@ -194,12 +195,12 @@ def _look_up(pairs: list[tuple[_Place, _Place]]) -> tuple[list[Tensor], list[Ten
     return [store[key] for (store, key), _ in pairs], [store[key] for _, (store, key) in pairs]
 
 
-# Under these keys torch's wrappers of single layers (compiled, checkpointed, sharded) keep the layer.
+# torch's wrappers of single layers (compiled, checkpointed, sharded) store the layer under these names.
 _WRAPPER_KEYS = {name for name in WRAPPED_NAMES.values() if name != "module"}
 
 
 def _find_entries(model: nn.Module) -> dict[str, _Place]:
-    """Where the parameters and persistent buffers of a bare model are, by name without wrappers; shared ones once."""
+    """The places of a bare model's parameters and persistent buffers, by name without wrappers; shared ones once."""
     places: dict[str, _Place] = {}
     seen = set()
     for prefix, module in model.named_modules():
@@ -214,7 +215,7 @@ def _find_entries(model: nn.Module) -> dict[str, _Place]:
 
 
 def _names_of_infinite_entries(model: nn.Module) -> set[str]:
-    # Not to be found out during updates: looking at values waits for the device.
+    # Checked here, not during updates, because reading values waits for the device.
     return {name for name, place in _find_entries(model).items() if not bool(torch.isfinite(_entry_at(place)).all())}
 
 
@@ -227,6 +228,6 @@ def _check_that_entries_match(ours: dict[str, _Place], theirs: dict[str, _Place]
             complaints.append(f"{name!r} was {list(before)} and is {list(now)}")
     if complaints:
         raise ConfigurationError(
-            f"The model does not have the entries that its average was made of: {', '.join(complaints)}. "
-            "Make a new ModelEma after a change of the model's structure."
+            f"The model no longer has the entries that its average was created from: {', '.join(complaints)}. Create "
+            "a new ModelEma after changing the model's structure."
         )

@@ -13,14 +13,14 @@ from pytorch_accelerated.errors import ConfigurationError
 
 
 def compile_in_place(model: nn.Module, arguments: Mapping[str, Any] | bool) -> None:
-    """Let `model`, or its repeated blocks, be compiled when called next. Names in the state dict stay as they are.
+    """Compile `model` or its repeated blocks at their next call. The names in the state dict stay the same.
 
-    Modules that are compiled already are left alone.
+    Modules that are already compiled are left alone.
 
     Args:
-        model: to compile.
-        arguments: for `torch.compile`, or True for none. With ``regional=True`` only the repeated blocks are compiled:
-            blocks of a class share their code, so compiling takes a fraction of the time.
+        model: the model to compile.
+        arguments: arguments of `torch.compile`, or True for none. With ``regional=True`` only the repeated blocks are
+            compiled: blocks of one class share their code, so compiling takes a fraction of the time.
 
     Raises:
         ConfigurationError: if there are no repeated blocks.
@@ -31,9 +31,9 @@ def compile_in_place(model: nn.Module, arguments: Mapping[str, Any] | bool) -> N
         modules = list(repeated_blocks(model))
         if not modules:
             raise ConfigurationError(
-                f"`compile_model` has regional=True, but {type(model).__name__} has no repeated blocks: no class of "
-                "yours, and no module with parts of its own, occurs twice in an nn.ModuleList or nn.Sequential. Leave "
-                "`regional` out to compile the whole model."
+                f"`compile_model` has regional=True, but {type(model).__name__} has no repeated blocks: none of your "
+                "classes, and no module with submodules, occurs twice in an nn.ModuleList or nn.Sequential. Remove "
+                "`regional` to compile the whole model."
             )
     for module in modules:
         if is_compiled(module):
@@ -47,7 +47,7 @@ def compile_in_place(model: nn.Module, arguments: Mapping[str, Any] | bool) -> N
 def repeated_blocks(module: nn.Module) -> Iterator[nn.Module]:
     """The outermost modules that share an `nn.ModuleList` or `nn.Sequential` with another module of their class.
 
-    Single layers of torch don't count as blocks: compiling one alone gains little.
+    Single torch layers don't count as blocks: compiling one alone gains little.
     """
     children = list(module.children())
     is_list = isinstance(module, (nn.ModuleList, nn.Sequential))

@@ -1,8 +1,8 @@
-"""A model and its optimizer in the hands of DeepSpeed, with the loop at the wheel.
+"""A model and its optimizer under DeepSpeed, driven by the training loop.
 
-The engine that DeepSpeed makes can count batches, divide losses and step by itself. None of this is used: the loop says
-which batch is the last of an update, weights losses and calls `step`, so updates are what they are elsewhere.
-`docs/design/deepspeed.md` has the reasons.
+DeepSpeed's engine could count batches, divide losses and step by itself. The loop does that instead: it tells the
+engine which batch is the last of an update, weights losses and calls `step`, so updates are the same as without
+DeepSpeed. `docs/design/deepspeed.md` has the reasons.
 """
 
 from __future__ import annotations
@@ -30,28 +30,31 @@ Parameters = Sequence[torch.Tensor]
 
 
 def is_engine(model: Any) -> TypeGuard[nn.Module]:
-    """Whether `model` is what DeepSpeed puts around a model."""
-    deepspeed = sys.modules.get("deepspeed")  # who has such a model has imported it
+    """Whether `model` is a DeepSpeed engine."""
+    deepspeed = sys.modules.get("deepspeed")  # such a model exists only if deepspeed has been imported
     return deepspeed is not None and isinstance(model, deepspeed.DeepSpeedEngine)
 
 
 def hand_over(accelerator: Accelerator, model: nn.Module, optimizer: Any) -> tuple[Any, EngineOptimizer]:
-    """`model` in the hands of DeepSpeed, and what takes the place of its optimizer. Must be called by all ranks.
+    """Wrap `model` and its optimizer with DeepSpeed. Must be called by all ranks.
+
+    Returns:
+        The engine, and an optimizer that replaces the original one.
 
     Raises:
-        ConfigurationError: if some weights are not float32, or DeepSpeed cannot work with them or the optimizer.
+        ConfigurationError: if some weights are not float32, or DeepSpeed does not support them or the optimizer.
     """
     scalars = [name for name, weights in model.named_parameters() if not weights.ndim]
     if scalars:
         raise ConfigurationError(
-            f"The model's parameters {', '.join(scalars)} have no dimension, and DeepSpeed cannot send these from rank "
-            "to rank. Give them one, of size 1."
+            f"The model's parameters {', '.join(scalars)} are 0-dimensional, and DeepSpeed cannot send those between "
+            "ranks. Give them one dimension of size 1."
         )
     others = {str(weights.dtype) for weights in model.parameters()} - {"torch.float32"}
     if others:
         raise ConfigurationError(
-            f"The model has weights in {', '.join(sorted(others))}, of which DeepSpeed would train copies in float32, "
-            "unknown to checkpoints. Convert it with `model.float()`, and set `bf16` for mixed precision."
+            f"The model has weights in {', '.join(sorted(others))}, and DeepSpeed would train float32 copies of them "
+            "that checkpoints do not see. Convert it with `model.float()`, and set `bf16` for mixed precision."
         )
     is_zero = bool(accelerator.state.deepspeed_plugin.zero_stage)
     traces, twin = _Traces(model), _twin(optimizer, shares_state=not is_zero)
@@ -61,22 +64,22 @@ def hand_over(accelerator: Accelerator, model: nn.Module, optimizer: Any) -> tup
         if engine.optimizer.optimizer is not twin:
             driver.release()
             raise ConfigurationError(
-                f"ZeRO has put another optimizer in the place of this {type(optimizer).__name__}, with groups of "
-                "parameters of its own. Use AdamW or SGD, or zero stage 0."
+                f"ZeRO has replaced this {type(optimizer).__name__} with another optimizer that has its own parameter "
+                "groups. Use AdamW or SGD, or zero stage 0."
             )
         driver = ZeroOptimizer(engine, optimizer, twin, traces)
         if optimizer.state:
             driver.load_state_dict(optimizer.state_dict())
-    accelerator.deepspeed_engine_wrapped = driver  # whose `backward` accelerate's calls
+    accelerator.deepspeed_engine_wrapped = driver  # accelerate's `backward` calls the one of this wrapper
     return engine, driver
 
 
 class EngineOptimizer:
-    """What steps a model that DeepSpeed has; in all else the optimizer that it was made with, which is `optimizer`.
+    """Wraps the optimizer of a DeepSpeed engine: `step` runs the engine, everything else is the wrapped optimizer's.
 
-    DeepSpeed takes groups without parameters away from an optimizer, and ZeRO puts flat parts in the place of the
-    others' parameters. So it has a twin; the optimizer itself stays what schedulers and states are about, and hands its
-    settings on at each step.
+    DeepSpeed removes groups without parameters from an optimizer, and ZeRO replaces the parameters of the other groups
+    with flat partitions. The engine therefore gets a copy of the optimizer. Schedulers and states use the original,
+    which passes its settings on at each step.
     """
 
     def __init__(self, engine: Any, optimizer: Any, twin: Any, traces: _Traces) -> None:
@@ -89,12 +92,14 @@ class EngineOptimizer:
         return getattr(self.optimizer, name)
 
     def backward(self, loss: torch.Tensor, sync_gradients: bool = True) -> None:
-        """Add the gradients of `loss` as it is. What accelerate would say of the batch, the loop has said."""
+        """Add the gradients of `loss` without scaling it. The loop has already told the engine what accelerate would
+        tell it.
+        """
         self._engine.backward(loss, scale_wrt_gas=False)
 
     @contextlib.contextmanager
     def accumulating(self) -> Iterator[None]:
-        """What stands inside is about a batch that is not the last of its update."""
+        """Context for a batch that is not the last of its update."""
         self._engine.set_gradient_accumulation_boundary(False)
         try:
             yield
@@ -102,36 +107,36 @@ class EngineOptimizer:
             self._engine.set_gradient_accumulation_boundary(True)
 
     def step(self) -> None:
-        """Change the parameters. Gradients are gone afterwards."""
+        """Update the parameters. Afterwards the gradients are gone."""
         for own, shared in zip(_used_groups(self.optimizer), self._twin.param_groups, strict=True):
             shared.update({name: value for name, value in own.items() if name != "params"})
         self._engine.step()
         mark_stepped(self.optimizer)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` returned, on any number of ranks."""
+        """Load a state from `state_dict`, on any number of ranks."""
         self.optimizer.load_state_dict(state)
         self._twin.state = self.optimizer.state
 
     def release(self) -> None:
-        """Leave the model as it was made."""
+        """Restore the model to what it was before."""
         self._engine.destroy()
         self._traces.remove()
 
 
 class ZeroOptimizer(EngineOptimizer):
-    """The same under ZeRO: each rank has a part of the state, and a step clips by the limit in DeepSpeed's config."""
+    """The same under ZeRO: each rank has a shard of the state, and a step clips by the limit in DeepSpeed's config."""
 
     @property
     def gradient_norm(self) -> torch.Tensor:
-        """Of the last update, before it was clipped; the same on all ranks."""
+        """The gradient norm of the last update before clipping; the same on all ranks."""
         return torch.as_tensor(self._engine.get_global_grad_norm())
 
     def state_dict(self) -> dict[str, Any]:
-        """The whole state, as the optimizer itself would have it. Must be called by all ranks.
+        """The whole state in the form of the original optimizer's. Must be called by all ranks.
 
         Raises:
-            CheckpointError: if the parts do not add up to the weights of the model.
+            CheckpointError: if the shards do not match the weights of the model.
         """
         state = self.optimizer.state_dict()
         entries: dict[int, dict[str, Any]] = {}
@@ -139,9 +144,9 @@ class ZeroOptimizer(EngineOptimizer):
             weights = _cut(flat.detach(), parameters)
             if not all(map(torch.equal, weights, parameters)):
                 raise CheckpointError(
-                    "The weights of the model are not those that DeepSpeed has in parts: something else has changed "
-                    "them since the last step, or this version cuts them in a way that is not known here. So the "
-                    "optimizer's state cannot be put together. Leave the weights alone, or use zero stage 0."
+                    "The weights of the model differ from DeepSpeed's shards: either something else has changed them "
+                    "since the last step, or this version of DeepSpeed uses an unknown layout. So the optimizer's "
+                    "state cannot be assembled. Don't change the weights, or use zero stage 0."
                 )
             for key, value in self._twin.state.get(flat, {}).items():
                 is_cut = isinstance(value, torch.Tensor) and value.shape == flat.shape
@@ -151,7 +156,7 @@ class ZeroOptimizer(EngineOptimizer):
         return {**state, "state": entries}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` returned, on any number of ranks, and the weights that the model has."""
+        """Load a state from `state_dict`, on any number of ranks, together with the current weights of the model."""
         self.take_over_weights()
         self.optimizer.load_state_dict({"state": {}, "param_groups": state["param_groups"]})
         parts: dict[int, dict[str, Any]] = {}
@@ -160,7 +165,7 @@ class ZeroOptimizer(EngineOptimizer):
             parts[index] = {}
             for key, value in next(filter(None, entries), {}).items():
                 if isinstance(value, torch.Tensor) and value.ndim:
-                    # In a run without ZeRO a parameter that never had a gradient has no state.
+                    # Without ZeRO, a parameter that never had a gradient has no state.
                     values = [
                         entry.get(key, torch.zeros_like(each)) for entry, each in zip(entries, parameters, strict=True)
                     ]
@@ -170,13 +175,13 @@ class ZeroOptimizer(EngineOptimizer):
         self._twin.load_state_dict({"state": parts, "param_groups": groups})
 
     def take_over_weights(self) -> None:
-        """Go on from the weights that the model has by now, not from those that it had after the last step."""
+        """Continue from the model's current weights, not from those after the last step."""
         for own, shared in zip(_used_groups(self.optimizer), self._twin.param_groups, strict=True):
             for flat in shared["params"]:
                 flat.detach().copy_(_part(own["params"], flat))
 
     def _groups(self, state: Mapping[str, Any]) -> Iterator[tuple[list[int], list[torch.Tensor], torch.Tensor]]:
-        """Of each group the numbers of its parameters in a state, the parameters, and this rank's part of them."""
+        """For each group, the numbers of its parameters in a state, the parameters, and this rank's shard of them."""
         groups = zip(_used_groups(state), _used_groups(self.optimizer), self._twin.param_groups, strict=True)
         for packed, own, shared in groups:
             (flat,) = shared["params"]
@@ -184,7 +189,7 @@ class ZeroOptimizer(EngineOptimizer):
 
 
 class _Traces:
-    """What DeepSpeed leaves on a model: hooks, attributes of parameters, memory that parameters share."""
+    """What DeepSpeed leaves on a model: hooks, attributes of parameters, memory shared by parameters."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -207,9 +212,9 @@ class _Traces:
 
 
 def _twin(optimizer: Any, *, shares_state: bool) -> Any:
-    """Another optimizer of the same kind and settings, over the same parameters."""
+    """A second optimizer of the same kind and settings for the same parameters."""
     twin = copy.copy(optimizer)
-    vars(twin).pop("step", None)  # schedulers put one there that steps the optimizer itself
+    vars(twin).pop("step", None)  # schedulers put one there that steps the original optimizer
     twin.param_groups = [{**group, "params": list(group["params"])} for group in _used_groups(optimizer)]
     if not shares_state:
         twin.state = defaultdict(dict)
@@ -217,13 +222,13 @@ def _twin(optimizer: Any, *, shares_state: bool) -> Any:
 
 
 def _used_groups(source: Any) -> list[dict[str, Any]]:
-    """The groups of an optimizer, or of its state dict, that have parameters: ZeRO knows no others."""
+    """The groups of an optimizer, or of its state dict, that have parameters: ZeRO knows only these."""
     groups = source["param_groups"] if isinstance(source, Mapping) else source.param_groups
     return [group for group in groups if group["params"]]
 
 
 def _cut(part: torch.Tensor, parameters: Parameters) -> list[torch.Tensor]:
-    """What all ranks' parts are together, cut into the shapes of `parameters`. Must be called by all ranks."""
+    """The shards of all ranks, joined and split into the shapes of `parameters`. Must be called by all ranks."""
     parts = [torch.empty_like(part) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, part.contiguous())
     sizes = [parameter.numel() for parameter in parameters]
@@ -232,7 +237,7 @@ def _cut(part: torch.Tensor, parameters: Parameters) -> list[torch.Tensor]:
 
 
 def _part(tensors: Parameters, flat: torch.Tensor) -> torch.Tensor:
-    """What this rank has of `tensors`, in the form of `flat`: an equal part, zeros behind the last tensor."""
+    """This rank's shard of `tensors` in the form of `flat`: an equal part, padded with zeros after the last tensor."""
     start, size = dist.get_rank() * flat.numel(), flat.numel()
     whole = torch.cat([tensor.detach().to(flat).flatten() for tensor in tensors])
     part = whole[start : start + size]

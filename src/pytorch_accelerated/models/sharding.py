@@ -1,4 +1,4 @@
-"""Tensors of which each rank has a part: `DTensor`, as FSDP2 (`fully_shard`) and tensor parallelism make them."""
+"""Sharded tensors (`DTensor`), as created by FSDP2 (`fully_shard`) and tensor parallelism."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ if TYPE_CHECKING:
 
 
 def is_sharded(value: Any) -> TypeGuard[DTensor]:
-    """Whether `value` is a tensor of which each rank has a part."""
-    module = sys.modules.get("torch.distributed.tensor")  # who has such a tensor has imported it
+    """Whether `value` is a sharded tensor."""
+    module = sys.modules.get("torch.distributed.tensor")  # there is no such tensor if nobody imported it
     return module is not None and isinstance(value, module.DTensor)
 
 
 def has_shards(model: Any) -> bool:
-    """Whether some parameter of `model` is sharded."""
+    """Whether any parameter of `model` is sharded."""
     return isinstance(model, nn.Module) and any(map(is_sharded, model.parameters()))
 
 
 def own_part(tensor: torch.Tensor) -> torch.Tensor:
-    """What this rank has of `tensor`, which may be nothing; of a plain tensor all of it. No copy."""
+    """This rank's shard of `tensor`, which may be empty; for a plain tensor, all of it. Not a copy."""
     return tensor.to_local() if is_sharded(tensor) else tensor
 
 
 def own_parts(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """What this rank has of `tensors`, without those of which it has nothing."""
+    """This rank's shards of `tensors`, without empty ones."""
     return [part for part in map(own_part, tensors) if part.numel()]
 
 
 def whole(value: Any) -> Any:
-    """`value` with its sharded tensors put together, on their device. Must be called by all ranks.
+    """`value` with its sharded tensors gathered, on their device. Must be called by all ranks.
 
     Args:
-        value: nested dicts, such as state dicts are, whose kind and attributes are kept (a module's versions are such
-            an attribute). Other containers stay as they are.
+        value: nested dicts, such as state dicts, whose type and attributes (such as a module's versions) are kept.
+            Other containers stay as they are.
     """
     return map_leaves(
         lambda leaf: leaf.full_tensor() if is_sharded(leaf) else leaf,
@@ -54,10 +54,10 @@ def whole(value: Any) -> Any:
 
 
 def sharded_like(live: torch.Tensor, value: Any) -> Any:
-    """A whole tensor cut as `live` is, if that is sharded and of the same shape; else `value` as it is."""
+    """A whole tensor sharded like `live`, if `live` is sharded and has the same shape; otherwise `value` as it is."""
     if not is_sharded(live) or is_sharded(value) or getattr(value, "shape", None) != live.shape:
         return value
     from torch.distributed.tensor import distribute_tensor
 
-    # No source rank: each cuts its own part out of what all of them have.
+    # No source rank: every rank has the whole tensor and takes its own shard from it.
     return distribute_tensor(value.to(live.device), live.device_mesh, live.placements, src_data_rank=None)

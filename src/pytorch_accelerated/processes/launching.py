@@ -1,6 +1,6 @@
-"""Joining the processes of a run, however they were started, or refusing to run without the others.
+"""Joins the processes of a run, however they were started, or refuses to run without the others.
 
-The only place that knows launchers. `docs/design/launching.md` has the rules.
+This is the only module that knows launchers. `docs/design/launching.md` has the rules.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _PROGRAMS = ("accelerate-launch", "accelerate.commands.launch")
 
 
 def join_world() -> World | None:
-    """The world of this process, told to torch and accelerate by the variables that torchrun sets.
+    """Return the world of this process after announcing it to torch and accelerate in torchrun's variables.
 
-    None if the process is on its own. To be called before anything asks accelerate about processes.
+    Return None if the process is on its own. Must be called before anything asks accelerate about processes.
 
     Raises:
-        LaunchError: if a world was asked for, and this process cannot find its place in it.
+        LaunchError: if a world was requested and this process cannot find its place in it.
     """
     world = find_world()
     if world is not None:
@@ -43,9 +43,10 @@ def join_world() -> World | None:
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() != (1 if world is None else world.size):
         size = dist.get_world_size()
         raise LaunchError(
-            f"torch.distributed has a group of {size} processes, but the environment tells of "
+            f"torch.distributed has a group of {size} processes, but the environment describes "
             f"{'none' if world is None else world.size}, so this process would train on its own, beside the others. "
-            f"Before the trainer is made set, in each process: WORLD_SIZE={size}, RANK, and LOCAL_RANK (its number on "
+            f"Before the trainer is created, set in each process: WORLD_SIZE={size}, RANK, and LOCAL_RANK (its number "
+            "on "
             "its machine, from 0), as torchrun does."
         )
     return world
@@ -53,10 +54,10 @@ def join_world() -> World | None:
 
 @contextlib.contextmanager
 def meeting(world: World | None) -> Iterator[None]:
-    """Around what makes the group of processes.
+    """Wrap the creation of the process group.
 
     Raises:
-        LaunchError: in place of torch's errors, if the processes don't find each other.
+        LaunchError: instead of torch's errors, if the processes don't find each other.
     """
     try:
         yield
@@ -68,8 +69,8 @@ def meeting(world: World | None) -> Iterator[None]:
         hint = ""
         if is_restarted and os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") in ("", "0"):
             hint = (
-                " torchrun has restarted this process, and may have kept what the processes before it told each other: "
-                "start it with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1."
+                " torchrun has restarted this process and may have kept messages of the previous processes: start it "
+                "with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1."
             )
         raise LaunchError(
             f"Rank {world.rank} of {world.size} could not meet the others at {world.address}:{world.port} ({reason}). "
@@ -82,28 +83,28 @@ def meeting(world: World | None) -> Iterator[None]:
 def must_group_on_cpu(world: World | None) -> bool:
     """Whether accelerate must be told to use the CPU.
 
-    Untold, it lets the processes that torchrun starts on a machine without an accelerator run side by side, each as if
-    it were alone; and whichever call comes first in a process decides.
+    Otherwise accelerate lets the processes that torchrun starts on a machine without an accelerator run side by side,
+    each as if it were alone; and whichever call comes first in a process decides.
     """
     return world is not None and not torch.accelerator.is_available()
 
 
 def check_group(state: Any, world: World | None) -> None:
-    """Make sure that the processes that were asked for train together.
+    """Make sure that the processes that were requested train together.
 
     Args:
         state: an `Accelerator` or a `PartialState`.
-        world: what `join_world` has returned.
+        world: the return value of `join_world`.
 
     Raises:
-        LaunchError: if they don't. Each of them would train on its own, and they would overwrite each other's files.
+        LaunchError: if they don't. Each would train on its own, and they would overwrite each other's files.
     """
     size = int(state.num_processes)
     if world is not None and size != world.size:
         told = "" if world.launcher == "the launcher" else f" by {world.launcher}"
         raise LaunchError(
             f"{world.size} processes were started{told} that should train together (WORLD_SIZE={world.size}), but "
-            f"accelerate made a group of {size}. Each would train on its own and overwrite the others' files. "
+            f"accelerate created a group of {size}. Each would train on its own and overwrite the others' files. "
             f"{_remedy(world)}"
         )
     asked = _accelerate_launch()
@@ -117,22 +118,22 @@ def check_group(state: Any, world: World | None) -> None:
         warnings.warn(
             f"Slurm has allocated {tasks} tasks, but this process was not started by srun: it trains alone. To train "
             "with all of them use: srun python train.py",
-            stacklevel=5,  # the line that makes the trainer
+            stacklevel=5,  # the line that creates the trainer
         )
 
 
 def _remedy(world: World) -> str:
     if torch.accelerator.is_available():
-        return "Check that this process sees a device, and don't use accelerate before the trainer is made."
+        return "Check that this process sees a device, and don't use accelerate before the trainer is created."
     return (
         "On a machine without an accelerator set ACCELERATE_USE_CPU=true, or don't use accelerate before the trainer "
-        "is made: pass `Trainer(accelerator=...)` a function."
+        "is created: pass a function as `Trainer(accelerator=...)`."
     )
 
 
 @dataclass(frozen=True)
 class _AccelerateLaunch:
-    """What the `accelerate launch` above this process was asked for."""
+    """The number of processes and machines that `accelerate launch` was asked for."""
 
     processes: int
     source: str
@@ -141,7 +142,9 @@ class _AccelerateLaunch:
 
 @functools.cache
 def _accelerate_launch() -> _AccelerateLaunch | None:
-    """The command that started this process, if it is one; its settings can be on its command line or in its file."""
+    """The settings of the `accelerate launch` above this process, from its command line and its file; None if there is
+    none.
+    """
     if not _VARIABLES_OF_ACCELERATE_LAUNCH & os.environ.keys():
         return None
     for process, words in ancestors():
@@ -153,15 +156,15 @@ def _accelerate_launch() -> _AccelerateLaunch | None:
         if start is not None and words[start + 1 : start + 2] == ["launch"]:
             return _settings_of(words[start + 2 :], folder=Path(process.cwd()))
         if programs and programs[0].startswith("python"):
-            return None  # a program that was launched, and has started this one by itself
+            return None  # the launched program, which has started this process itself
     return None
 
 
 def _settings_of(words: list[str], *, folder: Path) -> _AccelerateLaunch | None:
-    """What `accelerate launch` makes of its arguments, called in `folder`."""
+    """The settings that `accelerate launch`, called in `folder`, derives from its arguments."""
     try:
         given = launch_command_parser().parse_args(words)
-    except SystemExit:  # of another version
+    except SystemExit:  # from a different version
         return None
     settings, source = given, "its command line"
     if given.config_file is not None or (os.path.isfile(default_config_file) and not given.cpu):

@@ -1,6 +1,7 @@
-"""Which processes belong together: what launchers say in the environment variables of the processes they start.
+"""Finds the processes that belong together, from the environment variables that launchers set.
 
-Nothing here changes the environment or talks to other processes. `docs/design/launching.md` lists the variables.
+This module neither changes the environment nor talks to other processes. `docs/design/launching.md` lists the
+variables.
 """
 
 from __future__ import annotations
@@ -19,28 +20,29 @@ if TYPE_CHECKING:
     import psutil
 
 _LOOPBACK = "127.0.0.1"
-# Below the ports that operating systems hand out themselves, above those that services have.
+# Below the ports that operating systems assign, above those that services use.
 _FIRST_PORT, _NUM_PORTS = 10000, 20000
-_DEFAULT_PORT = 29500  # torch's
+_DEFAULT_PORT = 29500  # torch's default
 _TOO_MANY_TORCHRUNS = (
-    "{launcher} started {size} copies of torchrun, but this one was told to run alone (--nnodes is 1): each copy would "
-    "train by itself, and all would write to the same files. Start it with: torchrun --nnodes {size} --nproc-per-node "
+    "{launcher} started {size} copies of torchrun, but this one was told to run alone (--nnodes is 1): each copy "
+    "would train by itself, and all would write to the same files. Start it with: torchrun --nnodes {size} "
+    "--nproc-per-node "
     "N --rdzv-backend c10d --rdzv-endpoint HOST_OF_RANK_0:29500 train.py"
 )
 
 
 @dataclass(frozen=True)
 class World:
-    """The processes that train together, and which of them this one is.
+    """The processes that train together, and the place of this process among them.
 
     Attributes:
-        launcher: what started them, for messages.
+        launcher: the launcher's name, for messages.
         size: the number of processes.
-        rank: of this process among all, from 0.
-        local_rank: of this process among those of its machine, from 0.
-        local_size: the number of processes on its machine, where known.
+        rank: the number of this process among all, from 0.
+        local_rank: the number of this process on its machine, from 0.
+        local_size: the number of processes on its machine, if known.
         address: the machine of rank 0.
-        port: where rank 0 waits for the others.
+        port: the port on which rank 0 waits for the others.
     """
 
     launcher: str
@@ -53,7 +55,7 @@ class World:
 
     @property
     def variables(self) -> dict[str, str]:
-        """The same in the variables that torchrun sets, which torch and accelerate read."""
+        """The variables that torchrun would set, which torch and accelerate read."""
         values = {
             "WORLD_SIZE": self.size,
             "RANK": self.rank,
@@ -93,22 +95,22 @@ _MPI_FAMILIES = (
     ),
     _Family("MPI (Intel MPI or MPICH)", "PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
 )
-# What tells two jobs on one machine apart; the first that is set counts.
+# Variables that distinguish two jobs on one machine; the first that is set is used.
 _JOB_IDS = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID", "LSB_JOBID", "PBS_JOBID")
 _MPI_LAUNCHERS = ("mpirun", "mpiexec", "hydra", "pmi_proxy", "orted", "prted", "orterun", "prterun")
 
 
 def find_world(variables: Mapping[str, str] = os.environ) -> World | None:
-    """The world that a launcher put this process in; None if it is on its own.
+    """The world that a launcher put this process in, or None if it is on its own.
 
-    The variables of torchrun (`RANK` and `WORLD_SIZE`), which torch defines and many launchers set, win over those of
-    Slurm or an MPI: torchrun itself is often started by one of these.
+    torchrun's variables (`RANK` and `WORLD_SIZE`), which torch defines and many launchers set, take precedence over
+    those of Slurm or MPI, which often start torchrun.
 
     Args:
-        variables: of the environment.
+        variables: the environment variables.
 
     Raises:
-        LaunchError: if a world was asked for, but the variables are incomplete or contradict each other.
+        LaunchError: if a world was requested, but the variables are incomplete or contradict each other.
     """
     outer = _slurm_world(variables) or _mpi_world(variables)
     size, rank = _number(variables, "WORLD_SIZE"), _number(variables, "RANK")
@@ -155,7 +157,7 @@ def find_world(variables: Mapping[str, str] = os.environ) -> World | None:
 
 
 def batch_script_tasks(variables: Mapping[str, str] = os.environ) -> int | None:
-    """How many tasks Slurm has allocated to the shell that started this process without `srun`; None: not so."""
+    """The number of tasks of a Slurm job if this process was started without `srun`, else None."""
     tasks = _number(variables, "SLURM_NTASKS")
     return tasks if tasks is not None and tasks > 1 and not _is_slurm_task(variables) else None
 
@@ -191,18 +193,18 @@ def _slurm_world(variables: Mapping[str, str]) -> World | None:
 def _is_slurm_task(variables: Mapping[str, str]) -> bool:
     """Whether `srun` started this process.
 
-    A batch script is task 0 of its job too, but there only `srun` starts the others, as steps of the job.
+    A batch script is also task 0 of its job, but only `srun` starts the other tasks, as steps of the job.
     """
     if "SLURM_STEP_NUM_TASKS" in variables:
         return True
     if "SLURM_PROCID" not in variables or variables.get("ENVIRONMENT") == "BATCH":
         return False
-    # Scripts have environments of their own; Slurm's daemon above a batch script is called "slurmstepd: [7.batch]".
+    # A script may change its environment; the Slurm daemon above a batch script is called "slurmstepd: [7.batch]".
     return not any(re.match(r"slurmstepd: \[.*\.(batch|interactive)\]", " ".join(words)) for _, words in ancestors())
 
 
 def _slurm_tasks_of_node(variables: Mapping[str, str]) -> int | None:
-    """From a list such as ``4(x2),3`` and the number of the node."""
+    """The number of tasks of a node, from a list such as ``4(x2),3`` and the number of the node."""
     told = variables.get("SLURM_STEP_TASKS_PER_NODE") or variables.get("SLURM_TASKS_PER_NODE") or ""
     counts: list[int] = []
     for count, repeats in re.findall(r"(\d+)(?:\(x(\d+)\))?", told):
@@ -215,7 +217,7 @@ def first_host(node_list: str) -> str:
     """The first host of a list as Slurm writes it, such as ``gpu[007-012,020],login1``."""
     entry = re.match(r"(?:[^,\[]|\[[^\]]*\])+", node_list)
     if entry is None:
-        raise LaunchError(f"Slurm's list of nodes is {node_list!r}, in which there is no host. Set MASTER_ADDR.")
+        raise LaunchError(f"Slurm's list of nodes is {node_list!r}, which contains no host. Set MASTER_ADDR.")
     return re.sub(r"\[([^],-]*)[^]]*\]", r"\1", entry[0])
 
 
@@ -250,7 +252,7 @@ def _mpi_job_id(variables: Mapping[str, str], *, on_one_machine: bool) -> str | 
     told = next((variables[name] for name in _JOB_IDS if name in variables), None)
     if told is not None or not on_one_machine:
         return told
-    # The processes of a machine have one launcher above them.
+    # All processes of a machine have one launcher above them.
     for process, words in ancestors():
         if words and any(name in os.path.basename(words[0]) for name in _MPI_LAUNCHERS):
             return str(process.pid)
@@ -258,7 +260,7 @@ def _mpi_job_id(variables: Mapping[str, str], *, on_one_machine: bool) -> str | 
 
 
 def ancestors() -> Iterator[tuple[psutil.Process, list[str]]]:
-    """The processes above this one, nearest first, with their command lines."""
+    """The ancestors of this process, nearest first, with their command lines."""
     import psutil  # comes with accelerate
 
     with contextlib.suppress(psutil.Error):
@@ -274,7 +276,7 @@ def _address(variables: Mapping[str, str], *, on_one_machine: bool, host: str | 
         return _LOOPBACK
     if host is None:
         raise LaunchError(
-            "The processes are on several machines, and nothing tells the first one's name. Set MASTER_ADDR to the "
+            "The processes are on several machines, and the name of the first one is unknown. Set MASTER_ADDR to the "
             "host of rank 0 for all of them; with Open MPI: mpirun -x MASTER_ADDR=HOST ... python train.py; with "
             "Intel MPI or MPICH: mpirun -genv MASTER_ADDR HOST ... python train.py"
         )
@@ -296,5 +298,5 @@ def _number(variables: Mapping[str, str], name: str) -> int | None:
         return int(value)
     except ValueError:
         raise LaunchError(
-            f"The environment has {name}={value!r}, which is no whole number. Unset it, or set it as launchers do."
+            f"The environment has {name}={value!r}, which is not an integer. Unset it, or set it as launchers do."
         ) from None

@@ -1,4 +1,4 @@
-"""Where progress is shown: a bar in a terminal, a bar in a notebook, lines anywhere else."""
+"""Displays of progress: a bar in a terminal, a bar in a notebook, lines everywhere else."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from pytorch_accelerated.progress.bars import BarsOnScreen
 from pytorch_accelerated.progress.formats import format_clock
 from pytorch_accelerated.progress.snapshot import Snapshot
 
-# A bar narrower than this, its frame included, says less than the words it displaces.
+# A bar narrower than this, including its frame, is less useful than the words it displaces.
 _MIN_BAR_COLUMNS = 8
-# In its first and last seconds a pass needs no line: what comes before and after it is news enough.
+# A pass needs no line in its first and last seconds: the output before and after it is enough.
 _QUIET_SECONDS = 10
 
 
@@ -27,20 +27,20 @@ class Display(Protocol):
     """Shows one pass over some data. All times are those of `time.perf_counter`."""
 
     def start(self, now: float) -> float:
-        """A pass begins. Returns the time of the first `show`."""
+        """Called when a pass begins. Returns the time of the first `show`."""
 
     def show(self, snapshot: Snapshot, now: float) -> float:
-        """Show how far the pass is. Returns the time of the next `show`."""
+        """Show the progress of the pass. Returns the time of the next `show`."""
 
     def redraw(self) -> None:
         """Draw again what something else has cleared."""
 
     def close(self) -> None:
-        """The pass is over: leave nothing on the screen that would be overwritten."""
+        """Called when the pass is over. Nothing may stay on the screen that later output would overwrite."""
 
 
 class BarDisplay:
-    """A progress bar that disappears when the pass is over.
+    """A progress bar that disappears at the end of the pass.
 
     Args:
         bar_class: `tqdm.tqdm`, or the tqdm class for notebooks.
@@ -49,7 +49,7 @@ class BarDisplay:
     seconds_between_refreshes = 0.2
 
     def __init__(self, bar_class: Any = tqdm.tqdm) -> None:
-        # Without tqdm's monitor, which would be a thread that outlives the run: we keep the time ourselves.
+        # Disables tqdm's monitor, a thread that would outlive the run: we keep the time ourselves.
         self._bar_class: Any = type("Bar", (bar_class,), {"monitor_interval": 0})
         self._bar: Any = None
 
@@ -68,7 +68,7 @@ class BarDisplay:
                 dynamic_ncols=True,
             )
             _bars_on_screen.add(self._bar)
-        columns = getattr(self._bar, "ncols", None)  # none where TQDM_DISABLE is set
+        columns = getattr(self._bar, "ncols", None)  # None if TQDM_DISABLE is set
         self._bar.bar_format = bar_format(snapshot, columns if isinstance(columns, int) else None)
         self._bar.n = snapshot.done
         self._bar.refresh()
@@ -80,17 +80,17 @@ class BarDisplay:
         _bars_on_screen.redraw()
 
     def close(self) -> None:
-        """Wipe the bar off the screen."""
+        """Remove the bar from the screen."""
         if self._bar is not None:
             _bars_on_screen.remove(self._bar)
-            self._bar.total = self._bar.n  # a notebook keeps bars that stopped short
+            self._bar.total = self._bar.n  # notebooks keep bars that did not reach their end
             self._bar.close()
             self._bar = None
             _bars_on_screen.redraw()
 
 
 def bar_format(snapshot: Snapshot, columns: int | None) -> str:
-    """The text of a bar in tqdm's format language: as many of the words as leave room for a bar."""
+    """The text of a bar in tqdm's format language, with as many words as leave room for a bar."""
     head = f"{snapshot.label} {snapshot.percentage:>4}" if snapshot.total else f"{snapshot.label} {snapshot.count}"
     times = format_clock(snapshot.seconds) + (f"<{snapshot.time_left}" if snapshot.time_left else "")
     facts = [f"{name}={value}" for name, value in snapshot.facts.items()]
@@ -113,10 +113,10 @@ def _literal(text: str) -> str:
 
 
 class LineDisplay:
-    """Lines for logs, files and pipes: the first after 10 seconds, then ever fewer.
+    """Lines for logs, files and pipes: the first after 10 seconds, then less and less often.
 
-    There is none in the first and last 10 seconds of a pass, so none at all for a quick one. One object serves all
-    passes of a run, because the pace is that of the run.
+    There are none in the first and last 10 seconds of a pass, so none at all for a quick one. One object serves all
+    passes of a run, because the interval depends on the whole run.
 
     Args:
         write: prints one line.
@@ -134,7 +134,7 @@ class LineDisplay:
         return max(now + _QUIET_SECONDS, self._earliest)
 
     def show(self, snapshot: Snapshot, now: float) -> float:
-        """Print a line. The next comes after a tenth of the time so far, but after 30 seconds to 10 minutes."""
+        """Print a line. The next one follows after a tenth of the time so far, but after 30 seconds to 10 minutes."""
         if snapshot.seconds_left is not None and snapshot.seconds_left < _QUIET_SECONDS:
             return now + _QUIET_SECONDS
         if now >= self._earliest:
@@ -160,14 +160,14 @@ def line_of(snapshot: Snapshot) -> str:
 
 
 def display_factory(write: Callable[[str], object]) -> Callable[[], Display]:
-    """What suits the surroundings, for one run: call the result for each pass, also for one inside another.
+    """A function that creates the right kind of display for each pass of a run, also for nested passes.
 
     Args:
-        write: prints one line, where there can be no bar.
+        write: prints one line, if bars cannot be shown.
     """
     if notebook_bar := _notebook_bar_class():
         return lambda: BarDisplay(notebook_bar)
-    # Bars go to stderr, so that `python train.py > log.txt` shows them and keeps them out of the log.
+    # Bars go to stderr, so that `python train.py > log.txt` shows them but keeps them out of the log.
     if sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
         return BarDisplay
     lines = LineDisplay(write)
@@ -177,7 +177,7 @@ def display_factory(write: Callable[[str], object]) -> Callable[[], Display]:
 def _notebook_bar_class() -> Any:
     """The tqdm class for notebooks, or None outside of a notebook.
 
-    A kernel without ipywidgets can show no widget, but it can overwrite a line, so it gets tqdm's text bar.
+    A kernel without ipywidgets cannot show widgets, but it can overwrite a line, so it gets tqdm's text bar.
     """
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython else None

@@ -2,7 +2,7 @@
 
 
 def format_number(value: float) -> str:
-    """A number in four significant digits, no wider than 10 characters below 1e100.
+    """A number with four significant digits, at most 10 characters wide below 1e100.
 
     >>> [format_number(value) for value in (0.123456, 1.0, 0.0, 12345.6, 1e-9, -123456789)]
     ['0.1235', '1.000', '0.000', '12346', '1.000e-09', '-1.235e+08']
@@ -16,7 +16,7 @@ def format_number(value: float) -> str:
 
 
 def format_clock(seconds: float) -> str:
-    """A time that runs, as on a clock.
+    """A running time, as on a clock.
 
     >>> [format_clock(seconds) for seconds in (7.9, 90, 3725)]
     ['00:07', '01:30', '1:02:05']
@@ -27,7 +27,7 @@ def format_clock(seconds: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """How long something took.
+    """The duration of something finished.
 
     >>> [format_duration(seconds) for seconds in (0.0042, 7.94, 90, 3725)]
     ['4ms', '7.9s', '01:30', '1:02:05']
@@ -38,7 +38,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_count(count: int, word: str, words: str | None = None) -> str:
-    """Some of what `word` names, and `words` if they are several.
+    """A count with its unit: `word`, or `words` for several.
 
     >>> [format_count(1, "update"), format_count(2, "update"), format_count(2, "batch", "batches")]
     ['1 update', '2 updates', '2 batches']
@@ -47,7 +47,7 @@ def format_count(count: int, word: str, words: str | None = None) -> str:
 
 
 def format_update_size(per_device: int, accumulated: int, processes: int) -> str:
-    """How many samples an update takes, and why.
+    """The number of samples in an update, and how it comes about.
 
     >>> [format_update_size(8, 1, 1), format_update_size(8, 4, 2)]
     ['8 samples each', '64 samples each (8 x 4 accumulated x 2 processes)']

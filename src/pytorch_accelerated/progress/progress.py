@@ -1,4 +1,4 @@
-"""Counts the batches of a pass and, now and then, shows how far it is."""
+"""Counts the batches of a pass and regularly shows its progress."""
 
 from __future__ import annotations
 
@@ -9,29 +9,28 @@ from collections.abc import Callable, Mapping
 from pytorch_accelerated.progress.display import Display
 from pytorch_accelerated.progress.snapshot import Snapshot
 
-# How long the device may run ahead undisturbed: reading a loss waits for it.
+# Time between refreshes: reading a loss waits for the device.
 _SECONDS_BETWEEN_FACTS = 1.0
-# The clock is read this often in time, and at the latest after so many batches.
+# Time between looks at the clock, and the largest number of batches between them.
 _SECONDS_BETWEEN_LOOKS = 0.02
 _MAX_BATCHES_BETWEEN_LOOKS = 64
-# The speed is that of the last refreshes, about 10 seconds of a bar.
+# The speed is measured over this many refreshes, about 10 seconds of a bar.
 _REFRESHES_REMEMBERED = 50
 
 
 class Progress:
     """One pass over some data. Call `advance` after each batch and `close` at the end, or use it in ``with``.
 
-    `advance` counts and does nothing else most of the time; even the clock is read only every few batches.
+    Most of the time `advance` only counts; even the clock is read only every few batches.
 
     Args:
-        label: what is going on, such as "epoch 3/10".
-        total: batches that the pass will have, or None if nobody knows.
-        display: where to show it.
+        label: describes the pass, such as "epoch 3/10".
+        total: the number of batches in the pass, or None if unknown.
+        display: shows the progress.
         samples_per_batch: samples of one batch over all ranks, for the throughput.
-        read_facts: returns what else to show, ready to print; called once a second at most, and may wait for the
-            device.
-        done: batches of this pass that were used before, in the run that is being resumed.
-        unit: what is counted, if it is not batches.
+        read_facts: returns further text to show; called once a second at most, and may wait for the device.
+        done: batches of this pass that were used before the run was resumed.
+        unit: the unit that is counted, if not batches.
         clock: returns seconds.
     """
 
@@ -76,12 +75,12 @@ class Progress:
             self._look()
 
     def close(self) -> None:
-        """The pass is over, or given up."""
+        """End the pass, finished or not."""
         self._display.close()
 
     def _look(self) -> None:
         now = self._clock()
-        # Twice as many batches until the next look while they are quick; every batch as soon as they are not.
+        # While batches are quick, twice as many until the next look; once they are slow, every batch.
         quick = now - self._looked < _SECONDS_BETWEEN_LOOKS / 2
         self._stride = min(2 * self._stride, _MAX_BATCHES_BETWEEN_LOOKS) if quick else 1
         self._look_at = self.done + self._stride

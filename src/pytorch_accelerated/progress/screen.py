@@ -1,4 +1,4 @@
-"""Text and tables for people: coloured on a terminal where the package `rich` is installed, plain everywhere else."""
+"""Text and tables for people: coloured on a terminal if the package `rich` is installed, plain otherwise."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pytorch_accelerated.optional import require
 
 _GAP = "  "
 _STYLES = {"ok": "green", "keep": "green", "damaged": "bold red", "delete": "red"}
-"""How cells look that hold nothing but one of these words."""
+"""Styles of cells that contain only one of these words."""
 
 
 @dataclass(frozen=True)
@@ -20,8 +20,8 @@ class Table:
 
     Attributes:
         header: the titles of the columns.
-        rows: as many cells each.
-        numbers: the titles of the columns whose cells stand at the right.
+        rows: lists of cells, one per column.
+        numbers: the titles of the right-aligned columns.
     """
 
     header: Sequence[str]
@@ -30,7 +30,7 @@ class Table:
 
 
 class Screen:
-    """Where a command shows what it found.
+    """Shows the results of a command.
 
     Args:
         file: a terminal or any other text file.
@@ -41,14 +41,14 @@ class Screen:
         self._console = _console(file)
 
     def line(self, text: str = "", *, style: str = "") -> None:
-        """Show a line of text, styled where that is possible. It is never cut."""
+        """Show a line of text, styled if possible. It is never truncated."""
         if self._console is None:
             print(text, file=self._file, flush=True)
         else:
             self._console.print(_text(text, style), soft_wrap=True)
 
     def table(self, table: Table) -> None:
-        """Show a table. Cells are wrapped on a terminal that is too narrow; elsewhere lines are as long as they are."""
+        """Show a table. Cells are wrapped if the terminal is too narrow; elsewhere lines have their full length."""
         is_number = [title in table.numbers for title in table.header]
         if self._console is None:
             print("\n".join(_plain_lines([table.header, *table.rows], is_number)), file=self._file, flush=True)
@@ -62,18 +62,18 @@ class Screen:
 
 
 def printable(text: str) -> str:
-    """`text` with an escape in place of every character that does more than to be seen.
+    """`text` with every control character escaped.
 
-    Names in a folder that somebody else has made could otherwise move the cursor, or hide what is above them.
+    Otherwise, names in a folder created by somebody else could move the cursor or hide the text above them.
 
     >>> print(printable("step_1" + chr(27) + "[2J"))
-    step_1\\x1b[2J
+    step_1\x1b[2J
     """
     return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
 
 
 def format_bytes(size_bytes: int) -> str:
-    """A size in three or four digits.
+    """A size with three or four digits.
 
     >>> [format_bytes(size_bytes) for size_bytes in (0, 999, 1000, 31_249, 2_500_000_000)]
     ['0 B', '999 B', '1.0 kB', '31.2 kB', '2.5 GB']
@@ -98,7 +98,7 @@ def _plain_lines(rows: Sequence[Sequence[str]], is_number: Sequence[bool]) -> li
 
 
 def _console(file: TextIO) -> Any:
-    """What writes in colour to `file`; None where it is no terminal, or `rich` is not installed."""
+    """A console that writes in colour to `file`, or None if it is not a terminal or `rich` is not installed."""
     if not file.isatty():
         return None
     try:
@@ -109,7 +109,7 @@ def _console(file: TextIO) -> Any:
 
 
 def _text(text: str, style: str) -> Any:
-    """For `rich`, which then looks for no markup in it."""
+    """Text for `rich`, which then does not interpret markup in it."""
     return _part_of_rich("text").Text(text, style)
 
 

@@ -1,4 +1,4 @@
-"""How far a pass over some data is, in numbers and in words."""
+"""The progress of a pass over some data, in numbers and in words."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from pytorch_accelerated.progress.formats import format_clock, format_number
 
 @dataclasses.dataclass(frozen=True)
 class Snapshot:
-    """One look at a pass over some data.
+    """The state of a pass at one moment.
 
     Attributes:
-        label: what is going on, such as "epoch 3/10".
-        done: batches of this rank.
-        total: batches that the pass will have, or None for a stream.
+        label: describes the pass, such as "epoch 3/10".
+        done: finished batches of this rank.
+        total: the number of batches in the pass, or None for a stream.
         seconds: time since the pass began.
-        batches_per_second: recent speed, or None before there is one.
-        samples_per_batch: samples of one batch over all ranks, or None if that is not known.
-        facts: what else to show, such as the loss so far, ready to print.
-        unit: what is counted, if it is not batches.
+        batches_per_second: recent speed, or None if there is none yet.
+        samples_per_batch: samples of one batch over all ranks, or None if unknown.
+        facts: further text to show, such as the loss so far.
+        unit: the unit that is counted, if not batches.
     """
 
     label: str
@@ -45,19 +45,19 @@ class Snapshot:
 
     @property
     def seconds_left(self) -> float | None:
-        """At the recent speed; None if nobody knows."""
+        """The remaining time at the recent speed; None if unknown."""
         if self.total is None or not self.batches_per_second:
             return None
         return max(self.total - self.done, 0) / self.batches_per_second
 
     @property
     def time_left(self) -> str:
-        """For example "01:30"; empty if nobody knows."""
+        """For example "01:30"; empty if unknown."""
         return "" if self.seconds_left is None else format_clock(self.seconds_left)
 
     @property
     def throughput(self) -> str:
-        """For example "11680 samples/s", or in batches where the samples of a batch are not known."""
+        """For example "11680 samples/s", or batches per second if the number of samples is unknown."""
         if not self.batches_per_second:
             return ""
         if self.samples_per_batch is None:

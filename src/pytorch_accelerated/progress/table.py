@@ -1,4 +1,4 @@
-"""A table that grows row by row, in the width that there is."""
+"""A table that grows row by row and fits the available width."""
 
 from __future__ import annotations
 
@@ -8,24 +8,25 @@ from collections.abc import Iterable, Mapping
 
 _GAP = "  "
 _ROWS_BELOW_A_HEADER = 30
-# Room for durations of up to an hour, which grow from row to row more often than other values.
+# Room for durations of up to an hour, because they get longer from row to row.
 _MIN_COLUMNS = 5
-# Room for values of usual size, with their sign: 1.000, 0.9950, -12.50, 1234567.
+# Room for common values with their sign: 1.000, 0.9950, -12.50, 1234567.
 _MIN_VALUE_COLUMNS = 7
-# Names are wrapped to this width when space is short: what `format_number` needs for any value.
+# Names are wrapped to this width when space is short; `format_number` never needs more.
 _WRAPPED_COLUMNS = 10
 
 
 class GrowingTable:
-    """Turns rows into aligned text, one at a time.
+    """Formats rows as aligned text, one at a time.
 
-    Columns appear in the order in which their names are first seen, and stay. The header is given again when the
-    columns change and every 30 rows. What is too wide for the screen gets its names wrapped, then loses its minor
-    columns; where even that is too wide, a row becomes a block of names and values.
+    Columns appear in the order in which their names are first seen, and stay. The header is repeated when the columns
+    change and every 30 rows. If a row is too wide for the screen, names are wrapped, then minor columns are dropped; if
+    it is still too wide, it becomes a block of names and values.
 
     Args:
-        minor_names: names of columns that stay at the right and may be left out.
-        columns: characters of the screen; left out, it is asked for at each row, since windows can be resized.
+        minor_names: names of columns that stay at the right and may be dropped.
+        columns: width of the screen in characters; by default it is determined for each row, since windows can be
+            resized.
     """
 
     def __init__(self, minor_names: Iterable[str] = (), *, columns: int | None = None) -> None:
@@ -36,10 +37,10 @@ class GrowingTable:
         self._rows_below_header = 0
 
     def add_row(self, cells: Mapping[str, str]) -> str:
-        """The row as text of one or more lines, with the header above it where it is due.
+        """The row as text of one or more lines, below the header if it is due.
 
         Args:
-            cells: the values by the names of their columns; the first is the title where the row becomes a block.
+            cells: the values by column name; the first is the title if the row becomes a block.
         """
         title, *_ = cells
         for name, value in cells.items():
@@ -74,7 +75,7 @@ class GrowingTable:
 
 
 def block(cells: Mapping[str, str], *, columns: int, indent: str = "") -> list[str]:
-    """Names and values in one line, or in as many aligned lines as it takes."""
+    """Names and values on one line, or on as many aligned lines as needed."""
     line = indent + ", ".join(f"{name} {value}" for name, value in cells.items())
     if len(line) <= columns:
         return [line]
@@ -86,7 +87,7 @@ def block(cells: Mapping[str, str], *, columns: int, indent: str = "") -> list[s
 
 
 def screen_columns() -> int:
-    """The width of the terminal, or a hundred characters where there is none."""
+    """The width of the terminal, or 100 characters if there is none."""
     return shutil.get_terminal_size(fallback=(100, 24)).columns
 
 

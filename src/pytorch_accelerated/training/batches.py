@@ -1,4 +1,4 @@
-"""What the default hooks make of a batch: which part goes into the model, and where the loss comes from."""
+"""How the default hooks use a batch: which part the model receives, and where the loss comes from."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def batch_loss(
 ) -> dict[str, Any]:
     """The loss of a batch ``(inputs, targets, ...)``, or of a dict batch.
 
-    Further items of a tuple or list (ids, weights) are the user's own and left alone. A dict goes into the model by
-    name, as far as the model's `forward` takes those names. With a loss function the loss is
-    ``loss_func(outputs, batch)``, without one it is the model's own: ``outputs["loss"]``, or the first of a tuple.
+    Further items of a tuple or list (ids, weights) belong to the user and are ignored. The model receives the entries
+    of a dict as keyword arguments, as far as its `forward` takes them. With a loss function the loss is
+    ``loss_func(outputs, batch)``; without one it is the model's own: ``outputs["loss"]``, or the first item of a tuple.
 
     Args:
         model: called once.
-        loss_func: of outputs and targets; None if the model computes its loss.
-        batch: on the device of the model.
+        loss_func: a function of outputs and targets; None if the model computes its loss.
+        batch: the batch, on the model's device.
         hook: the method to override for other batches, for error messages.
 
     Returns:
@@ -35,7 +35,7 @@ def batch_loss(
     Raises:
         DataError: for any other batch, if there is no loss, or if the loss function does not take a dict.
     """
-    if type(batch) not in (list, tuple) and isinstance(batch, Mapping):  # lists are what most loaders yield
+    if type(batch) not in (list, tuple) and isinstance(batch, Mapping):  # most loaders yield lists
         outputs = model(**accepted_inputs(model, batch, hook=hook))
         loss = own_loss(outputs) if loss_func is None else _loss_of_dict(loss_func, outputs, batch, hook=hook)
         return {"loss": loss, "model_outputs": outputs, "batch_size": batch_size_of(batch)}
@@ -55,10 +55,10 @@ def batch_loss(
 
 
 def batch_predictions(model: Callable[..., Any], batch: Any, *, hook: str) -> Any:
-    """What the model makes of a batch without its targets.
+    """The model's outputs for a batch without its targets.
 
-    A tensor goes in as it is, of a tuple or list the first item, of a dict everything that `forward` takes except for
-    labels. Of outputs that are a mapping, entries that are None are left out.
+    A tensor is passed as it is, of a tuple or list the first item, of a dict everything that `forward` takes except
+    labels. If the outputs are a mapping, entries that are None are removed.
     """
     if isinstance(batch, Mapping):
         inputs = accepted_inputs(model, batch, hook=hook)
@@ -80,15 +80,15 @@ def batch_predictions(model: Callable[..., Any], batch: Any, *, hook: str) -> An
 def accepted_inputs(model: Any, batch: Mapping[str, Any], *, hook: str) -> dict[str, Any]:
     """The entries of `batch` that the model's `forward` takes by name."""
     model = innermost(model)  # the `forward` of a wrapper takes anything
-    # A module's own `forward` of its class: accelerate puts another one, which takes anything, into the instance.
+    # The `forward` of the class: accelerate sets another one on the instance that takes anything.
     names = _parameter_names(type(model).forward if isinstance(model, torch.nn.Module) else model)
     if names is None:
         return dict(batch)
     inputs = {name: value for name, value in batch.items() if name in names}
     if not inputs:
         raise DataError(
-            f"The batch has the entries {', '.join(map(repr, batch))}, but the model takes {', '.join(sorted(names))}: "
-            f"none of the names fits. Rename the entries, or override `{hook}`."
+            f"The batch has the entries {', '.join(map(repr, batch))}, but the model takes "
+            f"{', '.join(sorted(names))}: none of the names match. Rename the entries, or override `{hook}`."
         )
     return inputs
 
@@ -96,7 +96,7 @@ def accepted_inputs(model: Any, batch: Mapping[str, Any], *, hook: str) -> dict[
 def _loss_of_dict(loss_func: Callable[..., Any], outputs: Any, batch: Mapping[str, Any], *, hook: str) -> Any:
     try:
         return loss_func(outputs, batch)
-    except (TypeError, AttributeError) as error:  # torch's losses look for a dtype or a size, which a dict has not
+    except (TypeError, AttributeError) as error:  # torch's losses read a dtype or a size, which a dict lacks
         raise DataError(
             f"The loss function failed: {error}. For a dict batch it is called as loss_func(outputs, batch), here with "
             f"{_describe(outputs)} and {_describe(batch)}. If it takes targets instead, pass for example "
@@ -118,7 +118,7 @@ def own_loss(outputs: Any) -> Any:
 
 @functools.lru_cache(maxsize=16)
 def _parameter_names(forward: Callable[..., Any]) -> frozenset[str] | None:
-    """The names `forward` takes, or None if it takes any."""
+    """The parameter names of `forward`, or None if it takes any."""
     parameters = inspect.signature(forward).parameters.values()
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
         return None

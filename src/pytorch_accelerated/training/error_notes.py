@@ -1,6 +1,6 @@
 """Notes on errors in a user's forward, loss or optimizer step: where in the run, with which batch, and the usual cause.
 
-Python shows the notes of an exception below its message; type and message stay what they are.
+Python shows the notes of an exception below its message; its type and message are unchanged.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ _STAGES = {
     "backward_step": "the backward pass",
     "optimizer_step": "the optimizer's step",
 }
-# What an error of torch's usually comes from. The first that fits is told; messages are those of torch 2.10 to 2.13.
+# The usual causes of torch's errors. The first match is used; the messages are those of torch 2.10 to 2.13.
 _CAUSES = [
     (
         r"out of memory|DefaultCPUAllocator",
-        "The batch is too large for the memory that is left. `split_on_oom=True` computes batches in parts that fit, "
-        "and changes no update (`auto_find_batch_size` in TrainingArguments); so does a smaller batch size with more "
-        "`gradient_accumulation_steps`.",
+        "The batch is too large for the free memory. `split_on_oom=True` (`auto_find_batch_size` in "
+        "TrainingArguments) computes batches in parts that fit, without changing the updates. So does a smaller batch "
+        "size with more `gradient_accumulation_steps`.",
     ),
     (
         r"Target -?\d+ is out of bounds|smaller than num_classes|Assertion `t >= 0 && t < n_classes` failed",
-        "A label is out of range: class labels go from 0 to the number of the model's outputs minus 1. Labels that "
-        "begin with 1, or a last layer with too few outputs, do this.",
+        "A label is out of range: class labels go from 0 to the number of the model's outputs minus 1. Typical causes "
+        "are labels that start at 1, and a last layer with too few outputs.",
     ),
     (
         r"index out of range in self",
@@ -46,8 +46,8 @@ _CAUSES = [
     ),
     (
         r"device-side assert",
-        "An index is out of range: usually a label that is not from 0 to the number of outputs minus 1, or an input of "
-        "an embedding. The same batch on the CPU gives the exact place (set CUDA_VISIBLE_DEVICES to nothing).",
+        "An index is out of range: usually a label that is not from 0 to the number of outputs minus 1, or an input "
+        "of an embedding. Run the same batch on the CPU (with CUDA_VISIBLE_DEVICES empty) to see the exact place.",
     ),
     (
         r"expected target dtype to be Long|expected scalar type Long but found|nll_loss.* not implemented for",
@@ -56,7 +56,7 @@ _CAUSES = [
     ),
     (
         r"'indices' to have one of the following scalar types",
-        "What goes into an embedding must be whole numbers: `.long()`.",
+        "The input of an embedding must be whole numbers: `.long()`.",
     ),
     (
         r"can't be cast to the desired output type Long|Found dtype (Long|Int|Byte|Bool) but expected",
@@ -64,71 +64,74 @@ _CAUSES = [
     ),
     (
         r"[Dd]ouble|torch\.float64",
-        "Something is float64, which is what NumPy makes of numbers, and the model is not: convert it in the dataset, "
+        "A tensor is float64, NumPy's default, and the model is not: convert it in the dataset, "
         "with `.float()` or `astype('float32')`.",
     ),
     (
         r"must have the same dtype|should be the same|does not match weight dtype",
-        "The input is of another type than the model's weights: convert it with `.float()`, or to the model's dtype.",
+        "The input has a different dtype than the model's weights: convert it with `.float()`, or to the model's "
+        "dtype.",
     ),
     (
         r"same device|expected device|Expected object of device type",
-        "A tensor is on another device than the rest. Batch and model are moved, but nothing else: make tensors with "
-        "`device=inputs.device` in forward, register constants as buffers, and move a loss function with tensors "
-        "of its own (class weights) to `trainer.device`.",
+        "A tensor is on another device than the rest. Only the batch and the model are moved: create tensors in "
+        "forward with `device=inputs.device`, register constants as buffers, and move a loss function that holds "
+        "tensors (class weights) to `trainer.device`.",
     ),
     (
         r"mat1 and mat2 shapes cannot be multiplied|Given normalized_shape",
-        "The last dimension of the input is not the number of features that the layer was made for. Images may have to "
-        "be flattened first.",
+        "The last dimension of the input is not the number of features that the layer expects. Images may have to be "
+        "flattened first.",
     ),
     (
         r"expected input.* to have \d+ channels",
-        "The input has another number of channels than the layer was made for. Images are (channels, height, width) "
-        "here, and grey ones have one channel.",
+        "The layer expects another number of channels than the input has. Images are (channels, height, width) here, "
+        "and greyscale images have one channel.",
     ),
     (
         r"Expected more than 1 value per channel",
-        "BatchNorm cannot train on a single sample, which the last batch may be: pass `drop_last=True` to the training "
+        "BatchNorm cannot train on a single sample, and the last batch may have only one: pass `drop_last=True` to "
+        "the training "
         "loader.",
     ),
     (
         r"multi-target not supported",
-        "The labels have a dimension too many, probably of size 1: `labels.squeeze(1)`.",
+        "The labels have one dimension too many, probably of size 1: `labels.squeeze(1)`.",
     ),
     (
         r"[Tt]arget size|must match the size of tensor|to match target batch_size",
-        "Outputs and targets have different shapes. Compare them; `squeeze(1)`, `unsqueeze(1)` or `flatten` is often "
-        "what is missing.",
+        "Outputs and targets have different shapes. Compare them; often a `squeeze(1)`, `unsqueeze(1)` or `flatten` "
+        "is missing.",
     ),
     (
         r"finished reduction in the prior iteration",
-        "Some parameters got no gradient in the update before. Where that is intended, the model must be wrapped with "
+        "Some parameters got no gradient in the previous update. If that is intended, the model must be wrapped with "
         "`find_unused_parameters=True`.",
     ),
     (
         r"backward through the graph a second time",
-        "Something of an earlier batch is used again with its graph: a hidden state or a running loss. `.detach()` it.",
+        "A tensor of an earlier batch, such as a hidden state or a running loss, is used again with its graph. "
+        "`.detach()` it.",
     ),
     (
         r"forward\(\).* (argument|arguments)\b",
-        "The batch is passed to the model's forward: a dict by name, else the first item alone. What the batch holds "
-        "and what forward takes do not fit together.",
+        "The model's forward receives a dict batch as keyword arguments, and of other batches only the first item. "
+        "This batch does not match the parameters of forward.",
     ),
 ]
 _MOST_ITEMS = 8
 
 
 def note_failure(error: Exception, *, hook: str, batch: Any, position: str, rank: int, ranks: int) -> None:
-    """Add a note to an error that user code or torch raised while a batch was worked on, unless it has one.
+    """Add a note to an error that user code or torch raised while a batch was processed, unless it has one.
 
     Args:
-        error: on its way up.
-        hook: what raised it.
-        batch: what it had.
-        position: in the run, in words.
-        rank: this process.
-        ranks: how many there are.
+        error: the error.
+        hook: the hook that raised it.
+        batch: the batch that the hook received.
+        position: the position in the run, in words.
+        rank: the number of this process.
+        ranks: the number of processes.
     """
     if any(note.startswith(_BEGINNING) for note in getattr(error, "__notes__", ())):
         return
@@ -139,8 +142,8 @@ def note_failure(error: Exception, *, hook: str, batch: Any, position: str, rank
     ]
     message = f"{type(error).__name__}: {error}"
     cause = next((text for pattern, text in _CAUSES if re.search(pattern, message)), None)
-    if cause is not None and not isinstance(error, PytorchAcceleratedError):  # ours say it themselves
-        lines.append(f"What this usually comes from: {cause}")
+    if cause is not None and not isinstance(error, PytorchAcceleratedError):  # our own errors explain themselves
+        lines.append(f"The usual cause: {cause}")
     _add_note(error, "\n".join(lines))
 
 
@@ -152,7 +155,7 @@ def _add_note(error: Exception, note: str) -> None:
 
 
 def show_note(error: BaseException) -> None:
-    """Log the note of an error that ends a run, where Python is too old (3.10) to show it below the message."""
+    """Log the note of an error that ends a run if Python is too old (3.10) to show it below the message."""
     if sys.version_info >= (3, 11):
         return
     for note in getattr(error, "__notes__", ()):
@@ -161,7 +164,7 @@ def show_note(error: BaseException) -> None:
 
 
 def described(value: Any, depth: int = 0) -> str:
-    """Shapes, types and devices of what is in a batch, and the range of its whole numbers, for people."""
+    """The shapes, types and devices of a batch's values, and the range of its integers, for people."""
     if isinstance(value, torch.Tensor):
         return _described_tensor(value)
     name = type(value).__name__
@@ -186,6 +189,6 @@ def _described_tensor(tensor: torch.Tensor) -> str:
         try:
             low, high = torch.aminmax(tensor)
             text += f", values from {low.item()} to {high.item()}"
-        except Exception:  # a device may be of no use any more after an error
+        except Exception:  # a device may be unusable after an error
             return text
     return text

@@ -1,4 +1,4 @@
-"""What a hook returned for a batch, looked at before it is used."""
+"""Checks the return value of a hook before it is used."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pytorch_accelerated.errors import HookOutputError
 
 
 def loss_and_size(output: Any, *, hook: str) -> tuple[Any, Any]:
-    """The loss that a hook returned, and the number of items it is the mean of.
+    """The loss that a hook returned, and the number of items that it is the mean of.
 
     Raises:
-        HookOutputError: if one of them is missing, or cannot be used.
+        HookOutputError: if one of them is missing or unusable.
     """
     if type(output) is dict:
         loss, size = output.get("loss"), output.get("batch_size")
         is_plain = isinstance(loss, torch.Tensor) and loss.ndim == 0 and type(size) is int and size > 0
         if is_plain and output.get("num_items_in_batch") is None:
-            return loss, size  # what nearly all hooks return; looking closer takes microseconds
+            return loss, size  # nearly all hooks return this; a closer check takes microseconds
     is_mapping = isinstance(output, Mapping)
     if not is_mapping or "loss" not in output or "batch_size" not in output:
         entries = f" with {', '.join(map(repr, output)) or 'nothing in it'}" if is_mapping else ""
@@ -46,10 +46,10 @@ def loss_and_size(output: Any, *, hook: str) -> tuple[Any, Any]:
         )
     if type(size) is int and size < 0 and count is not None:
         raise HookOutputError(
-            f"`{hook}` returned {size} as 'num_items_in_batch', but a mean cannot be taken over that. Return the "
-            "number of items in the batch, 0 if it has none."
+            f"`{hook}` returned {size} as 'num_items_in_batch', which is not a number of items. Return the number of "
+            "items in the batch, 0 if it has none."
         )
-    if type(size) is int and size < 1 and count is None:  # what is in a tensor would have to be waited for
+    if type(size) is int and size < 1 and count is None:  # reading a tensor would wait for the device
         raise HookOutputError(
             f"`{hook}` returned {size} as 'batch_size', so the batch would count nowhere, and the loss of the epoch "
             "would be 0. Return the number of samples in the batch."
@@ -58,9 +58,10 @@ def loss_and_size(output: Any, *, hook: str) -> tuple[Any, Any]:
 
 
 def adding_nothing(loss: Any) -> Any:
-    """A loss of 0 whose backward pass reaches all that `loss` was made from, and adds exactly nothing anywhere.
+    """A loss of 0 whose backward pass reaches everything that `loss` was computed from and adds exactly nothing.
 
-    Other ranks wait for that backward pass. A mean over no items is 0 / 0, so its gradient is NaN also times 0.
+    Other ranks wait for that backward pass. A mean over no items is 0 / 0, and its gradient is NaN even when multiplied
+    by 0.
     """
     found, nodes = set(), [getattr(loss, "grad_fn", None)]
     while nodes:
@@ -77,7 +78,7 @@ def _zeros(gradients: tuple[torch.Tensor | None, ...], _: Any) -> tuple[torch.Te
 
 
 def is_one_number(value: Any) -> bool:
-    """Whether `value` is a number or a tensor with one. Does not wait for the device."""
+    """Whether `value` is a number, or a tensor with one element. Does not wait for the device."""
     if type(value) is int:
         return True
     if isinstance(value, torch.Tensor):

@@ -1,4 +1,4 @@
-"""Numbers that are known when a run starts, to be used before it does."""
+"""Placeholders for numbers that are known only when a run starts."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ T = TypeVar("T")
 
 
 class Placeholder:
-    """A number that a run fills in when it starts.
+    """A number that is filled in when a run starts.
 
-    ``+ - * / //`` and the unary minus work with numbers and other placeholders on both sides, and may be chained; the
-    result is a new placeholder. Whole numbers stay whole under ``+ - * //``; ``/`` gives a float.
+    ``+ - * / //`` and the unary minus work with numbers and other placeholders on either side, and may be chained; the
+    result is a new placeholder. Integers stay integers under ``+ - * //``; ``/`` gives a float.
 
     Raises:
         ArgumentTypeError: (a TypeError) if it is compared or used as a number before the run has started.
@@ -67,7 +67,7 @@ class Placeholder:
     def _refuse(self, *_: object) -> NoReturn:
         raise ArgumentTypeError(
             f"{_text(self)} has no value before a run starts, so it cannot be compared or used as a number yet. "
-            "Give it to a functools.partial that is passed to Trainer.train as create_scheduler_fn "
+            "Use it in a functools.partial that you pass to Trainer.train as create_scheduler_fn "
             "(+ - * / // are fine, // where a whole number is needed), or use a number."
         )
 
@@ -76,21 +76,21 @@ class Placeholder:
 
 
 class TrainerPlaceholderValues(Placeholder, enum.Enum):
-    """What can be known about a run when it starts. A step is an optimizer update, the same number on every rank.
+    """The numbers known at the start of a run. A step is an optimizer update; its number is the same on every rank.
 
-    A training stream without length has no updates per epoch. With ``max_num_train_steps`` the whole run then counts
-    as one epoch: `NUM_EPOCHS` is 1 and the other training values are those of the run, so that
-    ``NUM_EPOCHS * NUM_UPDATE_STEPS_PER_EPOCH`` is its length. Without, they are a `ConfigurationError`.
+    A training stream without a length has no updates per epoch. With ``max_num_train_steps``, the whole run then counts
+    as one epoch: `NUM_EPOCHS` is 1, the other training values are those of the run, and
+    ``NUM_EPOCHS * NUM_UPDATE_STEPS_PER_EPOCH`` is its length. Without it, these values raise a `ConfigurationError`.
 
-    That product is the length of the run for sized data, too, when ``max_num_train_steps`` ends it within an epoch.
-    `NUM_EPOCHS` alone is the number of epochs that are started. In arithmetic it is the exact number: 2.5, say, so that
-    ``0.1 * NUM_EPOCHS * NUM_UPDATE_STEPS_PER_EPOCH`` is a tenth of the run. See `EpochCount` for schedulers that
-    multiply the two themselves.
+    The product is also the length of the run for sized data if ``max_num_train_steps`` ends it within an epoch.
+    `NUM_EPOCHS` alone is the number of epochs that are started. In arithmetic it is the exact number, for example 2.5,
+    so that ``0.1 * NUM_EPOCHS * NUM_UPDATE_STEPS_PER_EPOCH`` is a tenth of the run. See `EpochCount` for schedulers
+    that multiply the two themselves.
 
-    Each value is the name of the field of `TrainerRunConfig` that the number is read from.
+    Each value names the field of `TrainerRunConfig` that the number is read from.
     """
 
-    #: Epochs that will be started.
+    #: Number of epochs that will be started.
     NUM_EPOCHS = "num_epochs"
     #: Updates per epoch.
     NUM_UPDATE_STEPS_PER_EPOCH = "num_update_steps_per_epoch"
@@ -115,15 +115,15 @@ class _HasRunConfig(Protocol):
 
 
 class EpochCount(int):
-    """The number of epochs that a run starts but, stopped by ``max_num_train_steps``, does not finish.
+    """The number of epochs that a run starts, although ``max_num_train_steps`` stops it within the last one.
 
-    It is an int like any other, with one exception: multiplied by the number of updates (or batches) per epoch of the
-    run, it gives the number of updates (or batches) of the run. Schedulers that are told both numbers, as torch's
-    ``OneCycleLR(epochs=..., steps_per_epoch=...)`` is, multiply them to get their length.
+    It is an int with one exception: multiplied by the number of updates (or batches) per epoch, it gives the number of
+    updates (or batches) of the run. Schedulers that take both numbers, such as torch's
+    ``OneCycleLR(epochs=..., steps_per_epoch=...)``, multiply them to get their length.
 
     Args:
-        exact: how many epochs the run takes.
-        per_epoch: the numbers of things per epoch that it gives the total of.
+        exact: the exact number of epochs.
+        per_epoch: the numbers per epoch for which the product is exact.
     """
 
     exact: Fraction
@@ -143,18 +143,18 @@ class EpochCount(int):
     __rmul__ = __mul__
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copies, and what is saved, are plain numbers."""
+        """Copied and saved values are plain numbers."""
         return int, (int(self),)
 
 
 def settle_epoch_counts(scheduler: object) -> None:
-    """Leave plain numbers in a scheduler that has been made and has kept an `EpochCount`: states hold nothing else."""
+    """Replace each `EpochCount` stored in a new scheduler by a plain number, so that states contain nothing else."""
     attributes = getattr(scheduler, "__dict__", {})
     attributes.update({name: int(value) for name, value in attributes.items() if isinstance(value, EpochCount)})
 
 
 def replace_trainer_placeholder_values(trainer: _HasRunConfig, instance: Callable[..., T]) -> Callable[..., T]:
-    """`instance` with the numbers of the trainer's run in place of placeholders.
+    """`instance` with placeholders replaced by the numbers of the trainer's run.
 
     Args:
         trainer: a trainer whose run has started; only its `run_config` is read.
@@ -182,12 +182,12 @@ _OPERATORS: dict[str, tuple[int, Callable[[Any, Any], Any]]] = {
     "/": (2, lambda left, right: _as_float(left) / _as_float(right)),
     "//": (2, operator.floordiv),
 }
-"""How tightly an operator binds, and what it does."""
+"""The precedence of an operator, and its function."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class _Operation(Placeholder):
-    """Two numbers, at least one of them still unknown, and what will be done with them."""
+    """An operation on two numbers, at least one of which is still unknown."""
 
     symbol: str
     left: Any
@@ -204,7 +204,7 @@ def _operation(symbol: str, left: object, right: object) -> Placeholder:
 
 
 def _text(value: object) -> str:
-    """`value` as it would be written in Python, with no more brackets than needed."""
+    """`value` as Python source, with no more brackets than needed."""
     if isinstance(value, TrainerPlaceholderValues):
         return value.name
     if not isinstance(value, _Operation):
@@ -215,7 +215,7 @@ def _text(value: object) -> str:
         is_loose = isinstance(operand, _Operation) and _OPERATORS[operand.symbol][0] < below
         return f"({_text(operand)})" if is_loose else _text(operand)
 
-    # Operators of one tightness are worked out from the left, so only the right operand needs brackets among them.
+    # Operators of equal precedence are evaluated from the left, so only the right operand needs brackets.
     return f"{bracketed(value.left, below=tightness)} {value.symbol} {bracketed(value.right, below=tightness + 1)}"
 
 
@@ -227,7 +227,7 @@ _PER_EPOCH = (
 
 
 def _resolve(value: Any, run_config: TrainerRunConfig) -> Any:
-    # Plain containers only: how to rebuild a subclass is not known.
+    # Plain containers only: it is unknown how to rebuild a subclass.
     return map_leaves(lambda leaf: _resolve_leaf(leaf, run_config), value, parts=plain_parts_of)
 
 
@@ -249,7 +249,7 @@ def _resolve_leaf(value: Any, run_config: TrainerRunConfig) -> Any:
 
 
 def _calculate(value: Any, run_config: TrainerRunConfig) -> Any:
-    """What an expression comes to, with the exact number of epochs."""
+    """The value of an expression, with the exact number of epochs."""
     if isinstance(value, _Operation):
         _, calculate = _OPERATORS[value.symbol]
         return calculate(_calculate(value.left, run_config), _calculate(value.right, run_config))
@@ -261,7 +261,7 @@ def _is_num_epochs(value: object) -> bool:
 
 
 def _exact_epochs(run_config: TrainerRunConfig) -> int | Fraction:
-    """How many epochs the run takes: a fraction if ``max_num_train_steps`` ends it within one."""
+    """The exact number of epochs: a fraction if ``max_num_train_steps`` ends the run within one."""
     updates, per_epoch = run_config.max_num_train_steps, run_config.num_update_steps_per_epoch
     if not updates or not per_epoch or updates % per_epoch == 0:
         return _number(TrainerPlaceholderValues.NUM_EPOCHS, run_config)
@@ -269,13 +269,13 @@ def _exact_epochs(run_config: TrainerRunConfig) -> int | Fraction:
 
 
 def _told_per_epoch(instance: functools.partial[Any], run_config: TrainerRunConfig) -> list[int]:
-    """The numbers per epoch that a function is told as they are."""
+    """The numbers per epoch that a function receives unchanged."""
     given = [*instance.args, *instance.keywords.values()]
     return [_number(value, run_config) for value in given if any(value is one for one in _PER_EPOCH)]
 
 
 def _as_float(number: Any) -> Any:
-    """Fractions divide to fractions, where placeholders promise a float."""
+    """Fractions divide to fractions, but placeholders promise a float."""
     return float(number) if isinstance(number, Fraction) else number
 
 
@@ -284,7 +284,7 @@ def _number(placeholder: TrainerPlaceholderValues, run_config: TrainerRunConfig)
     num_updates = run_config.max_num_train_steps
     is_about_training = placeholder is not TrainerPlaceholderValues.EVAL_DATALOADER_LEN
     if is_about_training and run_config.num_update_steps_per_epoch is None and num_updates is not None:
-        # A stream of known duration: the run counts as one epoch.
+        # A stream with a known number of steps: the run counts as one epoch.
         whole_run = {
             TrainerPlaceholderValues.NUM_EPOCHS: 1,
             TrainerPlaceholderValues.TRAIN_DATALOADER_LEN: num_updates * (run_config.gradient_accumulation_steps or 1),
@@ -292,9 +292,9 @@ def _number(placeholder: TrainerPlaceholderValues, run_config: TrainerRunConfig)
         number = whole_run.get(placeholder, num_updates)
     if number is None:
         reason, remedy = (
-            ("the training data does not tell its length", "give max_num_train_steps to Trainer.train")
+            ("the training data has no length", "pass max_num_train_steps to Trainer.train")
             if is_about_training
-            else ("there is no evaluation set, or it does not tell its length", "give eval_dataset one with a length")
+            else ("there is no evaluation set, or it has no length", "pass an eval_dataset with a length")
         )
         raise ConfigurationError(
             f"TrainerPlaceholderValues.{placeholder.name} has no value in this run: {reason}. "

@@ -1,4 +1,4 @@
-"""How far a run is: counts of completed things, written by the loop alone."""
+"""The progress of a run: counts of completed things, written only by the loop."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class RunPhase(str, enum.Enum):
-    """What has been finished in the current epoch, so that a resumed run fires exactly the events still due."""
+    """The part of the current epoch that is finished, so that a resumed run fires exactly the remaining events."""
 
     TRAINING = "training"
     TRAINING_EPOCH_CLOSED = "training epoch closed"
@@ -18,17 +18,18 @@ class RunPhase(str, enum.Enum):
 
 @dataclasses.dataclass
 class RunState:
-    """Counts of completed things. Travels in every training state; callbacks read it and leave it alone.
+    """Counts of completed things. Part of every training state. Callbacks may read it but not change it.
 
     Attributes:
-        epochs: epochs finished, their evaluation included.
-        updates: optimizer updates whose batches have been consumed, skipped ones included.
+        epochs: finished epochs, including their evaluation.
+        updates: optimizer updates whose batches have been consumed, including skipped ones.
         skipped_updates: updates that changed nothing, because a gradient was not finite.
-        updates_in_epoch: the part of `updates` that belongs to the current epoch.
-        batches_in_epoch: batches of this rank used in the current epoch; the next one is this `step`.
+        updates_in_epoch: the part of `updates` in the current epoch.
+        batches_in_epoch: batches of this rank used in the current epoch, which is the `step` of the next one.
         samples_in_epoch: samples used by finished updates of this epoch, over all ranks: the position in the data.
-        phase: what has been finished in the current epoch.
-        is_evaluation_due: whether an evaluation inside the epoch was asked for after the last update, and is not over.
+        phase: the part of the current epoch that is finished.
+        is_evaluation_due: whether an evaluation inside the epoch was requested after the last update and is not
+            finished.
     """
 
     epochs: int = 0
@@ -42,12 +43,12 @@ class RunState:
 
     @property
     def applied_updates(self) -> int:
-        """Updates that changed the weights; what schedulers and averages count."""
+        """Updates that changed the weights. Schedulers and averages count these."""
         return self.updates - self.skipped_updates
 
     @property
     def position(self) -> str:
-        """How far the run is, in words."""
+        """The progress of the run, in words."""
         if self.phase is RunPhase.TRAINING and self.updates_in_epoch:
             return f"after update {self.updates}, with {self.samples_in_epoch} samples of this epoch used"
         return f"after update {self.updates}"
@@ -65,7 +66,7 @@ class RunState:
         self.skipped_updates += skipped
 
     def finish_epoch(self) -> None:
-        """Count an epoch, its evaluation included."""
+        """Count an epoch, including its evaluation."""
         self.epochs += 1
         self.phase = RunPhase.EPOCH_CLOSED
 

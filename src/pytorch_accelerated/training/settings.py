@@ -1,4 +1,4 @@
-"""What `Trainer.train` was asked to do, checked as a whole before anything is started."""
+"""The arguments of `Trainer.train`, checked together before anything starts."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from pytorch_accelerated.tracking.history import RunHistory
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainSettings:
-    """The arguments of one training run. See `Trainer.train` for what they mean.
+    """The arguments of one training run. `Trainer.train` describes them.
 
     Raises:
-        ArgumentTypeError: if something is of the wrong kind.
+        ArgumentTypeError: if a value has the wrong type.
         ConfigurationError: if a value cannot work. All complaints of one kind come in one error.
     """
 
@@ -52,34 +52,34 @@ class TrainSettings:
         for name in limits:
             _check_limit(name, getattr(self, name), wrong_kinds, wrong_values)
         if self.num_epochs is None and self.max_num_train_steps is None:
-            wrong_values.append("`num_epochs` and `max_num_train_steps` are both None: give one of them")
+            wrong_values.append("`num_epochs` and `max_num_train_steps` are both None: set one of them")
         if self.gradient_clip_value is not None and self.gradient_clip_norm is not None:
             wrong_values.append(
                 f"`gradient_clip_value` is {self.gradient_clip_value} and `gradient_clip_norm` is "
-                f"{self.gradient_clip_norm}: the one would undo the other, so give one of them"
+                f"{self.gradient_clip_norm}: one would undo the other, so set only one of them"
             )
         if not _is_one_of(self.step_scheduler, "update", "epoch"):
             wrong_values.append(f"`step_scheduler` is {self.step_scheduler!r}: choose 'update' or 'epoch'")
         if not isinstance(self.scheduler_metric, str):
-            wrong_kinds.append(f"`scheduler_metric` is {self.scheduler_metric!r}: give the name of a metric")
+            wrong_kinds.append(f"`scheduler_metric` is {self.scheduler_metric!r}: pass the name of a metric")
         if not _is_one_of(self.nonfinite_policy, None, "skip", "rollback"):
             wrong_values.append(
                 f"`nonfinite_policy` is {self.nonfinite_policy!r}: choose 'skip' or 'rollback', or None"
             )
         if not isinstance(self.split_on_oom, bool):
-            wrong_kinds.append(f"`split_on_oom` is {self.split_on_oom!r}: give True or False")
+            wrong_kinds.append(f"`split_on_oom` is {self.split_on_oom!r}: pass True or False")
         if self.max_duration is not None:
             try:
                 seconds = parse_duration(self.max_duration)
                 if not seconds > 0:
-                    wrong_values.append(f"`max_duration` is {self.max_duration!r}: give a time longer than nothing")
+                    wrong_values.append(f"`max_duration` is {self.max_duration!r}: pass a time above 0")
             except ConfigurationError as error:
                 wrong_values.append(str(error))
         if wrong_kinds:
             raise ArgumentTypeError("; ".join(wrong_kinds) + ".")
         if wrong_values:
             raise ConfigurationError("; ".join(wrong_values) + ".")
-        # Numpy's numbers are welcome, but what is saved and shown is Python's.
+        # Numpy's numbers are accepted, but converted to Python's before they are saved and shown.
         for names, kind in ((counts, int), (limits, float)):
             for name in names:
                 if getattr(self, name) is not None:
@@ -87,7 +87,7 @@ class TrainSettings:
 
     @functools.cached_property
     def clips_gradients(self) -> bool:
-        """Whether there is a limit to gradients."""
+        """Whether gradients are clipped."""
         return self.gradient_clip_value is not None or self.gradient_clip_norm is not None
 
     @property
@@ -97,12 +97,12 @@ class TrainSettings:
 
 
 def _is_one_of(value: Any, *words: str | None) -> bool:
-    """For any value: arrays do not compare like others."""
+    """Whether `value` is one of `words`, for any type of value: arrays compare differently."""
     return (value is None or isinstance(value, str)) and value in words
 
 
 def check_positive_count(name: str, value: Any) -> None:
-    """Refuse a size or number that is not a whole number of at least 1."""
+    """Reject a size or number that is not an integer of at least 1."""
     wrong_kinds: list[str] = []
     wrong_values: list[str] = []
     _check_count(name, value, False, wrong_kinds, wrong_values)
@@ -113,7 +113,7 @@ def check_positive_count(name: str, value: Any) -> None:
 
 
 def parse_duration(duration: float | str) -> float:
-    """Seconds of a number of seconds, or of "HH:MM:SS".
+    """The seconds in a number of seconds or in "HH:MM:SS".
 
     Raises:
         ConfigurationError: for anything else.
@@ -122,7 +122,7 @@ def parse_duration(duration: float | str) -> float:
         return float(duration)
     match = re.fullmatch(r"(\d+):([0-5]\d):([0-5]\d)", duration) if isinstance(duration, str) else None
     if match is None:
-        raise ConfigurationError(f"`max_duration` is {duration!r}: give a number of seconds, or 'HH:MM:SS'")
+        raise ConfigurationError(f"`max_duration` is {duration!r}: pass a number of seconds, or 'HH:MM:SS'")
     hours, minutes, seconds = map(int, match.groups())
     return 3600.0 * hours + 60 * minutes + seconds
 
@@ -131,31 +131,33 @@ def _check_count(name: str, value: Any, may_be_none: bool, wrong_kinds: list[str
     if value is None and may_be_none:
         return
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        wrong_kinds.append(f"`{name}` is {value!r} ({type(value).__name__}): give a whole number of at least 1")
+        wrong_kinds.append(f"`{name}` is {value!r} ({type(value).__name__}): pass a whole number of at least 1")
     elif value < 1:
-        wrong_values.append(f"`{name}` is {value}, but nothing can be done with less than 1: give 1 or more")
+        wrong_values.append(f"`{name}` is {value}, but it must be at least 1: pass 1 or more")
 
 
 def _check_limit(name: str, value: Any, wrong_kinds: list[str], wrong_values: list[str]) -> None:
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        wrong_kinds.append(f"`{name}` is {value!r} ({type(value).__name__}): give a number, or None not to clip")
+        wrong_kinds.append(f"`{name}` is {value!r} ({type(value).__name__}): pass a number, or None for no clipping")
     elif not 0 < float(value) < math.inf:
-        wrong_values.append(f"`{name}` is {value}, which would leave no gradient: give a number above 0, or None")
+        wrong_values.append(f"`{name}` is {value}, which would remove the gradient: pass a number above 0, or None")
 
 
 def check_run_arguments(*, collate_fn: Any, resume_from: Any = None, **loader_kwargs: Any) -> None:
-    """Refuse arguments of a run that are of the wrong kind; `loader_kwargs` by the names of those arguments."""
+    """Reject arguments of a run that have the wrong type; the keywords in `loader_kwargs` are names of arguments."""
     wrong_kinds = [
-        f"`{name}` is {value!r} ({type(value).__name__}): give a dict of arguments for torch's DataLoader"
+        f"`{name}` is {value!r} ({type(value).__name__}): pass a dict of arguments for torch's DataLoader"
         for name, value in loader_kwargs.items()
         if value is not None and not (isinstance(value, Mapping) and all(isinstance(key, str) for key in value))
     ]
     if collate_fn is not None and not callable(collate_fn):
-        wrong_kinds.append(f"`collate_fn` is {collate_fn!r}, which cannot be called: give a function of some samples")
+        wrong_kinds.append(
+            f"`collate_fn` is {collate_fn!r}, which is not callable: pass a function of a list of samples"
+        )
     if resume_from is not None and not isinstance(resume_from, (str, os.PathLike)):
-        wrong_kinds.append(f"`resume_from` is {resume_from!r}: give the path of a training state or a folder of them")
+        wrong_kinds.append(f"`resume_from` is {resume_from!r}: pass the path of a state or of a folder of states")
     if wrong_kinds:
         raise ArgumentTypeError("; ".join(wrong_kinds) + ".")
 
@@ -163,21 +165,21 @@ def check_run_arguments(*, collate_fn: Any, resume_from: Any = None, **loader_kw
 def check_parts(
     *, model: Any, loss_func: Any, run_history: Any, seed: Any, compile_model: Any, compile_step: Any
 ) -> None:
-    """Refuse what a trainer was made of, the optimizer aside, if it cannot work. All complaints come in one error."""
+    """Reject arguments of the trainer that cannot work, apart from the optimizer. All complaints come in one error."""
     wrong_kinds: list[str] = []
     if not callable(model) or isinstance(model, type):
-        wrong_kinds.append(f"`model` is {model!r}, which is no module to be called: give an instance of nn.Module")
+        wrong_kinds.append(f"`model` is {model!r}, which is not a module: pass an instance of nn.Module")
     if loss_func is not None and (not callable(loss_func) or isinstance(loss_func, type)):
         wrong_kinds.append(
-            f"`loss_func` is {loss_func!r}, which does not take outputs and targets: give a function or an instance of "
-            "a loss module, or None if the model returns its loss"
+            f"`loss_func` is {loss_func!r}, which does not take outputs and targets: pass a function or an instance "
+            "of a loss module, or None if the model returns its loss"
         )
     if not isinstance(run_history, RunHistory):
-        wrong_kinds.append(f"`run_history` is {run_history!r}: give an instance of a subclass of RunHistory, or None")
+        wrong_kinds.append(f"`run_history` is {run_history!r}: pass an instance of a subclass of RunHistory, or None")
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, numbers.Integral)):
-        wrong_kinds.append(f"`seed` is {seed!r} ({type(seed).__name__}): give a whole number, or None")
+        wrong_kinds.append(f"`seed` is {seed!r} ({type(seed).__name__}): pass a whole number, or None")
     if not isinstance(compile_model, (bool, Mapping)):
-        wrong_kinds.append(f"`compile_model` is {compile_model!r}: give a bool, or a dict of `torch.compile` arguments")
+        wrong_kinds.append(f"`compile_model` is {compile_model!r}: pass a bool, or a dict of `torch.compile` arguments")
     if wrong_kinds:
         raise ArgumentTypeError("; ".join(wrong_kinds) + ".")
     if not _is_one_of(compile_step, None, "graph"):
@@ -187,9 +189,9 @@ def check_parts(
 
 
 def returns_a_sum(loss_func: Any) -> bool:
-    """Whether a loss function says of itself that it returns the sum over a batch, by its attribute `reduction`.
+    """Whether the attribute `reduction` of a loss function says that it returns the sum over a batch.
 
-    A subclass of one of torch's losses with a `forward` of its own may do anything with that sum, and is not judged.
+    A subclass of a torch loss with its own `forward` may do anything with that sum, so it is not judged.
     """
     while isinstance(loss_func, functools.partial):
         if "reduction" in loss_func.keywords:
@@ -203,32 +205,32 @@ def returns_a_sum(loss_func: Any) -> bool:
 
 
 def check_reduction(loss_func: Any, *, hook: str) -> None:
-    """Refuse a loss function whose sums `hook` would pass on as means."""
+    """Reject a loss function whose sums `hook` would pass on as means."""
     if returns_a_sum(loss_func):
         name = getattr(loss_func, "__name__", type(loss_func).__name__)
         if isinstance(loss_func, functools.partial):
             name = getattr(loss_func.func, "__name__", type(loss_func.func).__name__)
         raise ConfigurationError(
-            f"`loss_func` is {name} with reduction='sum', but the loop takes what it returns for the mean over a "
-            "batch: with a sum, gradients and recorded losses would grow with the batch size, and depend on how an "
-            "update is cut into batches and processes. Use reduction='mean'; to keep the size of the steps, multiply "
+            f"`loss_func` is {name} with reduction='sum', but the loop expects the mean over a batch: with a sum, "
+            "gradients and recorded losses would grow with the batch size and depend on how an update is split into "
+            "batches and processes. Use reduction='mean'; to keep the size of the steps, multiply "
             f"the learning rate by the number of items that were summed over. Or override `{hook}`, divide there, and "
             "return the divisor as 'num_items_in_batch' if it is not the number of samples."
         )
 
 
 def check_optimizer(optimizer: Any, modules: Iterable[Any], *, has_own_step: bool) -> None:
-    """Refuse an optimizer that cannot be stepped, or whose steps would change nothing.
+    """Reject an optimizer that cannot be stepped, or whose steps would change nothing.
 
     Args:
-        optimizer: of the run.
-        modules: what there is to train.
+        optimizer: the run's optimizer.
+        modules: the modules to train.
         has_own_step: whether the trainer's `optimizer_step` is overridden.
     """
     if isinstance(optimizer, type) or not hasattr(optimizer, "step"):
         raise ArgumentTypeError(
-            f"`optimizer` is {optimizer!r}, which has no state to step. Pass an optimizer that was made with the "
-            "model's parameters, for example `torch.optim.AdamW(model.parameters())`."
+            f"`optimizer` is {optimizer!r}, which is not an optimizer. Pass an optimizer of the model's parameters, "
+            "for example `torch.optim.AdamW(model.parameters())`."
         )
     if has_own_step:
         return
@@ -242,29 +244,30 @@ def check_optimizer(optimizer: Any, modules: Iterable[Any], *, has_own_step: boo
     if optimized and trained and not optimized & trained:
         raise ConfigurationError(
             f"The optimizer has {len(optimized)} parameters, but none of them is among the {len(trained)} of the "
-            "model, so training would change nothing. Make the optimizer after the model has its final form, with "
+            "model, so training would change nothing. Create the optimizer after the model has its final form, with "
             "`model.parameters()`."
         )
 
 
 def check_scheduler_factory(factory: Any, *, has_own_call: bool) -> None:
-    """Refuse what cannot make a scheduler of the optimizer alone, as far as its signature can be read.
+    """Reject a factory that cannot create a scheduler from the optimizer alone, as far as its signature shows.
 
     Args:
         factory: the `create_scheduler_fn`, or None.
-        has_own_call: whether the trainer's `create_scheduler` is overridden, and knows how to call it.
+        has_own_call: whether the trainer's `create_scheduler` is overridden and knows how to call it.
     """
     if factory is None:
         return
     if hasattr(factory, "step") and not isinstance(factory, type):
         raise ArgumentTypeError(
-            f"`create_scheduler_fn` is a {type(factory).__name__}, a scheduler that exists already. It is made when "
-            "the run starts, with the trainer's optimizer: pass a function of the optimizer, for example "
+            f"`create_scheduler_fn` is a {type(factory).__name__}, which is already a scheduler. The trainer creates "
+            "its scheduler when the run starts, with its own optimizer: pass a function of the optimizer, for "
+            "example "
             f"`functools.partial({type(factory).__name__}, ...)` or `lambda optimizer: ...`."
         )
     if not callable(factory):
         raise ArgumentTypeError(
-            f"`create_scheduler_fn` is {factory!r}, which cannot be called. Pass a function that takes the optimizer "
+            f"`create_scheduler_fn` is {factory!r}, which is not callable. Pass a function that takes the optimizer "
             "and returns a scheduler."
         )
     if not has_own_call:
@@ -276,7 +279,7 @@ def _check_takes_optimizer(factory: Callable[..., Any]) -> None:
     name = getattr(made, "__name__", repr(made))
     try:
         inspect.signature(factory).bind(None)
-    except ValueError:  # there is no signature that could be read, as of some functions in C
+    except ValueError:  # some functions in C have no readable signature
         return
     except TypeError as error:
         variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -288,7 +291,7 @@ def _check_takes_optimizer(factory: Callable[..., Any]) -> None:
                 "that takes the optimizer and returns a scheduler."
             ) from error
         remedy = f"functools.partial({name}, {', '.join(f'{argument}=...' for argument in missing)})"
-        if hasattr(made, "create_scheduler_fn"):  # one of ours, which knows where these come from
+        if hasattr(made, "create_scheduler_fn"):  # one of our classmethods, which knows where these come from
             remedy = f"{name}.create_scheduler_fn(...)"
         raise ArgumentTypeError(
             f"`create_scheduler_fn` is called with the optimizer alone, but {name} also needs "
@@ -297,12 +300,12 @@ def _check_takes_optimizer(factory: Callable[..., Any]) -> None:
 
 
 def check_scheduler(scheduler: Any, *, is_expected: bool, has_own_step: bool) -> None:
-    """Refuse what is no scheduler.
+    """Reject a return value that is not a scheduler.
 
     Args:
-        scheduler: what `create_scheduler` returned.
+        scheduler: the return value of `create_scheduler`.
         is_expected: whether None would mean that somebody forgot to return it.
-        has_own_step: whether the trainer's `scheduler_step` is overridden, and knows how to step it.
+        has_own_step: whether the trainer's `scheduler_step` is overridden and knows how to step it.
     """
     if scheduler is None and not is_expected:
         return

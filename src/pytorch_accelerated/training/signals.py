@@ -1,4 +1,4 @@
-"""Signals that ask a process to end: noted when they come, acted on where a run can be saved."""
+"""Signals that ask a process to end: recorded when they arrive, handled where a run can be saved."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from typing import Any
 
 from pytorch_accelerated.errors import SignalExit
 
-# Ctrl-C, what a scheduler sends, and what Slurm can be told to send ahead of its time limit; Windows has not all.
+# Ctrl-C, the signal of schedulers, and the one that Slurm can send before its time limit. Windows lacks some.
 _NAMES = ("SIGINT", "SIGTERM", "SIGUSR1")
 _SIGNALS = [getattr(signal, name) for name in _NAMES if hasattr(signal, name)]
-# A launcher passes on what its processes may have got already, in the same moment: that is no second wish.
+# A launcher passes on signals that its processes may have received already: this is not a second request.
 _SECONDS_OF_ECHO = 1.0
 
 
 class SignalWatch:
-    """Takes over the signals that ask a process to end, as long as it is entered. One run, one watch.
+    """Handles the signals that ask a process to end while its context is active. One run, one watch.
 
-    The first signal is noted and nothing else. A second SIGINT or SIGTERM, more than a second later, does what it does
-    without a watch. A signal that the user handles or ignores stays the user's; outside of the main thread, where
-    Python handles no signals, nothing is taken over.
+    The first signal is only recorded. A second SIGINT or SIGTERM, more than a second later, has its usual effect.
+    Signals that the user handles or ignores are left alone. Outside the main thread, where Python cannot handle
+    signals, the watch does nothing.
 
     Attributes:
-        number: of the first signal that came to this process; 0 before.
-        agreed: of the signal that ends the run, on all ranks; 0 if there is none.
-        reason: why all ranks stop, in words; "" where `agreed` is 0.
+        number: the first signal that this process received; 0 if none.
+        agreed: the signal that ends the run on all ranks; 0 if none.
+        reason: why all ranks stop, in words; "" if `agreed` is 0.
     """
 
     def __init__(self) -> None:
@@ -51,11 +51,11 @@ class SignalWatch:
 
     def __exit__(self, *exception: object) -> None:
         for number, previous in self._previous.items():
-            if signal.getsignal(number) == self._note:  # else the user has set another one meanwhile
+            if signal.getsignal(number) == self._note:  # otherwise the user has set another one meanwhile
                 signal.signal(number, previous)
 
     def agree(self, everyones: Sequence[int]) -> bool:
-        """Whether any rank got a signal.
+        """Whether any rank received a signal.
 
         Args:
             everyones: the `number` of every rank, by rank.
@@ -67,18 +67,18 @@ class SignalWatch:
         return bool(self.agreed)
 
     def exit(self, saved_to: Path | None = None) -> SignalExit | KeyboardInterrupt:
-        """What to raise when the run has ended because of a signal.
+        """The exception to raise when the run has ended because of a signal.
 
         Args:
             saved_to: the training state that was saved at the end.
         """
         error = SignalExit(self.agreed or self.number, saved_to)
-        # What notebooks and scripts catch for Ctrl-C; and of the type itself, since Python makes the process end as
-        # one that SIGINT has ended for no subclass.
+        # Notebooks and scripts catch it for Ctrl-C. A subclass would not do: only for KeyboardInterrupt itself, Python
+        # ends the process as SIGINT would.
         return KeyboardInterrupt(str(error)) if error.signal_number == signal.SIGINT else error
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() != self._process:  # a fork, which somebody wants to end
+        if os.getpid() != self._process:  # somebody wants to end a forked process
             self._act_as_before(number)
             return
         self.number = self.number or number
@@ -96,10 +96,10 @@ class SignalWatch:
 
 
 def leave_to_trainer() -> None:
-    """For worker processes of a loader: ignore what `SignalWatch` takes over.
+    """For worker processes of a loader: ignore the signals that `SignalWatch` handles.
 
-    Ctrl-C and schedulers send it to all processes of a job. Workers that end by it take the run with them, as long as
-    the trainer still waits for a batch before it can save.
+    Ctrl-C and schedulers send them to all processes of a job. If the workers ended, the run would fail while the
+    trainer waits for a batch, before it can save.
     """
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)
