@@ -289,14 +289,6 @@ def test_a_stop_in_the_middle_gives_no_half_of_the_predictions(tmp_path: Path) -
 # ------------------------------------------------------------------------------------------------------------ on disk
 
 
-def test_predictions_on_disk_are_those_in_memory(tmp_path: Path) -> None:
-    trainer = trainer_of()
-    stored = trainer.predict(Items(list(INPUTS)), 4, output_path=tmp_path / "deep" / "predictions")
-    assert isinstance(stored, StoredPredictions)
-    assert_rows(stored.load(), outputs_of(trainer.model))
-    assert_rows(StoredPredictions(tmp_path / "deep" / "predictions").load(), outputs_of(trainer.model))
-
-
 def test_arguments_that_cannot_work_are_refused_before_anything_is_written(tmp_path: Path) -> None:
     trainer = trainer_of()
     path = tmp_path / "predictions"

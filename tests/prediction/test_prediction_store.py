@@ -29,6 +29,7 @@ from pytorch_accelerated.prediction.pieces import Piece, pieces_in_order
 from pytorch_accelerated.prediction.stored import StoredPredictions, StoredPredictionsWriter
 from pytorch_accelerated.processes.accelerators import create_accelerator
 from pytorch_accelerated.processes.ranks import Ranks
+from pytorch_accelerated.trees import tensors_in
 from tests.support.processes import run_on_ranks, run_script
 
 ROW_BYTES = 4 * 3 + 8 + 2
@@ -91,6 +92,49 @@ def visible_names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
 
 
+def read_only(array: Any) -> Any:
+    array.flags.writeable = False
+    return array
+
+
+# Batches by the position of their first row, and all rows together.
+PASSES: dict[str, tuple[dict[int, Any], Any]] = {
+    "batches in another order": (
+        {first: predictions_of(first, first + 4) for first in (8, 0, 12, 4)},
+        predictions_of(0, 16),
+    ),
+    "a tensor alone": ({0: torch.ones(3, 2)}, torch.ones(3, 2)),
+    "batches without rows": (
+        {first: predictions_of(first, last) for first, last in ((-1, -1), (0, 3), (3, 3))},
+        predictions_of(0, 3),
+    ),
+    "no batches": ({}, torch.empty(0)),
+    "rows without elements": ({0: torch.empty(5, 0), 5: torch.empty(2, 0)}, torch.empty(7, 0)),
+    "numpy arrays": (
+        {0: (np.arange(6.0).reshape(3, 2)[::-1], read_only(np.arange(3)))},
+        (torch.tensor([[4.0, 5.0], [2.0, 3.0], [0.0, 1.0]], dtype=torch.float64), torch.arange(3)),
+    ),
+    "keys in another order": (
+        {0: {"a": torch.zeros(2), "b": torch.ones(2)}, 2: {"b": torch.ones(2), "a": torch.zeros(2)}},
+        {"a": torch.zeros(4), "b": torch.ones(4)},
+    ),
+    "gradients": ({0: torch.ones(2, requires_grad=True) * 2}, torch.full((2,), 2.0)),
+}
+
+
+@pytest.mark.parametrize("kind", PASSES)
+def test_rows_are_joined_in_dataset_order(collect: Collect, kind: str) -> None:
+    batches, expected = PASSES[kind]
+    collector = collect(block_bytes=ROW_BYTES * 3)
+    for first, batch in batches.items():
+        collector.add(first, batch)
+    result = loaded(collector.finish())
+    assert_same(result, expected)
+    for tensor in tensors_in(result):
+        assert not tensor.requires_grad
+        assert tensor.untyped_storage().nbytes() == tensor.nbytes
+
+
 @pytest.mark.parametrize("block_bytes", [1, ROW_BYTES * 3, ROW_BYTES * 8, 2**20])
 @pytest.mark.parametrize("batch_size", [1, 4, 7, 40])
 def test_collected_batches_equal_one_batch_of_everything(collect: Collect, batch_size: int, block_bytes: int) -> None:
@@ -98,37 +142,6 @@ def test_collected_batches_equal_one_batch_of_everything(collect: Collect, batch
     for first in range(0, 21, batch_size):
         collector.add(first, predictions_of(first, min(first + batch_size, 21)))
     assert_same(loaded(collector.finish()), predictions_of(0, 21))
-
-
-def test_batches_come_out_in_dataset_order_however_they_were_added(collect: Collect) -> None:
-    collector = collect(block_bytes=ROW_BYTES * 3)
-    for first in (8, 0, 12, 4):
-        collector.add(first, predictions_of(first, first + 4))
-    assert_same(loaded(collector.finish()), predictions_of(0, 16))
-
-
-def test_a_bare_tensor_comes_back_as_one(collect: Collect) -> None:
-    collector = collect()
-    collector.add(0, torch.arange(6.0).reshape(3, 2))
-    assert_same(loaded(collector.finish()), torch.arange(6.0).reshape(3, 2))
-
-
-def test_batches_without_rows_are_no_obstacle(collect: Collect) -> None:
-    collector = collect()
-    for first, last in ((0, 0), (0, 3), (3, 3)):
-        collector.add(first, predictions_of(first, last))
-    assert_same(loaded(collector.finish()), predictions_of(0, 3))
-
-
-def test_an_empty_pass_gives_an_empty_result(collect: Collect) -> None:
-    assert_same(loaded(collect().finish()), torch.empty(0))
-
-
-def test_rows_without_elements_are_still_counted(collect: Collect) -> None:
-    collector = collect(block_bytes=3)
-    collector.add(0, torch.empty(5, 0))
-    collector.add(5, torch.empty(2, 0))
-    assert loaded(collector.finish()).shape == (7, 0)
 
 
 @pytest.mark.parametrize(
@@ -145,16 +158,6 @@ def test_every_dtype_survives(collect: Collect, dtype: torch.dtype) -> None:
     assert_same(result.view(torch.uint8), rows.view(torch.uint8))
 
 
-def test_numpy_arrays_become_tensors(collect: Collect) -> None:
-    backwards = np.arange(6.0).reshape(3, 2)[::-1]
-    read_only = np.arange(3)
-    read_only.flags.writeable = False
-    collector = collect()
-    collector.add(0, (backwards, read_only))
-    expected = (torch.tensor([[4.0, 5.0], [2.0, 3.0], [0.0, 1.0]], dtype=torch.float64), torch.arange(3))
-    assert_same(loaded(collector.finish()), expected)
-
-
 def test_a_hook_may_reuse_its_output_memory(collect: Collect) -> None:
     output = torch.empty(2)
     collector = collect()
@@ -162,13 +165,6 @@ def test_a_hook_may_reuse_its_output_memory(collect: Collect) -> None:
         collector.add(first, output.fill_(first))
     output.fill_(-1)
     assert_same(loaded(collector.finish()), torch.tensor([0.0, 0, 2, 2, 4, 4]))
-
-
-def test_dicts_may_list_their_keys_in_another_order(collect: Collect) -> None:
-    collector = collect()
-    collector.add(0, {"a": torch.zeros(2), "b": torch.ones(2)})
-    collector.add(2, {"b": torch.ones(2), "a": torch.zeros(2)})
-    assert_same(loaded(collector.finish()), {"a": torch.zeros(4), "b": torch.ones(4)})
 
 
 def test_predictions_made_in_inference_mode_can_be_used_outside(collect: Collect) -> None:
@@ -180,18 +176,6 @@ def test_predictions_made_in_inference_mode_can_be_used_outside(collect: Collect
     weight = torch.ones(3, requires_grad=True)
     (result @ weight).sum().backward()
     assert_same(weight.grad, torch.full((3,), 3.0))
-
-
-def test_predictions_carry_no_graph(collect: Collect) -> None:
-    collector = collect()
-    collector.add(0, torch.ones(2, requires_grad=True) * 2)
-    assert not loaded(collector.finish()).requires_grad
-
-
-def test_the_result_owns_no_more_memory_than_it_shows(collect: Collect) -> None:
-    collector = collect()
-    collector.add(0, torch.zeros(3))
-    assert loaded(collector.finish()).untyped_storage().nbytes() == 12
 
 
 def test_in_memory_a_named_tuple_keeps_its_class(ranks: Ranks) -> None:
