@@ -27,7 +27,7 @@ def rows_with(**columns: Any) -> list[dict[str, Any]]:
     [
         ([1.0, None, 1.0, 1.0], "'labels' cannot be stacked.*1 of these 2 rows have None there: give them a value"),
         ([2**70, 1, 2, 3], f"'labels' cannot be stacked.*{2**70} is beyond what 64 bits can hold"),
-        ([[1.0], [1.0, 2.0], [1.0], [1.0]], "'labels' cannot be stacked.*Bring them to one length"),
+        ([[1.0], [1.0, 2.0], [1.0], [1.0]], "'labels' cannot be stacked.*Give them one length"),
     ],
 )
 def test_the_advice_fits_the_labels_that_cannot_be_stacked(labels: list[Any], advice: str, tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_what_is_no_checkpoint_path_is_refused(source: Any, tmp_path: Path) -> N
 def test_metrics_need_a_function_and_names(tmp_path: Path) -> None:
     with pytest.raises(ArgumentTypeError, match="`compute_metrics` is 'accuracy', which cannot be called"):
         make_trainer(tmp_path, parts={"compute_metrics": "accuracy"})
-    with pytest.raises(HookOutputError, match="a dict with 1 as the name of a metric.*be strings"):
+    with pytest.raises(HookOutputError, match="a dict with 1 as the name of a metric.*Use strings"):
         make_trainer(tmp_path, parts={"compute_metrics": lambda prediction: {1: 2.0}}).evaluate()
 
 

@@ -152,7 +152,7 @@ def test_a_damaged_checkpoint_is_passed_over(by_path: bool, tmp_path: Path) -> N
     weights = bytearray((newest / "model.safetensors").read_bytes())
     weights[-1] ^= 1
     (newest / "model.safetensors").write_bytes(weights)
-    with pytest.warns(UserWarning, match="(?s)Going on from .*checkpoint-3; skipped:.*model.safetensors was changed"):
+    with pytest.warns(UserWarning, match="(?s)Resuming from .*checkpoint-3; skipped:.*model.safetensors was changed"):
         resumed = run(tmp_path / "parts", resume=str(newest) if by_path else True)
     torch.testing.assert_close(resumed.model.state_dict(), whole.model.state_dict(), rtol=0, atol=0)
 
@@ -167,7 +167,7 @@ def test_a_newest_checkpoint_without_a_readable_manifest_is_not_passed_over_in_s
         manifest = tmp_path / f"checkpoint-{step}" / "manifest.json"
         manifest.unlink() if content is None else manifest.write_text(content)
     with pytest.warns(
-        UserWarning, match=r"Going on from .*checkpoint-3; skipped:\n.*checkpoint-4.*manifest.json"
+        UserWarning, match=r"Resuming from .*checkpoint-3; skipped:\n.*checkpoint-4.*manifest.json"
     ) as told:
         run(tmp_path, resume=True)
     assert len(told) == 1
@@ -179,7 +179,7 @@ def test_a_checkpoint_that_lost_weights_and_manifest_is_not_passed_over_in_silen
     for name in ("manifest.json", "model.safetensors"):
         (tmp_path / "checkpoint-2" / name).unlink()
     with pytest.warns(
-        UserWarning, match=r"Going on from .*checkpoint-1; skipped:\n.*checkpoint-2 has no manifest.json"
+        UserWarning, match=r"Resuming from .*checkpoint-1; skipped:\n.*checkpoint-2 has no manifest.json"
     ):
         run(tmp_path, resume=True)
 
@@ -197,7 +197,7 @@ def test_files_that_a_resume_does_not_read_may_change(by_path: bool, tmp_path: P
     whole = run(tmp_path / "whole")
     run(tmp_path / "parts", Edit(), StopAt(4), save_strategy="steps", save_steps=1)
     newest = tmp_path / "parts" / "checkpoint-4"
-    not_read = r"(?s)Going on from .*checkpoint-4.* not read:\n.*training_args.bin cannot be .*training_args.json has"
+    not_read = r"(?s)Resuming from .*checkpoint-4.* not read:\n.*training_args.bin cannot be .*training_args.json has"
     with pytest.warns(UserWarning, match=not_read) as told:
         resumed = run(tmp_path / "parts", resume=str(newest) if by_path else True)
     assert len(told) == 1
@@ -229,7 +229,7 @@ def test_only_damaged_checkpoints_are_an_error(tmp_path: Path) -> None:
 @pytest.mark.fact("Resuming: the new per_device_train_batch_size is used")
 def test_other_arguments_are_used_and_told(tmp_path: Path) -> None:
     run(tmp_path, StopAt(3), save_strategy="steps", save_steps=5)
-    with pytest.warns(UserWarning, match=r"goes on with other arguments") as caught:
+    with pytest.warns(UserWarning, match=r"resumes with other arguments") as caught:
         resumed = run(tmp_path, resume=True, save_strategy="steps", save_steps=10, per_device_train_batch_size=4)
     message = str(caught[0].message)
     assert "save_steps: 10 (from args) != 5 (from trainer_state.json)" in message
@@ -247,7 +247,7 @@ def test_settings_of_the_optimizer_that_go_on_are_told(has_native_parts: bool, t
     if not has_native_parts:
         without_native_parts(folder)
     changed: dict[str, Any] = {"learning_rate": 1.0, "weight_decay": 0.5, "adam_beta2": 0.9, "adam_epsilon": 1e-3}
-    with pytest.warns(UserWarning, match="The optimizer goes on with the settings of the checkpoint") as told:
+    with pytest.warns(UserWarning, match="The optimizer resumes with the settings of the checkpoint") as told:
         resumed = run(tmp_path / "parts", resume=str(folder), **changed)
     assert len(told) == 1
     assert [line.strip() for line in str(told[0].message).splitlines()[1:-1]] == [
@@ -318,7 +318,7 @@ def test_a_vanished_best_checkpoint_is_forgotten(tmp_path: Path) -> None:
     state = json.loads((tmp_path / "checkpoint-4" / "trainer_state.json").read_text())
     assert state["best_model_checkpoint"] == str(tmp_path / "checkpoint-2")
     shutil.rmtree(tmp_path / "checkpoint-2")
-    with pytest.warns(UserWarning, match="best checkpoint so far, .*checkpoint-2.* is not there any more"):
+    with pytest.warns(UserWarning, match="best checkpoint so far, .*checkpoint-2.* no longer exists"):
         resumed = run(tmp_path, look := LookAtBeginning(), resume=True, **arguments)
     assert look.best == (None, None, None)
     evaluated = [entry for entry in resumed.state.log_history if "eval_loss" in entry and entry["step"] > 4]
@@ -571,7 +571,7 @@ def test_generators_that_are_none_are_refused(change: dict[str, Any], tmp_path: 
     run(tmp_path, StopAt(2))
     path = without_native_parts(tmp_path / "checkpoint-2") / "rng_state.pth"
     torch.save({**torch.load(path, weights_only=True), **change} if change else {}, path)
-    with pytest.raises(InvalidCheckpointError, match=r"rng_state.pth .*delete it to go on with other random numbers"):
+    with pytest.raises(InvalidCheckpointError, match=r"rng_state.pth .*delete it to resume with other random numbers"):
         run(tmp_path, resume=str(path.parent))
 
 

@@ -121,7 +121,7 @@ def test_only_the_model_may_be_saved(tmp_path: Path) -> None:
     others = {"training_args.bin", "training_args.json", "trainer_state.json", "manifest.json"}
     assert {path.name for path in folder.iterdir()} == {"model.safetensors", *others}
     resumed = make_trainer(tmp_path, num_train_epochs=2)
-    with pytest.warns(UserWarning, match="no optimizer.pt and no scheduler.pt: the run goes on with the weights"):
+    with pytest.warns(UserWarning, match="no optimizer.pt and no scheduler.pt: the run resumes with the weights"):
         resumed.train(resume_from_checkpoint=str(folder))
     assert [entry["step"] for entry in resumed.state.log_history if "loss" in entry][-5:] == [6, 7, 8, 9, 10]
 

@@ -1,4 +1,4 @@
-"""The folders ``checkpoint-<step>``: which there are, which is the last, which can go."""
+"""Checkpoint folders, ``checkpoint-<step>``: how to list, sort and delete them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CHECKPOINT_NAME = re.compile(rf"{PREFIX_CHECKPOINT_DIR}-([0-9]+)")
 
 
 def checkpoint_name(step: int) -> str:
-    """The name of the folder that is saved after update `step`.
+    """The name of the checkpoint of update `step`.
 
     >>> checkpoint_name(500)
     'checkpoint-500'
@@ -27,7 +27,7 @@ def checkpoint_name(step: int) -> str:
 
 
 def checkpoint_step(folder: str | os.PathLike[str]) -> int | None:
-    """The update after which `folder` was saved, by its name; None if that is no checkpoint's.
+    """The update in the name of a checkpoint; None for the name of another folder.
 
     >>> checkpoint_step("results/checkpoint-500"), checkpoint_step("results/runs")
     (500, None)
@@ -37,10 +37,10 @@ def checkpoint_step(folder: str | os.PathLike[str]) -> int | None:
 
 
 def sort_checkpoints(output_dir: str | os.PathLike[str]) -> list[str]:
-    """The paths of the checkpoints in `output_dir`, the one that was saved first at the front.
+    """The paths of the checkpoints in `output_dir`, oldest first.
 
-    The manifests tell: a run that began anew, or was resumed from an older checkpoint, has lower numbers in a folder
-    with higher ones. Folders without a manifest are taken for older than all others, and sorted by number.
+    Manifests record the order, because a restarted run, or one resumed from an older checkpoint, has lower numbers than
+    its predecessor. Folders without a manifest are taken for the oldest, and sorted by number.
     """
     output_dir = Path(output_dir)
     if not is_folder(output_dir):
@@ -53,20 +53,20 @@ def sort_checkpoints(output_dir: str | os.PathLike[str]) -> list[str]:
 
 
 def get_last_checkpoint(folder: str | os.PathLike[str]) -> str | None:
-    """The path of the checkpoint with the highest number in `folder`; None if there is none, or no such folder."""
+    """The path of the checkpoint with the highest number in `folder`, or None."""
     return max(sort_checkpoints(folder), key=lambda path: checkpoint_step(path) or 0, default=None)
 
 
 def refuse_steps_taken_by_others(output_dir: Path, first_step: int, max_steps: int) -> None:
-    """Refuse a run whose checkpoints would have names that something else has: it would end at the first of them.
+    """Reject a run whose checkpoints would collide with folders that this library did not write.
 
     Args:
-        output_dir: where the run saves.
-        first_step: the first update that it does.
-        max_steps: the last one.
+        output_dir: of the run.
+        first_step: its first update.
+        max_steps: its last one.
 
     Raises:
-        ConfigurationError: a ValueError; names what is in the way.
+        ConfigurationError: a ValueError; names these folders.
     """
     taken = [
         step
@@ -77,14 +77,14 @@ def refuse_steps_taken_by_others(output_dir: Path, first_step: int, max_steps: i
     if taken:
         raise ConfigurationError(
             f"{output_dir} holds {', '.join(map(checkpoint_name, sorted(taken)))}, which this library did not write, "
-            f"or whose {MANIFEST_NAME} is gone. The run would do the steps {first_step} to {max_steps}, reach these "
-            "numbers, and not replace what is not its own. Choose another `output_dir`, move them away, or go on from "
-            "the newest of them with `resume_from_checkpoint`."
+            f"or whose {MANIFEST_NAME} is gone. The run would do the steps {first_step} to {max_steps}, and never "
+            "replaces such folders. Choose another `output_dir`, move them away, or resume from the newest of them "
+            "with `resume_from_checkpoint`."
         )
 
 
 def checkpoints_to_delete(checkpoints: Sequence[str], save_total_limit: int, best: str | None) -> list[str]:
-    """Those of `checkpoints` that go, so that no more than `save_total_limit` stay.
+    """The oldest of `checkpoints`, to delete so that at most `save_total_limit` stay.
 
     The newest and the best always stay, so a limit of 1 may leave two.
 
@@ -103,9 +103,9 @@ def rotate_checkpoints(
     save_total_limit: int | None,
     best_model_checkpoint: str | os.PathLike[str] | None = None,
 ) -> None:
-    """Delete the oldest checkpoints in `output_dir`, so that no more than `save_total_limit` stay. One rank.
+    """Delete the oldest checkpoints in `output_dir`, so that at most `save_total_limit` stay. Call it on one rank.
 
-    The newest and the best stay in any case. A process that dies on the way leaves whole checkpoints only.
+    The newest and the best always stay. An interruption leaves complete checkpoints only.
 
     Raises:
         ConfigurationError: if the limit is below 1.

@@ -1,4 +1,4 @@
-"""The states of random generators in ``rng_state.pth``, laid out as transformers does."""
+"""The states of random generators in ``rng_state.pth``, in the format of transformers."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _KEYS = struct.Struct("<624I")  # of numpy's generator
 
 
 def known_generator_states(*, is_alone: bool) -> dict[str, Any]:
-    """The states of this process's generators as transformers reads them, but of plain values and tensors.
+    """The states of this process's generators for transformers, made of plain values and tensors.
 
     Args:
-        is_alone: whether there is one process: then transformers expects the state of its GPU, else of all GPUs.
+        is_alone: whether there is one process. transformers then expects the state of its GPU, else of all GPUs.
     """
     states = generator_states()
     algorithm, keys, *rest = states["numpy"]
@@ -34,7 +34,7 @@ def known_generator_states(*, is_alone: bool) -> dict[str, Any]:
 
 
 def read_generator_states(path: Path) -> dict[str, Any] | None:
-    """What `seeding.restore_generator_states` takes, of a file of transformers' or of ours; None without one.
+    """Read a file of transformers or of this library for `seeding.restore_generator_states`; None without a file.
 
     Raises:
         InvalidCheckpointError: if it holds anything else.
@@ -43,18 +43,18 @@ def read_generator_states(path: Path) -> dict[str, Any] | None:
         return None
     try:
         contents = load_portable(path, _ARRAYS)
-        states = contents if "torch" in contents else _native(contents)  # the former is how we once wrote them
+        states = contents if "torch" in contents else _native(contents)  # of an earlier version of this library
         check_generators(states)
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise InvalidCheckpointError(
             f"{path} cannot be read ({type(error).__name__}: {error}). It holds the states of random generators; "
-            "delete it to go on with other random numbers."
+            "delete it to resume with other random numbers."
         ) from error
     return states
 
 
 class _Kind(Built):
-    """What a file says of the kind of numbers in an array; numpy itself never hears of it."""
+    """Stands for a dtype in a file, so that numpy need not be called."""
 
     def __init__(self, code: Any) -> None:
         self.code = code
@@ -65,7 +65,7 @@ class _Kind(Built):
 
 
 class _Array(Built):
-    """What a file says of the array that holds the state of numpy's generator."""
+    """Stands for the array in a file that holds the state of numpy's generator."""
 
     def __init__(self) -> None:
         self._state: Any = None
@@ -74,7 +74,7 @@ class _Array(Built):
         self._state = state
 
     def numbers(self) -> list[int]:
-        """The numbers in it, if these are the keys of a generator."""
+        """The keys of the generator."""
         _, shape, kind, _, octets = self._state
         is_known = isinstance(kind, _Kind) and (kind.code, kind.state[1], shape) == ("u4", "<", (624,))
         if not is_known or len(octets) != _KEYS.size:
@@ -82,8 +82,7 @@ class _Array(Built):
         return list(_KEYS.unpack(octets))
 
 
-# transformers keeps the state of numpy's generator in an array. These stand for numpy's own functions, under the names
-# that they have had over time.
+# Replace the functions of numpy, by all their names, that restore an array.
 _ARRAYS: dict[str, Maker] = {
     f"numpy.{module}.multiarray._reconstruct": lambda *_: _Array() for module in ("core", "_core")
 }

@@ -1,4 +1,4 @@
-"""A model card: what a folder of results holds, as the hub and people read it."""
+"""Model cards: descriptions of results for the hub and for people."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ def model_card(
     dataset_args: str | Sequence[str] | None = None,
     **metadata: Any,
 ) -> str:
-    """A page in Markdown, with what the hub reads at its top.
+    """A page in Markdown, with a header for the hub.
 
     Args:
         model: the bare model.
-        args: of the run; those that differ from the defaults are listed, but for folders.
-        log_history: of which the last value of each name is listed.
+        args: of the run. The card lists those that differ from the defaults, except folders.
+        log_history: its last value of each name is listed.
         name: of the model; default: the last part of ``args.output_dir``.
-        tasks: what it is for, in the words of the hub.
-        datasets: what it was trained on, in words.
-        dataset_tags: the names of these on the hub.
-        dataset_args: the configurations of these.
-        metadata: further entries for the hub; those that are None are left out.
+        tasks: in the words of the hub.
+        datasets: the training data, in words.
+        dataset_tags: their names on the hub.
+        dataset_args: their configurations.
+        metadata: further entries for the hub; None leaves one out.
     """
     name = name or Path(args.output_dir or ".").resolve().name
     last = {key: value for entry in log_history for key, value in entry.items()}
@@ -71,7 +71,7 @@ def model_card(
     size = sum(parameter.numel() for parameter in model.parameters())
     lines = [
         "---",
-        # A line of JSON is one of YAML too.
+        # A line of JSON is also YAML.
         *(f"{key}: {_json(value)}" for key, value in head.items() if value is not None),
         "---",
         "",
@@ -86,7 +86,7 @@ def model_card(
 
 
 def _results(tasks: Any, datasets: Any, tags: Any, arguments: Any, last: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The metrics of the last evaluation for each pair of a task and a dataset, if both are known and there are any."""
+    """The metrics of the last evaluation, for each pair of a task and a dataset."""
     values = {
         key.removeprefix("eval_"): value
         for key, value in last.items()

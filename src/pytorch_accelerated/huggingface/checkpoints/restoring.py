@@ -1,4 +1,4 @@
-"""Going on from a checkpoint: what belongs to the trainer itself, and how checkpoints of others are taken over."""
+"""Resuming: the state of the trainer itself, and checkpoints without native parts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pytorch_accelerated.huggingface.engine.engine import Engine
     from pytorch_accelerated.huggingface.trainer import Trainer
 
-# What a run that goes on keeps. The rest follows from its arguments, which may be others.
+# The fields that a resumed run keeps. The others follow from its arguments, which may have changed.
 _KEPT = (
     "epoch",
     "global_step",
@@ -52,18 +52,18 @@ def read_trainer_state(folder: Path) -> TrainerState:
     """The state in a checkpoint.
 
     Raises:
-        InvalidCheckpointError: if there is none, or it is none.
+        InvalidCheckpointError: if the file is missing or damaged.
     """
     path = folder / TRAINER_STATE_NAME
     if not is_file(path):
         raise InvalidCheckpointError(
-            f"{folder} has no {TRAINER_STATE_NAME}, so nobody knows how far the run was. Give another checkpoint."
+            f"{folder} has no {TRAINER_STATE_NAME}, so the progress of the run is unknown. Give another checkpoint."
         )
     return TrainerState.load_from_json(path)
 
 
 def take_over_state(trainer: Trainer, saved: TrainerState) -> None:
-    """Go on with the counts, the log history and the best model of a checkpoint; warn about other arguments."""
+    """Restore counts, log history and best model of a checkpoint, and warn about changed arguments."""
     state, args = trainer.state, trainer.args
     differences = [
         f"{kind}_steps: {getattr(state, f'{kind}_steps')} (from args) != {getattr(saved, f'{kind}_steps')} (from "
@@ -78,15 +78,15 @@ def take_over_state(trainer: Trainer, saved: TrainerState) -> None:
             f"{TRAINER_STATE_NAME})"
         )
     if differences:
-        warn_user(trainer._engine, f"The run goes on with other arguments than before:\n\t{chr(10).join(differences)}")
+        warn_user(trainer._engine, f"The run resumes with other arguments than before:\n\t{chr(10).join(differences)}")
     for name in _KEPT:
         setattr(state, name, getattr(saved, name))
     best = state.best_model_checkpoint
     if best is not None and not trainer._engine._ranks.from_first(Path(best).is_dir()):
         warn_user(
             trainer._engine,
-            f"The best checkpoint so far, {best} ({state.best_metric}), is not there any more. The search for the best "
-            "model begins anew; to go on with it, put the folder back before you resume.",
+            f"The best checkpoint so far, {best} ({state.best_metric}), no longer exists. The search for the best "
+            "model restarts; to continue it, restore the folder before you resume.",
         )
         state.best_metric = state.best_global_step = state.best_model_checkpoint = None
     if args.restore_callback_states_from_checkpoint:
@@ -95,21 +95,21 @@ def take_over_state(trainer: Trainer, saved: TrainerState) -> None:
 
 
 def optimizer_settings(optimizer: Any) -> list[dict[str, Any]]:
-    """The settings of each group of parameters, without those that change while a run goes on."""
+    """The settings of each group of parameters, without those that change during a run."""
     return [
         {
             name: value
             for name, value in group.items()
             if isinstance(value, _PLAIN)
             and name not in ("params", "lr")
-            and not ("max_momentum" in group and name in ("betas", "momentum"))  # which a schedule sets, too
+            and not ("max_momentum" in group and name in ("betas", "momentum"))  # which schedules set, too
         }
         for group in getattr(optimizer, "param_groups", [])
     ]
 
 
 def warn_about_settings(engine: Engine, asked: Sequence[Mapping[str, Any]]) -> None:
-    """Tell which settings of the optimizer came from the checkpoint in place of those `asked` for."""
+    """Warn about settings of the optimizer that the checkpoint replaced."""
     differences = {
         f"{'learning_rate' if name == 'initial_lr' else name}: {group[name]!r}, not {value!r}"
         for group, wanted in zip(optimizer_settings(engine.optimizer), asked, strict=True)
@@ -119,7 +119,7 @@ def warn_about_settings(engine: Engine, asked: Sequence[Mapping[str, Any]]) -> N
     if differences:
         warn_user(
             engine,
-            "The optimizer goes on with the settings of the checkpoint, not with those that are asked for now:\n\t"
+            "The optimizer resumes with the settings of the checkpoint, not with the new ones:\n\t"
             + "\n\t".join(sorted(differences))
             + "\nFor the new ones change `optimizer.param_groups`, and for the learning rate `lr_scheduler.base_lrs`, "
             "in `on_train_begin` of a callback. Or load the weights into the model, and train without resuming.",
@@ -127,7 +127,7 @@ def warn_about_settings(engine: Engine, asked: Sequence[Mapping[str, Any]]) -> N
 
 
 def restore_callbacks(trainer: Trainer, states: Mapping[str, Any]) -> None:
-    """Replace callbacks by new ones made from `states`, those of a class in their order, and the control."""
+    """Replace callbacks, those of a class in order, and the control by new ones made from `states`."""
     left = {name: list(state) if isinstance(state, list) else [state] for name, state in states.items()}
     callbacks = trainer.callback_handler.callbacks
     for index, callback in enumerate(callbacks):
@@ -141,15 +141,15 @@ def restore_callbacks(trainer: Trainer, states: Mapping[str, Any]) -> None:
     if missing:
         warnings.warn(
             f"The checkpoint has states of the callbacks {', '.join(missing)}, which this trainer does not have. They "
-            "are left out; pass these callbacks if they shall go on.",
+            "are ignored; pass these callbacks if they should resume.",
             stacklevel=stacklevel_of_user(),
         )
 
 
 def take_over_foreign(engine: Engine, folder: Path, updates: int) -> None:
-    """Go on from a folder without the native parts, as far as its files tell. All ranks must call it.
+    """Resume from a folder without native parts, as far as its files allow. All ranks must call it.
 
-    The position in the data is counted in updates of this run. All files are read before anything is changed.
+    The position in the data is computed from updates of this run. All files are read before anything is changed.
 
     Raises:
         InvalidCheckpointError: if a file holds more than tensors and plain values, or does not fit.
@@ -178,14 +178,14 @@ def take_over_foreign(engine: Engine, folder: Path, updates: int) -> None:
     if missing:
         warn_user(
             engine,
-            f"{folder} has no {' and no '.join(missing)}: the run goes on with the weights, but the optimizer begins "
-            "anew. Save without `save_only_model` to go on exactly.",
+            f"{folder} has no {' and no '.join(missing)}: the run resumes with the weights, but with a new "
+            "optimizer state. Save without `save_only_model` to resume exactly.",
         )
     engine.run_state = _position(engine, updates)
 
 
 def _position(engine: Engine, updates: int) -> RunState:
-    """After so many updates of this run's size."""
+    """The position after so many updates of this run's size."""
     per_epoch = engine._train_dataloader.num_updates
     per_update = engine.run_config.train_total_batch_size or 1
     epochs, rest = divmod(updates, per_epoch) if per_epoch else (0, updates)

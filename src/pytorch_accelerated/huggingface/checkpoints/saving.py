@@ -1,7 +1,7 @@
-"""Checkpoint folders: a training state of the native loop, and beside it the files that people and other tools know.
+"""Checkpoint folders: a training state of the native loop, and the files that people and other tools read.
 
-All of it appears whole or not at all. A run goes on from the native parts; folders without them, as transformers
-writes them, are read too, file by file, and nothing in a file is ever executed.
+A folder is written atomically. A run resumes from the native parts. Folders of transformers do not have these and are
+read file by file; no file is ever executed.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _RUN_PART = "run"
 
 
 def save_weights(model: nn.Module, folder: Path, state_dict: Mapping[str, Any]) -> None:
-    """Write the weights as the model itself does it, if it can, else to ``model.safetensors``."""
+    """Write the weights by the model's own ``save_pretrained``, if it has one, else to ``model.safetensors``."""
     if hasattr(model, "save_pretrained"):
         make_folders(folder.resolve())
         model.save_pretrained(folder, state_dict=dict(state_dict))  # type: ignore[operator]  # not torch's own
@@ -64,9 +64,9 @@ def save_weights(model: nn.Module, folder: Path, state_dict: Mapping[str, Any]) 
 
 
 def save_description(model: nn.Module, folder: Path) -> None:
-    """Write what a model needs besides its weights to be loaded by ``from_pretrained``."""
+    """Write the files besides the weights that ``from_pretrained`` needs."""
     if hasattr(model, "peft_config"):
-        model.save_pretrained(folder)  # type: ignore[operator]  # adapters, which are not the weights of the model
+        model.save_pretrained(folder)  # type: ignore[operator]  # only the adapters
         return
     if not hasattr(model, "save_pretrained"):
         return
@@ -87,9 +87,9 @@ def save_companions(folder: Path, args: TrainingArguments, processing_class: Any
 
 
 def _with_attributes(args: TrainingArguments, contents: Mapping[str, Any]) -> OrderedDict[str, Any]:
-    """A dict whose values are its attributes, too, as those of the object that `transformers` saves.
+    """A dict whose values are also attributes, as in the object that `transformers` saves.
 
-    Of all classes, this is the one that a load with ``weights_only=True`` takes with attributes.
+    OrderedDict is the only class that ``torch.load(weights_only=True)`` accepts with attributes.
     """
     values = OrderedDict(contents)
     others = {name: vars(args)[name] for name in unsupported_names(type(args))}
@@ -100,14 +100,14 @@ def _with_attributes(args: TrainingArguments, contents: Mapping[str, Any]) -> Or
 
 
 def save_tensors(folder: Path, contents: Mapping[str, Mapping[str, Any] | None]) -> None:
-    """Write state dicts to files by name, those that are None left out."""
+    """Write state dicts to files by name, except those that are None."""
     for name, state in contents.items():
         if state is not None:
             save_portable(folder / name, dict(state))
 
 
 def write_whole(path: Path, contents: Iterable[bytes | memoryview]) -> None:
-    """Write a file that appears whole or not at all; one of that name is replaced. Missing folders are made. One rank.
+    """Write or replace a file atomically, and create missing folders. Call it on one rank.
 
     Raises:
         CheckpointError: if the disk refuses.
@@ -123,7 +123,7 @@ def rng_state_name(rank: int, ranks: int) -> str:
 
 
 def write_without_run(folder: Path, facts: dict[str, Any], write_others: Callable[[Path], None]) -> None:
-    """A checkpoint from which no run can go on exactly. It appears whole or not at all. One rank."""
+    """Write a checkpoint atomically that has no native parts to resume from exactly. Call it on one rank."""
     staged = begin(folder)
     try:
         staged.commit(facts, staged.take_in(write_others))
@@ -136,11 +136,11 @@ def write_without_run(folder: Path, facts: dict[str, Any], write_others: Callabl
 
 
 def find_checkpoint(source: str | Path | bool, output_dir: Path) -> Path:
-    """The checkpoint to go on from: `source`, or with True the last one in `output_dir` that is not damaged.
+    """The checkpoint to resume from: `source`, or with True the newest undamaged one in `output_dir`.
 
-    Damaged is one with files, among those that are read, that are not as they were written; of the others a warning
-    tells. It is passed over, and the newest undamaged one beside it taken; one warning says so. So it does where one
-    with a higher number than what is taken has no manifest that would tell its place in the order.
+    A checkpoint is damaged if a file that a resume reads was changed. The newest undamaged one beside it takes its
+    place. One warning lists the damaged ones, and those with higher numbers that have no manifest, so that their age is
+    unknown. Another warning lists changed files that a resume does not read.
 
     Raises:
         ConfigurationError: a ValueError, if there is none.
@@ -157,28 +157,30 @@ def find_checkpoint(source: str | Path | bool, output_dir: Path) -> Path:
             skipped = {**_without_place(candidate), **skipped}
         if skipped:
             warnings.warn(
-                f"Going on from {candidate}; skipped:\n" + "\n".join(skipped.values()), stacklevel=stacklevel_of_user()
+                f"Resuming from {candidate}; skipped:\n" + "\n".join(skipped.values()), stacklevel=stacklevel_of_user()
             )
         if not_read:
             warnings.warn(
-                f"Going on from {candidate}, some of whose files are not as they were saved. These are not read:\n"
+                f"Resuming from {candidate}, some of whose files were changed. These are not read:\n"
                 + "\n".join(not_read),
                 stacklevel=stacklevel_of_user(),
             )
         return candidate
     raise InvalidCheckpointError(
-        "No checkpoint is valid:\n" + "\n".join(skipped.values()) + "\nGive the folder of a valid one, or begin anew."
+        "No checkpoint is valid:\n"
+        + "\n".join(skipped.values())
+        + "\nGive the folder of a valid one, or start without."
     )
 
 
 def _candidates(source: str | Path | bool, output_dir: Path) -> list[Path]:
-    """What `find_checkpoint` looks at, one after the other."""
+    """The folders that `find_checkpoint` tries, in order."""
     if isinstance(source, bool):
         candidates = _newest_first(output_dir)
         if not candidates:
             raise ConfigurationError(
-                f"No valid checkpoint found in output directory ({output_dir}), from which the run should go on. "
-                "Leave `resume_from_checkpoint` out to begin, or give the path of a checkpoint."
+                f"No valid checkpoint found in output directory ({output_dir}), from which the run should resume. "
+                "Leave `resume_from_checkpoint` out to start, or give the path of a checkpoint."
             )
         return candidates
     folder = Path(source)
@@ -192,17 +194,17 @@ def _candidates(source: str | Path | bool, output_dir: Path) -> list[Path]:
 
 
 def holds_run(folder: Path) -> bool:
-    """Whether a checkpoint has the native parts, from which a run goes on exactly."""
+    """Whether a checkpoint has the native parts, which a run resumes from exactly."""
     return is_file(folder / MANIFEST_NAME) and _RUN_PART in part_names(read_manifest(folder))
 
 
 def _newest_first(output_dir: Path) -> list[Path]:
-    """By their manifests; those without one by their number."""
+    """The checkpoints in a folder, sorted by their manifests; those without one by their number."""
     return [path for path in reversed([Path(path) for path in sort_checkpoints(output_dir)]) if _looks_saved(path)]
 
 
 def _without_place(taken: Path) -> dict[str, str]:
-    """Checkpoints beside `taken` that may be newer by their numbers, but nobody knows; by name, with what is wrong."""
+    """Complaints about checkpoints beside `taken` that have higher numbers but no valid manifest, by name."""
     complaints = {}
     for path in map(Path, sort_checkpoints(taken.parent)):
         if (checkpoint_step(path) or 0) <= (checkpoint_step(taken) or 0):
@@ -212,8 +214,8 @@ def _without_place(taken: Path) -> dict[str, str]:
                 continue
             if not is_file(path / MANIFEST_NAME):
                 raise InvalidCheckpointError(
-                    f"{path} has no {MANIFEST_NAME}, so nobody knows when it was written, and whether it is whole. To "
-                    "go on from it all the same, give its path."
+                    f"{path} has no {MANIFEST_NAME}, so it is unknown when it was written, and whether it is "
+                    "complete. To resume from it anyway, give its path."
                 )
             read_manifest(path)
         except InvalidCheckpointError as error:
@@ -222,7 +224,7 @@ def _without_place(taken: Path) -> dict[str, str]:
 
 
 def _looks_saved(folder: Path) -> bool:
-    """Whether it is a checkpoint, or cannot be read: then somebody will say so."""
+    """Whether it is a checkpoint, or cannot be read, which is an error later."""
     try:
         return is_file(folder / MANIFEST_NAME) or _holds_weights(folder)
     except InvalidCheckpointError:
@@ -234,9 +236,9 @@ def _holds_weights(folder: Path) -> bool:
 
 
 def _refuse_damaged(folder: Path) -> list[str]:
-    """What is wrong with the files that going on does not read; if it is with others, an error.
+    """Raise an error for changed files that a resume reads, and return complaints about others.
 
-    Without a manifest there is nothing to hold a folder against.
+    A folder without a manifest cannot be checked.
     """
     if not is_file(folder / MANIFEST_NAME):
         return []
@@ -248,7 +250,7 @@ def _refuse_damaged(folder: Path) -> list[str]:
 
 
 def _names_read(manifest: Manifest) -> set[str]:
-    """The files of a checkpoint that a run that goes on reads."""
+    """The files of a checkpoint that a resume reads."""
     names = {entry.name for entry in manifest.files}
     read = {TRAINER_STATE_NAME}
     parts = part_names(manifest)
@@ -266,7 +268,7 @@ def _names_read(manifest: Manifest) -> set[str]:
 
 
 def load_weights(model: nn.Module, folder: Path) -> None:
-    """Load the weights of a checkpoint, or of anything that transformers saved, into a model. All or nothing.
+    """Load the weights of a checkpoint, or of a model saved by transformers. All or nothing.
 
     Raises:
         InvalidCheckpointError: if they are damaged, missing, or belong to another model.
@@ -279,7 +281,7 @@ def load_weights(model: nn.Module, folder: Path) -> None:
         load_adapters(model, folder)
         return
     tensors = read_weights(folder)
-    # Of tensors that share their memory only one is stored.
+    # Of tensors that share memory, only one is stored.
     live = canonical_state_dict(model)
     by_memory = {_memory(live[name]): value for name, value in tensors.items() if name in live}
     for name, tensor in live.items():
@@ -289,10 +291,10 @@ def load_weights(model: nn.Module, folder: Path) -> None:
 
 
 def read_portable(path: Path) -> dict[str, Any] | None:
-    """The content of a file of state, None if there is no such file.
+    """The content of a file of state; None without a file.
 
     Raises:
-        InvalidCheckpointError: if it holds anything but tensors and plain values: it would have to be executed.
+        InvalidCheckpointError: if it holds anything but tensors and plain values, which would have to be executed.
     """
     return load_portable(path) if is_file(path) else None
 
@@ -304,5 +306,5 @@ def _memory(tensor: Any) -> Any:
 
 
 def state_dict_of(model: nn.Module) -> dict[str, Any]:
-    """The weights, put together where each rank has a part. Must be called by all ranks where that is so."""
+    """The weights, gathered from all ranks if the model is sharded. All ranks must call it then."""
     return whole(canonical_state_dict(model))  # type: ignore[no-any-return]

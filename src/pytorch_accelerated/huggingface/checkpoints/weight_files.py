@@ -1,4 +1,4 @@
-"""The files that hold the weights of a model: which there are, and what is in them."""
+"""Files with the weights of a model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WEIGHT_FILES = (WEIGHTS_NAME, INDEX_NAME, OLD_WEIGHTS_NAME, ADAPTER_NAME)
 
 
 def read_weights(folder: Path) -> dict[str, Any]:
-    """The weights in a folder, by name, in whichever of the usual files they are.
+    """The weights in a folder, by name, from any of the usual files.
 
     Raises:
         InvalidCheckpointError: if there are none, or they are damaged.
@@ -41,10 +41,10 @@ def read_weights(folder: Path) -> dict[str, Any]:
 
 
 def read_safetensors(path: Path) -> dict[str, Any]:
-    """The tensors in a file of safetensors, by name.
+    """The tensors in a safetensors file, by name.
 
     Raises:
-        InvalidCheckpointError: if it is none, or damaged.
+        InvalidCheckpointError: if it is no such file, or damaged.
     """
     with open_plain_file(path) as file:
 
@@ -59,7 +59,7 @@ def read_safetensors(path: Path) -> dict[str, Any]:
 
 
 def _files_of_index(path: Path) -> list[str]:
-    """The files that an index names, all of which must lie beside it."""
+    """The files that an index names. They must be in its folder."""
     try:
         with explained_reading(path):
             text = path.read_text(encoding="utf-8")

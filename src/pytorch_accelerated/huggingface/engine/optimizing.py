@@ -1,4 +1,4 @@
-"""Optimizers and schedules by name, as training arguments give them."""
+"""Optimizers and schedules by name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Factor = Callable[[int], float]
 
 
 def decay_parameter_names(model: nn.Module) -> list[str]:
-    """The parameters that weight decay acts on: all but biases and those of norm layers."""
+    """The parameters with weight decay: all but biases and those of norm layers."""
     exempt = {
         f"{path}.{name}" if path else name
         for path, module in model.named_modules()
@@ -59,7 +59,7 @@ def group_with(parameter: str | torch.Tensor, groups: list[dict[str, Any]], mode
 
 
 class _Made(NamedTuple):
-    """How an optimizer is made: package and class, the arguments of Adam that it takes, and further ones."""
+    """How to make an optimizer: package, class, the arguments of Adam that it takes, and further ones."""
 
     package: str
     name: str
@@ -116,7 +116,7 @@ def why_unsupported(args: TrainingArguments) -> str | None:
 
 
 def optimizer_class_and_arguments(args: TrainingArguments) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
-    """The class that ``args.optim`` names, and what it is made with besides the parameters.
+    """The class that ``args.optim`` names, and its arguments besides the parameters.
 
     Raises:
         MissingDependencyError: if it is of a package that is not installed.
@@ -142,7 +142,7 @@ def optimizer_class_and_arguments(args: TrainingArguments) -> tuple[type[torch.o
 
 
 def keep_embeddings_whole(model: nn.Module, kind: type[torch.optim.Optimizer], arguments: Mapping[str, Any]) -> None:
-    """Have an optimizer of bitsandbytes keep 32 bits for embeddings, whose gradients are too uneven for 8."""
+    """Keep 32-bit states for embeddings in 8-bit optimizers: their gradients are too uneven for 8 bits."""
     if arguments.get("optim_bits") != 8 or kind.__module__.partition(".")[0] != "bitsandbytes":
         return
     manager = require("bitsandbytes.optim", extra="bitsandbytes", needed_by=kind.__name__).GlobalOptimManager
@@ -170,7 +170,7 @@ def make_optimizer(
 
 
 def _parsed(optim_args: str | None) -> dict[str, Any]:
-    """The values in ``name=value,name=value``: numbers and bools where they look like it, else strings."""
+    """The values in ``name=value,name=value``: numbers and bools if they look like it, else strings."""
     words = {"True": True, "true": True, "False": False, "false": False, "None": None}
     values: dict[str, Any] = {}
     for pair in filter(None, (optim_args or "").replace(" ", "").split(",")):
@@ -202,7 +202,7 @@ def make_schedule(
 
     Args:
         kind: a `SchedulerType` or its string.
-        optimizer: whose learning rate it sets.
+        optimizer: to set the learning rate of.
         num_warmup_steps: updates in which the rate rises from 0.
         num_training_steps: updates of the whole run.
         arguments: further ones of this kind of schedule.
@@ -215,7 +215,7 @@ def make_schedule(
         if kind is SchedulerType.REDUCE_ON_PLATEAU:
             return ReduceLROnPlateau(optimizer, **arguments)
         make = _SCHEDULES[kind]
-        # Several need to know the rate that they start from, or take the least one as a rate instead of a share.
+        # Some need the rate that they start from, because their minimum is a rate instead of a share.
         known = {"warmup": num_warmup_steps, "total": num_training_steps, "peak": optimizer.defaults["lr"]}
         needed = {name: value for name, value in known.items() if name in inspect.signature(make).parameters}
         return LambdaLR(optimizer, make(**needed, **arguments))

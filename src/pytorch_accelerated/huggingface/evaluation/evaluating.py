@@ -1,4 +1,4 @@
-"""A pass over an evaluation set: what is kept of each batch, and what metrics are made of it."""
+"""Passes over an evaluation set: results of batches, and the metrics computed from them."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ ComputeMetrics = Callable[..., Mapping[str, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class EvaluatedBatch:
-    """What became of one batch.
+    """The results of one batch.
 
     Attributes:
-        size: its rows.
+        size: the number of rows.
         loss: the mean over them, if there are labels.
-        logits: what the model returned, without the loss.
-        labels: those of the batch.
-        inputs: what metrics shall see of the inputs.
+        logits: the outputs of the model, without the loss.
+        labels: of the batch.
+        inputs: those that metrics need.
     """
 
     size: int
@@ -44,15 +44,15 @@ class EvaluatedBatch:
 
 
 class EvaluationCollector:
-    """Collects the batches of a pass, for the native loop; `finish` gives all processes the same output.
+    """Collects the batches of a pass for the native loop. `finish` gives all processes the same output.
 
     Args:
         ranks: the processes.
-        args: say what is kept.
-        prediction_loss_only: keep the loss and nothing else.
-        compute_metrics: makes metrics of everything, or after each batch.
+        args: say what to keep.
+        prediction_loss_only: keep nothing but the loss.
+        compute_metrics: called with everything, or after each batch.
         prefix: of the names of metrics.
-        prediction_padding: fills up shorter rows of predictions that are whole numbers.
+        prediction_padding: pads shorter rows of predictions that are integers.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class EvaluationCollector:
         self._batch_to_compute: EvaluatedBatch | None = None
 
     def add(self, start: int, batch: EvaluatedBatch) -> None:
-        """Take one batch."""
+        """Add one batch."""
         self._num_samples += batch.size
         if batch.loss is not None:
             self._losses.update(batch.loss, batch.size)
@@ -99,7 +99,7 @@ class EvaluationCollector:
         self._rows.add(start, {name: value for name, value in rows.items() if value is not None})
 
     def finish(self) -> EvalLoopOutput:
-        """Join, and compute. Must be called by all ranks."""
+        """Join the rows and compute the metrics. Must be called by all ranks."""
         total, count, num_samples = self._ranks.sum(
             [self._losses.total_loss, self._losses.running_count, self._num_samples]
         )
@@ -112,15 +112,14 @@ class EvaluationCollector:
         return EvalLoopOutput(rows.get("predictions"), rows.get("label_ids"), metrics, int(num_samples))
 
     def abort(self) -> None:
-        """Nothing is left behind: temporary files vanish by themselves."""
+        """Do nothing: temporary files disappear by themselves."""
 
     def _metrics(self, rows: dict[str, Any]) -> dict[str, Any]:
         if self._compute_metrics is None:
             return {}
         if self._computes_by_batch:
-            metrics: dict[str, Any] = self._ranks.from_first(
-                self._last_of_batches()
-            )  # which has had rows in each round
+            # The first rank has had rows in each round.
+            metrics: dict[str, Any] = self._ranks.from_first(self._last_of_batches())
             return metrics
         if "predictions" not in rows or "label_ids" not in rows:
             return {}
@@ -128,7 +127,7 @@ class EvaluationCollector:
         return plain_metrics(self._compute_metrics(EvalPrediction(rows["predictions"], rows["label_ids"], **extras)))
 
     def _compute_by_batch(self, batch: EvaluatedBatch) -> None:
-        """One batch late: the last one must be known as such."""
+        """Call `compute_metrics` for the batch before: the last one must be known as such."""
         before, self._batch_to_compute = self._batch_to_compute, batch
         if before is not None:
             self._call_for_batch(before, compute_result=False)
@@ -147,13 +146,13 @@ class EvaluationCollector:
 def why_no_metrics(
     output: EvalLoopOutput, label_names: Sequence[str], *, preprocesses: bool, by_batch: bool
 ) -> str | None:
-    """Why `compute_metrics` was not called for an evaluation, and what to do; None if it could be.
+    """The reason why an evaluation did not call `compute_metrics`, and the remedy; None if it could.
 
     Args:
         output: of the evaluation.
         label_names: columns that are labels.
         preprocesses: whether there is a `preprocess_logits_for_metrics`.
-        by_batch: whether it would have been called for each batch, so that no predictions are in the output.
+        by_batch: whether it would have been called for each batch, so that `output` has no predictions.
     """
     if by_batch:
         return (
@@ -165,7 +164,7 @@ def why_no_metrics(
         source = "preprocess_logits_for_metrics" if preprocesses else "prediction_step"
         return (
             f"`compute_metrics` was not called, because there are no predictions: `{source}` returned None. Return "
-            "what metrics are to be computed from."
+            "the values to compute metrics from."
         )
     if output.label_ids is None:
         names = ", ".join(map(repr, label_names))
@@ -178,34 +177,34 @@ def why_no_metrics(
 
 
 def rows_in(batch: Any) -> int:
-    """The rows of a batch.
+    """The number of rows of a batch.
 
     Raises:
-        DataError: if nothing in it tells.
+        DataError: if it is unknown.
     """
     size = batch_size_of(batch)
     if size is None and isinstance(batch, Mapping):
         size = next((len(value) for value in batch.values() if isinstance(value, (list, tuple))), None)
     if size is None:
         raise DataError(
-            f"A batch is a {type(batch).__name__} without a tensor or a list in it, so nobody knows how many rows it "
-            "has. Return at least one tensor with a row for each from the `data_collator`."
+            f"A batch is a {type(batch).__name__} without a tensor or a list in it, so its number of rows is "
+            "unknown. Return at least one tensor with a row for each from the `data_collator`."
         )
     return size
 
 
 def labels_in(inputs: Any, names: Sequence[str]) -> tuple[Any, ...] | None:
-    """The labels of a batch; None if there are no names of any, or one is missing."""
+    """The labels of a batch; None if there are no names, or one is missing."""
     labels = tuple(inputs.get(name) for name in names)
     return labels if labels and all(label is not None for label in labels) else None
 
 
 def outputs_without_loss(outputs: Any, ignored: Sequence[str], *, has_loss: bool) -> Any:
-    """What a model returned, without its loss: a tuple of the values of a mapping, one value alone.
+    """The outputs of a model without its loss: one value, or a tuple of several.
 
     Args:
-        outputs: a mapping or a tuple.
-        ignored: names that are left out of a mapping.
+        outputs: of the model.
+        ignored: names to leave out of a mapping.
         has_loss: whether a tuple begins with the loss.
     """
     if isinstance(outputs, Mapping):
@@ -220,14 +219,14 @@ def outputs_without_loss(outputs: Any, ignored: Sequence[str], *, has_loss: bool
 
 
 def inputs_for_metrics(batch: Mapping[str, Any], name: str) -> Any:
-    """What metrics are to see of the inputs.
+    """The inputs that metrics need.
 
     Raises:
-        DataError: if there is nothing of that name.
+        DataError: if the batch does not have them.
     """
     if name not in batch:
         raise DataError(
-            f"Metrics shall see the inputs {name!r}, but the batch has {', '.join(map(repr, batch))}. Set "
+            f"Metrics need the inputs {name!r}, but the batch has {', '.join(map(repr, batch))}. Set "
             "`main_input_name` of the model to one of them, or leave 'inputs' out of `include_for_metrics`."
         )
     value = batch[name]
@@ -238,7 +237,7 @@ def inputs_for_metrics(batch: Mapping[str, Any], name: str) -> Any:
 
 
 def detached(outputs: Any) -> Any:
-    """Nested outputs without their graph; what is None is left out."""
+    """Nested outputs without their graph, and without values that are None."""
     if isinstance(outputs, torch.Tensor):
         return outputs.detach()
     if isinstance(outputs, Mapping):
@@ -250,7 +249,7 @@ def detached(outputs: Any) -> Any:
 
 
 def plain_metrics(metrics: Any) -> dict[str, Any]:
-    """Metrics with arrays and tensors of one number as plain numbers.
+    """Convert arrays and tensors in metrics to numbers and lists.
 
     Raises:
         HookOutputError: if `metrics` is no dict, or a name is no string.
@@ -264,7 +263,7 @@ def plain_metrics(metrics: Any) -> dict[str, Any]:
     if nameless:
         raise HookOutputError(
             f"`compute_metrics` returned a dict with {nameless[0]!r} as the name of a metric, which gets a prefix such "
-            "as 'eval_'. Let names be strings."
+            "as 'eval_'. Use strings as names."
         )
     return {name: map_leaves(_plain, value) for name, value in metrics.items()}
 

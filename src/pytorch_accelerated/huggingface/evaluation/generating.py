@@ -1,4 +1,4 @@
-"""What generates an evaluation's predictions: its configuration, and rows of tokens that end alike."""
+"""Evaluations that generate: the generation config, and rows of tokens with a common padding."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _OF_DECODER = ("decoder_input_ids", "decoder_attention_mask")
 
 
 def load_generation_config(source: Any) -> Any:
-    """A `GenerationConfig` of one's own.
+    """A new `GenerationConfig`.
 
     Args:
-        source: such an object, which is copied; its values as a dict; the path of a JSON file, or of a folder with a
-            ``generation_config.json``; or the name of a model on the hub.
+        source: such an object, a dict of its values, the path of a JSON file or of a folder with a
+            ``generation_config.json``, or the name of a model on the hub.
 
     Raises:
-        ConfigurationError: if it can't be read, or contradicts itself.
+        ConfigurationError: if it cannot be read, or contradicts itself.
     """
     kind = require("transformers", extra="transformers", needed_by="`generation_config`").GenerationConfig
     try:
@@ -47,7 +47,7 @@ def load_generation_config(source: Any) -> Any:
 
 
 def inputs_of_generate(inputs: Mapping[str, Any], label_names: list[str]) -> dict[str, Any]:
-    """The columns of a batch that `generate` gets: not the labels, and no decoder inputs that were made of these."""
+    """The columns of a batch for `generate`: not the labels, nor decoder inputs that were made from them."""
     labels = inputs.get("labels")
     begun = inputs.get("decoder_input_ids")
     is_answer = labels is not None and begun is not None and begun.shape == labels.shape
@@ -56,12 +56,12 @@ def inputs_of_generate(inputs: Mapping[str, Any], label_names: list[str]) -> dic
 
 
 def generated_tokens(model: Any, inputs: Mapping[str, Any], arguments: Mapping[str, Any], padding: int) -> torch.Tensor:
-    """One row of tokens for each row of a batch, with nothing but `padding` after the token that ends it.
+    """One row of tokens for each row of a batch, with `padding` after the token that ends it.
 
-    Beam search may put other tokens there, as many as the longest row of the batch is longer.
+    Beam search may put other tokens there if the batch has longer rows.
 
     Raises:
-        DataError: if there is more than one row for each.
+        DataError: if `generate` returns several rows for each.
     """
     output = model.generate(**inputs, **arguments)
     tokens: torch.Tensor = getattr(output, "sequences", output)
@@ -69,7 +69,7 @@ def generated_tokens(model: Any, inputs: Mapping[str, Any], arguments: Mapping[s
     if len(tokens) != rows:
         raise DataError(
             f"`generate` returned {len(tokens)} rows of tokens for a batch of {rows}, but each row has one prediction. "
-            "Let `num_return_sequences` be 1, or override `prediction_step`."
+            "Set `num_return_sequences` to 1, or override `prediction_step`."
         )
     ends = setting_of_generate("eos_token_id", model, arguments)
     if ends is None:
@@ -95,7 +95,7 @@ def padding_token(model: Any, processing_class: Any, arguments: Mapping[str, Any
 
 
 def setting_of_generate(name: str, model: Any, arguments: Mapping[str, Any]) -> Any:
-    """What a setting is in a call of `generate` with these arguments: theirs, their configuration's, the model's."""
+    """A setting of a call of `generate`: from its arguments, else their config, else the model's config."""
     if name in arguments:
         return arguments[name]
     for config in (arguments.get("generation_config"), getattr(model, "generation_config", None)):
@@ -105,7 +105,7 @@ def setting_of_generate(name: str, model: Any, arguments: Mapping[str, Any]) -> 
 
 
 def _first_generated(model: Any, inputs: Mapping[str, Any]) -> int:
-    """How many tokens of each row were there before the first generated one."""
+    """The position of the first generated token of each row."""
     is_encoder_decoder = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
     begun = inputs.get("decoder_input_ids" if is_encoder_decoder else "input_ids")
     return int(begun.shape[1]) if begun is not None else int(is_encoder_decoder)

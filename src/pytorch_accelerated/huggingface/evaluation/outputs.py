@@ -1,4 +1,4 @@
-"""What training, evaluating and predicting return, and what metrics are computed from."""
+"""Results of training, evaluation and prediction, and the input of metrics."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 
 class TrainOutput(NamedTuple):
-    """What `Trainer.train` returns.
+    """The result of `Trainer.train`.
 
     Attributes:
-        global_step: updates done, those before a resume included.
+        global_step: updates done, including those before a resume.
         training_loss: mean over the steps of this call.
         metrics: the last entry of the log history.
     """
@@ -21,11 +21,11 @@ class TrainOutput(NamedTuple):
 
 
 class PredictionOutput(NamedTuple):
-    """What `Trainer.predict` returns.
+    """The result of `Trainer.predict`.
 
     Attributes:
-        predictions: an array with one row per row of the dataset, in its order; a tuple of them for several outputs.
-        label_ids: likewise; None without labels, an empty tuple for a model that returns a loss without any.
+        predictions: an array with the rows in the order of the dataset; a tuple of them for several outputs.
+        label_ids: likewise; None without labels, an empty tuple for a model whose loss needs none.
         metrics: by name, with prefix.
     """
 
@@ -35,7 +35,7 @@ class PredictionOutput(NamedTuple):
 
 
 class EvalLoopOutput(NamedTuple):
-    """What `Trainer.evaluation_loop` returns: as `PredictionOutput`, with the number of rows."""
+    """The result of `Trainer.evaluation_loop`: like `PredictionOutput`, with the number of rows."""
 
     predictions: Any
     label_ids: Any
@@ -44,14 +44,12 @@ class EvalLoopOutput(NamedTuple):
 
 
 class EvalPrediction:
-    """What a `compute_metrics` function gets; ``predictions, label_ids = prediction`` works too.
-
-    Iterating and indexing go over the predictions, the labels and, where they are there, the inputs and the losses.
+    """The argument of `compute_metrics`; ``predictions, label_ids = prediction`` works too.
 
     Args:
-        predictions: of the model, one row per row of the dataset; a tuple for several outputs.
+        predictions: of the model, in the order of the dataset; a tuple for several outputs.
         label_ids: the labels, likewise.
-        inputs: what the model was given, if ``include_for_metrics`` says so.
+        inputs: of the model, if ``include_for_metrics`` asks for them.
         losses: of the rows, likewise.
     """
 
@@ -63,7 +61,7 @@ class EvalPrediction:
 
     @property
     def elements(self) -> tuple[Any, ...]:
-        """What there is."""
+        """The predictions, the labels and, if there are any, the inputs and the losses."""
         extras = tuple(extra for extra in (self.inputs, self.losses) if extra is not None)
         return (self.predictions, self.label_ids, *extras)
 

@@ -1,4 +1,4 @@
-"""Metrics for people: as a table, and as files beside the checkpoints."""
+"""Tables and files of metrics."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pytorch_accelerated.huggingface.checkpoints.saving import write_whole
 
 
 def formatted(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Metrics as people read them: durations, megabytes and gigaflops as strings, other fractions with four decimals.
+    """Metrics for people: durations, megabytes and gigaflops as strings, other fractions to four decimals.
 
     >>> formatted({"train_runtime": 3723.456, "train_mem_cpu_alloc_delta": 5_000_000, "train_loss": 0.123456})
     {'train_runtime': '1:02:03.45', 'train_mem_cpu_alloc_delta': '4MB', 'train_loss': 0.1235}
@@ -23,7 +23,7 @@ def formatted(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_table(split: str, metrics: Mapping[str, Any]) -> str:
-    """Metrics below each other, sorted by name, under a heading with the name of the split."""
+    """A table of metrics, sorted by name, with the split as its heading."""
     readable = formatted(metrics)
     name_width = max(map(len, readable), default=0)
     value_width = max((len(str(value)) for value in readable.values()), default=0)
@@ -35,9 +35,9 @@ def save_results(folder: Path, split: str, metrics: Mapping[str, Any], *, combin
     """Write metrics to ``<split>_results.json``, and add them to ``all_results.json``. One rank.
 
     Args:
-        folder: where the files are, made if needed.
+        folder: created if needed.
         split: for example "train".
-        metrics: what JSON can hold, by name.
+        metrics: values that JSON can hold, by name.
         combined: False leaves ``all_results.json`` as it is.
 
     Raises:
@@ -65,7 +65,7 @@ def _readable(name: str, value: Any) -> Any:
 
 def _write(path: Path, metrics: Mapping[str, Any]) -> None:
     try:
-        # A metric that is not finite is written as NaN or Infinity, which Python's reader takes.
+        # Python writes and reads metrics that are not finite as NaN and Infinity.
         text = json.dumps(dict(metrics), indent=4, sort_keys=True)
     except (TypeError, ValueError) as error:
         raise ArgumentTypeError(
@@ -82,6 +82,6 @@ def _read(path: Path) -> dict[str, Any]:
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(
-            f"{path} has the metrics of other splits, but cannot be read ({error}). Mend or delete it, or pass "
+            f"{path} has the metrics of other splits, but cannot be read ({error}). Repair or delete it, or pass "
             "combined=False."
         ) from error

@@ -1,4 +1,4 @@
-"""What watches a run and asks it for things, with the arguments ``args, state, control``."""
+"""Callbacks, with the arguments ``args, state, control``."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _OURS = __name__.partition(".")[0]
 class TrainerCallback:
     """Watches a run. Override the events you need; the others cost nothing.
 
-    Every event is called on every process with the arguments, the state and the control of the run. By keyword come
-    `model`, `processing_class`, `optimizer`, `lr_scheduler`, `train_dataloader` and `eval_dataloader`, and what the
-    event tells; accept ``**kwargs``. Ask for something by setting a flag of the control. A control that is returned
-    takes its place for the callbacks that follow.
+    Every event is called on every process with the arguments, the state and the control of the run. `model`,
+    `processing_class`, `optimizer`, `lr_scheduler`, `train_dataloader`, `eval_dataloader` and the values of the event
+    are keyword arguments; accept ``**kwargs``. Set flags of the control to request something. A returned control
+    replaces it for the callbacks that follow.
     """
 
     #: Whether all processes agree after each update on the flags that this callback set, which costs a message. Set it
@@ -37,7 +37,7 @@ class TrainerCallback:
         """A training begins."""
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
-        """A training is over; the best weights have been loaded, if that was asked for."""
+        """A training is over, and the best weights have been loaded, if requested."""
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         """An epoch begins."""
@@ -49,7 +49,7 @@ class TrainerCallback:
         """The first batch of an update comes next."""
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
-        """A batch has been used, and it was not the last one of its update."""
+        """A batch that is not the last one of its update has been used."""
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         """The gradients of an update are complete and clipped."""
@@ -64,7 +64,7 @@ class TrainerCallback:
         """A batch has been evaluated or predicted."""
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
-        """An evaluation is over; its `metrics` come by keyword."""
+        """An evaluation is over; its `metrics` are a keyword argument."""
 
     def on_predict(self, args: Any, state: Any, control: Any, metrics: Any, **kwargs: Any) -> Any:
         """A prediction is over."""
@@ -73,17 +73,17 @@ class TrainerCallback:
         """A checkpoint has been saved."""
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
-        """Something was logged; the `logs` come by keyword."""
+        """Something was logged; the `logs` are a keyword argument."""
 
 
 EVENTS: tuple[str, ...] = tuple(name for name in vars(TrainerCallback) if name.startswith("on_"))
-# What comes again and again: methods for these are not looked up each time.
+# Methods for these are not looked up each time.
 _FREQUENT_EVENTS = frozenset(
     f"on_{moment}"
     for moment in ("step_begin", "substep_end", "pre_optimizer_step", "optimizer_step", "step_end", "prediction_step")
 )
 
-# What the trainer has done, or is about to decide anew, when an event begins.
+# Flags of the control that are cleared when an event begins: fulfilled, or about to be decided again.
 _CLEARED_AT = {
     "on_train_begin": ("should_training_stop",),
     "on_epoch_begin": ("should_epoch_stop",),
@@ -285,21 +285,21 @@ def _job(kind: type) -> Any:
 
 
 def is_log_due(args: Any, state: Any, step: int) -> bool:
-    """Whether the arguments ask for a log after this step."""
+    """Whether the arguments request a log after this step."""
     is_multiple = args.logging_strategy == IntervalStrategy.STEPS and step % state.logging_steps == 0
     return is_multiple or (args.logging_first_step and step == 1)
 
 
 class DefaultFlowCallback(TrainerCallback):
-    """Asks for logs, evaluations and checkpoints, and for the end of the run, as the arguments say.
+    """Requests logs, evaluations, checkpoints and the end of the run, as the arguments say.
 
-    Multiples are those of the steps in the state, where shares of a run have become numbers of updates.
+    Its intervals are those of the state, which are numbers of updates even if the arguments have shares of a run.
     """
 
     ranks_agree_after_each_update = False
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
-        """What is due at multiples of updates, and at the last one, so that no work is lost and it can be the best."""
+        """Request what is due after this update; the last one is always evaluated and saved, if others are."""
         step = state.global_step
         is_last = step >= state.max_steps
         if is_last:
@@ -313,7 +313,7 @@ class DefaultFlowCallback(TrainerCallback):
         return control
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
-        """What is due at the end of every epoch."""
+        """Request what is due after every epoch."""
         if args.logging_strategy == IntervalStrategy.EPOCH:
             control.should_log = True
         if args.eval_strategy == IntervalStrategy.EPOCH and state.epoch >= args.eval_delay:
@@ -324,7 +324,7 @@ class DefaultFlowCallback(TrainerCallback):
 
 
 class PrinterCallback(TrainerCallback):
-    """Prints what is logged, once on each machine: for where there are no progress bars."""
+    """Prints the logs, once on each machine, if there are no progress bars."""
 
     ranks_agree_after_each_update = False
 
@@ -335,20 +335,20 @@ class PrinterCallback(TrainerCallback):
 
 
 class EarlyStoppingCallback(TrainerCallback, ExportableState):
-    """Ends the run when ``metric_for_best_model`` has not got better for a while.
+    """Ends the run when ``metric_for_best_model`` has stopped improving.
 
-    Every evaluation during training is held against the best one before it. One that does not have the metric, of
-    another of several sets, is passed over.
+    Every evaluation during training is compared with the best one before it. An evaluation without the metric, of
+    another of several datasets, is ignored.
 
     Args:
-        early_stopping_patience: the run ends at the so many-th evaluation in a row that is no improvement.
+        early_stopping_patience: the run ends after so many evaluations in a row without an improvement.
         early_stopping_threshold: an improvement is a change by more than this, in units of the metric.
 
     Attributes:
-        early_stopping_patience_counter: evaluations without an improvement, in a row, up to now.
+        early_stopping_patience_counter: evaluations in a row without an improvement, so far.
 
     Raises:
-        CallbackSetupError: if the patience is less than 1, or the threshold negative; when a training begins, if the
+        CallbackSetupError: if the patience is less than 1, or the threshold negative. When a training begins, if the
             arguments have no ``metric_for_best_model`` or no evaluations.
     """
 
@@ -367,14 +367,10 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
         self.early_stopping_patience_counter = 0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
-        """See that there will be something to judge.
-
-        Raises:
-            CallbackSetupError: if there will not.
-        """
+        """Check that there will be evaluations with a metric."""
         if args.metric_for_best_model is None or args.eval_strategy == IntervalStrategy.NO:
             raise CallbackSetupError(
-                "EarlyStoppingCallback judges evaluations by a metric, but `metric_for_best_model` is "
+                "EarlyStoppingCallback compares evaluations by a metric, but `metric_for_best_model` is "
                 f"{args.metric_for_best_model!r} and `eval_strategy` is {str(args.eval_strategy)!r}. Give both, for "
                 "example metric_for_best_model='loss' and eval_strategy='epoch'."
             )
@@ -387,14 +383,14 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
             )
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> Any:
-        """Judge an evaluation."""
+        """Compare an evaluation with the best one."""
         name = args.metric_for_best_model
         name = name if name.startswith("eval_") else f"eval_{name}"
         value = (metrics or {}).get(name)
         if value is None:
             return
         if state.best_metric is None:
-            # The first one stands, whatever it is; NaN after NaN is no better.
+            # The first value counts as an improvement, even NaN, but a second NaN does not.
             is_better = not math.isnan(value) or sum(name in entry for entry in state.log_history) < 2
         else:
             is_better = self._is_improvement(value, state.best_metric, args.greater_is_better)

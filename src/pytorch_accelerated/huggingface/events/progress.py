@@ -1,4 +1,4 @@
-"""Progress bars of a run, and what is logged above them."""
+"""Progress bars of a run, with its logs above them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from pytorch_accelerated.progress.table import block, screen_columns
 
 
 class ProgressCallback(TrainerCallback):
-    """Shows how far training, evaluations and predictions are, and what is logged, once on each machine.
+    """Shows the progress of training, evaluations and predictions, and the logs, once on each machine.
 
-    A bar in terminals and notebooks, now and then a line elsewhere.
+    Terminals and notebooks have a bar, other outputs an occasional line.
     """
 
     ranks_agree_after_each_update = False
@@ -26,9 +26,9 @@ class ProgressCallback(TrainerCallback):
         self._evaluation: Progress | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
-        """Begin with the updates of the run."""
+        """Start the bar of the updates."""
         self.close()
-        self._new_display = None  # the output may go elsewhere by now
+        self._new_display = None  # the output may have been redirected
         self._training = self._begin(
             state,
             "training",
@@ -53,11 +53,11 @@ class ProgressCallback(TrainerCallback):
             self._evaluation.advance()
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
-        """Wipe the bar of the evaluation off the screen."""
+        """Remove the bar of the evaluation."""
         self._close_evaluation()
 
     def on_predict(self, args: Any, state: Any, control: Any, metrics: Any, **kwargs: Any) -> Any:
-        """Wipe the bar of the prediction off the screen."""
+        """Remove the bar of the prediction."""
         self._close_evaluation()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> Any:
@@ -67,11 +67,11 @@ class ProgressCallback(TrainerCallback):
             _print("\n".join(block(cells, columns=screen_columns())))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
-        """Leave no bar behind."""
+        """Remove all bars."""
         self.close()
 
     def close(self) -> None:
-        """Wipe all bars off the screen. For a run that ends with an exception, too, which no event tells of."""
+        """Remove all bars, also after an exception, for which there is no event."""
         self._close_evaluation()
         if self._training is not None:
             self._training.close()

@@ -1,4 +1,4 @@
-"""What is logged, for TensorBoard."""
+"""Logs for TensorBoard."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from pytorch_accelerated.callbacks.warning import stacklevel_of_user
 from pytorch_accelerated.huggingface.events.callbacks import TrainerCallback
 from pytorch_accelerated.optional import require
 
-# Longer prefixes first: the first that fits tells where a value goes.
+# The first prefix that fits chooses the section of a value.
 _SECTIONS = {"eval_": "eval/", "test_": "test/", "": "train/"}
 
 
 class TensorBoardCallback(TrainerCallback):
-    """Writes what is logged for TensorBoard, on the first process of all.
+    """Writes the logs for TensorBoard, on the first process of all.
 
-    It goes to ``logging_dir`` of the arguments or, without, to a folder in ``runs`` below ``output_dir``. That is one
-    folder for all trainings of a trainer, and what is logged in between. The file is closed at the end of a training,
-    also of one that fails, and after what is logged outside of one.
+    The folder is ``logging_dir`` of the arguments, or one in ``runs`` below ``output_dir``. A trainer writes
+    all logs to one folder. The file is closed when a training ends or fails, and after each log outside of a training.
 
     Args:
         tb_writer: a `SummaryWriter` of your own, which stays open at the end of a run.
@@ -42,7 +41,7 @@ class TensorBoardCallback(TrainerCallback):
         self._is_in_run = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> Any:
-        """Write down the arguments, and the model's configuration if it has one."""
+        """Write the arguments, and the model's configuration if it has one."""
         if not self._is_ready(args, state):
             return
         self._is_in_run = True
@@ -52,7 +51,7 @@ class TensorBoardCallback(TrainerCallback):
             self.tb_writer.add_text("model_config", config.to_json_string())
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> Any:
-        """Write the numbers among the logs, at the current step; anything else brings one warning."""
+        """Write the numbers among the logs, at the current step, and warn once about anything else."""
         if not logs or not self._is_ready(args, state):
             return
         for name, value in logs.items():
@@ -66,14 +65,14 @@ class TensorBoardCallback(TrainerCallback):
                 )
         self.tb_writer.flush()
         if not self._is_in_run:
-            self.close()  # nobody else would: an open writer is a thread
+            self.close()  # an open writer is a thread
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
-        """Close the file; what is logged later opens another one in the same folder."""
+        """Close the file. A later log opens another one in the same folder."""
         self.close()
 
     def close(self) -> None:
-        """Close the file, at the end of a run and where an exception has ended it."""
+        """Close the file, at the end of a run or after an exception."""
         self._is_in_run = False
         if self.tb_writer is not None and self._is_own_writer:
             self.tb_writer.close()
@@ -90,7 +89,7 @@ class TensorBoardCallback(TrainerCallback):
 
 
 def tag_of(name: str) -> str:
-    """Where TensorBoard shows a logged value.
+    """The name of a logged value in TensorBoard.
 
     >>> [tag_of(name) for name in ("loss", "eval_loss", "test_accuracy")]
     ['train/loss', 'eval/loss', 'test/accuracy']
@@ -100,7 +99,7 @@ def tag_of(name: str) -> str:
 
 
 def reporting_callbacks(report_to: list[str]) -> list[type]:
-    """The classes of the callbacks that ``report_to`` of the arguments names."""
+    """The callback classes for ``report_to`` of the arguments."""
     return [TensorBoardCallback for name in report_to if name == "tensorboard"]
 
 

@@ -1,4 +1,4 @@
-"""How far a run is, what it is asked to do next, and both as JSON."""
+"""The progress of a run, the requests of callbacks, and both as JSON."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ ExportableT = TypeVar("ExportableT", bound="ExportableState")
 
 
 class ExportableState:
-    """For callbacks whose state is saved with checkpoints, in ``trainer_state.json``."""
+    """Base of callbacks whose state is saved with checkpoints, in ``trainer_state.json``."""
 
     def state(self) -> dict[str, Any]:
-        """Plain values: ``args`` for the constructor, and ``attributes`` to be set after it."""
+        """Plain values: ``args`` for the constructor, and ``attributes`` to set afterwards."""
         raise NotImplementedError(
             f"{type(self).__name__} is an ExportableState, but has no method `state`. Write one that returns "
             "{'args': {...}, 'attributes': {...}} with plain values."
@@ -33,7 +33,7 @@ class ExportableState:
 
     @classmethod
     def from_state(cls: type[ExportableT], state: dict[str, Any]) -> ExportableT:
-        """A new object from what `state` returned, in which either of the two may be missing.
+        """Make a new object from the result of `state`, in which either of the two may be missing.
 
         Raises:
             InvalidCheckpointError: if `state` does not fit this class.
@@ -52,7 +52,7 @@ class ExportableState:
 
 @dataclasses.dataclass
 class TrainerControl(ExportableState):
-    """What callbacks ask for. The trainer acts on it when the event is over, and clears what it has done.
+    """The requests of callbacks. The trainer acts on them after the event, and clears those that it has fulfilled.
 
     Attributes:
         should_training_stop: end the run.
@@ -78,30 +78,30 @@ CONTROL_FLAGS = tuple(field.name for field in dataclasses.fields(TrainerControl)
 
 @dataclasses.dataclass
 class TrainerState:
-    """How far a run is: the content of ``trainer_state.json``. A step is an optimizer update.
+    """The progress of a run: the content of ``trainer_state.json``. A step is an optimizer update.
 
     Attributes:
         epoch: passes over the training set, with the fraction of the current one.
         global_step: updates done.
         max_steps: updates of the whole run.
-        logging_steps: log every so many updates, as a number of updates even where the arguments have a share.
-        eval_steps: evaluate every so many, likewise.
-        save_steps: save every so many, likewise.
+        logging_steps: updates between two logs, also if the arguments have a share of the run.
+        eval_steps: updates between two evaluations, likewise.
+        save_steps: updates between two checkpoints, likewise.
         train_batch_size: of one device.
-        num_train_epochs: passes of the whole run, a begun one counted.
-        num_input_tokens_seen: if the arguments say that they are counted.
+        num_train_epochs: passes of the whole run, rounded up.
+        num_input_tokens_seen: if the arguments ask to count them.
         total_flos: floating point operations, as estimated by the model.
-        log_history: what was logged, oldest first.
+        log_history: all logs, oldest first.
         best_metric: the best value so far, if the arguments name a metric.
-        best_global_step: when that was.
+        best_global_step: the step of that value.
         best_model_checkpoint: the checkpoint of that step, if there is one.
         is_local_process_zero: whether this is the first process of its machine.
         is_world_process_zero: whether this is the first process of all.
         is_hyper_param_search: always False.
         trial_name: always None.
         trial_params: always None.
-        stateful_callbacks: states by class name: of every `ExportableState` among the callbacks, and of the control.
-            A list of such objects becomes their states.
+        stateful_callbacks: states by class name of every `ExportableState` among the callbacks, and of the control. A
+            list of such objects is replaced by their states.
     """
 
     epoch: float = 0
@@ -130,7 +130,7 @@ class TrainerState:
             self.stateful_callbacks = exported_states(self.stateful_callbacks or ())
 
     def compute_steps(self, args: TrainingArguments, max_steps: int) -> None:
-        """Take over `logging_steps`, `eval_steps` and `save_steps`: shares become updates, rounded up."""
+        """Set `logging_steps`, `eval_steps` and `save_steps`, with shares converted to updates and rounded up."""
         for name in ("logging_steps", "eval_steps", "save_steps"):
             steps = getattr(args, name)
             if steps is not None:
@@ -144,7 +144,7 @@ class TrainerState:
         """
         try:
             content = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-            # A loss that is not finite is written as NaN or Infinity, which Python's reader takes.
+            # Python writes and reads losses that are not finite as NaN and Infinity.
             return json.dumps(content, indent=2, sort_keys=True) + "\n"
         except TypeError as error:
             raise ArgumentTypeError(
@@ -154,15 +154,15 @@ class TrainerState:
             ) from error
 
     def save_to_json(self, json_path: str | os.PathLike[str]) -> None:
-        """Write it to a file."""
+        """Write the state to a file."""
         Path(json_path).write_text(self.to_json(), encoding="utf-8")
 
     @classmethod
     def load_from_json(cls, json_path: str | os.PathLike[str]) -> TrainerState:
-        """The inverse of `save_to_json`.
+        """Read a file of `save_to_json`.
 
         Raises:
-            InvalidCheckpointError: if the file is no trainer state; names every field that is wrong.
+            InvalidCheckpointError: if the file is no trainer state; names every wrong field.
         """
         try:
             with explained_reading(Path(json_path)):
@@ -179,7 +179,7 @@ class TrainerState:
 
 
 def exported_states(exportables: Iterable[Any]) -> dict[str, Any]:
-    """The states of `exportables` by class name; of several of a class, a list of theirs.
+    """The states of `exportables` by class name, as a list for several objects of one class.
 
     Raises:
         ArgumentTypeError: if one has no state to export.
@@ -196,7 +196,7 @@ def exported_states(exportables: Iterable[Any]) -> dict[str, Any]:
 
 
 def _misfit_for_json(value: Any) -> str | None:
-    """Where in `value` the first thing is that JSON cannot hold, as keys and indices; None if there is none."""
+    """The keys and indices of the first part of `value` that JSON cannot hold; None if there is none."""
     if isinstance(value, (dict, list, tuple)):
         items = value.items() if isinstance(value, dict) else enumerate(value)
         paths = ((key, _misfit_for_json(item)) for key, item in items)
@@ -209,7 +209,7 @@ def _misfit_for_json(value: Any) -> str | None:
 
 
 def _misfits(cls: type[TrainerState], content: dict[str, Any]) -> list[str]:
-    """What is wrong with `content`, as the fields of `cls`."""
+    """Everything that is wrong with `content` as the fields of `cls`."""
     hints = typing.get_type_hints(cls)
     names = [field.name for field in dataclasses.fields(cls)]
     unknown = [f"there is no field {name!r}" for name in content if name not in names]

@@ -1,4 +1,4 @@
-"""Models of PEFT: a checkpoint holds the adapter and what else training changes, not the frozen base."""
+"""PEFT models, whose checkpoints hold everything but the frozen base."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _VALUES_LOOKED_AT = 64
 
 
 def has_adapters(model: Any) -> bool:
-    """Whether it is a model of PEFT."""
+    """Whether this is a PEFT model."""
     return hasattr(model, "peft_config") and hasattr(model, "get_base_model")
 
 
 def frozen_base(model: nn.Module) -> set[str]:
-    """What of the state of a model no training changes, by name: none, but the frozen base of a model of PEFT."""
+    """The names of the frozen base in the state of a PEFT model; none for other models."""
     if not has_adapters(model):
         return set()
     parts = {f".{name}." for name in model.peft_config}  # type: ignore[union-attr]  # a dict
@@ -45,7 +45,7 @@ def _beginnings(name: str) -> list[str]:
 
 
 def fingerprint_of(model: nn.Module, names: Collection[str]) -> str:
-    """A hash that is nearly certain to change with the values under these names. Reads a few values of each."""
+    """A hash of a few values of each of these tensors, to detect another base."""
     digest = hashlib.sha256()
     for name, value in canonical_state_dict(model).items():
         if name in names and isinstance(value, torch.Tensor):
@@ -56,7 +56,7 @@ def fingerprint_of(model: nn.Module, names: Collection[str]) -> str:
 
 
 def load_adapters(model: Any, folder: Path) -> None:
-    """Load the adapters of `model` from the files that PEFT writes.
+    """Load the adapters of `model` from files of PEFT.
 
     Raises:
         InvalidCheckpointError: if the files are missing or damaged, or belong to other adapters.

@@ -1,4 +1,4 @@
-"""From rows to batches: the default collator, and the columns that a model has no use for."""
+"""Batches: the default collator, and the removal of columns that a model does not take."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from torch.utils.data import IterableDataset
 
 from pytorch_accelerated.errors import DataError
 
-# A model for this task learns from two positions, whose names do not say that they are labels.
+# The labels of this task are two positions, whose names do not contain "label".
 _SPAN_TASK, _SPAN_LABELS = "QuestionAnswering", ("start_positions", "end_positions")
 
 
 def default_data_collator(features: Sequence[Any]) -> dict[str, torch.Tensor]:
     """A batch as a dict of tensors, with one row per feature.
 
-    "label" becomes ``labels``: int64 for whole numbers, else float32; so do lists in "label_ids", while tensors there
-    keep their dtype. All others are stacked under their names; what is None or a string is left out.
+    "label" becomes ``labels``, as int64 for integers and float32 otherwise. So do lists in "label_ids", while tensors
+    there keep their dtype. Other columns keep their names. None and strings are left out.
 
     Args:
         features: dicts, or objects with attributes, all with the same names.
 
     Raises:
-        DataError: if there is no feature, their names differ, or values cannot be stacked.
+        DataError: if there are no features, their names differ, or values cannot be stacked.
     """
     rows = [_columns_of(feature) for feature in features]
     if not rows:
@@ -80,21 +80,21 @@ def _stacking_advice(values: list[Any]) -> str:
         return f"{missing} of these {len(values)} rows have None there: give them a value, or leave them out."
     large = [value for value in values if isinstance(value, int) and not -(2**63) <= value < 2**63]
     if large:
-        return f"{large[0]} is beyond what 64 bits can hold. If these are names, number them from 0 on."
+        return f"{large[0]} is beyond what 64 bits can hold. If these are identifiers, number them from 0."
     return (
-        "Bring them to one length and kind before, or pass a `data_collator` that pads, such as "
+        "Give them one length and type first, or pass a `data_collator` that pads, such as "
         "`transformers.DataCollatorWithPadding(tokenizer)`."
     )
 
 
 def find_label_names(model: Any) -> list[str]:
-    """The parameters of the model's forward that are labels, by their names."""
+    """The parameters of the model's forward whose names say that they are labels."""
     labels = _SPAN_LABELS if _SPAN_TASK in type(inner_model(model)).__name__ else ()
     return [name for name in _parameters_of_forward(model) if "label" in name or name in labels]
 
 
 def signature_columns(model: Any, label_names: Iterable[str]) -> list[str]:
-    """The columns that may go into the model: the parameters of its forward, and the names of labels."""
+    """The columns for the model: the parameters of its forward, and the names of labels."""
     return list(dict.fromkeys([*_parameters_of_forward(model), "label", "label_ids", *label_names]))
 
 
@@ -105,7 +105,7 @@ def _parameters_of_forward(model: Any) -> list[str]:
 
 
 def inner_model(model: Any) -> Any:
-    """The model inside a wrapper of PEFT, whose own forward takes anything."""
+    """The model inside a PEFT wrapper, whose own forward accepts anything."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
@@ -121,7 +121,7 @@ def refuse_no_inputs(batch: Any, model: Any) -> None:
 
 
 def without_unused_columns(dataset: Any, columns: Sequence[str]) -> Any:
-    """`dataset` with no columns but these, where it is one of `datasets`; any other one as it is.
+    """`dataset` with only these columns, if it is one of `datasets`; others are returned unchanged.
 
     Raises:
         DataError: if no column would be left.
@@ -140,7 +140,7 @@ def without_unused_columns(dataset: Any, columns: Sequence[str]) -> Any:
 
 
 class _TransformWithout:
-    """The transform of a dataset, which is called after columns were taken out; says so where it looks for one."""
+    """The transform of a dataset whose columns were removed, with a clear error if it needs one of them."""
 
     def __init__(self, unused: list[str], transform: Callable[[Any], Any]) -> None:
         self._unused, self._transform = unused, transform
@@ -158,21 +158,21 @@ class _TransformWithout:
 
 
 def columns_of(dataset: Any) -> list[str]:
-    """The columns of a dataset, where they can be known: as it says, or as its first row has."""
+    """The columns of a dataset, as it declares them or as its first row has them; none if they are unknown."""
     if (names := getattr(dataset, "column_names", None)) is not None:
         return list(names)
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
-        return []  # reading a stream would take a row away from it
+        return []  # reading a stream would consume a row
     row = dataset[0]
     return list(row) if isinstance(row, Mapping) else []
 
 
 class RemoveColumnsCollator:
-    """A collator that sees no columns but these in rows that are dicts; other rows as they are.
+    """Removes all but some columns from rows that are dicts, before another collator.
 
     Args:
-        data_collator: makes a batch of rows.
-        columns: the names that stay.
+        data_collator: makes a batch from rows.
+        columns: the names to keep.
     """
 
     def __init__(self, data_collator: Callable[[list[Any]], Any], columns: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""What a trainer knows of its model: what it takes and returns, and where the loss is among that."""
+"""Facts about models: their inputs, outputs and losses."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def made_model(model_init: Callable[..., Any], trial: Any = None) -> nn.Module:
 
 
 def accepts_loss_kwargs(model: Any) -> bool:
-    """Whether the model takes ``num_items_in_batch`` and divides its loss by it."""
+    """Whether the model takes ``num_items_in_batch`` to divide its loss by."""
     own_word = getattr(model, "accepts_loss_kwargs", None)
     if own_word is not None:
         return bool(own_word)
@@ -52,12 +52,12 @@ def accepts_loss_kwargs(model: Any) -> bool:
 
 
 def predicts_next_token(model: Any) -> bool:
-    """Whether the logits of a position are about the label of the next one."""
+    """Whether the logits of a position predict the label of the next one."""
     return type(model).__name__.endswith(("ForCausalLM", "LMHeadModel"))
 
 
 def returns_loss_by_itself(model: Any, inputs: Mapping[str, Any]) -> bool:
-    """Whether a model that has no labels at all returns a loss, as those do that compare pairs."""
+    """Whether the model returns a loss without labels, like models that compare pairs."""
     asked = inputs.get("return_loss")
     if asked is None:
         parameter = inspect.signature(model.forward).parameters.get("return_loss")
@@ -66,10 +66,10 @@ def returns_loss_by_itself(model: Any, inputs: Mapping[str, Any]) -> bool:
 
 
 def own_loss(outputs: Any, inputs: Mapping[str, Any]) -> torch.Tensor:
-    """The loss that a model has returned: "loss" of a mapping, or the first of a tuple.
+    """The loss in the outputs of a model: "loss" of a mapping, or the first item of a tuple.
 
     Raises:
-        DataError: if there is none; names what there is.
+        DataError: if there is none.
     """
     if isinstance(outputs, Mapping):
         if outputs.get("loss") is None:
@@ -91,10 +91,10 @@ def own_loss(outputs: Any, inputs: Mapping[str, Any]) -> torch.Tensor:
 
 
 def refuse_no_loss(loss: Any, *, is_learnt_from: bool) -> None:
-    """Refuse what is no single number or, where it is learnt from, has no gradient.
+    """Reject a loss that is no single number or, in training, has no gradient.
 
     Raises:
-        DataError: says what it is, and why it may be so.
+        DataError: names possible reasons.
     """
     if not isinstance(loss, torch.Tensor):
         complaint = f"is a {type(loss).__name__}, {loss!r}, but must be a tensor with one number"
@@ -114,12 +114,12 @@ def refuse_no_loss(loss: Any, *, is_learnt_from: bool) -> None:
 
 
 def outputs_of(model: Any, inputs: Mapping[str, Any], *, bare_model: Any) -> Any:
-    """What a model returns for a batch.
+    """The outputs of a model for a batch.
 
     Args:
-        model: to call; wrapped where there are several processes.
+        model: to call; wrapped if there are several processes.
         inputs: the batch.
-        bare_model: the model itself, whose forward says what it needs.
+        bare_model: the model itself, whose forward names its inputs.
 
     Raises:
         DataError: if its forward needs an input that the batch does not have.
@@ -176,11 +176,7 @@ def refuse_missing_parameters(error: TypeError, owner: str, compute_loss: Callab
 
 
 def refuse_sum(trainer: Trainer) -> None:
-    """Refuse a `compute_loss_func` that sums, once it is known not to divide by the number of items it is told.
-
-    Raises:
-        ConfigurationError: if it says of itself that it sums.
-    """
+    """Reject a `compute_loss_func` with reduction='sum', once it is known not to divide by the number of items."""
     if returns_a_sum(trainer.compute_loss_func):
         raise ConfigurationError(
             "`compute_loss_func` has reduction='sum' and does not divide by `num_items_in_batch`, so its result would "
@@ -190,7 +186,7 @@ def refuse_sum(trainer: Trainer) -> None:
 
 
 def _missing_inputs(forward: Any, inputs: Mapping[str, Any], error: TypeError) -> list[str]:
-    """What `forward` was not given, if that is what `error` is about: none if it comes from inside of `forward`."""
+    """The missing arguments of `forward`; none if `error` was raised inside of it."""
     code = getattr(inspect.unwrap(getattr(forward, "__func__", forward)), "__code__", None)
     if any(frame.f_code is code for frame, _ in traceback.walk_tb(error.__traceback__)):
         return []

@@ -1,4 +1,4 @@
-"""The loaders of a Hugging Face trainer: which rows, in which order, made into batches by what."""
+"""Loaders and samplers of a Hugging Face trainer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pytorch_accelerated.huggingface.arguments.strategies import SamplingStrateg
 if TYPE_CHECKING:
     from pytorch_accelerated.huggingface.arguments.training_arguments import TrainingArguments
 
-# Rows of like length are found among so many batches: few enough that epochs differ, enough that the rows are alike.
+# Rows are sorted by length within so many batches: few enough that epochs differ, enough for rows of similar length.
 _BATCHES_PER_POOL = 50
 
 
@@ -27,17 +27,17 @@ def make_loader(
     sampler: Sampler[int] | None,
     drop_last: bool,
 ) -> DataLoader[Any]:
-    """A torch `DataLoader` over all rows; the engine shares them out over the processes.
+    """A torch `DataLoader` with all rows, which the engine distributes over the processes.
 
-    ``total_batch_size`` of the loader is the number of rows of a batch over all processes.
+    Its ``total_batch_size`` is the number of rows of a batch over all processes.
 
     Raises:
-        DataError: for a generator and other things that are no dataset.
+        DataError: for objects that are no dataset, such as a generator.
     """
     if not isinstance(dataset, IterableDataset) and not hasattr(dataset, "__getitem__"):
         raise DataError(
             f"A dataset is a {type(dataset).__name__}, which has no rows by number. Make a list of it, or give an "
-            "object of a torch `IterableDataset` whose `__iter__` begins it anew for each pass."
+            "object of a torch `IterableDataset` whose `__iter__` restarts it for each pass."
         )
     kwargs: dict[str, Any] = {
         "batch_size": batch_size,
@@ -56,10 +56,10 @@ def make_loader(
 
 
 class LoadersBySet:
-    """Loaders that are kept with the datasets they were made for, so that each dataset has one pool of workers.
+    """Keeps loaders with their datasets, so that each dataset has one pool of workers.
 
-    A dataset is recognized by identity and kept alive with its loader: an address or a name may stand for another
-    dataset later. Past `limit` datasets, the one that was asked for least recently goes.
+    Datasets are compared by identity and kept alive, because an address or a name may belong to another dataset later.
+    Beyond `limit` datasets, the least recently used one is dropped.
     """
 
     def __init__(self, limit: int = 8) -> None:
@@ -67,19 +67,19 @@ class LoadersBySet:
         self._pairs: list[tuple[Any, DataLoader[Any]]] = []
 
     def get(self, dataset: Any, make: Callable[[Any], DataLoader[Any]]) -> DataLoader[Any]:
-        """The loader of `dataset`, made by `make` at its first use."""
+        """The loader of `dataset`, made by `make` on first use."""
         pair = next((pair for pair in self._pairs if pair[0] is dataset), None) or (dataset, make(dataset))
         self._pairs = [*(other for other in self._pairs if other is not pair), pair][-self._limit :]
         return pair[1]
 
 
 def training_sampler(dataset: Any, args: TrainingArguments, input_name: str, batch_size: int) -> Sampler[int] | None:
-    """The order of the training rows; None for a dataset that has its own.
+    """The order of the training rows; None for a dataset with its own order.
 
     Args:
         dataset: the rows.
-        args: say how.
-        input_name: what the length of a row is the length of, if it has no column that says so.
+        args: name the order.
+        input_name: the column whose length is that of the row, unless another column holds the length.
         batch_size: rows of an update on one process.
     """
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
@@ -92,13 +92,13 @@ def training_sampler(dataset: Any, args: TrainingArguments, input_name: str, bat
 
 
 class LengthGroupedSampler(Sampler[int]):
-    """Rows in random order, but so that those of a batch have about the same length.
+    """Yields rows in random order, but with rows of similar length in each batch.
 
-    The first batch has the longest row, so what does not fit into memory shows at once.
+    The first batch has the longest row, so that running out of memory happens at once.
 
     Args:
         lengths: of the rows.
-        batch_size: rows that should be alike.
+        batch_size: the number of rows that should have similar lengths.
     """
 
     def __init__(self, lengths: Sequence[int], batch_size: int) -> None:
@@ -120,7 +120,7 @@ class LengthGroupedSampler(Sampler[int]):
 
 
 def row_lengths(dataset: Any, length_column: str, input_name: str) -> list[int]:
-    """The length of each row: of its column `length_column`, or else of its inputs.
+    """The length of each row: its column `length_column`, or else the length of its inputs.
 
     Raises:
         ConfigurationError: if rows have neither.
@@ -142,7 +142,7 @@ def row_lengths(dataset: Any, length_column: str, input_name: str) -> list[int]:
 
 
 class PaddingCollator:
-    """Pads rows to one length by what `processing_class` says: for tokenizers, which have a method `pad`."""
+    """Pads rows with the method `pad` of a tokenizer."""
 
     def __init__(self, processing_class: Any) -> None:
         self._pad = processing_class.pad
@@ -156,11 +156,11 @@ class PaddingCollator:
 
 
 def refuse_missing(dataset: Any, purpose: str, argument: str) -> None:
-    """Refuse to go on without a dataset, or with what has no rows.
+    """Reject a missing dataset, or one without rows.
 
     Raises:
-        ConfigurationError: names the argument.
-        DataError: for an empty dataset, or a dict, which has names instead.
+        ConfigurationError: names the missing argument.
+        DataError: for an empty dataset, or a dict.
     """
     if dataset is None:
         raise ConfigurationError(f"There is no dataset to {purpose}. Pass `{argument}`.")
@@ -175,10 +175,10 @@ def refuse_missing(dataset: Any, purpose: str, argument: str) -> None:
 
 
 def number_of_rows(loader: Any) -> int:
-    """Rows of one pass over all processes, as far as loader or dataset tell.
+    """The number of rows of one pass over all processes.
 
     Raises:
-        DataError: if neither does.
+        DataError: if neither the loader nor the dataset has a length.
     """
     dataset = getattr(loader, "dataset", None)
     if dataset is not None and hasattr(dataset, "__len__"):
@@ -186,6 +186,6 @@ def number_of_rows(loader: Any) -> int:
     if hasattr(loader, "__len__"):
         return len(loader) * (getattr(loader, "batch_size", None) or 1)
     raise DataError(
-        f"Neither the {type(loader).__name__} nor its dataset has a length, so nobody knows how many rows there are. "
+        f"Neither the {type(loader).__name__} nor its dataset has a length, so the number of rows is unknown. "
         "Give the dataset a `__len__`, or count the rows yourself."
     )

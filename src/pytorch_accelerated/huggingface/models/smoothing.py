@@ -1,4 +1,4 @@
-"""A cross-entropy that gives every class a little of each label."""
+"""Label smoothing."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 
 @dataclasses.dataclass(frozen=True)
 class LabelSmoother:
-    """Computes the loss from logits and labels, as the mean over labels that are not ignored.
+    """Computes a cross-entropy with smoothed labels, as the mean over labels that are not ignored.
 
     Attributes:
-        epsilon: the share of a label that goes to all classes alike.
-        ignore_index: labels of this value count nowhere.
+        epsilon: the share of each label that is distributed equally over all classes.
+        ignore_index: the value of ignored labels.
     """
 
     epsilon: float = 0.1
@@ -25,9 +25,9 @@ class LabelSmoother:
         """The loss.
 
         Args:
-            model_output: a mapping with "logits", or a tuple that begins with them; classes in the last dimension.
+            model_output: a mapping with "logits", or a tuple that begins with them; the last dimension are classes.
             labels: of the same shape without the last dimension.
-            shift_labels: whether the logits of a position are about the label of the next one.
+            shift_labels: whether logits predict the label of the next position.
         """
         logits = model_output["logits"] if isinstance(model_output, Mapping) else model_output[0]
         if shift_labels:

@@ -1,4 +1,4 @@
-"""The special tokens of a tokenizer, as the configuration of the model that is trained with it has them."""
+"""Special tokens: those of the tokenizer replace those in the model's configuration."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ _NAMES = ("pad_token_id", "bos_token_id", "eos_token_id")
 
 
 def take_over_special_tokens(model: Any, processing_class: Any) -> list[str]:
-    """Set the special tokens in the model's configurations to those that the tokenizer has.
+    """Set the special tokens in the model's configurations to those of the tokenizer.
 
-    Models look them up there, to find where a padded row ends or to know when to stop. A configuration that lists
-    several tokens, the tokenizer's among them, stays; to those that end a generated text the tokenizer's is added.
+    Models need them to find the end of a padded row, and to stop generating. A list that contains the tokenizer's token
+    stays as it is. The tokenizer's token is added to those that end a generated text.
 
     Args:
-        model: with a ``config`` and a ``generation_config``, as models of `transformers` have them; or without.
-        processing_class: a tokenizer, what has one, or anything else.
+        model: may have a ``config`` and a ``generation_config``, like models of `transformers`.
+        processing_class: a tokenizer, an object with one, or anything else.
 
     Returns:
-        What was changed, in words.
+        The changes, in words.
     """
     tokenizer = getattr(processing_class, "tokenizer", processing_class)
     wanted = {name: getattr(tokenizer, name, None) for name in _NAMES}
