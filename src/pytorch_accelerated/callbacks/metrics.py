@@ -1,4 +1,4 @@
-"""Metrics of torchmetrics, in training and evaluation."""
+"""Metrics of torchmetrics in training and evaluation."""
 
 from __future__ import annotations
 
@@ -34,20 +34,21 @@ class MetricsCallback(TrainerCallback):
         Trainer(..., callbacks=[MetricsCallback({"accuracy": accuracy}), *DEFAULT_CALLBACKS])
 
     records ``train_accuracy``, ``eval_accuracy`` and, for evaluations within an epoch, ``intermediate_eval_accuracy``.
-    Put it before the callbacks that log. Override `get_predictions_and_targets` for batches and outputs of your own.
+    Put this callback before the callbacks that log. Override `get_predictions_and_targets` if your batches or outputs
+    have another structure.
 
-    The value is that of one process that had seen all samples, as far as the metric can be merged: each rank updates
-    a copy of its own, without waiting for the others, and the copies are merged when the value is computed. A rank
-    that had no batch does not count. States are saved with training states, so a resumed epoch has the same metrics.
+    With several ranks, the values are those of one process with all samples, if the metric can be merged: each rank
+    updates its own copy, without waiting for the others, and the copies are merged when the value is computed. Ranks
+    without a batch do not count. The copies are saved with training states, so a resumed epoch has the same metrics.
 
-    Two things to know about torchmetrics. Many metrics look at the values of each batch to check them, which makes the
-    host wait for the device; with ``validate_args=False`` they don't. Those that want probabilities, such as AUROC,
-    convert a batch of logits only if one of them is outside [0, 1]: better give them probabilities.
+    Many metrics of torchmetrics check the values of each batch, which makes the host wait for the device, unless they
+    are created with ``validate_args=False``. Metrics of probabilities, such as AUROC, convert a batch of logits only if
+    a logit is outside [0, 1], so pass probabilities.
 
     Args:
         metrics: a metric, a sequence of metrics or a `MetricCollection` (named by their classes), or metrics by name.
-            They are copied. In a `MetricCollection` of yours compute groups stay as you chose; else each metric is
-            updated by itself, since torchmetrics groups those whose states happen to be equal after the first batch.
+            They are copied. A `MetricCollection` keeps its compute groups. Otherwise, each metric is updated by itself,
+            because torchmetrics would group metrics whose states happen to be equal after the first batch.
         during_training: whether to compute them in training.
         during_evaluation: whether to compute them in evaluations.
     """
@@ -74,14 +75,14 @@ class MetricsCallback(TrainerCallback):
         self.during_evaluation = during_evaluation
 
     def get_predictions_and_targets(self, batch: Any, batch_output: dict[str, Any]) -> tuple[Any, Any]:
-        """What the metrics are updated with.
+        """The predictions and targets with which the metrics are updated.
 
-        By default these are `model_outputs` (its entry "logits" if that is a dict) and the batch's second item (its
-        entry "labels" if that is a dict).
+        By default, these are `model_outputs` (or its entry "logits", if it is a dict) and the batch's second item (or
+        its entry "labels", if it is a dict).
 
         Args:
             batch: on the trainer's device.
-            batch_output: what `calculate_train_batch_loss` or `calculate_eval_batch_loss` returned.
+            batch_output: the output of `calculate_train_batch_loss` or `calculate_eval_batch_loss`.
         """
         outputs = batch_output["model_outputs"]
         try:
@@ -95,15 +96,15 @@ class MetricsCallback(TrainerCallback):
         return predictions, targets
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Look at the order of the callbacks."""
+        """Check the order of the callbacks."""
         self._warn_if_logged_before(trainer)
 
     def on_evaluation_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Look at the order of the callbacks."""
+        """Check the order of the callbacks."""
         self._warn_if_logged_before(trainer)
 
     def on_train_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Begin with the epoch, unless it is a resumed one."""
+        """Reset the metrics, unless the epoch is resumed."""
         if self.during_training:
             collection = self._collection(trainer, "train_")
             if trainer.run_state.updates_in_epoch == 0:
@@ -112,7 +113,7 @@ class MetricsCallback(TrainerCallback):
     def on_train_step_end(
         self, trainer: Trainer, batch: Any, batch_output: dict[str, Any], step: int = 0, **kwargs: Any
     ) -> None:
-        """Take a batch in."""
+        """Update the metrics with a batch."""
         if self.during_training:
             self._update(self._collection(trainer, "train_"), batch, batch_output)
 
@@ -122,12 +123,12 @@ class MetricsCallback(TrainerCallback):
             self._record(trainer, "train_")
 
     def on_eval_epoch_start(self, trainer: Trainer, is_intermediate: bool = False, **kwargs: Any) -> None:
-        """Begin with the evaluation."""
+        """Reset the metrics."""
         if self.during_evaluation:
             self._collection(trainer, "eval_").reset()
 
     def on_eval_step_end(self, trainer: Trainer, batch: Any, batch_output: dict[str, Any], **kwargs: Any) -> None:
-        """Take a batch in."""
+        """Update the metrics with a batch."""
         if self.during_evaluation:
             self._update(self._collection(trainer, "eval_"), batch, batch_output)
 
@@ -137,20 +138,20 @@ class MetricsCallback(TrainerCallback):
             self._record(trainer, "eval_", name_prefix="intermediate_eval_" if is_intermediate else "eval_")
 
     def state_dict(self) -> dict[str, Any]:
-        """What every rank's copies have seen of an unfinished epoch. Must be called by all ranks."""
+        """The states of the metrics on every rank in an unfinished epoch. Must be called by all ranks."""
         own = {key: _read_states(collection) for key, collection in self._collections.items()}
         everyones = [own] if self._ranks is None else self._ranks.exchange(own)
         keys = sorted({key for states in everyones for key in states if states[key]})
         return {**self._restored, **{key: [states.get(key, {}) for states in everyones] for key in keys}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there; the states are shared out over the ranks when they are needed."""
+        """Restore these states; they are distributed over the ranks when they are needed."""
         kinds = {"its own": ()} if not isinstance(state, dict) else dict.fromkeys(state, (list,))
         require_kinds(state, kinds, of=type(self).__name__)
         self._restored = state
 
     def _collection(self, trainer: Trainer, purpose: str) -> MetricCollection:
-        """The metrics of training or of evaluations; those of another model, whose metrics have a prefix, by itself."""
+        """The metrics of training or of evaluations; another model, whose metrics have a prefix, has its own."""
         key = trainer.run_history.metric_name_prefix + purpose
         if key not in self._collections:
             self._collections = {**self._collections, key: _as_collection(self.metrics).to(trainer.device)}
@@ -192,9 +193,9 @@ class MetricsCallback(TrainerCallback):
 
 
 def _as_collection(metrics: Any) -> MetricCollection:
-    """A fresh copy of `metrics`, which leaves the ranks to us.
+    """A fresh copy of `metrics` that does not exchange states itself.
 
-    torchmetrics' own exchange of states fails where a rank has no state to show, or one of another kind.
+    The exchange of torchmetrics fails if a rank has no state or a state of another type.
     """
     torchmetrics = require("torchmetrics", extra="metrics", needed_by="MetricsCallback")
     copied: MetricCollection
@@ -214,14 +215,14 @@ def _never() -> bool:
 
 
 def _metrics_within(collection: MetricCollection) -> Iterator[tuple[str, Metric]]:
-    """Every metric by its place, those inside other metrics too."""
+    """Every metric by its path in the collection, including metrics inside other metrics."""
     from torchmetrics import Metric
 
     return ((name, module) for name, module in collection.named_modules() if isinstance(module, Metric))
 
 
 def _read_states(collection: MetricCollection) -> dict[str, Any]:
-    """Copies in host memory of what the metrics have seen on this rank, those that have seen nothing left out."""
+    """Copies in host memory of the states of this rank's metrics, without metrics that were never updated."""
     return {
         name: {"updates": metric.update_count, "values": on_host(metric.metric_state)}
         for name, metric in _metrics_within(collection)
@@ -230,7 +231,7 @@ def _read_states(collection: MetricCollection) -> dict[str, Any]:
 
 
 def _write_states(collection: MetricCollection, parts: Sequence[Mapping[str, Any]]) -> None:
-    """Let the metrics have seen what is in all `parts`, each of them made by `_read_states`."""
+    """Give the metrics the merged states of all `parts`, which are results of `_read_states`."""
     for name, metric in _metrics_within(collection):
         states = [part[name] for part in parts if name in part]
         if states:
@@ -254,7 +255,7 @@ def _merged(metric: Metric, parts: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _refuse_what_cannot_be_continued(collection: MetricCollection, parts: Sequence[Mapping[str, Any]]) -> None:
-    """Some metrics can be computed from the states of several ranks, but not updated any more after that."""
+    """Reject metrics that can be computed from the states of several ranks, but not updated after that."""
     for name, metric in _metrics_within(collection):
         is_merge = sum(name in part for part in parts) > 1
         for attribute, reduction in reductions_of(metric).items():

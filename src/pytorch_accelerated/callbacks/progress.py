@@ -1,7 +1,7 @@
-"""What a run shows on the screen: a line at its start and end, bars, and a table of the metrics.
+"""Callbacks that show a run on the screen: a line at its start and end, bars, and a table of the metrics.
 
-These classes keep no state that `__init__` or one certain event must have prepared, because users' subclasses call
-neither: defaults are in the class, or made at first use.
+Subclasses in existing scripts call neither `__init__` nor every event of these classes, so no state depends on them:
+defaults are class attributes, or created at first use.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pytorch_accelerated.run_config import TrainerRunConfig
     from pytorch_accelerated.trainer import Trainer
 
-# Of an epoch's time, what is spent waiting for data: worth a word on the bar; worth a hint at the end of the epoch.
+# How much waiting for data in an epoch is shown on the bar, and how much leads to a hint at the end of the epoch.
 _SECONDS_WORTH_SHOWING = 1.0
 _SHARE_WORTH_SHOWING = 0.05
 _SHARE_WORTH_A_HINT = 0.3
@@ -30,7 +30,7 @@ _SECONDS_WORTH_A_HINT = 3.0
 
 
 class PrintProgressCallback(TrainerCallback):
-    """Says in a line what a run is going to do, and in another what it did."""
+    """Prints a line about the plan of a run, and a line about its result."""
 
     takes_part_in_preflight = False
 
@@ -39,7 +39,7 @@ class PrintProgressCallback(TrainerCallback):
     _has_hinted = False
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        """For example "Training 10 epochs of 45 updates, 32 samples each, on cpu, seed 42"."""
+        """Print, for example, "Training 10 epochs of 45 updates, 32 samples each, on cpu, seed 42"."""
         self._started = time.perf_counter()
         self._reason_to_stop = None
         self._has_hinted = False
@@ -49,7 +49,7 @@ class PrintProgressCallback(TrainerCallback):
         trainer.print(", ".join(filter(None, parts)))
 
     def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Once in a run, if much of an epoch went by waiting for data: say so, and what could be done."""
+        """Print a hint, once in a run, if much of an epoch was spent waiting for data."""
         timing = trainer.run_history.timings[-1] if trainer.run_history.timings else None
         if timing is None or self._has_hinted or timing.data_wait_seconds < _SECONDS_WORTH_A_HINT:
             return
@@ -61,11 +61,11 @@ class PrintProgressCallback(TrainerCallback):
             )
 
     def on_stop_training_error(self, trainer: Trainer, reason: str = "", **kwargs: Any) -> None:
-        """Remember it for the end of the run."""
+        """Remember the reason for the end of the run."""
         self._reason_to_stop = reason
 
     def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        """For example "Finished 10 epochs, 450 updates in 12.3s", or why it stopped before."""
+        """Print, for example, "Finished 10 epochs, 450 updates in 12.3s", or why the run stopped early."""
         state = trainer.run_state
         word = "Finished" if self._reason_to_stop is None else "Stopped early after"
         reason = f": {self._reason_to_stop}" if self._reason_to_stop else ""
@@ -80,7 +80,7 @@ class PrintProgressCallback(TrainerCallback):
             trainer.print(f"Batches went through the model in parts of {samples} at the most")
 
     def on_evaluation_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        """For example "Evaluating 12 batches of 32 samples, on cpu"."""
+        """Print, for example, "Evaluating 12 batches of 32 samples, on cpu"."""
         batches, samples = _length(trainer._eval_dataloader), _config_of(trainer).eval_total_batch_size
         work = "a stream" if batches is None else format_count(batches, "batch", "batches")
         of_samples = "" if samples is None else f" of {format_count(samples, 'sample')}"
@@ -88,21 +88,20 @@ class PrintProgressCallback(TrainerCallback):
 
 
 class ProgressBarCallback(TrainerCallback):
-    """Shows how far each pass over the data is: a bar in terminals and notebooks, now and then a line elsewhere."""
+    """Shows the progress of each pass over the data: a bar in terminals and notebooks, occasional lines elsewhere."""
 
     ranks_agree_after_each_update = False
-
     takes_part_in_preflight = False
 
     _open: tuple[Progress, ...] = ()  # the innermost pass is last: an evaluation inside a training epoch
     _new_display: Callable[[], Display] | None = None
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Look where the output goes."""
+        """Find out where the output goes."""
         self._start_run()
 
     def on_train_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Begin with an epoch."""
+        """Open the bar of an epoch."""
         self._close_all()
         config, state = _config_of(trainer), trainer.run_state
         epoch = trainer.run_history.current_epoch  # goes on after an earlier run, whose epochs `num_epochs` leaves out
@@ -124,11 +123,11 @@ class ProgressBarCallback(TrainerCallback):
             self._open[-1].advance()
 
     def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Wipe the bar off the screen."""
+        """Remove the bar."""
         self._close_all()
 
     def on_eval_epoch_start(self, trainer: Trainer, is_intermediate: bool = False, **kwargs: Any) -> None:
-        """Begin with an evaluation."""
+        """Open the bar of an evaluation."""
         self._start_pass(
             trainer,
             "evaluation",
@@ -143,23 +142,23 @@ class ProgressBarCallback(TrainerCallback):
             self._open[-1].advance()
 
     def on_eval_epoch_end(self, trainer: Trainer, is_intermediate: bool = False, **kwargs: Any) -> None:
-        """Wipe the bar off the screen."""
+        """Remove the bar."""
         self._close_innermost()
 
     def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Leave no bar behind, wherever the run was stopped."""
+        """Remove all bars, also after an early stop."""
         self._close_all()
 
     def on_evaluation_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Look where the output goes."""
+        """Find out where the output goes."""
         self._start_run()
 
     def on_evaluation_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Leave no bar behind."""
+        """Remove all bars."""
         self._close_all()
 
     def on_prediction_run_start(self, trainer: Trainer, num_batches: int | None = None, **kwargs: Any) -> None:
-        """Begin with the predictions, maybe inside another run."""
+        """Open the bar of a prediction, which may be inside another run."""
         self._start_pass(trainer, "prediction", num_batches)
 
     def on_prediction_step_end(self, trainer: Trainer, batch: Any, predictions: Any, **kwargs: Any) -> None:
@@ -168,15 +167,15 @@ class ProgressBarCallback(TrainerCallback):
             self._open[-1].advance()
 
     def on_prediction_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Wipe the bar off the screen."""
+        """Remove the bar."""
         self._close_innermost()
 
     def on_stop_training_error(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Wipe the bar off the screen."""
+        """Remove the bar."""
         self._close_all()
 
     def on_exception(self, trainer: Trainer, exception: BaseException, **kwargs: Any) -> None:
-        """Wipe the bar off the screen, so that it does not run into the traceback."""
+        """Remove the bar, so that the traceback starts on a new line."""
         self._close_all()
 
     def _start_run(self) -> None:
@@ -218,13 +217,13 @@ class ProgressBarCallback(TrainerCallback):
 
 
 class LogMetricsCallback(TrainerCallback):
-    """Hands new values of the run history to `log_metrics`, which by default shows them as a table.
+    """Passes new values of the run history to `log_metrics`, which prints them as a table by default.
 
-    Metrics whose names start with "train" are logged when a training epoch is over, the others after an evaluation,
-    and what came later at the end of the epoch. A value is logged once. Several loggers each see every value.
+    Metrics whose names start with "train" are logged at the end of a training epoch, other metrics after an evaluation,
+    and later ones at the end of the epoch. Each value is logged once. With several loggers, each gets every value.
 
-    In the table an epoch is one row, evaluation included. An evaluation inside an epoch has a row of its own, such as
-    "3 @120" for epoch 3 after update 120. The metrics of `Trainer.evaluate` are shown in one line.
+    In the table, an epoch and its evaluation are one row. An evaluation within an epoch has its own row, such as
+    "3 @120" for epoch 3 after update 120. The metrics of `Trainer.evaluate` are printed in one line.
     """
 
     takes_part_in_preflight = False
@@ -233,11 +232,11 @@ class LogMetricsCallback(TrainerCallback):
     _epoch_started: float | None = None
 
     def log_metrics(self, trainer: Trainer, metrics: dict[str, float]) -> None:
-        """Override this to send the metrics elsewhere. Called on every rank; the default prints once per node.
+        """Log the metrics; the default prints them once per node. Called on every rank. Override this to log elsewhere.
 
         Args:
             trainer: the trainer.
-            metrics: the values by name, numbers only; metrics of other kinds are in the run history.
+            metrics: the values by name; only numbers. Metrics of other types are in the run history.
         """
         cells = {name: format_number(value) for name, value in metrics.items()}
         if self._row is not None:
@@ -246,12 +245,12 @@ class LogMetricsCallback(TrainerCallback):
             trainer.print("\n".join(block(cells, columns=screen_columns())))
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Begin with a new table."""
+        """Start a new table."""
         self._row = None
         self._table = _new_table()
 
     def on_train_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Take the time."""
+        """Start the clock."""
         self._print_row(trainer)
         self._epoch_started = time.perf_counter()
 
@@ -269,24 +268,24 @@ class LogMetricsCallback(TrainerCallback):
             self._print_row(trainer)
 
     def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Log the rest, for example the metrics of an epoch without an evaluation, and print the row."""
+        """Log remaining metrics, for example of an epoch without an evaluation, and print the row."""
         self._log_updated(trainer, "train", "other")
         self._print_row(trainer)
 
     def on_evaluation_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Log the rest."""
+        """Log remaining metrics."""
         self._log_updated(trainer, "train", "other")
 
     def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Print what is left."""
+        """Print an unfinished row."""
         self._print_row(trainer)
 
     def on_stop_training_error(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Print what is left."""
+        """Print an unfinished row."""
         self._print_row(trainer)
 
     def on_exception(self, trainer: Trainer, exception: BaseException, **kwargs: Any) -> None:
-        """Print what is left: the metrics of an epoch whose evaluation failed."""
+        """Print an unfinished row: the metrics of an epoch whose evaluation failed."""
         self._print_row(trainer)
 
     @functools.cached_property
@@ -346,7 +345,7 @@ def _learning_rate(trainer: Trainer) -> str:
 
 
 def _batches_of_epoch(trainer: Trainer) -> int | None:
-    """Batches of this rank until the epoch ends, or the run inside it."""
+    """The batches of this rank until the end of the epoch, or of the run within the epoch."""
     batches = _length(trainer._train_dataloader)
     config, state = _config_of(trainer), trainer.run_state
     if config.max_num_train_steps is None:
@@ -369,7 +368,7 @@ def _where(trainer: Trainer) -> str:
 
 
 def _length_of(config: TrainerRunConfig) -> str:
-    """For example "10 epochs of 45 updates"."""
+    """Text such as "10 epochs of 45 updates"."""
     epochs = "" if config.num_epochs is None else format_count(config.num_epochs, "epoch")
     updates = "" if config.max_num_train_steps is None else format_count(config.max_num_train_steps, "update")
     if config.num_update_steps_per_epoch is None:  # a stream
@@ -387,5 +386,5 @@ def _sizes_of(config: TrainerRunConfig) -> str:
 
 
 def _config_of(trainer: Trainer) -> TrainerRunConfig:
-    assert trainer.run_config is not None  # there is one as soon as a run has begun
+    assert trainer.run_config is not None  # it exists as soon as a run has begun
     return trainer.run_config

@@ -1,4 +1,4 @@
-"""Saving while training: the best model to a file, and everything that a run is to folders it can be resumed from."""
+"""Saving while training: the best model to a file, and the whole state of a run to folders to resume from."""
 
 from __future__ import annotations
 
@@ -31,29 +31,29 @@ if TYPE_CHECKING:
 
 
 class SaveBestModelCallback(TrainerCallback):
-    """Saves the model whenever a metric is better than ever, and loads the best one at the end of the run.
+    """Saves the model whenever a metric has a new best value, and loads the best model at the end of the run.
 
-    Values are judged at the end of each epoch, and after evaluations inside an epoch if they recorded the metric; not
-    in `Trainer.evaluate`. NaN is never better, and a model with parameters that are not finite is never saved. The
+    Values are judged at the end of each epoch, and after evaluations within an epoch if they recorded the metric, but
+    not in `Trainer.evaluate`. NaN is never better, and a model with parameters that are not finite is never saved. The
     best checkpoint is loaded however a training run ends, except by an exception other than `NonFiniteLossError`.
 
-    The file is one of `Trainer.save_checkpoint`, written by the first rank of each node. Its further entries are the
-    value, under the name of the metric, and ``epoch``.
+    The first rank of each node writes the file with `Trainer.save_checkpoint`, and adds the value under the name of the
+    metric, and ``epoch``.
 
     Args:
-        save_path: of the file; replaced, whole or not at all, by each better model. If it is there from an earlier run,
-            a line says so when the run starts.
+        save_path: the path of the file, which each better model replaces as a whole. A line is printed when the run
+            starts if the file exists from an earlier run.
         watch_metric: the metric's name in the run history.
         greater_is_better: whether larger values are better.
-        reset_on_train: whether each call of `Trainer.train` starts its own search for the best; a run that is resumed
-            goes on with what it had found.
-        save_optimizer: whether the optimizer's state is saved, and so loaded, with the model.
-        save_scheduler: the same for the scheduler's state.
+        reset_on_train: whether each call of `Trainer.train` starts a new search for the best model. A resumed run
+            always continues its search.
+        save_optimizer: whether the optimizer's state is saved and loaded with the model.
+        save_scheduler: whether the scheduler's state is saved and loaded with the model.
         load_saved_checkpoint: whether to load the best checkpoint at the end of a training run.
 
     Attributes:
         best_metric: the best value so far, or None.
-        best_metric_epoch: the epoch, from 1, that it was found in.
+        best_metric_epoch: the epoch of the best value, from 1, or None.
     """
 
     takes_part_in_preflight = False
@@ -87,7 +87,7 @@ class SaveBestModelCallback(TrainerCallback):
         self.load_saved_checkpoint = load_saved_checkpoint
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Check path and metric; forget the best of an earlier run, or one whose file is gone."""
+        """Check path and metric; forget the best value of an earlier run, or one whose file is missing."""
         self._refuse_shared_path(trainer)
         self._watched.check_before_run(trainer)
         if trainer.run_state.updates == 0:  # else the run was resumed
@@ -99,7 +99,7 @@ class SaveBestModelCallback(TrainerCallback):
             warn_user(
                 trainer,
                 f"The best model so far ({self.watch_metric} {self.best_metric} in epoch {self.best_metric_epoch}) is "
-                f"not in {self.save_path} any more. The search for the best starts again. To go on with it, put the "
+                f"not in {self.save_path} any more. The search for the best starts again. To continue it, put the "
                 "file back before you resume.",
             )
             self._forget_best()
@@ -107,7 +107,7 @@ class SaveBestModelCallback(TrainerCallback):
             tell_of_earlier_file(trainer, self.save_path, "the best model of this run")
 
     def on_eval_epoch_end(self, trainer: Trainer, *, is_intermediate: bool = False, **kwargs: Any) -> None:
-        """Judge the metrics of an evaluation inside an epoch."""
+        """Judge the metrics of an evaluation within an epoch."""
         if is_intermediate:
             self._judge(trainer)
 
@@ -135,18 +135,18 @@ class SaveBestModelCallback(TrainerCallback):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """What was found so far. The best model itself is in its file only."""
+        """The best value so far. The best model itself is only in its file."""
         return {"best_metric": self.best_metric, "best_metric_epoch": self.best_metric_epoch}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with the search of the run that is being resumed."""
+        """Continue the search of the run that is being resumed."""
         require_kinds(state, KINDS_OF_BEST, of=type(self).__name__)
         self.best_metric = state["best_metric"]
         self.best_metric_epoch = state["best_metric_epoch"]
 
     @property
     def state_key(self) -> str:
-        """The class and the path: two of them may watch two metrics."""
+        """The class and the path, because a run may have several such callbacks."""
         return f"{type(self).__name__}({self.save_path})"
 
     @property
@@ -162,7 +162,7 @@ class SaveBestModelCallback(TrainerCallback):
             self.best_metric, self.best_metric_epoch = values[-1], epoch
 
     def _save(self, trainer: Trainer, entries: dict[str, Any]) -> None:
-        """Write the checkpoint, with further entries."""
+        """Write the checkpoint with these additional entries."""
         trainer.save_checkpoint(
             self.save_path, entries, save_optimizer=self.save_optimizer, save_scheduler=self.save_scheduler
         )
@@ -178,48 +178,47 @@ class SaveBestModelCallback(TrainerCallback):
             if Path(other.save_path).resolve() == path:
                 raise DuplicateCallbackError(
                     f"{type(self).__name__} and {type(other).__name__} both save to {self.save_path}: each would "
-                    "replace what the other has saved. Give them different values of `save_path`."
+                    "replace the file of the other. Give them different values of `save_path`."
                 )
 
 
 class SaveTrainingStateCallback(TrainerCallback):
-    """Saves everything that a run is, in folders from which it can go on as if it had never stopped.
+    """Saves the whole state of a run in folders, from which the run can be resumed as if it had never stopped.
 
-    In `save_dir` there are ``epoch_<N>`` after epochs (counted from 1, as in the run history), ``step_<N>`` after
-    optimizer updates, and ``final`` at the end of the run, also if it was stopped early, but not if a loss was not
-    finite. Each appears whole or not at all. To go on: ``trainer.train(..., resume_from=save_dir)``.
+    `save_dir` gets ``epoch_<N>`` after epochs (counted from 1, as in the run history), ``step_<N>`` after optimizer
+    updates, and ``final`` at the end of the run, also if the run was stopped early, but not if a loss was not finite.
+    A state is never visible before it is complete. To resume, call ``trainer.train(..., resume_from=save_dir)``.
 
-    Older states are deleted when a new one is complete, by one rank, and judged by what is in the folder, so a resumed
-    run deletes those of the run before it. The newest is always kept, and folders with other names are left alone.
-    While it runs, no other run can save to the folder.
+    When a new state is complete, one rank deletes older states in the folder, including those of earlier runs. The
+    newest state is always kept, and folders with other names are left alone. While the run lasts, no other run can save
+    to the folder.
 
     Args:
         save_dir: the folder of the states.
-        save_every_n_epochs: save after every so many epochs.
-        save_every_n_steps: save after every so many optimizer updates.
+        save_every_n_epochs: the number of epochs between two states.
+        save_every_n_steps: the number of optimizer updates between two states.
         save_at_end: whether to save ``final`` when the run is complete, or stopped by anything but a signal.
-        max_checkpoints: keep so many of the newest states; None, with `keep_best` None too, keeps all.
-        keep_best: keep so many of the best as well. A state counts with the value of `watch_metric` that was recorded
-            after the same update, before it was saved; those without one are not among the best.
+        max_checkpoints: the number of newest states to keep. All states are kept if this and `keep_best` are None.
+        keep_best: the number of best states to keep as well. The value of a state is that of `watch_metric` recorded
+            after the same update, before the state was saved; states without a value are not among the best.
         watch_metric: the metric's name in the run history.
         greater_is_better: whether larger values are better.
-        save_every_n_minutes: save when so much time has passed since the last state, by the clock of rank 0, give or
-            take a second or an update; named ``step_<N>``.
+        save_every_n_minutes: the minutes between two states, by the clock of rank 0, give or take a second or an
+            update; the states are named ``step_<N>``.
         save_on_signal: whether to save ``final`` when SIGTERM, SIGINT or SIGUSR1 ends the run, whatever `save_at_end`
             says.
-        background: let the run go on while a state is being written. It then waits only for a copy in host memory,
-            as large as the state; see `Trainer.save_training_state`.
+        background: whether to continue the run while a state is being written. The run then waits only for a copy in
+            host memory, as large as the state; see `Trainer.save_training_state`.
 
     Attributes:
-        policy: when to save.
-        retention: what to keep.
+        policy: decides when to save.
+        retention: decides which states to keep.
 
     Raises:
         ConfigurationError: if a number is not positive.
     """
 
     ranks_agree_after_each_update = False
-
     takes_part_in_preflight = False
 
     save_dir: str | Path = "training_states"
@@ -282,7 +281,7 @@ class SaveTrainingStateCallback(TrainerCallback):
             trainer._state_writer.after_each.append(self._apply_retention)
 
     def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Save after every so many updates or minutes."""
+        """Save if the number of updates or minutes says so."""
         self._delete_outdated(trainer)
         updates = trainer.run_state.updates
         seconds = 0.0 if self.policy.every_n_minutes is None else self._agreed_seconds_since_save(trainer)
@@ -292,7 +291,7 @@ class SaveTrainingStateCallback(TrainerCallback):
             self._request(trainer, f"step_{updates}")
 
     def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Save after every so many epochs, and after the last one."""
+        """Save if the number of epochs says so, and after the last epoch."""
         self._delete_outdated(trainer)
         epoch = trainer.run_history.current_epoch
         if self.retention.best is not None:
@@ -308,7 +307,7 @@ class SaveTrainingStateCallback(TrainerCallback):
             self._request_final(trainer)
 
     def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Delete what the last state made superfluous."""
+        """Delete states that the last one made superfluous."""
         self._delete_outdated(trainer)
 
     @property
@@ -317,7 +316,7 @@ class SaveTrainingStateCallback(TrainerCallback):
         return f"{type(self).__name__}({self.save_dir})"
 
     def _refuse_full_disk(self, trainer: Trainer) -> None:
-        """By what is known before the first update: the parameters, without what the optimizer will add to them."""
+        """Check the space before the first update, by the size of the parameters; the optimizer will add to that."""
         parameters = trainer.get_model().parameters()
         size_bytes = sum(parameter.nbytes for parameter in parameters if not is_lazy(parameter))
         trainer._ranks.do_on_first(lambda: check_space(self.save_dir, self.retention, size_bytes))
@@ -334,7 +333,7 @@ class SaveTrainingStateCallback(TrainerCallback):
             self._request(trainer, "final")
 
     def _agreed_seconds_since_save(self, trainer: Trainer) -> float:
-        """By the clock of rank 0, which is asked about once a second. Must be called by all ranks after each update."""
+        """Seconds by the clock of rank 0, exchanged about once a second. All ranks must call this after each update."""
         updates = trainer.run_state.updates
         if self._saved_at is None or self._pace is None:
             self._saved_at = self._clock()
@@ -360,10 +359,10 @@ class SaveTrainingStateCallback(TrainerCallback):
             try:
                 remove_state(Path(self.save_dir) / state.name)
             except CheckpointError as error:
-                warnings.warn(f"A training state that is not needed any more cannot be deleted. {error}", stacklevel=2)
+                warnings.warn(f"A training state that is no longer needed cannot be deleted. {error}", stacklevel=2)
 
     def _saved_states(self) -> list[SavedState]:
-        """The complete states in the folder that are named as this callback names them."""
+        """The complete states in the folder with names of this callback."""
         metric_name = None if self.retention.best is None else self.watch_metric
         return judged_states(self._listed_states(), metric_name=metric_name)
 

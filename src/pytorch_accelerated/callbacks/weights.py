@@ -1,4 +1,4 @@
-"""Averages of the weights, made and saved while training."""
+"""Averages of the weights, computed and saved while training."""
 
 from __future__ import annotations
 
@@ -22,29 +22,30 @@ if TYPE_CHECKING:
 class ModelEmaCallback(SaveBestModelCallback):
     """Keeps an exponential moving average of the model's weights, and saves the best one.
 
-    The average starts as a copy of the model when a run begins, and moves once per applied optimizer update. After
-    each evaluation of the model it is evaluated, too; what is recorded then has the prefix ``ema_model_``. Its weights
-    are in training states, so a resumed run goes on with them. The trainer's own model is never changed.
+    The average starts as a copy of the model when a run begins, and is updated after each applied optimizer update. It
+    is evaluated after each evaluation of the model; the names of its metrics have the prefix ``ema_model_``. Training
+    states contain the average, so a resumed run continues it. The trainer's own model is never changed.
 
-    The file has the average as ``model_state_dict``, for `Trainer.load_checkpoint`, and no state of optimizer or
-    scheduler, which belongs to the model itself.
+    The file has the average as ``model_state_dict``, for `Trainer.load_checkpoint`, but no state of the optimizer or
+    scheduler, because they belong to the model itself.
 
-    On several ranks the averages of parameters are equal. Those of buffers that each rank has for itself (BatchNorm's
-    statistics) are not: what is evaluated and saved is rank 0's.
+    On several ranks, the averages of parameters are equal. Averages of buffers that each rank has for itself (the
+    statistics of BatchNorm) differ; those of rank 0 are evaluated and saved.
 
     Args:
-        decay: weight of the past, in [0, 1).
-        evaluate_during_training: False to save the average at the end of the run instead, whatever it is worth.
-        save_path: of the file.
-        watch_metric: which metric tells the best average.
+        decay: the weight of the past, in [0, 1).
+        evaluate_during_training: whether to evaluate the average and save the best one. Otherwise, the average is saved
+            at the end of the run.
+        save_path: the path of the file.
+        watch_metric: the metric that decides which average is the best.
         greater_is_better: whether larger values are better.
-        model_ema: makes the average, from the model and ``decay``; a subclass of `ModelEma` can have another rule.
+        model_ema: creates the average from the model and ``decay``; a subclass of `ModelEma` can have another rule.
         callbacks: classes or instances whose events are fired while the average is evaluated.
 
     Attributes:
         ema_model: the average, with its model as ``ema_model.module``; None before the first run.
         best_metric: the best value so far, or None.
-        best_metric_epoch: the epoch, from 1, that it was found in.
+        best_metric_epoch: the epoch of the best value, from 1, or None.
 
     Source: Tarvainen and Valpola (2017), "Mean teachers are better role models", arXiv 1703.01780.
     """
@@ -82,7 +83,7 @@ class ModelEmaCallback(SaveBestModelCallback):
         self.decay = decay
         self.evaluate_during_training = evaluate_during_training
         self.model_ema = model_ema
-        # Made once: what they remember should outlast an evaluation.
+        # Created once, because their state should outlast an evaluation.
         self.callbacks = [callback() if isinstance(callback, type) else callback for callback in callbacks]
 
     @property
@@ -94,7 +95,7 @@ class ModelEmaCallback(SaveBestModelCallback):
         return self._ema_model
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Start the average with the model as it is, or go on with that of the run that is being resumed."""
+        """Start the average with a copy of the model, or continue that of the run that is being resumed."""
         if self.evaluate_during_training:
             super().on_training_run_start(trainer, **kwargs)
         else:
@@ -107,17 +108,17 @@ class ModelEmaCallback(SaveBestModelCallback):
         self._average(trainer)
 
     def on_train_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Look how far the run is: it may have gone back to a training state."""
+        """Read how far the run is, because it may have returned to a training state."""
         self._applied_updates = trainer.run_state.applied_updates
 
     def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Move the average, unless the update was skipped. Does not wait for the device."""
+        """Update the average, unless the optimizer update was skipped. Does not wait for the device."""
         if trainer.run_state.applied_updates > self._applied_updates:
             self._applied_updates = trainer.run_state.applied_updates
             self._average(trainer).update(trainer.get_model())
 
     def on_eval_epoch_end(self, trainer: Trainer, *, is_intermediate: bool = False, **kwargs: Any) -> None:
-        """Evaluate the average, at the end of an epoch of training."""
+        """Evaluate the average at the end of a training epoch."""
         is_training = trainer._train_dataloader is not None
         if self.evaluate_during_training and is_training and not is_intermediate:
             trainer._evaluate_other_model(
@@ -140,12 +141,12 @@ class ModelEmaCallback(SaveBestModelCallback):
             warn_user(trainer, f"The average of the weights was not saved to {self.save_path}. {error}")
 
     def state_dict(self) -> dict[str, Any]:
-        """The average, and what was found so far."""
+        """The average and the best value so far."""
         weights = None if self.ema_model is None else dict(canonical_state_dict(self.ema_model))
         return {**super().state_dict(), "ema_model": weights}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with the average of the run that is being resumed."""
+        """Continue the average of the run that is being resumed."""
         super().load_state_dict(state)
         require_kinds(state, {"ema_model": (dict, OrderedDict, type(None))}, of=type(self).__name__)
         self._loaded_weights = state["ema_model"]  # a resumed run loads states before it makes the average
