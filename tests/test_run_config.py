@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import IterableDataset, SequentialSampler
+from torch.utils.data import DataLoader, IterableDataset, SequentialSampler, TensorDataset
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.run_config import TrainerRunConfig
@@ -92,6 +92,12 @@ def test_a_stream_without_length_has_no_updates_per_epoch():
     assert config.train_dataloader_len is None
     assert config.num_epochs is None
     assert config.train_per_device_batch_size == 4
+
+
+def test_batch_sizes_are_those_of_loaders_that_are_given():
+    train, evaluation = (DataLoader(TensorDataset(*DATA), batch_size) for batch_size in (4, 5))
+    config = config_of(train, 1, evaluation)
+    assert (config.train_per_device_batch_size, config.eval_per_device_batch_size) == (4, 5)
 
 
 def test_after_evaluate_alone_the_fields_about_training_are_none():

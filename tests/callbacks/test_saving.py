@@ -110,6 +110,14 @@ def test_optimizer_and_scheduler_of_the_best_epoch_come_with_its_weights() -> No
     assert steps == {5}
 
 
+def test_the_last_weights_stay_if_loading_is_switched_off() -> None:
+    score = Score([1, 2, 3])
+    trainer = a_trainer(score, save_best_score(load_saved_checkpoint=False))
+    fit(trainer)
+    assert_same_weights(weights_of(trainer.model), score.weights[2])
+    assert_same_weights(torch.load("best_model.pt")["model_state_dict"], score.weights[0])
+
+
 def test_the_best_weights_are_loaded_after_a_loss_that_is_not_finite() -> None:
     score = Score([2, 1, 3])
     trainer = a_trainer(score, save_best_score(), TerminateOnNaNCallback, SpoilAfter(12))
