@@ -392,16 +392,6 @@ def test_a_scheduler_of_ones_own_may_use_loaders_and_run_config():
     assert trainer.scheduler.last_epoch == 8
 
 
-class Rates(TrainerCallback):
-    """The learning rate of each update."""
-
-    def __init__(self) -> None:
-        self.rates: list[float] = []
-
-    def on_optimizer_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        self.rates.append(trainer.optimizer.param_groups[0]["lr"])
-
-
 def test_two_models_of_which_the_subclass_prepares_one_itself():
     class Distillation(Trainer):
         def __init__(self, teacher: nn.Module, *args: Any, **kwargs: Any) -> None:

@@ -178,6 +178,7 @@ FILES: dict[str, Callable[[], bytes]] = {
     "a command itself": lambda: with_program(entry(b"cos\nsystem\n")),
     "a class of torch": lambda: with_program(entry(b"ctorch\nTensor\n")),
     "an object of a class": lambda: saved({"a": Gadget(Path("trap"))}),
+    "a plain pickle": lambda: pickle.dumps({"a": Gadget(Path("trap"))}),
     "an empty program": lambda: with_program(b""),
     "a program without an end": lambda: with_program(b"\x80\x02}"),
     "a stack that is empty": lambda: with_program(b"."),

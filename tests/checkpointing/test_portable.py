@@ -1,6 +1,5 @@
 import datetime
 import enum
-import os
 from collections import Counter, OrderedDict
 from pathlib import Path
 from typing import Any
@@ -125,11 +124,6 @@ def test_a_truncated_file_is_refused(tmp_path):
         path.write_bytes(content[:length])
         with pytest.raises(InvalidCheckpointError, match=r"model\.pt cannot be loaded"):
             load_portable(path)
-
-
-class Gadget:
-    def __reduce__(self):
-        return os.mkdir, ("trap",)
 
 
 def test_something_else_than_a_dict_is_no_checkpoint(tmp_path):

@@ -20,7 +20,6 @@ import torch
 
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, MissingDependencyError
 from pytorch_accelerated.huggingface import Trainer
-from pytorch_accelerated.huggingface.arguments.argument import arguments_of
 from pytorch_accelerated.huggingface.arguments.strategies import (
     IntervalStrategy,
     OptimizerNames,
@@ -33,7 +32,6 @@ from pytorch_accelerated.huggingface.events import reporting
 from pytorch_accelerated.huggingface.events.reporting import TensorBoardCallback, reporting_callbacks
 from tests.support.processes import run_on_ranks
 
-UNSUPPORTED = {name: one for name, one in arguments_of(TrainingArguments).items() if one.why_unsupported}
 RANKS = Path(__file__).parents[1] / "ranks"
 
 

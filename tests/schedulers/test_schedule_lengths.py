@@ -30,7 +30,6 @@ RANKS = Path(__file__).parents[1] / "ranks"
 EPOCHS: Any = TrainerPlaceholderValues.NUM_EPOCHS
 UPDATES: Any = TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH
 DATA = regression_data(20)
-UPDATES_PER_EPOCH = 5
 PEAK = 0.8
 Factory = Callable[[Any], Any]
 
