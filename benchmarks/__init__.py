@@ -1,1 +1,1 @@
-"""What the library costs and saves: ``python -m benchmarks``. README.md explains it."""
+"""Benchmarks of the library's cost and savings: ``python -m benchmarks``. README.md explains them."""

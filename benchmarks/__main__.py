@@ -20,7 +20,7 @@ RESULTS = Path(__file__).parent / "results"
 
 def main() -> None:
     options = _options()
-    # Before anything looks for a device; the processes that are started inherit it.
+    # Set before anything looks for a device; child processes inherit it.
     os.environ.update(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="", ACCELERATE_USE_CPU="true")
     options.output.mkdir(parents=True, exist_ok=True)
     peers, left_out = _peers() if options.peers else ([], {})
@@ -48,8 +48,8 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure what the library costs.")
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"default: all of {', '.join(CASES)}")
     parser.add_argument("--repeats", type=int, default=7, help="rounds in which all ways take turns (default: 7)")
-    parser.add_argument("--quick", action="store_true", help="one round of small sizes, to see that everything runs")
-    parser.add_argument("--no-peers", dest="peers", action="store_false", help="leave the other libraries out")
+    parser.add_argument("--quick", action="store_true", help="one round with small sizes, to check that all runs")
+    parser.add_argument("--no-peers", dest="peers", action="store_false", help="skip the other libraries")
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder for the results")
     options = parser.parse_args()
     unknown = [case for case in options.cases if case not in CASES]
@@ -59,14 +59,14 @@ def _options() -> argparse.Namespace:
 
 
 def _command(options: argparse.Namespace) -> str:
-    """What repeats this run; where its results went is nobody's business."""
+    """The command that repeats this run, without the folder for results."""
     words = [*options.cases, f"--repeats {options.repeats}"]
     words += [flag for flag, is_given in (("--quick", options.quick), ("--no-peers", not options.peers)) if is_given]
     return " ".join(["python -m benchmarks", *words])
 
 
 def _peers() -> tuple[list[Way], dict[str, str]]:
-    """Those that are there, lean and as they come, and why the others are not."""
+    """The installed libraries, lean and with their defaults, and why others are missing."""
     peers: list[Way] = []
     left_out = {}
     way_classes: tuple[type[Way], ...] = (Reference, *PEERS)

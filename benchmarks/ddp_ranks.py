@@ -1,4 +1,4 @@
-"""What each process of the case `ddp` does, under torch.distributed.run.
+"""The work of each process in the case `ddp`, under torch.distributed.run.
 
 Arguments: samples of the short run, samples of the long run, rounds, and the file to write.
 """
@@ -24,7 +24,7 @@ from benchmarks.work import Batch, Job, Parts, ReadyBatches
 
 
 class RawDDPLoop(RawLoop):
-    """By hand, on this rank's batches, made beforehand."""
+    """A hand-written loop over this rank's batches, which are created beforehand."""
 
     library = "raw DDP loop, ready batches"
 
@@ -38,7 +38,7 @@ class RawDDPLoop(RawLoop):
 
 
 class RawDDPLoopWithLoader(RawDDPLoop):
-    """By hand, the loader included."""
+    """A hand-written loop, including the loader."""
 
     library = "raw DDP loop, DataLoader"
 
@@ -47,7 +47,7 @@ class RawDDPLoopWithLoader(RawDDPLoop):
 
 
 class AccelerateByHandOnRanks(RawDDPLoop):
-    """A hand-written loop over what accelerate has prepared."""
+    """A hand-written loop over objects prepared by accelerate."""
 
     library = "accelerate by hand, ready batches"
 
@@ -61,7 +61,7 @@ class AccelerateByHandOnRanks(RawDDPLoop):
 
 
 class OursInOrder(Ours):
-    """Ours; each update has the same samples as by hand."""
+    """This library; each update has the same samples as in the hand-written loop."""
 
     def train(self, parts: Parts, data: Any, batch_size: int) -> None:
         self._trainer(parts).train(
@@ -74,7 +74,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     short, long = (Job(samples=int(size), is_ready=False) for size in (short_samples, long_samples))
     ways = [RawDDPLoop(), RawDDPLoopWithLoader(), AccelerateByHandOnRanks(), OursInOrder(), OursInOrder(is_lean=False)]
-    losses = losses_of_same_work(ways, short, tolerance=1e-4)  # sums of the ranks' gradients are rounded
+    losses = losses_of_same_work(ways, short, tolerance=1e-4)  # the sums of the ranks' gradients are rounded
     rounds = take_turns({way.name: partial(_microseconds, way, short, long) for way in ways}, int(repeats))
     if dist.get_rank() == 0:
         Path(file).write_text(json.dumps({"rounds": rounds, "final_losses": losses}))

@@ -1,4 +1,4 @@
-"""What a new process pays until its first step: ``python -m benchmarks.first_step "ours, no callbacks"``.
+"""The time a new process needs until its first step: ``python -m benchmarks.first_step "ours, no callbacks"``.
 
 Prints a JSON object. Everything is imported in the order in which it is measured.
 """

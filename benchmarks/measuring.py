@@ -1,4 +1,4 @@
-"""Rounds in which all ways take turns, and what is made of their figures."""
+"""Rounds in which all ways take turns, and statistics of their figures."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Rounds = dict[str, list[float]]
 
 @dataclass(frozen=True)
 class Setting:
-    """What a case is asked to do.
+    """The settings of a case.
 
     Attributes:
         repeats: rounds of every way.
-        is_quick: whether it only matters that everything runs.
-        peers: the other libraries, lean and as they come.
-        folder: on the disk that results go to, for large files.
+        is_quick: whether to check only that everything runs.
+        peers: the other libraries, lean and with their defaults.
+        folder: a folder for large files, on the same disk as the results.
     """
 
     repeats: int
@@ -37,16 +37,16 @@ class Setting:
         return [peer for peer in self.peers if peer.is_lean]
 
     def size(self, full: Number, *, quick: Number) -> Number:
-        """A size that is small where nobody looks at the figures."""
+        """`full`, or a small size if nobody looks at the figures."""
         return quick if self.is_quick else full
 
 
 @dataclass(frozen=True)
 class Target:
-    """What a way should reach: a bound of what its table compares, or of the figure itself without a baseline.
+    """A target of a way: a bound for the compared value, or for the figure itself without a baseline.
 
     Attributes:
-        way: its name.
+        way: the name of the way.
         at_most: an upper bound.
         at_least: a lower bound.
         below: names of ways, each of which should have a greater figure.
@@ -70,12 +70,12 @@ class Result:
 
     Attributes:
         title: what was measured, and under which circumstances.
-        unit: of the figures.
-        rounds: figures by way; the n-th ones of all ways were taken in turn.
+        unit: the unit of the figures.
+        rounds: figures by way; the n-th ones of all ways were measured in turn.
         baseline: the way that others are compared with, round by round.
-        compared_as: how.
-        targets: what should be reached.
-        final_losses: by way, where ways did the same work.
+        compared_as: how they are compared.
+        targets: the targets.
+        final_losses: by way, if the ways did the same work.
         more_is_better: whether the figure is a speed.
         note: what one must know to read it.
         is_pictured: whether it belongs in the picture.
@@ -93,7 +93,7 @@ class Result:
     is_pictured: bool = False
 
     def median(self, way: str) -> float:
-        """Of the figures of a way."""
+        """The median figure of a way."""
         return statistics.median(self.rounds[way])
 
     def compared(self, way: str) -> float:
@@ -106,7 +106,7 @@ class Result:
         return statistics.median(figure - base for figure, base in pairs)
 
     def best_first(self) -> list[str]:
-        """The ways, in the order of tables and pictures."""
+        """The ways in the order of tables and pictures."""
         return sorted(self.rounds, key=self.compared, reverse=self.more_is_better)
 
     def is_reached(self, target: Target) -> bool:
@@ -117,7 +117,7 @@ class Result:
 
 
 def take_turns(measures: Mapping[str, Callable[[], float]], repeats: int) -> Rounds:
-    """Call every function once a round. Every other round goes backwards, so that nobody always comes first."""
+    """Call every function once per round. Every other round is reversed, so that no function always comes first."""
     rounds: Rounds = {name: [] for name in measures}
     for round_ in range(repeats):
         for name in reversed(list(measures)) if round_ % 2 else measures:
@@ -126,15 +126,15 @@ def take_turns(measures: Mapping[str, Callable[[], float]], repeats: int) -> Rou
 
 
 def seconds_per_step(way: Way, short: Job, long: Job) -> float:
-    """The slope between two runs: what they cost once drops out."""
+    """The slope between two runs, which cancels their fixed costs."""
     return (way.run(long).seconds - way.run(short).seconds) / (long.steps - short.steps)
 
 
 def losses_of_same_work(ways: Iterable[Way], job: Job, *, tolerance: float = 1e-5) -> dict[str, float]:
-    """The final losses of all ways, which are also warm after this.
+    """The final losses of all ways, which are also warmed up afterwards.
 
     Raises:
-        RuntimeError: if they differ by more than `tolerance`: then somebody has done less, or something else.
+        RuntimeError: if they differ by more than `tolerance`: then some way has done less, or different work.
     """
     losses = {way.name: way.run(job).loss for way in ways}
     if max(losses.values()) - min(losses.values()) > tolerance:

@@ -1,4 +1,4 @@
-"""The other libraries, each used as its documentation says, with our loader, loss and optimizer put in."""
+"""The other libraries, each used as its documentation says, with our loader, loss and optimizer."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class Lightning(Way):
 
 
 class Transformers(HuggingFaceShape):
-    """What that shape is named after."""
+    """The library that the Hugging Face API of this one is named after."""
 
     library = "transformers"
     module = "transformers"

@@ -17,7 +17,7 @@ BY_HAND = ("raw loop", "accelerate by hand")
 
 
 def plot(results: Sequence[Result], file: Path) -> None:
-    """Draw bars of what the tables compare, best first, with their values."""
+    """Draw bars of the compared values, best first, with labels."""
     columns = min(2, len(results))
     rows = -(-len(results) // columns)
     bars = max(len(result.rounds) for result in results)

@@ -1,4 +1,4 @@
-"""New processes to measure in, and what a process has."""
+"""New processes to measure in, and the resources of a process."""
 
 from __future__ import annotations
 
@@ -20,38 +20,38 @@ Arguments = ParamSpec("Arguments")
 Returned = TypeVar("Returned")
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-# Every new process begins with these, so that they are not part of what it measures. The first optimizer of a process
-# would load the last one.
+# Every new process imports these first, so that they are not part of the measurement. The first optimizer of a process
+# would import the last one.
 _CONTEXT.set_forkserver_preload(["accelerate", "pytorch_accelerated", "benchmarks.cases", "torch._dynamo"])
 
 
 def in_new_process(
     function: Callable[Arguments, Returned], *args: Arguments.args, **kwargs: Arguments.kwargs
 ) -> Returned:
-    """What `function` returns in a process that has done nothing yet but imports."""
+    """The return value of `function` in a new process that has only done its imports."""
     with ProcessPoolExecutor(1, mp_context=_CONTEXT, initializer=settle) as pool:
         return pool.submit(function, *args, **kwargs).result()
 
 
 def settle() -> None:
-    """One thread; and what has been loaded is not searched for garbage while something is timed."""
+    """Use one thread, and exempt loaded objects from garbage collection during measurements."""
     torch.set_num_threads(1)
     gc.freeze()
 
 
 def resident_megabytes() -> float:
-    """Memory of this process."""
+    """The current memory of this process."""
     return psutil.Process().memory_info().rss / 2**20
 
 
 def peak_megabytes() -> float:
-    """The most memory that this process has had, since `forget_peak` where that is possible."""
+    """The peak memory of this process since `forget_peak`, where that is supported."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (2**20 if sys.platform == "darwin" else 2**10)
 
 
 def forget_peak() -> None:
-    """Hand back memory that was freed, and let the peak begin again at what is in use. Only Linux can do it."""
+    """Return freed memory to the system and reset the peak to the current usage. Only Linux supports this."""
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

@@ -1,7 +1,7 @@
-"""The package `pytorch-accelerated` from the registry. It has our import name, so it lives in a process of its own.
+"""The package `pytorch-accelerated` from the registry. It has our import name, so it runs in a separate process.
 
-The worker shares this environment's torch and accelerate and sees the package in a folder before all others. Jobs go
-to it and outcomes come back through pipes, so its rounds take turns with everybody else's.
+The worker uses this environment's torch and accelerate, and a folder with the package that comes first on its path.
+Jobs and outcomes are sent through pipes, so its rounds alternate with those of all other ways.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from benchmarks.work import Job, Parts, ReadyBatches
 
 REQUIREMENT = "pytorch-accelerated==0.1.61"
 REPOSITORY = Path(__file__).parents[1]
-# `make clean` removes it together with the environment of the project.
+# `make clean` removes it together with the project's environment.
 FOLDER = REPOSITORY / ".venv" / "reference"
 
 
 class ReferenceInWorker(Way):
-    """Lean: no callbacks, no loader processes. It insists on a torch DataLoader, also for batches that are ready."""
+    """Lean: no callbacks, no loader processes. It needs a torch DataLoader, even for ready batches."""
 
     library = REQUIREMENT.replace("==", " ")
 
@@ -71,7 +71,7 @@ def ready_loader(batches: ReadyBatches) -> DataLoader[Any]:
 
 
 class Reference(Way):
-    """`ReferenceInWorker` from outside."""
+    """`ReferenceInWorker`, called from outside."""
 
     library = ReferenceInWorker.library
 
@@ -88,7 +88,7 @@ class Reference(Way):
         try:
             return Outcome(*pickle.load(replies))
         except EOFError:
-            raise RuntimeError(f"The process of {self.library} has died at {job}; its reason stands above.") from None
+            raise RuntimeError(f"The process of {self.library} has died at {job}; the reason is above.") from None
 
     def fresh_environment(self) -> dict[str, str]:
         return _environment()
@@ -100,7 +100,7 @@ def _environment() -> dict[str, str]:
 
 @functools.cache
 def _worker() -> subprocess.Popen[bytes]:
-    """The one worker, started at the first call."""
+    """The only worker, started at the first call."""
     install()
     command = [sys.executable, "-m", "benchmarks.reference"]
     environment = {**os.environ, **_environment()}
@@ -110,10 +110,10 @@ def _worker() -> subprocess.Popen[bytes]:
 
 
 def install() -> None:
-    """Put the package where only the worker sees it; torch and accelerate are those of this environment.
+    """Install the package where only the worker sees it; torch and accelerate are those of this environment.
 
     Raises:
-        ImportError: if that is not possible; the message has what pip said.
+        ImportError: if that fails; the message has pip's output.
     """
     name, _, version = REQUIREMENT.partition("==")
     found = [distribution.version for distribution in importlib.metadata.distributions(name=name, path=[str(FOLDER)])]
@@ -126,9 +126,9 @@ def install() -> None:
 
 
 def main() -> None:
-    """The worker: job after job, until the pipe is closed."""
+    """Run job after job until the pipe is closed."""
     requests, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what the library prints must not get among the replies
+    os.dup2(2, 1)  # the library's output must not mix with the replies
     way = functools.cache(ReferenceInWorker)
     while True:
         try:

@@ -27,7 +27,7 @@ def write_report(folder: Path, results: Mapping[str, Sequence[Result]], facts: M
     """Write ``results.json``, ``results.md`` and ``results.png`` into `folder`.
 
     Args:
-        folder: exists.
+        folder: an existing folder.
         results: by case.
         facts: what one must know to repeat the run; see `facts_of_run`.
     """
@@ -43,7 +43,7 @@ def write_report(folder: Path, results: Mapping[str, Sequence[Result]], facts: M
 
 
 def facts_of_run(*, command: str, repeats: int, left_out: Sequence[str]) -> dict[str, Any]:
-    """The machine's class, versions, and how it was run."""
+    """The class of machine, the versions, and the command."""
     versions = {name: _version(name) for name in PACKAGES}
     shown = [f"{name} {version}" for name, version in versions.items() if version]
     return {
@@ -88,12 +88,12 @@ def compared_text(result: Result, way: str) -> str:
 
 
 def number(value: float) -> str:
-    """Four digits, more only in front of the point."""
+    """A number with four digits, or more before the decimal point."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def _targets_as_markdown(results: Sequence[Result]) -> str:
-    """What was to be reached, and whether it was."""
+    """The targets, and whether they were reached."""
     rows = []
     for result in results:
         for target in result.targets:

@@ -1,4 +1,4 @@
-"""Ways to train and evaluate: by hand, with accelerate by hand, and ours. The other libraries are in peers.py."""
+"""Ways to train and evaluate: by hand, with accelerate by hand, and this library. peers.py has the other libraries."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from benchmarks.work import Batch, Job, Parts, as_loader
 
 
 class Outcome(NamedTuple):
-    """What came out of a job. Ways are only compared if their losses are the same."""
+    """The outcome of a job. Ways are compared only if their losses are the same."""
 
     seconds: float
     loss: float
@@ -30,11 +30,11 @@ class Way:
     """One way of doing a job. Its constructor imports what it needs, so that others don't pay for it.
 
     Args:
-        is_lean: without bars, logs and checkpoints; else as the library comes.
+        is_lean: without bars, logs and checkpoints; otherwise with the library's defaults.
 
     Attributes:
-        library: its name.
-        name: of this way, as the tables show it.
+        library: the name of the library.
+        name: the name of this way in the tables.
     """
 
     library: str
@@ -53,9 +53,9 @@ class Way:
         raise NotImplementedError
 
     def run(self, job: Job) -> Outcome:
-        """Do `job`. The clock runs for what a user would have to wait for once model and data exist."""
+        """Do `job`. The clock measures what a user would wait for once model and data exist."""
         parts, data = job.parts(), job.data()
-        gc.collect()  # nobody pays for the garbage of others
+        gc.collect()  # no way pays for the garbage of others
         with unseen():
             start = time.perf_counter()
             loss = (self.evaluate if job.is_evaluation else self.train)(parts, data, job.batch_size)
@@ -63,15 +63,15 @@ class Way:
         return Outcome(seconds, job.loss_of(parts.model) if loss is None else loss)
 
     def fresh_environment(self) -> dict[str, str]:
-        """Environment variables that a new process needs in order to go this way."""
+        """Environment variables that a new process needs for this way."""
         return {}
 
     def close(self) -> None:
-        """Let go of what the constructor got."""
+        """Release what the constructor acquired."""
 
 
 def mean_loss(model: nn.Module, loss_func: nn.Module, batches: Iterable[Batch]) -> float:
-    """The evaluation that one writes by hand."""
+    """The evaluation that one would write by hand."""
     model.eval()
     total, count = torch.zeros(()), 0
     with torch.no_grad():
@@ -82,7 +82,7 @@ def mean_loss(model: nn.Module, loss_func: nn.Module, batches: Iterable[Batch]) 
 
 
 class RawLoop(Way):
-    """Written by hand, the loader included."""
+    """A hand-written loop, including the loader."""
 
     library = "raw loop"
     endings = ("", "")
@@ -105,14 +105,14 @@ class RawLoop(Way):
 
 
 class RawLoopWithWorker(RawLoop):
-    """By hand, with another process that loads."""
+    """A hand-written loop with another process that loads."""
 
     library = "raw loop, 1 worker"
     loader_kwargs = {"num_workers": 1}
 
 
 class RawLoopOnWholeBatches(RawLoop):
-    """The floor: by hand, and one indexing operation a batch."""
+    """The lower limit: a hand-written loop with one indexing operation per batch."""
 
     library = "raw loop, whole-batch indexing"
 
@@ -123,7 +123,7 @@ class RawLoopOnWholeBatches(RawLoop):
 
 
 class AccelerateByHand(Way):
-    """A hand-written loop over what accelerate has prepared."""
+    """A hand-written loop over objects prepared by accelerate."""
 
     library = "accelerate by hand"
     endings = ("", "")
@@ -175,7 +175,7 @@ class Ours(Way):
 
 
 class OursClippedAndScheduled(Ours):
-    """This library, doing at each update what Hugging Face's arguments ask for by default."""
+    """This library, doing in each update what Hugging Face's arguments ask for by default."""
 
     endings = (", native face, clipped and scheduled", "")
 
@@ -198,14 +198,14 @@ def _linear_schedule(optimizer: torch.optim.Optimizer, steps: int) -> torch.opti
 
 
 class HuggingFaceShape(Way):
-    """A trainer in the shape of Hugging Face's.
+    """A trainer with Hugging Face's API.
 
-    Lean: no logs, checkpoints, bar and NaN filter. Clipping and the learning rate's decay are off in both, unless they
-    are asked for.
+    Lean: no logs, checkpoints, bar and NaN filter. Clipping and the decay of the learning rate are off unless
+    requested.
 
     Args:
         is_lean: see above.
-        clips_and_schedules: whether these two are as the arguments have them by default.
+        clips_and_schedules: whether these two have the arguments' defaults.
 
     Attributes:
         module: has `Trainer` and `TrainingArguments`.
@@ -269,7 +269,7 @@ class HuggingFaceShape(Way):
 
 
 class OursInHuggingFaceShape(HuggingFaceShape):
-    """This library, by its Hugging Face face."""
+    """This library, with its Hugging Face API."""
 
     library = "ours, Hugging Face face"
     module = "pytorch_accelerated.huggingface"
@@ -280,7 +280,7 @@ OURS = ("ours, no callbacks", "ours, default callbacks")
 
 @contextlib.contextmanager
 def unseen() -> Iterator[None]:
-    """Output goes where nobody sees it, to something that says it is a terminal, so that bars are drawn."""
+    """Discard output, in a stream that claims to be a terminal, so that bars are drawn."""
     output = _UnseenTerminal()
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output), warnings.catch_warnings():
         warnings.simplefilter("ignore")

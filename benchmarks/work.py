@@ -1,4 +1,4 @@
-"""The work that every way of training gets: the same network, optimizer, data, and number of steps."""
+"""The work that every way of training does: the same network, optimizer, data, and number of steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 class Parts(NamedTuple):
-    """What a user brings."""
+    """What a user would provide."""
 
     model: nn.Module
     loss_func: nn.Module
@@ -29,14 +29,15 @@ class Job:
     """One epoch of training, or one evaluation. Small enough to be sent to another process.
 
     Attributes:
-        samples: how many there are.
-        batch_size: samples of a batch.
-        features: of a sample.
-        hidden: width of the network's one hidden layer.
-        is_ready: whether the batches are made beforehand, so that loading costs nothing. Else the data is a dataset.
+        samples: the number of samples.
+        batch_size: samples per batch.
+        features: features per sample.
+        hidden: width of the network's only hidden layer.
+        is_ready: whether batches are created beforehand, so that loading costs nothing. Otherwise the data is a
+            dataset.
         is_evaluation: whether to compute the mean loss instead of training.
-        step_seconds: what a forward pass takes on top of its own work.
-        sample_seconds: what it takes to fetch a sample, on top.
+        step_seconds: additional time of a forward pass.
+        sample_seconds: additional time to fetch a sample.
     """
 
     samples: int
@@ -54,7 +55,7 @@ class Job:
         return -(-self.samples // self.batch_size)
 
     def parts(self) -> Parts:
-        """Always with the same first weights."""
+        """The parts, always with the same initial weights."""
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(self.features, self.hidden), nn.ReLU(), nn.Linear(self.hidden, CLASSES))
         if self.step_seconds:
@@ -70,7 +71,7 @@ class Job:
         return SlowDataset(dataset, self.sample_seconds) if self.sample_seconds else dataset
 
     def loss_of(self, model: nn.Module) -> float:
-        """What tells whether a model has been through this job: its loss on the first samples."""
+        """The loss on the first samples, which shows whether a model has been through this job."""
         inputs, targets = (tensor[:1000] for tensor in samples(self.samples, self.features))
         layers = [layer for layer in model.eval().children() if not isinstance(layer, BusyWait)]
         with torch.no_grad():
@@ -100,7 +101,7 @@ class ReadyBatches:
 
 
 class SlowDataset(Dataset[Batch]):
-    """Samples that have to be waited for, as if they came from a disk."""
+    """Samples that take time, as if they came from a disk."""
 
     def __init__(self, dataset: TensorDataset, sample_seconds: float) -> None:
         self._dataset = dataset
@@ -115,7 +116,7 @@ class SlowDataset(Dataset[Batch]):
 
 
 class BusyWait(nn.Module):
-    """Stands for a long computation: passes its input on when the time is over."""
+    """Simulates a long computation: passes its input on after a fixed time."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__()
@@ -129,7 +130,7 @@ class BusyWait(nn.Module):
 
 
 def as_loader(data: Any, batch_size: int, *, shuffle: bool, **kwargs: Any) -> Iterable[Batch]:
-    """The loader that one writes by hand; batches that are ready need none."""
+    """The loader that one would write by hand; ready batches need none."""
     if isinstance(data, ReadyBatches):
         return data
     return DataLoader(data, batch_size=batch_size, shuffle=shuffle, **kwargs)

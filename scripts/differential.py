@@ -1,8 +1,8 @@
-"""Compares this library with the reference package, and writes the pages about what differs.
+"""Compares this library with the reference package, and writes the pages about the differences.
 
     make differential
 
-It ends with 1 where something differs that `tests/differential/differences.py` does not explain.
+Exits with 1 if there is a difference that `tests/differential/differences.py` does not explain.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.differential.pages import findings, pages  # noqa: E402
 
 
 def main() -> int:
-    """Compare, then write."""
+    """Compare both libraries and write the pages."""
     if not is_installed():
         print("The reference package is not installed: run `make differential`.", file=sys.stderr)
         return 1
@@ -29,7 +29,7 @@ def main() -> int:
     for page, text in pages().items():
         page.write_text(text, encoding="utf-8")
         print(f"wrote {page.relative_to(ROOT)}")
-    print(f"{len(unexplained)} differences that are not meant")
+    print(f"{len(unexplained)} unintended differences")
     return 1 if unexplained else 0
 
 

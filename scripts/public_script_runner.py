@@ -1,6 +1,6 @@
-"""Runs a script as it would be run, and writes down the run history after each of its runs.
+"""Runs an unmodified script and records the run history after each of its runs.
 
-python scripts/public_script_runner.py OUTPUT.json SCRIPT ARGUMENTS...
+    python scripts/public_script_runner.py OUTPUT.json SCRIPT ARGUMENTS...
 
 The data comes in the order of the dataset, so that two packages can be compared: the default arguments of the training
 loader don't shuffle. Nothing else is changed.
@@ -19,7 +19,7 @@ from tests.support import torchvision_on_cpu
 
 
 def main(output: str, script: str, *arguments: str) -> None:
-    """Run `script`; the histories go to `output`."""
+    """Run `script` and write its histories to `output`."""
     torchvision_on_cpu.install()
     import torch
     from accelerate.utils import set_seed
@@ -39,7 +39,7 @@ def main(output: str, script: str, *arguments: str) -> None:
     )
     if "rcnn" in script:
         _compute_boxes_in_python()
-    set_seed(42)  # the reference does so when it is imported
+    set_seed(42)  # the reference does this on import
     sys.path.insert(0, str(Path(script).parent))
     sys.argv = [script, *arguments]
     runpy.run_path(script, run_name="__main__")
@@ -78,7 +78,7 @@ def _in_this_process(method: Any) -> Any:
 
 
 def _compute_boxes_in_python() -> None:
-    """Give torchvision's detection models their operators where its compiled ones can't be loaded."""
+    """Provide torchvision's detection operators in Python where its compiled ones can't be loaded."""
     import torch
     import torchvision
 
@@ -97,7 +97,7 @@ def _compute_boxes_in_python() -> None:
             left = left[1:][overlap[1:] <= iou_threshold]
         return torch.stack(kept) if kept else left
 
-    global _operators  # an operator goes with its library
+    global _operators  # an operator disappears with its library
     definition = torch.library.Library("torchvision", "FRAGMENT")
     definition.define(
         "roi_align(Tensor input, Tensor rois, float spatial_scale, SymInt pooled_height, SymInt pooled_width, "

@@ -1,9 +1,9 @@
-"""Runs public scripts with this library and with the reference package, and writes a table of how that went.
+"""Runs public scripts with this library and with the reference package, and writes a table of the results.
 
     make public-scripts
 
-The scripts are those that the reference package brings; they are copied into a temporary folder, given small data, and
-run with nothing changed but paths and sizes, which `public_scripts_list.py` has.
+The scripts are the examples of the reference package. They are copied into a temporary folder, given small data, and
+run with changed paths and sizes only, listed in `public_scripts_list.py`.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ agrees to {RELATIVE_TOLERANCE:g}, relative; otherwise the last training loss is 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a script ended: its histories, or its last line."""
+    """The outcome of a script: its histories, or its last line of output."""
 
     histories: list[dict[str, Any]]
     error: str
 
     @property
     def shown(self) -> str:
-        """For the table."""
+        """The outcome in words, for the table."""
         return f"no: `{self.error}`" if self.error else "yes"
 
 
 def main() -> int:
-    """Run all scripts, or those that are named, and write the table."""
+    """Run all scripts, or the named ones, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=REFERENCE / "examples", help="the folder with the scripts")
     parser.add_argument("--packages", type=Path, default=Path(sys.prefix) / "public-scripts", help="what they import")
@@ -115,7 +115,7 @@ def run(script: PublicScript, folder: Path, packages: Path, package: Path) -> Ou
 
 
 def compared(script: PublicScript, ours: Outcome, reference: Outcome) -> str:
-    """Whether both have the same histories; else where they end, and why."""
+    """Whether both have the same histories; otherwise, where they end and why."""
     if not ours.histories or not reference.histories:
         return ""
     if _same(ours.histories, reference.histories):

@@ -1,4 +1,4 @@
-"""Small data sets in the form that public scripts expect, without a download."""
+"""Small datasets in the form that public scripts expect, without a download."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def pets(folder: Path) -> None:
 
 
 def cars(folder: Path) -> None:
-    """Images with a box in some of them, and a table of the boxes."""
+    """Images, some of them with a box, and a table of the boxes."""
     images = folder / "cars" / "training_images"
     images.mkdir(parents=True)
     rows = ["image,xmin,ymin,xmax,ymax"]
@@ -50,7 +50,7 @@ def cars(folder: Path) -> None:
 
 
 def glue(folder: Path) -> None:
-    """Pairs of sentences that say the same or don't, a tiny BERT, and a metric."""
+    """Pairs of sentences with or without the same meaning, a tiny BERT, and a metric."""
     import torch
     from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast
 
@@ -117,7 +117,7 @@ def _image_folders(folder: Path, classes: list[str], sizes: dict[str, int]) -> N
 
 
 def _image(path: Path, label: int, size: int = 48) -> None:
-    """An image with a stripe whose place tells the class."""
+    """An image with a stripe whose position depends on the class."""
     import numpy as np
     from PIL import Image
 

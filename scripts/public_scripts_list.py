@@ -1,6 +1,6 @@
-"""The scripts that `public_scripts.py` runs: what data each needs, and which paths and sizes are changed.
+"""The scripts that `public_scripts.py` runs: the data that each needs, and the changed paths and sizes.
 
-Every substitution must match, and changes nothing but a path, a size or a download.
+Every substitution must match, and changes only a path, a size or a download.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ class PublicScript:
     """A script, and how it is made small and kept off the network.
 
     Attributes:
-        path: where it is, from the folder of examples.
-        data: which data it needs, as names of functions of `public_scripts_data.py`.
+        path: its path in the folder of examples.
+        data: the data it needs, as names of functions of `public_scripts_data.py`.
         arguments: its command line.
-        substitutions: by file, texts and what stands in their place.
-        why: why its numbers are not the same with both, where they aren't.
+        substitutions: by file, texts and their replacements.
+        why: why its numbers differ, if they do.
     """
 
     path: str

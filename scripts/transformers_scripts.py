@@ -1,14 +1,14 @@
-"""Runs example scripts of transformers twice, with its Trainer and with ours, and writes what differs to a table.
+"""Runs example scripts of transformers with its Trainer and with ours, and writes the differences to a table.
 
     python scripts/transformers_scripts.py --folder FOLDER [--only run_glue.py] [--output TABLE.md]
 
-FOLDER has the scripts, and what they import of their own; get them from the repository of transformers
-(``examples/pytorch``), at a version that fits the installed one. ``transformers_scripts.json`` says which scripts there
-are, and with which model, data and arguments each is run. Models are tiny and random, data is made here, metrics come
-from `stand_ins/evaluate.py`: nothing is downloaded.
+FOLDER contains the scripts and their own imports. Get them from the repository of transformers (``examples/pytorch``),
+at a version that fits the installed one. ``transformers_scripts.json`` lists the scripts with their models, data and
+arguments. Models are tiny and random, data is generated, metrics come from `stand_ins/evaluate.py`: nothing is
+downloaded.
 
-For our side one line is added below each import of a trainer or its arguments, and nothing else is changed. The log
-histories and results of both sides must be the same to a relative `TOLERANCE`; else this ends with exit code 1.
+For our side, one line is added below each import of a trainer or its arguments, and nothing else is changed. The log
+histories and results of both sides must agree to a relative `TOLERANCE`; otherwise the exit code is 1.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ differ on purpose.
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a script has left behind.
+    """The output of a script.
 
     Attributes:
         numbers: by name and place, without times.
@@ -81,7 +81,7 @@ def run(script: Path, folder: Path, arguments: list[str], *, ours: bool) -> tupl
     """Run a script in `folder`.
 
     Raises:
-        RuntimeError: if it fails; with the end of what it printed.
+        RuntimeError: if it fails, with the end of its output.
     """
     folder.mkdir(parents=True)
     changes = []
@@ -118,12 +118,12 @@ def run(script: Path, folder: Path, arguments: list[str], *, ours: bool) -> tupl
 
 
 def largest_difference(ours: Outcome, theirs: Outcome, on_purpose: Collection[str] = ()) -> float:
-    """The largest relative difference between two numbers; infinite if something is missing, or a text differs.
+    """The largest relative difference between two numbers; infinite if something is missing or a text differs.
 
     Args:
-        ours: of our trainer.
-        theirs: of that of transformers.
-        on_purpose: numbers whose names end so may differ.
+        ours: the outcome of our trainer.
+        theirs: the outcome of transformers' trainer.
+        on_purpose: numbers with these suffixes may differ.
     """
     if ours.numbers.keys() != theirs.numbers.keys() or ours.texts != theirs.texts:
         return math.inf
@@ -132,7 +132,7 @@ def largest_difference(ours: Outcome, theirs: Outcome, on_purpose: Collection[st
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the scripts, write the table; 1 if one failed or differs."""
+    """Run the scripts and write the table. Return 1 if one failed or differs."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path, required=True, help="where the scripts are")
     parser.add_argument("--cases", type=Path, default=CASES, help="what each is run with")
@@ -174,7 +174,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _rows_of(table: Path) -> dict[str, str]:
-    """The rows that a table has by script: those of scripts that are not run stay."""
+    """The rows of an existing table by script: those of scripts that are not run are kept."""
     lines = table.read_text(encoding="utf-8").splitlines() if table.exists() else []
     return {line.split("`")[1]: line for line in lines if line.startswith("| `")}
 
@@ -214,7 +214,7 @@ def _difference(ours: Any, theirs: Any) -> float:
 
 
 def _explain(ours: Outcome, theirs: Outcome, on_purpose: Mapping[str, str]) -> str:
-    """Print what differs; returns what differs on purpose, with the reasons."""
+    """Print the differences; return the intended ones, with the reasons."""
     reasons = []
     for name in sorted(ours.numbers.keys() | theirs.numbers.keys()):
         pair = [side.numbers.get(name, "nothing") for side in (ours, theirs)]
