@@ -1,6 +1,5 @@
 """Each function of `compat` does with the installed libraries what it says."""
 
-import copy
 import importlib
 import inspect
 import pkgutil
@@ -111,21 +110,6 @@ def test_tensor_stores_are_live_as_is_child_store_and_is_persistent_knows_the_st
     assert len(compat.child_store(model)) == 2
 
 
-def test_child_store() -> None:
-    model = nn.Sequential(nn.Linear(1, 1))
-    children = compat.child_store(model)
-    model[0] = nn.Linear(2, 2)
-    assert children["0"] is model[0]
-
-
-def test_is_persistent() -> None:
-    module = nn.Module()
-    module.register_buffer("kept", torch.ones(1))
-    module.register_buffer("passing", torch.ones(1), persistent=False)
-    assert compat.is_persistent(module, "kept")
-    assert not compat.is_persistent(module, "passing")
-
-
 def test_uncompiled_and_the_wrapped_names() -> None:
     model = nn.Linear(1, 1)
     compiled: Any = torch.compile(model, backend="eager")
@@ -182,13 +166,6 @@ def test_compile_call_compiles_and_is_compiled_tells() -> None:
     assert len(graphs) == 1
 
 
-def test_is_compiled() -> None:
-    model = nn.Linear(1, 1)
-    assert not compat.is_compiled(model)
-    model.compile(backend="eager")
-    assert compat.is_compiled(model)
-
-
 def test_forward_hook_stores() -> None:
     module = nn.Linear(1, 1)
     after = module.register_forward_hook(lambda *args: None)
@@ -206,12 +183,6 @@ def test_module_versions_are_those_of_a_state_dict_and_set_module_versions_gives
     compat.set_module_versions(old, versions)
     with pytest.raises(RuntimeError, match="num_batches_tracked"):
         nn.BatchNorm1d(2).load_state_dict(old)
-
-
-def test_set_module_versions() -> None:
-    state: Any = OrderedDict()
-    compat.set_module_versions(state, {"": {"version": 2}})
-    assert compat.module_versions(copy.copy(state)) == {"": {"version": 2}}
 
 
 @pytest.mark.filterwarnings("error")
@@ -245,20 +216,11 @@ def test_kept_pass_is_the_one_whose_workers_of_a_loader_stay_until_end_workers()
     assert not compat.end_workers(loader, iter([]))
 
 
-def test_workers_of_an_iterator_without_any() -> None:
-    assert compat.workers_of(iter(DataLoader(range(4)))) == []
-
-
 def test_stop_workers() -> None:
     batches = iter(DataLoader(range(4), num_workers=1))
     workers = compat.workers_of(batches)
     compat.stop_workers(batches)
     assert not workers[0].is_alive()
-
-
-def test_end_workers_without_a_kept_pass() -> None:
-    loader = DataLoader(range(4), num_workers=1)
-    assert compat.end_workers(loader, iter(loader))
 
 
 def test_wait_with_another_function_that_may_wait_as_torch_does() -> None:
@@ -276,14 +238,7 @@ def test_wait_with_another_function_that_may_wait_as_torch_does() -> None:
     assert set(seconds) == {None}
     compat.stop_workers(batches)
     assert not compat.wait_with(iter(DataLoader(range(2))), wait)
-
-
-def test_wait_as_torch_does() -> None:
-    batches = iter(DataLoader(range(1), num_workers=1))
-    is_there, _ = compat.wait_as_torch_does(batches, 60)
-    assert is_there
-    assert compat.wait_as_torch_does(batches, 0.01) == (False, None)
-    compat.stop_workers(batches)
+    assert compat.workers_of(iter(DataLoader(range(2)))) == []
 
 
 # -------------------------------------------------------------------------------------------------------- accelerate
@@ -316,17 +271,6 @@ def test_forget_other_precision_only_if_remember_that_trainer_asked() -> None:
     compat_accelerate.forget_settings()
 
 
-def test_remember_that_trainer_asked_is_forgotten_with_the_settings() -> None:
-    compat_accelerate.forget_settings()
-    Accelerator(cpu=True, mixed_precision="bf16")
-    compat_accelerate.remember_that_trainer_asked()
-    compat_accelerate.forget_settings()
-    Accelerator(cpu=True, mixed_precision="bf16")
-    compat_accelerate.forget_other_precision(None)
-    assert AcceleratorState().mixed_precision == "bf16"
-    compat_accelerate.forget_settings()
-
-
 @pytest.mark.parametrize("precision", ["no", "bf16"])
 def test_forget_prepared(precision: str) -> None:
     compat_accelerate.forget_settings()
@@ -354,13 +298,6 @@ def test_reductions_of_a_metric_and_set_update_count() -> None:
     set_update_count(metric, 5)
     assert metric.update_count == 5
     assert float(metric.compute()) == 4.0
-
-
-def test_set_update_count_lets_a_metric_compute() -> None:
-    torchmetrics = pytest.importorskip("torchmetrics")
-    metric = torchmetrics.SumMetric()
-    set_update_count(metric, 1)
-    assert metric.update_called
 
 
 def test_parts_of_stream() -> None:

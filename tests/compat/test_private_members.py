@@ -1,12 +1,10 @@
 """Private members of other libraries are used in `compat` only.
 
 The test reads the source, which has no types, so it goes by names. A name with one underscore in front belongs to
-another library unless the package defines that name somewhere, or the name is looked up on `self` or `cls`. Names that
-objects of torch or accelerate have belong to another library even if the package defines them, too. The test cannot
-see:
+another library unless the package defines that name somewhere. Names that objects of torch or accelerate have belong to
+another library even if the package defines them, too, except on `self` and `cls`. The test cannot see:
 
 - private members of other objects that have the name of one of ours;
-- private members that a class inherits from another library and uses on `self`;
 - names that are made while the program runs, keys of state dicts, and names of private modules in strings.
 """
 
@@ -88,19 +86,19 @@ def names_of_theirs() -> frozenset[str]:
     return frozenset(name for thing in things for name in dir(thing) if is_private(name))
 
 
-def is_own(node: ast.AST) -> bool:
+def is_own(node: ast.AST | None) -> bool:
     return isinstance(node, ast.Name) and node.id in ("self", "cls")
 
 
 def uses(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Every use of a private member of another library, as far as it can be seen."""
     for node in ast.walk(tree):
-        name = None
-        if isinstance(node, ast.Attribute) and not is_own(node.value):
-            name = node.attr
+        owner, name = None, ""
+        if isinstance(node, ast.Attribute):
+            owner, name = node.value, node.attr
         elif isinstance(node, ast.Call) and ast.unparse(node.func) in LOOKUPS and len(node.args) > 1:
-            if isinstance(node.args[1], ast.Constant) and not is_own(node.args[0]):
-                name = str(node.args[1].value)
+            if isinstance(node.args[1], ast.Constant):
+                owner, name = node.args[0], str(node.args[1].value)
         elif isinstance(node, ast.Import):
             yield from (
                 (node.lineno, alias.name) for alias in node.names if any(map(is_private, alias.name.split(".")))
@@ -110,7 +108,8 @@ def uses(tree: ast.AST) -> Iterator[tuple[int, str]]:
                 yield node.lineno, node.module or ""
             else:
                 yield from ((node.lineno, alias.name) for alias in node.names if is_private(alias.name))
-        if name is not None and is_private(name) and (name not in names_of_ours() or name in names_of_theirs()):
+        is_theirs = name not in names_of_ours() or (name in names_of_theirs() and not is_own(owner))
+        if is_private(name) and is_theirs:
             yield node.lineno, name
 
 
@@ -135,6 +134,7 @@ def test_private_members_of_other_libraries_are_used_in_compat_only() -> None:
         ("from torch.utils._pytree import tree_map", "torch.utils._pytree"),
         ("import torch._dynamo", "torch._dynamo"),
         ("for store in module._parameters: pass", "_parameters"),
+        ("self._foreach_add_", "_foreach_add_"),
         ("del queue._wakeup_it", "_wakeup_it"),
     ],
 )

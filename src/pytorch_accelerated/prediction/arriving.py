@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from pytorch_accelerated.trees import map_leaves
+
 Rows = dict[str, Any]
 
 
@@ -19,15 +21,13 @@ class ArrivingRows:
     Args:
         take: called with each batch, whose tensors are in host memory then; other objects are as they were.
         batches_on_device: number of batches that stay on the device until they are copied together.
-        copies_host_rows: whether tensors that are in host memory already are copied, too.
+        keeps_rows: whether `take` keeps the tensors. Then they get pageable memory that belongs to nobody else.
     """
 
-    def __init__(
-        self, take: Callable[[Rows], None], *, batches_on_device: int = 1, copies_host_rows: bool = False
-    ) -> None:
+    def __init__(self, take: Callable[[Rows], None], *, batches_on_device: int = 1, keeps_rows: bool = False) -> None:
         self._take = take
         self._batches_on_device = batches_on_device
-        self._copies_host_rows = copies_host_rows
+        self._keeps_rows = keeps_rows
         self._on_device: list[Rows] = []
         self._copies: list[Rows] = []
         self._arrivals: list[torch.cuda.Event] = []
@@ -46,7 +46,7 @@ class ArrivingRows:
         leaves = [leaf for rows in batches for leaf in rows.values() if isinstance(leaf, torch.Tensor)]
         devices = {leaf.device for leaf in leaves if leaf.is_cuda}
         # Rows in host memory must be copied too if they have to wait for others: their owner may reuse the memory.
-        must_copy = self._copies_host_rows or bool(devices)
+        must_copy = self._keeps_rows or bool(devices)
         copies = [{path: _on_host(leaf, must_copy) for path, leaf in rows.items()} for rows in batches]
         arrivals = [torch.cuda.current_stream(device).record_event() for device in devices]
         self._hand_on()
@@ -57,9 +57,10 @@ class ArrivingRows:
     def _hand_on(self) -> None:
         for arrival in self._arrivals:
             arrival.synchronize()
+        is_pinned = bool(self._arrivals)
         batches, self._copies, self._arrivals = self._copies, [], []
         for rows in batches:
-            self._take(rows)
+            self._take(map_leaves(_copied, rows) if is_pinned and self._keeps_rows else rows)
 
 
 def _on_host(leaf: Any, must_copy: bool) -> Any:
@@ -67,3 +68,7 @@ def _on_host(leaf: Any, must_copy: bool) -> Any:
         return leaf
     # On the way from a CUDA device torch puts the copy into pinned memory.
     return leaf.detach().to("cpu", non_blocking=leaf.is_cuda, copy=must_copy)
+
+
+def _copied(leaf: Any) -> Any:
+    return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf

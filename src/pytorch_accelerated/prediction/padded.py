@@ -58,7 +58,7 @@ class PaddedRows:
         self._paddings = dict(paddings or {})
         self._joins = joins
         self._store = _Store(folder, memory_bytes)
-        self._arriving = ArrivingRows(self._keep, batches_on_device=batches_on_device, copies_host_rows=True)
+        self._arriving = ArrivingRows(self._keep, batches_on_device=batches_on_device, keeps_rows=True)
         self._structure: Any = None
         self._starts: list[int] = []
         self._batches: dict[str, collections.deque[Any]] = {}  # tensors, and arrays of objects
