@@ -8,18 +8,16 @@ import inspect
 import math
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError
 from pytorch_accelerated.huggingface.arguments.argument import Argument, arguments_of, asks_for_nothing
 from pytorch_accelerated.huggingface.arguments.deepspeed import check_deepspeed
+from pytorch_accelerated.huggingface.arguments.fields import Arguments
 from pytorch_accelerated.huggingface.arguments.fsdp import check_fsdp
 from pytorch_accelerated.huggingface.arguments.rules import A_FLAG
 from pytorch_accelerated.huggingface.arguments.strategies import IntervalStrategy, SaveStrategy, SchedulerType
 from pytorch_accelerated.huggingface.engine.optimizing import why_unsupported
-
-if TYPE_CHECKING:
-    from pytorch_accelerated.huggingface.arguments.training_arguments import TrainingArguments
 
 
 def reject_unknown(kind: type, given: Mapping[str, Any]) -> None:
@@ -58,7 +56,7 @@ def _why_not(kind: type, name: str, parameters: Mapping[str, Any]) -> str:
     return f"there is no argument of that name. {remedy}"
 
 
-def check_kinds(args: TrainingArguments) -> None:
+def check_kinds(args: Arguments) -> None:
     """Reject values of the wrong kind, and unsupported arguments.
 
     Raises:
@@ -67,7 +65,7 @@ def check_kinds(args: TrainingArguments) -> None:
     _raise(args, ArgumentTypeError, _about_kinds(args))
 
 
-def check_values(args: TrainingArguments) -> None:
+def check_values(args: Arguments) -> None:
     """Reject values of the right kind that cannot work, alone or together.
 
     Raises:
@@ -76,13 +74,13 @@ def check_values(args: TrainingArguments) -> None:
     _raise(args, ConfigurationError, _about_values(args))
 
 
-def _raise(args: TrainingArguments, error: type[Exception], complaints: Iterator[str]) -> None:
+def _raise(args: Arguments, error: type[Exception], complaints: Iterator[str]) -> None:
     found = list(complaints)
     if found:
         raise error(f"{type(args).__name__} cannot work: {'; '.join(found)}.")
 
 
-def _about_kinds(args: TrainingArguments) -> Iterator[str]:
+def _about_kinds(args: Arguments) -> Iterator[str]:
     known = arguments_of(type(args))
     for field in dataclasses.fields(args):
         argument, value = known.get(field.name), vars(args).get(field.name, field.default)
@@ -94,7 +92,7 @@ def _about_kinds(args: TrainingArguments) -> Iterator[str]:
             yield f"`{field.name}` is {value!r}: give {kind.words}"
 
 
-def _about_values(args: TrainingArguments) -> Iterator[str]:
+def _about_values(args: Arguments) -> Iterator[str]:
     for name, argument in arguments_of(type(args)).items():
         value = None if argument.why_unsupported else getattr(args, name)
         if value is None:
@@ -111,7 +109,7 @@ def _about_values(args: TrainingArguments) -> Iterator[str]:
     yield from _about_pairs(args)
 
 
-def _about_steps(args: TrainingArguments) -> Iterator[str]:
+def _about_steps(args: Arguments) -> Iterator[str]:
     for event, strategy in (
         ("logging", args.logging_strategy),
         ("eval", args.eval_strategy),
@@ -133,7 +131,7 @@ def _about_steps(args: TrainingArguments) -> Iterator[str]:
             )
 
 
-def _about_best_model(args: TrainingArguments) -> Iterator[str]:
+def _about_best_model(args: Arguments) -> Iterator[str]:
     never = args.eval_strategy == IntervalStrategy.NO
     if never and args.lr_scheduler_type == SchedulerType.REDUCE_ON_PLATEAU:
         yield (
@@ -160,7 +158,7 @@ def _about_best_model(args: TrainingArguments) -> Iterator[str]:
             )
 
 
-def _about_pairs(args: TrainingArguments) -> Iterator[str]:
+def _about_pairs(args: Arguments) -> Iterator[str]:
     if args.fp16 and args.bf16:
         yield "`fp16` and `bf16` are both True, but only one of them can be used: choose one"
     if not args.dataloader_num_workers:

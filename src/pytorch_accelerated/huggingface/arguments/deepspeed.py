@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytorch_accelerated.errors import ConfigurationError
+from pytorch_accelerated.huggingface.arguments.derived import DerivedValues
+from pytorch_accelerated.huggingface.arguments.fields import Arguments
 from pytorch_accelerated.huggingface.arguments.strategies import OptimizerNames, SchedulerType
 from pytorch_accelerated.optional import require
-
-if TYPE_CHECKING:
-    from pytorch_accelerated.huggingface.arguments.training_arguments import TrainingArguments
 
 AUTO = "auto"
 
@@ -40,7 +39,7 @@ _OPTIMIZERS = (OptimizerNames.ADAMW_TORCH, OptimizerNames.ADAMW_TORCH_FUSED)
 DDP_OPTIONS = ("ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffers", "ddp_static_graph")
 
 
-def check_deepspeed(args: TrainingArguments) -> Iterator[str]:
+def check_deepspeed(args: Arguments) -> Iterator[str]:
     """Yield complaints about `deepspeed`, alone or together with other arguments."""
     config: Any = args.deepspeed
     if config is None:
@@ -55,19 +54,19 @@ def check_deepspeed(args: TrainingArguments) -> Iterator[str]:
     yield from _contradictions(config, _values_of_arguments(args))
 
 
-def check_batches(args: TrainingArguments) -> Iterator[str]:
+def check_batches(args: DerivedValues) -> Iterator[str]:
     """Yield complaints about `deepspeed` with this number of processes."""
     yield from _contradictions(args.deepspeed, _values_of_processes(args))
 
 
-def check_parts(args: TrainingArguments, *, has_optimizer: bool, has_scheduler: bool) -> Iterator[str]:
+def check_parts(args: Arguments, *, has_optimizer: bool, has_scheduler: bool) -> Iterator[str]:
     """Yield complaints about `deepspeed` together with the parts that the Trainer is given."""
     for section, is_given in (("optimizer", has_optimizer), ("scheduler", has_scheduler)):
         if is_given and section in (args.deepspeed or {}):
             yield f"`deepspeed` has the section {section!r}, but the Trainer is given one, too: leave one of them out"
 
 
-def filled_config(args: TrainingArguments, model: Any, num_training_steps: int | None = None) -> dict[str, Any]:
+def filled_config(args: DerivedValues, model: Any, num_training_steps: int | None = None) -> dict[str, Any]:
     """Replace each "auto" in the config as transformers does.
 
     Args:
@@ -89,7 +88,7 @@ def filled_config(args: TrainingArguments, model: Any, num_training_steps: int |
     return config
 
 
-def engine_config(args: TrainingArguments, model: Any) -> dict[str, Any] | None:
+def engine_config(args: DerivedValues, model: Any) -> dict[str, Any] | None:
     """Make the config for DeepSpeed's engine; None without `deepspeed`.
 
     The loop accumulates, makes optimizer and schedule, and uses torch's mixed precision for bfloat16.
@@ -123,7 +122,7 @@ def engine_config(args: TrainingArguments, model: Any) -> dict[str, Any] | None:
     return config
 
 
-def make_schedule_of_config(args: TrainingArguments, optimizer: Any, num_training_steps: int) -> Any:
+def make_schedule_of_config(args: DerivedValues, optimizer: Any, num_training_steps: int) -> Any:
     """Make the schedule that the config names, one of DeepSpeed's, for `optimizer`; None if it names none.
 
     Raises:
@@ -180,7 +179,7 @@ def _about_settings(config: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
-def _about_other_arguments(args: TrainingArguments, config: Mapping[str, Any]) -> Iterator[str]:
+def _about_other_arguments(args: Arguments, config: Mapping[str, Any]) -> Iterator[str]:
     if args.fp16 or _found(config, "fp16.enabled") is True:
         yield "`deepspeed` is given with `fp16`, whose loss scale could not be saved and resumed: use `bf16`"
     if _found(config, "bf16.enabled") is True:
@@ -228,7 +227,7 @@ def _about_other_arguments(args: TrainingArguments, config: Mapping[str, Any]) -
 Values = dict[str, tuple[Any, str]]
 
 
-def _values_of_arguments(args: TrainingArguments) -> Values:
+def _values_of_arguments(args: Arguments) -> Values:
     return {
         "train_micro_batch_size_per_gpu": (args.per_device_train_batch_size, "`per_device_train_batch_size`"),
         "gradient_accumulation_steps": (args.gradient_accumulation_steps, "`gradient_accumulation_steps`"),
@@ -244,13 +243,13 @@ def _values_of_arguments(args: TrainingArguments) -> Values:
     }
 
 
-def _values_of_processes(args: TrainingArguments) -> Values:
+def _values_of_processes(args: DerivedValues) -> Values:
     total = args.world_size * args.per_device_train_batch_size * args.gradient_accumulation_steps
     source = f"{args.world_size} processes x `per_device_train_batch_size` x `gradient_accumulation_steps`"
     return {"train_batch_size": (total, source)}
 
 
-def _values_of_length(args: TrainingArguments, num_training_steps: int) -> Values:
+def _values_of_length(args: DerivedValues, num_training_steps: int) -> Values:
     warmup = args.get_warmup_steps(num_training_steps)
     return {
         "scheduler.params.warmup_num_steps": (warmup, "the warmup by `warmup_steps`"),

@@ -7,25 +7,23 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from pytorch_accelerated.compat.transformers import unsplittable_layers
 from pytorch_accelerated.errors import ConfigurationError
+from pytorch_accelerated.huggingface.arguments.fields import Arguments
 from pytorch_accelerated.models.sharding import has_shards
 from pytorch_accelerated.processes.ranks import Ranks
-
-if TYPE_CHECKING:
-    from pytorch_accelerated.huggingface.arguments.training_arguments import TrainingArguments
 
 # Whether a layer is sharded again after its forward. "auto_wrap" changes nothing: layers are always wrapped.
 _WORDS: dict[str, bool | None] = {"full_shard": True, "shard_grad_op": False, "auto_wrap": None}
 _SETTINGS = ("transformer_layer_cls_to_wrap", "min_num_params", "reshard_after_forward", "version")
 
 
-def check_fsdp(args: TrainingArguments) -> Iterator[str]:
+def check_fsdp(args: Arguments) -> Iterator[str]:
     """Yield complaints about `fsdp` and `fsdp_config`."""
     words = str(args.fsdp).split() if isinstance(args.fsdp, str) else []
     unknown = [word for word in words if word not in _WORDS]
@@ -53,7 +51,7 @@ def check_fsdp(args: TrainingArguments) -> Iterator[str]:
         )
 
 
-def shard(model: nn.Module, args: TrainingArguments, ranks: Ranks) -> None:
+def shard(model: nn.Module, args: Arguments, ranks: Ranks) -> None:
     """Shard `model` over the ranks in place, as the arguments say, with the weights of rank 0 on the device.
 
     Some layers are gathered one by one for their forward and backward: those of the classes named in `fsdp_config`, or
@@ -79,14 +77,14 @@ def shard(model: nn.Module, args: TrainingArguments, ranks: Ranks) -> None:
         fully_shard(layer, mesh=mesh, reshard_after_forward=_reshards(args))
 
 
-def _reshards(args: TrainingArguments) -> bool:
+def _reshards(args: Arguments) -> bool:
     given = _settings(args).get("reshard_after_forward")
     if given is not None:
         return bool(given)
     return not (isinstance(args.fsdp, str) and "shard_grad_op" in args.fsdp.split())
 
 
-def _settings(args: TrainingArguments) -> dict[str, Any]:
+def _settings(args: Arguments) -> dict[str, Any]:
     """The settings in `fsdp_config`, by their names without the prefix "fsdp_"."""
     given: Mapping[str, Any] = args.fsdp_config or {}  # type: ignore[assignment]  # a dict by now
     return {name.removeprefix("fsdp_"): value for name, value in given.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -11,13 +11,11 @@ import torch.distributed as dist
 from pytorch_accelerated.callbacks.warning import stacklevel_of_user
 from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.huggingface.arguments.deepspeed import DDP_OPTIONS, check_batches, engine_config
+from pytorch_accelerated.huggingface.arguments.derived import DerivedValues
 from pytorch_accelerated.processes.accelerators import uses_deepspeed
 
-if TYPE_CHECKING:
-    from pytorch_accelerated.huggingface.arguments.training_arguments import TrainingArguments
 
-
-def native_arguments(args: TrainingArguments) -> dict[str, Any]:
+def native_arguments(args: DerivedValues) -> dict[str, Any]:
     """The arguments with which the native trainer is made."""
     precision = "bf16" if args.bf16 else "fp16" if args.fp16 else None
     return {
@@ -26,7 +24,7 @@ def native_arguments(args: TrainingArguments) -> dict[str, Any]:
     }
 
 
-def compile_arguments(args: TrainingArguments) -> bool | dict[str, Any]:
+def compile_arguments(args: DerivedValues) -> bool | dict[str, Any]:
     """The native trainer's `compile_model`."""
     if not args.torch_compile:
         return False
@@ -34,7 +32,7 @@ def compile_arguments(args: TrainingArguments) -> bool | dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None} or True
 
 
-def accelerator_arguments(args: TrainingArguments, model: Any) -> dict[str, Any]:
+def accelerator_arguments(args: DerivedValues, model: Any) -> dict[str, Any]:
     """The arguments of `create_accelerator`, except for the precision."""
     options = {name.removeprefix("ddp_"): getattr(args, name) for name in DDP_OPTIONS}
     if args.ddp_find_unused_parameters is None:
@@ -48,7 +46,7 @@ def accelerator_arguments(args: TrainingArguments, model: Any) -> dict[str, Any]
     }
 
 
-def refuse_processes(args: TrainingArguments) -> None:
+def refuse_processes(args: DerivedValues) -> None:
     """Reject arguments that cannot work in this process or in its group.
 
     Raises:
@@ -88,7 +86,7 @@ def refuse_processes(args: TrainingArguments) -> None:
         raise ConfigurationError(f"These arguments cannot work here: {'; '.join(complaints)}.")
 
 
-def warn_about_idle_devices(args: TrainingArguments) -> None:
+def warn_about_idle_devices(args: DerivedValues) -> None:
     """Warn a process that sees several devices but uses only one of them."""
     if args.world_size == 1 and args.device.type != "cpu" and (count := torch.accelerator.device_count()) > 1:
         warnings.warn(
@@ -99,7 +97,7 @@ def warn_about_idle_devices(args: TrainingArguments) -> None:
         )
 
 
-def enable_gradient_checkpointing(model: Any, args: TrainingArguments) -> None:
+def enable_gradient_checkpointing(model: Any, args: DerivedValues) -> None:
     """Have the model recompute activations instead of keeping them, if the arguments say so.
 
     A recomputed layer may get no gradient if nothing before it is trained, so a model with frozen parameters is asked

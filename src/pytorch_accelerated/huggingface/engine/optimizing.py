@@ -5,18 +5,16 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from pytorch_accelerated.errors import ConfigurationError
+from pytorch_accelerated.huggingface.arguments.fields import Arguments
 from pytorch_accelerated.huggingface.arguments.strategies import OptimizerNames, SchedulerType
 from pytorch_accelerated.optional import require
-
-if TYPE_CHECKING:
-    from pytorch_accelerated.huggingface.arguments.training_arguments import TrainingArguments
 
 Factor = Callable[[int], float]
 
@@ -101,7 +99,7 @@ _OPTIMIZERS: dict[OptimizerNames, _Made] = {
 }
 
 
-def why_unsupported(args: TrainingArguments) -> str | None:
+def why_unsupported(args: Arguments) -> str | None:
     """Why the optimizer or the schedule that the arguments name is not made here, and what to do; None if it is."""
     if args.optim not in _OPTIMIZERS:
         names = ", ".join(repr(name.value) for name in _OPTIMIZERS)
@@ -115,7 +113,7 @@ def why_unsupported(args: TrainingArguments) -> str | None:
     return None
 
 
-def optimizer_class_and_arguments(args: TrainingArguments) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
+def optimizer_class_and_arguments(args: Arguments) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
     """The class that ``args.optim`` names, and its arguments besides the parameters.
 
     Raises:
