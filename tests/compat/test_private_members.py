@@ -30,9 +30,12 @@ PENDING: dict[str, set[str] | None] = {
     "huggingface/engine/engine.py": {"_foreach_norm", "_parameters"},
     "steps/capturing.py": None,
     "steps/cuda_graphs.py": None,
+    "huggingface/engine/step.py": {"_foreach_norm"},
     "steps/guarded.py": {"_parameters", "_values"},
+    "steps/splitting.py": {"_version"},
     "steps/step_facts.py": None,
     "trainer.py": {"_orig_mod"},
+    "training/step.py": {"_foreach_mul_", "_found_inf_per_device"},
     "training/loop.py": {"_foreach_mul_", "_found_inf_per_device", "_version"},
 }
 
