@@ -84,13 +84,6 @@ def test_every_module_is_back_in_its_own_mode_after_an_evaluation():
     assert modes.seen == [[False, True, True]] * 10
 
 
-def test_an_evaluation_set_is_needed():
-    trainer, _ = trainer_with(StepBasedEvaluationCallback(3))
-    with pytest.raises(ConfigurationError, match="every 3 updates, but there is no evaluation set"):
-        trainer.train(regression_data(4), 1)
-    assert trainer.run_state.updates == 0
-
-
 @pytest.mark.parametrize(("interval", "error"), [(0, ConfigurationError), (1.5, ArgumentTypeError)])
 def test_an_interval_that_is_no_number_of_updates_is_refused(interval, error):
     with pytest.raises(error, match="eval_every_n_steps"):

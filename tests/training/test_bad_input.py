@@ -282,15 +282,6 @@ def test_callbacks_that_cannot_be_used_are_refused(callbacks: Any, error: Any, w
     refused(lambda: Trainer(model, nn.MSELoss(), sgd(model), callbacks=callbacks), error, *words)
 
 
-def test_a_misspelt_event_is_warned_about():
-    class Misspelt(TrainerCallback):
-        def on_train_epoch_ended(self, trainer: Trainer, **kwargs: Any) -> None:
-            pass
-
-    with pytest.warns(UserWarning, match=r"on_train_epoch_ended will never be called.*'on_train_epoch_end'"):
-        make(Misspelt())
-
-
 # Overridden hooks
 
 
