@@ -176,6 +176,21 @@ def test_the_handler_knows_who_listens() -> None:
     assert handler.listens_to("on_substep_end")
 
 
+def test_ranks_agree_after_each_update_unless_every_callback_declares_otherwise() -> None:
+    class Same(TrainerCallback):
+        ranks_agree_after_each_update = False
+
+    class Changed(Same):
+        """May do more than its base."""
+
+    handler = handler_of(PrinterCallback, EarlyStoppingCallback, huggingface.ProgressCallback, Same)
+    assert not handler.ranks_agree_after_each_update()
+    handler.callbacks.append(Changed())
+    assert handler.ranks_agree_after_each_update()
+    handler.callbacks = handler.callbacks[:-1]
+    assert not handler.ranks_agree_after_each_update()
+
+
 @pytest.mark.fact("Interplay: a genuine callback of transformers is called like ours")
 def test_genuine_callbacks_are_called() -> None:
     from transformers import EarlyStoppingCallback as GenuineEarlyStopping
