@@ -75,6 +75,7 @@ def parser() -> Any:
 
 
 @pytest.mark.fact("Arguments: each is read from a command line, and is kept by to_dict")
+@pytest.mark.fact("Arguments: old names are accepted: evaluation_strategy, logging_dir, include_inputs_for_metrics")
 @pytest.mark.parametrize("name", sorted(SUPPORTED.keys() - {"deepspeed"}))  # which needs the package to be copied
 def test_an_argument_comes_from_a_command_line_and_is_kept(name: str, parser: Any) -> None:
     needed, value = NEEDS.get(name, {}), another_value(name)
