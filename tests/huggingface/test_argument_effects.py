@@ -36,7 +36,9 @@ def test_what_is_for_the_script_to_read_is_kept_and_no_more(tmp_path: Path) -> N
 # -------------------------------------------------------------------------------------------------------- optimizers
 
 
-@pytest.mark.fact("Arguments: optim names an optimizer of torch, which gets learning_rate, adam_..., optim_args")
+@pytest.mark.fact(
+    "Arguments: optim names an optimizer of torch, which is made with learning_rate, adam_... and optim_args"
+)
 @pytest.mark.parametrize(
     ("optim", "arguments", "kind", "expected"),
     [
@@ -81,7 +83,7 @@ class Watched(Regression):
         self.linear.register_forward_hook(lambda module, inputs, output: self.dtypes.add(output.dtype))
 
 
-@pytest.mark.fact("Arguments: bf16 is mixed precision in training and evaluation, weights and checkpoints stay float32")
+@pytest.mark.fact("Arguments: bf16 is mixed precision in training and evaluation; weights and checkpoints stay float32")
 def test_a_run_in_bfloat16_equals_a_loop_with_autocast(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, parts={"model": Watched()}, bf16=True, optim="sgd", max_grad_norm=None)
     trainer.train()
@@ -103,7 +105,7 @@ def test_a_run_in_bfloat16_equals_a_loop_with_autocast(tmp_path: Path) -> None:
     assert trainer.model.dtypes == {torch.bfloat16}
 
 
-@pytest.mark.fact("Arguments: fp16 on the CPU is an error that names it")
+@pytest.mark.fact("Arguments: fp16 is rejected on the CPU")
 def test_float16_on_the_cpu_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="`fp16` is True, but the device is the CPU.*use `bf16`"):
         make_trainer(tmp_path, fp16=True)
@@ -132,7 +134,7 @@ def test_ways_to_cut_a_model_that_cannot_be_done_are_refused(arguments: dict[str
         TrainingArguments(**arguments)
 
 
-@pytest.mark.fact("DECISIONS: several visible devices in one process bring one warning with the torchrun command")
+@pytest.mark.fact("Arguments: a process that sees several devices gets one warning with the torchrun command")
 def test_a_process_that_uses_one_of_several_devices_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     args = TrainingArguments()
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 4)
@@ -144,7 +146,7 @@ def test_a_process_that_uses_one_of_several_devices_is_told(monkeypatch: pytest.
     warn_about_idle_devices(args)
 
 
-@pytest.mark.fact("Arguments: use_cpu that comes too late for this process is refused")
+@pytest.mark.fact("Arguments: use_cpu is rejected if it comes too late for this process")
 def test_arguments_that_come_too_late_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     args = TrainingArguments(use_cpu=True)
     refuse_processes(args)
@@ -153,7 +155,9 @@ def test_arguments_that_come_too_late_are_refused(monkeypatch: pytest.MonkeyPatc
         refuse_processes(args)
 
 
-@pytest.mark.fact("Arguments: gradient_checkpointing computes the layers of a transformers model twice; same gradients")
+@pytest.mark.fact(
+    "Arguments: gradient_checkpointing recomputes the layers of a transformers model, with the same gradients"
+)
 def test_activations_are_computed_twice(tmp_path: Path) -> None:
     def run(**arguments: Any) -> tuple[list[float], int]:
         model, calls = tiny_classifier(), []
@@ -170,7 +174,7 @@ def test_activations_are_computed_twice(tmp_path: Path) -> None:
         assert (calls, calls_then) == (3, 6)
 
 
-@pytest.mark.fact("Arguments: gradient_checkpointing with a model that cannot do it is an error that names it")
+@pytest.mark.fact("Arguments: gradient_checkpointing is rejected if the model does not have it")
 def test_models_are_told_how_to_checkpoint_their_activations(tmp_path: Path) -> None:
     class Telling(Regression):
         told: list[Any] = []
@@ -232,7 +236,7 @@ class _Delegating(nn.Module):
         return self.base_model(x, labels)
 
 
-@pytest.mark.fact("Arguments: gradient_checkpointing reaches a model inside of a wrapper, also one with frozen layers")
+@pytest.mark.fact("Arguments: gradient_checkpointing reaches a model inside a wrapper, also one with frozen layers")
 def test_a_wrapped_frozen_model_learns_the_same_with_activations_computed_twice(tmp_path: Path) -> None:
     def run(**arguments: Any) -> tuple[list[float], dict[str, torch.Tensor]]:
         trainer = make_trainer(tmp_path, parts={"model": _Delegating()}, **arguments)
@@ -246,7 +250,7 @@ def test_a_wrapped_frozen_model_learns_the_same_with_activations_computed_twice(
     assert not torch.equal(weights["base_model.block.weight"], _Blocks().block.weight)
 
 
-@pytest.mark.fact("Arguments: gradient_checkpointing of a model with a LoRA adapter of PEFT gives the same gradients")
+@pytest.mark.fact("Arguments: gradient_checkpointing gives the same gradients for a model with a LoRA adapter of PEFT")
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # which PEFT asks for
 @pytest.mark.parametrize("is_reentrant", [False, True])
 def test_an_adapter_learns_the_same_with_activations_computed_twice(is_reentrant: bool, tmp_path: Path) -> None:
@@ -293,7 +297,7 @@ def test_the_model_is_compiled_as_the_arguments_say(tmp_path: Path) -> None:
 # -------------------------------------------------------------------------------------------------------------- data
 
 
-@pytest.mark.fact("Arguments: dataloader_drop_last leaves out a last batch of a training that is not full")
+@pytest.mark.fact("Arguments: dataloader_drop_last drops the last training batch if it is not full")
 def test_a_last_batch_that_is_not_full_may_be_left_out(tmp_path: Path) -> None:
     steps = {}
     for drops in (False, True):
@@ -337,7 +341,7 @@ def test_workers_may_stay(tmp_path: Path) -> None:
     assert workers == [2, 1]
 
 
-@pytest.mark.fact("Arguments: settings of workers and pinning reach the loader that a run reads from")
+@pytest.mark.fact("Arguments: settings of workers and pinning reach the loader of a run")
 def test_settings_of_workers_reach_the_loader_of_the_run(tmp_path: Path) -> None:
     class LookAtLoader(TrainerCallback):
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -361,7 +365,7 @@ def test_settings_of_workers_reach_the_loader_of_the_run(tmp_path: Path) -> None
         assert look.loader.pin_memory == (pins and torch.accelerator.is_available())
 
 
-@pytest.mark.fact("Arguments: length_column_name is where group_by_length looks for the length of a row")
+@pytest.mark.fact("Arguments: length_column_name is the column with the lengths for group_by_length")
 def test_lengths_come_from_the_column_that_is_named(tmp_path: Path) -> None:
     class Ordered(Regression):
         seen: list[float] = []
@@ -431,7 +435,7 @@ def _logger_as_before() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_logger_as_before")
-@pytest.mark.fact("Arguments: log_level is that of our Hugging Face logger, which tells of runs and checkpoints")
+@pytest.mark.fact("Arguments: log_level is the level of our Hugging Face logger, which reports runs and checkpoints")
 def test_the_logger_says_as_much_as_is_asked_for(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     def said(**arguments: Any) -> list[str]:
         caplog.clear()
@@ -448,7 +452,7 @@ def test_the_logger_says_as_much_as_is_asked_for(caplog: pytest.LogCaptureFixtur
     assert logger.level == logging.ERROR
 
 
-@pytest.mark.fact("Arguments: log_on_each_node False makes the first process of other machines a replica")
+@pytest.mark.fact("Arguments: log_on_each_node=False treats the first processes of other machines as replicas")
 @pytest.mark.parametrize("on_each_node", [True, False])
 def test_the_first_process_of_a_machine_may_be_quiet(on_each_node: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     args = TrainingArguments(log_level="info", log_level_replica="error", log_on_each_node=on_each_node, use_cpu=True)

@@ -74,7 +74,7 @@ def parser() -> Any:
     return HfArgumentParser(TrainingArguments)  # type: ignore[arg-type]  # a dataclass
 
 
-@pytest.mark.fact("Arguments: each is read from a command line, and is kept by to_dict")
+@pytest.mark.fact("Arguments: every argument is read from a command line, and kept by to_dict")
 @pytest.mark.fact("Arguments: old names are accepted: evaluation_strategy, logging_dir, include_inputs_for_metrics")
 @pytest.mark.parametrize("name", sorted(SUPPORTED.keys() - {"deepspeed"}))  # which needs the package to be copied
 def test_an_argument_comes_from_a_command_line_and_is_kept(name: str, parser: Any) -> None:
@@ -169,6 +169,24 @@ def test_an_argument_of_a_subclass_is_checked_there(name: str) -> None:
         make(**arguments)
 
 
+def test_a_subclass_changes_a_default_but_no_rule() -> None:
+    @dataclasses.dataclass
+    class MyArguments(TrainingArguments):
+        learning_rate: float = 0.1
+        seed: int | None = None  # type: ignore[assignment]  # users do that
+        flag: bool = False
+
+    assert (MyArguments().learning_rate, MyArguments().seed) == (0.1, None)
+    for arguments, message in (
+        ({"learning_rate": -1}, "`learning_rate` is -1: give a finite number"),
+        ({"learning_rate": "1"}, "`learning_rate` is '1': give a number"),
+        ({"seed": -1}, "`seed` is -1: give"),
+        ({"flag": "false"}, "`flag` is 'false': give True or False"),
+    ):
+        with pytest.raises((ArgumentTypeError, ConfigurationError), match=message):
+            MyArguments(**arguments)  # type: ignore[arg-type]  # on purpose
+
+
 # --------------------------------------------------------------------------------------------------------- unsupported
 
 
@@ -181,7 +199,7 @@ def test_an_unsupported_argument_is_rejected_with_reason_and_remedy(name: str) -
     assert ". " in why
 
 
-@pytest.mark.fact("Arguments: an unsupported one may have the value that asks for nothing, and be read")
+@pytest.mark.fact("Arguments: an unsupported argument may have the value that asks for nothing, and may be read")
 @pytest.mark.parametrize("name", UNSUPPORTED)
 def test_an_unsupported_argument_may_ask_for_nothing(name: str) -> None:
     argument = UNSUPPORTED[name]
@@ -209,7 +227,7 @@ def test_defaults_are_those_of_transformers() -> None:
     assert {name: DEFAULTS[name] for name in common} == {name: theirs[name] for name in common}
 
 
-@pytest.mark.fact("Arguments: every one of transformers is there, or unsupported with the reason and the remedy")
+@pytest.mark.fact("Arguments: every argument of transformers is supported, or rejected with the reason and the remedy")
 def test_every_argument_of_transformers_is_supported_or_has_a_reason() -> None:
     from transformers import TrainingArguments as GenuineArguments
 

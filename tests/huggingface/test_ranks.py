@@ -68,7 +68,9 @@ def test_the_first_process_alone_writes_and_prints(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.fact("Arguments: fsdp cuts the model over the processes; it trains, is saved and resumes as a whole one")
+@pytest.mark.fact(
+    "Arguments: fsdp shards the model over the processes; it trains, is saved and resumes like a whole one"
+)
 def test_a_model_in_pieces_trains_as_a_whole_one(tmp_path: Path) -> None:
     output = run_on_ranks(SCRIPT.with_name("huggingface_fsdp.py"), 2, tmp_path)
     assert output.stdout.count("done") == 2
