@@ -19,10 +19,10 @@ from torch.nn.parallel import DistributedDataParallel
 from pytorch_accelerated.callbacks.defaults import DEFAULT_CALLBACKS
 from pytorch_accelerated.callbacks.handler import CallbackHandler
 from pytorch_accelerated.callbacks.limits import OuterLimit
+from pytorch_accelerated.checkpointing.loading import all_or_nothing, check_same_kind, load_states
 from pytorch_accelerated.checkpointing.optimizers import check_optimizer_state
 from pytorch_accelerated.checkpointing.portable import load_portable, save_portable
 from pytorch_accelerated.checkpointing.shared_disk import agree_on_resuming
-from pytorch_accelerated.checkpointing.taking_over import all_or_nothing, check_like, take_over
 from pytorch_accelerated.checkpointing.training_state import load_run, save_run
 from pytorch_accelerated.checkpointing.verify import find_state
 from pytorch_accelerated.checkpointing.weights import (
@@ -455,11 +455,11 @@ class Trainer(TrainingRun):
             check_optimizer_state(self.optimizer, optimizer_state, source=checkpoint_path)
         others = []
         if scheduler_state is not None:
-            check_like(self.scheduler, scheduler_state, source=checkpoint_path)
+            check_same_kind(self.scheduler, scheduler_state, source=checkpoint_path)
             others = [(type(self.scheduler).__name__, self.scheduler, scheduler_state)]
         load_model = functools.partial(load_canonical, self.get_model(), checkpoint["model_state_dict"])
         with all_or_nothing() as undo:
-            take_over(load_model, self.optimizer, optimizer_state, others, undo, source=checkpoint_path)
+            load_states(load_model, self.optimizer, optimizer_state, others, undo, source=checkpoint_path)
         return checkpoint
 
     def save_training_state(

@@ -148,7 +148,7 @@ MUTANTS = [
     ),
     Mutant(
         "the optimizer starts afresh",
-        "checkpointing/taking_over.py",
+        "checkpointing/loading.py",
         "            load_optimizer_state(optimizer, optimizer_state)\n",
         "            pass\n",
         RESUME,

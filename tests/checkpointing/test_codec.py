@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from pytorch_accelerated.checkpointing.codec import KEEP_LIVE, decode, encode, hide_callables, restore_callables
+from pytorch_accelerated.checkpointing.codec import KEEP_LIVE, decode, encode
+from pytorch_accelerated.checkpointing.optimizers import hide_callables, restore_callables
 from pytorch_accelerated.checkpointing.strict_json import dump_json, load_json
 from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError
 from tests.checkpointing.same_state import assert_same_state, bits_of

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.checkpointing import disk
-from pytorch_accelerated.checkpointing.likeness import require_kinds
+from pytorch_accelerated.checkpointing.matching import require_kinds
 from pytorch_accelerated.checkpointing.publish import replacing
 from pytorch_accelerated.checkpointing.run_parts import check_records
 from pytorch_accelerated.tracking.values import MetricRecord

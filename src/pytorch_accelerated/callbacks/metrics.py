@@ -10,8 +10,8 @@ import torch
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.progress import LogMetricsCallback
 from pytorch_accelerated.callbacks.warning import warn_user
-from pytorch_accelerated.checkpointing.likeness import require_kinds
-from pytorch_accelerated.checkpointing.taking_over import explained_taking_over
+from pytorch_accelerated.checkpointing.loading import explained_loading
+from pytorch_accelerated.checkpointing.matching import require_kinds
 from pytorch_accelerated.compat.torchmetrics import reductions_of, set_update_count
 from pytorch_accelerated.errors import ConfigurationError, HookOutputError
 from pytorch_accelerated.optional import require
@@ -160,7 +160,7 @@ class MetricsCallback(TrainerCallback):
             saved = self._restored[key][trainer._ranks.index :: trainer._ranks.count]
             self._restored = {other: states for other, states in self._restored.items() if other != key}
             self._collections[key].reset()
-            with explained_taking_over(type(self).__name__, "the training state"):
+            with explained_loading(type(self).__name__, "the training state"):
                 _refuse_what_cannot_be_continued(self._collections[key], saved)
                 _write_states(self._collections[key], saved)
         return self._collections[key]

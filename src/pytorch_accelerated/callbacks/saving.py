@@ -15,7 +15,7 @@ from pytorch_accelerated.callbacks.earlier import tell_of_earlier_file, tell_of_
 from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.callbacks.watching import KINDS_OF_BEST, WatchedMetric
 from pytorch_accelerated.checkpointing.layout import Manifest
-from pytorch_accelerated.checkpointing.likeness import require_kinds
+from pytorch_accelerated.checkpointing.matching import require_kinds
 from pytorch_accelerated.checkpointing.policy import SavePolicy
 from pytorch_accelerated.checkpointing.publish import remove_state
 from pytorch_accelerated.checkpointing.retention import Retention, SavedState

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.watching import KINDS_OF_BEST, WatchedMetric
-from pytorch_accelerated.checkpointing.likeness import require_kinds
+from pytorch_accelerated.checkpointing.matching import require_kinds
 from pytorch_accelerated.errors import ConfigurationError, NonFiniteLossError, StopTrainingError
 from pytorch_accelerated.training.settings import check_positive_count
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pytorch_accelerated.callbacks.earlier import tell_of_earlier_file
 from pytorch_accelerated.callbacks.saving import SaveBestModelCallback
 from pytorch_accelerated.callbacks.warning import warn_user
-from pytorch_accelerated.checkpointing.likeness import require_kinds
+from pytorch_accelerated.checkpointing.matching import require_kinds
 from pytorch_accelerated.checkpointing.weights import canonical_state_dict, check_finite, load_canonical
 from pytorch_accelerated.errors import NonFiniteLossError
 from pytorch_accelerated.models.averaging import ModelEma

@@ -104,39 +104,6 @@ def decode(structure: Any, tensors: Mapping[str, torch.Tensor], *, path: str) ->
     return _Decoder(tensors, path).decode(structure, "")
 
 
-def hide_callables(state: dict[str, Any]) -> dict[str, Any]:
-    """An optimizer's state dict with `KEEP_LIVE` in place of every callable in its parameter groups."""
-    groups = [
-        {key: KEEP_LIVE if callable(value) else value for key, value in group.items()}
-        for group in state["param_groups"]
-    ]
-    return {**state, "param_groups": groups}
-
-
-def restore_callables(state: dict[str, Any], live: torch.optim.Optimizer) -> dict[str, Any]:
-    """The inverse of `hide_callables`, with the callables of `live`.
-
-    Raises:
-        InvalidCheckpointError: names every callable that `live` does not have.
-    """
-    complaints = []
-    groups = []
-    for index, group in enumerate(state["param_groups"]):
-        live_group = live.param_groups[index] if index < len(live.param_groups) else {}
-        groups.append({key: live_group.get(key) if value is KEEP_LIVE else value for key, value in group.items()})
-        complaints += [
-            f"param_groups[{index}].{key}"
-            for key, value in group.items()
-            if value is KEEP_LIVE and not callable(live_group.get(key))
-        ]
-    if complaints:
-        raise InvalidCheckpointError(
-            f"The saved optimizer had functions at {', '.join(complaints)}, the {type(live).__name__} of this run has "
-            "none there. Functions are not stored: create the optimizer with the same ones, then load."
-        )
-    return {**state, "param_groups": groups}
-
-
 def _child(path: str, key: Any) -> str:
     if type(key) is str and re.fullmatch(r"[\w.]+", key):
         return f"{path}.{key}" if path else key

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from pytorch_accelerated.checkpointing.optimizers import problem_of_optimizer_state
-from pytorch_accelerated.checkpointing.own_states import check_difference, with_own
+from pytorch_accelerated.checkpointing.rank_differences import check_difference, with_difference
 from pytorch_accelerated.errors import InvalidCheckpointError
 from pytorch_accelerated.tracking.loss import LossTracker
 from pytorch_accelerated.training.run_state import RunState
@@ -121,9 +121,9 @@ def _check_differences(parts: Mapping[str, Any], rank: str) -> None:
     own = parts[rank]
     for key, difference in own.get("callbacks", {}).items():
         check_difference(difference, f"{rank}.callbacks.{key}")
-        with_own(parts["callbacks"].get(key), difference)
+        with_difference(parts["callbacks"].get(key), difference)
     check_difference(own.get("history", []), f"{rank}.history")
-    _check_history(with_own(parts["run"]["history"], own.get("history", [])))
+    _check_history(with_difference(parts["run"]["history"], own.get("history", [])))
 
 
 def _check_stream(stream: Mapping[str, Any], path: str) -> None:

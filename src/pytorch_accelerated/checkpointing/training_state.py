@@ -15,16 +15,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytorch_accelerated.checkpointing.background import BackgroundWriter
-from pytorch_accelerated.checkpointing.codec import Encoded, hide_callables, restore_callables
+from pytorch_accelerated.checkpointing.codec import Encoded
 from pytorch_accelerated.checkpointing.layout import MANIFEST_NAME
-from pytorch_accelerated.checkpointing.optimizer_file import read_optimizer_file
-from pytorch_accelerated.checkpointing.optimizers import check_optimizer_state
-from pytorch_accelerated.checkpointing.own_states import own_differences, with_own
+from pytorch_accelerated.checkpointing.loading import all_or_nothing, check_same_kind, load_states
+from pytorch_accelerated.checkpointing.optimizers import (
+    check_optimizer_state,
+    hide_callables,
+    read_optimizer_file,
+    restore_callables,
+)
+from pytorch_accelerated.checkpointing.rank_differences import differences_from_first, with_difference
 from pytorch_accelerated.checkpointing.reading import kind_of
 from pytorch_accelerated.checkpointing.run_parts import check_run_parts
 from pytorch_accelerated.checkpointing.saved_metrics import storable_history
 from pytorch_accelerated.checkpointing.state_folder import encode_parts, read_state, write_encoded
-from pytorch_accelerated.checkpointing.taking_over import all_or_nothing, check_like, take_over
 from pytorch_accelerated.checkpointing.verify import read_manifest
 from pytorch_accelerated.checkpointing.weights import canonical_state_dict, check_canonical, load_canonical
 from pytorch_accelerated.data.resuming import SavedData, data_facts, restore_stream, saved_data, stream_state
@@ -126,7 +130,7 @@ def load_run(trainer: Trainer, folder: Path, *, skipped_weights: Collection[str]
             load_model = functools.partial(
                 load_canonical, trainer.get_model(), parts["model"], may_lack=skipped_weights
             )
-            take_over(load_model, trainer.optimizer, optimizer_state, others, undo, source=folder)
+            load_states(load_model, trainer.optimizer, optimizer_state, others, undo, source=folder)
 
         # What steps a model that DeepSpeed has talks to the other ranks meanwhile.
         load() if isinstance(trainer.optimizer, ZeroOptimizer) else trainer._ranks.do_on_all(load)
@@ -158,7 +162,7 @@ def _read_run(
         optimizer_state = restore_callables(optimizer_state, trainer.optimizer)
         check_optimizer_state(trainer.optimizer, optimizer_state, source=folder)
     for _, target, state in _scheduler_and_scaler(trainer, parts):
-        check_like(target, state, source=folder)
+        check_same_kind(target, state, source=folder)
     check_canonical(trainer.get_model(), parts["model"], may_lack=skipped_weights)
     return facts, parts, optimizer_state
 
@@ -270,8 +274,8 @@ def _own_differences(trainer: Trainer, callbacks: dict[str, Any]) -> dict[str, A
     ranks = trainer._ranks
     histories = {} if ranks.count == 1 else {"history": storable_history(trainer.run_history, ranks)}
     own = {
-        "callbacks": own_differences(ranks, callbacks, path="callbacks"),
-        **own_differences(ranks, histories, path="run"),
+        "callbacks": differences_from_first(ranks, callbacks, path="callbacks"),
+        **differences_from_first(ranks, histories, path="run"),
     }
     return {name: difference for name, difference in own.items() if difference}
 
@@ -284,9 +288,9 @@ def _states_of_this_rank(
     if len(by_rank) == trainer._ranks.count:
         own = by_rank[trainer._ranks.index]
         differences = own.get("callbacks", {})
-        return with_own(history, own.get("history", [])), {
+        return with_difference(history, own.get("history", [])), {
             **callbacks,
-            **{key: with_own(callbacks.get(key), difference) for key, difference in differences.items()},
+            **{key: with_difference(callbacks.get(key), difference) for key, difference in differences.items()},
         }
     differing = sorted({key for own in by_rank for key in own.get("callbacks", {})})
     differing += ["the run history"] * any("history" in own for own in by_rank)

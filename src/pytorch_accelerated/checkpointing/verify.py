@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from pytorch_accelerated.checkpointing.foreign_states import refuse_foreign_states
+from pytorch_accelerated.checkpointing.accelerate_states import refuse_accelerate_states
 from pytorch_accelerated.checkpointing.layout import (
     MANIFEST_NAME,
     PREDICTIONS_FORMAT,
@@ -146,7 +146,7 @@ def find_state(path: str | os.PathLike[str]) -> Path | None:
     kind = kind_of(folder)
     if kind == "folder":
         children_of(folder)  # one that cannot be read is not an empty one
-    refuse_foreign_states(folder)
+    refuse_accelerate_states(folder)
     if looks_like_state(folder):
         verify(folder)
         return folder

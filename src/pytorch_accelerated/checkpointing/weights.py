@@ -51,8 +51,8 @@ def check_canonical(module: nn.Module, state: Any, *, may_lack: Collection[str] 
     live = _live(module, inner)
     complaints = [f"missing: {name}" for name in live if name not in state and name not in may_lack]
     complaints += [f"unexpected: {name}" for name in state if name not in live]
-    misfits = {name: _misfit(value, state[name]) for name, (_, value) in live.items() if name in state}
-    complaints += [f"{name}: {misfit}" for name, misfit in misfits.items() if misfit]
+    mismatches = {name: _mismatch(value, state[name]) for name, (_, value) in live.items() if name in state}
+    complaints += [f"{name}: {mismatch}" for name, mismatch in mismatches.items() if mismatch]
     if not _are_versions(getattr(state, "_metadata", None)):
         complaints.append("the versions of its modules make no sense")
     if complaints:
@@ -218,7 +218,7 @@ def _cut(state: Mapping[str, Any], live: Mapping[str, Any]) -> Mapping[str, Any]
     return cut
 
 
-def _misfit(live: Any, saved: Any) -> str | None:
+def _mismatch(live: Any, saved: Any) -> str | None:
     """Why `saved` cannot be copied into `live`, if it cannot."""
     if not isinstance(live, torch.Tensor) or nn.parameter.is_lazy(live):
         return None  # extra state of a module, which checks it itself, or a parameter that takes any shape

@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader, Sampler
 
 from pytorch_accelerated.callbacks.warning import warn_user
-from pytorch_accelerated.checkpointing.optimizer_file import without_callables
+from pytorch_accelerated.checkpointing.optimizers import without_callables
 from pytorch_accelerated.checkpointing.publish import explained
 from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.huggingface.arguments.deepspeed import make_schedule_of_config

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.callbacks.warning import stacklevel_of_user, warn_user
-from pytorch_accelerated.checkpointing.optimizer_file import with_callables
-from pytorch_accelerated.checkpointing.optimizers import check_optimizer_state
+from pytorch_accelerated.checkpointing.loading import all_or_nothing, check_same_kind, load_states
+from pytorch_accelerated.checkpointing.optimizers import check_optimizer_state, with_callables
 from pytorch_accelerated.checkpointing.reading import is_file
-from pytorch_accelerated.checkpointing.taking_over import all_or_nothing, check_like, take_over
 from pytorch_accelerated.errors import InvalidCheckpointError
 from pytorch_accelerated.huggingface.arguments.strategies import IntervalStrategy
 from pytorch_accelerated.huggingface.checkpoints.generators import read_generator_states
@@ -166,10 +165,10 @@ def take_over_foreign(engine: Engine, folder: Path, updates: int) -> None:
         if target is not None and state is not None
     ]
     for _, target, state in others:
-        check_like(target, state, source=folder)
+        check_same_kind(target, state, source=folder)
     with all_or_nothing() as undo:
         load_model = functools.partial(engine._face._load_from_checkpoint, str(folder))
-        take_over(load_model, engine.optimizer, optimizer, others, undo, source=folder)
+        load_states(load_model, engine.optimizer, optimizer, others, undo, source=folder)
         if optimizer is None and isinstance(engine.optimizer, ZeroOptimizer):
             engine.optimizer.take_over_weights()
     if generators is not None:

@@ -20,7 +20,7 @@ from pytorch_accelerated.callbacks.warning import stacklevel_of_user
 from pytorch_accelerated.checkpointing import disk
 from pytorch_accelerated.checkpointing.codec import encode
 from pytorch_accelerated.checkpointing.layout import MANIFEST_NAME, SHARDS_FILE, SHARDS_NAME, Manifest
-from pytorch_accelerated.checkpointing.optimizer_file import OPTIMIZER_FILE
+from pytorch_accelerated.checkpointing.optimizers import OPTIMIZER_FILE
 from pytorch_accelerated.checkpointing.portable import load_portable, save_portable
 from pytorch_accelerated.checkpointing.publish import begin, explained, make_folders, replacing
 from pytorch_accelerated.checkpointing.reading import children_of, is_file

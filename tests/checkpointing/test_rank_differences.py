@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from pytorch_accelerated.checkpointing.own_states import check_difference, with_own
+from pytorch_accelerated.checkpointing.rank_differences import check_difference, with_difference
 from pytorch_accelerated.checkpointing.state_folder import read_state
 from tests.support.processes import run_forked, run_on_ranks
 
-SCRIPT = Path(__file__).parents[1] / "ranks" / "own_states.py"
+SCRIPT = Path(__file__).parents[1] / "ranks" / "rank_differences.py"
 
 
 @pytest.fixture(scope="module")
@@ -70,10 +70,10 @@ def test_a_state_on_one_rank_has_nothing_of_the_kind(tmp_path: Path) -> None:
 
 def test_values_are_put_in_their_places_and_nothing_else_is_changed() -> None:
     first = {"a": {"b": 1, "c": [2]}, "d": torch.ones(1)}
-    assert with_own(first, [[["a", "b"], 5], [["d"], None]]) == {"a": {"b": 5, "c": [2]}, "d": None}
+    assert with_difference(first, [[["a", "b"], 5], [["d"], None]]) == {"a": {"b": 5, "c": [2]}, "d": None}
     assert first == {"a": {"b": 1, "c": [2]}, "d": torch.ones(1)}
-    assert with_own(first, [[[], 3]]) == 3
-    assert with_own(first, []) is first
+    assert with_difference(first, [[[], 3]]) == 3
+    assert with_difference(first, []) is first
 
 
 @pytest.mark.parametrize("difference", [3, [[["a"]]], [["a", 1]], [[[1], 1]], [[None, 1]]])

@@ -1,4 +1,4 @@
-"""Training states of accelerate's `save_state`, as pytorch-accelerated 0.1 writes them: recognized, and refused."""
+"""Training states of accelerate's `save_state`, which pytorch-accelerated 0.1 writes, are recognized and refused."""
 
 from __future__ import annotations
 
@@ -16,13 +16,18 @@ _PATTERNS = (
 )
 
 
-def refuse_foreign_states(folder: Path) -> None:
+def refuse_accelerate_states(folder: Path) -> None:
     """Refuse a folder that accelerate wrote, or one that holds such folders and no state of ours.
 
+    A folder that can't be read passes: the error comes from whoever reads it.
+
     Raises:
-        InvalidCheckpointError: says what they are, and how to take over what is in them.
+        InvalidCheckpointError: says what the folders are, and how to load their contents.
     """
-    inside = _subfolders(folder)
+    try:
+        inside = sorted(child for child in folder.iterdir() if child.is_dir() and not child.is_symlink())
+    except OSError:
+        inside = []
     if any(_has_manifest(place) for place in (folder, *inside)):
         return
     for state in (folder, *reversed(inside)):
@@ -30,10 +35,10 @@ def refuse_foreign_states(folder: Path) -> None:
         if names:
             raise InvalidCheckpointError(
                 f"{state} is a training state of accelerate's `save_state`, as pytorch-accelerated 0.1 writes them: it "
-                f"has {', '.join(names)}. Such files are pickles, which can run any code, so they are not read. A "
-                "portable checkpoint loads instead: in the version that wrote the state, load it and call "
-                "`trainer.save_checkpoint('model.pt')`; here call `trainer.load_checkpoint('model.pt')`, which takes "
-                "over weights, optimizer and scheduler."
+                f"has {', '.join(names)}. Such files are pickles, which can run any code, so they are not read. Use a "
+                "portable checkpoint instead: in the version that wrote the state, load it and call "
+                "`trainer.save_checkpoint('model.pt')`; here call `trainer.load_checkpoint('model.pt')`, which loads "
+                "weights, optimizer and scheduler."
                 + (
                     f" The weights alone are in {state / 'model.safetensors'}: "
                     "`model.load_state_dict(safetensors.torch.load_file(...))`."
@@ -47,14 +52,7 @@ def _has_manifest(folder: Path) -> bool:
     try:
         return (folder / MANIFEST_NAME).exists()
     except OSError:
-        return False  # whoever reads the folder finds out why
-
-
-def _subfolders(folder: Path) -> list[Path]:
-    try:
-        return sorted(child for child in folder.iterdir() if child.is_dir() and not child.is_symlink())
-    except OSError:
-        return []  # as above
+        return False
 
 
 def _names_in(folder: Path) -> list[str]:

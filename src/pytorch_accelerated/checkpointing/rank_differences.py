@@ -23,7 +23,7 @@ Difference = list[list[Any]]
 """Entries ``[path, value]``."""
 
 
-def own_differences(ranks: Ranks, states: Mapping[str, Any], *, path: str) -> dict[str, Difference]:
+def differences_from_first(ranks: Ranks, states: Mapping[str, Any], *, path: str) -> dict[str, Difference]:
     """How this rank's `states` differ from rank 0's, by name; only those that do. Must be called by all ranks.
 
     Ranks compare checksums, so what is equal everywhere is sent nowhere. Sharded tensors count as equal: the state has
@@ -45,7 +45,7 @@ def own_differences(ranks: Ranks, states: Mapping[str, Any], *, path: str) -> di
     return {name: difference for name, difference in differences.items() if difference}
 
 
-def with_own(state: Any, difference: Difference) -> Any:
+def with_difference(state: Any, difference: Difference) -> Any:
     """Rank 0's `state` with what another rank has in its place."""
     for path, value in difference:
         state = _replaced(state, path, value)
@@ -53,7 +53,7 @@ def with_own(state: Any, difference: Difference) -> Any:
 
 
 def check_difference(difference: Any, name: str) -> None:
-    """Refuse, by whichever error that brings, what `own_differences` has not returned."""
+    """Refuse, by whichever error that brings, what `differences_from_first` has not returned."""
     for path, _ in difference:
         if not isinstance(path, list) or not all(isinstance(key, str) for key in path):
             raise TypeError(f"{name} has a {type(path).__name__} for a path, or keys that are no text")

@@ -11,8 +11,8 @@ from torch import nn
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import TrainerCallback
-from pytorch_accelerated.checkpointing.likeness import misfit
-from pytorch_accelerated.checkpointing.optimizer_kinds import problem_of_entries
+from pytorch_accelerated.checkpointing.matching import mismatch
+from pytorch_accelerated.checkpointing.optimizers import problem_of_entries
 from pytorch_accelerated.errors import InvalidCheckpointError
 from pytorch_accelerated.schedulers import CosineLrScheduler
 from tests.checkpointing.same_state import assert_same_state
@@ -43,7 +43,7 @@ def state_of(trainer: Trainer) -> Any:
 
 
 def optimizer_change(**change: Any) -> Callable[[dict[str, Any]], None]:
-    """Changes what the optimizer has for its first parameter; None takes an entry out."""
+    """Change the optimizer's entry for its first parameter; None removes an item."""
 
     def apply(checkpoint: dict[str, Any]) -> None:
         entry = checkpoint["optimizer_state_dict"]["state"][0]
@@ -221,7 +221,7 @@ def test_a_callback_that_fails_leaves_everything_as_it_was(tmp_path: Path) -> No
     trainer, counter = with_counter(1)
     before = [*state_of(trainer), trainer.run_history.state_dict(), trainer.run_state.state_dict(), [*counter.seen]]
     counter.likes_it = False
-    with pytest.raises(InvalidCheckpointError, match=r"Counter cannot take over its state .*TypeError: not that"):
+    with pytest.raises(InvalidCheckpointError, match=r"Counter cannot load its state .*TypeError: not that"):
         trainer.load_training_state(tmp_path / "state")
     after = [*state_of(trainer), trainer.run_history.state_dict(), trainer.run_state.state_dict(), [*counter.seen]]
     assert_same_state(after, before)
@@ -249,4 +249,4 @@ def test_a_callback_that_fails_leaves_everything_as_it_was(tmp_path: Path) -> No
     ],
 )
 def test_what_is_of_another_kind_is_noticed(live: Any, saved: Any, fits: bool) -> None:
-    assert (misfit(live, saved, "it") is None) == fits
+    assert (mismatch(live, saved, "it") is None) == fits

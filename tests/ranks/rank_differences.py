@@ -1,7 +1,7 @@
-"""Runs on any number of ranks: ``own_states.py FOLDER MODE``, callbacks whose states are not the same on all of them.
+"""Runs on any number of ranks: ``rank_differences.py FOLDER MODE``, with callbacks whose states differ between ranks.
 
-``save`` trains and saves after three updates, ``resume`` goes on from there; both end after the second epoch. What the
-callbacks and the history hold in the end is printed as JSON.
+``save`` trains and saves after three updates, ``resume`` resumes from there; both end after the second epoch. The final
+states of the callbacks and the history are printed as JSON.
 """
 
 import json
