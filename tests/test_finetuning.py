@@ -301,12 +301,12 @@ def test_an_index_without_a_group_is_an_error_that_changes_nothing(ends):
     model = make_net()
     freezer = ModelFreezer(model)
     for method in (freezer.freeze, freezer.unfreeze):
-        with pytest.raises(IndexError, match="Net are its groups, and it has 5"):
+        with pytest.raises(IndexError, match="Net, and it has 5"):
             method(*ends)
     assert names_of(model, freezer.get_trainable_parameters()) == parameter_names(model)
 
 
 @pytest.mark.parametrize("model", [nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2))])
 def test_models_with_too_few_groups_for_the_defaults_say_so(model):
-    with pytest.raises(LayerGroupIndexError, match="make the freezer of the part"):
+    with pytest.raises(LayerGroupIndexError, match="make a freezer for the part"):
         ModelFreezer(model).freeze()

@@ -1,4 +1,4 @@
-"""Trains, evaluates, predicts with and saves any PyTorch model, on any hardware that accelerate reaches."""
+"""Trains, evaluates, predicts with and saves any PyTorch model, on any hardware that accelerate supports."""
 
 from pytorch_accelerated.processes.accelerators import notebook_launcher
 from pytorch_accelerated.seeding import set_seed

@@ -1,4 +1,4 @@
-"""``python -m pytorch_accelerated``: what can be done from the command line."""
+"""``python -m pytorch_accelerated``: the command line."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from pytorch_accelerated.progress.screen import Screen, printable
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command, and return its exit code: 0 if all is well, 1 if not, 2 if it could not be done."""
+    """Run a command, and return its exit code: 0 for success, 1 for a negative result, 2 for an error."""
     options = _parser().parse_args(arguments)
     try:
         return int(options.run(options))
-    except BrokenPipeError:  # whoever read the output has seen enough
+    except BrokenPipeError:  # the reader of the output has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (PytorchAcceleratedError, OSError) as error:
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m pytorch_accelerated", description="Tools for training runs.")
     topics = parser.add_subparsers(metavar="TOPIC", required=True)
-    checkpoints = topics.add_parser("checkpoints", help="look at folders of training states, and tidy them up")
+    checkpoints = topics.add_parser("checkpoints", help="inspect and clean up folders of training states")
     commands = checkpoints.add_subparsers(metavar="COMMAND", required=True)
 
     def add(name: str, help: str) -> argparse.ArgumentParser:
@@ -47,14 +47,14 @@ def _parser() -> argparse.ArgumentParser:
     add("verify", "read every byte and name each damaged file; exits with 0 only if there is none").set_defaults(
         run=lambda options: tool.verify_states(options.folder, Screen(sys.stdout))
     )
-    add("show", "show what is in a training state, or in the newest of several").set_defaults(
+    add("show", "show the contents of a training state, or of the newest of several").set_defaults(
         run=lambda options: tool.show_state(options.folder, Screen(sys.stdout))
     )
-    prune = add("prune", "delete training states; whatever one of the rules holds is kept, and always the newest valid")
+    prune = add("prune", "delete training states, except those that any rule keeps, and the newest valid one")
     prune.set_defaults(run=_prune)
     prune.add_argument("--keep-last", type=int, required=True, metavar="N", help="keep the N newest")
-    prune.add_argument("--keep-best", type=int, metavar="K", help="keep the K with the best value of --metric")
-    prune.add_argument("--metric", metavar="NAME", help="its name in the run history, such as eval_loss_epoch")
+    prune.add_argument("--keep-best", type=int, metavar="K", help="keep the K with the best values of --metric")
+    prune.add_argument("--metric", metavar="NAME", help="a name in the run history, such as eval_loss_epoch")
     prune.add_argument("--greater-is-better", action="store_true", help="the greatest values of --metric are the best")
     prune.add_argument("--keep-every", type=int, metavar="M", help="keep the first at or after every M updates")
     prune.add_argument("--yes", action="store_true", help="delete without asking")
@@ -79,7 +79,7 @@ def _ask(question: str) -> bool:
         return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
     except EOFError:
         print(file=sys.stderr)
-        raise ConfigurationError("There is nobody to ask. Give --yes to delete without asking.") from None
+        raise ConfigurationError("There is no input to confirm it. Pass --yes to delete without asking.") from None
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Every exception that this library raises on purpose, in one tree.
+"""All exceptions that this library raises on purpose, in one hierarchy.
 
-Each also inherits the builtin that a reader would expect to catch. `SignalExit`, which is no error, stands beside them.
+Each also inherits from the builtin exception that one would expect. `SignalExit` is not an error, so it is separate.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 class PytorchAcceleratedError(Exception):
-    """Base of every error this library raises on purpose."""
+    """Base of all errors that this library raises on purpose."""
 
 
 class MissingDependencyError(PytorchAcceleratedError, ImportError):
@@ -18,11 +18,11 @@ class MissingDependencyError(PytorchAcceleratedError, ImportError):
 
 
 class ConfigurationError(PytorchAcceleratedError, ValueError):
-    """An argument has a value that cannot work, alone or together with another one."""
+    """An argument has an invalid value, alone or in combination with another one."""
 
 
 class ArgumentTypeError(PytorchAcceleratedError, TypeError):
-    """An argument, or a value returned by user code, is of a kind that cannot work."""
+    """An argument, or a value returned by user code, has an unsupported type."""
 
 
 class LayerGroupIndexError(PytorchAcceleratedError, IndexError):
@@ -30,11 +30,11 @@ class LayerGroupIndexError(PytorchAcceleratedError, IndexError):
 
 
 class DataError(PytorchAcceleratedError, ValueError):
-    """A dataset, a loader or a batch cannot be used as it is."""
+    """A dataset, a loader or a batch cannot be used."""
 
 
 class LoaderTimeoutError(PytorchAcceleratedError, RuntimeError):
-    """No batch has come from a loader's worker processes within the loader's `timeout`."""
+    """No batch arrived from a loader's worker processes within the loader's `timeout`."""
 
 
 class HookOutputError(PytorchAcceleratedError, TypeError):
@@ -42,7 +42,7 @@ class HookOutputError(PytorchAcceleratedError, TypeError):
 
 
 class LaunchError(PytorchAcceleratedError, RuntimeError):
-    """The processes of this run were not started the way that was asked for."""
+    """The processes of this run were not started as requested."""
 
 
 class LostPeerError(PytorchAcceleratedError, RuntimeError):
@@ -50,17 +50,17 @@ class LostPeerError(PytorchAcceleratedError, RuntimeError):
 
 
 class UnknownMetricError(PytorchAcceleratedError, ValueError):
-    """A metric name that nothing records."""
+    """A metric of this name was not recorded."""
 
 
 class MissingMetricError(UnknownMetricError, KeyError):
-    """The metric that tells the best model is not among those of an evaluation."""
+    """The metric that selects the best model is not among those of an evaluation."""
 
     __str__ = Exception.__str__  # KeyError would show the message as a quoted string
 
 
 class DuplicateCallbackError(PytorchAcceleratedError, ValueError):
-    """Two callbacks could not be told apart in a saved state."""
+    """Two callbacks could not be distinguished in a saved state."""
 
 
 class NonFiniteLossError(PytorchAcceleratedError, ArithmeticError):
@@ -72,7 +72,7 @@ class CheckpointError(PytorchAcceleratedError, RuntimeError):
 
 
 class MissingCheckpointError(CheckpointError, FileNotFoundError):
-    """There is no file where a checkpoint should be."""
+    """The file of a checkpoint does not exist."""
 
 
 class InvalidCheckpointError(CheckpointError):
@@ -80,26 +80,26 @@ class InvalidCheckpointError(CheckpointError):
 
 
 class CallbackSetupError(ConfigurationError, AssertionError):
-    """A callback needs an argument of the run that is not given, or has a value that cannot work."""
+    """A callback needs an argument of the run that is missing or has an invalid value."""
 
 
 class StopTrainingError(PytorchAcceleratedError):
     """Raise this in any hook or callback, on any rank, to end the run at the next safe point.
 
-    `Trainer.train` then returns normally; it is the polite way to stop early.
+    `Trainer.train` then returns normally.
     """
 
 
 class CallbackMethodNotImplementedError(PytorchAcceleratedError, AttributeError):
-    """Raised by a callback's own method to say that it does not act at this event; the handler then skips it."""
+    """Raised by a callback's method that does not act at this event; the handler then skips it."""
 
 
 class MissingMethodError(PytorchAcceleratedError, AttributeError):
-    """A method that an object of the same name has in another library, and not here."""
+    """A method that the object of the same name has in another library, but not here."""
 
 
 class SignalExit(SystemExit):
-    """A signal has ended the run. Unless it is caught, the process leaves with status ``128 + signal_number``.
+    """A signal has ended the run. Unless it is caught, the process exits with status ``128 + signal_number``.
 
     Attributes:
         signal_number: of SIGTERM or SIGUSR1; after a SIGINT, `KeyboardInterrupt` is raised instead.
@@ -112,5 +112,5 @@ class SignalExit(SystemExit):
         self.saved_to = saved_to
 
     def __str__(self) -> str:
-        where = "" if self.saved_to is None else f" It can go on from {self.saved_to}."
+        where = "" if self.saved_to is None else f" It can be resumed from {self.saved_to}."
         return f"{signal.Signals(self.signal_number).name} has ended the run.{where}"

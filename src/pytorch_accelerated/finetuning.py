@@ -1,4 +1,4 @@
-"""Train parts of a model: freeze its layer groups, and unfreeze them again one after the other."""
+"""Train parts of a model: freeze its layer groups, and unfreeze them step by step."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class LayerGroup(NamedTuple):
     Attributes:
         layer_group_idx: the two indexes that mean this group, counted from the start and from the end.
         module: the module.
-        is_frozen: whether nothing in it is trained, batch norms apart where the freezer leaves them trainable. True
-            without parameters.
+        is_frozen: whether nothing in it is trained, apart from batch norms that the freezer leaves trainable. True for
+            a group without parameters.
     """
 
     layer_group_idx: tuple[int, int]
@@ -31,7 +31,7 @@ class Layer(NamedTuple):
     Attributes:
         layer_group_idx: the two indexes of the group that it belongs to.
         module: the module.
-        is_frozen: whether nothing in it is trained. True without parameters.
+        is_frozen: whether nothing in it is trained. True for a layer without parameters.
     """
 
     layer_group_idx: tuple[int, int]
@@ -42,12 +42,12 @@ class Layer(NamedTuple):
 class ModelFreezer:
     """Freezes and unfreezes the layer groups of a model: the modules that are its attributes, in their order.
 
-    A group is frozen with everything in it, also the parameters that modules with children hold themselves. The
-    parameters that the model holds itself (class tokens, position embeddings) belong to the first group. A parameter
-    that two groups share is frozen with either.
+    A group is frozen with everything in it, including direct parameters of modules with children. The direct parameters
+    of the model (class tokens, position embeddings) belong to the first group. A parameter that two groups share is
+    frozen with either.
 
-    Freezing means that no gradients are computed. Give the optimizer what is left, ``get_trainable_parameters()``,
-    and add what `unfreeze` returns::
+    Freezing means that no gradients are computed. Give the optimizer the remaining parameters,
+    ``get_trainable_parameters()``, and later add those that `unfreeze` returns::
 
         freezer = ModelFreezer(model)
         freezer.freeze()
@@ -56,9 +56,9 @@ class ModelFreezer:
         for param_group in freezer.unfreeze().values():
             optimizer.add_param_group({**param_group, "lr": 1e-5})
 
-    The mode of a module, training or evaluation, is another matter: in training mode a frozen batch norm still updates
-    its running statistics, and dropout still drops. ``freeze(set_modules_as_eval=True)`` changes it, but
-    ``model.train()``, with which `Trainer.train_epoch_start` begins each epoch, changes it back. To keep it, freeze
+    The mode of a module (training or evaluation) is independent of this: in training mode a frozen batch norm still
+    updates its running statistics, and dropout is still active. ``freeze(set_modules_as_eval=True)`` changes the mode,
+    but ``model.train()``, which `Trainer.train_epoch_start` calls in each epoch, changes it back. To keep it, freeze
     again there::
 
         class FineTuner(Trainer):
@@ -66,14 +66,14 @@ class ModelFreezer:
                 super().train_epoch_start()
                 self.freezer.freeze(set_modules_as_eval=True)
 
-    Under several processes freeze and unfreeze before a run, not during one, and on every rank: data-parallel
-    wrappers look only once which parameters have gradients.
+    With several processes, freeze and unfreeze on every rank, and before a run, not during one: data-parallel wrappers
+    check only once which parameters have gradients.
 
     Args:
         model: the bare model, ``trainer.get_model()``.
-        freeze_batch_norms: False leaves batch norms out of freezing, as is usual when the new data has other
-            statistics: their weights stay trainable, and in training mode they keep normalising by the batch and
-            updating their running statistics; `set_modules_as_eval` does not touch them either.
+        freeze_batch_norms: False excludes batch norms from freezing, as is usual when the new data has other
+            statistics: their weights stay trainable, and in training mode they still normalise by the batch and update
+            their running statistics. `set_modules_as_eval` does not change them either.
     """
 
     def __init__(self, model: nn.Module, freeze_batch_norms: bool = False) -> None:
@@ -81,7 +81,7 @@ class ModelFreezer:
         self.freeze_batch_norms = freeze_batch_norms
 
     def get_layer_groups(self) -> list[LayerGroup]:
-        """The layer groups of the model, as they are now."""
+        """The current layer groups of the model."""
         modules = list(self.model.children())
         return [
             LayerGroup((index, index - len(modules)), module, self._is_group_frozen(index, module))
@@ -89,7 +89,7 @@ class ModelFreezer:
         ]
 
     def get_layers(self) -> list[Layer]:
-        """The layers of all groups, as they are now; one that several groups share counts to the first."""
+        """The current layers of all groups; a shared layer belongs to the first of its groups."""
         seen: set[nn.Module] = set()
         return [
             Layer(group.layer_group_idx, module, not any(parameter.requires_grad for parameter in module.parameters()))
@@ -105,7 +105,7 @@ class ModelFreezer:
     def freeze(self, from_index: int = 0, to_index: int = -2, set_modules_as_eval: bool = False) -> None:
         """Freeze the groups between two indexes, both included; by default all but the last.
 
-        Their gradients are dropped, so that an optimizer that knows them moves them no more.
+        Their gradients are deleted, so that an optimizer that has these parameters no longer changes them.
 
         Args:
             from_index: of the group at one end, counted from the start, or from the end if negative.
@@ -130,7 +130,7 @@ class ModelFreezer:
     ) -> dict[int, dict[str, list[nn.Parameter]]]:
         """Make the groups between two indexes trainable, both included; by default all.
 
-        That means all parameters in them, also those that were not trainable before the first `freeze`.
+        This includes parameters that were not trainable before the first `freeze`.
 
         Args:
             from_index: of the group at one end, counted from the start, or from the end if negative.
@@ -138,9 +138,9 @@ class ModelFreezer:
             set_modules_as_training: set the modules of these groups to training mode.
 
         Returns:
-            By group index counted from the start, ``{"params": [...]}`` with the parameters that have become trainable
-            by this call, for `Optimizer.add_param_group`. A parameter that groups share is in the first of them;
-            groups in which nothing has changed are left out.
+            By group index counted from the start, ``{"params": [...]}`` with the parameters that this call has made
+            trainable, for `Optimizer.add_param_group`. A shared parameter is in the first of its groups; groups without
+            changes are left out.
 
         Raises:
             LayerGroupIndexError: an IndexError, if there is no group with one of the indexes.
@@ -148,7 +148,7 @@ class ModelFreezer:
         param_groups = {}
         for index, module in self._groups_between(from_index, to_index):
             unfrozen = [parameter for parameter in self._parameters_of(index, module) if not parameter.requires_grad]
-            # Integers, as quantised models have them, cannot have gradients.
+            # Integers, as in quantised models, cannot have gradients.
             unfrozen = [parameter for parameter in unfrozen if parameter.is_floating_point() or parameter.is_complex()]
             for parameter in unfrozen:
                 parameter.requires_grad = True
@@ -163,15 +163,15 @@ class ModelFreezer:
         for index in (from_index, to_index):
             if not -len(modules) <= index < len(modules):
                 raise LayerGroupIndexError(
-                    f"There is no layer group {index}: the modules that are attributes of {type(self.model).__name__} "
-                    f"are its groups, and it has {len(modules)}. Choose other indexes, or make the freezer of the part "
-                    "of the model whose attributes are meant."
+                    f"There is no layer group {index}: the groups are the modules that are attributes of "
+                    f"{type(self.model).__name__}, and it has {len(modules)}. Choose other indexes, or make a freezer "
+                    "for the part of the model that has these groups."
                 )
         first, last = sorted(index % len(modules) for index in (from_index, to_index))
         return modules[first : last + 1]
 
     def _parameters_of(self, index: int, module: nn.Module) -> list[nn.Parameter]:
-        # What the model holds itself is mostly added to its input, and so belongs to the first group.
+        # Direct parameters of a model are mostly added to its input, so they belong to the first group.
         held_by_model = self.model.parameters(recurse=False) if index == 0 else ()
         return list(dict.fromkeys([*held_by_model, *module.parameters()]))
 
@@ -185,6 +185,6 @@ class ModelFreezer:
         return [child for child in module.modules() if is_batch_norm(child)]
 
     def _is_group_frozen(self, index: int, module: nn.Module) -> bool:
-        # Where there is nothing to freeze but exempt batch norms, it is these that tell.
+        # If a group has only exempt batch norms, these decide.
         parameters = self._parameters_to_freeze(index, module) or self._parameters_of(index, module)
         return not any(parameter.requires_grad for parameter in parameters)

@@ -1,4 +1,4 @@
-"""Import an optional package at its first use, or say how to install it."""
+"""Imports an optional package at its first use, or says how to install it."""
 
 import importlib
 from types import ModuleType
@@ -12,7 +12,7 @@ def require(module: str, *, extra: str, needed_by: str) -> ModuleType:
     Args:
         module: dotted name of the module to import.
         extra: the extra of this package that installs it.
-        needed_by: what the user asked for, as the subject of the error's sentence.
+        needed_by: the feature that needs it, the subject of the error message.
 
     Raises:
         MissingDependencyError: if the package is not installed. A package that is installed but fails to import

@@ -1,4 +1,4 @@
-"""The facts of a run, frozen when it starts."""
+"""The configuration of a run, fixed when it starts."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class TrainerRunConfig:
-    """What a run was asked to do, and the sizes that follow from it. All sizes are the effective ones.
+    """The settings of a run, and the effective sizes that follow from them.
 
     After `Trainer.evaluate` alone, the fields about training are None. A "step" in these names is an optimizer
-    update, the same number on every rank; None where a stream has no known length.
+    update, which is the same on every rank. Sizes are None if a stream has no known length.
 
     Attributes:
         num_epochs: epochs that will be run.
         train_per_device_batch_size: samples of one batch on one rank.
-        train_dl_kwargs: keyword arguments of the training loader, defaults included.
+        train_dl_kwargs: keyword arguments of the training loader, including defaults.
         eval_per_device_batch_size: the same for evaluation.
         eval_dl_kwargs: the same for evaluation.
         gradient_accumulation_steps: batches of one rank per update.
@@ -30,14 +30,14 @@ class TrainerRunConfig:
         train_total_batch_size: samples per update over all ranks.
         eval_total_batch_size: samples per evaluated batch over all ranks.
         num_update_steps_per_epoch: updates per epoch.
-        num_local_update_steps_per_epoch: the same: an update is an update on every rank.
+        num_local_update_steps_per_epoch: the same, since every rank takes part in every update.
         max_num_train_steps: updates after which the run ends.
         is_local_process_zero: whether this is the first rank of its node.
-        is_world_process_zero: whether this is the first rank of all.
+        is_world_process_zero: whether this is rank 0.
         is_distributed: whether there is more than one rank.
         mixed_precision: "no", "fp16", "bf16" or "fp8".
-        num_processes: ranks.
-        seed: what the order of the samples and the randomness of batches are derived from.
+        num_processes: number of ranks.
+        seed: determines the order of samples and the randomness of batches.
         gradient_clip_norm: limit of the global gradient norm.
         train_dataloader_len: batches of one rank per training epoch.
         eval_dataloader_len: batches of one rank per evaluation.
@@ -99,10 +99,10 @@ def describe_run(
     mixed_precision: str,
     seed: int,
 ) -> TrainerRunConfig:
-    """The run config that follows from what was asked for and the loaders that exist.
+    """The run config for the given settings and loaders.
 
-    Where a loader has a batch size of its own, it counts instead of `per_device_batch_size`. Where only one of epochs
-    and updates was asked for, the other follows, as far as the training data has a length.
+    A loader's own batch size overrides `per_device_batch_size`. If only one of the numbers of epochs and updates is
+    given, the other one is computed if the training data has a length.
     """
     train_batch_size = eval_batch_size = updates_per_epoch = None
     if evaluation is not None:

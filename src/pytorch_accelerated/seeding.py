@@ -1,4 +1,4 @@
-"""Seeds in which every part counts, and snapshots of the random generators that user code draws from."""
+"""Seeds derived from several parts, and snapshots of the random generators that user code draws from."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 
 def mixed_seed(*parts: object) -> int:
-    """A 32-bit seed in which every part counts.
+    """A 32-bit seed that depends on every part.
 
     Sums like ``seed + epoch`` would give epoch 1 of seed 0 and epoch 0 of seed 1 the same order, and torch's CPU
     generator keeps only the low 32 bits of a seed.
@@ -39,9 +39,9 @@ def seed_host_generators(seed: int) -> None:
 
 
 def worker_init_fn(worker_id: int) -> None:
-    """Seed numpy and random of a `DataLoader` worker from torch's own seed for it. For loaders of your own.
+    """Seed numpy and random in a `DataLoader` worker from torch's seed for this worker. For your own loaders.
 
-    Loaders that a trainer builds need none: there every batch has a seed of its own.
+    Loaders that a trainer builds do not need it: every batch has its own seed.
     """
     seed = torch.initial_seed() % 2**32
     np.random.seed(seed)
@@ -50,7 +50,7 @@ def worker_init_fn(worker_id: int) -> None:
 
 @contextlib.contextmanager
 def host_generators_seeded(seed: int) -> Iterator[None]:
-    """Seed the host generators for a while; they then go on as if nothing had been drawn."""
+    """Seed the host generators within the block, and restore their states afterwards."""
     torch_state = torch.default_generator.get_state()
     numpy_state = np.random.get_state()
     random_state = random.getstate()
@@ -87,7 +87,7 @@ def generator_states() -> dict[str, Any]:
 
 
 def restore_generator_states(states: dict[str, Any]) -> None:
-    """The inverse of `generator_states`. Devices that this machine does not have are passed over."""
+    """The inverse of `generator_states`. Skips CUDA generators if the number of devices differs."""
     torch.default_generator.set_state(states["torch"])
     algorithm, keys, position, has_gauss, cached_gaussian = states["numpy"]
     np.random.set_state((algorithm, keys.numpy().astype(np.uint32), position, has_gauss, cached_gaussian))

@@ -1,4 +1,4 @@
-"""The helpers that scripts import from here, wherever they are defined."""
+"""Public helpers, gathered from the modules that define them."""
 
 from pytorch_accelerated.data.padding import remove_padding
 from pytorch_accelerated.data.slicing import LIMIT_BATCHES_ENV_VAR, DataLoaderSlice, LimitBatches

@@ -68,7 +68,7 @@ def test_a_checkpoint_of_a_scheduler_without_a_counter_loads_and_says_what_is_mi
     states = {"model_state_dict": source.model.state_dict(), "optimizer_state_dict": source.optimizer.state_dict()}
     torch.save({**states, "scheduler_state_dict": WSD}, tmp_path / "model.pt")
     trainer = a_trainer(Rates(tmp_path / "model.pt"), seed=1)
-    with pytest.warns(UserWarning, match="WSDLrScheduler: The state does not tell how many updates were finished"):
+    with pytest.warns(UserWarning, match="WSDLrScheduler: The state does not include the number of finished updates"):
         trainer.train(DATA, 1, per_device_batch_size=4, create_scheduler_fn=create)
     assert trainer.scheduler.get_current_step() == 4
 

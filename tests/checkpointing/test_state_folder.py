@@ -99,7 +99,7 @@ def test_what_is_no_state_is_not_replaced(content, tmp_path):
     else:
         target.mkdir()
         (target / "thesis.txt").write_text("thesis")
-    with pytest.raises(CheckpointError, match="no training state"):
+    with pytest.raises(CheckpointError, match="not a training state"):
         write_state(target, {}, STATE)
     assert (target if target.is_file() else target / "thesis.txt").read_text() == "thesis"
     assert entries_of(tmp_path) == {"target"}

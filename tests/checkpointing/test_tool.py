@@ -224,7 +224,7 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "a file": (["verify", "{}/notes.txt"], "There is no folder '{}/notes.txt'."),
     "nothing to verify": (["verify", "{}/empty"], "There is no training state in '{}/empty'."),
     "nothing to show": (["show", "{}/empty"], "There is no training state in '{}/empty'."),
-    "a state that cannot be read": (["show", "{}/broken"], "manifest.json is no strict JSON"),
+    "a state that cannot be read": (["show", "{}/broken"], "manifest.json is not strict JSON"),
     "none kept": (["prune", "{}", "--keep-last", "0"], "So few states cannot be kept: last=0."),
     "the best of what": (["prune", "{}", "--keep-last", "1", "--keep-best", "1"], "--keep-best and --metric together"),
     "a misspelt metric": (
@@ -232,7 +232,7 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
         "has a value of 'lost' that belongs to its own model. Metrics there: loss, train_loss.",
     ),
     "a state to prune": (["prune", "{}/step_1", "--keep-last", "1"], "Give the folder that holds the states."),
-    "nobody to ask": (["prune", "{}", "--keep-last", "1"], "Give --yes to delete without asking."),
+    "nobody to ask": (["prune", "{}", "--keep-last", "1"], "Pass --yes to delete without asking."),
 }
 
 

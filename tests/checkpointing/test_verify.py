@@ -120,7 +120,7 @@ def test_a_damaged_newest_state_is_skipped_with_one_warning(file, damage, tmp_pa
     for updates in (1, 2, 3):
         save(tmp_path / f"step_{updates}", updates)
     damage(tmp_path / "step_3" / file)
-    with pytest.warns(UserWarning, match="Going on from") as warned:
+    with pytest.warns(UserWarning, match="Resuming from") as warned:
         assert newest_valid(tmp_path) == tmp_path / "step_2"
     (warning,) = warned
     assert str(tmp_path / "step_2") in str(warning.message).splitlines()[0]

@@ -180,7 +180,7 @@ def test_other_kinds_of_numbers_do_not_fit():
 
 @pytest.mark.parametrize("state", [3, [], None, "weight"])
 def test_what_is_no_state_dict_is_refused(state):
-    with pytest.raises(InvalidCheckpointError, match="not names with tensors; nothing was loaded"):
+    with pytest.raises(InvalidCheckpointError, match="not a dict of tensors; nothing was loaded"):
         load_canonical(nn.Linear(2, 1), state)
 
 

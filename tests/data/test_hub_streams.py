@@ -139,5 +139,5 @@ def test_where_a_pass_is_can_be_asked_before_anything_is_read() -> None:
 
 @pytest.mark.parametrize("kind", ["loader", "stateful loader"])
 def test_an_order_without_a_seed_is_told_when_it_is_saved(kind: str, tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match="IterableDataset is put into a random order without a seed.*seed=0"):
+    with pytest.warns(UserWarning, match="IterableDataset is shuffled without a seed.*seed=0"):
         run(LOADERS[kind](plain().shuffle(buffer_size=3)), SaveAndStop(tmp_path / "state", 2))

@@ -39,8 +39,8 @@ def test_the_first_line_of_a_run_says_that_an_iterator_yields_batches(name: str,
     trainer = make()
     trainer.train(ITERATORS[name](), 1)
     first = capsys.readouterr().out.splitlines()[0]
-    assert first.startswith(f"The {name} is taken for ready batches, not for samples")
-    assert first.endswith("The first is of size 5.")
+    assert first.startswith(f"The {name} is treated as an iterable of batches, not of samples")
+    assert first.endswith("The first batch has size 5.")
 
     class OfBatches(Trainer):
         def create_train_dataloader(self, batch_size: int, train_dl_kwargs: Any = None) -> Any:
@@ -57,7 +57,7 @@ def test_evaluation_and_prediction_say_so_too(capsys: Any) -> None:
     loss = trainer.evaluate(batch for batch in BATCHES)["evaluation_loss"]
     outputs = trainer.predict(batch[0] for batch in BATCHES)
     said = capsys.readouterr().out.splitlines()
-    assert [line.split(" is taken")[0] for line in said] == ["The generator", "The generator"]
+    assert [line.split(" is treated")[0] for line in said] == ["The generator", "The generator"]
     assert torch.equal(outputs, trainer.predict(ROWS))
     assert loss == pytest.approx(trainer.evaluate(ROWS)["evaluation_loss"], rel=1e-12)
 
@@ -65,7 +65,7 @@ def test_evaluation_and_prediction_say_so_too(capsys: Any) -> None:
 def test_what_can_be_iterated_over_again_is_not_begun_before_its_pass(capsys: Any) -> None:
     trainer = make(callbacks=())
     trainer.train(Again(), 2)
-    line = "The Again is taken for ready batches, not for samples to make batches of\n"
+    line = "The Again is treated as an iterable of batches, not of samples\n"
     assert capsys.readouterr().out == line
     assert trainer.run_state.updates == 6
 

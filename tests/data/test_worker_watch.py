@@ -61,10 +61,10 @@ def train(dataset: Any, **kwargs: Any) -> None:
 
 
 HANGING: dict[str, tuple[Callable[[], None], str]] = {
-    "dataset": (lambda: train(HangsAt(3), num_workers=2, timeout=1), "has begun"),
+    "dataset": (lambda: train(HangsAt(3), num_workers=2, timeout=1), "has started"),
     "worker_init_fn": (lambda: train(HangsAt(-1), num_workers=1, timeout=1, worker_init_fn=_hang), "is in"),
-    "stream": (lambda: consume(DataLoader(HangingStream(), 1, num_workers=1, timeout=1)), "has begun"),
-    "fork": (lambda: train(HangsAt(-1), num_workers=1, timeout=1), "has not begun"),
+    "stream": (lambda: consume(DataLoader(HangingStream(), 1, num_workers=1, timeout=1)), "has started"),
+    "fork": (lambda: train(HangsAt(-1), num_workers=1, timeout=1), "has not started"),
 }
 
 
@@ -81,16 +81,18 @@ def test_a_worker_that_hangs_is_told_of_and_the_timeout_of_the_loader_is_a_clear
         monkeypatch.setattr("pytorch_accelerated.data.workers.WorkerInit.__call__", _hang)
     start, stage = HANGING[place]
     with (
-        pytest.warns(UserWarning, match=r"No batch of the Hang\w+ has come for .* keeps waiting.*`timeout`") as caught,
-        pytest.raises(LoaderTimeoutError, match=r"within the 1 seconds that the loader's `timeout` allows") as raised,
+        pytest.warns(
+            UserWarning, match=r"No batch of the Hang\w+ has arrived for .* keeps waiting.*`timeout`"
+        ) as caught,
+        pytest.raises(LoaderTimeoutError, match=r"within the 1 seconds of the loader's `timeout`") as raised,
     ):
         start()
     for said in (str(caught[0].message), str(raised.value)):
-        assert re.findall(r"Worker (\d) \(process \d+\) is alive, (is in|has begun|has not begun)", said) == [
+        assert re.findall(r"Worker (\d) \(process \d+\) is alive, (is in|has started|has not started)", said) == [
             ("0", stage)
         ]
         assert ("; and 1 more." in said) == (place == "dataset")
-        assert ("stopped by a lock" in said and "forkserver" in said) == (place == "fork")
+        assert ("blocked by a lock" in said and "forkserver" in said) == (place == "fork")
     process = int(re.findall(r"process (\d+)", str(raised.value))[0])
     with pytest.raises(ProcessLookupError):
         os.kill(process, 0)  # it was not left behind

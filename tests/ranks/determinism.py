@@ -111,7 +111,7 @@ split: Any = train_set
 rows = list(split)
 for copied in (rows, TensorDataset(*map(torch.stack, zip(*rows, strict=True))), Rows(rows)):
     for workers in (0, 1):
-        with pytest.raises(DataError, match=r"rows that hold something else.*call `set_seed\(...\)`"):
+        with pytest.raises(DataError, match=r"rows with other contents.*call `set_seed\(...\)`"):
             make_trainer().train(copied, 1, train_dataloader_kwargs={"num_workers": workers})
 # Rows that are random, or can't be fetched by number, are no reason to refuse anything.
 rows = [data[index] for index in range(len(data))]

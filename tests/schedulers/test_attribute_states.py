@@ -79,7 +79,7 @@ def test_a_state_without_a_counter_says_so_and_leaves_the_schedule_where_it_is()
     optimizer = an_optimizer(0.3)
     scheduler = WSDLrScheduler(optimizer, total_steps=40, decay_phase_ratio=0.25)
     rates(optimizer, scheduler, 3)
-    with pytest.warns(UserWarning, match=r"how many updates were finished.*scheduler.step_update") as caught:
+    with pytest.warns(UserWarning, match=r"the number of finished updates.*scheduler.step_update") as caught:
         scheduler.load_state_dict(WSD)
     assert "left out" not in str(caught[0].message)
     assert scheduler.get_current_step() == 3
@@ -158,11 +158,11 @@ def test_a_scheduler_without_a_counter_takes_over_base_values() -> None:
 @pytest.mark.parametrize(
     ("state", "message"),
     [
-        ({**COSINE, "num_updates": "23"}, "has counted '23' updates"),
-        ({**COSINE, "num_updates": -2}, "has counted -2 updates"),
-        ({**COSINE, "num_updates": True}, "has counted True updates"),
-        ({**COSINE, "base_lr_values": 0.1}, "base_lr_values=0.1, which is no list"),
-        ({**COSINE, "base_lr_values": ["0.1"]}, "no list of numbers"),
+        ({**COSINE, "num_updates": "23"}, "has '23' for the number of updates"),
+        ({**COSINE, "num_updates": -2}, "has -2 for the number of updates"),
+        ({**COSINE, "num_updates": True}, "has True for the number of updates"),
+        ({**COSINE, "base_lr_values": 0.1}, "base_lr_values=0.1, but this must be a list"),
+        ({**COSINE, "base_lr_values": ["0.1"]}, "must be a list with one number"),
         ({**COSINE, "base_lr_values": [0.1, 0.1]}, "state of 2 parameter groups"),
     ],
 )

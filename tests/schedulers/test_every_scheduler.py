@@ -174,7 +174,7 @@ def test_a_placeholder_given_to_a_constructor_is_a_clear_error() -> None:
         (lambda: ConstantLrScheduler(an_optimizer(), 9, num_warmup_epochs=-1), r"num_warmup_epochs=-1 .*give 0"),
         (lambda: ConstantLrScheduler(an_optimizer(), 9, warmup_starting_lr=-1), r"warmup_starting_lr=-1 .*0 or more"),
         (lambda: ConstantLrScheduler(an_optimizer(), 9, warmup_starting_lr_ratio=2), r"warmup_starting_lr_ratio=2 .*1"),
-        (lambda: LinearLrScheduler(an_optimizer(), 0, 9), r"total_num_epochs=0 .*longer run"),
+        (lambda: LinearLrScheduler(an_optimizer(), 0, 9), r"total_num_epochs=0 .*make the run longer"),
         (lambda: LinearLrScheduler(an_optimizer(), 3, 9, lr_min=float("nan")), r"lr_min=nan .*0 or more"),
         (lambda: LinearLrScheduler(an_optimizer(), 3, 9, min_lr_ratio=-1), r"min_lr_ratio=-1 .*from 0 to 1"),
         (lambda: LinearLrScheduler(an_optimizer(), 3, 9, num_cooldown_epochs=-1), r"num_cooldown_epochs=-1 .*give 0"),

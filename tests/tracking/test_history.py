@@ -83,7 +83,7 @@ def test_reading_an_unknown_metric_creates_nothing_and_names_what_there_is():  #
         history.get_latest_metric("loss")
     history.update_metric("train_loss", 1)
     history.update_metric("eval_loss", 1)
-    with pytest.raises(UnknownMetricError, match="'loss' has no value. There is: 'train_loss', 'eval_loss'"):
+    with pytest.raises(UnknownMetricError, match="'loss' has no value. Known metrics: 'train_loss', 'eval_loss'"):
         history.get_latest_metric("loss")
     assert history.get_metric_values("loss") == []
     assert history.get_metric_names() == {"train_loss", "eval_loss"}
@@ -419,5 +419,5 @@ def test_nothing_to_plot_is_an_error_that_names_what_there_is():
     with pytest.raises(UnknownMetricError, match="nothing to plot"):
         history.plot()
     history.update_metric("loss", 1)
-    with pytest.raises(UnknownMetricError, match="'accuracy' has no value. There is: 'loss'"):
+    with pytest.raises(UnknownMetricError, match="'accuracy' has no value. Known metrics: 'loss'"):
         history.plot(["loss", "accuracy"])

@@ -152,7 +152,7 @@ def test_states_from_before_there_were_fingerprints_resume_without_a_word(tmp_pa
     ids=str,
 )
 def test_what_no_run_writes_is_refused(entry: Any) -> None:
-    with pytest.raises(InvalidCheckpointError, match="no run has written what it says of its data"):
+    with pytest.raises(InvalidCheckpointError, match="no run has written its facts about the data"):
         saved_data({"data": {"train": entry}}, source="a state")
     with pytest.raises(InvalidCheckpointError):
         saved_data({"data": [1]}, source="a state")

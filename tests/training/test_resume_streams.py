@@ -96,7 +96,7 @@ def test_a_run_whose_epochs_are_cut_short_equals_the_uninterrupted_run(source: s
 @pytest.mark.processes
 def test_runs_on_two_ranks_equal_the_uninterrupted_ones_and_go_on_alone_where_they_can(tmp_path: Path) -> None:
     run_on_ranks(RANKS / "streams_resuming.py", 2, tmp_path)
-    with pytest.raises(ConfigurationError, match="saved by 2 processes, not 1, within an epoch: that deals the"):
+    with pytest.raises(ConfigurationError, match="saved by 2 processes, not 1, within an epoch. This distributes the"):
         run(Walk(13), resume_from=tmp_path / "sharded" / "update_2")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -105,7 +105,7 @@ def test_runs_on_two_ranks_equal_the_uninterrupted_ones_and_go_on_alone_where_th
     messages = [str(warning.message) for warning in caught]
     assert sum("Each sample is still used once" in message for message in messages) == 2
     assert sum("read from the beginning of the epoch" in message for message in messages) == 1
-    assert sum("begins as that of a new one" in message for message in messages) == 1
+    assert sum("starts like that of a new one" in message for message in messages) == 1
     walk = Walk()
     rows = [targets.tolist() for _, targets in walk]
     assert seen.rows == rows[8:]  # two updates of two batches of two
@@ -179,9 +179,9 @@ def test_a_stateful_loader_of_other_data_is_planned_as_any_loader(tmp_path: Path
 def test_another_number_of_workers_is_refused_within_an_epoch(tmp_path: Path) -> None:
     run(SOURCES["two workers"](), saver := SaveEverywhere(tmp_path))
     assert {"update_2", "epoch_5"} < set(saver.saved)
-    with pytest.raises(ConfigurationError, match=r"num_workers=2, not 0, within an epoch.*Go on as it was saved"):
+    with pytest.raises(ConfigurationError, match=r"num_workers=2, not 0, within an epoch.*Resume as it was saved"):
         run(stateful(Walk()), resume_from=tmp_path / "update_2")
-    with pytest.warns(UserWarning, match="begins as that of a new one"):
+    with pytest.warns(UserWarning, match="starts like that of a new one"):
         run(stateful(Walk()), resume_from=tmp_path / "epoch_5")
 
 
@@ -202,7 +202,7 @@ def test_a_state_in_workers_that_nobody_asks_is_said_to_be_lost(tmp_path: Path) 
 
 def test_a_state_from_before_streams_had_one_can_be_loaded(state: Path) -> None:
     change_stream(state, lambda own: own.pop("stream"))
-    with pytest.warns(UserWarning, match="does not say where the Walk was, so the Walk cannot go on.*is skipped"):
+    with pytest.warns(UserWarning, match="does not say where the Walk was, so the Walk cannot resume.*are skipped"):
         run(walk := Walk(), seen := Targets(), resume_from=state, num_epochs=1)
     assert walk.read.value == 9
     assert len(seen.rows) == 5
@@ -274,6 +274,6 @@ def test_a_worker_that_does_not_take_its_state_is_known_before_anything_changes(
         snapshot["_worker_snapshots"]["worker_1"]["dataset_state"]["samples"] = "x"
 
     change_stream(tmp_path / "other", spoil)
-    with pytest.raises(InvalidCheckpointError, match="The StatefulDataLoader does not take the state .*TypeError"):
+    with pytest.raises(InvalidCheckpointError, match="The StatefulDataLoader cannot load its state .*TypeError"):
         run(make(), resume_from=tmp_path / "other")
     run(make(), resume_from=tmp_path / "state", num_epochs=1)

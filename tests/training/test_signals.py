@@ -59,7 +59,7 @@ def test_a_signal_ends_training_after_the_update_and_the_process_with_its_status
     assert without_paths(interrupted.lines)[1:] == [
         f"stopped after update 2: {name} came.",
         "on_training_run_end",
-        f"{error}: {name} has ended the run. It can go on from final.",
+        f"{error}: {name} has ended the run. It can be resumed from final.",
     ]
     assert end_of(resumed) == end_of(outcomes["undisturbed"][0])
 
@@ -138,7 +138,7 @@ def test_what_a_launcher_sends_again_or_a_scheduler_after_its_warning_cuts_no_sa
     assert end_of(resumed) == end_of(outcomes["undisturbed"][0])
     (warned,) = outcomes["a SIGTERM after SIGUSR1"]
     assert warned.status == 138
-    assert without_paths(warned.lines)[-1] == "SignalExit: SIGUSR1 has ended the run. It can go on from final."
+    assert without_paths(warned.lines)[-1] == "SignalExit: SIGUSR1 has ended the run. It can be resumed from final."
 
 
 @pytest.mark.processes
@@ -303,4 +303,4 @@ def test_what_a_signal_raises_tells_the_signal_and_is_no_error_that_a_script_wou
     error = SignalExit(signal.SIGTERM, tmp_path)
     assert not isinstance(error, Exception)
     assert (error.code, error.signal_number, error.saved_to) == (143, 15, tmp_path)
-    assert str(error) == f"SIGTERM has ended the run. It can go on from {tmp_path}."
+    assert str(error) == f"SIGTERM has ended the run. It can be resumed from {tmp_path}."

@@ -1,4 +1,4 @@
-"""Writing training states while the run goes on."""
+"""Writing training states in the background while the run continues."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 class BackgroundWriter:
-    """Writes state folders, one at a time, in a thread of its own; a run waits only for a copy of the tensors.
+    """Writes state folders, one at a time, in its own thread; the run waits only while the tensors are copied.
 
-    The copies are as large as the state. They are in host memory, pinned for tensors of a CUDA device, and are used
-    again for the next state, until `close`. Only the thread of the run may call this.
+    The copies are as large as the state. They are in host memory (pinned for tensors of a CUDA device) and are reused
+    for the next state, until `close`. Only the thread of the run may call the methods.
 
     Attributes:
         failure: why a state could not be written; `wait` raises it.
-        after_each: called in that thread when a state is complete; the next one is begun after that.
+        after_each: functions that the thread calls when a state is complete, before the next one starts.
     """
 
     def __init__(self) -> None:
@@ -47,13 +47,12 @@ class BackgroundWriter:
         encoded: Mapping[str, Encoded],
         ranks: Ranks | None = None,
     ) -> None:
-        """Begin to write a folder as `state_folder.write_encoded` does; what is saved is what is there now.
+        """Start `state_folder.write_encoded` with a copy of the tensors as they are now.
 
-        Waits until the folder before this one is complete, and for the devices of the tensors. `ranks` need a channel
-        that nobody else uses.
+        First waits until the previous folder is complete. `ranks` need a process group that nothing else uses.
 
         Raises:
-            CheckpointError: if that folder could not be written.
+            CheckpointError: if the previous folder could not be written.
         """
         self.wait()
         parts = {
@@ -64,15 +63,15 @@ class BackgroundWriter:
         devices = {tensor.device for part in encoded.values() for tensor in part.tensors.values() if tensor.is_cuda}
         for device in devices:
             torch.cuda.current_stream(device).synchronize()
-        # Not a daemon: a program that ends for whatever reason ends when the state is complete.
+        # Not a daemon: the program should not exit before the state is complete.
         self._thread = threading.Thread(target=self._write, args=(final, facts, parts, ranks), name="state writer")
         self._thread.start()
 
     def wait(self) -> None:
-        """Return when everything is on the disk.
+        """Return when everything is on disk.
 
         Raises:
-            CheckpointError: if it could not be written; said once.
+            CheckpointError: if a state could not be written. Each failure is raised once.
         """
         if self._thread is not None:
             self._thread.join()
@@ -84,7 +83,7 @@ class BackgroundWriter:
             raise CheckpointError(f"A training state could not be written in the background: {failure!r}.") from failure
 
     def close(self) -> None:
-        """`wait`, and let go of the copies."""
+        """`wait`, then free the copies."""
         try:
             self.wait()
         finally:
@@ -102,7 +101,7 @@ class BackgroundWriter:
             self.failure = error
 
     def _copy_sharded(self, encoded: Mapping[str, Encoded], parts: Mapping[str, Encoded]) -> None:
-        """Copies of what this rank has of sharded tensors; torch can make tensors of that kind in host memory."""
+        """Copy this rank's parts of sharded tensors with torch's stager, which can make such tensors in host memory."""
         sharded = {name: part.sharded for name, part in encoded.items() if part.sharded}
         if not sharded:
             return

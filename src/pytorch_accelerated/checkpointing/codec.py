@@ -1,15 +1,15 @@
 """Nested Python state as strict JSON plus named tensors, and back, without pickle.
 
-`encode` takes what optimizers, schedulers, modules, random generators and callbacks hold in their state dicts:
+`encode` takes the values that optimizers, schedulers, modules, random generators and callbacks keep in state dicts:
 
 - None, bools, ints of any size, floats (NaN and infinities too), complex numbers, strings, bytes;
 - lists, tuples, `torch.Size`, and dicts, `OrderedDict`s and `Counter`s with any hashable keys of these kinds;
-- tensors of every dense dtype, those of which each rank has a part (`DTensor`), numpy arrays and scalars with a dtype
-  that torch has, `torch.dtype`, `torch.device`;
-- enum members, of which the plain value comes back: nothing is ever imported by a name that stands in a file.
+- dense tensors of every dtype, sharded tensors (`DTensor`), numpy arrays and scalars with a dtype that torch has,
+  `torch.dtype`, `torch.device`;
+- enum members, which come back as their plain values: nothing is ever imported by a name in a file.
 
-In JSON a value without an equivalent there is an object with the key ``"$"``, which names its kind. Kinds are compared
-exactly: a subclass may hold more than its base, so it is refused rather than flattened.
+A value that JSON lacks is an object with the key ``"$"``, which names its type. Types are compared exactly: a subclass
+may hold more than its base, so it is refused rather than flattened.
 
 Tensors that overlap in memory are stored once and overlap again when read. Dimension order in memory
 (``channels_last``, transposed weights) is restored; gaps and repeats (``x[:, ::2]``, ``expand``) are too, at the price
@@ -41,7 +41,7 @@ class _Sentinel(enum.Enum):
 
 
 KEEP_LIVE: Final = _Sentinel.KEEP_LIVE
-"""Stands in a state for a value that is not stored, because the one in the running program stays in use."""
+"""Marks a value in a state that is not stored: the running program keeps its own."""
 
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -53,12 +53,12 @@ _MAX_KEYS_ALIKE = 100  # with one hash; finding one among n of them takes n step
 
 @dataclass(frozen=True)
 class Encoded:
-    """What `encode` returns.
+    """The result of `encode`.
 
     Attributes:
-        structure: what `strict_json.dump_json` takes.
-        tensors: by name, as `tensor_file.chunks` takes them. They are the live ones, on their devices, not copies.
-        sharded: by name, as `sharded_files.write_shards` takes them; each rank has its part of them.
+        structure: for `strict_json.dump_json`.
+        tensors: by name, for `tensor_file.chunks`. They are the live tensors on their devices, not copies.
+        sharded: by name, for `sharded_files.write_shards`; each rank has its part of them.
     """
 
     structure: Any
@@ -69,12 +69,12 @@ class Encoded:
 def encode(value: Any, *, path: str) -> Encoded:
     """`value` in two parts that can be written without pickle.
 
-    Tensors are named by where they are in `value`, so a part that holds a module's state dict is, for other readers of
-    safetensors, that state dict. Nothing is copied and the host never waits for a device.
+    Tensors are named by their place in `value`, so other readers of safetensors see a module's state dict as it is.
+    Nothing is copied and the host never waits for a device.
 
     Args:
         value: nested state, see the top of this file.
-        path: what errors call `value`, for example ``optimizer``.
+        path: the name of `value` in errors, for example ``optimizer``.
 
     Raises:
         CheckpointError: names every value that cannot be stored, for example ``optimizer.param_groups[0].foo``.
@@ -91,12 +91,12 @@ def encode(value: Any, *, path: str) -> Encoded:
 
 
 def decode(structure: Any, tensors: Mapping[str, torch.Tensor], *, path: str) -> Any:
-    """The value that `encode` was given. Its tensors share memory with `tensors` wherever their layout allows.
+    """The inverse of `encode`. Tensors of the result share memory with `tensors` wherever their layout allows.
 
     Args:
         structure: from `strict_json.load_json`.
         tensors: from `tensor_file.read_tensors`, and `sharded_files.read_shards`.
-        path: what errors call the value.
+        path: the name of the value in errors.
 
     Raises:
         InvalidCheckpointError: names the place that does not make sense.
@@ -116,7 +116,7 @@ def _place(root: str, path: str) -> str:
 
 @dataclass
 class _Found:
-    """A tensor on its way: `node` is its place in the structure, filled when all tensors are known."""
+    """A tensor to encode. `node`, its place in the structure, is filled when all tensors are known."""
 
     name: str
     tensor: torch.Tensor
@@ -187,19 +187,19 @@ class _Encoder:
         for key, item in value.items():
             place = _child(path, key)
             if isinstance(key, torch.Tensor):
-                self._refuse(path, "has a tensor as a key, which could not be found again")
+                self._refuse(path, "has a tensor as a key, which could not be looked up after loading")
             else:
                 items.append([self.encode(key, place, depth + 1), self.encode(item, place, depth + 1)])
         node = {"$": {dict: "dict", OrderedDict: "ordered dict", Counter: "counter"}[type(value)], "items": items}
-        # Modules keep the version of their state dict's format in this attribute; without it a module that changed its
-        # format would convert a current state as if it were an old one.
+        # Modules keep the version of their state dict's format here. Without it, a module whose format has changed
+        # would convert a current state as if it were an old one.
         if type(value) is OrderedDict and hasattr(value, "_metadata"):
             node["metadata"] = self.encode(value._metadata, f"{path}._metadata", depth + 1)
         return node
 
     def _encode_tensor(self, tensor: torch.Tensor, path: str) -> Any:
         if is_sharded(tensor):
-            # Tied ones are stored once for each name: an empty part cannot tell a rank that it is tied.
+            # Tied sharded tensors are stored once for each name: from an empty part a rank can't see that it is tied.
             if tensor.dtype not in DTYPE_NAMES or path in self.sharded:
                 return self._refuse(path, f"is a sharded tensor of {tensor.dtype}, or not the only one of this name")
             self.sharded[path] = tensor.detach()
@@ -224,7 +224,7 @@ class _Encoder:
 
 
 def _place_tensors(found: list[_Found]) -> dict[str, torch.Tensor]:
-    """The tensors to store, and in each node where its tensor is to be found in them."""
+    """The tensors to store. Fills each node with the place of its tensor in them."""
     stored: dict[str, torch.Tensor] = {}
     for group in _overlapping(found):
         first = group[0]
@@ -251,7 +251,7 @@ def _place_tensors(found: list[_Found]) -> dict[str, torch.Tensor]:
 
 
 def _overlapping(found: list[_Found]) -> list[list[_Found]]:
-    """Groups of tensors that share memory, directly or through others; both levels in the order of `found`."""
+    """Groups of tensors that share memory, directly or through others. Groups and tensors keep the order of `found`."""
     by_storage: dict[Any, list[int]] = {}
     for index, one in enumerate(found):
         storage = one.tensor.untyped_storage()
@@ -277,7 +277,7 @@ def _span(shape: torch.Size, stride: tuple[int, ...]) -> int:
 
 
 def _is_dense(shape: torch.Size, stride: tuple[int, ...]) -> bool:
-    """Whether the elements lie in memory without gap and repeat, in whatever order of dimensions."""
+    """Whether the elements lie in memory without gaps and repeats, in any order of dimensions."""
     expected = 1
     for step, size in sorted(zip(stride, shape, strict=True)):
         if size > 1 and step != expected:
@@ -357,7 +357,7 @@ class _Decoder:
             if not _is_dense(tensor.shape, stride):
                 raise ValueError(f"the strides {stride} do not fit the shape {tuple(tensor.shape)}")
             self._strided[name] = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype).copy_(tensor)
-        # One copy for all places: tied tensors stay tied, and a thousand places take no more memory than one.
+        # All places share one copy: tied tensors stay tied, and a thousand places take no more memory than one.
         if list(self._strided[name].stride()) != stride:
             raise ValueError(f"{name!r} cannot have two layouts")
         return self._strided[name]
@@ -366,7 +366,7 @@ class _Decoder:
         octets = self.tensors[name]
         element = _DTYPES[dtype]
         elements = octets[: octets.numel() // element.itemsize * element.itemsize].view(element)
-        # Torch refuses what would reach beyond the storage, which holds nothing but `octets`.
+        # torch refuses a view beyond the end of the storage, which holds nothing but `octets`.
         return elements.as_strided(shape, stride, elements.storage_offset() + offset)
 
 

@@ -1,7 +1,7 @@
-"""Every operation by which checkpoints change the disk, and no other.
+"""All operations by which checkpoints change the disk.
 
-Writers call these as ``disk.write(...)``, so a test that replaces them here sees each one, and can fail, die or record
-at the n-th. Reading is not among them.
+Writers call them as ``disk.write(...)``, so a test that replaces them here sees each one, and can fail, crash or record
+at the n-th. Reading is not included.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def create_folder(path: Path) -> None:
 
 
 def create_file(path: Path) -> FileIO:
-    """Open a new file for writing, without a buffer that a crash could lose later than expected."""
+    """Open a new file for writing, unbuffered: a crash must not lose data that counts as written."""
     return open(path, "xb", buffering=0)
 
 
@@ -44,14 +44,14 @@ def flush_folder(path: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems do not offer it
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # unsupported by some network file systems
             raise
     finally:
         os.close(descriptor)
 
 
 def move(source: Path, target: Path) -> None:
-    """Give a file or a folder another name, in one step; an existing file `target` is replaced."""
+    """Rename a file or a folder atomically; an existing file `target` is replaced."""
     os.replace(source, target)
 
 

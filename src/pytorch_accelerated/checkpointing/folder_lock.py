@@ -1,4 +1,4 @@
-"""One run at a time saves to a folder: two would replace, and delete, each other's states."""
+"""A lock that lets only one run at a time save to a folder: two would replace and delete each other's states."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 LOCK_NAME = ".lock"
-_held: set[Path] = set()  # by this process, to which the operating system would grant a lock twice
+_held: set[Path] = set()  # by this process; the operating system would grant it the same lock twice
 
 
 class FolderLock:
-    """A claim on a folder, until `release` or the end of the process, however it ends. For one rank.
+    """A lock on a folder, held until `release` or the end of the process, however it ends. For one rank.
 
-    Processes that are forked from this one, such as loader workers, do not prolong it.
+    Processes forked from this one, such as loader workers, do not hold it.
 
     Args:
-        folder: is made if needed.
-        argument: what names the folder, for messages.
+        folder: created if needed.
+        argument: the user's argument that names the folder, for messages.
     """
 
     def __init__(self, folder: str | Path, argument: str = "save_dir") -> None:
@@ -40,10 +40,10 @@ class FolderLock:
         self._is_new = False
 
     def acquire(self) -> None:
-        """Claim the folder.
+        """Lock the folder.
 
         Raises:
-            CheckpointError: if another run has done so, or the disk refuses.
+            CheckpointError: if another run holds the lock, or the disk fails.
         """
         if self._folder in _held:
             raise self._refusal("another run of this process")
@@ -55,12 +55,12 @@ class FolderLock:
         _held.add(self._folder)
 
     def release(self) -> None:
-        """Give the folder up, if it was claimed; one that was made for that, and is empty, goes."""
+        """Unlock the folder if it is locked; delete it if `acquire` created it and it is still empty."""
         if self._descriptor is not None:
             descriptor, self._descriptor = self._descriptor, None
             try:
-                # Removed while it is locked: nobody can have claimed the folder by this file since.
-                with contextlib.suppress(OSError):  # a file that is left behind locks nothing
+                # Removed while it is locked, so nobody else can have locked this file since.
+                with contextlib.suppress(OSError):  # a file left behind locks nothing
                     disk.remove(self._folder / LOCK_NAME)
                     if self._is_new and not any(self._folder.iterdir()):
                         disk.remove(self._folder)
@@ -75,9 +75,9 @@ class FolderLock:
             try:
                 descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
             except FileNotFoundError:
-                continue  # a run that has just ended took its empty folder away
+                continue  # a run that has just ended deleted its empty folder
             try:
-                # Of this kind, since others pass to forked processes, which may live on for a while.
+                # `flock` would pass the lock on to forked processes, which may live longer.
                 fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 owner = os.read(descriptor, 200).decode(errors="replace").strip()
@@ -85,8 +85,8 @@ class FolderLock:
                 if error.errno in (errno.EACCES, errno.EAGAIN):
                     raise self._refusal(owner or "another process") from error
                 warnings.warn(
-                    f"{self._folder} cannot be locked ({error.strerror}), so nothing keeps a second run from saving to "
-                    "it. Make sure that there is none.",
+                    f"{self._folder} cannot be locked ({error.strerror}), so nothing stops a second run from saving to "
+                    "it. Make sure that no other run uses it.",
                     stacklevel=2,
                 )
                 return None
@@ -94,7 +94,7 @@ class FolderLock:
                 os.ftruncate(descriptor, 0)
                 os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
                 return descriptor
-            os.close(descriptor)  # of a run that has just ended, and taken its file away
+            os.close(descriptor)  # a run that has just ended deleted this file
 
     def _refusal(self, owner: str) -> CheckpointError:
         return CheckpointError(

@@ -1,8 +1,8 @@
-"""What a state folder holds: names, and the manifest. Nothing here touches the disk.
+"""The layout of a state folder: file names and the manifest. Nothing here touches the disk.
 
 A folder holds ``<part>.json`` and ``<part>.safetensors`` for each part, and ``manifest.json``, which lists the other
-files with size and SHA-256 and ends with a checksum of itself. While it is written, or deleted, it has a hidden name
-beside its final one that says which process is at work.
+files with size and SHA-256 and ends with a checksum of itself. While a folder is being written or deleted, it has a
+hidden name beside its final one, which identifies the process at work.
 """
 
 from __future__ import annotations
@@ -24,18 +24,14 @@ from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError
 FORMAT = 1
 PREDICTIONS_FORMAT = "predictions_format"  # a fact of folders that hold predictions instead of a run
 MANIFEST_NAME = "manifest.json"
-SHARDS_NAME = "shards.json"  # lists sharded tensors
-SHARDS_FILE = re.compile(r"shards_\d+\.safetensors")  # holds the pieces of them that a rank had
+SHARDS_NAME = "shards.json"  # lists the sharded tensors
+SHARDS_FILE = re.compile(r"shards_\d+\.safetensors")  # holds one rank's pieces of them
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def check_file_name(name: Any) -> str:
-    """`name`, if a training state may hold a file of that name.
-
-    Raises:
-        CheckpointError: if it is no plain name of letters, digits, ``_``, ``-`` and ``.``, or the manifest's.
-    """
+    """`name`, if a training state may hold a file of that name; otherwise a `CheckpointError`."""
     if not isinstance(name, str) or not _FILE_NAME.fullmatch(name) or name == MANIFEST_NAME:
         raise CheckpointError(
             f"{name!r} cannot be the name of a file in a training state. Use up to 100 letters, digits, '_', '-' and "
@@ -46,7 +42,7 @@ def check_file_name(name: Any) -> str:
 
 @dataclass(frozen=True)
 class FileEntry:
-    """A file as the manifest lists it."""
+    """A file in the manifest's list."""
 
     name: str
     size_bytes: int
@@ -55,13 +51,13 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a complete training state says about itself.
+    """The table of contents of a complete training state.
 
     Attributes:
-        serial: how many saves came before it among its siblings. The highest is the newest: clocks jump, and counts
-            of updates go back when a run is resumed from an older state.
-        facts: what the caller wanted to be known without reading the parts.
-        files: every file that belongs to the state, except the manifest.
+        serial: how many states were saved before it in its parent folder. The newest state has the highest one:
+            clocks jump, and the number of updates decreases when a run is resumed from an older state.
+        facts: values that can be read without the parts.
+        files: every file of the state, except the manifest.
     """
 
     serial: int
@@ -73,7 +69,7 @@ def dump_manifest(manifest: Manifest) -> bytes:
     """The content of the file `MANIFEST_NAME`.
 
     Raises:
-        CheckpointError: if the facts hold a tensor, or anything else that a manifest cannot.
+        CheckpointError: if the facts hold a tensor, or anything else that cannot be stored.
     """
     facts = encode(manifest.facts, path="facts")
     if facts.tensors:
@@ -92,10 +88,10 @@ def dump_manifest(manifest: Manifest) -> bytes:
 
 
 def parse_manifest(data: bytes, *, what: str) -> Manifest:
-    """The inverse of `dump_manifest`. A change of any single byte is noticed.
+    """The inverse of `dump_manifest`. Any changed byte is detected.
 
     Raises:
-        InvalidCheckpointError: if it was damaged, or written in a format that this version does not know.
+        InvalidCheckpointError: if the manifest is damaged, or in a format that this version does not know.
     """
     content = load_json(data, what=what)
     written: Any = content.pop("format", None) if isinstance(content, dict) else None
@@ -107,7 +103,7 @@ def parse_manifest(data: bytes, *, what: str) -> Manifest:
     try:
         content.pop("sha256")
         if type(written) is not int or written != FORMAT or _with_checksum({"format": written, **content}) != data:
-            raise ValueError("its checksum does not fit its content")
+            raise ValueError("its checksum does not match its content")
         files = tuple(FileEntry(**entry) for entry in content["files"])
         for entry in files:
             if check_file_name(entry.name) and not (_is_size(entry.size_bytes) and _SHA256.fullmatch(entry.sha256)):
@@ -137,15 +133,15 @@ def _is_size(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class HiddenName:
-    """The name of a folder or file that is not, or no longer, to be seen.
+    """The temporary name of a folder or file that is being written, replaced or deleted.
 
     Attributes:
         final: the name that it will have, or had.
         kind: ``partial`` is being written or deleted and is never read. ``replaced`` is a complete state whose
-            successor is taking its name; where no state has that name, it is still the valid one.
-        host: of the process at work, with its process namespace.
+            successor is taking its name; while no state has that name, it is still the valid one.
+        host: of the process at work, including its process namespace.
         pid: of the process at work.
-        process: tells apart two processes that had the same number, one after the other.
+        process: distinguishes processes that had the same pid one after the other.
         nonce: makes the name unique.
     """
 
@@ -160,12 +156,12 @@ class HiddenName:
 
     @classmethod
     def new(cls, final: str, kind: Literal["partial", "replaced"]) -> HiddenName:
-        """A name that nothing has, for use by this process."""
+        """An unused name for this process."""
         return cls(final, kind, _this_host(), os.getpid(), _process_token(os.getpid()), secrets.token_hex(4))
 
     @classmethod
     def parse(cls, name: str) -> HiddenName | None:
-        """The parts of `name`, or None if it is no such name."""
+        """The parts of `name`, or None if it is not a hidden name."""
         match = cls._PATTERN.fullmatch(name)
         if match is None:
             return None
@@ -182,14 +178,14 @@ class HiddenName:
 
     @property
     def is_of_this_process(self) -> bool:
-        """Whether this very process is at work on it."""
+        """Whether this process is at work on it."""
         return self.is_on_this_host and (self.pid, self.process) == (os.getpid(), _process_token(os.getpid()))
 
 
 @functools.cache
 def _this_host() -> str:
     try:
-        namespace = os.readlink("/proc/self/ns/pid")  # containers can share a host's name, but not its process numbers
+        namespace = os.readlink("/proc/self/ns/pid")  # containers may share the host's name, but not its pids
     except OSError:
         namespace = ""
     return hashlib.sha256(f"{socket.gethostname()} {namespace}".encode()).hexdigest()[:8]
@@ -197,7 +193,7 @@ def _this_host() -> str:
 
 @functools.cache
 def _process_token(pid: int) -> str:
-    # Keyed by pid, so that a forked child gets its own. In a container every run may have the same number.
+    # Keyed by pid, so that a forked child gets its own. In a container every run may have the same pid.
     return secrets.token_hex(4)
 
 

@@ -1,9 +1,9 @@
-"""Plain values and tensors out of pickles, by a reader that calls nothing that stands in them.
+"""Reads plain values and tensors from pickles without calling anything that they name.
 
-A pickle is a program for a small machine with a stack. Python's own machine calls whatever the program names; torch's
-restricted one calls what is on its list, with any arguments: one of these makes 1.5 GB out of 70 bytes. This one knows
-the instructions that ``torch.save`` writes for state dicts, and takes what they name from `pickled_values`. What it
-makes takes no more memory than the tensors' data and a small multiple of the program.
+A pickle is a program for a stack machine. Python's own machine calls whatever the program names; torch's restricted one
+calls the functions on its list with any arguments, and one of them makes 1.5 GB out of 70 bytes. This machine knows the
+instructions that ``torch.save`` writes for state dicts, and finds named functions in `pickled_values`. The memory that
+it uses is limited to the tensors' data and a small multiple of the program.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ def read_pickle(
     find_storage: Callable[[tuple[Any, ...]], Storage],
     makers: Mapping[str, Maker] | None = None,
 ) -> Any:
-    """The value of the next pickle in `file`: plain values, containers and tensors, finite in depth and size.
+    """The value of the next pickle in `file`: plain values, containers and tensors, of limited depth and size.
 
     Args:
-        file: where it is.
-        size_bytes: of what is left in the file.
-        find_storage: the data with an identification that the pickle gives.
-        makers: by name, for further functions that the pickle may name. What they make must be plain.
+        file: read from its current position.
+        size_bytes: what is left of the file.
+        find_storage: returns the data for a persistent id in the pickle.
+        makers: by name, for further functions that the pickle may name; they must return plain values.
 
     Raises:
-        InvalidCheckpointError: if it holds anything else, or is damaged.
+        InvalidCheckpointError: if the pickle holds anything else, or is damaged.
     """
     machine = _Machine(file, size_bytes, find_storage, makers or {})
     try:
@@ -58,12 +58,12 @@ def read_pickle(
     except InvalidCheckpointError:
         raise
     except _ODD as error:
-        raise InvalidCheckpointError(f"it makes no sense ({type(error).__name__}: {error})") from error
+        raise InvalidCheckpointError(f"it is inconsistent ({type(error).__name__}: {error})") from error
     return value
 
 
 class _Mark:
-    """Where the items of a container that is being made begin on the stack."""
+    """Marks where the items of an unfinished container begin on the stack."""
 
 
 _MARK = _Mark()
@@ -87,7 +87,7 @@ class _Machine:
         self._budget = Budget()
 
     def run(self) -> Any:
-        """Follow the program to its end."""
+        """Execute the program."""
         while True:
             code = self.take(1)
             if code == b".":
@@ -98,9 +98,9 @@ class _Machine:
             instruction(self)
 
     def charge_tree(self, root: Any) -> None:
-        """Refuse what is not plain, holds itself, or would be very large if it were written out.
+        """Refuse a value that is not plain, contains itself, or would be very large if it were written out.
 
-        A list of ten references to a list of ten references, and so on, is small until something copies it.
+        A list of ten references to a list of ten references, and so on, is small until it is copied.
         """
         sizes: dict[int, int] = {}
         path: set[int] = set()
@@ -115,7 +115,7 @@ class _Machine:
                 sizes[id(value)] = CONTAINER_BYTES + sum(sizes.get(id(child), 8) for child in children)
                 continue
             if id(value) in path or len(path) >= _MAX_DEPTH:
-                raise InvalidCheckpointError(f"it is nested deeper than {_MAX_DEPTH} levels, or holds itself")
+                raise InvalidCheckpointError(f"it is nested deeper than {_MAX_DEPTH} levels, or contains itself")
             path.add(id(value))
             todo.append((value, True))
             todo.extend((child, False) for child in children if not _is_leaf(child))
@@ -124,7 +124,6 @@ class _Machine:
     # ----------------------------------------------------------------------------------------------- instructions
 
     def skip(self, size: int) -> None:
-        """Pass over so many bytes."""
         self.take(size)
 
     def read_number(self, form: str) -> None:
@@ -169,13 +168,13 @@ class _Machine:
 
     def store(self, form: str) -> None:
         if not self._stack:
-            raise InvalidCheckpointError("it stores something that is not there")
+            raise InvalidCheckpointError("it stores a value from an empty stack")
         self._memo[self.size(form)] = self._stack[-1]
 
     def fetch(self, form: str) -> None:
         number = self.size(form)
         if number not in self._memo:
-            raise InvalidCheckpointError("it fetches something that was never stored")
+            raise InvalidCheckpointError("it fetches a value that was never stored")
         self.push(self._memo[number])
 
     def find_data(self) -> None:
@@ -197,7 +196,7 @@ class _Machine:
             raise InvalidCheckpointError(f"{named} cannot be made ({type(error).__name__}: {error})") from error
 
     def build(self) -> None:
-        """What an object has besides its items: of state dicts the versions of their modules."""
+        """Set the attributes of an object, such as the module versions of a state dict."""
         state, target = self.pop(), self._stack[-1] if self._stack else None
         if isinstance(target, Built):
             target.build(state)
@@ -206,7 +205,7 @@ class _Machine:
         else:
             raise InvalidCheckpointError(f"it has a {type(target).__name__} with attributes")
 
-    # ------------------------------------------------------------------------------------------------- small things
+    # ------------------------------------------------------------------------------------------------------ helpers
 
     def take(self, size: int) -> bytes:
         if size > self._left:
@@ -235,12 +234,12 @@ class _Machine:
 
     def pop(self) -> Any:
         if not self._stack or self._stack[-1] is _MARK:
-            raise InvalidCheckpointError("it takes something that is not there")
+            raise InvalidCheckpointError("it takes a value from an empty stack")
         return self._stack.pop()
 
     def since_mark(self) -> list[Any]:
         if not self._marks:
-            raise InvalidCheckpointError("it ends something that was not begun")
+            raise InvalidCheckpointError("it ends a container that was never started")
         start = self._marks.pop()
         items = self._stack[start + 1 :]
         del self._stack[start:]
@@ -248,7 +247,7 @@ class _Machine:
 
     def top(self, *kinds: type) -> Any:
         if not self._stack or type(self._stack[-1]) not in kinds:
-            raise InvalidCheckpointError("it fills something that is no container")
+            raise InvalidCheckpointError("it fills a value that is not a container")
         return self._stack[-1]
 
 
@@ -270,7 +269,7 @@ def _children(value: Any) -> Iterator[Any]:
 
 
 _INSTRUCTIONS: dict[bytes, Callable[[_Machine], None]] = {
-    b"\x80": lambda machine: machine.skip(1),  # the version; the instructions tell enough of it
+    b"\x80": lambda machine: machine.skip(1),  # the version, which makes no difference
     b"c": _Machine.read_name,
     b"R": _Machine.call,
     b"b": _Machine.build,

@@ -1,7 +1,6 @@
-"""What may stand in the pickles that ``torch.save`` writes, by its name there, and how much memory it may take.
+"""The functions and classes that a pickle written by ``torch.save`` may name, and the memory that it may use.
 
-For each function or class that a pickle names there is a function here, which checks what it is given. Nothing is
-imported, and nothing else is called.
+Each name has a function here, which checks its arguments. Nothing is imported, and nothing else is called.
 """
 
 from __future__ import annotations
@@ -17,18 +16,18 @@ from pytorch_accelerated.errors import InvalidCheckpointError
 
 CONTAINER_BYTES = 64  # of memory, at least
 _TENSOR_BYTES = 512  # without its data
-_BYTES_PER_BYTE = 48  # of memory, for a byte of a pickle; state dicts need about a quarter of it
+_BYTES_PER_BYTE = 48  # of memory, for each byte of a pickle; state dicts need about a quarter of that
 _FREE_BYTES = 2**20
-_REPEATING_BYTES = 2**26  # what a tensor may say with elements that it repeats, such as an expanded one
+_REPEATING_BYTES = 2**26  # the size of a tensor that repeats its elements, such as an expanded one
 _MAX_DIMENSIONS = 64
-_MAX_KEYS_ALIKE = 100  # with one hash, of those kinds with which somebody could choose it
+_MAX_KEYS_ALIKE = 100  # with one hash, for types whose hashes can be chosen on purpose
 
 SCALARS = (type(None), bool, int, float, str, bytes)
 _KEYS = (*SCALARS, torch.dtype, torch.device)
 
 
 class Named(NamedTuple):
-    """A function or class that a pickle names. Only its name is known, and nothing is looked up under it."""
+    """The name of a function or class in a pickle. It is never imported."""
 
     module: str
     name: str
@@ -38,14 +37,14 @@ class Named(NamedTuple):
 
 
 class Storage(NamedTuple):
-    """The data of tensors: bytes, and the dtype that a tensor has unless it says another one."""
+    """The data of tensors: bytes, and the default dtype of tensors that use them."""
 
     octets: torch.Tensor
     dtype: torch.dtype
 
 
 Maker = Callable[..., Any]
-"""Makes a value out of what a pickle gives to the function of its name. Raises what it likes if it cannot."""
+"""Makes a value from a `Budget` and the arguments in the pickle, or raises any error."""
 
 _DTYPES_OF_STORAGES = {
     "ByteStorage": torch.uint8,
@@ -66,11 +65,7 @@ _DTYPES = {name: value for name, value in vars(torch).items() if isinstance(valu
 
 
 def dtype_of_storage(named: Any) -> torch.dtype:
-    """What the elements of a storage are, by the name of its class.
-
-    Raises:
-        InvalidCheckpointError: if there is no such class.
-    """
+    """The dtype of a storage class; an `InvalidCheckpointError` if there is no such class."""
     if isinstance(named, Named) and named.module in ("torch", "torch.cuda", "torch.storage"):
         dtype = _DTYPES_OF_STORAGES.get(named.name)
         if dtype is not None:
@@ -79,36 +74,32 @@ def dtype_of_storage(named: Any) -> torch.dtype:
 
 
 class Built:
-    """A value that a pickle makes in two steps: the second one calls `build`. For makers."""
+    """Base of values that a pickle makes in two steps: the second one calls `build`. For makers."""
 
     def build(self, state: Any) -> None:
-        """Take over what the second step has."""
+        """Set the state of the value."""
         raise NotImplementedError
 
 
 class Budget:
-    """How much memory the values of a pickle may take. It grows with every byte that is read."""
+    """The memory that the values of a pickle may use. It grows with every byte that is read."""
 
     def __init__(self) -> None:
         self._room = _FREE_BYTES
         self._alike: Counter[tuple[int, int]] = Counter()
 
     def earn(self, read_bytes: int) -> None:
-        """So many more bytes were read."""
+        """Allow more memory, because bytes were read."""
         self._room += _BYTES_PER_BYTE * read_bytes
 
     def charge(self, size_bytes: int) -> None:
-        """Count memory that is about to be used.
-
-        Raises:
-            InvalidCheckpointError: if that is more than what a file of this kind needs.
-        """
+        """Count memory that is about to be used; an `InvalidCheckpointError` if it exceeds the budget."""
         self._room -= size_bytes
         if self._room < 0:
-            raise InvalidCheckpointError("a few of its bytes would become very many in memory")
+            raise InvalidCheckpointError("its values would take far more memory than its size justifies")
 
     def check_key(self, target: Any, key: Any) -> None:
-        """Refuse what cannot be a key of `target`, or was chosen so that looking it up takes hours."""
+        """Refuse what cannot be a key of `target`, and keys whose equal hashes would make lookups take hours."""
         is_tuple = type(key) in (tuple, torch.Size)
         if not (type(key) in _KEYS or (is_tuple and all(type(item) in _KEYS for item in key))):
             raise InvalidCheckpointError(f"a key is a {type(key).__name__}")
@@ -131,7 +122,7 @@ def _tensor(
 ) -> torch.Tensor:
     budget.charge(_TENSOR_BYTES)
     if not isinstance(storage, Storage) or hooks or metadata:
-        raise TypeError("it has no data of its own, or hooks")
+        raise TypeError("it has no data of its own, or has hooks")
     dtype = storage.dtype if dtype is None else dtype
     octets = storage.octets
     elements = octets[: octets.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
@@ -145,7 +136,7 @@ def _tensor(
     for size in shape:
         count *= size
     if count > span and count * dtype.itemsize > max(_REPEATING_BYTES, octets.numel()):
-        raise ValueError(f"it says {count} elements, but the file has {span} for it")
+        raise ValueError(f"it claims {count} elements, but the file has {span} for it")
     return elements.as_strided(shape, strides, offset).requires_grad_(requires_grad is True)
 
 
@@ -156,7 +147,7 @@ def _parameter(budget: Budget, data: Any, requires_grad: Any, hooks: Any, state:
 
 
 def _tensor_with_attributes(budget: Budget, function: Any, kind: Any, arguments: Any, state: Any) -> Any:
-    """A tensor that user code has given attributes, which do not come back."""
+    """A tensor with Python attributes, which are not restored."""
     if str(kind) not in ("torch.Tensor", "torch.nn.parameter.Parameter") or type(arguments) is not tuple:
         raise TypeError(f"{kind} is a class of its own")
     if str(function) not in ("torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor_v3"):
@@ -198,7 +189,7 @@ def _ordered_dict(budget: Budget, items: Any = ()) -> OrderedDict[Any, Any]:
 def _counter(budget: Budget, counts: Any = None) -> Counter[Any]:
     counts = {} if counts is None else counts
     if type(counts) is not dict:
-        raise TypeError("its counts are no dict")
+        raise TypeError("its counts are not a dict")
     budget.charge(CONTAINER_BYTES * (1 + len(counts)))
     return Counter(counts)
 
@@ -217,7 +208,7 @@ def _complex(budget: Budget, real: float, imaginary: float) -> complex:
 
 
 def _bytes(budget: Budget, text: Any, encoding: Any) -> bytes:
-    """Bytes, which pickles of torch's kind keep as text."""
+    """Bytes, which torch's version of pickle stores as text."""
     if type(text) is not str or codecs.lookup(encoding).name != "iso8859-1":
         raise TypeError(f"it is a {type(text).__name__} in {encoding!r}")
     budget.charge(len(text))

@@ -1,4 +1,4 @@
-"""When to save, as a pure function of what has been done since the last save."""
+"""When to save, as a pure function of the progress since the last save."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pytorch_accelerated.errors import ConfigurationError
 
 @dataclass(frozen=True, kw_only=True)
 class SavePolicy:
-    """How often to save; what is None never asks for a save. The rules add up.
+    """How often to save: whenever one of the rules that are not None asks for it.
 
     Attributes:
-        every_n_updates: whenever the number of updates reaches a multiple of it.
-        every_n_epochs: whenever the number of finished epochs reaches a multiple of it.
-        every_n_minutes: when so much time has passed since the last save.
+        every_n_updates: when the number of updates reaches a multiple of this.
+        every_n_epochs: when the number of finished epochs reaches a multiple of this.
+        every_n_minutes: when this much time has passed since the last save.
 
     Raises:
         ConfigurationError: if one of them is not positive.
@@ -28,7 +28,7 @@ class SavePolicy:
         wrong = [f"{name}={value}" for name, value in vars(self).items() if value is not None and not value > 0]
         if wrong:
             raise ConfigurationError(
-                f"A state cannot be saved that often: {', '.join(wrong)}. Give positive numbers, or None for never."
+                f"States cannot be saved this often: {', '.join(wrong)}. Give positive numbers, or None for never."
             )
 
     def is_due(
@@ -36,14 +36,14 @@ class SavePolicy:
     ) -> bool:
         """Whether to save now.
 
-        A multiple that was passed, rather than met, counts too, and the same point is never saved twice.
+        A multiple that was skipped over counts too, and the same point is never saved twice.
 
         Args:
             updates: updates finished.
             epochs: epochs finished.
             saved_updates: `updates` at the last save, or at the start of the run or the state it was resumed from.
             saved_epochs: `epochs` at that moment.
-            seconds_since_save: time since then. Ranks have different clocks: one of them decides for all.
+            seconds_since_save: time since then. The clocks of ranks differ, so one of them must decide for all.
         """
         return (
             _passed_multiple(self.every_n_updates, saved_updates, updates)

@@ -1,7 +1,4 @@
-"""Single ``.pt`` files that any ``torch.load(..., weights_only=True)`` can read.
-
-Nothing else in the package reads files of this kind.
-"""
+"""Single ``.pt`` files that ``torch.load(..., weights_only=True)`` can read."""
 
 from __future__ import annotations
 
@@ -28,13 +25,13 @@ _PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 
 def save_portable(path: str | os.PathLike[str], contents: dict[str, Any]) -> None:
-    """Write `contents` to one file, which appears whole or not at all; a file of that name is replaced.
+    """Write `contents` to one file, which appears whole or not at all; an existing file is replaced.
 
-    Missing parents are made. Only the process that writes calls it.
+    Creates missing parent folders. To be called by the writing process only.
 
     Raises:
-        CheckpointError: names everything that a weights-only load would refuse; or says what the disk refused. What
-            was saved before is still there.
+        CheckpointError: names every value that a weights-only load would refuse, or describes the disk's error.
+            Earlier saves are unchanged.
     """
     final = resolved(path)
     complaints = list(_unloadable(contents, "", ()))
@@ -45,18 +42,18 @@ def save_portable(path: str | os.PathLike[str], contents: dict[str, Any]) -> Non
             + "\nStore plain values and tensors: an enum's value, a number's `float(...)`, an array's tensor."
         )
     with explained(final):
-        is_in_the_way = final.is_dir()
-    if is_in_the_way:
+        is_folder = final.is_dir()
+    if is_folder:
         raise CheckpointError(f"{final} is a folder. Give the path of a file, for example {final / 'checkpoint.pt'}.")
     with explained(final), replacing(final) as file:
         _save(contents, file)
 
 
 def load_portable(path: str | os.PathLike[str], makers: Mapping[str, Maker] | None = None) -> dict[str, Any]:
-    """The contents of a file that `save_portable` or ``torch.save`` wrote, with its tensors on the CPU.
+    """The contents of a file that `save_portable` or ``torch.save`` wrote, with tensors on the CPU.
 
-    No code in the file is run, and memory is bounded by the size of the file. Of the usual format a checksum of each
-    part is compared, so that one flipped bit is noticed.
+    No code in the file is run, and memory is bounded by the size of the file. All checksums in the usual format are
+    compared, so one flipped bit is noticed.
 
     Args:
         path: of the file.
@@ -64,8 +61,8 @@ def load_portable(path: str | os.PathLike[str], makers: Mapping[str, Maker] | No
 
     Raises:
         MissingCheckpointError: a FileNotFoundError, if there is no such file.
-        CheckpointError: if it cannot be read.
-        InvalidCheckpointError: if it is damaged, holds more than plain values and tensors, or no dict.
+        CheckpointError: if the file cannot be read.
+        InvalidCheckpointError: if it is damaged, does not hold a dict, or holds more than plain values and tensors.
     """
     path = Path(path)
     kind = kind_of(path)
@@ -73,7 +70,7 @@ def load_portable(path: str | os.PathLike[str], makers: Mapping[str, Maker] | No
         raise CheckpointError(f"{path} is a folder. A training state is read with `load_training_state`.")
     if kind != "file":
         near = ", ".join(sorted(child.name for child in path.parent.glob("*.pt"))) or "none"
-        raise MissingCheckpointError(f"There is no file {path}. Files that end with '.pt' in its folder: {near}.")
+        raise MissingCheckpointError(f"There is no file {path}. Files ending in '.pt' in its folder: {near}.")
     with explained_reading(path), open(path, "rb", buffering=0) as file:
         contents = _contents(file, path, makers)
     if not isinstance(contents, dict):
@@ -86,14 +83,14 @@ def _contents(file: FileIO, path: Path, makers: Mapping[str, Maker] | None) -> A
         return read_saved(file, makers)
     except InvalidCheckpointError as error:
         raise InvalidCheckpointError(
-            f"{path} cannot be loaded: {error}. Either it is damaged: use another file. Or it holds more than plain "
-            "values and tensors, which could run code: if you trust it, load it with `torch.load` yourself and save "
-            "its tensors again."
+            f"{path} cannot be loaded: {error}. If the file is damaged, use another one. If it holds more than plain "
+            "values and tensors, it could run code: if you trust it, load it with `torch.load` yourself and save its "
+            "tensors again."
         ) from error
 
 
 def _unloadable(value: Any, path: str, parents: tuple[Any, ...]) -> Iterator[str]:
-    """What in `value` a weights-only load refuses. Kinds not known here are really saved and loaded, one at a time."""
+    """The parts of `value` that a weights-only load refuses. Values of unknown types are saved and loaded to see."""
     if type(value) in _PLAIN or type(value) in _PLAIN_TENSORS:
         return
     if type(value) not in (list, tuple, set, dict, OrderedDict):
@@ -104,7 +101,7 @@ def _unloadable(value: Any, path: str, parents: tuple[Any, ...]) -> Iterator[str
         except Exception:
             yield f"{path or 'the contents'}: {type(value).__module__}.{type(value).__qualname__}"
     elif any(value is parent for parent in parents):
-        yield f"{path}: holds itself"
+        yield f"{path}: contains itself"
     elif isinstance(value, dict):
         for key, item in value.items():
             yield from _unloadable(key, f"the key {key!r} of {path or 'the contents'}", (*parents, value))
@@ -130,7 +127,7 @@ class _Output:
         return len(data)
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Nothing to do: every write goes to the file at once."""
 
 
 def _save(contents: dict[str, Any], file: FileIO) -> None:
@@ -140,5 +137,5 @@ def _save(contents: dict[str, Any], file: FileIO) -> None:
             torch.save(contents, cast(IO[bytes], output))
     except Exception:
         if output.error is not None:
-            raise output.error from None  # torch may have put an error of its own in its place
+            raise output.error from None  # torch may have replaced it by its own
         raise

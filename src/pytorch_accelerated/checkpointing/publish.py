@@ -1,9 +1,9 @@
-"""Making a folder of files appear whole or not at all; `replacing` does so for a single file.
+"""Publishing a folder of files atomically: it appears whole or not at all. `replacing` does so for a single file.
 
-One process calls `begin`; every rank may then add files; after all have reported success one process calls `commit`.
-The files are written into a hidden sibling, flushed, listed in a manifest, and renamed. A folder that already has the
-name is renamed aside first and deleted last, so at every moment one of the two is complete, and `verify.find_state`
-finds it. What dead processes left behind is removed, or put back, by the next `begin` in the same place.
+One process calls `begin`; every rank may then add files; after all have reported success, one process calls `commit`.
+The files are written into a hidden sibling, flushed and listed in a manifest, and the sibling is renamed. A folder that
+already has the name is moved aside first and deleted last, so one of the two is complete at any moment, and
+`verify.find_state` finds it. The next `begin` in the same place cleans up after processes that died.
 """
 
 from __future__ import annotations
@@ -37,34 +37,34 @@ _BLOCK_BYTES = 2**20
 
 @dataclass(frozen=True)
 class StagedFolder:
-    """A folder in the making. It can be sent to other ranks, which may add files of their own.
+    """An unpublished folder. It can be sent to other ranks, which may add their own files.
 
     Attributes:
         staging: where its files are until it is published.
-        final: the name that it will have.
+        final: where it will be published.
     """
 
     staging: Path
     final: Path
 
     def write_file(self, name: str, chunks: Iterable[bytes | memoryview]) -> FileEntry:
-        """Write and flush one file; the entry is for `commit`. Any rank.
+        """Write and flush one file; the entry is for `commit`. May be called by any rank.
 
         Raises:
-            CheckpointError: if the disk refuses it; says how far it came.
+            CheckpointError: if writing fails; says at which position.
         """
         return self._write(check_file_name(name), chunks)
 
     def take_in(self, write_others: Callable[[Path], None]) -> list[FileEntry]:
-        """Have a function put files into the folder, and flush and measure them; the entries are for `commit`.
+        """Let a function write files into the folder, then flush and hash them; the entries are for `commit`.
 
-        Before the files that `write_file` writes, so that these cannot be replaced.
+        To be called before `write_file`, so that the function cannot replace those files.
 
         Args:
-            write_others: gets the folder; plain files with names that a state may hold, and no folders.
+            write_others: called with the folder; may write regular files with valid names, and no folders.
 
         Raises:
-            CheckpointError: if there is something else, or the disk refuses.
+            CheckpointError: if it wrote something else, or the disk fails.
         """
         before = set(self.staging.iterdir())
         write_others(self.staging)
@@ -77,14 +77,14 @@ class StagedFolder:
         return entries
 
     def commit(self, facts: dict[str, Any], files: Iterable[FileEntry]) -> None:
-        """Publish the folder under its final name. One rank, after the others have written all of `files`.
+        """Publish the folder under its final name. To be called by one rank, after all ranks have written their files.
 
         Args:
-            facts: plain values to be known without reading the files.
-            files: what `write_file` returned, of all ranks.
+            facts: plain values that can be read without the files.
+            files: the entries that `write_file` returned on all ranks.
 
         Raises:
-            CheckpointError: if a file is missing here, or the disk refuses; what had the name before keeps it.
+            CheckpointError: if a file is missing here, or the disk fails; an earlier state then keeps the name.
         """
         files = tuple(sorted(files, key=lambda entry: entry.name))
         self._check_complete(files)
@@ -102,14 +102,14 @@ class StagedFolder:
                 raise
             disk.flush_folder(self.final.parent)
         if replaced is not None:
-            # The new state is safe; if the old one cannot be deleted now, a later run will sweep it.
+            # The new state is safe; if the old one cannot be deleted now, a later `sweep` will do it.
             with contextlib.suppress(OSError):
                 _remove_tree(_hide(replaced))
 
     def abort(self) -> None:
-        """Delete what was written so far. One rank, when any has failed; does nothing after `commit`."""
+        """Delete what was written so far. To be called by one rank if any has failed; no effect after `commit`."""
         if self.staging.exists():
-            # Called because something failed. That error is the one to report; a later run will sweep the rest.
+            # The error that caused the abort is the one to report; a later `sweep` will delete what is left.
             with contextlib.suppress(OSError):
                 _remove_tree(self.staging)
 
@@ -130,8 +130,8 @@ class StagedFolder:
         missing = [entry.name for entry in files if here.get(entry.name) != entry.size_bytes]
         if missing:
             raise CheckpointError(
-                f"{', '.join(missing)} cannot be seen in {self.staging} by the process that publishes it, although "
-                "the ranks wrote it. Save to a folder that all nodes share."
+                f"The process that publishes {self.staging} cannot see {', '.join(missing)} there, although the ranks "
+                "have written these files. Save to a folder that all machines share."
             )
 
     def _move_aside(self) -> Path | None:
@@ -143,54 +143,54 @@ class StagedFolder:
 
 
 def begin(final: str | os.PathLike[str]) -> StagedFolder:
-    """A new, empty folder in the making, which will be called `final`. One rank.
+    """A new, empty, unpublished folder, which will be called `final`. To be called by one rank.
 
-    Missing parents are made. What dead processes left in the same parent is cleaned up: those of this host at once,
-    those of other hosts when nothing in them has changed for an hour.
+    Creates missing parents, and cleans up after dead processes in the same parent: after those of this host at once,
+    after those of other hosts when nothing has changed for an hour.
 
     Raises:
-        CheckpointError: if `final` is something else than a training state or an empty folder, or the disk refuses.
+        CheckpointError: if `final` exists and is neither a training state nor an empty folder, or if the disk fails.
     """
     final = resolved(final)
     with explained(final):
         is_in_the_way = final.exists() and not is_replaceable(final)
     if is_in_the_way:
         raise CheckpointError(
-            f"{final} is there already and is no training state, so it will not be replaced by one. "
+            f"{final} already exists and is not a training state, so it will not be replaced by one. "
             "Choose another name, or delete it yourself."
         )
     with explained(final):
         make_folders(final.parent)
         staging = hidden_sibling(final, "partial")
         disk.create_folder(staging)
-        sweep(final.parent, now=staging.stat().st_mtime)  # the clock of the file system, which may be another's
+        sweep(final.parent, now=staging.stat().st_mtime)  # the clock of the file system, which may be on another host
     return StagedFolder(staging, final)
 
 
 def is_replaceable(final: Path) -> bool:
-    """Whether what is there as `final` may be replaced by a new state: another one, or an empty folder."""
+    """Whether `final` is a state or an empty folder, which a new state may replace."""
     return final.is_dir() and ((final / MANIFEST_NAME).is_file() or not any(final.iterdir()))
 
 
 def remove_state(folder: Path) -> None:
-    """Delete a state folder. A process that dies on the way leaves the whole state, or nothing that looks like one.
+    """Delete a state folder. A process that dies meanwhile leaves the whole state, or nothing that looks like one.
 
     Raises:
-        CheckpointError: if the disk refuses.
+        CheckpointError: if the disk fails.
     """
     with explained(folder, "deleting it"):
         hidden = _hide(folder)
-        # Else a power cut could bring back the name, but not what was deleted from it.
+        # Otherwise a power cut could restore the name, but not the deleted files.
         disk.flush_folder(folder.parent)
         _remove_tree(hidden)
 
 
 @contextlib.contextmanager
 def replacing(final: Path) -> Iterator[FileIO]:
-    """A new file, which takes the place of `final` in the end: whole or not at all. Missing parents are made. One rank.
+    """A new file, which replaces `final` when the block ends, or not at all. Creates missing parents. For one rank.
 
     Raises:
-        OSError: what the disk refused. What was there before is still there.
+        OSError: if the disk fails; an earlier file is unchanged.
     """
     make_folders(final.parent)
     partial = hidden_sibling(final, "partial")
@@ -208,7 +208,7 @@ def replacing(final: Path) -> Iterator[FileIO]:
 
 
 def make_folders(folder: Path) -> None:
-    """Make `folder` and its missing parents, and wait until they would survive a power cut."""
+    """Create `folder` and its missing parents, and wait until they would survive a power cut."""
     if not folder.is_dir():
         make_folders(folder.parent)
         with contextlib.suppress(FileExistsError):  # another rank was faster
@@ -217,7 +217,7 @@ def make_folders(folder: Path) -> None:
 
 
 def sweep(parent: Path, *, now: float) -> None:
-    """Clean up what dead processes left in `parent`: half-written things go, half-replaced states come back.
+    """Clean up after dead processes in `parent`: delete unfinished files and folders, restore half-replaced states.
 
     Args:
         parent: the folder to look through.
@@ -227,7 +227,7 @@ def sweep(parent: Path, *, now: float) -> None:
         hidden = HiddenName.parse(path.name)
         if hidden is None:
             continue
-        with contextlib.suppress(OSError):  # it may belong to another user, or another process sweeps too
+        with contextlib.suppress(OSError):  # it may belong to another user, or another process may sweep too
             if not _is_abandoned(path, hidden, now=now):
                 continue
             if hidden.kind == "replaced" and not (parent / hidden.final).exists():
@@ -238,18 +238,18 @@ def sweep(parent: Path, *, now: float) -> None:
 
 @contextlib.contextmanager
 def explained(final: Path, doing: str = "") -> Iterator[None]:
-    """Turns what the operating system says into a `CheckpointError`."""
+    """Turn an error of the operating system into a `CheckpointError`."""
     try:
         yield
     except OSError as error:
         raise CheckpointError(
-            f"Saving {final} failed{' while ' if doing else ''}{doing}: {error}. What was saved before is still there. "
-            "Check free space, quota and permissions of the disk, then save again."
+            f"Saving {final} failed{' while ' if doing else ''}{doing}: {error}. Earlier saves are unchanged. Check "
+            "free space, quota and permissions of the disk, then save again."
         ) from error
 
 
 def _hide(folder: Path) -> Path:
-    """Rename `folder`, so that nobody reads it while it is deleted."""
+    """Rename `folder`, so that nobody reads it while it is being deleted."""
     hidden = HiddenName.parse(folder.name)
     partial = hidden_sibling(folder.with_name(hidden.final) if hidden else folder, "partial")
     disk.move(folder, partial)
@@ -286,5 +286,5 @@ def _is_running(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        pass  # of another user, but there
+        pass  # it runs, but belongs to another user
     return True

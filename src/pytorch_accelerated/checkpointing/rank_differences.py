@@ -1,8 +1,8 @@
-"""What a rank has for itself in states that are the same on all ranks, or nearly.
+"""How the states of ranks differ from rank 0's, for objects whose states are equal, or nearly equal, on all ranks.
 
-Rank 0's state is stored whole. Every other rank stores how its own differs, if it does: a list of ``[path, value]``,
-where a path is a list of keys of nested dicts. So an average of weights costs each further rank the batch statistics
-in which it differs, not another copy of the weights.
+Rank 0's state is stored whole. Every other rank stores only its differences: a list of ``[path, value]``, where a path
+is a list of keys of nested dicts. An average of weights, for example, costs each further rank its own batch statistics,
+not another copy of the weights.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ Difference = list[list[Any]]
 
 
 def differences_from_first(ranks: Ranks, states: Mapping[str, Any], *, path: str) -> dict[str, Difference]:
-    """How this rank's `states` differ from rank 0's, by name; only those that do. Must be called by all ranks.
+    """The differences of this rank's `states` from rank 0's, by name, without equal ones. Must be called by all ranks.
 
-    Ranks compare checksums, so what is equal everywhere is sent nowhere. Sharded tensors count as equal: the state has
-    the pieces of all ranks anyway.
+    Ranks compare checksums, so equal values are never sent. Sharded tensors count as equal: the training state has the
+    pieces of all ranks anyway.
 
     Args:
-        ranks: those that compare.
-        states: by name; a name that rank 0 does not have differs as a whole.
-        path: what errors call `states`.
+        ranks: of the run.
+        states: by name; a state that rank 0 does not have differs as a whole.
+        path: the name of `states` in errors.
 
     Raises:
         CheckpointError: on every rank, if a state of any rank cannot be stored.
@@ -46,17 +46,17 @@ def differences_from_first(ranks: Ranks, states: Mapping[str, Any], *, path: str
 
 
 def with_difference(state: Any, difference: Difference) -> Any:
-    """Rank 0's `state` with what another rank has in its place."""
+    """Rank 0's `state` with another rank's difference applied."""
     for path, value in difference:
         state = _replaced(state, path, value)
     return state
 
 
 def check_difference(difference: Any, name: str) -> None:
-    """Refuse, by whichever error that brings, what `differences_from_first` has not returned."""
+    """Raise any error if `difference` can't be one from `differences_from_first`; `name` is for the message."""
     for path, _ in difference:
         if not isinstance(path, list) or not all(isinstance(key, str) for key in path):
-            raise TypeError(f"{name} has a {type(path).__name__} for a path, or keys that are no text")
+            raise TypeError(f"{name} has a {type(path).__name__} for a path, or keys that are not strings")
 
 
 def _replaced(state: Any, path: list[str], value: Any) -> Any:
@@ -66,7 +66,7 @@ def _replaced(state: Any, path: list[str], value: Any) -> Any:
 
 
 def _digests(states: dict[str, Any], *, path: str) -> dict[str, Any]:
-    encode(states, path=path)  # complains of everything that cannot be stored, with its place
+    encode(states, path=path)  # raises, with the places of all values that cannot be stored
     return {name: _digest(state) for name, state in states.items()}
 
 

@@ -1,4 +1,4 @@
-"""What to delete, as a pure function of what is there."""
+"""Which states to delete, as a pure function of the existing ones."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pytorch_accelerated.errors import ConfigurationError
 
 @dataclass(frozen=True)
 class SavedState:
-    """A complete state, as far as retention is concerned.
+    """The facts about a complete state that decide whether it is kept.
 
     Attributes:
         name: of its folder.
         serial: its place in the order of saving, as in its manifest.
-        updates: updates that had been done.
-        value: of the metric that tells how good it is, if that was known; NaN counts as unknown.
+        updates: the number of updates done when it was saved.
+        value: of the metric that ranks states, if known; NaN counts as unknown.
     """
 
     name: str
@@ -28,13 +28,13 @@ class SavedState:
 
 @dataclass(frozen=True, kw_only=True)
 class Retention:
-    """What to keep: whatever one of the rules holds, and always the newest. Without any rule, everything.
+    """Which states to keep: those that any rule keeps, and always the newest. Without any rule, all.
 
     Attributes:
-        last: so many of the newest.
-        best: so many of those with the best value; of equal ones the older.
-        every_n_updates: the first at or after each multiple of it, for good.
-        greater_is_better: which values are best.
+        last: keep this many of the newest.
+        best: keep this many with the best values; of equal ones the older.
+        every_n_updates: keep the first state at or after each multiple of this.
+        greater_is_better: whether the best values are the greatest.
 
     Raises:
         ConfigurationError: if a number is not positive.
@@ -50,11 +50,11 @@ class Retention:
         wrong = [f"{name}={value}" for name, value in rules.items() if value is not None and value < 1]
         if wrong:
             raise ConfigurationError(
-                f"So few states cannot be kept: {', '.join(wrong)}. Give numbers from 1 on, or None for no such rule."
+                f"So few states cannot be kept: {', '.join(wrong)}. Give positive numbers, or None for no such rule."
             )
 
     def states_to_delete(self, states: Iterable[SavedState]) -> list[SavedState]:
-        """Those of `states` that no rule holds, oldest first. Give it complete states only."""
+        """Those of `states`, which must be complete, that no rule keeps; oldest first."""
         by_age = sorted(states, key=lambda state: state.serial)
         if self.last is self.best is self.every_n_updates is None:
             return []

@@ -1,8 +1,8 @@
-"""Whether the parts of a training state are such as a run writes, known before anything of a trainer is changed.
+"""Checks that the parts of a training state have the form that a run writes, before a trainer is changed.
 
-That a folder fits its manifest says only that it was not changed by accident. What stands in it may still be made up,
-and some of what takes it over looks at nothing: a generator of numpy, told that it is at position a million of its 624
-numbers, reads whatever lies there in memory.
+A folder that matches its manifest was not changed by accident, but it may still be forged, and some objects load any
+state: a numpy generator whose state says that it is at position a million of its 624 numbers reads whatever lies there
+in memory.
 """
 
 from __future__ import annotations
@@ -23,20 +23,11 @@ _SHARED = ("model", "optimizer", "scheduler", "scaler", "run", "callbacks", "ext
 _OPTIONAL = ("optimizer", "scheduler", "scaler")
 _NUMPY_KEYS = 624
 _CUDA_STATE_BYTES = 16
-_MAX_SEED_BITS = 1024  # Python takes no int of thousands of digits apart
+_MAX_SEED_BITS = 1024  # Python does not print ints of thousands of digits
 
 
 def check_run_parts(facts: Mapping[str, Any], parts: Mapping[str, Any], *, source: object) -> None:
-    """Refuse facts and parts that no run has written. Nothing is changed.
-
-    Args:
-        facts: of the manifest.
-        parts: by name, decoded.
-        source: where they come from, for the message.
-
-    Raises:
-        InvalidCheckpointError: says what is wrong.
-    """
+    """Refuse facts and decoded parts that no run has written; `source` names them in the error. Changes nothing."""
     try:
         _check_facts(facts)
         _check_shared(facts, parts)
@@ -45,7 +36,7 @@ def check_run_parts(facts: Mapping[str, Any], parts: Mapping[str, Any], *, sourc
             _check_differences(parts, f"rank_{rank}")
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise InvalidCheckpointError(
-            f"The training state {source} fits its manifest, but no run has written it ({type(error).__name__}: "
+            f"The training state {source} matches its manifest, but no run has written it ({type(error).__name__}: "
             f"{error}). Nothing was loaded; use another one."
         ) from error
 
@@ -53,7 +44,7 @@ def check_run_parts(facts: Mapping[str, Any], parts: Mapping[str, Any], *, sourc
 def _check_facts(facts: Mapping[str, Any]) -> None:
     _check_count(facts["ranks"], "ranks", least=1)
     if type(facts["seed"]) is not int or facts["seed"].bit_length() > _MAX_SEED_BITS:
-        raise ValueError("its seed is no usual number")
+        raise ValueError("its seed is not an int of usual size")
 
 
 def _check_shared(facts: Mapping[str, Any], parts: Mapping[str, Any]) -> None:
@@ -70,54 +61,54 @@ def _check_shared(facts: Mapping[str, Any], parts: Mapping[str, Any]) -> None:
         if type(value) is not type(usual) or (type(value) is int and value < 0):
             raise ValueError(f"run.run_state.{name} is a {type(value).__name__}, or negative")
     if (run_state.updates, run_state.epochs) != (facts["updates"], facts["epochs"]):
-        raise ValueError("its parts have counted other updates or epochs than its facts")
+        raise ValueError("its parts and its facts disagree about the number of updates or epochs")
     _check_count(run["epochs_before_run"], "run.epochs_before_run")
     _check_history(run["history"])
 
 
 def _check_history(history: Mapping[str, Any]) -> None:
-    """What our histories have. One of a user's own may have something else, and looks at it itself."""
+    """Check the entries of our histories; a user's own history may have others, and must check them itself."""
     check_records(history.get("records", ()), "run.history.records")
     for position in history.get("read_positions", {}).values():
         _check_count(position, "run.history.read_positions")
     _check_count(history.get("current_epoch", 0), "run.history.current_epoch")
     _check_count(history.get("updates_done", 0), "run.history.updates_done")
     if not isinstance(history.get("metric_name_prefix", ""), str):
-        raise TypeError("run.history.metric_name_prefix is no text")
+        raise TypeError("run.history.metric_name_prefix is not a string")
 
 
 def check_records(records: Iterable[Any], path: str) -> None:
-    """Refuse what are no records of metrics, by whichever error that brings."""
+    """Raise any error if `records` are not records of metrics."""
     for name, _, epoch, update in records:
         if not isinstance(name, str):
-            raise TypeError(f"{path} holds something else than named values")
+            raise TypeError(f"{path} does not hold named values")
         _check_count(epoch, f"an epoch in {path}")
         _check_count(update, f"an update in {path}")
 
 
 def _check_own(own: Mapping[str, Any], path: str) -> None:
     check_generators(own["generators"])
-    if own.get("stream") is not None:  # which older states do not have
+    if own.get("stream") is not None:  # older states have none
         _check_stream(own["stream"], f"{path}.stream")
     for name in ("losses", "gradient_norms"):
         state = own[name]
         numbers = [state["total"], state["count"], state["last"]]
         for pending in (state["pending_losses"], state["pending_weights"]):
             if not isinstance(pending, list):
-                raise TypeError(f"{path}.{name} holds a {type(pending).__name__} in place of numbers")
+                raise TypeError(f"{path}.{name} holds a {type(pending).__name__} instead of numbers")
             numbers += pending
         if len(state["pending_losses"]) != len(state["pending_weights"]):
-            raise ValueError(f"{path}.{name} has not as many losses as weights")
+            raise ValueError(f"{path}.{name} has different numbers of losses and weights")
         if any(type(number) not in (int, float) for number in numbers):
-            raise TypeError(f"{path}.{name} holds something else than numbers")
+            raise TypeError(f"{path}.{name} does not hold numbers")
         _check_count(state["batches_read"], f"{path}.{name}.batches_read")
         if state["first_non_finite"] is not None:
             _check_count(state["first_non_finite"], f"{path}.{name}.first_non_finite")
-        LossTracker().add_state_dict(state)  # which reads what is pending
+        LossTracker().add_state_dict(state)  # reads the pending losses
 
 
 def _check_differences(parts: Mapping[str, Any], rank: str) -> None:
-    """What a rank has in place of rank 0's; older states have nothing of the kind."""
+    """Check how a rank's states differ from rank 0's; older states store no differences."""
     own = parts[rank]
     for key, difference in own.get("callbacks", {}).items():
         check_difference(difference, f"{rank}.callbacks.{key}")
@@ -127,7 +118,7 @@ def _check_differences(parts: Mapping[str, Any], rank: str) -> None:
 
 
 def _check_stream(stream: Mapping[str, Any], path: str) -> None:
-    """What stands around the state of a dataset or loader, which looks at that itself."""
+    """Check the entries around the state of a dataset or loader, which must check its own state itself."""
     for name in ("epoch", "batch_size"):
         if stream[name] is not None:
             _check_count(stream[name], f"{path}.{name}")
@@ -142,25 +133,25 @@ def _check_stream(stream: Mapping[str, Any], path: str) -> None:
 
 
 def check_generators(states: Mapping[str, Any]) -> None:
-    """Refuse what `seeding.generator_states` has not returned, by whichever error that brings.
+    """Raise any error if `states` was not made by `seeding.generator_states`.
 
-    torch and random look at what they are given, if it goes into generators that nobody uses; numpy does not.
+    torch and random check their states when an unused generator loads them; numpy does not.
     """
     torch.Generator().set_state(states["torch"])
     version, internal, gauss_next = states["random"]
     random.Random().setstate((version, tuple(internal), gauss_next))
     algorithm, keys, position, has_gauss, cached_gaussian = states["numpy"]
     if algorithm != "MT19937" or keys.dtype != torch.int64 or keys.shape != (_NUMPY_KEYS,):
-        raise ValueError("the state of numpy's generator is none of its kind")
+        raise ValueError("the state of numpy's generator is of another kind")
     if type(position) is not int or not 0 <= position <= _NUMPY_KEYS or type(has_gauss) is not int:
-        raise ValueError("the state of numpy's generator says nothing of its position")
+        raise ValueError("the state of numpy's generator has an invalid position")
     if keys.min() < 0 or keys.max() >= 2**32:
         raise ValueError("the state of numpy's generator has keys that do not fit into 32 bits")
     if type(cached_gaussian) is not float or type(gauss_next) not in (float, type(None)):
-        raise TypeError("a generator keeps something else than a number for later")
+        raise TypeError("the cached normal number of a generator is not a float")
     for state in states.get("cuda", ()):
         if state.dtype != torch.uint8 or state.shape != (_CUDA_STATE_BYTES,):
-            raise ValueError("the state of a CUDA generator is none")
+            raise ValueError("the state of a CUDA generator has another dtype or size")
 
 
 def _check_count(value: Any, name: str, *, least: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""What the run history in a saved state says, without a trainer."""
+"""The run history in saved states: what can be stored of it, and reading it without a trainer."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from pytorch_accelerated.tracking.values import MetricRecord, is_scalar
 if TYPE_CHECKING:
     from pytorch_accelerated.processes.ranks import Ranks
 
-_MAX_BYTES_OF_OBJECTS = 4 * 2**20  # of the 16 MiB that the part with the history may have as JSON
+_MAX_BYTES_OF_OBJECTS = 4 * 2**20  # of the 16 MiB of JSON that the part with the history may have
 
 
 def read_metric_records(folder: Path) -> list[MetricRecord]:
-    """Every number that was recorded up to the save, in the order of recording. Reads only the part that has them.
+    """All numbers recorded up to the save, in order. Reads only the part that has them.
 
     Raises:
-        InvalidCheckpointError: if that part is damaged, or no run history.
+        InvalidCheckpointError: if that part is damaged, or has no run history.
     """
     return _read_history(folder)[0]
 
 
 def _read_history(folder: Path) -> tuple[list[MetricRecord], int | None]:
-    """The numbers, and the updates that the history had counted."""
+    """The recorded numbers, and the number of updates that the history had counted."""
     _, parts = read_state(folder, ["run"])
     try:
         history = parts["run"]["history"]
@@ -49,14 +49,14 @@ def _read_history(folder: Path) -> tuple[list[MetricRecord], int | None]:
 
 
 def storable_history(history: RunHistory, ranks: Ranks) -> dict[str, Any]:
-    """The state of a history without those values that a training state cannot hold.
+    """The state of a history without values that a training state cannot hold.
 
-    For every metric that has some, one warning on the first rank names it.
+    The first rank warns once about each metric with such values.
     """
     state = history.state_dict()
     records = state.get("records")
     if not isinstance(records, list) or all(is_scalar(value) for _, value, _, _ in records):
-        return state  # which is that of a user's own history, or has nothing but numbers
+        return state  # a user's own history, or nothing but numbers
     reasons: dict[str, str] = {}
     kept, bytes_left = [], _MAX_BYTES_OF_OBJECTS
     for name, value, _, _ in records:
@@ -74,7 +74,7 @@ def storable_history(history: RunHistory, ranks: Ranks) -> dict[str, Any]:
         warnings.warn(
             "Training states leave out values of "
             + ", ".join(f"the metric {name!r} ({reason})" for name, reason in new.items())
-            + ". The run and its history keep them. To have them in a state, record plain values, tensors or arrays.",
+            + ". The run and its history keep them. To have them in states, record plain values, tensors or arrays.",
             stacklevel=2,
         )
     return {
@@ -85,7 +85,7 @@ def storable_history(history: RunHistory, ranks: Ranks) -> dict[str, Any]:
 
 
 def _size_in_json(name: str, value: Any) -> tuple[int, str | None]:
-    """How many bytes `value` takes apart from its tensors, or why it cannot be stored."""
+    """The bytes of `value` in JSON, without its tensors, or why it cannot be stored."""
     try:
         structure = encode(value, path=name).structure
         return len(dump_json(structure, what="It")), None
@@ -95,15 +95,14 @@ def _size_in_json(name: str, value: Any) -> tuple[int, str | None]:
 
 
 def judged_states(states: Iterable[tuple[Path, Manifest]], *, metric_name: str | None) -> list[SavedState]:
-    """`states` as `Retention` judges them, with the values of a metric if one is given.
+    """`states` with the facts that `Retention` needs.
 
-    A state counts with the value that was recorded after its own last update, before it was saved. Of several with the
-    same model (the last epoch is often saved as ``final``, too) only the first has the value: they would take several
-    places among the best.
+    The value of a state is the one recorded after its own last update. If several states have the same model (the last
+    epoch is often saved as ``final`` too), only the first gets the value, so that it takes one place among the best.
 
     Args:
         states: of one folder, complete, oldest first, with `updates` among their facts.
-        metric_name: of the metric; None where nobody asks for the best.
+        metric_name: the metric whose values are needed; None for none.
     """
     judged: list[SavedState] = []
     seen = set()
@@ -116,12 +115,12 @@ def judged_states(states: Iterable[tuple[Path, Manifest]], *, metric_name: str |
 
 
 def _value_in(folder: Path, metric_name: str, updates: int) -> float | None:
-    """The last value of a metric in the history of a saved state, if it was recorded at the state's own update."""
+    """The last value of a metric in a saved state, if it was recorded at the state's own update."""
     try:
         records, updates_done = _read_history(folder)
     except InvalidCheckpointError:
         return None
     values = [(record.value, record.update) for record in records if record.name == metric_name]
-    # A history that was not reset has counted the updates of earlier runs, too.
+    # A history that was not reset has counted the updates of earlier runs too.
     is_of_last_update = values and values[-1][1] == (updates if updates_done is None else updates_done)
     return values[-1][0] if is_of_last_update else None

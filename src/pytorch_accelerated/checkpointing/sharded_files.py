@@ -1,10 +1,10 @@
-"""The parts that ranks have of sharded tensors, to files of a state folder and back.
+"""Sharded tensors as files of a state folder.
 
-`torch.distributed.checkpoint` plans which rank writes and reads which piece of which tensor, also where another number
-of ranks reads it. Its own files hold pickles. Here each rank writes one safetensors file with its pieces, under names
-that say where they belong (``model/0.weight[4:7,0:5]``), and rank 0 says in ``shards.json`` what they make up.
+`torch.distributed.checkpoint` plans which rank writes and reads which piece of which tensor, even when another number
+of ranks reads it. Its own files hold pickles. Here each rank writes its pieces to one safetensors file, under names
+that say where they belong (``model/0.weight[4:7,0:5]``), and rank 0 lists the tensors in ``shards.json``.
 
-It is imported where it is used: most runs have nothing sharded, and it takes a while.
+This module is imported where it is used: most runs have nothing sharded, and the import is slow.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ MakeTarget = Callable[[str, torch.Size, torch.dtype], torch.Tensor]
 
 
 def write_shards(ranks: Ranks, staged: StagedFolder, tensors: Mapping[str, torch.Tensor]) -> list[FileEntry]:
-    """Write what each rank has of `tensors`. Must be called by all ranks, each with its parts of the same tensors.
+    """Write each rank's parts of `tensors`. Must be called by all ranks, with the same tensors.
 
     Args:
         ranks: of the run.
-        staged: the folder in the making, which all ranks can reach.
-        tensors: by a name that no other tensor of the state has.
+        staged: an unpublished folder that all ranks can reach.
+        tensors: by a name that is unique in the state.
 
     Returns:
-        The files of all ranks, for `StagedFolder.commit`; on rank 0 only.
+        On rank 0 the files of all ranks, for `StagedFolder.commit`.
 
     Raises:
-        CheckpointError: on every rank, if one of them could not write its file.
+        CheckpointError: on every rank, if any rank could not write its file.
     """
     ranks.wait()
     writer = _Writer(staged, ranks.index)
@@ -75,16 +75,16 @@ def write_shards(ranks: Ranks, staged: StagedFolder, tensors: Mapping[str, torch
 def read_shards(
     folder: Path, entries: Mapping[str, FileEntry], layout: Any, make_target: MakeTarget
 ) -> dict[str, torch.Tensor]:
-    """The sharded tensors of a state folder. Reads, and checks, only the files that hold something for this rank.
+    """The sharded tensors of a state folder. Reads and checks only the files that this rank needs.
 
     Args:
         folder: of the state.
         entries: its files, by name.
-        layout: what stands in ``shards.json``.
+        layout: the content of ``shards.json``.
         make_target: returns the tensor to fill for a name, shape and dtype; a sharded one gets this rank's part.
 
     Raises:
-        InvalidCheckpointError: if `layout` makes no sense, or a file is damaged.
+        InvalidCheckpointError: if `layout` is invalid, or a file is damaged.
     """
     metadata = _metadata(folder, entries, layout)
     targets = {name: make_target(name, one.size, one.properties.dtype) for name, one in _tensors(metadata).items()}
@@ -103,7 +103,7 @@ def read_shards(
 
 
 class _AsPlanned:
-    """What torch's planner decides is done as it is."""
+    """Executes the plan of torch's planner unchanged."""
 
     def reset(self, checkpoint_id: Any = None) -> None:
         pass
@@ -120,10 +120,10 @@ class _AsPlanned:
 
 
 class _Writer(_AsPlanned, StorageWriter):
-    """What `checkpoint.save` writes with.
+    """Writes the pieces for `checkpoint.save`.
 
     Attributes:
-        files: that all ranks have written; on rank 0, when all have.
+        files: on rank 0, after the save, the files of all ranks.
     """
 
     def __init__(self, staged: StagedFolder, rank: int) -> None:
@@ -153,7 +153,7 @@ class _Writer(_AsPlanned, StorageWriter):
 
 
 class _Reader(_AsPlanned, StorageReader):
-    """What `checkpoint.load` reads with."""
+    """Reads the pieces for `checkpoint.load`."""
 
     def __init__(self, folder: Path, entries: Mapping[str, FileEntry], metadata: Metadata) -> None:
         self._folder = folder
@@ -204,7 +204,7 @@ def _parsed_piece_name(name: str) -> tuple[str, ChunkStorageMetadata]:
 
 
 def _metadata(folder: Path, entries: Mapping[str, FileEntry], layout: Any) -> Metadata:
-    """What `layout` and the pieces in the files say, in torch's terms, after a look at whether it can be true."""
+    """`layout` and the pieces in the files as torch's metadata, checked for consistency."""
     places: dict[MetadataIndex, tuple[str, str]] = {}
     tensors: dict[str, Any] = {}
     try:
@@ -212,22 +212,22 @@ def _metadata(folder: Path, entries: Mapping[str, FileEntry], layout: Any) -> Me
             properties = TensorProperties(dtype=DTYPES[facts["dtype"]])
             tensors[name] = TensorStorageMetadata(properties, torch.Size(facts["shape"]), [])
         for file in filter(SHARDS_FILE.fullmatch, entries if tensors else ()):
-            # Not verified here: who reads a piece reads all of its file.
+            # The file is verified by the ranks that read pieces from it.
             for piece_name, dtype, shape in tensors_of_file(folder / file):
                 name, piece = _parsed_piece_name(piece_name)
                 if name not in tensors:
                     continue
                 if (dtype, shape) != (tensors[name].properties.dtype, list(piece.sizes)):
-                    raise ValueError(f"{piece_name!r} is not what its name says")
+                    raise ValueError(f"{piece_name!r} has another dtype or shape")
                 tensors[name].chunks.append(piece)
                 places[MetadataIndex(name, piece.offsets)] = (file, piece_name)
         for name, tensor in tensors.items():
             if not _fill(tensor.size, tensor.chunks):
-                raise ValueError(f"the pieces of {name!r} do not make it up")
+                raise ValueError(f"the pieces of {name!r} do not cover it exactly")
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise InvalidCheckpointError(
-            f"{folder / SHARDS_NAME} and the files of its pieces make no sense ({type(error).__name__}: {error}). They "
-            "were changed, or written by another version of this library."
+            f"{folder / SHARDS_NAME} and the files of its pieces are inconsistent ({type(error).__name__}: {error}). "
+            "They were changed, or written by another version of this library."
         ) from error
     return Metadata(tensors, storage_data=places)
 
@@ -239,13 +239,13 @@ def _tensors(metadata: Metadata) -> dict[str, TensorStorageMetadata]:
 
 
 def _fill(shape: torch.Size, pieces: list[ChunkStorageMetadata]) -> bool:
-    """Whether `pieces` are within `shape`, do not overlap, and leave nothing out."""
+    """Whether `pieces` cover `shape` exactly and do not overlap."""
     boxes = sorted((tuple(piece.offsets), tuple(piece.sizes)) for piece in pieces)
     for offsets, sizes in boxes:
         if any(start < 0 or start + size > full for start, size, full in zip(offsets, sizes, shape, strict=True)):
             return False
     open_boxes: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
-    for offsets, sizes in boxes:  # by their start in the first dimension: later ones cannot meet what ends before it
+    for offsets, sizes in boxes:  # sorted by their start: boxes that end before it cannot overlap later ones
         open_boxes = [one for one in open_boxes if not shape or one[0][0] + one[1][0] > offsets[0]]
         if 0 not in sizes:
             if any(_overlap(offsets, sizes, *one) for one in open_boxes):
@@ -262,7 +262,7 @@ def _overlap(
 
 
 def _cause(error: CheckpointException, folder: Path) -> PytorchAcceleratedError:
-    """The first error of ours among those of the ranks, or one of ours that names the others."""
+    """The first of the ranks' errors that is ours, or a new one that lists them."""
     failures = {rank: failure for rank, (failure, _) in sorted(error.failures.items())}
     for failure in failures.values():
         if isinstance(failure, PytorchAcceleratedError):

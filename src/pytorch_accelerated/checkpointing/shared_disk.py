@@ -1,6 +1,6 @@
-"""Several machines, one disk: what a run saves on one of them must be there for all of them.
+"""Checks that all machines of a run see the same training states.
 
-Otherwise a restart in which another machine is the first would find nothing, and begin again.
+Otherwise a restart on which another machine has rank 0 would find no state, and start from the beginning.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ if TYPE_CHECKING:
     from pytorch_accelerated.checkpointing.background import BackgroundWriter
     from pytorch_accelerated.processes.ranks import Ranks
 
-# Network file systems may show what another machine has written only after a while: NFS keeps listings for a minute.
+# Network file systems may show another machine's files with a delay: NFS caches listings for up to a minute.
 SECONDS_TO_APPEAR = 90.0
 _SECONDS_BETWEEN_LOOKS = 0.5
 
 
 class StateFolders:
-    """The folders that hold the training states of a run."""
+    """The folders to which a run has saved training states."""
 
     def __init__(self) -> None:
         self._known: set[Path] = set()
 
     def add_saved(self, state: Path, ranks: Ranks, writer: BackgroundWriter | None = None) -> None:
-        """Note where a state was saved. With the first one in a folder all machines look whether they see it.
+        """Remember where a state was saved. All machines check that they see the first state in each folder.
 
         Must be called by all ranks.
 
         Args:
             state: its folder.
             ranks: of the run.
-            writer: is still writing it, maybe. The machines wait for the first one.
+            writer: may still be writing the state; the machines wait for the first one.
 
         Raises:
-            CheckpointError: on all ranks, if a machine doesn't see it.
+            CheckpointError: on all ranks, if a machine doesn't see the state.
         """
         folder = state.resolve().parent
         if folder in self._known:
@@ -52,41 +52,41 @@ class StateFolders:
         self._known.add(folder)
 
     def newest(self, others: set[Path]) -> Path | None:
-        """The newest complete state in them, and in `others`."""
+        """The newest complete state in these folders and in `others`."""
         states = [state for folder in self._known | others for state in list_states(folder)]
         return max(states, key=lambda state: state[1].serial, default=(None, None))[0]
 
 
 def agree_on_resuming(place: str | Path | None, ranks: Ranks) -> None:
-    """Make sure that all ranks resume from `place`, and see the same there, or that none resumes.
+    """Make sure that either all ranks resume from `place`, and see the same state there, or none resumes.
 
-    A script that resumes where it finds a state finds it on some machines only if the disk isn't shared. Must be called
+    A script that resumes if it finds a state finds it on some machines only, if the disk isn't shared. Must be called
     by all ranks.
 
     Raises:
-        CheckpointError: on all ranks, if they don't.
+        CheckpointError: on all ranks, if they disagree.
     """
     given = ranks.exchange(place is not None)
     if any(given) and not all(given):
         missing = ", ".join(str(rank) for rank, is_given in enumerate(given) if not is_given)
         raise CheckpointError(
-            f"Some ranks should resume from a training state, but not rank {missing}: the run would go apart. If each "
-            "rank looks by itself whether there is a state, they see different disks; save to a shared disk, and pass "
-            "the same path on all ranks."
+            f"Some ranks were told to resume from a training state, but rank {missing} was not: the ranks would "
+            "diverge. If each rank looks for a state by itself, they see different disks: save to a shared disk, and "
+            "pass the same path on all ranks."
         )
     if place is not None:
         refuse_unshared(place, ranks)
 
 
 def refuse_unshared(place: str | Path, ranks: Ranks) -> None:
-    """Make sure that all machines see the same in a folder of training states. Must be called by all ranks.
+    """Make sure that all machines see the same training states. Must be called by all ranks.
 
     Args:
-        place: the folder, or a state.
-        ranks: of the run. One of each machine looks.
+        place: a state, or a folder of states.
+        ranks: of the run; one rank on each machine looks.
 
     Raises:
-        CheckpointError: on all ranks, with what each machine sees, if they see different things.
+        CheckpointError: on all ranks, if the machines see different states; says what each of them sees.
     """
     if not _are_on_several_machines(ranks):
         return
@@ -103,7 +103,7 @@ def refuse_unshared(place: str | Path, ranks: Ranks) -> None:
     raise CheckpointError(
         f"The machines of this run see different training states in {place}. {told}. A run on several machines needs a "
         "shared disk: otherwise a restart finds the states on one machine only. Save to a folder that all machines "
-        "share, or copy the newest state to the same place on all of them before you resume."
+        "share, or copy the newest state to the same path on all of them before you resume."
     )
 
 
@@ -112,10 +112,10 @@ def _are_on_several_machines(ranks: Ranks) -> bool:
 
 
 def _view(place: str | Path) -> str:
-    """What this machine sees: the newest state, in words."""
+    """The newest state that this machine sees, in words."""
     try:
         return _newest_in(Path(place).resolve())
-    except (PytorchAcceleratedError, OSError) as error:  # for whoever reads the states to raise, if all see the same
+    except (PytorchAcceleratedError, OSError) as error:  # if all machines agree, reading the state raises it again
         return f"nothing that could be read ({error})"
 
 

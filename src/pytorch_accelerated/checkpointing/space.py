@@ -1,4 +1,4 @@
-"""Whether the disk has room for what a run will keep on it."""
+"""Checks that the disk has room for the training states that a run will keep."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ def check_space(save_dir: str | Path, retention: Retention, size_bytes: int) -> 
     """Refuse a disk that cannot hold the training states of a run.
 
     Args:
-        save_dir: the folder that they go to; it need not exist.
-        retention: which of them stay.
-        size_bytes: of one of them.
+        save_dir: where the states are saved; it need not exist.
+        retention: which of them are kept.
+        size_bytes: of one state.
 
     Raises:
-        CheckpointError: says how much is needed, and how much is free.
+        CheckpointError: says how much space is needed, and how much is free.
     """
     if retention.last is None and retention.best is None:
         kept, rule = 2, "at least two training states"
     else:
         # The new state is complete before an old one is deleted.
         kept = (retention.last or 0) + (retention.best or 0) + 1
-        rule = f"{kept} training states, the one being written included"
+        rule = f"{kept} training states, including the one being written"
     place = existing_parent(Path(save_dir))
     with explained_reading(place):
         free_bytes = shutil.disk_usage(place).free
     if kept * size_bytes > free_bytes:
         raise CheckpointError(
-            f"{save_dir} needs room for {rule}, {megabytes(kept * size_bytes)}, but only {megabytes(free_bytes)} are "
-            "free on its disk. Free some, save elsewhere, or keep fewer."
+            f"{save_dir} needs room for {rule}: {megabytes(kept * size_bytes)}, but only {megabytes(free_bytes)} are "
+            "free on its disk. Free some space, save elsewhere, or keep fewer states."
         )
 
 
 def existing_parent(path: Path) -> Path:
-    """The innermost folder on the way to `path` that exists."""
+    """The innermost existing folder among `path` and its parents."""
     path = resolved(path)
     return next(folder for folder in (path, *path.parents) if is_folder(folder))
 
 
 def megabytes(size_bytes: int) -> str:
-    """For people: ``12.3 MB``."""
+    """A size as text: ``12.3 MB``."""
     return f"{size_bytes / 1e6:,.1f} MB"

@@ -1,4 +1,4 @@
-"""Nested state to a folder and back: what `codec`, `tensor_file`, `publish` and `verify` do together."""
+"""Nested state as a folder and back: combines `codec`, `tensor_file`, `publish` and `verify`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def write_state(final: str | os.PathLike[str], facts: dict[str, Any], parts: Mapping[str, Any]) -> None:
-    """Write a state folder from one process. It appears whole or not at all; a state of that name is replaced.
+    """Write a state folder from one process. It appears whole or not at all; an existing state is replaced.
 
     Args:
         final: the folder to write.
@@ -31,18 +31,14 @@ def write_state(final: str | os.PathLike[str], facts: dict[str, Any], parts: Map
             ``<name>.safetensors``.
 
     Raises:
-        CheckpointError: names every value that cannot be stored, before any file is made; or says what the disk
-            refused. What was saved before is still there.
+        CheckpointError: names every value that cannot be stored, before any file is created; or describes the disk's
+            error. Earlier saves are unchanged.
     """
     write_encoded(final, facts, encode_parts(parts))
 
 
 def encode_parts(parts: Mapping[str, Any]) -> dict[str, Encoded]:
-    """Nested state by name, ready to be written; its tensors are the live ones.
-
-    Raises:
-        CheckpointError: names every value that cannot be stored.
-    """
+    """Nested state by name, ready to be written; its tensors are the live ones. Raises as `codec.encode` does."""
     return {name: encode(value, path=name) for name, value in parts.items()}
 
 
@@ -56,11 +52,11 @@ def write_encoded(
     """`write_state` for parts that `encode_parts` has encoded.
 
     Args:
-        final: the folder to write; one that all ranks can reach.
+        final: the folder to write; all ranks must be able to reach it.
         facts: as for `write_state`.
-        encoded: the parts; of sharded tensors each rank writes its own.
-        ranks: those that have parts of sharded tensors, all of which must call this. None: nothing is sharded.
-        write_others: puts further files into the folder, see `StagedFolder.take_in`; on the rank that publishes.
+        encoded: the parts; each rank writes its own pieces of sharded tensors.
+        ranks: the ranks that have pieces of sharded tensors, all of which must call this. None: nothing is sharded.
+        write_others: writes further files into the folder, see `StagedFolder.take_in`; called by the publishing rank.
     """
     staged = begin(final) if ranks is None else ranks.do_on_first(lambda: begin(final))
     try:
@@ -91,7 +87,7 @@ def _publish(
 
 
 def write_part(staged: StagedFolder, name: str, part: Encoded) -> list[FileEntry]:
-    """Write the two files of one part into a folder in the making; the entries are for `StagedFolder.commit`.
+    """Write the two files of one part into an unpublished folder; the entries are for `StagedFolder.commit`.
 
     Tensors on other devices are copied to the host one at a time.
     """
@@ -106,20 +102,19 @@ def read_state(
     parts: Collection[str] | None = None,
     make_target: Callable[[str, torch.Size, torch.dtype], torch.Tensor] | None = None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The facts and the parts of a state folder. Everything returned is as it was written, to the bit.
+    """The facts and the parts of a state folder, bit for bit as they were written.
 
     Args:
         folder: a state folder, as `verify.find_state` returns it.
-        parts: the names of those to read; the files of others are not looked at. Left out: all.
-        make_target: returns an empty tensor for one that was saved sharded, from its part and name there
-            (``model/0.weight``), shape and dtype; of a sharded one only this rank's part is read. Left out: whole ones.
+        parts: the names of the parts to read; the files of others are not read. Default: all.
+        make_target: returns the tensor to fill for one that was saved sharded, from its part and name
+            (``model/0.weight``), shape and dtype; a sharded target gets this rank's part. Default: whole tensors.
 
     Returns:
-        The facts, and the parts by name, with their tensors on the CPU, or where `make_target` has put them.
+        The facts, and the parts by name, with tensors on the CPU, or where `make_target` has put them.
 
     Raises:
-        InvalidCheckpointError: names a file that is missing or differs from what was written, or a part that the
-            state does not have.
+        InvalidCheckpointError: names a file that is missing or was changed, or a part that the state does not have.
     """
     folder = Path(folder)
     manifest = read_manifest(folder)
@@ -153,7 +148,7 @@ def part_names(manifest: Manifest) -> list[str]:
 
 def _read_structure(folder: Path, entry: FileEntry) -> Any:
     if entry.size_bytes > MAX_SIZE_BYTES:
-        raise InvalidCheckpointError(f"{folder / entry.name} has {entry.size_bytes} bytes, too many for its kind.")
+        raise InvalidCheckpointError(f"{folder / entry.name} has {entry.size_bytes} bytes, too many for a JSON file.")
     data = bytearray(entry.size_bytes)
     with open_verified(folder, entry) as read_into:
         read_into(memoryview(data))

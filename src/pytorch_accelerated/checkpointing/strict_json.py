@@ -1,4 +1,4 @@
-"""JSON without its soft spots, for files that may be damaged or hostile."""
+"""Strict JSON, for files that may be damaged or hostile."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ def dump_json(value: Any, *, what: str, indent: int | None = None) -> bytes:
 
     Args:
         value: None, bools, ints, finite floats, strings, and lists and string-keyed dicts of them.
-        what: names the document in errors.
+        what: the name of the document in errors.
         indent: spaces per level, for files that people read.
 
     Raises:
-        CheckpointError: if the document is larger or nested deeper than a reader would accept.
+        CheckpointError: if the document is larger or nested deeper than `load_json` accepts.
     """
     if not _is_shallow(value):
-        raise CheckpointError(f"{what} is nested deeper than {MAX_DEPTH} levels of JSON. Store it flatter.")
+        raise CheckpointError(f"{what} is nested deeper than {MAX_DEPTH} levels of JSON. Store it with fewer levels.")
     separators = (",", ":") if indent is None else (",", ": ")
     data = json.dumps(value, allow_nan=False, indent=indent, separators=separators).encode("ascii")
     if len(data) > MAX_SIZE_BYTES:
         raise CheckpointError(
             f"{what} needs {len(data)} bytes of JSON; a training state holds at most {MAX_SIZE_BYTES} in one file. "
-            "Keep large numbers of values in tensors, which are stored apart."
+            "Keep large numbers of values in tensors, which are stored separately."
         )
     return data
 
@@ -38,8 +38,8 @@ def load_json(data: bytes, *, what: str) -> Any:
     """The value of a JSON document.
 
     Raises:
-        InvalidCheckpointError: for anything but one small, shallow document in UTF-8 without repeated keys and without
-            numbers that are not finite.
+        InvalidCheckpointError: unless `data` is one document in UTF-8 within the limits of size and depth, without
+            repeated keys and non-finite numbers.
     """
     if len(data) > MAX_SIZE_BYTES:
         raise InvalidCheckpointError(f"{what} has {len(data)} bytes, more than the {MAX_SIZE_BYTES} that are allowed.")
@@ -51,7 +51,7 @@ def load_json(data: bytes, *, what: str) -> Any:
             parse_float=_finite_float,
         )
     except (ValueError, RecursionError) as error:
-        raise InvalidCheckpointError(f"{what} is no strict JSON: {error}") from error
+        raise InvalidCheckpointError(f"{what} is not strict JSON: {error}") from error
     if not _is_shallow(value):
         raise InvalidCheckpointError(f"{what} is nested deeper than {MAX_DEPTH} levels.")
     return value

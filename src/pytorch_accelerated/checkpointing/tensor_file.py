@@ -1,9 +1,8 @@
 """The safetensors format, written and read as a stream.
 
-The file is the one that the package `safetensors` writes and reads: eight bytes with the length of a JSON header, the
-header, the bytes of all tensors without gaps (https://huggingface.co/docs/safetensors, "Format"). Streaming it here
-lets a tensor be hashed while it passes, holds one tensor of a device on the host at a time, and sends every write
-through `disk`.
+The package `safetensors` reads and writes the same files: eight bytes with the length of a JSON header, the header, the
+bytes of all tensors without gaps (https://huggingface.co/docs/safetensors, "Format"). Streaming allows us to hash a
+tensor while it is written or read, to copy device tensors to the host one at a time, and to write through `disk`.
 """
 
 from __future__ import annotations
@@ -37,19 +36,19 @@ DTYPE_NAMES = {
     torch.float64: "F64",
     torch.complex64: "C64",
 }
-"""What safetensors calls the dtypes that it knows."""
+"""The names of dtypes in safetensors."""
 
 DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 """The inverse of `DTYPE_NAMES`."""
 
 _PREFIX_BYTES = 8
-_MAX_DIMENSIONS = 64  # what torch can compute with; the product of a million sizes would take hours
+_MAX_DIMENSIONS = 64  # torch's limit; the product of a million sizes would take hours
 
 
 def chunks(tensors: Mapping[str, torch.Tensor]) -> Iterator[bytes | memoryview]:
-    """The file that holds `tensors`, piece by piece; a piece is valid until the next one is asked for.
+    """The content of a file with `tensors`, in chunks; a chunk is valid until the next one is requested.
 
-    Waits for the device of each tensor. Large elements come first, so that all are aligned in a mapped file.
+    Waits for the device of each tensor. Large elements come first, so that all are aligned in a memory-mapped file.
     """
     ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())
     header: dict[str, Any] = {}
@@ -65,15 +64,15 @@ def chunks(tensors: Mapping[str, torch.Tensor]) -> Iterator[bytes | memoryview]:
 
 
 def read_tensors(read_into: Callable[[memoryview], None], size_bytes: int, *, what: str) -> dict[str, torch.Tensor]:
-    """The tensors of a file, each in memory of its own on the CPU.
+    """The tensors of a file, on the CPU, each in its own memory.
 
     Args:
         read_into: fills a buffer with the next bytes of the file, or raises.
         size_bytes: size of the file; nothing larger is allocated, whatever the header says.
-        what: names the file in errors.
+        what: the name of the file in errors.
 
     Raises:
-        InvalidCheckpointError: if the header is not the one of a complete file without gaps and overlaps.
+        InvalidCheckpointError: if the header does not describe a complete file without gaps and overlaps.
     """
     return dict(each_tensor(read_into, size_bytes, what=what))
 
@@ -81,7 +80,7 @@ def read_tensors(read_into: Callable[[memoryview], None], size_bytes: int, *, wh
 def each_tensor(
     read_into: Callable[[memoryview], None], size_bytes: int, *, what: str
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """The same one at a time, by name, so that only those that are kept take memory."""
+    """Like `read_tensors`, but yields one named tensor at a time, so that only those that are kept use memory."""
     for name, dtype, shape in read_layout(read_into, size_bytes, what=what):
         try:
             tensor = torch.empty(shape, dtype=dtype)
@@ -94,7 +93,7 @@ def each_tensor(
 def read_layout(
     read_into: Callable[[memoryview], None], size_bytes: int, *, what: str
 ) -> list[tuple[str, torch.dtype, list[int]]]:
-    """Name, dtype and shape of all tensors of a file, in the order of their bytes. Reads only its header.
+    """Name, dtype and shape of all tensors of a file, in the order of their bytes. Reads only the header.
 
     Arguments and errors are those of `read_tensors`.
     """
@@ -102,7 +101,7 @@ def read_layout(
     read_into(memoryview(prefix))
     header_bytes = int.from_bytes(prefix, "little")
     if header_bytes > min(size_bytes - _PREFIX_BYTES, MAX_SIZE_BYTES):
-        raise InvalidCheckpointError(f"{what} is no safetensors file: its header would have {header_bytes} bytes.")
+        raise InvalidCheckpointError(f"{what} is not a safetensors file: its header would have {header_bytes} bytes.")
     text = bytearray(header_bytes)
     read_into(memoryview(text))
     layout = _tensor_layout(load_json(bytes(text), what=f"The header of {what}"), what=what)
@@ -113,7 +112,7 @@ def read_layout(
 
 
 def _tensor_layout(header: Any, *, what: str) -> list[tuple[str, torch.dtype, list[int]]]:
-    """The same from a header, whatever it is."""
+    """Name, dtype and shape of all tensors from a parsed header, which may be anything."""
     try:
         header.pop("__metadata__", None)
         layout = []
@@ -127,9 +126,7 @@ def _tensor_layout(header: Any, *, what: str) -> list[tuple[str, torch.dtype, li
                 raise ValueError(f"{name!r} is not where the tensor before it ends")
             layout.append((name, dtype, shape))
     except (AttributeError, LookupError, TypeError, ValueError) as error:
-        raise InvalidCheckpointError(
-            f"{what} has a header that makes no sense ({type(error).__name__}: {error})."
-        ) from error
+        raise InvalidCheckpointError(f"{what} has an invalid header ({type(error).__name__}: {error}).") from error
     return layout
 
 

@@ -1,6 +1,6 @@
-"""What ``python -m pytorch_accelerated checkpoints`` does: looks at folders of training states, and tidies them up.
+"""``python -m pytorch_accelerated checkpoints``: inspects and cleans up folders of training states.
 
-Folders may be damaged or made by others, so what stands in them is shown, and never believed or executed.
+Folders may be damaged or come from others, so their contents are displayed, but never trusted or executed.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _SHOWN_CHARACTERS = 100
 
 @dataclass(frozen=True)
 class Found:
-    """A training state as a folder shows it, readable or not.
+    """A training state found on disk, readable or not.
 
     Attributes:
         folder: of the state.
-        saved_at: seconds since the epoch; when its manifest was written, which is the last thing in a save.
+        saved_at: when its manifest was written (the last step of a save), in seconds since the epoch.
         manifest: None if it cannot be read.
-        complaint: then, why.
+        complaint: why it cannot be read.
     """
 
     folder: Path
@@ -53,7 +53,7 @@ class Found:
     def when(self) -> str:
         try:
             return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.saved_at))
-        except (OSError, OverflowError, ValueError):  # a time that no calendar has
+        except (OSError, OverflowError, ValueError):  # outside the calendar
             return "?"
 
     @property
@@ -61,15 +61,15 @@ class Found:
         return "?" if self.manifest is None else format_bytes(sum(entry.size_bytes for entry in self.manifest.files))
 
     def fact(self, name: str) -> str:
-        """One of its facts as text; ``?`` if it is not known."""
+        """One of its facts as text; ``?`` if unknown."""
         return "?" if self.manifest is None or name not in self.manifest.facts else _fact(self.manifest.facts[name])
 
 
 def find_states(place: Path) -> list[Found]:
-    """The training state that `place` is, or all in it: those that cannot be read, then the others, oldest first.
+    """The training state at `place`, or all states in it: first those that cannot be read, then the others by age.
 
     Raises:
-        CheckpointError: if `place` is no folder.
+        CheckpointError: if `place` is not a folder.
     """
     if not place.is_dir():
         raise CheckpointError(f"There is no folder {str(place)!r}.")
@@ -118,10 +118,10 @@ def verify_states(place: Path, screen: Screen) -> int:
 
 
 def show_state(place: Path, screen: Screen) -> int:
-    """Show what is in the state `place`, or in the newest that it holds. Files are not compared with their checksums.
+    """Show the contents of the state `place`, or of the newest state in it. Checksums of files are not compared.
 
     Raises:
-        InvalidCheckpointError: if the manifest, or what is read of the parts, makes no sense.
+        InvalidCheckpointError: if the manifest, or a part that is read, is damaged.
     """
     state = _at_least_one(place)[-1]
     manifest = state.manifest
@@ -153,12 +153,12 @@ def show_state(place: Path, screen: Screen) -> int:
 
 @dataclass(frozen=True)
 class PrunePlan:
-    """What a retention makes of a folder.
+    """The effect of a retention on a folder.
 
     Attributes:
-        kept: complete states that stay; every byte of them has been read.
-        doomed: those that no rule holds.
-        left_alone: damaged ones, and what no run has saved. They count for no rule.
+        kept: valid states that stay; every byte of them has been read.
+        doomed: states that no rule keeps.
+        left_alone: damaged states, and those that no run has saved. The rules ignore them.
     """
 
     kept: list[Found]
@@ -167,12 +167,12 @@ class PrunePlan:
 
 
 def plan_prune(place: Path, retention: Retention, metric_name: str | None) -> PrunePlan:
-    """What would be deleted, so that of the *valid* states in `place` those stay that `retention` holds.
+    """Plan the deletion of all *valid* states in `place` that `retention` does not keep.
 
     Args:
         place: the folder that holds the states.
         retention: the rules.
-        metric_name: what `retention.best` goes by.
+        metric_name: ranks states for `retention.best`.
 
     Raises:
         CheckpointError: if `place` is itself a state, or none of its states has a value of the metric.
@@ -188,7 +188,7 @@ def plan_prune(place: Path, retention: Retention, metric_name: str | None) -> Pr
             f"No state in {str(place)!r} has a value of {metric_name!r} that belongs to its own model. "
             f"Metrics there: {', '.join(known) or 'none'}."
         )
-    # What stays must be valid, or it would hold the place of a valid one. What goes need not be read.
+    # States to keep must be valid, or they would take the place of valid ones. States to delete need not be read.
     valid: set[Path] = set()
     while True:
         doomed_names = {one.name for one in retention.states_to_delete(judged)}
@@ -207,7 +207,7 @@ def plan_prune(place: Path, retention: Retention, metric_name: str | None) -> Pr
 
 
 def prune(plan: PrunePlan, screen: Screen, *, is_agreed: Callable[[str], bool]) -> int:
-    """Show `plan`, and carry it out if that is agreed to. Returns 1 if it is not.
+    """Show `plan`, and carry it out if the user agrees. Returns 1 if not.
 
     Raises:
         CheckpointError: if a state cannot be deleted.
@@ -277,7 +277,7 @@ def _part_row(folder: Path, manifest: Manifest, name: str) -> tuple[str, str, st
 
 
 def _fact(value: object) -> str:
-    """In one line of bounded length."""
+    """A fact as one line of limited length."""
     try:
         text = ", ".join(f"{name} {one}" for name, one in value.items()) if isinstance(value, dict) else str(value)
     except ValueError:  # an int of thousands of digits

@@ -1,4 +1,8 @@
-"""What ``torch.save`` writes: a pickle and the data of its tensors, in an archive or, before torch 1.6, in a row."""
+"""Reads files of ``torch.save``: a pickle and the data of its tensors, in an archive or (before torch 1.6) in a row.
+
+Everything is loaded to the CPU. Memory is limited to the data of the tensors, which is no larger than the file, and a
+small multiple of the rest.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +26,14 @@ _PROTOCOL = 1001
 
 
 def read_saved(file: FileIO, makers: Mapping[str, Maker] | None = None) -> Any:
-    """The value in a file, with tensors on the CPU.
-
-    It takes memory for the data of the tensors, which are no larger than the file, and a small multiple of the rest.
+    """The value in a file.
 
     Args:
-        file: open for reading, without a buffer.
+        file: open for reading, unbuffered.
         makers: see `read_pickle`.
 
     Raises:
-        InvalidCheckpointError: if it is damaged, or holds more than plain values and tensors.
+        InvalidCheckpointError: if the file is damaged, or holds more than plain values and tensors.
     """
     return _read_archive(file, makers) if is_archive(file) else _read_row(file, makers)
 
@@ -45,7 +47,7 @@ def _read_archive(file: FileIO, makers: Mapping[str, Maker] | None) -> Any:
         if key not in storages:
             name = f"data/{key}"
             if archive.size_of(name) != size_bytes:
-                raise InvalidCheckpointError(f"its record {name!r} has not the size that its tensors need")
+                raise InvalidCheckpointError(f"its record {name!r} does not have the size that its tensors need")
             octets = torch.empty(size_bytes, dtype=torch.uint8)
             archive.read_into(name, octets.numpy().data)
             storages[key] = Storage(octets, dtype)
@@ -63,13 +65,13 @@ def _read_archive(file: FileIO, makers: Mapping[str, Maker] | None) -> Any:
 
 
 def _read_row(file: FileIO, makers: Mapping[str, Maker] | None) -> Any:
-    """The format of old: pickles one after the other, then the data of each tensor behind its number of elements."""
+    """Read the old format: pickles in a row, then for each tensor the number of its elements and their data."""
     file.seek(0)
     reader: io.BufferedReader[Any] = io.BufferedReader(file)
     try:
         return _Row(reader, os.fstat(file.fileno()).st_size).read(makers)
     finally:
-        reader.detach()  # else it would close the file
+        reader.detach()  # otherwise it would close the file
 
 
 class _Row:
@@ -79,19 +81,19 @@ class _Row:
         self._storages: dict[str, Storage] = {}
 
     def read(self, makers: Mapping[str, Maker] | None) -> Any:
-        """The third of the values in front of the data; the others tell what kind of file it is."""
+        """The third value before the data; the others identify the format."""
         if (self._value(), self._value()) != (_MAGIC_NUMBER, _PROTOCOL):
-            raise InvalidCheckpointError("it is no file that torch.save wrote")
+            raise InvalidCheckpointError("torch.save did not write it")
         machine = self._value()
         if not isinstance(machine, dict) or machine.get("little_endian") is not (sys.byteorder == "little"):
             raise InvalidCheckpointError("it was written on a machine with another order of bytes")
         contents, keys = self._value(makers), self._value()
         if not isinstance(keys, list) or Counter(map(str, keys)) != Counter(list(self._storages)):
-            raise InvalidCheckpointError("it has the data of other tensors than it should")
+            raise InvalidCheckpointError("its data does not belong to its tensors")
         for key in map(str, keys):
             self._fill(key)
         if self._left:
-            raise InvalidCheckpointError("it goes on behind its end")
+            raise InvalidCheckpointError("it has bytes after its end")
         return contents
 
     @property
@@ -102,9 +104,9 @@ class _Row:
         return read_pickle(self._reader, self._left, self._find_storage, makers)
 
     def _find_storage(self, identification: tuple[Any, ...]) -> Storage:
-        """Room for data that come later; not more than what can still come."""
+        """Reserve memory for data that follows later, no more than what is left of the file."""
         if len(identification) != 6 or identification[5] is not None:
-            raise InvalidCheckpointError("its data is laid out as no torch of the last years does")
+            raise InvalidCheckpointError("its data has a layout that only very old versions of torch wrote")
         dtype, key, wanted_bytes = _identified(*identification[:5])
         if key not in self._storages:
             reserved_bytes = sum(storage.octets.numel() for storage in self._storages.values())
@@ -113,7 +115,7 @@ class _Row:
             self._storages[key] = Storage(torch.empty(wanted_bytes, dtype=torch.uint8), dtype)
         storage = self._storages[key]
         if storage.dtype != dtype or storage.octets.numel() != wanted_bytes:
-            raise InvalidCheckpointError(f"its data {key!r} is described in two ways")
+            raise InvalidCheckpointError(f"its data {key!r} has two descriptions")
         return storage
 
     def _fill(self, key: str) -> None:
@@ -126,7 +128,7 @@ class _Row:
 
 
 def _identified(*identification: Any) -> tuple[torch.dtype, str, int]:
-    """Kind, key and size in bytes of the data that a pickle identifies."""
+    """Dtype, key and size in bytes of the data that a pickle identifies."""
     kind, storage, key, _, count = identification if len(identification) == 5 else (None,) * 5
     if kind != "storage" or type(key) is not str or type(count) is not int or count < 0:
         raise InvalidCheckpointError(f"it identifies data by {identification!r:.200}")

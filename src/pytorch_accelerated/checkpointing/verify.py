@@ -1,4 +1,4 @@
-"""Finding state folders and trusting only those that match their manifest. Nothing here changes the disk."""
+"""Finds state folders and verifies that they match their manifest. Nothing here changes the disk."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _CHUNK_BYTES = 2**20
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a state folder; whether the other files match it is not looked at.
+    """The manifest of a state folder; the other files are not read.
 
     Raises:
-        InvalidCheckpointError: if it is missing or damaged.
+        InvalidCheckpointError: if the manifest is missing or damaged.
     """
     path = folder / MANIFEST_NAME
     with open_plain_file(path) as file:
@@ -43,12 +43,12 @@ def read_manifest(folder: Path) -> Manifest:
 
 @contextlib.contextmanager
 def open_verified(folder: Path, entry: FileEntry) -> Iterator[Callable[[memoryview], None]]:
-    """A function that fills a buffer with the next bytes of a file. Leaving the block checks all that was read.
+    """A function that fills a buffer with the next bytes of a file. The end of the block verifies all that was read.
 
-    The file must be read to its end, and nothing made of it may be used before the block is left.
+    The file must be read to its end, and its content must not be used before the end of the block.
 
     Raises:
-        InvalidCheckpointError: if the file is missing, is no plain file, or differs from what `entry` says.
+        InvalidCheckpointError: if the file is missing, is not a regular file, or does not match `entry`.
     """
     path = folder / entry.name
     digest = hashlib.sha256()
@@ -75,13 +75,13 @@ def open_verified(folder: Path, entry: FileEntry) -> Iterator[Callable[[memoryvi
 
 
 def verify(folder: Path, names: Collection[str] | None = None) -> Manifest:
-    """The manifest of a state folder, all of whose files are as they were written. Reads every byte.
+    """The manifest of a state folder, after comparing every byte of its files with it.
 
     Files that the manifest does not list are ignored.
 
     Args:
         folder: the state folder.
-        names: the files that must be whole; the others are not looked at. Left out: all.
+        names: the files to verify. Default: all.
 
     Raises:
         InvalidCheckpointError: names every file that differs, and how.
@@ -96,10 +96,7 @@ def verify(folder: Path, names: Collection[str] | None = None) -> Manifest:
 
 
 def find_damage(folder: Path, manifest: Manifest, names: Collection[str] | None = None) -> list[str]:
-    """What is wrong with the files that `manifest` lists: a sentence for each that differs. Reads every byte.
-
-    `names` are the files to look at. Left out: all.
-    """
+    """A sentence for each file that does not match `manifest`, of those in `names` (default: all). Reads every byte."""
     complaints = []
     buffer = memoryview(bytearray(_CHUNK_BYTES))
     for entry in manifest.files:
@@ -115,16 +112,15 @@ def find_damage(folder: Path, manifest: Manifest, names: Collection[str] | None 
 
 
 def list_states(parent: Path) -> list[tuple[Path, Manifest]]:
-    """The state folders in `parent` with a readable manifest, oldest first. Their files are not looked at."""
+    """The state folders in `parent` with a readable manifest, oldest first. Their other files are not read."""
     states, _ = _read_manifests(state_folders(parent))
     return states
 
 
 def newest_valid(parent: Path) -> Path | None:
-    """The newest state folder in `parent` that matches its manifest, or None if it holds no state at all.
+    """The last saved state folder in `parent` that matches its manifest, or None if there are no states.
 
-    Newest is what was saved last. Reads every byte of the folder that it returns. If newer or unreadable ones had to
-    be skipped, one warning says which and why.
+    Reads every byte of that folder. If newer or unreadable states had to be skipped, one warning says which and why.
 
     Raises:
         InvalidCheckpointError: if there are states, but none is valid.
@@ -133,19 +129,19 @@ def newest_valid(parent: Path) -> Path | None:
 
 
 def find_state(path: str | os.PathLike[str]) -> Path | None:
-    """The state folder to resume from: `path` itself if it is one, else the newest valid one in it.
+    """The state folder to resume from: `path` itself if it is a state, else the newest valid state in it.
 
-    None if there is no state at all, which includes that `path` does not exist. Where a process died while it replaced
-    `path`, the state that it was about to replace is found under its temporary name.
+    None if there is no state, or `path` does not exist. If a process died while it replaced `path`, the old state is
+    found under its temporary name.
 
     Raises:
         CheckpointError: if `path` is a file.
-        InvalidCheckpointError: if `path` is a damaged state, cannot be read, or holds states of which none is valid.
+        InvalidCheckpointError: if `path` is a damaged state, cannot be read, or holds states but no valid one.
     """
     folder = resolved(path)
     kind = kind_of(folder)
     if kind == "folder":
-        children_of(folder)  # one that cannot be read is not an empty one
+        children_of(folder)  # raises if it cannot be read: it must not pass for an empty folder
     refuse_accelerate_states(folder)
     if looks_like_state(folder):
         verify(folder)
@@ -161,19 +157,19 @@ def _newest_valid_of(folders: list[Path], place: Path) -> Path | None:
     states, complaints = _read_manifests(folders)
     for folder, manifest in reversed(states):
         if PREDICTIONS_FORMAT in manifest.facts:
-            continue  # complete and valid, but nothing to go on from
+            continue  # complete and valid, but not a state to resume from
         try:
             verify(folder)
         except InvalidCheckpointError as error:
             complaints.append(str(error))
             continue
         if complaints:
-            warnings.warn(f"Going on from {folder}; skipped:\n" + "\n".join(complaints), stacklevel=3)
+            warnings.warn(f"Resuming from {folder}; skipped:\n" + "\n".join(complaints), stacklevel=3)
         return folder
     if complaints:
         raise InvalidCheckpointError(
             f"{place} holds training states, but none of them is valid:\n" + "\n".join(complaints) + "\n"
-            "Give the folder of a valid one, or an empty or missing folder to start from the beginning."
+            "Pass the folder of a valid one, or an empty or missing folder to start from the beginning."
         )
     return None
 
@@ -191,7 +187,7 @@ def _read_manifests(folders: list[Path]) -> tuple[list[tuple[Path, Manifest]], l
 
 
 def state_folders(parent: Path) -> list[Path]:
-    """What looks like a state in `parent`, readable or not, except what is being written or deleted.
+    """All folders in `parent` that look like states, readable or not, except those being written or deleted.
 
     Raises:
         InvalidCheckpointError: if `parent` cannot be read.
@@ -216,9 +212,10 @@ def _replaced(final: Path) -> list[Path]:
 
 
 def looks_like_state(folder: Path, *, may_be_link: bool = True) -> bool:
-    """Whether it holds what only states hold; a state that lost its manifest must be noticed, not overlooked.
+    """Whether `folder` has files that only states have.
 
-    So must one that cannot be read, because another user has written it, say. Nobody knows what is in such a folder.
+    A state that lost its manifest must not be overlooked, nor one that cannot be read, for example because another
+    user wrote it. Any unreadable folder may be such a state.
     """
     try:
         mode = (os.stat if may_be_link else os.lstat)(folder).st_mode
@@ -226,7 +223,7 @@ def looks_like_state(folder: Path, *, may_be_link: bool = True) -> bool:
             child.name == MANIFEST_NAME or child.suffix == ".safetensors" for child in folder.iterdir()
         )
     except (FileNotFoundError, NotADirectoryError):
-        return False  # deleted in this moment
+        return False  # just deleted
     except OSError:
         is_of_the_system = folder.name == "lost+found" or folder.name.startswith(".")
         return HiddenName.parse(folder.name) is not None or not is_of_the_system
@@ -236,7 +233,7 @@ def tensors_of_file(path: Path) -> list[tuple[str, torch.dtype, list[int]]]:
     """Name, dtype and shape of the tensors of a safetensors file, which is not verified.
 
     Raises:
-        InvalidCheckpointError: if it cannot be read, or is no such file.
+        InvalidCheckpointError: if the file cannot be read, or is not a safetensors file.
     """
     with open_plain_file(path) as file:
 
@@ -249,14 +246,14 @@ def tensors_of_file(path: Path) -> list[tuple[str, torch.dtype, list[int]]]:
 
 @contextlib.contextmanager
 def open_plain_file(path: Path) -> Iterator[FileIO]:
-    """A file to read, unless it is a link or something else that a training state never holds.
+    """A regular file, opened for reading.
 
     Raises:
-        InvalidCheckpointError: if it is that, or cannot be read.
+        InvalidCheckpointError: if `path` is a link or not a regular file, or cannot be read.
     """
     try:
         if not stat.S_ISREG(path.lstat().st_mode):
-            raise InvalidCheckpointError(f"{path} is a link or no plain file, which a training state never holds.")
+            raise InvalidCheckpointError(f"{path} is not a regular file; training states hold nothing else.")
         with open(path, "rb", buffering=0) as file:
             yield file
     except OSError as error:

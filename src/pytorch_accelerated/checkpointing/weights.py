@@ -1,4 +1,4 @@
-"""What is in a model: its names without the marks of wrappers, loading all or nothing, and whether it is finite."""
+"""The weights of a model: names without the prefixes of wrappers, loading all or nothing, finding non-finite values."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from pytorch_accelerated.models.sharding import is_sharded, own_part, sharded_li
 
 
 def canonical_state_dict(module: nn.Module) -> OrderedDict[str, Any]:
-    """The state dict of `module` with the names that the bare module has, however it and its parts are wrapped.
+    """The state dict of `module` with the names of the bare module, however it and its parts are wrapped.
 
-    Only what torch's own wrappers (such as DDP, FSDP and compiled modules) add is removed: a submodule of yours that
-    is really called ``module`` keeps its name. The tensors are the live ones, not copies.
+    Only the prefixes of torch's own wrappers (such as DDP, FSDP and compiled modules) are removed: a user's submodule
+    called ``module`` keeps its name. The tensors are the live ones, not copies.
     """
     inner = _wrapped_paths(module)
     return _renamed(_state_dict(module), lambda name: _canonical(name, inner))
 
 
 def check_canonical(module: nn.Module, state: Any, *, may_lack: Collection[str] = ()) -> None:
-    """Refuse what `load_canonical` could not load into `module`. Nothing is changed.
+    """Refuse a state that `load_canonical` could not load into `module`. Changes nothing.
 
-    A module with a `load_state_dict` of its own may know of other names, so that one judges what fits.
+    A module that overrides `load_state_dict` may accept other names, so it has to check them itself.
 
     Args:
-        module: what is loaded into.
-        state: what is loaded.
+        module: the model.
+        state: the weights to load.
         may_lack: names that `state` need not have; their live values stay.
 
     Raises:
-        InvalidCheckpointError: names every key that is missing or unexpected, and every tensor of another shape or
-            kind of number.
+        InvalidCheckpointError: names every key that is missing or unexpected, and every tensor whose shape or kind of
+            number differs.
     """
     if not isinstance(state, Mapping):
         raise InvalidCheckpointError(
-            f"The saved state of this {type(module).__name__} is a {type(state).__name__}, not names with tensors; "
-            "nothing was loaded. Load what was saved from such a model."
+            f"The saved state of this {type(module).__name__} is a {type(state).__name__}, not a dict of tensors; "
+            "nothing was loaded. Load a state that was saved from such a model."
         )
     inner = _wrapped_paths(module)
     if not inner and _overrides(module, "load_state_dict"):
@@ -54,7 +54,7 @@ def check_canonical(module: nn.Module, state: Any, *, may_lack: Collection[str] 
     mismatches = {name: _mismatch(value, state[name]) for name, (_, value) in live.items() if name in state}
     complaints += [f"{name}: {mismatch}" for name, mismatch in mismatches.items() if mismatch]
     if not _are_versions(getattr(state, "_metadata", None)):
-        complaints.append("the versions of its modules make no sense")
+        complaints.append("the versions of its modules are invalid")
     if complaints:
         raise InvalidCheckpointError(
             f"The saved state does not belong to this {type(module).__name__}; nothing was loaded:\n  "
@@ -64,16 +64,12 @@ def check_canonical(module: nn.Module, state: Any, *, may_lack: Collection[str] 
 
 
 def load_canonical(module: nn.Module, state: Mapping[str, Any], *, may_lack: Collection[str] = ()) -> None:
-    """Load what `canonical_state_dict` returned into `module`, wrapped or not. All of it or nothing.
+    """Load the result of `canonical_state_dict` into `module`, wrapped or not: all of it or nothing.
 
-    It is checked first. Where modules load in ways of their own, which may fail at any point, the weights that there
-    are now are copied before, and put back then. Where only `state_dict` is overridden, what it leaves out stays as
-    it is.
+    The state is checked first. If a module overrides how it loads, which may fail at any point, the current weights are
+    copied and restored on failure. If only `state_dict` is overridden, values that it leaves out stay as they are.
 
-    Args:
-        module: what is loaded into.
-        state: what is loaded.
-        may_lack: names that `state` need not have; their live values stay.
+    Arguments are those of `check_canonical`.
 
     Raises:
         InvalidCheckpointError: says what does not fit.
@@ -117,7 +113,7 @@ def _load_checked(module: nn.Module, state: Mapping[str, Any], may_lack: Collect
 
 
 def _live(module: nn.Module, inner: set[str]) -> dict[str, tuple[str, Any]]:
-    """By canonical name: the name that it has in `module`, and the tensor."""
+    """By canonical name: the name in `module`, and the tensor."""
     return {_canonical(name, inner): (name, value) for name, value in _state_dict(module).items()}
 
 
@@ -126,18 +122,18 @@ def _loads_in_a_way_of_its_own(module: nn.Module) -> bool:
 
 
 def _plain(state: Mapping[str, Any]) -> dict[str, Any]:
-    """`state` without what hangs on it, its tensors detached, so that it can be copied."""
+    """A plain dict of `state` with its tensors detached, so that it can be copied."""
     return {name: value.detach() if isinstance(value, torch.Tensor) else value for name, value in state.items()}
 
 
 def check_finite(named_parameters: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Raises if a parameter is NaN or infinite. One reduction of each and one read by the host.
+    """Raise if a parameter is NaN or infinite. Costs a reduction per parameter and one read by the host.
 
     Args:
-        named_parameters: names and tensors of any dtype and device; of sharded ones this rank's parts are looked at.
+        named_parameters: names and tensors of any dtype and device; of sharded ones, this rank's parts are checked.
 
     Raises:
-        NonFiniteLossError: names the parameters, which are searched one by one only then.
+        NonFiniteLossError: names the parameters, which are searched one by one only in this case.
     """
     parameters = {
         name: parameter.detach().float() if parameter.element_size() == 1 else parameter.detach()
@@ -149,8 +145,8 @@ def check_finite(named_parameters: Iterable[tuple[str, torch.Tensor]]) -> None:
     bad = [name for name, parameter in parameters.items() if not torch.isfinite(parameter).all()]
     shown = ", ".join(repr(name) for name in bad[:3]) + (f" and {len(bad) - 3} more" if len(bad) > 3 else "")
     raise NonFiniteLossError(
-        f"NaN or infinite values in {len(bad)} of {len(parameters)} parameters: {shown}. Nothing is saved from such a "
-        "model; what was saved before is still there. Lower the learning rate or clip the gradients."
+        f"NaN or infinite values in {len(bad)} of {len(parameters)} parameters: {shown}. Such a model is not saved; "
+        "earlier saves are unchanged. Lower the learning rate or clip the gradients."
     )
 
 
@@ -160,7 +156,7 @@ def are_finite(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
     Args:
         tensors: dense and not empty, of any floating or complex dtype of two bytes or more, on any devices.
     """
-    # Unlike a sum they cannot overflow, and a NaN comes through; a norm of the same meaning takes ten times as long.
+    # Unlike a sum, extremes cannot overflow, and they propagate NaN; a norm would take ten times as long.
     extremes = [extreme for tensor in tensors for extreme in torch.aminmax(_real(tensor.detach()))]
     if not extremes:
         return torch.tensor(True)
@@ -173,7 +169,7 @@ def _real(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _wrapped_paths(module: nn.Module) -> set[str]:
-    """The paths, from `module` on, of modules that a wrapper wraps."""
+    """The paths, relative to `module`, of all wrapped modules."""
     paths = set()
     for path, wrapper in module.named_modules(remove_duplicate=False):
         for kind in type(wrapper).__mro__:
@@ -184,14 +180,14 @@ def _wrapped_paths(module: nn.Module) -> set[str]:
 
 
 def _canonical(name: str, wrapped_paths: set[str]) -> str:
-    """`name` without each step that leads from a wrapper to what it wraps."""
+    """`name` without the steps from a wrapper to its wrapped module."""
     steps = name.split(".")
     kept = [step for index, step in enumerate(steps) if ".".join(steps[: index + 1]) not in wrapped_paths]
     return ".".join(kept)
 
 
 def _state_dict(module: nn.Module) -> Any:
-    """What the class of `module` says its state is. Some scripts put a function in its place that returns a part."""
+    """The state dict as the class of `module` defines it. Some scripts replace the object's method by a partial one."""
     return type(module).state_dict(module)
 
 
@@ -203,14 +199,14 @@ def _overrides(module: nn.Module, name: str) -> bool:
 
 def _renamed(state: Mapping[str, Any], rename: Callable[[str], str]) -> OrderedDict[str, Any]:
     renamed = OrderedDict((rename(name), value) for name, value in state.items())
-    versions = module_versions(state)  # by module path; a wrapper comes before, and gives way to, its inner
+    versions = module_versions(state)  # by module path; a wrapped module's entry replaces that of its wrapper
     if versions is not None:
         set_module_versions(renamed, OrderedDict((rename(path), version) for path, version in versions.items()))
     return renamed
 
 
 def _cut(state: Mapping[str, Any], live: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`state` with its tensors cut as those of `live`, where these are sharded."""
+    """`state` with its tensors sharded like those of `live`."""
     if not any(map(is_sharded, live.values())):
         return state
     cut = _renamed(state, lambda name: name)  # a copy, with the versions of its modules
@@ -230,7 +226,7 @@ def _mismatch(live: Any, saved: Any) -> str | None:
 
 
 def _are_versions(metadata: Any) -> bool:
-    """Whether modules can look up in it, under their paths, in which version they were saved."""
+    """Whether `metadata` can hold the versions of modules by their paths."""
     return metadata is None or (
         isinstance(metadata, Mapping)
         and all(

@@ -1,8 +1,8 @@
 """From datasets to batches on the device, for any number of ranks.
 
-`building` makes a torch `DataLoader` for a dataset, `adapting` makes a loader of the run from any loader: a
-`planned_loader` for data that has samples by index, a `stream_loader` for the rest. `updates` has what the loop gets
-from both, `checking` what is refused. Below them, `ordering` and `sampling` decide which samples come where,
-`fetching`, `arrays` and `streams` get their batches, and `prefetch` takes those to the device. `resuming` lets a stream
-go on from its own state.
+`building` makes a torch `DataLoader` for a dataset. `adapting` makes a `RunLoader` from any loader: a `planned_loader`
+for map-style data, a `stream_loader` for the rest. `updates` defines `RunLoader` and what the loop gets from it, and
+`checking` refuses unusable loaders. Below them, `ordering` and `sampling` decide the order of samples, `fetching`,
+`arrays` and `streams` fetch batches, and `prefetch` copies them to the device. `resuming` saves and restores the
+position in a stream.
 """

@@ -1,4 +1,4 @@
-"""From whatever yields batches to a loader of a run."""
+"""Makes a `RunLoader` from anything that yields batches."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from pytorch_accelerated.processes.ranks import Ranks
 def adapt_loader(
     loader: Any, ranks: Ranks, *, seed: int, accumulation_steps: int, feed: DeviceFeed, is_sharded: bool = False
 ) -> RunLoader:
-    """Whatever yields batches as a loader of this run.
+    """A `RunLoader` for `loader`.
 
     Args:
-        loader: a torch `DataLoader`, an iterable of batches, or a loader of this run already.
+        loader: a torch `DataLoader`, an iterable of batches, or a `RunLoader`, which is returned unchanged.
         ranks: the processes.
         seed: of the run.
         accumulation_steps: batches of a rank per update.
-        feed: takes host batches to the trainer's device.
-        is_sharded: whether the data gives each rank samples of its own.
+        feed: moves host batches to the trainer's device.
+        is_sharded: whether the data already gives each rank different samples.
 
     Raises:
         ArgumentTypeError: if `loader` cannot be iterated over.
@@ -50,9 +50,9 @@ def adapt_loader(
         return PlannedLoader(loader, ranks, **settings)
     if ranks.count > 1 and not is_stream and not is_sharded and ranks.is_first:
         warnings.warn(
-            f"The {type(loader).__name__} is used on each of the {ranks.count} ranks as it is: it must yield different "
-            "batches on each. Pass a map-style dataset or a torch DataLoader to have its samples shared out, or "
-            "`is_sharded=True` among the loader's arguments if all is well.",
+            f"The {type(loader).__name__} is used as it is on each of the {ranks.count} ranks, so it must yield "
+            "different batches on each. Pass a map-style dataset or a torch DataLoader to have its samples distributed "
+            "over the ranks, or `is_sharded=True` among the loader's arguments if it already does this.",
             stacklevel=2,
         )
     batches, announcement = look_at_first_batch(loader)

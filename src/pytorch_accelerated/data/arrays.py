@@ -1,4 +1,4 @@
-"""Data that is already in memory as tensors or arrays: a whole batch is one indexing operation."""
+"""Datasets of tensors or arrays in memory: fetching a whole batch is one indexing operation."""
 
 from __future__ import annotations
 
@@ -18,16 +18,15 @@ from pytorch_accelerated.trees import leaves_by_path, map_leaves, plain_parts_of
 class ArrayDataset(Dataset[Any]):
     """Rows of tensors, arrays, or tuples and dicts of them, as a map-style dataset.
 
-    A sample has the structure of `data`, with one row of each array. `fetch` gives a whole batch, equal in structure,
-    dtype and values to what torch's `default_collate` makes of the samples; the batch never shares memory with the
-    data.
+    A sample has the structure of `data`, with one row of each array. `fetch` returns a whole batch, with the structure,
+    dtypes and values that torch's `default_collate` would give. Batches never share memory with the data.
 
     Args:
         data: a tensor, an array, or a tuple or dict of them (nested dicts too), all of one length.
         indices: the rows that belong to the dataset, in order; int64, one dimension. None: all rows.
 
     Raises:
-        DataError: if the arrays have different lengths, or one has no rows to count.
+        DataError: if the arrays have different lengths, or one has no rows.
     """
 
     def __init__(self, data: Any, indices: torch.Tensor | None = None) -> None:
@@ -43,7 +42,7 @@ class ArrayDataset(Dataset[Any]):
         self._rows = next(iter(lengths.values()))
         tensors = [_as_tensor(array) for array in arrays.values()]
         known = [tensor for tensor in tensors if tensor is not None]
-        # With an array that torch has no dtype for (strings, objects), all are fetched row by row instead.
+        # If torch has no dtype for one of the arrays (strings, objects), samples are fetched one by one instead.
         self._tensors = known if len(known) == len(tensors) else None
         self._is_flat = type(data) in (tuple, list) and all(map(_is_array, data))
 
@@ -58,7 +57,7 @@ class ArrayDataset(Dataset[Any]):
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one sample in memory; 0 where nobody can tell."""
+        """Bytes of one sample in memory; 0 if unknown."""
         return sum(tensor.nbytes for tensor in self._tensors or ()) // max(1, self._rows)
 
     def fetch(self, indices: torch.Tensor | slice) -> Any:
@@ -67,14 +66,12 @@ class ArrayDataset(Dataset[Any]):
         return self.fetch_many(indices, [size])[0]
 
     def fetch_many(self, indices: torch.Tensor | slice, sizes: Sequence[int], *, pin_memory: bool = False) -> list[Any]:
-        """Several batches, cut from one copy of all their rows.
-
-        They share its memory, but not one byte of it: what is written to one batch is in no other.
+        """Several batches, split from one copy of all their rows. They do not overlap in memory.
 
         Args:
             indices: of the samples of all batches, one batch after the other; see `fetch`.
             sizes: samples in each batch.
-            pin_memory: put them where a GPU can copy them from while others are being made.
+            pin_memory: put the copy into pinned memory.
         """
         if self._tensors is None:
             rest = iter(range(len(self))[indices] if isinstance(indices, slice) else indices.tolist())
@@ -88,9 +85,9 @@ class ArrayDataset(Dataset[Any]):
 
 
 def as_array_dataset(dataset: Any) -> ArrayDataset | None:
-    """`dataset` as an `ArrayDataset` if it is of a kind that can be, else None.
+    """`dataset` as an `ArrayDataset`, if it is data in memory, else None.
 
-    Only exact types count: a subclass of `TensorDataset` or `Subset` may have changed what a sample is.
+    Only exact types are converted: a subclass of `TensorDataset` or `Subset` may have changed its samples.
     """
     if type(dataset) is ArrayDataset:
         return dataset
@@ -118,7 +115,7 @@ def _length(name: str, array: Any) -> int:
         kind = "a sparse tensor" if is_sparse else f"of type {type(array).__name__}"
         raise DataError(
             f"{name} of the dataset is {kind}, but a whole batch of rows can be taken only from dense "
-            "tensors and numpy arrays, in plain tuples, lists and dicts. Pass such, or a torch Dataset that returns "
+            "tensors and numpy arrays, in plain tuples, lists and dicts. Pass these, or a torch Dataset that returns "
             "one sample for an index."
         )
     if array.ndim == 0:
@@ -148,14 +145,14 @@ def _batches_of(
         copy = copy.pin_memory()
     if len(sizes) == 1:
         return [copy]
-    # "Unsafe" would be to write to `copy` as well. What the other `split` returns cannot be written to where gradients
-    # flow, and all parts would count as changed when one is.
+    # "Unsafe" only if `copy` itself were written to. The parts returned by the safe `split` can't be written to where
+    # gradients flow, and all would count as changed when one is.
     return torch.unsafe_split_with_sizes(copy, sizes)
 
 
 def _rows_at(indices: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     if tensor.ndim == 1 and tensor.dtype in (torch.uint16, torch.uint32, torch.uint64):
-        return tensor[indices]  # many times slower for large rows, but index_select does not know these
+        return tensor[indices]  # many times slower for large rows, but index_select does not support these
     return tensor.index_select(0, indices.to(tensor.device))
 
 

@@ -1,4 +1,4 @@
-"""How many samples a batch has."""
+"""The number of samples in a batch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def batch_size_of(batch: Any) -> int | None:
-    """The first dimension of the first tensor or array in `batch`, or None if it has none."""
+    """The first dimension of the first tensor or array in `batch`, or None if there is none."""
     if type(batch) in (list, tuple) and batch and isinstance(batch[0], torch.Tensor) and batch[0].ndim:
         return batch[0].shape[0]  # the answer for most batches, without a search
     if isinstance(batch, Mapping):

@@ -1,4 +1,4 @@
-"""Which torch `DataLoader` a dataset gets: defaults, and what the user lays over them."""
+"""Makes the torch `DataLoader` for a dataset from defaults and the user's arguments."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from pytorch_accelerated.data.arrays import as_array_dataset
 from pytorch_accelerated.data.ready_batches import is_used_up_by_one_pass
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError
 
-# Starting a worker process costs about as much as fetching this many ordinary samples.
+# Starting a worker process costs about as much as fetching this many typical samples.
 _SAMPLES_WORTH_A_WORKER = 1000
 
 
 def default_loader_kwargs(dataset: Any, *, batch_size: int, shuffle: bool, ranks_on_node: int) -> dict[str, Any]:
-    """The keyword arguments a `DataLoader` for `dataset` gets unless the user says otherwise."""
+    """The default keyword arguments of a `DataLoader` for `dataset`."""
     workers = default_num_workers(dataset, ranks_on_node)
     kwargs: dict[str, Any] = {
         "batch_size": batch_size,
@@ -32,11 +32,11 @@ def default_loader_kwargs(dataset: Any, *, batch_size: int, shuffle: bool, ranks
 
 
 def default_num_workers(dataset: Any, ranks_on_node: int) -> int:
-    """Worker processes for `dataset`: none where they would cost more than they bring.
+    """The number of worker processes for `dataset`: 0 where they would cost more than they gain.
 
-    None for data in memory, for small datasets, for streams (each worker would yield the whole stream unless the
-    dataset knows better), inside a process that may not have children, and where processes are not forked. Else one
-    for each processor that this rank may use, but for one, and 8 at the most.
+    These cases are data in memory, small datasets, streams (each worker would yield the whole stream unless the dataset
+    prevents it), processes that may not have children, and processes that are not forked. Otherwise one worker for each
+    processor that this rank may use, minus one, at most 8.
     """
     is_stream = isinstance(dataset, (IterableDataset, DataLoader)) or not hasattr(dataset, "__len__")
     if is_stream or as_array_dataset(dataset) is not None:
@@ -49,15 +49,15 @@ def default_num_workers(dataset: Any, ranks_on_node: int) -> int:
 
 
 def advice_on_waiting(loader: Any) -> str:
-    """What to change if a run waits for `loader` too long."""
+    """Advice for a run that spends much time waiting for `loader`."""
     workers, spare = getattr(loader, "num_workers", None), max(1, _usable_processors() - 1)
     if getattr(loader, "is_vectorised", False):
         return "a batch is one indexing operation already; larger batches, or files on a faster disk, would help."
     if workers is None:
-        return "the loader is your own; let it prepare batches ahead, in a thread or in processes."
+        return "you wrote this loader; let it prepare batches ahead, in a thread or in processes."
     if workers < spare:
         return (
-            f"{workers or 'no'} worker processes fetch it, {spare} could: try train_dataloader_kwargs="
+            f"{workers or 'no'} worker processes fetch it, but {spare} could: try train_dataloader_kwargs="
             f"{{'num_workers': {spare}}}."
         )
     return (
@@ -74,9 +74,9 @@ def _usable_processors() -> int:
 def build_loader(
     dataset: Any, defaults: Mapping[str, Any], given: Mapping[str, Any] | None, collate_fn: Any
 ) -> Iterable[Any]:
-    """A torch `DataLoader` over `dataset`, the keyword arguments `given` laid over `defaults`.
+    """A torch `DataLoader` over `dataset`. The keyword arguments `given` override `defaults`.
 
-    A dataset that is a `DataLoader` already, or that can only be iterated over, comes back as it is.
+    A `DataLoader`, or an object that can only be iterated over, is returned unchanged.
     """
     if isinstance(dataset, DataLoader):
         return dataset
@@ -86,15 +86,15 @@ def build_loader(
     kwargs = effective_kwargs(defaults, given)
     kwargs.pop("is_sharded", None)
     arrays = as_array_dataset(dataset)
-    # A torch dataset stays itself, for those who look at the loader; plain tensors and arrays get rows.
+    # The loader's `dataset` is the user's own torch dataset; plain tensors and arrays need one that makes rows.
     source = arrays if arrays is not None and type(dataset) in _BARE_ARRAYS else dataset
     if collate_fn is not None:
         kwargs.setdefault("collate_fn", collate_fn)
     if kwargs.get("num_workers", 0) > 0 and not isinstance(dataset, IterableDataset):
-        # The workers of a stream begin each pass anew: its `set_epoch` would not reach those that stay.
+        # Not for streams: `set_epoch` would not reach persistent workers.
         kwargs.setdefault("persistent_workers", True)
     if kwargs.get("shuffle") and hasattr(source, "__len__") and len(source) == 0:
-        kwargs["shuffle"] = False  # which torch refuses for no samples; `refuse_empty` has clearer words
+        kwargs["shuffle"] = False  # torch refuses to shuffle an empty dataset; `refuse_empty` explains it better
     try:
         return DataLoader(source, **kwargs)
     except (TypeError, ValueError) as error:
@@ -109,7 +109,7 @@ _BARE_ARRAYS: tuple[type, ...] = (torch.Tensor, tuple, dict)
 
 
 def effective_kwargs(defaults: Mapping[str, Any], given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """`given` laid over `defaults`, without the defaults that torch does not allow beside what is given."""
+    """`defaults` overridden by `given`, without the defaults that torch does not accept together with `given`."""
     kwargs = {**defaults, **(given or {})}
     if "batch_sampler" in kwargs and kwargs["batch_sampler"] is not None:
         excluded = {"batch_size", "shuffle", "sampler", "drop_last"}
@@ -125,12 +125,12 @@ def check_dataset(dataset: Any, *, num_passes: int | None = 1) -> None:
 
     Args:
         dataset: of a run.
-        num_passes: over it; None where that is not known yet.
+        num_passes: the number of passes over the dataset; None if not known yet.
 
     Raises:
-        ArgumentTypeError: for something that has no samples.
-        ConfigurationError: for something that would be used up before the last pass.
-        DataError: for a dict that is no dict of arrays, or arrays of different lengths.
+        ArgumentTypeError: for an object without samples.
+        ConfigurationError: for an object that would be used up before the last pass.
+        DataError: for a dict that is not a dict of arrays, or arrays of different lengths.
     """
     if isinstance(dataset, (str, bytes, type)) or not (
         hasattr(dataset, "__getitem__") or isinstance(dataset, Iterable)
@@ -153,6 +153,6 @@ def check_dataset(dataset: Any, *, num_passes: int | None = 1) -> None:
     needs_length = as_array_dataset(dataset) is None and not isinstance(dataset, (IterableDataset, DataLoader))
     if needs_length and hasattr(dataset, "__getitem__") and not hasattr(dataset, "__len__"):
         raise ArgumentTypeError(
-            f"The dataset {type(dataset).__name__} has `__getitem__` but no `__len__`, so nobody knows which "
-            "samples there are. Add `__len__`, or make it an IterableDataset."
+            f"The dataset {type(dataset).__name__} has `__getitem__` but no `__len__`, so its number of samples is "
+            "unknown. Add `__len__`, or make it an IterableDataset."
         )

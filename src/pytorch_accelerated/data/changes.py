@@ -1,4 +1,4 @@
-"""Whether a dataset was changed since its worker processes were started, which have a copy of it."""
+"""Detects whether a dataset was changed after its worker processes were started, which have copies of it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from pytorch_accelerated.compat.torch import version_of
 
-# Flags and transforms lie close to the dataset itself; what is further inside is data.
+# Flags and transforms are close to the dataset itself; deeper levels are data.
 _MAX_DEPTH = 6
 _MAX_OBJECTS = 2000
 _MAX_ITEMS = 32
@@ -19,17 +19,17 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes, enum.Enum, type, to
 
 
 class Snapshot:
-    """The attributes of an object, of its attributes, and so on: plain values as they are, the rest by identity.
+    """The attributes of an object, of its attributes, and so on: plain values by value, other objects by identity.
 
-    Enough to notice that augmentation was switched off, or a transform replaced. In-place changes of arrays, and what
-    functions hold in closures or globals, are not seen.
+    This detects that augmentation was switched off, or a transform replaced. It does not detect in-place changes of
+    arrays, or changes in the closures and globals of functions.
     """
 
     def __init__(self, of: Any) -> None:
         self._parts = list(_parts_of(of))
 
     def is_of(self, now: Any) -> bool:
-        """Whether `now` is still like that."""
+        """Whether `now` is unchanged."""
         parts = list(_parts_of(now))
         return len(parts) == len(self._parts) and all(map(_is_same, parts, self._parts))
 
@@ -37,11 +37,11 @@ class Snapshot:
 def _is_same(one: Any, other: Any) -> bool:
     if one is other:
         return True
-    return isinstance(one, _PLAIN) and type(one) is type(other) and repr(one) == repr(other)  # NaN is like NaN
+    return isinstance(one, _PLAIN) and type(one) is type(other) and repr(one) == repr(other)  # NaN equals NaN
 
 
 def _parts_of(root: Any) -> Iterator[Any]:
-    """What `root` consists of, always in the same order. The walk ends after many objects."""
+    """The parts of `root`, always in the same order. The walk ends after many objects."""
     seen: set[int] = set()
     waiting: list[tuple[Any, int]] = [(root, 0)]
     while waiting and len(seen) < _MAX_OBJECTS:

@@ -1,4 +1,4 @@
-"""What must be true of a loader before it is used: it has batches, in a known order, of the same data on all ranks."""
+"""Checks before a loader is used: it has batches, their order is known, and all ranks have the same data."""
 
 from __future__ import annotations
 
@@ -13,17 +13,13 @@ from pytorch_accelerated.processes.ranks import Ranks
 
 
 def refuse_empty(loader: RunLoader, purpose: str) -> None:
-    """Refuse a loader that is known to have no batches.
-
-    Raises:
-        DataError: saying that there is nothing to `purpose`, for example "train on".
-    """
+    """Refuse a loader that is known to have no batches, with a `DataError` that there is nothing to `purpose`."""
     if loader.num_batches == 0:
         raise empty_loader_error(loader, purpose)
 
 
 def empty_loader_error(loader: Any, purpose: str) -> DataError:
-    """What to raise where `loader` yields no batches."""
+    """The error for a loader that yields no batches."""
     dataset = getattr(loader, "dataset", None)
     source = loader.source if isinstance(loader, RunLoader) else loader
     iterators = [type(part).__name__ for part in (source, dataset) if isinstance(part, Iterator)]
@@ -44,16 +40,12 @@ def empty_loader_error(loader: Any, purpose: str) -> DataError:
 
 
 def refuse_rearranged(loader: RunLoader) -> None:
-    """Refuse to predict for a loader whose rows nobody could match with their samples.
-
-    Raises:
-        ConfigurationError: if it shuffles, or leaves samples out.
-    """
+    """Refuse predictions with a loader that shuffles or leaves samples out: rows could not be matched with samples."""
     if loader.is_shuffled or loader.drop_last:
         raise ConfigurationError(
             f"Predictions come in the order of the dataset, one for each sample, but the loader "
             f"{'shuffles' if loader.is_shuffled else 'leaves out samples at the end (drop_last=True)'}. Pass the "
-            "dataset itself, or a loader without that."
+            "dataset itself, or a loader that doesn't do this."
         )
 
 
@@ -64,7 +56,7 @@ def refuse_other_rows(loader: RunLoader, ranks: Ranks) -> None:
         DataError: says how they differ.
     """
     if ranks.count == 1:
-        return  # nothing is fetched for a comparison that there is not
+        return  # without a comparison, no rows need to be fetched for fingerprints
     own = loader.fingerprint
     everyones = ranks.exchange(own)
     difference = next(filter(None, map(everyones[0].difference, everyones)), None)
@@ -72,7 +64,7 @@ def refuse_other_rows(loader: RunLoader, ranks: Ranks) -> None:
         return
     without_contents = [dataclasses.replace(theirs, contents=None) for theirs in everyones]
     is_of_contents = not any(map(without_contents[0].difference, without_contents))
-    # A dataset that draws from a generator of its own holds something else each time.
+    # The rows of a dataset with its own generator differ each time they are fetched.
     if is_of_contents and ranks.any(hash_of_contents(loader.source) != own.contents):
         loader.fingerprint = without_contents[0]
         return

@@ -1,4 +1,4 @@
-"""From sample indices to batches in host memory, in this process or in workers, always with the same randomness."""
+"""Fetches batches into host memory, in this process or in workers, with the same randomness in both cases."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pytorch_accelerated.data.streams import KeyedStream, fetching_under, has_st
 from pytorch_accelerated.data.workers import WorkerInit, begin_pass, end_pass, no_workers_left_on_error
 from pytorch_accelerated.seeding import host_generators_seeded, mixed_seed
 
-# What is read ahead at once of data in memory: little enough to stay in a processor's cache until it is used.
+# How much data in memory is fetched at once: it should stay in the processor's cache until it is used.
 _BLOCK_BYTES = 512 * 1024
 _BLOCK_BATCHES = 32
 
@@ -25,8 +25,8 @@ _BLOCK_BATCHES = 32
 class Request(NamedTuple):
     """One batch to fetch.
 
-    `key` seeds torch, numpy and random around fetching and collating it. It belongs to the batch, not to the worker
-    or to what was fetched before, so augmentations are the same with any number of workers and after a resume.
+    `key` seeds torch, numpy and random while the batch is fetched and collated. It depends on the batch only, not on
+    the worker or on earlier batches, so augmentations are the same with any number of workers and after a resume.
     """
 
     indices: Any
@@ -37,8 +37,8 @@ class BatchFetcher:
     """Fetches the batches of a map-style dataset.
 
     Args:
-        loader: says how: dataset, collate function, workers. Its sampler is not used.
-        seed: of the loader's own generator, so that nothing is drawn from torch's global one.
+        loader: has the dataset, collate function and settings of workers. Its sampler is not used.
+        seed: for the seeds of workers, so that nothing is drawn from torch's global generator.
     """
 
     def __init__(self, loader: DataLoader[Any], *, seed: int) -> None:
@@ -66,10 +66,10 @@ class BatchFetcher:
         return self._pass
 
     def fetch_cells(self, order: torch.Tensor | None, cells: Iterator[Cell]) -> Iterator[Any]:
-        """The batches of `cells`, for vectorised data: small ones several at a time, as each indexing has its price.
+        """The batches of `cells`, for vectorised data. Several small batches are fetched at a time.
 
         Args:
-            order: the rows by position, int64; None: as they come.
+            order: the rows by position, int64; None: in the order of the dataset.
             cells: positions of the batches.
         """
         assert self._arrays is not None
@@ -86,18 +86,17 @@ class BatchFetcher:
 
 
 class StreamFetcher:
-    """Fetches the batches of an iterable: a `DataLoader` over an `IterableDataset`, or whatever yields batches.
+    """Fetches the batches of an iterable: a `DataLoader` over an `IterableDataset`, or any iterable of batches.
 
-    With an `IterableDataset` in this process, every batch has a key of its own, as in `BatchFetcher`, and with a
-    `StatefulDataLoader` in workers too. In other workers and for any other iterable without a state, randomness
-    follows from the iterable itself.
+    Every batch has its own key, as in `BatchFetcher`, if an `IterableDataset` is read in this process or in the workers
+    of a `StatefulDataLoader`. In other workers, and for other iterables without a state, there are no keys.
 
     Args:
         loader: yields this rank's host batches.
         seed: mixed into the keys.
         rank: of this process.
         ranks: number of ranks.
-        is_sharded: whether the dataset itself gives each rank samples of its own.
+        is_sharded: whether the dataset already gives each rank different samples.
     """
 
     def __init__(self, loader: Iterable[Any], *, seed: int, rank: int, ranks: int, is_sharded: bool = False) -> None:
@@ -106,12 +105,12 @@ class StreamFetcher:
         self._source = loader
         self._loader: DataLoader[Any] | None = None
         self._stream: KeyedStream | None = None
-        # A loader that nobody knows would hand on the dataset's state, exact or not.
+        # An unknown loader would return the dataset's state even if that is inexact.
         has_own_state = has_state(loader) and not is_hub_stream(getattr(loader, "dataset", None))
         self._stateful: Any = loader if has_own_state else None
         self._pass: Iterator[Any] | None = None
         self._resumed: Iterator[Any] | None = None
-        self._epoch: int | None = None  # of the last pass, with the batches of it; None: there is nothing to say of it
+        self._epoch: int | None = None  # of the last pass; None: its position is unknown
         self._batches = 0
         self._is_finished = False
         is_known_kind = type(loader) is DataLoader or is_stateful_loader(loader)
@@ -120,11 +119,11 @@ class StreamFetcher:
 
     @property
     def stateful(self) -> Any:
-        """What says where the stream is: a dataset or a loader; None if nobody in this process can."""
+        """The dataset or loader that knows the position in the stream; None if none in this process does."""
         return self._stateful if self._stream is None or self._stateful is not self._stream else self._stream.dataset
 
     def fetch(self, epoch: int) -> Iterator[Any]:
-        """The batches of one pass; after `load_state_dict`, of what is left of it if `epoch` is still the same."""
+        """The batches of one pass; after `load_state_dict` with the same epoch, the rest of that pass."""
         resumed, self._resumed = self._resumed, None
         if resumed is None or epoch != self._epoch:
             if resumed is not None:
@@ -133,13 +132,13 @@ class StreamFetcher:
             resumed = self._begin(epoch)
         return resumed if self._stateful is None else self._counted(resumed)
 
-    def goes_on_in(self, epoch: int) -> bool:
-        """Whether the next pass over `epoch` begins behind what has been used already."""
+    def resumes_within(self, epoch: int) -> bool:
+        """Whether the next pass over `epoch` starts after the batches that were already used."""
         return self._resumed is not None and epoch == self._epoch
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the last pass is; `state` is None if nothing is known of it. All its batches must have been used."""
-        # Workers, where nothing else is said, begin each pass with a new copy of the dataset.
+        """The position of the last pass; `state` is None if unknown. All fetched batches must have been used."""
+        # Unless they are persistent, workers start each pass with a new copy of the dataset.
         begins_anew = self._stateful is self._loader and self._is_finished
         is_known = self._stateful is self._stream or (self._epoch is not None and not begins_anew)
         return {
@@ -150,7 +149,7 @@ class StreamFetcher:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there. Workers are started now, so that what they make of it is known."""
+        """Continue from that position. Workers are started now, so that their errors are raised here."""
         self.close()
         self._epoch, self._batches, self._is_finished = state["epoch"], state["batches"], state["is_finished"]
         self._resumed = None
@@ -182,7 +181,7 @@ class StreamFetcher:
             self._loader = like_loader(loader, dataset, collate_fn=loader.collate_fn, **sizes)
 
     def _begin(self, epoch: int) -> Iterator[Any]:
-        """A new pass, or what is left of one, if what has a state was told so."""
+        """A new pass, or the rest of one if a state was loaded."""
         for part in self._told_epochs:
             set_epoch = getattr(part, "set_epoch", None)
             if callable(set_epoch):
@@ -198,7 +197,7 @@ class StreamFetcher:
         return self._pass
 
     def _keyed(self, source: Iterable[Any], epoch: int) -> Iterator[Any]:
-        """The batches of `source` from the current one on, each under its key. What begins a pass has a key too."""
+        """The batches of `source` from the current one on, each under its key. Starting a pass has a key too."""
         with host_generators_seeded(mixed_seed("stream", self._seed, epoch, "start")):
             batches = iter(source)
         return self._under_keys(batches, epoch)
@@ -220,9 +219,9 @@ class StreamFetcher:
 
 
 def like_loader(loader: DataLoader[Any], dataset: Any, **settings: Any) -> DataLoader[Any]:
-    """A `DataLoader` over `dataset` with the workers and pinning of `loader`, and a generator of its own.
+    """A `DataLoader` over `dataset` with the worker settings and pinning of `loader`, and its own generator.
 
-    For the workers of a `KeyedStream`, it is a `StatefulDataLoader` if `loader` is one.
+    For a `KeyedStream` with workers, it is a `StatefulDataLoader` if `loader` is one.
     """
     kind: type[DataLoader[Any]] = DataLoader
     worker_settings: dict[str, Any] = {}
@@ -237,8 +236,8 @@ def like_loader(loader: DataLoader[Any], dataset: Any, **settings: Any) -> DataL
             kind = type(loader)
             worker_settings["snapshot_every_n_steps"] = loader.snapshot_every_n_steps  # type: ignore[attr-defined]
     with warnings.catch_warnings():
-        for said_by_loader_already in ("This DataLoader will create", "'set_vital' is deprecated"):
-            warnings.filterwarnings("ignore", message=said_by_loader_already)
+        for known_from_loader in ("This DataLoader will create", "'set_vital' is deprecated"):
+            warnings.filterwarnings("ignore", message=known_from_loader)
         workers = settings.pop("num_workers", loader.num_workers)
         common = {
             "num_workers": workers,
@@ -254,7 +253,7 @@ def like_loader(loader: DataLoader[Any], dataset: Any, **settings: Any) -> DataL
 
 
 def _rows_of(block: list[Cell], sizes: list[int], order: torch.Tensor | None) -> torch.Tensor | slice:
-    """The rows of the cells of `block`, one cell after the other."""
+    """The rows of the cells in `block`, in order."""
     start, stop = block[0].start, block[-1].stop
     if stop - start == sum(sizes) and all(cell.stop == after.start for cell, after in itertools.pairwise(block)):
         return slice(start, stop) if order is None else order[start:stop]
@@ -265,18 +264,18 @@ def _rows_of(block: list[Cell], sizes: list[int], order: torch.Tensor | None) ->
 
 
 def _pins_memory(loader: DataLoader[Any]) -> bool:
-    """Whether to do what `loader` asks for: without an accelerator, torch only warns about it."""
+    """Whether `loader` asks for pinned memory and there is an accelerator; without one, torch would warn."""
     return loader.pin_memory and torch.accelerator.is_available()
 
 
 def _seed_generator(loader: DataLoader[Any], *parts: object) -> None:
-    """Seed what torch seeds the workers from."""
+    """Seed the generator from which torch seeds the workers."""
     assert loader.generator is not None
     loader.generator.manual_seed(mixed_seed(*parts))
 
 
 class _PendingRequests(Sampler[Request]):
-    """The requests of the pass that is about to start; a loader with persistent workers keeps its sampler for ever."""
+    """The requests of the next pass. A loader with persistent workers always keeps the same sampler."""
 
     def __init__(self) -> None:
         self.pending: Iterable[Request] = ()
@@ -286,7 +285,7 @@ class _PendingRequests(Sampler[Request]):
 
 
 class _RequestDataset(Dataset[Any]):
-    """Answers a `Request` with a collated batch, so that both happen under the batch's own key."""
+    """Answers a `Request` with a collated batch, so that fetching and collating use the batch's key."""
 
     def __init__(self, dataset: Any, collate_fn: Callable[[list[Any]], Any]) -> None:
         self.dataset = dataset
@@ -302,7 +301,7 @@ class _RequestDataset(Dataset[Any]):
             columns = self.dataset[list(indices)]
             if all(isinstance(column, torch.Tensor) for column in columns.values()):
                 return columns
-            # Rows of other sizes, or no tensors: what to make of them the collate function knows.
+            # Rows of different sizes, or not tensors: leave them to the collate function.
             self._may_read_columns = False
         samples = self._samples(indices)
         try:
@@ -318,7 +317,7 @@ class _RequestDataset(Dataset[Any]):
             if fetch_many is not None:
                 return fetch_many(list(indices))  # type: ignore[no-any-return]
             for index in indices:
-                samples.append(self.dataset[index])  # noqa: PERF401  # their number tells which one has failed
+                samples.append(self.dataset[index])  # noqa: PERF401  # their number shows which one failed
         except Exception as error:
             failed = f"sample {indices[len(samples)]}" if fetch_many is None else f"one of the samples {list(indices)}"
             self._add_note(error, failed)
@@ -331,12 +330,12 @@ class _RequestDataset(Dataset[Any]):
 
 
 def _is_arrow_dataset_of_tensors(dataset: Any) -> bool:
-    """Whether this is a Hugging Face dataset that yields tensors, so that it can make a batch of whole columns."""
+    """Whether this is a Hugging Face dataset of tensors, which can return the columns of a whole batch."""
     return type(dataset).__module__ == "datasets.arrow_dataset" and dataset.format["type"] == "torch"
 
 
 class _RankSlice(IterableDataset[Any]):
-    """This rank's samples of a stream that every rank reads: its neighbouring share of each global batch."""
+    """This rank's samples of a stream that every rank reads: a contiguous share of each global batch."""
 
     def __init__(self, dataset: IterableDataset[Any], batch_size: int, rank: int, ranks: int) -> None:
         self.dataset = dataset

@@ -1,7 +1,7 @@
-"""Which rows a loader reads, in a few words: for noticing that another rank, or an earlier run, reads other ones.
+"""Fingerprints of the rows that a loader reads, to detect that another rank, or an earlier run, reads different rows.
 
-A split that was drawn at random without a seed is another one in each process. Its length is the same everywhere, so
-the indices of a `Subset`, and some rows themselves, are looked at too.
+A random split without a seed differs between processes, but its length does not. Fingerprints therefore include the
+indices of a `Subset` and the contents of some rows.
 """
 
 from __future__ import annotations
@@ -23,21 +23,20 @@ from pytorch_accelerated.data.fetching import like_loader
 from pytorch_accelerated.data.workers import begin_pass, end_pass
 from pytorch_accelerated.seeding import host_generators_seeded
 
-_KEY = 41  # rows are fetched under this seed; any will do, as long as it is always the same
-_VERSION = 1  # of what goes into a hash: those of other versions, in older states, are not compared
+_KEY = 41  # an arbitrary fixed seed for fetching rows
+_VERSION = 1  # of the way hashes are made; hashes of other versions, in older states, are not compared
 _MAX_DEPTH = 16
 _MAX_FLOATS = 2**20  # of one array
 
 
 @dataclasses.dataclass(frozen=True)
 class Fingerprint:
-    """What can be told of the rows of a loader.
+    """A summary of the rows of a loader.
 
     Attributes:
-        rows: how many; None if nobody tells.
-        indices: hash of those of all `Subset`s; None without one.
-        contents: hash of what the first, the middle and the last row hold; None if they can't be fetched, or nobody
-            knows which they are.
+        rows: the number of rows; None if unknown.
+        indices: hash of the indices of all nested `Subset`s; None without one.
+        contents: hash of the contents of the first, the middle and the last row; None if they can't be fetched.
     """
 
     rows: int | None = None
@@ -45,27 +44,27 @@ class Fingerprint:
     contents: str | None = None
 
     def difference(self, other: Fingerprint) -> str | None:
-        """How the rows of `other` differ from these, as far as both tell."""
+        """How the rows of `other` differ from these, in words; None if no difference is known."""
         if None not in (self.rows, other.rows) and self.rows != other.rows:
             return f"{other.rows} rows instead of {self.rows}"
         if _differ(self.indices, other.indices):
-            return "a `Subset` of other indices"
+            return "a `Subset` with other indices"
         if _differ(self.contents, other.contents):
-            return "rows that hold something else"
+            return "rows with other contents"
         return None
 
 
 def fingerprint_of(loader: Any) -> Fingerprint:
-    """The fingerprint of what `loader`, a torch `DataLoader` or something else, reads."""
+    """The fingerprint of the data of `loader`, a torch `DataLoader` or any other object."""
     dataset = getattr(loader, "dataset", None)
     return Fingerprint(_length_of(dataset), _hash_of_indices(dataset), hash_of_contents(loader))
 
 
 def hash_of_contents(loader: Any) -> str | None:
-    """A hash of some rows of the dataset of `loader`, which are fetched once more.
+    """A hash of some rows of the dataset of `loader`, which are fetched for this.
 
-    Fetched as the loader fetches them: in a worker process of its own if it has workers, because a file that is opened
-    at the first fetch must not be opened in this one. Generators are left as they were.
+    If the loader has workers, a temporary worker fetches them, because many datasets open a file at the first fetch,
+    which must not happen in this process. The states of generators do not change.
     """
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         return None
@@ -79,7 +78,7 @@ def hash_of_contents(loader: Any) -> str | None:
     try:
         batches = begin_pass(probe)
         return next(batches)  # type: ignore[no-any-return]
-    except Exception:  # a worker that can't begin says so to the run itself
+    except Exception:  # if workers can't start, the run itself will report it
         return None
     finally:
         end_pass(probe, batches)
@@ -94,7 +93,7 @@ class _ChosenRows(Dataset[Any]):
     def __getitem__(self, _: int) -> str | None:
         try:
             with host_generators_seeded(_KEY), warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # a run that fetches the row will hear of it
+                warnings.simplefilter("ignore")  # they appear again when the run fetches the row
                 last = len(self.dataset) - 1
                 digest = hashlib.sha256()
                 for index in sorted({0, (last + 1) // 2, last}):
@@ -130,7 +129,7 @@ def _finished(digest: Any) -> str:
 
 
 def _differ(before: str | None, now: str | None) -> bool:
-    """Whether two hashes differ, if they were made in the same way."""
+    """Whether two hashes of the same version differ."""
     return None not in (before, now) and before != now and _version_of(before) == _version_of(now)
 
 
@@ -139,10 +138,7 @@ def _version_of(digest: str | None) -> str:
 
 
 def _words_of(value: Any, depth: int = 0) -> Iterator[bytes]:
-    """What `value` holds, as bytes that are the same in every process.
-
-    Of an object that can't be looked into only the class counts.
-    """
+    """The contents of `value`, as bytes that are the same in every process; only the class of an opaque object."""
     name = type(value).__name__
     yield f"{name}(".encode()
     if depth > _MAX_DEPTH or value is None:
@@ -150,7 +146,7 @@ def _words_of(value: Any, depth: int = 0) -> Iterator[bytes]:
     elif isinstance(value, bytes):
         yield value
     elif isinstance(value, (str, PurePath)):
-        # Machines may keep the same files in different folders.
+        # Machines may have the same files in different folders.
         yield PurePath(value).name.encode(errors="replace") if _is_path(value) else str(value).encode(errors="replace")
     elif isinstance(value, numbers.Integral):
         yield str(int(value)).encode()
@@ -194,7 +190,7 @@ def _words_of_array(array: np.ndarray[Any, Any], depth: int) -> Iterator[bytes]:
 
 
 def _shown_floats(array: np.ndarray[Any, Any]) -> bytes:
-    """Two sums over an array, rounded: another make of processor may compute the last digits of a row differently."""
+    """Two rounded sums over an array: the last digits of a row may depend on the model of the processor."""
     flat = array.ravel()[:_MAX_FLOATS]
     values = np.concatenate([flat.real, flat.imag]).astype(np.float64)
     is_finite = np.isfinite(values)

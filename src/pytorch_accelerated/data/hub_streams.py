@@ -1,4 +1,4 @@
-"""Streams of the package `datasets`: which of them say exactly where they are, and how to go on from there."""
+"""Streams of the package `datasets`: which of them know their exact position, and how to resume from it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 from pytorch_accelerated.compat.datasets import parts_of_stream
 
-# Behind the state of these, everything comes again as it would have come. Not so with a shuffle buffer, which is empty
-# then; nor where rows are read ahead (functions of batches, interleaving): what those drew was under an earlier key.
+# A pass resumed from the state of these yields exactly the rest. After a shuffle buffer it does not, since the buffer
+# starts empty; nor where rows are read ahead (batched functions, interleaving), which drew under an earlier key.
 _EXACT_PARTS = frozenset(
     {
         "ArrowExamplesIterable",
@@ -23,37 +23,37 @@ _EXACT_PARTS = frozenset(
         "TakeExamplesIterable",
     }
 )
-# Without a seed, numpy draws one of 128 bits. Nobody types such a number.
+# Without a seed, numpy draws one of 128 bits, larger than any that a user would choose.
 _LARGEST_SEED = 2**64
 
 
 def is_hub_stream(source: Any) -> bool:
-    """Whether `source` is a `datasets.IterableDataset`. What it says of itself is not to be relied upon."""
+    """Whether `source` is a `datasets.IterableDataset`, whose own state is unreliable in general."""
     return any(map(_is_hub_class, type(source).__mro__))
 
 
 def is_exact_hub_stream(source: Any) -> bool:
-    """Whether `source` is a `datasets.IterableDataset` behind whose state a pass goes on exactly.
+    """Whether `source` is a `datasets.IterableDataset` from whose state a pass resumes exactly.
 
-    What is not known to be exact is not: parts of other versions, and subclasses.
+    Unknown parts, such as subclasses and parts of other versions, count as inexact.
     """
     return _is_hub_class(type(source)) and all(map(_is_exact, parts_of_stream(source)))
 
 
 def has_unseeded_order(source: Any) -> bool:
-    """Whether `source` is a `datasets.IterableDataset` whose order is another one in every process."""
+    """Whether `source` is a `datasets.IterableDataset` whose order differs in every process."""
     parts = parts_of_stream(source) if is_hub_stream(source) else ()
     return any(_is_unseeded(part.generator) for part in parts if hasattr(part, "generator"))
 
 
 class HubSamples(Iterator[Any]):
-    """The samples of one pass over an exact stream of `datasets`, which say where they are.
+    """The samples of one pass over an exact stream of `datasets`, with a position.
 
-    They are read from a stream of their own with the same rows: the user's would say where its latest pass is, which
-    may be that of an evaluation, and once told where to begin, it would begin there in later runs, too.
+    They are read from a separate stream with the same rows. The user's stream would return the position of its latest
+    pass, which may be that of an evaluation, and a state once loaded would also apply to later runs.
 
     Args:
-        dataset: one that `is_exact_hub_stream`.
+        dataset: must be an `is_exact_hub_stream`.
     """
 
     def __init__(self, dataset: Any) -> None:
@@ -67,12 +67,12 @@ class HubSamples(Iterator[Any]):
         return next(self._samples)
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Where the pass is; None if it has yet to begin at the beginning."""
+        """The position of the pass; None if it has not started."""
         state: dict[str, Any] | None = self._start if self._samples is None else self._dataset.state_dict()
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Begin behind the sample after which `state` was taken."""
+        """Start after the sample at which `state` was taken."""
         self._start = state
         self._dataset.load_state_dict(state)
 
@@ -87,6 +87,6 @@ def _is_exact(part: Any) -> bool:
 
 
 def _is_unseeded(generator: Any) -> bool:
-    # Looked for with care: nobody promises that it is there, and a save must not fail for want of a warning.
+    # These attributes are not guaranteed to exist, and a save must not fail because of a missing warning.
     entropy = getattr(getattr(getattr(generator, "bit_generator", None), "seed_seq", None), "entropy", None)
     return isinstance(entropy, int) and entropy >= _LARGEST_SEED

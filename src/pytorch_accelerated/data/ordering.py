@@ -1,4 +1,4 @@
-"""The samples of an epoch in their order, which is the same on every rank: ours, or that of a user's sampler."""
+"""The order of the samples in an epoch, ours or that of a user's sampler. It is the same on every rank."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class EpochOrder:
     """The samples of one epoch.
 
     Attributes:
-        indices: by position; None: as they come.
-        size: how many.
-        batch_sizes: how a batch sampler cuts them; None: they have not been cut yet.
+        indices: by position; None: in the order of the dataset.
+        size: the number of samples.
+        batch_sizes: the sizes of a batch sampler's batches; None without one.
     """
 
     indices: Any
@@ -44,7 +44,7 @@ class EpochOrders:
         seed: of the order.
 
     Attributes:
-        is_shuffled: whether the order is random, without replacement, and ours.
+        is_shuffled: whether we shuffle, without replacement.
     """
 
     def __init__(self, loader: DataLoader[Any], ranks: Ranks, *, seed: int) -> None:
@@ -57,7 +57,7 @@ class EpochOrders:
         self.is_shuffled = not self._has_own_batches and _is_plain_shuffle(self._sampler)
         self._is_sequential = not self._has_own_batches and type(self._sampler) is SequentialSampler
         self._sizes: EpochOrder | None = None
-        self._read_ahead: tuple[int, EpochOrder] | None = None  # with the epoch that it is for
+        self._read_ahead: tuple[int, EpochOrder] | None = None  # an epoch and its order
 
     def of(self, epoch: int) -> EpochOrder:
         """The order of an epoch. Must be called by all ranks."""
@@ -70,13 +70,13 @@ class EpochOrders:
         return ahead[1] if ahead is not None and ahead[0] == epoch else self._read_sampler(epoch)
 
     def sizes(self, epoch: int) -> EpochOrder:
-        """How large every epoch is, without indices; a sampler is read for `epoch`. Must be called by all ranks."""
+        """The sizes of every epoch, without indices; reads a sampler for `epoch`. Must be called by all ranks."""
         if self._sizes is None:
             if self._is_sequential or self.is_shuffled:
                 self._sizes = EpochOrder(None, len(self._dataset))
             else:
                 order = self._read_sampler(epoch)
-                # It may know how often it has been read, so what was read for its length is used for a pass too.
+                # The sampler may count how often it is read, so this order is also used for the pass.
                 self._read_ahead = epoch, order
                 self._sizes = dataclasses.replace(order, indices=None)
         return self._sizes
@@ -90,9 +90,9 @@ class EpochOrders:
                 set_epoch(epoch)
         if any(map(_is_distributed, parts)):
             rows = itertools.zip_longest(*self._ranks.exchange(self._drawn(self._batch_sampler, epoch)), fillvalue=[])
-            batches = list(itertools.chain.from_iterable(rows))  # as `BatchListPlan` deals them
+            batches = list(itertools.chain.from_iterable(rows))  # as `BatchListPlan` distributes them
         else:
-            # Each rank could draw another order.
+            # Each rank could draw a different order.
             items = self._ranks.do_on_first(lambda: self._drawn(self._sampler, epoch))
             if not self._has_own_batches:
                 return EpochOrder(_as_indices(items), len(items))
@@ -110,12 +110,12 @@ class EpochOrders:
 
 
 def drawn_seed(loader: Any) -> int | None:
-    """A seed from the generator that the user gave to `loader` or its sampler, which moves on; None without one."""
+    """A seed drawn from the user's generator of `loader` or its sampler; None without one."""
     if not isinstance(loader, DataLoader):
         return None
     generators = [*_generators_of(loader.batch_sampler), *_generators_of(loader.sampler)]
     if _is_of_stateful_loader(loader.sampler):
-        generators.clear()  # that sampler makes one for itself, unless it gets the loader's
+        generators.clear()  # this sampler makes its own generator, unless it gets the loader's
     generator = next(iter(generators), loader.generator)
     if generator is None:
         return None
@@ -128,7 +128,7 @@ def drawn_seed(loader: Any) -> int | None:
 
 @contextlib.contextmanager
 def own_generators_kept() -> Iterator[None]:
-    """Put generators that `drawn_seed` draws from meanwhile back to where they were."""
+    """Restore the states of generators from which `drawn_seed` draws within the block."""
     with contextlib.ExitStack() as rewinds:
         token = _rewinds.set(rewinds)
         rewinds.callback(_rewinds.reset, token)
@@ -139,7 +139,7 @@ _rewinds: ContextVar[contextlib.ExitStack | None] = ContextVar("_rewinds", defau
 
 
 def _generators_of(sampler: Any) -> list[torch.Generator]:
-    """The generators that a sampler, or the sampler within a batch sampler, has for itself."""
+    """The generators of a sampler and of the sampler within a batch sampler."""
     found = [getattr(part, "generator", None) for part in (sampler, getattr(sampler, "sampler", None))]
     return [generator for generator in found if isinstance(generator, torch.Generator)]
 
@@ -158,7 +158,7 @@ def _is_distributed(sampler: Any) -> bool:
 
 
 def _as_indices(indices: list[Any]) -> Any:
-    """Whole numbers of any kind as a tensor, other keys as they are."""
+    """Integers of any type as a tensor, other keys unchanged."""
     try:
         return torch.tensor([operator.index(index) for index in indices], dtype=torch.int64)
     except TypeError:

@@ -1,4 +1,4 @@
-"""Taking off what was put on to make tensors fit together."""
+"""Removes the padding that made tensors equal in size."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import torch
 def remove_padding(padded_tensor: torch.Tensor, pad_value: float) -> torch.Tensor:
     """The rows of `padded_tensor` that are not padding.
 
-    A row is padding if every entry of it equals `pad_value`; a real row that looks the same cannot be told apart.
-    Choose a value that real rows never have. A row without entries is no padding.
+    A row is padding if all its entries equal `pad_value`, so choose a value that real rows never consist of. A row
+    without entries is not padding.
 
     Args:
         padded_tensor: at least one dimension; the first one counts rows.
-        pad_value: what the padding consists of; may be NaN.
+        pad_value: the value of padding; may be NaN.
 
     Returns:
-        A tensor with fewer or as many rows, in the same order.
+        The remaining rows, in the same order.
     """
     if padded_tensor.shape[1:].numel() == 0:
         return padded_tensor

@@ -1,7 +1,7 @@
-"""A loader of map-style data: every sample where it belongs, batch after batch, on any number of ranks.
+"""The `RunLoader` of map-style data.
 
-A torch `DataLoader` is taken as a description (dataset, sampler, sizes, workers, collation) and rebuilt around our own
-order, so that the order is a pure function of (seed, epoch) and every rank knows the size of every batch beforehand.
+A torch `DataLoader` serves as a description (dataset, sampler, sizes, workers, collation). We use our own order, which
+is a pure function of (seed, epoch), so every rank knows the size of every batch in advance.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class PlannedLoader(RunLoader):
     """Batches of a map-style dataset on this rank, in the order of `set_epoch`.
 
     Args:
-        loader: describes what to load.
+        loader: describes the data.
         ranks: the processes.
         seed: of the run.
         accumulation_steps: batches of a rank per update.
@@ -99,7 +99,7 @@ class PlannedLoader(RunLoader):
     def _micro_batches(
         self, window: Window, batches: Iterator[Any], weights: Sequence[ItemWeight] | None = None
     ) -> Iterator[MicroBatch]:
-        """Without `weights`, each batch weighs as much as it has of the samples of the update."""
+        """The batches of an update. Without `weights`, each is weighted by its share of the samples."""
         ranks, total, last = self._ranks, window.size, len(window.rounds) - 1
         for index, cells in enumerate(window.rounds):
             size = cells[ranks.index].size
@@ -131,8 +131,8 @@ class PlannedLoader(RunLoader):
         span = slice(cell.start, cell.start + (cell.size or 1))
         indices = range(span.start, span.stop) if order.indices is None else order.indices[span]
         if isinstance(indices, torch.Tensor):
-            indices = indices.tolist()  # a tensor would travel to a worker by way of shared memory
-        # The position of its first sample names a batch whatever was done before it.
+            indices = indices.tolist()  # a tensor would be sent to the worker in shared memory
+        # The position of its first sample identifies a batch, independently of earlier batches.
         return Request(indices, mixed_seed("batch", self.seed, self._epoch, cell.start))
 
     def _plan(self, order: EpochOrder) -> TrainingPlan | BatchListPlan:

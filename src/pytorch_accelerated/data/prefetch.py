@@ -1,4 +1,4 @@
-"""Batches from host memory to the device, ahead of their use."""
+"""Copies batches from host memory to the device, ahead of their use."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from pytorch_accelerated.trees import leaves
 
 
 class DeviceFeed(Protocol):
-    """Takes host batches, in order, and gives them back on the trainer's device."""
+    """Takes host batches and yields them on the trainer's device, in the same order."""
 
     def __call__(self, batches: Iterator[Any], /) -> Iterator[Any]: ...
 
 
 def device_feed(device: torch.device, move: Callable[..., Any]) -> DeviceFeed:
-    """The way of batches to `device`.
+    """The `DeviceFeed` for `device`.
 
-    On the CPU they are where they belong. For CUDA the copy of the next batch runs on a stream of its own while the
-    current one is computed with. For other devices each batch is copied when it is asked for.
+    On the CPU it does nothing. On CUDA the next batch is copied on a separate stream while the current one is in use.
+    On other devices each batch is copied when it is requested.
 
     Args:
         device: of the trainer.
         move: ``move(batch, device, non_blocking=True)`` returns the batch with its tensors on `device`.
     """
     if device.type == "cpu":
-        return _as_they_are
+        return _unchanged
     if device.type == "cuda":
         return _CudaFeed(device, move)
     return lambda batches: (move(batch, device, non_blocking=True) for batch in batches)
 
 
-def _as_they_are(batches: Iterator[Any]) -> Iterator[Any]:
+def _unchanged(batches: Iterator[Any]) -> Iterator[Any]:
     return batches
 
 
@@ -56,7 +56,7 @@ class _CudaFeed:
                 current = torch.cuda.current_stream(self._device)
                 current.wait_event(copied)  # the stream waits, the host does not
                 for tensor in _tensors_in(batch) or ():
-                    # Its memory belongs to the other stream, which must not give it away before this one has used it.
+                    # The other stream owns the memory and must not reuse it before this stream has finished with it.
                     tensor.record_stream(current)
             ahead = self._copy_next(batches, self._stream)
             yield batch
@@ -65,7 +65,7 @@ class _CudaFeed:
         self, batches: Iterator[Any], stream: torch.cuda.Stream
     ) -> tuple[Any, torch.cuda.Event | None] | None:
         for batch in batches:
-            if _tensors_in(batch) is None:  # copied on the stream that uses it
+            if _tensors_in(batch) is None:  # copy it on the current stream
                 return self._move(batch, self._device, non_blocking=True), None
             with torch.cuda.stream(stream):
                 moved = self._move(batch, self._device, non_blocking=True)
@@ -74,23 +74,23 @@ class _CudaFeed:
 
 
 def _tensors_in(batch: Any) -> list[torch.Tensor] | None:
-    """The tensors of a batch; None if there is an object in it that can be moved, but not looked into."""
+    """The tensors of a batch; None if it contains an opaque object that can be moved."""
     movable = [leaf for leaf in leaves(batch) if hasattr(leaf, "to")]
     return movable if all(isinstance(leaf, torch.Tensor) for leaf in movable) else None
 
 
 class WaitingTime:
-    """Sums up how long host batches had to be waited for.
+    """Adds up the time that a run waits for host batches.
 
     Attributes:
-        seconds: since the object was made.
+        seconds: the total.
     """
 
     def __init__(self) -> None:
         self.seconds = 0.0
 
     def over(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """The same batches; the time each takes to come is added."""
+        """The same batches; adds the time that each of them takes."""
         clock = time.perf_counter
         while True:
             asked = clock()

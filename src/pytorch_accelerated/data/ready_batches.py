@@ -1,4 +1,4 @@
-"""Iterators and other iterables that yield batches: said aloud, because they may have been meant to yield samples."""
+"""Announces that an iterable is treated as one of batches, because the user may have meant it as one of samples."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from pytorch_accelerated.data.batch_size import batch_size_of
 
 
 def look_at_first_batch(batches: Any) -> tuple[Iterable[Any], str | None]:
-    """What yields the same batches, and a line that says what they are taken for; None if nobody could doubt it.
+    """An iterable of the same batches, and a line that announces it; None if there is no doubt.
 
-    Only iterators of Python itself, generators for instance, are asked for their first batch. A pass over anything else
-    may begin anew, and do more than yield.
+    The first batch is read only from Python's built-in iterators, such as generators. Starting a pass over another
+    object may have side effects, or restart it.
     """
     if isinstance(batches, (DataLoader, list, tuple)):
         return batches, None
-    line = f"The {type(batches).__name__} is taken for ready batches, not for samples to make batches of"
+    line = f"The {type(batches).__name__} is treated as an iterable of batches, not of samples"
     if not is_used_up_by_one_pass(batches):
         return batches, line
     for first in batches:
@@ -32,21 +32,21 @@ def look_at_first_batch(batches: Any) -> tuple[Iterable[Any], str | None]:
             warnings.warn(
                 f"{line}, but its first batch looks like one sample: the shapes of inputs and targets are {shapes}. "
                 "Inputs and targets of a batch have one row per sample each. Pass a list, a map-style dataset or an "
-                "IterableDataset to have samples put together to batches.",
+                "IterableDataset to have samples combined into batches.",
                 stacklevel=2,
             )
-        shown = f"a {type(first).__name__} whose size nobody can tell" if size is None else f"of size {size}"
-        return itertools.chain([first], batches), f"{line}. The first is {shown}."
+        shown = f"is a {type(first).__name__} of unknown size" if size is None else f"has size {size}"
+        return itertools.chain([first], batches), f"{line}. The first batch {shown}."
     return batches, line
 
 
 def is_used_up_by_one_pass(batches: Any) -> bool:
-    """Whether this is an iterator, other than one whose `__iter__` begins anew."""
+    """Whether this is an iterator that can't be restarted: some classes of users restart in `__iter__`."""
     return isinstance(batches, Iterator) and type(batches).__module__ in ("builtins", "itertools")
 
 
 def _looks_like_a_sample(batch: Any) -> bool:
-    """Whether inputs with rows have one target."""
+    """Whether the inputs have rows, but there is only one target."""
     if not isinstance(batch, (tuple, list)) or len(batch) < 2:
         return False
     inputs, targets = batch[:2]

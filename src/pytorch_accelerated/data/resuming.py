@@ -1,4 +1,4 @@
-"""What a training state says of the data: how it was read, and the state of a stream that the run resumes from."""
+"""The data in training states: seeds and fingerprints of loaders, and the position in a stream."""
 
 from __future__ import annotations
 
@@ -22,19 +22,14 @@ _ROLES = {"train": "training", "eval": "evaluation"}
 
 @dataclasses.dataclass(frozen=True)
 class SavedData:
-    """What a training state knows of a loader.
-
-    Attributes:
-        seed: of its order.
-        fingerprint: of its rows.
-    """
+    """The facts about a loader in a training state: the seed of its order, and the fingerprint of its rows."""
 
     seed: int
     fingerprint: Fingerprint
 
 
 def data_facts(**loaders: Any) -> dict[str, dict[str, Any]]:
-    """What a training state keeps of the loaders of a run, by their role."""
+    """The facts about the loaders of a run for a training state, by role."""
     return {
         role: {"seed": loader.seed, **dataclasses.asdict(loader.fingerprint)}
         for role, loader in loaders.items()
@@ -43,10 +38,10 @@ def data_facts(**loaders: Any) -> dict[str, dict[str, Any]]:
 
 
 def saved_data(facts: Mapping[str, Any], *, source: object) -> dict[str, SavedData]:
-    """The inverse of `data_facts`, from the facts of a state. Older ones have none.
+    """The inverse of `data_facts`, from the facts of a state; empty for older states.
 
     Raises:
-        InvalidCheckpointError: if no run has written them.
+        InvalidCheckpointError: if no run has written these facts.
     """
     try:
         found = {}
@@ -55,12 +50,12 @@ def saved_data(facts: Mapping[str, Any], *, source: object) -> dict[str, SavedDa
                 part is None or type(part) is kind for part, kind in zip(parts, (int, str, str), strict=True)
             )
             if type(seed) is not int or role not in _ROLES or not kinds_fit:
-                raise ValueError(f"data.{role} is none that a run writes")
+                raise ValueError(f"data.{role} has entries of other types")
             found[role] = SavedData(seed, Fingerprint(*parts))
         return found
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise InvalidCheckpointError(
-            f"The training state {source} fits its manifest, but no run has written what it says of its data "
+            f"The training state {source} matches its manifest, but no run has written its facts about the data "
             f"({type(error).__name__}: {error}). Use another one."
         ) from error
 
@@ -72,7 +67,7 @@ def _values(entry: Mapping[str, Any]) -> list[Any]:
 def differing_rows(
     saved: Mapping[str, SavedData], train_dataloader: Any, eval_dataloader: Any, source: object
 ) -> Iterator[str]:
-    """For each loader of a resumed run whose rows are not those that it was saved with: what to warn of.
+    """A warning for each loader of a resumed run whose rows differ from those of the saved run.
 
     Args:
         saved: of the run that was saved.
@@ -88,27 +83,27 @@ def differing_rows(
         same_otherwise = dataclasses.replace(now, contents=None)
         if difference is None or (
             saved[role].fingerprint.difference(same_otherwise) is None
-            # A dataset that draws from a generator of its own holds something else each time.
+            # The rows of a dataset with its own generator differ each time they are fetched.
             and hash_of_contents(loader.source) != now.contents
         ):
             continue
         yield (
-            f"The run resumes from {source}, but its {_ROLES[role]} data ({type(loader.dataset).__name__}) is not what "
-            f"it was saved with: it has {difference}. If it was split at random, rows that were trained on may now be "
-            "evaluated on: call `set_seed(...)` before the split, with the seed of the first run, or keep the split in "
-            "a file. If the change is meant, all is well."
+            f"The run resumes from {source}, but its {_ROLES[role]} data has changed (the "
+            f"{type(loader.dataset).__name__} has {difference}). If it was split at random, rows of the training set may now be in the evaluation "
+            "set: call `set_seed(...)` before the split, with the seed of the first run, or keep the split in a file. "
+            "If the change is intended, ignore this warning."
         )
 
 
 def stream_state(loader: Any, ranks: Ranks) -> dict[str, Any] | None:
-    """Where this rank is in the stream that it trains on; None for other data, or if nobody in this process knows."""
+    """This rank's position in the stream that it trains on; None for other data, or if unknown in this process."""
     if not isinstance(loader, StreamLoader):
         return None
     if has_unseeded_order(loader.dataset) and ranks.is_first:
         warnings.warn(
-            f"The {type(loader.dataset).__name__} is put into a random order without a seed, so every process reads it "
-            "in another one. A run that goes on within an epoch will see some of its samples twice and others never. "
-            "Pass a seed where the order is made, as in `dataset.shuffle(seed=0)`.",
+            f"The {type(loader.dataset).__name__} is shuffled without a seed, so every process reads it in a different "
+            "order. A run that resumes within an epoch will see some of its samples twice and others never. Pass a "
+            "seed, as in `dataset.shuffle(seed=0)`.",
             stacklevel=2,
         )
     if loader.stateful is not None:
@@ -116,14 +111,14 @@ def stream_state(loader: Any, ranks: Ranks) -> dict[str, Any] | None:
         try:
             encode(state["borrowed"], path="the last batch")
         except CheckpointError:
-            state["borrowed"] = None  # a rank that has batches left will not miss it
+            state["borrowed"] = None  # only a rank without further batches would need it
         return state
     if has_state(loader.dataset) and ranks.is_first:
         name = type(loader.dataset).__name__
         warnings.warn(
-            f"The {name} has a state, but {loader.num_workers} worker processes read it, and it is not known here how "
-            "far they are. A run that goes on within an epoch will read that from its beginning and skip what has been "
-            "used. Pass torchdata's `StatefulDataLoader`, or use num_workers=0, to have the state saved.",
+            f"The {name} has a state, but {loader.num_workers} worker processes read it, so its position is unknown in "
+            "this process. A run that resumes within an epoch will read the epoch from its beginning and skip the used "
+            "samples. Pass torchdata's `StatefulDataLoader`, or use num_workers=0, to have the state saved.",
             stacklevel=2,
         )
     return None
@@ -137,20 +132,20 @@ def restore_stream(
     run_state: RunState,
     source: object,
 ) -> None:
-    """Let the stream that is trained on go on from the `stream_state` of all ranks. Must be called by all ranks.
+    """Resume the training stream from the `stream_state` of all ranks. Must be called by all ranks.
 
-    Where it cannot, it will be read again, with a warning on the first rank.
+    If that is impossible, the stream will be read again, with a warning on the first rank.
 
     Args:
-        loader: the training loader of the run that goes on.
-        states: by rank of the run that was saved.
-        ranks: of the run that goes on.
-        run_state: of the run that was saved.
+        loader: the training loader of the resumed run.
+        states: by rank of the saved run.
+        ranks: of the resumed run.
+        run_state: of the saved run.
         source: the training state, for messages.
 
     Raises:
-        ConfigurationError: if nobody could tell which samples of the epoch are left.
-        InvalidCheckpointError: if the dataset or loader does not take its state.
+        ConfigurationError: if it is unknown which samples of the epoch are left.
+        InvalidCheckpointError: if the dataset or loader cannot load its state.
     """
     if not isinstance(loader, StreamLoader):
         return
@@ -173,25 +168,25 @@ def restore_stream(
     elif workers != workers_before:
         reason = f"was saved with num_workers={workers_before}, not {workers}"
     elif loader.stateful is None:
-        reason = f"holds a state that the loader of the {name} cannot take"
+        reason = f"holds a state that the loader of the {name} cannot load"
     elif is_cut_in_global_batches and loader.batch_size != saved[0]["batch_size"]:
         reason = f"was saved with batches of {saved[0]['batch_size']}, not {loader.batch_size}, on each process"
     if reason is None:
         ranks.do_on_all(lambda: _load(loader, states[ranks.index], name=name, source=source))
     elif is_within_epoch and not is_same_stream:
         raise ConfigurationError(
-            f"The training state {source} {reason}, within an epoch: that deals the {name} out in another way, and "
-            "nobody can tell which of its samples are left. Go on as it was saved, or from a state between two epochs."
+            f"The training state {source} {reason}, within an epoch. This distributes the {name} differently, so it is "
+            "unknown which of its samples are left. Resume as it was saved, or from a state between two epochs."
         )
     elif ranks.is_first:
         effect = (
-            "It is read from the beginning of the epoch, and what has been used is skipped: the same samples only if "
-            "they come in the same order again"
+            "It is read from the beginning of the epoch, and used samples are skipped: this is exact only if they come "
+            "in the same order again"
             if is_within_epoch
-            else "Its next pass begins as that of a new one: the same only if it keeps nothing between passes"
+            else "Its next pass starts like that of a new one: this is exact only if it keeps nothing between passes"
         )
         warnings.warn(
-            f"The training state {source} {reason}, so the {name} cannot go on from its own state. {effect}.",
+            f"The training state {source} {reason}, so the {name} cannot resume from its own state. {effect}.",
             stacklevel=2,
         )
 
@@ -205,6 +200,6 @@ def _load(loader: StreamLoader, state: Any, *, name: str, source: object) -> Non
         loader.load_state_dict(state)
     except Exception as error:  # whatever a user's class raises
         raise InvalidCheckpointError(
-            f"The {name} does not take the state that the training state {source} has for it ({type(error).__name__}: "
-            f"{error}). Nothing else was loaded. Pass the dataset and loader with which it was saved, or another state."
+            f"The {name} cannot load its state from the training state {source} ({type(error).__name__}: {error}). "
+            "Nothing else was loaded. Pass the dataset and loader with which it was saved, or another state."
         ) from error

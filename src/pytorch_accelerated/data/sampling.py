@@ -1,7 +1,7 @@
-"""Which samples, in which order, on which rank: pure functions of numbers.
+"""The distribution of samples to updates, batches and ranks, as pure functions of numbers.
 
-Everything here is arithmetic on positions. A position counts samples in the global order of an epoch, over all ranks,
-so it keeps its meaning when a run goes on with another batch size or another number of ranks.
+All of it is arithmetic on positions. A position counts samples in the global order of an epoch, over all ranks, so it
+keeps its meaning when a run resumes with another batch size or another number of ranks.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from pytorch_accelerated.seeding import mixed_seed
 
 
 def epoch_order(size: int, *, seed: int, epoch: int) -> torch.Tensor:
-    """The order in which an epoch shuffles `size` samples: an int64 tensor, the same on every rank."""
+    """The shuffled order of `size` samples in an epoch: an int64 tensor, the same on every rank."""
     generator = torch.Generator().manual_seed(mixed_seed("order", seed, epoch))
     return torch.randperm(size, generator=generator)
 
 
 def deal(total: int, cells: int) -> list[int]:
-    """`total` dealt into `cells` as evenly as possible, larger shares first: ``deal(7, 3) == [3, 2, 2]``."""
+    """`total` divided into `cells` as evenly as possible, larger shares first: ``deal(7, 3) == [3, 2, 2]``."""
     share, rest = divmod(total, cells)
     return [share + 1] * rest + [share] * (cells - rest)
 
@@ -31,8 +31,8 @@ def deal(total: int, cells: int) -> list[int]:
 class Cell(NamedTuple):
     """The samples of one batch on one rank: positions `start` to `stop` of the epoch's order.
 
-    An empty cell names a sample to borrow at `start`: its rank needs a forward and backward pass to keep step with
-    the others, but the sample counts nowhere.
+    If the cell is empty, its rank borrows the sample at `start`: it needs a forward and backward pass to stay in step
+    with the other ranks, but the sample does not count.
     """
 
     start: int
@@ -59,13 +59,13 @@ class Window(NamedTuple):
 
 
 def cut(start: int, stop: int, *, rounds: int, ranks: int) -> tuple[tuple[Cell, ...], ...]:
-    """Positions `start` to `stop` as `rounds` of one cell per rank, in order, as even as possible."""
-    if rounds == ranks == 1 and stop > start:  # by far the most frequent case
+    """Positions `start` to `stop` as `rounds` of one cell per rank, in order, as evenly as possible."""
+    if rounds == ranks == 1 and stop > start:  # by far the most common case
         return ((Cell(start, stop),),)
     cells = []
     position = start
     for size in deal(stop - start, rounds * ranks):
-        # An empty cell comes behind the others, so its position may lie at the end: borrow the window's first sample.
+        # Empty cells come last, where the position may be past the end: they borrow the window's first sample.
         cells.append(Cell(position, position + size) if size else Cell(start, start))
         position += size
     return tuple(tuple(cells[first : first + ranks]) for first in range(0, len(cells), ranks))
@@ -75,15 +75,15 @@ def cut(start: int, stop: int, *, rounds: int, ranks: int) -> tuple[tuple[Cell, 
 class TrainingPlan:
     """How an epoch of `size` samples is cut into updates.
 
-    An update takes the next ``batch_size * ranks * accumulation_steps`` samples; the last one of the epoch takes what
-    is left, in as few batches as hold it, dealt evenly. Every rank runs the same number of batches.
+    An update takes the next ``batch_size * ranks * accumulation_steps`` samples. The last one of the epoch takes the
+    rest, in as few batches as possible, evenly. Every rank runs the same number of batches.
 
     Args:
         size: samples in the epoch, over all ranks.
         batch_size: samples of a batch on one rank.
         ranks: number of ranks.
         accumulation_steps: batches of one rank per update.
-        drop_last: leave out the samples at the end that do not fill a batch on every rank.
+        drop_last: omit the last samples if they do not fill a batch on every rank.
     """
 
     size: int
@@ -110,7 +110,7 @@ class TrainingPlan:
         return -(-self.samples_used // self.samples_per_round)
 
     def windows(self, start: int = 0, max_batches: int | None = None) -> Iterator[Window]:
-        """The updates of an epoch from the sample at position `start` on, `max_batches` of a rank at the most."""
+        """The updates of an epoch from position `start` on, at most `max_batches` batches on each rank."""
         end, per_round, per_update = self.samples_used, self.samples_per_round, self.samples_per_update
         if max_batches is not None:
             end = min(end, start + max_batches * per_round)
@@ -122,11 +122,11 @@ class TrainingPlan:
 
 
 def evaluation_rounds(size: int, *, batch_size: int, ranks: int, drop_last: bool = False) -> Iterator[Window]:
-    """Rounds that show each of `size` samples once, in order; the cells of a round are neighbours.
+    """Rounds with each of `size` samples once, in order; the cells of a round are contiguous.
 
-    All rounds are full but the last. Where that one has less than a sample per rank, it shares with the round before
-    it, so that every rank has samples in every round whenever there are at least as many samples as ranks and the
-    batch size is 2 or more. What is left has rounds with empty cells.
+    All rounds but the last are full. If the last has fewer samples than ranks, it shares the samples of the previous
+    round, so every rank has samples in every round if there are at least as many samples as ranks and the batch size is
+    2 or more. Otherwise some cells are empty.
     """
     full = batch_size * ranks
     rest = size % full
@@ -144,12 +144,12 @@ def evaluation_rounds(size: int, *, batch_size: int, ranks: int, drop_last: bool
 
 @dataclasses.dataclass(frozen=True)
 class BatchListPlan:
-    """How the batches of a user's own batch sampler are dealt to the ranks: one after the other.
+    """How the batches of a user's batch sampler are distributed to the ranks: in turn.
 
-    Its positions count samples, like those of `TrainingPlan`, so both are stored and restored the same way.
+    Positions count samples, as in `TrainingPlan`, so both are stored and restored in the same way.
 
     Args:
-        sizes: samples in each batch, in order; 0 where a rank has none while another one has.
+        sizes: samples in each batch, in order; 0 where a rank has none while another rank has some.
         ranks: number of ranks.
         accumulation_steps: batches of one rank per update.
     """
@@ -163,10 +163,10 @@ class BatchListPlan:
         return -(-len(self.sizes) // self.ranks)
 
     def windows(self, start: int = 0, max_batches: int | None = None) -> Iterator[Window]:
-        """The updates from the first batch at or behind position `start` on, `max_batches` of a rank at the most."""
+        """The updates from the first batch at or after position `start`, at most `max_batches` batches on each rank."""
         begins = list(itertools.accumulate(self.sizes, initial=0))
         first = next((index for index, begin in enumerate(begins) if begin >= start), len(self.sizes))
-        # Empty batches end the row of batches, one per rank, that came before `start`.
+        # Empty batches belong to the round of batches before `start`.
         while first % self.ranks and first < len(self.sizes) and not self.sizes[first]:
             first += 1
         last = len(self.sizes)

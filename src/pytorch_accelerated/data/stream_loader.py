@@ -1,4 +1,4 @@
-"""A loader of anything that can only be iterated over: how many batches there are shows while they come."""
+"""The `RunLoader` of data that can only be iterated over, whose number of batches may be unknown."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class StreamLoader(RunLoader):
         seed: of the run.
         accumulation_steps: batches of a rank per update.
         feed: takes host batches to the trainer's device.
-        is_sharded: whether the dataset gives each rank samples of its own.
-        batches: what yields the batches of `loader`; default: `loader` itself.
+        is_sharded: whether the dataset already gives each rank different samples.
+        batches: yields the batches of `loader`; default: `loader` itself.
     """
 
     _fetcher: StreamFetcher
@@ -55,7 +55,7 @@ class StreamLoader(RunLoader):
         batches: Iterable[Any] | None = None,
     ) -> None:
         super().__init__(loader, ranks, seed=seed, accumulation_steps=accumulation_steps, feed=feed)
-        self._previous: Any = None  # the last batch of a rank that keeps step with others
+        self._previous: Any = None  # with several ranks, the last batch, which may be borrowed to stay in step
         self._has_stream = isinstance(self.dataset, IterableDataset)
         self.is_sharded = is_sharded or not self._has_stream
         self._fetcher = StreamFetcher(
@@ -89,11 +89,11 @@ class StreamLoader(RunLoader):
 
     @property
     def stateful(self) -> Any:
-        """The dataset or loader that says where the stream is; None if nobody in this process can."""
+        """The dataset or loader that knows the position in the stream; None if none in this process does."""
         return self._fetcher.stateful
 
     def state_dict(self) -> dict[str, Any]:
-        """Where this rank is in its stream, behind the last update. Only with something `stateful`."""
+        """This rank's position in its stream, after the last update. Requires `stateful`."""
         state = self._fetcher.state_dict()
         return {
             **state,
@@ -105,7 +105,7 @@ class StreamLoader(RunLoader):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on behind the update after which `state` was taken, without reading anything again."""
+        """Continue after the update at which `state` was taken, without reading anything again."""
         inner = None if state["state"] is None else state["state"][type(self.stateful).__name__]
         self._fetcher.load_state_dict({**state, "state": inner})
         self._previous = state["borrowed"]
@@ -115,8 +115,8 @@ class StreamLoader(RunLoader):
     ) -> Iterator[Update]:
         """The updates of a training pass; see `RunLoader.updates`.
 
-        The batches of an update are read ahead, so that all ranks know how many there are: in host memory, unless
-        there is only one. Of a stream that says where it is, nothing further is read ahead.
+        All batches of an update are read ahead, into host memory unless there is only one, so that all ranks know how
+        many there are. If the stream knows its position, nothing else is read ahead.
         """
         is_fed_ahead = self._accumulation_steps == 1 and count_items is None and self.stateful is None
         if is_fed_ahead and self._ranks.count == 1:
@@ -136,9 +136,9 @@ class StreamLoader(RunLoader):
     ) -> Iterator[Update]:
         batches = self._measured_batches(self._feed if is_fed_ahead else iter)
         left = sys.maxsize if batches_left is None else batches_left
-        position = start if self._fetcher.goes_on_in(self._epoch) else 0
+        position = start if self._fetcher.resumes_within(self._epoch) else 0
         while True:
-            # What has been used already may have been cut into other updates.
+            # Used samples may have been divided into updates differently.
             wanted = 1 if position < start else min(self._accumulation_steps, left)
             measured = list(itertools.islice(batches, wanted))
             host, sizes = [batch for batch, _ in measured], [size for _, size in measured]
@@ -151,9 +151,10 @@ class StreamLoader(RunLoader):
                 raise self._no_batch_at_all(numbers)
             if not host and self._previous is None:
                 raise DataError(
-                    f"The {type(self.source).__name__} has no batch left on rank {self._ranks.index}, which keeps step "
-                    "with the others by repeating its last one; but that is of a kind that the training state could "
-                    "not hold. Go on from another state, or let batches be tensors, or tuples, lists and dicts of them."
+                    f"The {type(self.source).__name__} has no batch left on rank {self._ranks.index}, which would stay "
+                    "in step with the others by repeating its last one. That batch is of a type that the training "
+                    "state could not hold. Resume from another state, or make batches of tensors, or of tuples, lists "
+                    "and dicts of them."
                 )
             host += [host[-1] if host else self._previous] * (rounds - len(host))
             self._previous = host[-1] if self._ranks.count > 1 else None
@@ -167,12 +168,12 @@ class StreamLoader(RunLoader):
 
     def _no_batch_at_all(self, by_rank: list[int]) -> DataError:
         return DataError(
-            f"Some rank got no batch at all from the {type(self.source).__name__} (by rank: {by_rank}). Every rank "
-            "needs one to keep step with the others; use fewer ranks, smaller batches or more data."
+            f"At least one rank got no batch at all from the {type(self.source).__name__} (by rank: {by_rank}). Every "
+            "rank needs one to stay in step with the others; use fewer ranks, smaller batches or more data."
         )
 
     def _count(self, sizes: list[int | None]) -> tuple[list[int], int | None]:
-        """Of the next update: how many batches each rank has, and the samples of all of them where that is known."""
+        """The number of batches of each rank in the next update, and of all their samples if known."""
         samples = sum(size or 0 for size in sizes)
         if self._ranks.count == 1:
             return [len(sizes)], None if None in sizes else samples
@@ -184,7 +185,7 @@ class StreamLoader(RunLoader):
     def _weights(
         self, host: list[Any], sizes: list[int | None], total: int | None, count_items: CountItems | None
     ) -> Sequence[ItemWeight]:
-        """The weights of the batches of an update; those behind the end of `sizes` are borrowed."""
+        """The weights of the batches of an update; those after the end of `sizes` are borrowed."""
         borrowed = [0] * (len(host) - len(sizes))
         if count_items is not None:
             counts = [items_of(batch, count_items) for batch in host[: len(sizes)]]
@@ -196,7 +197,7 @@ class StreamLoader(RunLoader):
     def _micro_batches(
         self, batches: Iterator[Any], weights: Sequence[ItemWeight], numbers: list[int]
     ) -> Iterator[MicroBatch]:
-        """`numbers`: of batches on each rank."""
+        """The batches of an update, given their number on each rank."""
         last = len(weights) - 1
         for index, batch in enumerate(batches):
             is_borrowed = index >= numbers[self._ranks.index]
@@ -237,11 +238,11 @@ class StreamLoader(RunLoader):
     def _measured_batches(
         self, feed: DeviceFeed, counter: ItemCounter | None = None
     ) -> Iterator[tuple[Any, int | None]]:
-        """The batches of a pass and their sizes; an empty one would be one too many for most models."""
+        """The batches of a pass and their sizes, without empty ones, which most models can't handle."""
         counter = counter or ItemCounter(None)
         samples, expected = 0, self.num_samples if self._has_stream else None
-        # Else a pass may well yield less: the share of a rank, what is left after a resume, or only full batches.
-        is_whole = self._ranks.count == 1 and not self._fetcher.goes_on_in(self._epoch)
+        # Otherwise a pass may yield less: the share of a rank, the rest after a resume, or only full batches.
+        is_whole = self._ranks.count == 1 and not self._fetcher.resumes_within(self._epoch)
         is_whole &= not getattr(self.source, "drop_last", False)
         for batch in feed(counter.over(self.waiting.over(self._fetcher.fetch(self._epoch)))):
             counter.advance()
@@ -253,15 +254,15 @@ class StreamLoader(RunLoader):
             if expected is not None and samples > expected:
                 warnings.warn(
                     f"The {type(self.dataset).__name__} says that it has {expected} samples but yields more. With "
-                    "several workers each yields the whole stream, unless the dataset asks "
-                    "`torch.utils.data.get_worker_info()` for its share: use num_workers=1, or share it out there.",
+                    "several workers each yields the whole stream, unless the dataset divides it by means of "
+                    "`torch.utils.data.get_worker_info()`: do this, or use num_workers=1.",
                     stacklevel=2,
                 )
                 expected = None
         if is_whole and expected is not None and 0 < samples < expected:
             warnings.warn(
-                f"The {type(self.dataset).__name__} says that it has {expected} samples but yields {samples}. How many "
-                "updates a run has, and the schedule of its learning rate, follow from what it says: correct its "
+                f"The {type(self.dataset).__name__} says that it has {expected} samples but yields {samples}. The "
+                "number of updates of a run and the schedule of its learning rate depend on this number: correct "
                 "`__len__`.",
                 stacklevel=2,
             )

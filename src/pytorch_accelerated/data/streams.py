@@ -1,4 +1,4 @@
-"""Streams that know where they are: an `IterableDataset` with a state, in this process or in workers."""
+"""Streams that know their position: an `IterableDataset` with a state, in this process or in workers."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ _END: Final = object()
 
 
 def has_state(source: Any) -> bool:
-    """Whether `source` can say where it is, and go on from there."""
+    """Whether `source` can save its position and resume from it."""
     has_methods = all(callable(getattr(source, name, None)) for name in ("state_dict", "load_state_dict"))
     return has_methods and not is_hub_stream(source)
 
 
 def knows_position(dataset: Any) -> bool:
-    """Whether a pass over `dataset` can go on from a state: of the dataset, or of its samples."""
+    """Whether a pass over `dataset` can resume from a state of the dataset or of its samples."""
     return has_state(dataset) or is_exact_hub_stream(dataset)
 
 
 def is_stateful_loader(loader: Any) -> bool:
-    """Whether `loader` is torchdata's `StatefulDataLoader`, and no subclass with a mind of its own."""
+    """Whether `loader` is torchdata's `StatefulDataLoader`, not a subclass."""
     kind = type(loader)
     return kind.__name__ == "StatefulDataLoader" and kind.__module__.startswith("torchdata.")
 
 
 @contextlib.contextmanager
 def fetching_under(key: int) -> Iterator[None]:
-    """Seed the host generators with `key`. In this process, unlike in a worker, others draw from them too."""
+    """Seed the host generators with `key`; restore them at the end of the block, except in a worker."""
     if get_worker_info() is not None:
         seed_host_generators(key)
         yield
@@ -45,19 +45,19 @@ def fetching_under(key: int) -> Iterator[None]:
 
 
 class KeyedStream(IterableDataset[Any]):
-    """This rank's batches of a stream, each fetched and collated under a key of its own.
+    """This rank's batches of a stream, each fetched and collated under its own key.
 
-    It always knows where it is: the batches read ahead by a worker are known to `state_dict` of that worker only.
+    The object always knows its position. In a worker, that includes the batches that the worker has read ahead.
 
     Args:
-        loader: says how: dataset, batch size, `drop_last`, collate function.
+        loader: has the dataset, batch size, `drop_last` and collate function.
         seed: mixed into the keys.
         rank: of this process.
-        ranks: those that share the stream out among them, each taking its part of every global batch.
+        ranks: the number of ranks; each takes its part of every global batch.
 
     Attributes:
         dataset: the user's.
-        epoch: of the next pass; told before workers are started.
+        epoch: of the next pass; to be set before workers are started.
     """
 
     def __init__(self, loader: DataLoader[Any], *, seed: int, rank: int, ranks: int) -> None:
@@ -79,7 +79,7 @@ class KeyedStream(IterableDataset[Any]):
             self._rewind()
         self._is_resumed = False
         worker = get_worker_info()
-        # Persistent workers are not told of later epochs.
+        # Persistent workers don't learn of later epochs.
         epoch = self.epoch + (0 if worker is None else self._passes)
         self._passes += 1
         key = ("stream", self._seed, epoch, 0 if worker is None else worker.id)
@@ -87,7 +87,7 @@ class KeyedStream(IterableDataset[Any]):
         return self._batches(*key)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the current pass is, and what the dataset and its iterator say about themselves."""
+        """The position in the current pass, and the states of the dataset and its iterator."""
         return {
             "batches": self._batches_read,
             "samples": self._samples_read,
@@ -97,7 +97,7 @@ class KeyedStream(IterableDataset[Any]):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let the next pass go on from `state`, if that was taken within one."""
+        """Resume from `state` in the next pass, if it was taken within a pass."""
         self._rewind()
         if state["dataset"] is not None:
             self.dataset.load_state_dict(state["dataset"])
@@ -110,7 +110,7 @@ class KeyedStream(IterableDataset[Any]):
             return
         self._batches_read, self._samples_read, self._is_exhausted = batches, samples, state["is_exhausted"]
         if self._is_exhausted:
-            return  # there is nothing left, but maybe a last batch to be used
+            return  # at most an incomplete last batch is left
         self._samples = self._begin()
         if state["iterator"] is not None:
             self._samples.load_state_dict(state["iterator"])
@@ -124,7 +124,7 @@ class KeyedStream(IterableDataset[Any]):
         return HubSamples(self.dataset) if is_exact_hub_stream(self.dataset) else iter(self.dataset)
 
     def _read_again(self, *key: object) -> None:
-        """Read what has been used, under the same keys: it may be drawn at random, or be made ahead of its batch."""
+        """Read used samples again, under the same keys: samples may be random, or prepared before their batch."""
         while self._batches_read < self._batches_to_read_again:
             with fetching_under(mixed_seed(*key, self._batches_read)):
                 if self._next_samples() is _END:
@@ -146,7 +146,7 @@ class KeyedStream(IterableDataset[Any]):
         return _END if samples is _END else self._collate_fn(samples)
 
     def _next_samples(self) -> Any:
-        """What the next batch is made of."""
+        """The samples of the next batch."""
         samples = self._own_samples()
         if self._batch_size is None:
             return next(samples, _END)
@@ -154,7 +154,7 @@ class KeyedStream(IterableDataset[Any]):
         return _END if not batch or (self._drop_last and len(batch) < self._batch_size) else batch
 
     def _own_samples(self) -> Iterator[Any]:
-        """What is left of this rank's samples."""
+        """The remaining samples of this rank."""
         if self._samples is None and not self._is_exhausted:
             self._samples = self._begin()
         while not self._is_exhausted:

@@ -1,4 +1,4 @@
-"""What a run gets from a loader: its batches, in the updates of a training pass or the rounds of an evaluation."""
+"""The interface between loaders and the loop: the updates of a training pass, and the rounds of an evaluation."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class MicroBatch(NamedTuple):
 
     Attributes:
         batch: on the trainer's device.
-        weight: what its mean loss is multiplied with, so that the update's gradient is the mean over all items of
-            the update on all ranks; None where the number of items is not known beforehand.
-        is_last: whether the update is complete after it.
-        is_borrowed: whether it only keeps this rank in step with the others and counts nowhere.
-        has_empty_rank: whether that is so for some rank; known to all ranks.
-        items: the mean loss is taken over, if `count_batch_items` has counted them and the weight follows from it.
+        weight: the factor of its mean loss that makes the update's gradient the mean over all items of the update on
+            all ranks; None if the number of items is not known in advance.
+        is_last: whether it completes the update.
+        is_borrowed: whether it only keeps this rank in step with the others and does not count.
+        has_empty_rank: whether the batch of some rank is borrowed; known to all ranks.
+        items: the number of items in its mean loss, if `count_batch_items` determined the weight.
     """
 
     batch: Any
@@ -44,11 +44,11 @@ class MicroBatch(NamedTuple):
 
 
 class Update(NamedTuple):
-    """What one optimizer update consumes.
+    """The input of one optimizer update.
 
     Attributes:
-        micro_batches: those of this rank, in order, made as they are asked for.
-        samples: over all ranks; where batches have no size that can be told, the number of them on a rank.
+        micro_batches: of this rank, in order, created on demand.
+        samples: over all ranks; the number of batches on a rank if the sizes of batches are unknown.
     """
 
     micro_batches: Iterable[MicroBatch]
@@ -64,11 +64,11 @@ class Round(NamedTuple):
     """One batch per rank of an evaluation or prediction.
 
     Attributes:
-        batch: this rank's, on the trainer's device; None if it has no samples in this round, unless it borrows some.
+        batch: this rank's, on the trainer's device; None if the rank has no samples in this round and borrows none.
         start: position of the batch's first sample in the order of the whole pass.
         has_empty_rank: whether some rank has no samples; known to all ranks.
-        is_idle: whether this rank has none.
-        items: of the batch, if they were to be counted and could be.
+        is_idle: whether this rank has no samples.
+        items: the number of items in the batch, if `count_batch_items` has counted them.
     """
 
     batch: Any
@@ -78,7 +78,7 @@ class Round(NamedTuple):
     items: int | None = None
 
 
-# What scripts ask a torch `DataLoader` for, where the batches come from something else.
+# Defaults for the attributes that scripts expect of a torch `DataLoader`, if the batches come from another object.
 _WITHOUT_LOADER: Mapping[str, Any] = {
     "sampler": None,
     "batch_sampler": None,
@@ -96,10 +96,10 @@ _WITHOUT_LOADER: Mapping[str, Any] = {
 
 
 def items_of(batch: Any, count_items: CountItems) -> int | None:
-    """What `count_items` makes of a host batch, as a plain number; None if it cannot tell.
+    """The result of `count_items` for a host batch, as a plain number or None.
 
     Raises:
-        HookOutputError: if that is no number, or below 0.
+        HookOutputError: if the result is not a number, or below 0.
     """
     count: Any = count_items(batch)
     if isinstance(count, torch.Tensor) and count.numel() == 1:
@@ -108,12 +108,12 @@ def items_of(batch: Any, count_items: CountItems) -> int | None:
         return count  # type: ignore[return-value]
     raise HookOutputError(
         f"`count_batch_items` returned {count!r} ({type(count).__name__}), but a batch is weighted by the number of "
-        "items that its loss is the mean of. Return a whole number of at least 0, or None where it cannot be told."
+        "items in its mean loss. Return a whole number of at least 0, or None if it is unknown."
     )
 
 
 class ItemWeight(NamedTuple):
-    """What `weight` and `items` of a `MicroBatch` are; see there."""
+    """`weight` and `items` of a `MicroBatch`."""
 
     weight: float | None
     items: int | None = None
@@ -123,10 +123,10 @@ class ItemCounter:
     """Counts the items of host batches on their way to the device.
 
     Args:
-        count_items: counts those of a batch; where it is None, nothing is counted.
+        count_items: counts the items of a batch; None: nothing is counted.
 
     Attributes:
-        items: of the batch that was reached last.
+        items: of the current batch.
     """
 
     def __init__(self, count_items: CountItems | None) -> None:
@@ -136,7 +136,7 @@ class ItemCounter:
         self._reached = 0
 
     def over(self, host_batches: Iterator[Any]) -> Iterator[Any]:
-        """The same batches. They may be fetched further ahead than `advance` has come."""
+        """The same batches, which may be fetched ahead of calls of `advance`."""
         return host_batches if self._count_items is None else self._counted(host_batches, self._count_items)
 
     def _counted(self, host_batches: Iterator[Any], count_items: CountItems) -> Iterator[Any]:
@@ -145,10 +145,10 @@ class ItemCounter:
             yield batch
 
     def advance(self) -> None:
-        """Reach the next batch.
+        """Make the next batch the current one.
 
         Raises:
-            HookOutputError: if only some batches can be counted, so that there is no mean that all of them fit into.
+            HookOutputError: if only some batches can be counted, so that their losses have no common mean.
         """
         if self._count_items is None:
             return
@@ -157,34 +157,34 @@ class ItemCounter:
         if self._reached > 1 and (before is None) is not (self.items is None):
             raise HookOutputError(
                 "`count_batch_items` returned a number for some batches of the evaluation, and None for others, so "
-                "their losses cannot be put into one mean. Return a number for all of them, or for none."
+                "their losses have no common mean. Return a number for all of them, or for none."
             )
 
 
 class RunLoader(ABC):
-    """This rank's batches of what a user's loader describes.
+    """This rank's batches of the data that a user's loader describes.
 
-    Any other attribute is that of the user's loader; without one, what torch's `DataLoader` has by default.
+    All other attributes are those of the user's loader, or else the defaults of torch's `DataLoader`.
 
     Args:
         source: the user's loader.
         ranks: the processes.
-        seed: of everything that is random about the batches.
+        seed: of everything random about the batches.
         accumulation_steps: batches of a rank per update.
-        feed: takes host batches to the trainer's device.
+        feed: moves host batches to the trainer's device.
 
     Attributes:
         source: the user's loader.
-        seed: of everything that is random about the batches.
+        seed: of everything random about the batches.
         dataset: the user's, if there is one.
-        batch_size: samples of a batch on this rank; None where they vary, or nobody tells.
-        drop_last: whether samples that fill no batch are left out.
-        num_workers: processes that fetch; None if nobody tells.
-        waiting: how long host batches had to be waited for.
-        is_sharded: whether each rank has data of its own.
-        is_shuffled: whether the samples of each epoch come in a random order of ours.
-        is_vectorised: whether a batch is one indexing operation in this process.
-        announcement: what the user should know of the batches; None for nothing.
+        batch_size: samples of a batch on this rank; None if they vary or are unknown.
+        drop_last: whether samples that do not fill a batch are left out.
+        num_workers: the number of processes that fetch; None if unknown.
+        waiting: the time that the run waited for host batches.
+        is_sharded: whether each rank has different data already.
+        is_shuffled: whether we shuffle the samples of each epoch.
+        is_vectorised: whether fetching a batch is one indexing operation in this process.
+        announcement: a line for the user about the batches, or None.
         max_batches: of this rank, after which every pass ends; None for no limit.
     """
 
@@ -210,10 +210,10 @@ class RunLoader(ABC):
         self._feed = feed
         self._epoch = 0
 
-    if not TYPE_CHECKING:  # else a misspelt attribute of ours would have every type
+    if not TYPE_CHECKING:  # otherwise type checkers would accept any misspelt attribute
 
         def __getattr__(self, name: str) -> Any:
-            # The source's own position is not that of the run; an object without a source is still being made.
+            # The source's position is not that of the run. An object without a source is still being constructed.
             if name.startswith("__") or name in ("source", "state_dict", "load_state_dict"):
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
             if not isinstance(self.source, DataLoader) and name in _WITHOUT_LOADER:
@@ -222,7 +222,7 @@ class RunLoader(ABC):
 
     @functools.cached_property
     def fingerprint(self) -> Fingerprint:
-        """Which rows these are, of those that all ranks share. The first time, some of them are fetched."""
+        """The fingerprint of rows that all ranks share. The first access fetches some of them."""
         return Fingerprint() if self.is_sharded else fingerprint_of(self.source)
 
     @property
@@ -232,7 +232,7 @@ class RunLoader(ABC):
 
     @property
     def total_batch_size(self) -> int | None:
-        """Samples of a batch over all ranks; None where they vary, or nobody tells."""
+        """Samples of a batch over all ranks; None if they vary or are unknown."""
         size = self.batch_size
         if size is None:
             size = getattr(getattr(self.source, "batch_sampler", None), "batch_size", None)
@@ -240,7 +240,7 @@ class RunLoader(ABC):
 
     @property
     def total_dataset_length(self) -> int | None:
-        """Samples of the dataset; None if nobody tells."""
+        """Samples of the dataset; None if unknown."""
         try:
             return len(self.dataset)
         except TypeError:
@@ -249,32 +249,28 @@ class RunLoader(ABC):
     @property
     @abstractmethod
     def num_samples(self) -> int | None:
-        """Samples of one pass over all ranks, and those that `drop_last` leaves out; None if nobody tells."""
+        """Samples of one pass over all ranks, including those that `drop_last` leaves out; None if unknown."""
 
     @property
     @abstractmethod
     def num_batches(self) -> int | None:
-        """Batches of this rank in one pass: of training, evaluation or prediction; None if nobody tells."""
+        """Batches of this rank in one pass of training, evaluation or prediction; None if unknown."""
 
     @property
     def num_updates(self) -> int | None:
-        """Updates of one training pass; None if nobody tells."""
+        """Updates of one training pass; None if unknown."""
         return None if self.num_batches is None else -(-self.num_batches // self._accumulation_steps)
 
     @abstractmethod
     def __len__(self) -> int:
-        """Batches of this rank in one pass.
-
-        Raises:
-            TypeError: if nobody tells.
-        """
+        """Batches of this rank in one pass; a TypeError if unknown."""
 
     @abstractmethod
     def __iter__(self) -> Iterator[Any]:
-        """The batches of one pass that count."""
+        """The batches of one pass, without borrowed ones."""
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which pass comes next; epochs count from 0."""
+        """Set the epoch of the next pass, counted from 0."""
         self._epoch = epoch
 
     def limited(self, max_batches: int) -> RunLoader:
@@ -301,7 +297,7 @@ class RunLoader(ABC):
         """The updates of a training pass.
 
         Args:
-            start: samples of this epoch that have been used already, over all ranks.
+            start: samples of this epoch that were already used, over all ranks.
             batches_done: the batches of this rank that they came in; they count towards `max_batches`.
             count_items: counts the items of a host batch, where an item of the loss is not a sample; the update is
                 then read ahead in host memory.
@@ -312,18 +308,18 @@ class RunLoader(ABC):
         """The rounds of an evaluation or prediction pass: every sample once, or `max_batches` rounds.
 
         Args:
-            borrows: give a rank that has no samples in a round those of another round.
+            borrows: give a rank without samples in a round those of another round.
             count_items: counts the items of a host batch, where an item of the loss is not a sample.
         """
 
     def close(self) -> None:
-        """End worker processes, which otherwise wait for the next pass."""
+        """Stop worker processes, which otherwise wait for the next pass."""
         self._fetcher.close()
 
     def _weights_of_items(self, counts: Sequence[int | None], sizes: Sequence[int | None]) -> Sequence[ItemWeight]:
         """The weights of this rank's batches in an update, from the number of items in each.
 
-        Where some rank cannot tell (None), samples count instead. Must be called by all ranks.
+        If a count is unknown (None) on any rank, samples are used instead. Must be called by all ranks.
 
         Raises:
             DataError: if no rank has any item.
@@ -337,8 +333,8 @@ class RunLoader(ABC):
         (total,) = self._ranks.sum([sum(number or 0 for number in numbers)])
         if total == 0:
             raise DataError(
-                "An update has no items at all: `count_batch_items` returned 0 for each of its batches. A mean over "
-                "nothing is not defined; leave such batches out of the dataset."
+                "An update has no items at all: `count_batch_items` returned 0 for each of its batches. The mean of no "
+                "items is undefined; leave such batches out of the dataset."
             )
         return [
             ItemWeight(self._ranks.count * (number or 0) / total, number if are_items else None) for number in numbers

@@ -1,4 +1,4 @@
-"""The worker processes of loaders: how they begin, what they leave to the trainer, and that none is left behind."""
+"""The worker processes of loaders: starting them, leaving signals to the trainer, and stopping all of them."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from pytorch_accelerated.compat.torch import end_workers, kept_pass, stop_workers
 from pytorch_accelerated.data.changes import Snapshot
-from pytorch_accelerated.data.worker_watch import BEGUN, IN_WORKER_INIT, WorkerWatch
+from pytorch_accelerated.data.worker_watch import IN_WORKER_INIT, STARTED, WorkerWatch
 from pytorch_accelerated.training.signals import leave_to_trainer
 
 
 class WorkerInit:
     """Runs the user's `worker_init_fn` in a worker, where ``get_worker_info().dataset`` is the user's dataset.
 
-    Signals that ask the trainer to end do not end the worker.
+    Signals that ask the trainer to stop do not stop the worker.
 
     Args:
         worker_init_fn: the user's.
         dataset: the user's.
-        workers: how many there are.
-        context: of `multiprocessing` that starts them; None for the usual one.
+        workers: the number of workers.
+        context: the context of `multiprocessing` that starts them; None for the default.
 
     Attributes:
-        watch: of waits for the workers.
+        watch: watches waits for the workers.
     """
 
     def __init__(self, worker_init_fn: Callable[[int], None] | None, dataset: Any, workers: int, context: Any) -> None:
@@ -45,24 +45,24 @@ class WorkerInit:
         return {**vars(self), "_copied": None}
 
     def expect_new_workers(self, dataset: Any) -> None:
-        """Before workers are started that will keep `dataset`, if it is given, as it is now."""
+        """To be called before workers are started; `dataset` is what persistent ones will keep a copy of, or None."""
         self.watch.expect_new_workers()
-        # The passes of a stream change it.
+        # Passes over a stream change it, so streams are not compared.
         self._copied = None if dataset is None or isinstance(dataset, IterableDataset) else Snapshot(dataset)
 
     def is_outdated(self, dataset: Any) -> bool:
-        """Whether `dataset` is no longer what the workers keep."""
+        """Whether `dataset` was changed since the workers copied it."""
         return self._copied is not None and not self._copied.is_of(dataset)
 
     def __call__(self, worker_id: int) -> None:
         info = get_worker_info()
         assert info is not None
-        object.__setattr__(info, "dataset", self.dataset)  # torch's own setter refuses
+        object.__setattr__(info, "dataset", self.dataset)  # torch's own setter refuses this
         leave_to_trainer()
         self.watch.tell_stage(worker_id, IN_WORKER_INIT)
         if self.worker_init_fn is not None:
             self.worker_init_fn(worker_id)
-        self.watch.tell_stage(worker_id, BEGUN)
+        self.watch.tell_stage(worker_id, STARTED)
 
 
 def _start_method(context: Any) -> str:
@@ -71,10 +71,10 @@ def _start_method(context: Any) -> str:
 
 
 def begin_pass(loader: DataLoader[Any]) -> Iterator[Any]:
-    """The batches of `loader`, maybe from workers, which do not outlive this process.
+    """Iterate over `loader`. Its workers, if any, will not outlive this process.
 
-    Workers that persist have a copy of the dataset. If that was changed since, by a callback that switches off an
-    augmentation for instance, new ones are started.
+    Persistent workers have a copy of the dataset. If the dataset has changed since (a callback may have switched off an
+    augmentation), new workers are started.
     """
     init = loader.worker_init_fn if isinstance(loader.worker_init_fn, WorkerInit) else None
     if init is not None:
@@ -92,17 +92,17 @@ def begin_pass(loader: DataLoader[Any]) -> Iterator[Any]:
 
 @functools.cache
 def _passes_with_workers() -> WeakKeyDictionary[Iterator[Any], int]:
-    """Passes, and the processes that began them, which end their workers if they end in the middle of a pass.
+    """Iterators with workers, and the process that created each of them. Stops the workers when the process exits.
 
-    That can be where a run is in a thread. Python would only ask the workers to end, by a signal that they leave to
-    the trainer, and wait for them for ever.
+    A process can exit within a pass if the run is in a thread. Python would then send the workers a signal, which they
+    leave to the trainer, and wait for them forever.
     """
     passes: WeakKeyDictionary[Iterator[Any], int] = WeakKeyDictionary()
 
     def stop_all() -> None:
         with contextlib.ExitStack() as each:
             for batches, process in list(passes.items()):
-                if process == os.getpid():  # else this is a fork of it
+                if process == os.getpid():  # otherwise this is a fork of that process
                     each.callback(stop_workers, batches)
 
     atexit.register(stop_all)
@@ -110,10 +110,10 @@ def _passes_with_workers() -> WeakKeyDictionary[Iterator[Any], int]:
 
 
 def end_pass(loader: DataLoader[Any] | None, batches: Iterator[Any] | None) -> None:
-    """End the workers of the pass `batches` over `loader`, so that the next pass starts new ones.
+    """Stop the workers of the pass `batches` over `loader`, so that the next pass starts new ones.
 
-    Left to the garbage collector, they cost five seconds each: if the iterator is part of a reference cycle, as those
-    of a trainer and its callbacks are, its queues are closed before the word to end could be sent through them.
+    Left to the garbage collector, each worker would cost five seconds: if the iterator is part of a reference cycle,
+    as are those of a trainer and its callbacks, its queues are closed before the workers can be told to stop.
     """
     if loader is not None:
         end_workers(loader, batches)
@@ -121,7 +121,7 @@ def end_pass(loader: DataLoader[Any] | None, batches: Iterator[Any] | None) -> N
 
 @contextlib.contextmanager
 def no_workers_left_on_error(loader: DataLoader[Any] | None) -> Iterator[None]:
-    """End the workers of an iterator that fails while it starts them: only its traceback knows it then."""
+    """Stop the workers of an iterator that fails while starting them; it can be found only in the traceback."""
     try:
         yield
     except BaseException as error:

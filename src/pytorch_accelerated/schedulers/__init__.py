@@ -1,4 +1,4 @@
-"""Learning-rate schedules that step once per optimizer update, and the bases to write others on."""
+"""Learning-rate schedulers that step once per optimizer update, and base classes for your own."""
 
 from pytorch_accelerated.schedulers.cosine_scheduler import CosineLrScheduler
 from pytorch_accelerated.schedulers.decay_scheduler import LinearLrScheduler, PolynomialLrScheduler

@@ -1,7 +1,7 @@
-"""States that hold a scheduler's attributes, as pytorch-accelerated 0.1 saves them in checkpoints.
+"""Scheduler states of pytorch-accelerated 0.1, which hold the attributes of the scheduler.
 
-They have the number of updates as ``num_updates`` or ``_num_updates``, where they have it at all, the values that
-groups are scheduled from as ``base_lr_values``, and the settings, partly under names of their own.
+The number of updates, if present, is ``num_updates`` or ``_num_updates``, the base values of groups are
+``base_lr_values``, and some settings have other names than here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pytorch_accelerated.errors import InvalidCheckpointError
 
 _COUNTERS = ("num_updates", "_num_updates")
 _BASE_VALUES = "base_lr_values"
-# What follows from the other entries.
+# These follow from the other entries.
 _DERIVED = {"_initial_param_group_field", "checkpoint_decay_info", "previous_checkpoint_step"}
 _OUR_NAMES: dict[str, str] = {
     "lr_min_ratio": "min_lr_ratio",
@@ -30,42 +30,42 @@ _MISSING = object()
 
 
 def holds_attributes(state: Mapping[str, Any]) -> bool:
-    """Whether `state` is of that kind."""
+    """Whether `state` has the form of version 0.1."""
     return "values" not in state and not {*_COUNTERS, _BASE_VALUES}.isdisjoint(state)
 
 
 def in_own_form(state: Mapping[str, Any], live: Mapping[str, Any]) -> dict[str, Any]:
-    """What `state` tells, in the form of our states.
+    """`state` in the form of our own states.
 
     Args:
-        state: one that `holds_attributes`.
-        live: the state of the scheduler that is going to take it over; what `state` does not tell stays as it is there.
+        state: passed `holds_attributes`.
+        live: the state of the scheduler that will load the result; provides what `state` lacks.
 
     Raises:
-        InvalidCheckpointError: if the counter is no number of updates, or a base value no number.
+        InvalidCheckpointError: if the counter is not a number of updates, or a base value is not a number.
     """
     base_values = state.get(_BASE_VALUES, live["base_values"])
     if not isinstance(base_values, (list, tuple)) or not all(_is_number(value) for value in base_values):
         raise InvalidCheckpointError(
-            f"The state of the scheduler has {_BASE_VALUES}={base_values!r}, which is no list of numbers, one for each "
-            "parameter group. Use another one, or load without it."
+            f"The state of the scheduler has {_BASE_VALUES}={base_values!r}, but this must be a list with one number "
+            "for each parameter group. Use another one, or load without it."
         )
     own = {**live, "base_values": [float(value) for value in base_values]}
     count = _counter(state)
     if count is not None and "last_update" in live:
         if not isinstance(count, int) or isinstance(count, bool) or count < -1:
             raise InvalidCheckpointError(
-                f"The state of the scheduler has counted {count!r} updates, which is no number of them. Use another "
+                f"The state of the scheduler has {count!r} for the number of updates, which is invalid. Use another "
                 "one, or load without it."
             )
         own["last_update"] = count
     return own
 
 
-def left_behind(scheduler: object, state: Mapping[str, Any]) -> str | None:
-    """What of a state that `holds_attributes` a scheduler does not take over, for a warning; None if that is nothing.
+def ignored_parts(scheduler: object, state: Mapping[str, Any]) -> str | None:
+    """A warning about the parts of a state of version 0.1 that a scheduler ignores; None if it uses all of them.
 
-    A scheduler keeps the settings that it was made with, which are those of the run.
+    A scheduler keeps the settings that it was made with, because they are those of the run.
     """
     complaints = []
     others = [
@@ -76,12 +76,12 @@ def left_behind(scheduler: object, state: Mapping[str, Any]) -> str | None:
     ]
     if others:
         complaints.append(
-            "It keeps the settings that it was made with, so these of the saved state are left out: "
+            "It keeps the settings that it was made with, so these settings in the saved state are ignored: "
             f"{', '.join(others)}. Make it with the same ones to follow the same curve."
         )
     if _counter(state) is None:
         complaints.append(
-            "The state does not tell how many updates were finished, so the schedule stays where it is. Call "
+            "The state does not include the number of finished updates, so the schedule stays where it is. Call "
             "`scheduler.step_update(number_of_finished_updates)` to set it."
         )
     return " ".join(complaints) or None

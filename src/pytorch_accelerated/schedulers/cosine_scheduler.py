@@ -18,17 +18,17 @@ SchedulerT = TypeVar("SchedulerT", bound="CosineLrScheduler")
 class CosineLrScheduler(DecayLrScheduler):
     """A linear warmup, half a cosine from the end of the warmup to the start of the cooldown, then the minimum.
 
-    Of T updates between warmup and cooldown, update t has
+    With T updates between warmup and cooldown, the rate of update t is
     ``lr_min + 0.5 * (peak - lr_min) * (1 + cos(pi * t**k_decay / T**k_decay))``. The peak is each group's own rate.
 
     Args:
         optimizer: the optimizer.
-        total_num_epochs: epochs of the run, warmup and cooldown included.
+        total_num_epochs: epochs of the run, including warmup and cooldown.
         num_update_steps_per_epoch: optimizer updates per epoch.
         k_decay: above 1 the rate stays high for longer and falls faster later; below 1 the other way round.
         lr_min: the minimum; a group with a lower peak stays at its peak.
         min_lr_ratio: if given, the minimum is this share of each group's peak instead.
-        num_warmup_epochs: duration of the warmup; may be a fraction, is rounded to updates.
+        num_warmup_epochs: duration of the warmup, which may be a fraction; rounded to updates.
         warmup_starting_lr: rate of update 0 of the warmup; a group with a lower peak starts at its peak.
         warmup_starting_lr_ratio: if given, update 0 has this share of each group's peak instead.
         num_cooldown_epochs: how long the minimum is kept at the end of the run; rounded to updates.
@@ -79,7 +79,7 @@ class CosineLrScheduler(DecayLrScheduler):
         warmup_starting_lr_ratio: float | None = None,
         num_cooldown_epochs: float | Placeholder = 0,
     ) -> functools.partial[SchedulerT]:
-        """A function of the optimizer that makes this scheduler, for the `create_scheduler_fn` of `Trainer.train`.
+        """A function that makes this scheduler for an optimizer, for the `create_scheduler_fn` of `Trainer.train`.
 
         The arguments are those of the constructor; numbers that are known when the run starts may be left out or
         expressed with `TrainerPlaceholderValues`.

@@ -1,4 +1,4 @@
-"""Learning rates that fall from the peak to a minimum over a run of known length."""
+"""Learning rates that decay from the peak to a minimum over a run of known length."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ SchedulerT = TypeVar("SchedulerT", bound="DecayLrScheduler")
 
 
 class DecayLrScheduler(WarmupLrScheduler):
-    """A linear warmup to each group's own learning rate, its peak, then a decay to a minimum that is kept.
+    """A linear warmup to each group's own learning rate (its peak), then a decay to a minimum, which is kept.
 
-    The first update after the warmup has the peak. The minimum is reached with the first update of the cooldown, or,
+    The first update after the warmup uses the peak. The minimum is reached in the first update of the cooldown or,
     without a cooldown, after the last update of the run. Subclasses define the shape of the decay.
 
     Args:
         optimizer: the optimizer.
-        total_num_epochs: epochs of the run, warmup and cooldown included.
+        total_num_epochs: epochs of the run, including warmup and cooldown.
         num_update_steps_per_epoch: optimizer updates per epoch.
         lr_min: the minimum; a group with a lower peak stays at its peak.
         min_lr_ratio: if given, the minimum is this share of each group's peak instead.
-        num_warmup_epochs: duration of the warmup; may be a fraction, is rounded to updates.
+        num_warmup_epochs: duration of the warmup, which may be a fraction; rounded to updates.
         warmup_starting_lr: rate of update 0 of the warmup; a group with a lower peak starts at its peak.
         warmup_starting_lr_ratio: if given, update 0 has this share of each group's peak instead.
         num_cooldown_epochs: how long the minimum is kept at the end of the run; rounded to updates.
@@ -63,11 +63,11 @@ class DecayLrScheduler(WarmupLrScheduler):
             (
                 total_updates > 0,
                 f"total_num_epochs={total_num_epochs} of num_update_steps_per_epoch={num_update_steps_per_epoch} "
-                "leave no update to schedule: give a longer run.",
+                "leave no updates to schedule: make the run longer.",
             ),
             (
                 num_cooldown_epochs >= 0,
-                f"num_cooldown_epochs={num_cooldown_epochs} is no duration: give 0 for no cooldown, or more.",
+                f"num_cooldown_epochs={num_cooldown_epochs} is negative: give 0 for no cooldown, or more.",
             ),
             (
                 self.num_warmup_updates + num_cooldown_updates <= total_updates,
@@ -85,7 +85,7 @@ class DecayLrScheduler(WarmupLrScheduler):
 
     @classmethod
     def create_scheduler_fn(cls: type[SchedulerT], **kwargs: Any) -> functools.partial[SchedulerT]:
-        """A function of the optimizer that makes this scheduler: see `WarmupLrScheduler.create_scheduler_fn`."""
+        """A function that makes this scheduler for an optimizer, see `WarmupLrScheduler.create_scheduler_fn`."""
         return super().create_scheduler_fn(**{"total_num_epochs": TrainerPlaceholderValues.NUM_EPOCHS, **kwargs})
 
     def get_lr_after_warmup(self, num_updates: int, peak: float) -> float:
@@ -98,28 +98,22 @@ class DecayLrScheduler(WarmupLrScheduler):
 
     @abc.abstractmethod
     def get_height(self, progress: float) -> float:
-        """The height above the minimum, as a share of that of the peak: 1 at `progress` 0, falling to 0 at 1."""
+        """The position between minimum and peak: 1 (the peak) at `progress` 0, falling to 0 (the minimum) at 1."""
 
 
 class LinearLrScheduler(DecayLrScheduler):
     """A linear warmup, then a straight line to the minimum. The arguments are those of `DecayLrScheduler`."""
 
     def get_height(self, progress: float) -> float:
-        """What is left."""
+        """The remaining share of the decay."""
         return 1 - progress
 
 
 class PolynomialLrScheduler(DecayLrScheduler):
-    """A linear warmup, then a power of what is left of the run, down to the minimum.
+    """A linear warmup, then a polynomial decay to the minimum.
 
-    Args:
-        optimizer: the optimizer.
-        total_num_epochs: see `DecayLrScheduler`, as all others but one.
-        num_update_steps_per_epoch: optimizer updates per epoch.
-        power: the rate falls as ``(1 - progress) ** power``: 1 is a line, 2 falls fast and ends gently.
-
-    Raises:
-        ConfigurationError: if an argument is out of its range, or warmup and cooldown are longer than the run.
+    The arguments are those of `DecayLrScheduler`, and `power`: the rate falls as ``(1 - progress) ** power``, so 1 is a
+    line, and 2 falls fast and ends gently.
     """
 
     def __init__(
@@ -150,5 +144,5 @@ class PolynomialLrScheduler(DecayLrScheduler):
         self.power = power
 
     def get_height(self, progress: float) -> float:
-        """A power of what is left."""
+        """A power of the remaining share of the decay."""
         return math.pow(1 - progress, self.power)

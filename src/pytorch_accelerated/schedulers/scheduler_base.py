@@ -1,4 +1,4 @@
-"""What every scheduler does: set one field of an optimizer's parameter groups from the number of updates."""
+"""Base classes of schedulers, which set one field of an optimizer's parameter groups from the number of updates."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ import torch.distributed as dist
 from torch.optim import Optimizer
 
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, HookOutputError, InvalidCheckpointError
-from pytorch_accelerated.schedulers.attribute_states import holds_attributes, in_own_form, left_behind
+from pytorch_accelerated.schedulers.attribute_states import holds_attributes, ignored_parts, in_own_form
 
 
 class SchedulerBase(abc.ABC):
     """Sets a field of each parameter group, for example the learning rate, before each optimizer update.
 
-    Updates are numbered from 0. Subclasses define `get_updated_values`, the values for a given update; the values of
-    update 0 are set as soon as the constructor has run, the others by `step_update`. There is no communication: every
-    rank steps its own scheduler after each update that was applied.
+    Updates are numbered from 0. Subclasses define `get_updated_values`, the values for a given update. The values of
+    update 0 are set at the end of the constructor, the others by `step_update`. Ranks do not communicate: each steps
+    its own scheduler after each applied update.
 
-    The value that a group has when the scheduler first sees it is the one it is scheduled from. It is kept in the
-    group as ``initial_<field>``, which a saved optimizer brings back. A group that is added later keeps the value it
-    was added with until the next step. Tensors, as capturable optimizers have them, are filled in place.
+    The base value of a group is the value that it has when the scheduler first sees it. It is kept in the group as
+    ``initial_<field>``, which is saved and loaded with the optimizer. A group that is added later keeps its value until
+    the next step. Tensors, as in capturable optimizers, are filled in place.
 
     Args:
         optimizer: the optimizer.
-        param_group_field: the field to set; one number per group, such as "lr", "weight_decay" or "momentum".
+        param_group_field: the field to set, which has one number per group, such as "lr", "weight_decay" or "momentum".
 
     Raises:
         ConfigurationError: if a group has no such field.
-        ArgumentTypeError: if the field is not one number.
+        ArgumentTypeError: if the field is not a single number.
     """
 
     def __init__(self, optimizer: Optimizer, param_group_field: str = "lr") -> None:
@@ -43,14 +43,14 @@ class SchedulerBase(abc.ABC):
         self._adopt_new_groups()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Let the constructor end by setting the values of update 0, which need all that a subclass sets in it."""
+        """Make the constructor set the values of update 0 at its end, when a subclass has set all its attributes."""
         super().__init_subclass__(**kwargs)
         construct = cls.__init__
 
         @functools.wraps(construct)
         def construct_and_set_first_values(self: SchedulerBase, *args: Any, **kwargs: Any) -> None:
             construct(self, *args, **kwargs)
-            if type(self) is cls:  # not the constructor of a parent, called by that of a subclass
+            if type(self) is cls:  # not in the constructor of a parent class
                 self.step_update(0)
 
         cls.__init__ = construct_and_set_first_values  # type: ignore[method-assign]
@@ -64,12 +64,12 @@ class SchedulerBase(abc.ABC):
         """The values for the update that follows `num_updates` finished ones.
 
         Returns:
-            One number for all groups, one per group, or None to leave them as they are.
+            One number for all groups, one number per group, or None to leave the values unchanged.
         """
 
     @property
     def base_lr_values(self) -> list[float]:
-        """The value that each group is scheduled from, one per group, of whatever field is scheduled."""
+        """The base values of the scheduled field, one per group."""
         return [
             float(group.get(self._initial_field, group[self.param_group_field]))
             for group in self.optimizer.param_groups
@@ -79,7 +79,7 @@ class SchedulerBase(abc.ABC):
         """Set the values for the update that follows `num_updates` finished ones.
 
         Raises:
-            HookOutputError: if `get_updated_values` returned another number of values than there are groups.
+            HookOutputError: if the number of values that `get_updated_values` returned is not the number of groups.
         """
         self._adopt_new_groups()
         values = self.get_updated_values(num_updates)
@@ -95,10 +95,10 @@ class SchedulerBase(abc.ABC):
         self._set_values(per_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """The values as they are now and those they are scheduled from: plain values, ready for JSON.
+        """The current values and the base values, as plain values, ready for JSON.
 
-        The arguments of the constructor are not in it: a run that goes on makes its own scheduler first. A subclass
-        that counts anything of its own adds it here and in `load_state_dict`.
+        The arguments of the constructor are not included: a resumed run makes its scheduler first. A subclass with
+        state of its own adds it here and in `load_state_dict`.
         """
         field = self.param_group_field
         return {
@@ -107,22 +107,22 @@ class SchedulerBase(abc.ABC):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Put the values of a saved state into the optimizer.
+        """Restore the values of a saved state in the optimizer.
 
-        A state with the attributes of a scheduler, as pytorch-accelerated 0.1 saves it, sets it to the update that the
-        state tells. What cannot be taken over, a setting that differs for example, is named in a warning.
+        A state of pytorch-accelerated 0.1 sets the scheduler to the update in the state. A warning names its parts that
+        are ignored, for example settings that differ.
 
         Raises:
-            InvalidCheckpointError: if the state is not one of such a scheduler, or has another number of groups.
+            InvalidCheckpointError: if the state belongs to another kind of scheduler, or has another number of groups.
         """
-        is_foreign = holds_attributes(state_dict)
-        own = in_own_form(state_dict, self.state_dict()) if is_foreign else state_dict
+        is_of_old_version = holds_attributes(state_dict)
+        own = in_own_form(state_dict, self.state_dict()) if is_of_old_version else state_dict
         self._check_state(own)
-        self._take_over(own)
-        if is_foreign:
+        self._restore(own)
+        if is_of_old_version:
             if "last_update" in own:
                 self.step_update(own["last_update"] + 1)
-            complaint = left_behind(self, state_dict)
+            complaint = ignored_parts(self, state_dict)
             if complaint is not None and _is_first_process():
                 warnings.warn(f"{type(self).__name__}: {complaint}", stacklevel=2)
 
@@ -141,7 +141,7 @@ class SchedulerBase(abc.ABC):
                 f"optimizer has {num_groups}. Give it the groups it had when the state was saved, then load."
             )
 
-    def _take_over(self, state_dict: dict[str, Any]) -> None:
+    def _restore(self, state_dict: dict[str, Any]) -> None:
         for group, base_value in zip(self.optimizer.param_groups, state_dict["base_values"], strict=True):
             group[self._initial_field] = base_value
         self._set_values(state_dict["values"])
@@ -156,7 +156,7 @@ class SchedulerBase(abc.ABC):
             value = group[field]
             sharing = next((other for other in groups[:index] if other[field] is value), None)
             if isinstance(value, torch.Tensor) and sharing is not None:
-                # The optimizer's default, filled in place for an earlier group: no longer the initial value.
+                # This tensor is the optimizer's default, and was filled in place for an earlier group.
                 group[field] = value.clone()
                 value = sharing[self._initial_field]
             group[self._initial_field] = float(group.get(self._initial_field, value))
@@ -186,10 +186,10 @@ class SchedulerBase(abc.ABC):
 
 
 class StatefulSchedulerBase(SchedulerBase):
-    """A scheduler that counts the updates itself: call `step` after each of them.
+    """A scheduler that counts the updates itself: call `step` after each applied update, not after skipped ones.
 
-    The constructor sets the values of update 0, and the call of `step` after update u sets those of update u + 1, so
-    each value is used exactly once. Call it for updates that were applied, not for skipped ones.
+    The constructor sets the values of update 0, and `step` after update u sets those of update u + 1, so each value is
+    used exactly once.
     """
 
     def __init__(self, optimizer: Optimizer, param_group_field: str = "lr") -> None:
@@ -206,16 +206,16 @@ class StatefulSchedulerBase(SchedulerBase):
         self.step_update(self._num_updates + 2)
 
     def step_update(self, num_updates: int) -> None:
-        """Set the values for the update that follows `num_updates` finished ones, and count on from there."""
+        """Set the values for the update that follows `num_updates` finished ones, and continue counting from there."""
         super().step_update(num_updates)
         self._num_updates = num_updates - 1
 
     def state_dict(self) -> dict[str, Any]:
-        """The counter and the values: plain values, ready for JSON."""
+        """The counter and the values, as plain values, ready for JSON."""
         return {**super().state_dict(), "last_update": self.last_update}
 
-    def _take_over(self, state_dict: dict[str, Any]) -> None:
-        super()._take_over(state_dict)
+    def _restore(self, state_dict: dict[str, Any]) -> None:
+        super()._restore(state_dict)
         self._num_updates = state_dict["last_update"]
 
 

@@ -1,4 +1,4 @@
-"""Learning rates that rise linearly first, and two ways to go on without knowing how long the run is."""
+"""Learning rates with a linear warmup, and two schedules that do not depend on the length of the run."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ SchedulerT = TypeVar("SchedulerT", bound="WarmupLrScheduler")
 
 
 class WarmupLrScheduler(StatefulSchedulerBase):
-    """A linear warmup to each group's own learning rate, its peak, and after that what a subclass says.
+    """A linear warmup to each group's own learning rate (its peak). Subclasses define the schedule after it.
 
-    Update 0 has the starting rate, the first update after the warmup has the peak.
+    Update 0 uses the starting rate, the first update after the warmup uses the peak.
 
     Args:
         optimizer: the optimizer.
         num_update_steps_per_epoch: optimizer updates per epoch.
-        num_warmup_epochs: duration of the warmup; may be a fraction, is rounded to updates.
+        num_warmup_epochs: duration of the warmup, which may be a fraction; rounded to updates.
         warmup_starting_lr: rate of update 0; a group with a lower peak starts at its peak.
         warmup_starting_lr_ratio: if given, update 0 has this share of each group's peak instead.
 
@@ -44,12 +44,12 @@ class WarmupLrScheduler(StatefulSchedulerBase):
             self,
             (
                 num_update_steps_per_epoch > 0,
-                f"num_update_steps_per_epoch={num_update_steps_per_epoch} leaves no update to schedule: "
+                f"num_update_steps_per_epoch={num_update_steps_per_epoch} leaves no updates to schedule: "
                 "give a number above 0.",
             ),
             (
                 num_warmup_epochs >= 0,
-                f"num_warmup_epochs={num_warmup_epochs} is no duration: give 0 for no warmup, or more.",
+                f"num_warmup_epochs={num_warmup_epochs} is negative: give 0 for no warmup, or more.",
             ),
             *check_rate("warmup_starting_lr", warmup_starting_lr, warmup_starting_lr_ratio),
         )
@@ -60,10 +60,10 @@ class WarmupLrScheduler(StatefulSchedulerBase):
 
     @classmethod
     def create_scheduler_fn(cls: type[SchedulerT], **kwargs: Any) -> functools.partial[SchedulerT]:
-        """A function of the optimizer that makes this scheduler, for the `create_scheduler_fn` of `Trainer.train`.
+        """A function that makes this scheduler for an optimizer, for the `create_scheduler_fn` of `Trainer.train`.
 
-        Takes the arguments of the constructor by name; each may be an expression of `TrainerPlaceholderValues`. What
-        the trainer knows itself, the number of epochs and of updates per epoch, may be left out.
+        Takes the arguments of the constructor by name; each may be an expression of `TrainerPlaceholderValues`. The
+        numbers of epochs and of updates per epoch may be left out, since the trainer knows them.
         """
         known = {"num_update_steps_per_epoch": TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH}
         return functools.partial(cls, **{**known, **kwargs})
@@ -84,7 +84,7 @@ class WarmupLrScheduler(StatefulSchedulerBase):
 
 
 class ConstantLrScheduler(WarmupLrScheduler):
-    """A linear warmup, then the peak for ever. The arguments are those of `WarmupLrScheduler`."""
+    """A linear warmup, then the peak. The arguments are those of `WarmupLrScheduler`."""
 
     def get_lr_after_warmup(self, num_updates: int, peak: float) -> float:
         """The peak."""
@@ -92,42 +92,38 @@ class ConstantLrScheduler(WarmupLrScheduler):
 
 
 class InverseSqrtLrScheduler(WarmupLrScheduler):
-    """A linear warmup of w updates, then ``peak * sqrt(w / u)`` in update u; the arguments of `WarmupLrScheduler`.
+    """A linear warmup of w updates, then ``peak * sqrt(w / u)`` in update u. Suits runs of unknown length.
 
-    Without a warmup it is ``peak / sqrt(u + 1)``. It needs no end, and so suits runs of unknown length.
+    Without a warmup, the rate is ``peak / sqrt(u + 1)``. The arguments are those of `WarmupLrScheduler`.
 
     Source: Vaswani et al. (2017), "Attention is all you need", section 5.3.
     """
 
     def get_lr_after_warmup(self, num_updates: int, peak: float) -> float:
-        """The peak, divided by the root of how many times the warmup's duration has passed."""
+        """The peak divided by the square root of the number of updates, in units of the warmup."""
         if self.num_warmup_updates == 0:
             return peak / math.sqrt(num_updates + 1)
         return peak * math.sqrt(self.num_warmup_updates / num_updates)
 
 
 def lowered_rate(peak: float, rate: float, ratio: float | None) -> float:
-    """`ratio` of the peak if it is given, else `rate`, but never above the peak: a frozen group stays at 0."""
+    """`ratio` times the peak if it is given, else `rate`, but never above the peak: a frozen group stays at 0."""
     return min(rate, peak) if ratio is None else ratio * peak
 
 
 def check_rate(name: str, rate: float, ratio: float | None, ratio_name: str | None = None) -> list[tuple[bool, str]]:
-    """What must hold of the two ways to give one learning rate, for `check_arguments`."""
+    """Requirements for a learning rate that may be given in two ways, for `check_arguments`."""
     return [
-        (rate >= 0, f"{name}={rate} would climb the loss: give 0 or more."),
+        (rate >= 0, f"{name}={rate} is negative: give 0 or more."),
         (
             ratio is None or 0 <= ratio <= 1,
-            f"{ratio_name or name + '_ratio'}={ratio} is no share of the peak: give a number from 0 to 1, or None.",
+            f"{ratio_name or name + '_ratio'}={ratio} is not a share of the peak: give a number from 0 to 1, or None.",
         ),
     ]
 
 
 def check_arguments(scheduler: object, *requirements: tuple[bool, str]) -> None:
-    """Raise one error with the complaints of all requirements that do not hold.
-
-    Raises:
-        ConfigurationError: if there are any.
-    """
+    """Raise one `ConfigurationError` with the complaints of all requirements that do not hold."""
     complaints = [complaint for holds, complaint in requirements if not holds]
     if complaints:
         raise ConfigurationError(f"{type(scheduler).__name__} cannot be made. " + " ".join(complaints))

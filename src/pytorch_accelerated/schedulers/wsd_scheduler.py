@@ -1,4 +1,4 @@
-"""Warmup, stable, decay: a schedule that can be cut short, or continued, at the checkpoints it makes."""
+"""Warmup, stable, decay: a schedule for runs that may be stopped, or continued, at several checkpoints."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class WSDLrScheduler(WarmupLrScheduler):
     """A linear warmup, then the peak, and a decay before each checkpoint. A step is an optimizer update.
 
     Each group's own learning rate is its peak. The checkpoints are at the steps of `estimate_checkpoint_steps`, the
-    last one at the end of the run. The period up to each checkpoint ends with a decay, which takes
+    last one at the end of the run. The period before each checkpoint ends with a decay, which takes
     ``int(length * decay_phase_ratio)`` of the period's updates. After a decay the rate returns to the peak and training
-    continues from the decayed weights ("WSD-S", simplified); after the last one it stays at the minimum.
+    continues from the decayed weights ("WSD-S", simplified). After the last decay it stays at the minimum.
 
     At progress t of a decay, from 0 in its first update to 1 at the checkpoint, a group with peak p has the rate
     ``p * (lr_min + (1 - lr_min) * (1 - sqrt(t)))`` or, with ``use_inverse_sqrt_decay=False``, the paper's
@@ -40,16 +40,16 @@ class WSDLrScheduler(WarmupLrScheduler):
         optimizer: the optimizer.
         num_epochs: epochs of the run; not needed if `total_steps` is given.
         num_update_steps_per_epoch: updates per epoch; not needed if `total_steps` is given.
-        total_steps: updates of the run; overrides the two above.
-        num_warmup_steps: duration of the warmup, rounded to updates; None is 1 % of the run, rounded down.
+        total_steps: updates of the run; overrides the two arguments above.
+        num_warmup_steps: duration of the warmup, rounded to updates; None means 1 % of the run, rounded down.
         decay_phase_ratio: share of the updates of each period that its decay takes; 0 for no decay.
         lr_min: the minimum, as a share of the peak.
         warmup_starting_lr: rate of update 0 of the warmup; a group with a lower peak starts at its peak.
-        use_inverse_sqrt_decay: the square-root decay, instead of the paper's, whose inverse grows linearly.
+        use_inverse_sqrt_decay: use the square-root decay, not the paper's, whose inverse grows linearly.
         num_checkpoints: number of checkpoints.
-        is_continuation_from_checkpoint: the run continues from weights and optimizer of a pre-decay checkpoint: there
-            is no warmup, whatever `num_warmup_steps` says. Steps count from 0 in this run, unless a saved state of the
-            scheduler is loaded, which brings its counter along.
+        is_continuation_from_checkpoint: the run continues from the weights and optimizer of a pre-decay checkpoint, so
+            there is no warmup, and `num_warmup_steps` is ignored. Steps count from 0 in this run, unless a saved state
+            of the scheduler is loaded, which restores its counter.
 
     Raises:
         ConfigurationError: if an argument is out of its range, or the phases do not fit into the run.
@@ -77,8 +77,8 @@ class WSDLrScheduler(WarmupLrScheduler):
             if num_epochs is None or num_update_steps_per_epoch is None:
                 raise ConfigurationError(
                     f"{type(self).__name__} got num_epochs={num_epochs}, "
-                    f"num_update_steps_per_epoch={num_update_steps_per_epoch} and total_steps=None, which do not tell "
-                    "when to decay. Give the first two, or total_steps."
+                    f"num_update_steps_per_epoch={num_update_steps_per_epoch} and total_steps=None, so the length of "
+                    "the run is unknown. Give the first two, or total_steps."
                 )
             total_steps = num_epochs * num_update_steps_per_epoch
         if num_warmup_steps is None:
@@ -87,11 +87,11 @@ class WSDLrScheduler(WarmupLrScheduler):
             self,
             (
                 num_warmup_steps >= 0,
-                f"num_warmup_steps={num_warmup_steps} is no duration: give 0 for no warmup, or more.",
+                f"num_warmup_steps={num_warmup_steps} is negative: give 0 for no warmup, or more.",
             ),
             (
                 0 <= decay_phase_ratio <= 1,
-                f"decay_phase_ratio={decay_phase_ratio} is no share of a run: give a number from 0 to 1, usually 0.1.",
+                f"decay_phase_ratio={decay_phase_ratio} is not a share: give a number from 0 to 1, usually 0.1.",
             ),
             (
                 0 <= lr_min <= 1 and (lr_min > 0 or use_inverse_sqrt_decay),
@@ -129,13 +129,10 @@ class WSDLrScheduler(WarmupLrScheduler):
         num_checkpoints: int = 1,
         is_continuation_from_checkpoint: bool = False,
     ) -> functools.partial[SchedulerT]:
-        """A function of the optimizer that makes this scheduler, for the `create_scheduler_fn` of `Trainer.train`.
+        """A function that makes this scheduler for an optimizer, for the `create_scheduler_fn` of `Trainer.train`.
 
-        Args:
-            total_num_epochs: epochs of the run.
-            num_update_steps_per_epoch: updates per epoch.
-            num_warmup_epochs: duration of the warmup; None is 1 % of the run.
-            decay_phase_ratio: this and the others are those of the constructor.
+        `num_warmup_epochs` is the duration of the warmup, and None means 1 % of the run; the other arguments are those
+        of the constructor.
         """
         return super().create_scheduler_fn(
             num_epochs=total_num_epochs,
@@ -150,19 +147,19 @@ class WSDLrScheduler(WarmupLrScheduler):
         )
 
     def get_checkpoint_steps(self) -> list[int]:
-        """For each checkpoint the number of finished updates at which its decay is over."""
+        """For each checkpoint, the number of finished updates at the end of its decay."""
         return [period["period_end"] for period in self._periods]
 
     def get_decay_info(self) -> list[PeriodInfo]:
         """The periods, one for each checkpoint.
 
-        At `pre_decay_step` is the state from which training can be continued to another length; the model at
-        `period_end` is the better one.
+        Training can be continued to another length from the state at `pre_decay_step`; the model at `period_end` is
+        the better one.
         """
         return [PeriodInfo(**period) for period in self._periods]
 
     def get_phase_info(self, num_updates: int) -> PeriodInfo:
-        """The period that so many finished updates lie in. A checkpoint belongs to the period that it ends."""
+        """The period after `num_updates` finished updates. A checkpoint belongs to the period that it ends."""
         period = next((period for period in self._periods if num_updates <= period["period_end"]), self._periods[-1])
         return PeriodInfo(**period)
 
@@ -171,7 +168,7 @@ class WSDLrScheduler(WarmupLrScheduler):
         return self.last_update + 1
 
     def get_current_phase_info(self) -> PeriodInfo:
-        """The period that the finished updates lie in."""
+        """The current period."""
         return self.get_phase_info(self.get_current_step())
 
     def get_lr_after_warmup(self, num_updates: int, peak: float) -> float:
@@ -214,10 +211,10 @@ class WSDLrScheduler(WarmupLrScheduler):
 
 
 def estimate_checkpoint_steps(total_steps: int, num_checkpoints: int = 3) -> list[int]:
-    """Steps for checkpoints of a run, each about twice as far as the one before and the last at the end.
+    """Steps for the checkpoints of a run: the last at the end, and each about twice as far as the one before it.
 
     Raises:
-        ConfigurationError: if there are no checkpoints, or more than fit into the run.
+        ConfigurationError: if `num_checkpoints` is less than 1, or more than fit into the run.
 
     >>> estimate_checkpoint_steps(200_000)
     [50000, 100000, 200000]
@@ -225,6 +222,6 @@ def estimate_checkpoint_steps(total_steps: int, num_checkpoints: int = 3) -> lis
     if num_checkpoints < 1 or total_steps < 2 ** (num_checkpoints - 1):
         raise ConfigurationError(
             f"num_checkpoints={num_checkpoints} do not fit into total_steps={total_steps}, since each is twice as far "
-            "as the one before. Take at least 1, and fewer in a short run."
+            "as the one before it. Choose at least 1, and fewer for a short run."
         )
     return [total_steps // 2**halvings for halvings in reversed(range(num_checkpoints))]

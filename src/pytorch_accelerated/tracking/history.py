@@ -1,4 +1,4 @@
-"""What a run has measured: every value of every metric, with the epoch and the update that it belongs to."""
+"""The history of a run: every value of every metric, with the epoch and the update that it belongs to."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 class RunHistory(ABC):
-    """The metrics of a run. Subclass it to keep them somewhere else than `InMemoryRunHistory` does.
+    """The metrics of a run. Subclass it to store them elsewhere than `InMemoryRunHistory` does.
 
     A subclass implements `get_metric_names`, `get_metric_values`, `get_latest_metric`, `update_metric` and `reset`,
     and need not call ``super().__init__()``: `records`, on which loggers and training states rely, is kept here.
 
     Attributes:
-        names_not_saved: metrics with values that training states leave out, of which a warning has told.
+        names_not_saved: metrics for which a warning has said that training states leave out some of their values.
     """
 
     names_not_saved: set[str]
@@ -74,10 +74,10 @@ class RunHistory(ABC):
 
         Args:
             name: of the metric, without prefix.
-            value: anything. A number, a numpy scalar, or a 0-dim array or tensor, whose device is then waited for, is
+            value: anything. A number, a numpy scalar, or a 0-dim array or tensor (which waits for its device) is
                 recorded as a float. Other values, such as a confusion matrix or a dict, are kept as they are, with
-                tensors and arrays copied to the host; tables, plots, logs and watching callbacks leave them out. What
-                a subclass implements receives what is recorded.
+                tensors and arrays copied to the host; tables, plots, logs and watching callbacks ignore them. The
+                method of a subclass receives the value to record.
         """
 
     @abstractmethod
@@ -86,7 +86,7 @@ class RunHistory(ABC):
 
     @property
     def metric_name_prefix(self) -> str:
-        """What is put before the name of each metric that is recorded."""
+        """The prefix of the names of recorded metrics."""
         return self._metric_name_prefix
 
     def set_metric_name_prefix(self, prefix: str = "") -> None:
@@ -108,7 +108,7 @@ class RunHistory(ABC):
         self._updates_done = updates
 
     def _finish_update(self) -> None:
-        """Count an optimizer update. Where the history is not reset, a second run counts on from the first."""
+        """Count an optimizer update. If the history is not reset, a second run continues the count of the first."""
         self._updates_done += 1
 
     @property
@@ -118,18 +118,18 @@ class RunHistory(ABC):
 
     @property
     def timings(self) -> Sequence[EpochTiming]:
-        """How long the training epochs of this process took. Not part of a saved state: no run repeats them."""
+        """How long the training epochs of this process took. They are not part of a saved state."""
         return tuple(self._timings)
 
     def add_timing(self, timing: EpochTiming) -> None:
-        """Keep how long an epoch took."""
+        """Record how long an epoch took."""
         self._timings.append(timing)
 
     def read_new_records(self, reader: str) -> list[MetricRecord]:
-        """What has been recorded since `reader` last asked.
+        """The values recorded since the last call with this `reader`.
 
-        The history remembers how far each reader is, also in its saved state, so each of them gets every value once,
-        whatever the others do.
+        The history remembers the position of each reader, and saves it with its state, so each reader gets every value
+        once, independently of the others.
 
         Args:
             reader: any name, for example the `state_key` of a callback.
@@ -141,7 +141,7 @@ class RunHistory(ABC):
     def delete_metric(self, name: str) -> None:
         """Forget all values of a metric.
 
-        The others are recorded anew in a history that was reset; a subclass that can do better overrides this.
+        All other values are recorded again after a reset; a subclass that can do better may override this.
 
         Raises:
             UnknownMetricError: a ValueError, if it has no value.
@@ -155,7 +155,7 @@ class RunHistory(ABC):
         self.load_state_dict(state)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything in here as plain values, NaN and infinities among them."""
+        """The whole history as plain values, including NaN and infinities."""
         return {
             "records": [list(record) for record in self._metric_records],
             "read_positions": dict(self._read_positions),
@@ -165,9 +165,9 @@ class RunHistory(ABC):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` returned: everything is reset, and its values are recorded anew."""
+        """Restore the result of `state_dict`: the history is reset, and the values are recorded again."""
         self.reset()
-        self.set_metric_name_prefix("")  # the names in the state have theirs
+        self.set_metric_name_prefix("")  # the names in the state include their prefix
         for name, value, epoch, update in state["records"]:
             self._set_epoch(epoch)
             self._set_updates(update)
@@ -178,16 +178,16 @@ class RunHistory(ABC):
         self.set_metric_name_prefix(state["metric_name_prefix"])
 
     def copy(self) -> InMemoryRunHistory:
-        """The same values in memory, which nothing changes later."""
+        """An independent copy in memory."""
         copied = InMemoryRunHistory()
         copied.load_state_dict(self.state_dict())
         copied._timings = list(self._timings)
         return copied
 
     def to_dataframe(self) -> pd.DataFrame:
-        """A table with a column for each metric and a row for each moment of recording; NaN where nothing was.
+        """A table with a column for each metric and a row for each moment of recording; NaN where a value is missing.
 
-        Values that are no numbers are left out; `get_metric_values` has them.
+        Only numbers are included; `get_metric_values` has the other values.
 
         The index is (epoch, update). A metric with several values at one moment gets as many rows.
 
@@ -214,11 +214,11 @@ class RunHistory(ABC):
         No display is needed. In a notebook, the figure is shown where ``%matplotlib inline`` is on.
 
         Args:
-            metric_names: the one, or those, to plot; by default all.
-            path: where to save the picture as well; the suffix says in which format.
+            metric_names: the metric or metrics to plot; by default all.
+            path: also save the picture there; the suffix determines the format.
 
         Raises:
-            UnknownMetricError: a ValueError, if one of them has no value that is a number, or there are none at all.
+            UnknownMetricError: a ValueError, if one of them has no numbers as values, or there are no metrics.
             MissingDependencyError: if matplotlib is not installed.
         """
         known = dict.fromkeys(record.name for record in self._scalar_records)
@@ -228,8 +228,8 @@ class RunHistory(ABC):
         for name in wanted:
             if name not in known and name in self.get_metric_names():
                 raise UnknownMetricError(
-                    f"The metric {name!r} has values, but none of them is a number that could be plotted. There is: "
-                    f"{', '.join(map(repr, known)) or 'no other'}."
+                    f"The metric {name!r} has values, but none of them is a number, so it cannot be plotted. Metrics "
+                    f"with numbers: {', '.join(map(repr, known)) or 'none'}."
                 )
             if name not in known:
                 raise _unknown_metric(name, known)
@@ -256,14 +256,14 @@ class RunHistory(ABC):
 
 
 def _recorded(update_metric: Callable[..., None]) -> Callable[..., None]:
-    """A subclass's `update_metric` that receives what is to be kept, and whose values come into the records."""
+    """Wraps a subclass's `update_metric`: it receives the value to record, which is also added to the records."""
 
     @functools.wraps(update_metric)
     def wrapper(self: RunHistory, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         value = stored_value(value)
         records_before = len(self._metric_records)
         update_metric(self, name, value, *args, **kwargs)
-        if len(self._metric_records) == records_before:  # else it has called that of its base class
+        if len(self._metric_records) == records_before:  # otherwise it has called the method of its base class
             full_name = self.metric_name_prefix + name
             self._metric_records.append(MetricRecord(full_name, value, self.current_epoch, self._updates_done))
 
@@ -271,7 +271,7 @@ def _recorded(update_metric: Callable[..., None]) -> Callable[..., None]:
 
 
 def _starting_over(reset: Callable[..., None]) -> Callable[..., None]:
-    """A subclass's `reset` that clears the records as well."""
+    """Wraps a subclass's `reset`: it also clears the records."""
 
     @functools.wraps(reset)
     def wrapper(self: RunHistory, *args: Any, **kwargs: Any) -> None:
@@ -287,12 +287,12 @@ def _text(record: MetricRecord) -> str:
 
 def _unknown_metric(name: str, known: Iterable[str]) -> UnknownMetricError:
     known = list(known)
-    there_is = f"There is: {', '.join(map(repr, known))}." if known else "Nothing has been recorded yet."
-    return UnknownMetricError(f"The metric {name!r} has no value. {there_is}")
+    others = f"Known metrics: {', '.join(map(repr, known))}." if known else "Nothing has been recorded yet."
+    return UnknownMetricError(f"The metric {name!r} has no value. {others}")
 
 
 class InMemoryRunHistory(RunHistory):
-    """A run history in memory, gone with the process unless it is saved with a training state."""
+    """A run history in memory, lost at the end of the process unless it is saved with a training state."""
 
     def __init__(self) -> None:
         self._metrics: dict[str, list[Any]] = {}

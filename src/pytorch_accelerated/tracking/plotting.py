@@ -1,4 +1,4 @@
-"""Pictures of what a run has measured."""
+"""Plots of the metrics of a run."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
 
     from pytorch_accelerated.tracking.values import MetricRecord
 
-# Names begin with who measured: train_loss_epoch and ema_model_eval_loss_epoch both are a loss.
+# The prefix of a name says what was measured on: train_loss_epoch and ema_model_eval_loss_epoch are both losses.
 _ROLES = re.compile("(?:(?:ema_model|intermediate|training|train|evaluation|eval|validation|valid|val|test)[_/])*")
 
 
 def plot_records(records: Sequence[MetricRecord], path: str | os.PathLike[str] | None = None) -> Figure:
-    """A picture of the metrics in `records`, one panel for each quantity, losses first.
+    """A figure of the metrics in `records`, one panel for each quantity, losses first.
 
-    The same quantity in training and evaluation shares a panel. The horizontal axis has epochs where no metric has
-    two values in one epoch, else updates, else the values are counted.
+    The same quantity in training and evaluation shares a panel. The horizontal axis shows epochs if no metric has two
+    values in one epoch, else updates if no metric has two values at one update, else the number of the value.
 
     Args:
         records: in the order of recording.
-        path: where to save the picture as well; the suffix says in which format.
+        path: also save the picture there; the suffix determines the format.
 
     Returns:
-        The figure. It belongs to no display and is not known to pyplot.
+        The figure, without a display and not registered with pyplot.
 
     Raises:
         UnknownMetricError: if there are no records.
@@ -60,7 +60,7 @@ def plot_records(records: Sequence[MetricRecord], path: str | os.PathLike[str] |
             # One colour for each role, in all panels.
             _draw(axes, metrics[name], axis, colour=f"C{roles.index(_split(name)[0])}")
         _decorate(axes, quantity, axis)
-        if panels[quantity] != [quantity]:  # else the title says it
+        if panels[quantity] != [quantity]:  # otherwise the title is enough
             axes.legend(frameon=False)
     if path is not None:
         figure.savefig(path, dpi=150)
@@ -68,7 +68,7 @@ def plot_records(records: Sequence[MetricRecord], path: str | os.PathLike[str] |
 
 
 def _split(name: str) -> tuple[str, str]:
-    """Who measured, and what: ("eval_", "loss") for "eval_loss_epoch"."""
+    """The role and the quantity of a metric: ("eval_", "loss") for "eval_loss_epoch"."""
     end = _ROLES.match(name).end()  # type: ignore[union-attr]  # it matches the empty string too
     return name[:end], name[end:].removesuffix("_epoch") or name
 
@@ -79,7 +79,7 @@ def _tells_values_apart(axis: str, metrics: dict[str, list[MetricRecord]]) -> bo
 
 def _draw(axes: Axes, records: list[MetricRecord], axis: str, *, colour: str) -> None:
     positions = range(1, len(records) + 1) if axis == "value" else [getattr(record, axis) for record in records]
-    marker = "o" if len(records) <= 30 else ""  # more would run into each other
+    marker = "o" if len(records) <= 30 else ""  # more would overlap
     values = [record.value for record in records]
     axes.plot(positions, values, color=colour, marker=marker, markersize=4, linewidth=1.8, label=records[0].name)
 

@@ -1,4 +1,4 @@
-"""What a history keeps of a metric's value: numbers as floats, anything else as it is, but for where tensors are."""
+"""The form in which a history keeps values: numbers as floats, tensors and arrays as copies on the host."""
 
 from __future__ import annotations
 
@@ -33,11 +33,10 @@ class MetricRecord(NamedTuple):
 
 
 def stored_value(value: Any) -> Any:
-    """A float for a number, a numpy scalar, or a 0-dim array or tensor, whose device is then waited for.
+    """A float for a number, a numpy scalar, or a 0-dim array or tensor (which waits for its device).
 
-    Tensors come without their graph and arrays with them, in memory of their own on the host: neither what is added to
-    a confusion matrix later nor a full device should change what was recorded. That holds for those in lists, tuples
-    and dicts, too. Everything else is returned as it is.
+    Other tensors and arrays, including those in lists, tuples and dicts, are copied to the host, tensors without their
+    graph: later changes of a confusion matrix must not change the record. Everything else is returned unchanged.
     """
     if isinstance(value, (torch.Tensor, np.ndarray, np.generic)) and value.ndim == 0:
         scalar = value.item()
@@ -49,12 +48,12 @@ def stored_value(value: Any) -> Any:
 
 
 def is_scalar(value: Any) -> bool:
-    """Whether `stored_value` has made a number of it, which tables, plots and comparisons can take."""
+    """Whether a value from `stored_value` is a number, which can be used in tables, plots and comparisons."""
     return type(value) is float
 
 
 def on_host(value: Any) -> Any:
-    """`value` with host copies in place of its tensors and arrays, also of those in lists, tuples and dicts."""
+    """`value` with its tensors and arrays, including those in lists, tuples and dicts, replaced by host copies."""
     return map_leaves(_copy_on_host, value, parts=plain_parts_of)
 
 
