@@ -159,7 +159,7 @@ def test_several_ranks_write_one_state(tmp_path):
 def test_a_file_that_the_publishing_rank_cannot_see_is_an_error(tmp_path):
     staged = begin(tmp_path / "state")
     files = write_part(staged, "rank_0", Encoded(1, {}))
-    with pytest.raises(CheckpointError, match=r"rank_1\.json cannot be seen.*all nodes share"):
+    with pytest.raises(CheckpointError, match=r"cannot see rank_1\.json there.*all machines share"):
         staged.commit({}, [*files, FileEntry("rank_1.json", 1, "0" * 64)])
     staged.abort()
     staged.abort()
