@@ -89,9 +89,9 @@ def differing_rows(
             continue
         yield (
             f"The run resumes from {source}, but its {_ROLES[role]} data has changed (the "
-            f"{type(loader.dataset).__name__} has {difference}). If it was split at random, rows of the training set may now be in the evaluation "
-            "set: call `set_seed(...)` before the split, with the seed of the first run, or keep the split in a file. "
-            "If the change is intended, ignore this warning."
+            f"{type(loader.dataset).__name__} has {difference}). If it was split at random, rows of the training set "
+            "may now be in the evaluation set: call `set_seed(...)` before the split, with the seed of the first run, "
+            "or keep the split in a file. If the change is intended, ignore this warning."
         )
 
 
