@@ -92,7 +92,7 @@ def test_a_state_that_makes_no_sense_changes_nothing(tmp_path: Path) -> None:
     broken = {"model_state_dict": trainer.model.state_dict(), "scheduler_state_dict": {**COSINE, "num_updates": "2"}}
     torch.save(broken, tmp_path / "model.pt")
     before = copy.deepcopy(trainer.scheduler.state_dict())
-    with pytest.raises(InvalidCheckpointError, match="'2' updates"):
+    with pytest.raises(InvalidCheckpointError, match="'2' for the number of updates"):
         trainer.load_checkpoint(tmp_path / "model.pt")
     assert trainer.scheduler.state_dict() == before
 

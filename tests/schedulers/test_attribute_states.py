@@ -70,7 +70,7 @@ def test_base_values_come_from_the_state() -> None:
 def test_settings_that_differ_are_named_and_stay_those_of_the_run() -> None:
     whole = rates(*a_cosine(total_num_epochs=20), 80)
     optimizer, scheduler = a_cosine(total_num_epochs=20)
-    with pytest.warns(UserWarning, match=r"CosineLrScheduler: .*left out: total_iterations=40 \(here 80\)\. Make it"):
+    with pytest.warns(UserWarning, match=r"CosineLrScheduler: .*are ignored: total_iterations=40 \(here 80\)\. Make it"):
         scheduler.load_state_dict(COSINE)
     assert rates(optimizer, scheduler, 56) == pytest.approx(whole[24:], rel=1e-12)
 
@@ -81,7 +81,7 @@ def test_a_state_without_a_counter_says_so_and_leaves_the_schedule_where_it_is()
     rates(optimizer, scheduler, 3)
     with pytest.warns(UserWarning, match=r"the number of finished updates.*scheduler.step_update") as caught:
         scheduler.load_state_dict(WSD)
-    assert "left out" not in str(caught[0].message)
+    assert "are ignored" not in str(caught[0].message)
     assert scheduler.get_current_step() == 3
     assert scheduler.base_lr_values == [0.1]
     assert optimizer.param_groups[0]["lr"] == 0.1

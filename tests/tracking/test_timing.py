@@ -120,7 +120,7 @@ def test_the_hint_comes_once_and_says_what_to_change(
     trainer.train(Slow(clock), 3, per_device_batch_size=2, train_dataloader_kwargs={"num_workers": 0})
     hints = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Waited")]
     assert hints == [
-        "Waited for data during 86% of epoch 1: no worker processes fetch it, 4 could: try "
+        "Waited for data during 86% of epoch 1: no worker processes fetch it, but 4 could: try "
         "train_dataloader_kwargs={'num_workers': 4}."
     ]
     trainer.train(regression_data(8), 3)
@@ -131,7 +131,7 @@ def test_advice_fits_the_loader(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(building, "_usable_processors", lambda: 3)
     two = adapted(DataLoader(Numbers(4), num_workers=2))
     assert "2 worker processes fetch it, as many" in advice_on_waiting(two)
-    assert "1 worker processes fetch it, 2 could" in advice_on_waiting(adapted(DataLoader(Numbers(4), num_workers=1)))
+    assert "1 worker processes fetch it, but 2 could" in advice_on_waiting(adapted(DataLoader(Numbers(4), num_workers=1)))
     assert "one indexing operation already" in advice_on_waiting(adapted(DataLoader(TensorDataset(torch.arange(4)))))
     assert "your own" in advice_on_waiting(adapted([torch.arange(4)]))
 
