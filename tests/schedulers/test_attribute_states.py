@@ -70,7 +70,9 @@ def test_base_values_come_from_the_state() -> None:
 def test_settings_that_differ_are_named_and_stay_those_of_the_run() -> None:
     whole = rates(*a_cosine(total_num_epochs=20), 80)
     optimizer, scheduler = a_cosine(total_num_epochs=20)
-    with pytest.warns(UserWarning, match=r"CosineLrScheduler: .*are ignored: total_iterations=40 \(here 80\)\. Make it"):
+    with pytest.warns(
+        UserWarning, match=r"CosineLrScheduler: .*are ignored: total_iterations=40 \(here 80\)\. Make it"
+    ):
         scheduler.load_state_dict(COSINE)
     assert rates(optimizer, scheduler, 56) == pytest.approx(whole[24:], rel=1e-12)
 

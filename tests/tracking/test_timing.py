@@ -131,7 +131,9 @@ def test_advice_fits_the_loader(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(building, "_usable_processors", lambda: 3)
     two = adapted(DataLoader(Numbers(4), num_workers=2))
     assert "2 worker processes fetch it, as many" in advice_on_waiting(two)
-    assert "1 worker processes fetch it, but 2 could" in advice_on_waiting(adapted(DataLoader(Numbers(4), num_workers=1)))
+    assert "1 worker processes fetch it, but 2 could" in advice_on_waiting(
+        adapted(DataLoader(Numbers(4), num_workers=1))
+    )
     assert "one indexing operation already" in advice_on_waiting(adapted(DataLoader(TensorDataset(torch.arange(4)))))
     assert "your own" in advice_on_waiting(adapted([torch.arange(4)]))
 

@@ -16,9 +16,9 @@ class MetricRecord(NamedTuple):
 
     Attributes:
         name: of the metric, with its prefix.
-        value: a float for a number, NaN and infinities among them; else what was recorded.
+        value: a float for any number, including NaN and infinities; otherwise the recorded object.
         epoch: the epoch in which it was recorded, counted from 1.
-        update: the optimizer updates that had been finished since the history was reset.
+        update: the number of optimizer updates since the history was reset.
     """
 
     name: str
@@ -28,7 +28,7 @@ class MetricRecord(NamedTuple):
 
     @property
     def is_scalar(self) -> bool:
-        """Whether the value is a number: only those are in tables, plots and logs, and can be watched."""
+        """Whether the value is a number: tables, plots and logs have only those, and only those can be watched."""
         return is_scalar(self.value)
 
 
