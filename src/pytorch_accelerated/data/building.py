@@ -54,7 +54,7 @@ def advice_on_waiting(loader: Any) -> str:
     if getattr(loader, "is_vectorised", False):
         return "a batch is one indexing operation already; larger batches, or files on a faster disk, would help."
     if workers is None:
-        return "you wrote this loader; let it prepare batches ahead, in a thread or in processes."
+        return "the loader is your own, so let it prepare batches ahead, in a thread or in processes."
     if workers < spare:
         return (
             f"{workers or 'no'} worker processes fetch it, but {spare} could: try train_dataloader_kwargs="
