@@ -1,4 +1,4 @@
-"""Everything that watches a run."""
+"""The callbacks of `Trainer`, and their base class, handler and errors."""
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.defaults import DEFAULT_CALLBACKS, get_default_callbacks

@@ -1,4 +1,4 @@
-"""Calls callbacks: for each event, the list of methods that really do something."""
+"""Handlers of callbacks, which call only the methods that do something."""
 
 from __future__ import annotations
 
@@ -91,10 +91,10 @@ class CallbackHandler(EventHandler):
         custom_events: names of events that the trainer fires besides the built-in ones.
 
     Attributes:
-        acts_at: by event, whether firing it does anything. Looking there is all that idle callbacks cost.
+        acts_at: by event, whether firing it does anything. This look-up is the whole cost of idle callbacks.
 
     Raises:
-        ArgumentTypeError: for anything that is neither.
+        ArgumentTypeError: for anything that is not a callback.
         DuplicateCallbackError: if two callbacks have the same `TrainerCallback.state_key`.
     """
 
@@ -114,7 +114,7 @@ class CallbackHandler(EventHandler):
             self.add_callback(callback)
 
     def clear_callbacks(self) -> None:
-        """Forget all callbacks."""
+        """Remove all callbacks."""
         self._callbacks.clear()
         self._forget_methods()
 
@@ -175,7 +175,7 @@ class CallbackHandler(EventHandler):
 
     def _accepts(self, callback: Any) -> bool:
         if type(callback) is LogMetricsCallback and any(type(other) is LogMetricsCallback for other in self):
-            return False  # scripts list it under its other name beside the defaults; each line would be printed twice
+            return False  # scripts add it to the defaults under its other name; each line would be printed twice
         self._refuse_duplicate(callback)
         self._refuse_methods_that_cannot_be_called(callback)
         for name, hint in self._unknown_events(callback):
@@ -202,7 +202,7 @@ class CallbackHandler(EventHandler):
             names = _keywords_of(event)
             try:
                 inspect.signature(method).bind(None, **dict.fromkeys(names))
-            except ValueError:  # there is no signature that could be read, as of some functions in C
+            except ValueError:  # some functions in C have no signature
                 continue
             except TypeError as error:
                 by_keyword = f", and by keyword {', '.join(names)}" if names else ""
@@ -213,7 +213,7 @@ class CallbackHandler(EventHandler):
 
 
 class ByEvent(dict[str, Value]):
-    """Values by event, each found when it is asked for the first time."""
+    """Values by event, each computed when it is first needed."""
 
     def __init__(self, find: Callable[[str], Value]) -> None:
         self._find = find
@@ -224,14 +224,14 @@ class ByEvent(dict[str, Value]):
 
 
 def needs_agreement(callback: Any) -> bool:
-    """What the class of `callback` itself says of `ranks_agree_after_each_update`; True if it says nothing."""
+    """The value of `ranks_agree_after_each_update` in the very class of `callback`; True if that class has none."""
     return bool(vars(type(callback)).get("ranks_agree_after_each_update", True))
 
 
 def _instance_of(callback_class: type) -> Any:
     try:
         inspect.signature(callback_class).bind()
-    except ValueError:  # there is no signature that could be read, as of some classes in C
+    except ValueError:  # some classes in C have no signature
         pass
     except TypeError as error:
         raise ArgumentTypeError(
@@ -247,6 +247,6 @@ def _state_key(callback: Any) -> str:
 
 @functools.cache
 def _keywords_of(event: str) -> tuple[str, ...]:
-    """What a built-in event passes besides the trainer."""
+    """The keyword arguments of a built-in event."""
     parameters = inspect.signature(getattr(TrainerCallback, event)).parameters.values()
     return tuple(parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY)

@@ -13,6 +13,7 @@ from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.data.building import build_loader, default_loader_kwargs, effective_kwargs
 from pytorch_accelerated.errors import HookOutputError
 from pytorch_accelerated.training.batches import batch_loss, batch_predictions
+from pytorch_accelerated.training.order import HOOKS
 from pytorch_accelerated.training.placeholders import replace_trainer_placeholder_values
 
 if TYPE_CHECKING:
@@ -199,7 +200,6 @@ class TrainerHooks:
 
 def warn_about_misspelt_hooks(trainer: Trainer) -> None:
     """Warn about methods of the user's subclasses that are named almost like a hook, but will never be called."""
-    hooks = [name for name in vars(TrainerHooks) if not name.startswith("_")]
     for kind in type(trainer).__mro__:
         if not issubclass(kind, TrainerHooks) or kind.__module__.startswith("pytorch_accelerated."):
             continue
@@ -209,7 +209,7 @@ def warn_about_misspelt_hooks(trainer: Trainer) -> None:
             if not is_plain or any(hasattr(base, name) for base in kind.__bases__):
                 continue
             # Less alike are names such as `calculate_test_batch_loss`, which are nobody's mistake.
-            for hook in difflib.get_close_matches(name, hooks, n=1, cutoff=0.92):
+            for hook in difflib.get_close_matches(name, HOOKS, n=1, cutoff=0.92):
                 warn_user(
                     trainer,
                     f"{kind.__name__}.{name} will never be called by the training loop: no hook has that name. Did you "
