@@ -100,7 +100,9 @@ SCRIPTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.fact("Shown against transformers: the same losses, log history, events, state, weights and checkpoints")
+@pytest.mark.fact(
+    "Compared with transformers: Losses, log history, events, state, weights and checkpoints are the same"
+)
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_the_same_script_gives_the_same(name: str, tmp_path: Path) -> None:
     ours, theirs = (run(library, tmp_path / library, Recorder(), **SCRIPTS[name]) for library in ("ours", "theirs"))
@@ -123,7 +125,9 @@ def test_the_same_script_gives_the_same(name: str, tmp_path: Path) -> None:
     assert our_files == their_files
 
 
-@pytest.mark.fact("Shown against transformers: iterable sets, flags that stop the epoch and the run")
+@pytest.mark.fact(
+    "Compared with transformers: Iterable datasets, and flags that stop the epoch and the run, work the same"
+)
 def test_streams_and_stops_are_the_same(tmp_path: Path) -> None:
     class Stops(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -146,7 +150,9 @@ def test_streams_and_stops_are_the_same(tmp_path: Path) -> None:
         assert recorder.calls
 
 
-@pytest.mark.fact("Shown against transformers: resumed inside an epoch, the log history is the same as without a break")
+@pytest.mark.fact(
+    "Compared with transformers: A run resumed inside an epoch has the same log history as an uninterrupted one"
+)
 def test_a_resumed_run_is_the_same(tmp_path: Path) -> None:
     every_two: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2}
     arguments = {"gradient_accumulation_steps": 2, **every_two}
@@ -163,7 +169,7 @@ def test_a_resumed_run_is_the_same(tmp_path: Path) -> None:
     assert_same_history(ours[:-1], whole.state.log_history[:-1])
 
 
-@pytest.mark.fact("Shown against transformers: evaluation and prediction are the same")
+@pytest.mark.fact("Compared with transformers: Evaluation and prediction are the same")
 def test_evaluation_and_prediction_are_the_same(tmp_path: Path) -> None:
     def metrics(prediction: Any) -> dict[str, Any]:
         return {"mae": np.abs(prediction.predictions - prediction.label_ids).mean()}
@@ -184,8 +190,8 @@ def test_evaluation_and_prediction_are_the_same(tmp_path: Path) -> None:
     assert sorted(our_output.metrics) == sorted(their_output.metrics)
 
 
-@pytest.mark.fact("Evaluating: the loss is the mean over rows, also where the last batch is shorter")
-@pytest.mark.fact("Where we differ: in a short last group of unequal batches rows weigh the same")
+@pytest.mark.fact("Evaluation: The loss is the mean over rows, even if the last batch is shorter")
+@pytest.mark.fact("Differences: In a short last group of unequal batches, every row has the same weight")
 def test_where_sizes_do_not_divide_ours_is_exact_and_theirs_is_not(tmp_path: Path) -> None:
     rows = Rows(7)
     with torch.no_grad():
@@ -216,7 +222,7 @@ def test_where_sizes_do_not_divide_ours_is_exact_and_theirs_is_not(tmp_path: Pat
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.fact("Where we differ: a resumed run draws the random numbers that an uninterrupted one draws")
+@pytest.mark.fact("Differences: A resumed run draws the same random numbers as an uninterrupted one")
 def test_with_rows_that_are_drawn_at_random_our_resumed_run_is_exact_and_theirs_is_not(
     workers: int, tmp_path: Path
 ) -> None:
@@ -245,7 +251,10 @@ def sentences(size: int) -> list[dict[str, torch.Tensor]]:
     return rows
 
 
-@pytest.mark.fact("Shown against transformers: a small language model, its loss a mean over the tokens of the update")
+@pytest.mark.fact(
+    "Compared with transformers: A small language model whose loss is the mean over the tokens of the update trains "
+    "the same"
+)
 @pytest.mark.parametrize("accumulation", [1, 3])
 def test_a_language_model_trains_the_same(accumulation: int, tmp_path: Path) -> None:
     ours, theirs = (

@@ -134,7 +134,7 @@ def test_ways_to_cut_a_model_that_cannot_be_done_are_refused(arguments: dict[str
         TrainingArguments(**arguments)
 
 
-@pytest.mark.fact("Arguments: a process that sees several devices gets one warning with the torchrun command")
+@pytest.mark.fact("Arguments: A process that sees several devices gets one warning with the torchrun command")
 def test_a_process_that_uses_one_of_several_devices_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     args = TrainingArguments()
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 4)
@@ -341,7 +341,7 @@ def test_workers_may_stay(tmp_path: Path) -> None:
     assert workers == [2, 1]
 
 
-@pytest.mark.fact("Arguments: settings of workers and pinning reach the loader of a run")
+@pytest.mark.fact("Arguments: Settings of workers and pinning reach the loader of a run")
 def test_settings_of_workers_reach_the_loader_of_the_run(tmp_path: Path) -> None:
     class LookAtLoader(TrainerCallback):
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -387,7 +387,7 @@ def test_lengths_come_from_the_column_that_is_named(tmp_path: Path) -> None:
 # ----------------------------------------------------------------------------------------- evaluation, logging
 
 
-@pytest.mark.fact("Evaluating: eval_accumulation_steps says how many batches of outputs stay on the device")
+@pytest.mark.fact("Evaluation: eval_accumulation_steps is the number of batches whose outputs stay on the device")
 @pytest.mark.parametrize("steps", [None, 1, 3])
 def test_outputs_leave_the_device_after_so_many_batches(steps: int | None, tmp_path: Path) -> None:
     import gc

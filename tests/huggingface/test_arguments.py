@@ -46,10 +46,10 @@ def make_trainer_of(args: TrainingArguments) -> Trainer:
 
 
 @pytest.mark.fact(
-    "Arguments: defaults are batches of 8, 3 epochs, lr 5e-5, AdamW(0.9, 0.999, 1e-8), no weight decay, clipping at 1"
+    "Arguments: Defaults are batches of 8, 3 epochs, lr 5e-5, AdamW(0.9, 0.999, 1e-8), no weight decay, clipping at 1"
 )
-@pytest.mark.fact("Arguments: defaults are logging and saving every 500 steps, no evaluation, seed 42")
-@pytest.mark.fact('Arguments: by default nothing is reported anywhere, and output_dir is "trainer_output"')
+@pytest.mark.fact("Arguments: Defaults are logging and saving every 500 steps, no evaluation, seed 42")
+@pytest.mark.fact('Arguments: By default nothing is reported anywhere, and output_dir is "trainer_output"')
 def test_without_arguments_there_are_the_well_known_defaults() -> None:
     args = TrainingArguments()
     assert (args.per_device_train_batch_size, args.per_device_eval_batch_size) == (8, 8)
@@ -124,7 +124,7 @@ def test_all_unknown_arguments_come_in_one_error() -> None:
         make(push_to_hub=True, bogus=1)
 
 
-@pytest.mark.fact("Arguments: a misspelt word is rejected with the argument and the nearest word")
+@pytest.mark.fact("Arguments: A misspelt word is rejected with the argument and the nearest word")
 @pytest.mark.parametrize(
     ("name", "word", "meant"),
     [
@@ -160,7 +160,7 @@ def test_a_word_that_is_near_no_other_brings_all(word: Any) -> None:
         make(save_strategy=word)
 
 
-@pytest.mark.fact("Arguments: strategies are enums whose members equal their strings: no, steps, epoch")
+@pytest.mark.fact("Arguments: Strategies are enums whose members equal their strings: no, steps, epoch")
 @pytest.mark.fact('Arguments: save_strategy may also be "best"; an unknown strategy is a ValueError')
 def test_strategies_equal_their_strings() -> None:
     args = TrainingArguments(logging_strategy="epoch", eval_strategy=IntervalStrategy.STEPS, save_strategy="no")
@@ -220,7 +220,7 @@ def test_steps_that_nobody_counts_may_be_zero() -> None:
     assert TrainingArguments(logging_strategy="epoch", logging_steps=0).logging_steps == 0
 
 
-@pytest.mark.fact("Arguments: numbers of steps are integers or shares in (0, 1); 10.5 is a ValueError")
+@pytest.mark.fact("Arguments: Numbers of steps are integers or fractions in (0, 1); 10.5 is a ValueError")
 @pytest.mark.parametrize("name", ["logging_steps", "eval_steps", "save_steps"])
 def test_steps_are_whole_numbers_or_shares(name: str) -> None:
     assert getattr(make(**{name: 0.25}), name) == 0.25
@@ -248,7 +248,7 @@ def test_the_best_model_needs_an_evaluation_of_each_checkpoint(
         make(load_best_model_at_end=True, **strategies)
 
 
-@pytest.mark.fact("Arguments: load_best_model_at_end needs save_steps that are a multiple of eval_steps")
+@pytest.mark.fact("Arguments: load_best_model_at_end needs save_steps to be a multiple of eval_steps")
 @pytest.mark.parametrize(
     ("eval_steps", "save_steps", "fits"),
     [(3, 6, True), (3, 3, True), (0.1, 0.3, True), (3, 4, False), (6, 3, False), (0.2, 0.5, False), (5, 0.5, False)],
@@ -274,7 +274,7 @@ def test_the_direction_of_the_metric_follows_from_its_name() -> None:
 
 @pytest.mark.fact("Arguments: fp16 together with bf16 is a ValueError")
 @pytest.mark.fact("Arguments: reduce_lr_on_plateau needs an eval_strategy, and depends on the loss by default")
-@pytest.mark.fact("Arguments: a prefetch factor is rejected without workers")
+@pytest.mark.fact("Arguments: A prefetch factor is rejected without workers")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -331,7 +331,7 @@ def test_what_was_changed_later_can_be_checked_again() -> None:
         args.check()
 
 
-@pytest.mark.fact("Arguments: warmup_steps below 1 is a share of the run, rounded up")
+@pytest.mark.fact("Arguments: warmup_steps below 1 is a fraction of the run, rounded up")
 def test_the_warmup_may_be_a_share() -> None:
     assert TrainingArguments(warmup_steps=0.25).get_warmup_steps(11) == 3
     assert TrainingArguments(warmup_steps=3).get_warmup_steps(11) == 3
@@ -339,7 +339,7 @@ def test_the_warmup_may_be_a_share() -> None:
     assert TrainingArguments().get_warmup_steps(11) == 0
 
 
-@pytest.mark.fact('Arguments: report_to "none" or ["none"] is [], "tensorboard" is ["tensorboard"]')
+@pytest.mark.fact('Arguments: report_to "none" or ["none"] becomes [], "tensorboard" becomes ["tensorboard"]')
 @pytest.mark.parametrize(
     ("given", "names"),
     [(None, []), ("none", []), (["none"], []), ([], []), ("tensorboard", ["tensorboard"]), ("all", ["tensorboard"])],
@@ -431,7 +431,7 @@ def test_a_subclass_may_have_an_init_of_its_own() -> None:
     assert (args.name, args.learning_rate) == ("mine", 0.1)
 
 
-@pytest.mark.fact("Arguments: to_dict and to_json_string are plain JSON: enums as values, dtypes by name")
+@pytest.mark.fact("Arguments: to_dict and to_json_string return plain JSON: enums as values, dtypes by name")
 def test_arguments_are_plain_json() -> None:
     @dataclass
     class MyArguments(TrainingArguments):
@@ -481,7 +481,7 @@ def test_the_level_of_the_first_process_is_log_level() -> None:
     assert TrainingArguments().get_process_log_level() == logging.NOTSET
 
 
-@pytest.mark.fact("Arguments: making the arguments creates no output_dir")
+@pytest.mark.fact("Arguments: Making the arguments creates no output_dir")
 def test_making_arguments_touches_no_file(tmp_path: Path) -> None:
     make(output_dir=tmp_path / "results", logging_dir=str(tmp_path / "logs"))
     assert list(tmp_path.iterdir()) == []
@@ -513,7 +513,7 @@ def test_the_genuine_parser_makes_them_from_a_command_line() -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.fact("Arguments: each process has its own process_index, local_process_index, should_save and should_log")
+@pytest.mark.fact("Arguments: Each process has its own process_index, local_process_index, should_save and should_log")
 def test_each_of_two_processes_knows_its_place(tmp_path: Path) -> None:
     run_on_ranks(RANKS / "huggingface_arguments.py", 2, cwd=tmp_path)
 
@@ -576,7 +576,7 @@ def test_a_setter_refuses_what_it_does_not_know_and_what_nobody_does() -> None:
         TrainingArguments("x").set_push_to_hub("model")
 
 
-@pytest.mark.fact("Arguments: an unsupported argument may ask for nothing on a command line and in JSON, too")
+@pytest.mark.fact("Arguments: An unsupported argument may ask for nothing on a command line and in JSON, too")
 def test_command_lines_and_json_may_ask_for_nothing(tmp_path: Path) -> None:
     from transformers import HfArgumentParser
 

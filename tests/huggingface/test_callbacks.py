@@ -37,7 +37,7 @@ class Recorder(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any: ...
 
 
-@pytest.mark.fact("Events: there are the fifteen of transformers, from init_end to save")
+@pytest.mark.fact("Events: There are the fifteen events of transformers, from init_end to save")
 def test_the_events_are_those_of_transformers() -> None:
     from transformers import TrainerCallback as GenuineCallback
 
@@ -56,7 +56,7 @@ def test_something_else_than_a_control_may_not_be_returned() -> None:
 
 
 @pytest.mark.fact(
-    "Events: train_begin clears should_training_stop, epoch_begin should_epoch_stop, step_begin the others"
+    "Events: train_begin clears should_training_stop, epoch_begin should_epoch_stop, step_begin the other flags"
 )
 @pytest.mark.fact("Events: evaluate, save and log each clear their own flag")
 @pytest.mark.parametrize("event", EVENTS)
@@ -75,7 +75,7 @@ def test_each_event_clears_the_flags_that_transformers_clears(event: str) -> Non
     assert ours == theirs
 
 
-@pytest.mark.fact("Trainer construction: callbacks are classes or instances; a second of a class warns with its name")
+@pytest.mark.fact("Trainer: Callbacks are classes or instances; a second one of a class brings a warning with its name")
 def test_callbacks_are_classes_or_instances_and_a_second_one_warns() -> None:
     handler = handler_of(Recorder, PrinterCallback())
     assert [type(one) for one in handler.callbacks] == [DefaultFlowCallback, Recorder, PrinterCallback]
@@ -86,7 +86,8 @@ def test_callbacks_are_classes_or_instances_and_a_second_one_warns() -> None:
 
 
 @pytest.mark.fact(
-    "Trainer construction: add, pop and remove by class (first match) or instance; popping an absent one is None"
+    "Trainer: Callbacks are added, popped and removed by class (first match) or instance; popping an absent one "
+    "returns None"
 )
 def test_callbacks_are_taken_out_by_class_or_instance() -> None:
     first, second = Recorder(), Recorder()
@@ -111,7 +112,7 @@ def test_a_class_takes_out_no_instance_of_its_subclasses() -> None:
     assert type(handler.pop_callback(Special)) is Special
 
 
-@pytest.mark.fact("Interplay: remove_callback and pop_callback of a class of transformers find ours of the same job")
+@pytest.mark.fact("Interoperation: remove_callback and pop_callback with a class of transformers find our equivalent")
 @pytest.mark.parametrize(
     "name",
     ["DefaultFlowCallback", "PrinterCallback", "ProgressCallback", "EarlyStoppingCallback", "TensorBoardCallback"],
@@ -142,7 +143,7 @@ def test_a_class_of_the_user_is_found_by_no_other_of_its_name() -> None:
     handler.add_callback(huggingface.PrinterCallback)
 
 
-@pytest.mark.fact("Trainer construction: without DefaultFlowCallback there is a warning")
+@pytest.mark.fact("Trainer: Without DefaultFlowCallback there is a warning")
 def test_without_the_default_flow_there_is_a_warning() -> None:
     with pytest.warns(UserWarning, match=r"no DefaultFlowCallback among the callbacks \(Recorder\)"):
         CallbackHandler([Recorder], None, None, None, None)
@@ -191,7 +192,7 @@ def test_ranks_agree_after_each_update_unless_every_callback_declares_otherwise(
     assert not handler.ranks_agree_after_each_update()
 
 
-@pytest.mark.fact("Interplay: a genuine callback of transformers is called like ours")
+@pytest.mark.fact("Interoperation: Callbacks of transformers are called like ours")
 def test_genuine_callbacks_are_called() -> None:
     from transformers import EarlyStoppingCallback as GenuineEarlyStopping
     from transformers import TrainerCallback as GenuineCallback
@@ -217,7 +218,7 @@ def test_genuine_callbacks_are_called() -> None:
     assert control.should_training_stop
 
 
-@pytest.mark.fact("Interplay: the genuine ProgressCallback and PrinterCallback show a run of ours")
+@pytest.mark.fact("Interoperation: ProgressCallback and PrinterCallback of transformers can show a run")
 def test_genuine_displays_show_a_run_of_ours(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -241,7 +242,7 @@ def test_genuine_displays_show_a_run_of_ours(
     assert "2/2" in shown.err
 
 
-@pytest.mark.fact("Interplay: a genuine DefaultFlowCallback counts as one")
+@pytest.mark.fact("Interoperation: DefaultFlowCallback of transformers counts as DefaultFlowCallback")
 def test_a_genuine_default_flow_counts_as_one() -> None:
     from transformers.trainer_callback import DefaultFlowCallback as GenuineFlow
 
@@ -253,10 +254,11 @@ def test_a_genuine_default_flow_counts_as_one() -> None:
 
 
 @pytest.mark.fact(
-    "Events: DefaultFlow logs, evaluates from eval_delay on and saves at multiples; logs a first step if told"
+    "Events: DefaultFlowCallback logs, saves and (from eval_delay) evaluates at multiples, and logs the first step on "
+    "request"
 )
 @pytest.mark.fact(
-    'Events: DefaultFlow stops at max_steps, saves then with save "steps", and evaluates with eval "steps"'
+    'Events: DefaultFlowCallback stops at max_steps; it then saves and evaluates if these strategies are "steps"'
 )
 @pytest.mark.parametrize("strategy", ["no", "steps", "epoch"])
 @pytest.mark.parametrize("max_steps", [6, 7])
@@ -286,7 +288,7 @@ def test_the_default_flow_asks_for_what_that_of_transformers_asks(
     assert ("should_evaluate" in asked) == (strategy != "no" and eval_delay <= max_steps)
 
 
-@pytest.mark.fact("The log history: PrinterCallback prints without total_flos")
+@pytest.mark.fact("Logging: PrinterCallback omits total_flos")
 def test_the_printer_prints_logs_without_the_operations(capsys: pytest.CaptureFixture[str]) -> None:
     logs = {"loss": 0.5, "total_flos": 12.0}
     PrinterCallback().on_log(TrainingArguments(), TrainerState(), TrainerControl(), logs=logs)
@@ -302,7 +304,9 @@ def early_stopping_arguments(**changes: Any) -> TrainingArguments:
     return TrainingArguments(**{**usual, **changes})
 
 
-@pytest.mark.fact("Best model: early stopping compares with the best before; an improvement exceeds the threshold")
+@pytest.mark.fact(
+    "Best model: Early stopping compares with the best value so far; an improvement must exceed the threshold"
+)
 @pytest.mark.parametrize("greater_is_better", [False, True])
 @pytest.mark.parametrize("threshold", [0.0, 0.25])
 @pytest.mark.parametrize("patience", [1, 2])
@@ -325,7 +329,7 @@ def test_early_stopping_judges_as_that_of_transformers(
             state.best_metric = value
 
 
-@pytest.mark.fact("Best model: a metric that is NaN is warned about, and early stopping counts it as no better")
+@pytest.mark.fact("Best model: A NaN metric brings a warning, and early stopping counts it as no improvement")
 def test_a_metric_that_stays_nan_ends_the_run_as_with_transformers(tmp_path: Path) -> None:
     from transformers import EarlyStoppingCallback as GenuineEarlyStopping
     from transformers import Trainer as Genuine
@@ -367,7 +371,9 @@ def test_an_evaluation_of_another_set_is_passed_over() -> None:
     assert not control.should_training_stop
 
 
-@pytest.mark.fact("Best model: early stopping asserts metric_for_best_model and an eval strategy at train_begin")
+@pytest.mark.fact(
+    "Best model: When training begins, early stopping requires metric_for_best_model and an eval_strategy"
+)
 @pytest.mark.parametrize(
     "arguments", [{"eval_strategy": "epoch"}, {"metric_for_best_model": "loss"}, {"metric_for_best_model": None}]
 )
@@ -377,7 +383,7 @@ def test_early_stopping_needs_a_metric_and_evaluations(arguments: dict[str, Any]
     assert isinstance(caught.value, CallbackSetupError)
 
 
-@pytest.mark.fact("Best model: early stopping warns without load_best_model_at_end")
+@pytest.mark.fact("Best model: Early stopping without load_best_model_at_end brings a warning")
 def test_early_stopping_warns_when_the_best_model_is_not_loaded() -> None:
     args = early_stopping_arguments(load_best_model_at_end=False, metric_for_best_model="loss")
     with pytest.warns(UserWarning, match="`load_best_model_at_end` is False"):
@@ -385,7 +391,7 @@ def test_early_stopping_warns_when_the_best_model_is_not_loaded() -> None:
     EarlyStoppingCallback().on_train_begin(early_stopping_arguments(), TrainerState(), TrainerControl())
 
 
-@pytest.mark.fact("Best model: the state of early stopping carries patience, threshold and counter")
+@pytest.mark.fact("Best model: The state of EarlyStoppingCallback has patience, threshold and counter")
 def test_the_state_of_early_stopping_is_that_of_transformers() -> None:
     from transformers import EarlyStoppingCallback as GenuineEarlyStopping
 

@@ -27,7 +27,7 @@ def steps_in(folder: Path) -> list[int]:
     return sorted(int(path.name.split("-")[1]) for path in folder.iterdir())
 
 
-@pytest.mark.fact("Checkpoints: get_last_checkpoint is the highest number among folders, None if there is none")
+@pytest.mark.fact("Checkpoints: get_last_checkpoint returns the folder with the highest number, or None")
 def test_the_last_checkpoint_has_the_highest_number(tmp_path: Path) -> None:
     assert get_last_checkpoint(tmp_path) is None
     assert get_last_checkpoint(tmp_path / "missing") is None
@@ -46,7 +46,7 @@ def test_the_last_checkpoint_is_that_of_transformers(tmp_path: Path) -> None:
     assert get_last_checkpoint(tmp_path) == genuine_last(str(tmp_path))
 
 
-@pytest.mark.fact("Checkpoints: save_total_limit deletes the oldest, never the newest, never the best")
+@pytest.mark.fact("Checkpoints: save_total_limit deletes the oldest checkpoints, never the newest or the best")
 @pytest.mark.parametrize("limit", [1, 2, 3, 5])
 @pytest.mark.parametrize("best", [None, 5, 10, 25])
 def test_the_same_checkpoints_stay_as_with_transformers(limit: int, best: int | None, tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_the_same_checkpoints_stay_as_with_transformers(limit: int, best: int | 
     assert {25, best or 25} <= set(left["ours"])
 
 
-@pytest.mark.fact("Checkpoints: a limit of 1 may leave two: the newest and the best")
+@pytest.mark.fact("Checkpoints: save_total_limit=1 may leave two checkpoints: the newest and the best")
 def test_a_limit_of_one_leaves_the_newest_and_the_best(tmp_path: Path) -> None:
     save(tmp_path, 5, 10, 15)
     rotate_checkpoints(tmp_path, 1, tmp_path / "checkpoint-5")

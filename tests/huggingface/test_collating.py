@@ -36,8 +36,10 @@ def assert_same_batch(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Ten
         assert torch.equal(ours[name], tensor), name
 
 
-@pytest.mark.fact('Trainer construction: default collator: "label" to labels (int to long, else float)')
-@pytest.mark.fact('Trainer construction: default collator: "label_ids" (lists or tensors) to labels, others stacked')
+@pytest.mark.fact('Data: The default collator turns "label" into labels (long for integers, otherwise float)')
+@pytest.mark.fact(
+    'Data: The default collator turns "label_ids" (lists or tensors) into labels, and stacks the other columns'
+)
 @pytest.mark.parametrize(
     "rows",
     [
@@ -60,7 +62,7 @@ def test_batches_are_those_of_transformers(rows: list[Any]) -> None:
     assert_same_batch(default_data_collator(rows), genuine_collator(rows))
 
 
-@pytest.mark.fact("Trainer construction: default collator skips None and strings")
+@pytest.mark.fact("Data: The default collator skips None and strings")
 def test_none_and_strings_are_left_out() -> None:
     from transformers import default_data_collator as genuine_collator
 
@@ -91,7 +93,7 @@ def test_rows_that_make_no_batch_are_refused(rows: list[Any], message: str) -> N
         default_data_collator(rows)
 
 
-@pytest.mark.fact('Trainer construction: label names are the parameters of forward whose name contains "label"')
+@pytest.mark.fact('Trainer: Label names are the parameters of forward whose name contains "label"')
 def test_label_names_are_found_in_the_signature() -> None:
     assert find_label_names(Classifier()) == ["labels"]
     assert find_label_names(TinyForQuestionAnswering()) == ["start_positions", "end_positions"]
@@ -110,7 +112,7 @@ def test_a_wrapper_that_takes_anything_is_looked_through() -> None:
     assert signature_columns(Adapter(), []) == signature_columns(TinyForQuestionAnswering(), [])
 
 
-@pytest.mark.fact("Trainer construction: unknown columns of a datasets.Dataset are removed by the signature")
+@pytest.mark.fact("Data: Unknown columns of a datasets.Dataset are removed")
 def test_unknown_columns_of_a_dataset_are_removed() -> None:
     datasets = pytest.importorskip("datasets")
     dataset = datasets.Dataset.from_dict({"input_ids": [[1], [2]], "text": ["a", "b"], "label": [0, 1]})
@@ -121,7 +123,7 @@ def test_unknown_columns_of_a_dataset_are_removed() -> None:
         without_unused_columns(dataset.select_columns(["text"]), columns)
 
 
-@pytest.mark.fact("Trainer construction: a transform that misses a column that was removed is told so")
+@pytest.mark.fact("Data: A transform that needs a removed column raises an error that says so")
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_transform_that_needs_a_removed_column_is_told_so(workers: int) -> None:
     datasets = pytest.importorskip("datasets")
@@ -142,7 +144,7 @@ def test_a_transform_that_needs_a_removed_column_is_told_so(workers: int) -> Non
     assert kept[:] == {"x": [0, 1]}
 
 
-@pytest.mark.fact("Trainer construction: unknown columns of dict rows are removed in the collator")
+@pytest.mark.fact("Data: Unknown columns of dict rows are removed in the collator")
 def test_unknown_columns_of_dict_rows_are_removed_in_the_collator() -> None:
     collator = RemoveColumnsCollator(list, signature_columns(Classifier(), ["my_target"]))
     row = {"input_ids": 1, "text": "a", "label": 0, "label_ids": 0, "my_target": 2}

@@ -141,7 +141,7 @@ def test_values_that_agree_with_the_arguments_may_be_spelt_out(tmp_path: Path) -
 
 
 @pytest.mark.fact(
-    "Arguments: a contradiction between the config of deepspeed and the arguments is rejected, naming both"
+    "Arguments: A contradiction between the config of deepspeed and the arguments is rejected, naming both"
 )
 @pytest.mark.parametrize(
     ("config", "arguments", "complaint"),
@@ -173,7 +173,7 @@ def test_contradictions_are_refused(
 
 
 @pytest.mark.fact(
-    "Arguments: settings of deepspeed that could not be saved, resumed or counted exactly are rejected with a reason"
+    "Arguments: Settings of deepspeed that could not be saved, resumed or counted exactly are rejected with a reason"
 )
 @pytest.mark.parametrize(
     ("config", "complaint"),
@@ -234,8 +234,10 @@ def test_a_launcher_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 @needs_package
 @pytest.mark.slow
 @pytest.mark.processes
-@pytest.mark.fact("Arguments: deepspeed trains, accumulates, clips, logs, evaluates and saves as plain runs do")
-@pytest.mark.fact("Resuming: a run with deepspeed resumes bit for bit, also from checkpoints of runs without")
+@pytest.mark.fact(
+    "Arguments: A run with deepspeed trains, accumulates, clips, logs, evaluates and saves like one without"
+)
+@pytest.mark.fact("Resuming: A run with deepspeed resumes bit for bit, also from checkpoints of runs without")
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_runs_with_deepspeed_equal_runs_without(ranks: int, tmp_path: Path) -> None:
     found = {}

@@ -64,7 +64,7 @@ def run(way: str, folder: Path, make: Any = make_trainer, **arguments: Any) -> A
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.fact(
-    "Where we differ: a loss that is told num_items_in_batch and ignores it is accumulated exactly, theirs multiplied"
+    "Differences: A loss that ignores num_items_in_batch is accumulated exactly; in transformers it is multiplied"
 )
 def test_accumulated_batches_equal_a_large_one(way: str, tmp_path: Path) -> None:
     whole = run(way, tmp_path / "whole", per_device_train_batch_size=6)
@@ -141,7 +141,7 @@ def test_a_number_that_becomes_a_metric_divides_nothing(tmp_path: Path) -> None:
     assert seen[0] > 0
 
 
-@pytest.mark.fact("Warnings: a loss that converts num_items_in_batch by int or float is taken to divide by it")
+@pytest.mark.fact("Training: A loss that converts num_items_in_batch with int or float is assumed to divide by it")
 def test_a_number_that_is_converted_is_taken_to_divide(tmp_path: Path) -> None:
     def first_loss(**arguments: Any) -> float:
         def divided(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
@@ -234,7 +234,9 @@ class Summed(nn.Module):
         return total / (len(labels) if num_items_in_batch is None else num_items_in_batch) if self.divides else total
 
 
-@pytest.mark.fact("Errors: a compute_loss_func with reduction='sum' that does not divide by the number of items")
+@pytest.mark.fact(
+    "Errors: A compute_loss_func with reduction='sum' that does not divide by the number of items is an error"
+)
 def test_a_loss_function_that_sums_must_divide(tmp_path: Path) -> None:
     def trainer(divides: bool) -> Any:
         parts = {"model": Regression(), "train_dataset": Rows(20), "compute_loss_func": Summed(divides)}

@@ -27,7 +27,9 @@ def note_of(run: Any) -> list[str]:
     return str(note).splitlines()
 
 
-@pytest.mark.fact("Errors: what a model raises has a note: epoch, step, batch, what is in it, and the usual cause")
+@pytest.mark.fact(
+    "Errors: Errors raised by a model have a note with epoch, step, contents of the batch, and the usual cause"
+)
 def test_errors_of_the_model_tell_where_they_happened(tmp_path: Path) -> None:
     arguments: dict[str, Any] = {"train_sampling_strategy": "sequential", "gradient_accumulation_steps": 2}
     parts = {"model": FailsWithout(6), "train_dataset": Rows(12)}

@@ -24,7 +24,9 @@ def expected(size: int) -> tuple[torch.Tensor, float]:
     return outputs, loss.item()
 
 
-@pytest.mark.fact("Evaluating: every row once, in order, also when sizes do not divide; the loss is the mean over rows")
+@pytest.mark.fact(
+    "Evaluation: Every row counts once, in order, even if sizes do not divide evenly; the loss is the mean over rows"
+)
 @pytest.mark.parametrize("batch_size", [1, 2, 3, 5, 8])
 @pytest.mark.parametrize("size", [1, 5, 7])
 def test_predictions_and_loss_are_those_of_one_batch(size: int, batch_size: int, tmp_path: Path) -> None:
@@ -40,7 +42,7 @@ def test_predictions_and_loss_are_those_of_one_batch(size: int, batch_size: int,
     assert trainer.evaluate(Rows(size))["eval_loss"] == pytest.approx(loss)
 
 
-@pytest.mark.fact("Evaluating: evaluation_loop returns an EvalLoopOutput with num_samples, and logs nothing")
+@pytest.mark.fact("Evaluation: evaluation_loop returns an EvalLoopOutput with num_samples and logs nothing")
 @pytest.mark.parametrize("dataset", [Rows(7), Stream(7)], ids=["rows", "stream"])
 def test_the_evaluation_loop_returns_everything(dataset: Any, tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, per_device_eval_batch_size=3)
@@ -60,7 +62,8 @@ def test_a_row_whose_labels_are_all_padding_is_gathered_like_any_other(tmp_path:
 
 
 @pytest.mark.fact(
-    "Evaluating: compute_metrics gets numpy, keys get the prefix unless they have it, values are plain numbers"
+    "Evaluation: compute_metrics receives numpy arrays; its keys get the prefix if missing, its values become plain "
+    "numbers"
 )
 def test_metrics_are_computed_from_all_rows(tmp_path: Path) -> None:
     def metrics(prediction: EvalPrediction) -> dict[str, Any]:
@@ -77,7 +80,7 @@ def test_metrics_are_computed_from_all_rows(tmp_path: Path) -> None:
     assert {"eval_runtime", "eval_samples_per_second", "eval_steps_per_second", "epoch"} <= result.keys()
 
 
-@pytest.mark.fact("Log history: eval_model_preparation_time when the model was not prepared by a training")
+@pytest.mark.fact("Logging: eval_model_preparation_time is logged if no training has prepared the model")
 def test_the_preparation_time_is_that_of_an_evaluation_alone(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path)
     assert "eval_model_preparation_time" in trainer.evaluate()
@@ -85,8 +88,8 @@ def test_the_preparation_time_is_that_of_an_evaluation_alone(tmp_path: Path) -> 
     assert "eval_model_preparation_time" not in trainer.evaluate()
 
 
-@pytest.mark.fact("Evaluating: evaluate without compute_metrics gathers the loss only")
-@pytest.mark.fact("Evaluating: prediction_loss_only keeps no predictions and computes no metrics")
+@pytest.mark.fact("Evaluation: evaluate without compute_metrics gathers only the loss")
+@pytest.mark.fact("Evaluation: prediction_loss_only keeps no predictions and computes no metrics")
 def test_only_the_loss_is_kept_if_nobody_looks_at_more(tmp_path: Path) -> None:
     seen: list[Any] = []
 
@@ -121,7 +124,9 @@ class Nested(nn.Module):
         return result if labels is None else {"loss": ((outputs - labels) ** 2).mean(), **result}
 
 
-@pytest.mark.fact("Evaluating: dict outputs are their values in order without loss and ignored keys; nesting is kept")
+@pytest.mark.fact(
+    "Evaluation: Dict outputs become their values in order, without loss and ignored keys; nesting is kept"
+)
 @pytest.mark.parametrize("joins", [True, False])
 def test_nested_outputs_keep_their_structure(joins: bool, tmp_path: Path) -> None:
     trainer = make_trainer(
@@ -140,7 +145,7 @@ def test_nested_outputs_keep_their_structure(joins: bool, tmp_path: Path) -> Non
     )  # one alone
 
 
-@pytest.mark.fact("Evaluating: label_ids is None without labels, then there is no loss and no metric")
+@pytest.mark.fact("Evaluation: Without labels, label_ids is None, and there is no loss and no metric")
 def test_rows_without_labels_have_no_loss(tmp_path: Path) -> None:
     rows = [{"x": x} for x in Rows(5).x]
     trainer = make_trainer(tmp_path, parts={"compute_metrics": lambda prediction: {"never": 1}})
@@ -151,7 +156,7 @@ def test_rows_without_labels_have_no_loss(tmp_path: Path) -> None:
     assert_same_numbers(output.predictions, expected(5)[0], tolerance=SINGLE)
 
 
-@pytest.mark.fact("Trainer: label_names=[] means to predict only")
+@pytest.mark.fact("Trainer: label_names=[] means prediction only")
 def test_without_label_names_nothing_is_a_label(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, label_names=[], per_device_eval_batch_size=2)
     output = trainer.predict(Rows(5))
@@ -160,8 +165,10 @@ def test_without_label_names_nothing_is_a_label(tmp_path: Path) -> None:
     assert "test_loss" not in output.metrics
 
 
-@pytest.mark.fact("Trainer: label names are args.label_names, else the parameters of forward with label in their name")
-@pytest.mark.fact("Trainer: a row counts as labelled only if all label names are present")
+@pytest.mark.fact(
+    "Trainer: Label names are args.label_names, or else the parameters of forward whose name contains label"
+)
+@pytest.mark.fact("Evaluation: A row counts as labelled only if all label names are present")
 def test_a_row_is_labelled_if_all_labels_are_there(tmp_path: Path) -> None:
     class TwoLabels(Regression):
         def forward(self, x: torch.Tensor, labels: Any = None, label_weight: Any = None) -> Any:
@@ -199,7 +206,7 @@ def padded(rows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.fact(
-    "Evaluating: rows of differing length are padded on the right with -100, with eval_accumulation_steps too"
+    "Evaluation: Rows of different length are padded on the right with -100, also with eval_accumulation_steps"
 )
 @pytest.mark.parametrize("on_device", [None, 1, 2, 3])
 def test_rows_of_differing_length_are_padded(on_device: int | None, tmp_path: Path) -> None:
@@ -221,7 +228,7 @@ def test_rows_of_differing_length_are_padded(on_device: int | None, tmp_path: Pa
 
 
 @pytest.mark.fact(
-    'Evaluating: include_for_metrics=["inputs","loss"] fills inputs and losses, inputs of main_input_name'
+    'Evaluation: include_for_metrics=["inputs","loss"] provides losses, and the inputs named by main_input_name'
 )
 def test_metrics_may_see_inputs_and_losses(tmp_path: Path) -> None:
     seen: list[EvalPrediction] = []
@@ -247,14 +254,18 @@ def test_metrics_may_see_inputs_and_losses(tmp_path: Path) -> None:
     assert seen[0].losses[0] == seen[0].losses[1]  # the loss of their batch
 
 
-@pytest.mark.fact("DECISIONS: a main_input_name that is missing from the batch is an error that names its keys")
+@pytest.mark.fact(
+    "Evaluation: A main_input_name that is missing from the batch is an error that names the keys of the batch"
+)
 def test_a_missing_main_input_is_named(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, parts={"compute_metrics": lambda prediction: {}}, include_for_metrics=["inputs"])
     with pytest.raises(DataError, match="inputs 'input_ids', but the batch has 'x', 'labels'. Set `main_input_name`"):
         trainer.evaluate()
 
 
-@pytest.mark.fact("DECISIONS: inputs for metrics may be strings or objects, an array of objects in row order")
+@pytest.mark.fact(
+    "Evaluation: Inputs for metrics may be strings or objects; they become an array of objects in row order"
+)
 def test_inputs_may_be_strings(tmp_path: Path) -> None:
     class Named(Regression):
         main_input_name = "name"
@@ -283,7 +294,9 @@ def test_inputs_may_be_strings(tmp_path: Path) -> None:
     assert list(seen[0]) == [f"row {index}" for index in range(5)]
 
 
-@pytest.mark.fact("Evaluating: preprocess_logits_for_metrics(logits, labels) changes what is kept, batch by batch")
+@pytest.mark.fact(
+    "Evaluation: preprocess_logits_for_metrics(logits, labels) transforms the kept outputs batch by batch"
+)
 def test_logits_may_be_made_smaller_before_they_are_kept(tmp_path: Path) -> None:
     sizes: list[int] = []
 
@@ -297,7 +310,7 @@ def test_logits_may_be_made_smaller_before_they_are_kept(tmp_path: Path) -> None
 
 
 @pytest.mark.fact(
-    "Evaluating: batch_eval_metrics calls compute_metrics per batch on tensors, compute_result True at the last"
+    "Evaluation: batch_eval_metrics calls compute_metrics with tensors per batch, and compute_result=True for the last"
 )
 def test_metrics_may_be_computed_batch_by_batch(tmp_path: Path) -> None:
     total: list[float] = []
@@ -321,7 +334,7 @@ def test_metrics_may_be_computed_batch_by_batch(tmp_path: Path) -> None:
 
 
 @pytest.mark.fact(
-    "Evaluating: batch_eval_metrics never calls compute_metrics for a batch without labels or predictions"
+    "Evaluation: batch_eval_metrics never calls compute_metrics for a batch without labels or predictions"
 )
 def test_metrics_by_batch_are_not_computed_without_labels(tmp_path: Path) -> None:
     def metrics(prediction: EvalPrediction, compute_result: bool) -> dict[str, float]:
@@ -335,14 +348,15 @@ def test_metrics_by_batch_are_not_computed_without_labels(tmp_path: Path) -> Non
         assert "eval_loss" not in trainer.evaluate()
 
 
-@pytest.mark.fact("Evaluating: batch_eval_metrics with a function without compute_result is a ValueError")
+@pytest.mark.fact("Evaluation: batch_eval_metrics with a function that lacks compute_result is a ValueError")
 def test_metrics_by_batch_need_the_flag(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="it has no parameter `compute_result`"):
         make_trainer(tmp_path, parts={"compute_metrics": lambda prediction: {}}, batch_eval_metrics=True)
 
 
 @pytest.mark.fact(
-    "Evaluating: a dict of sets, each with prefix eval_<name>, own log entry and on_evaluate; the union returns"
+    "Evaluation: Each set of a dict has the prefix eval_<name>, its own log entry and on_evaluate; all metrics are "
+    "returned"
 )
 def test_several_sets_are_evaluated_by_name(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, recorder := Recorder(), parts={"eval_dataset": {"few": Rows(3), "many": Rows(7)}})
@@ -361,7 +375,8 @@ def test_several_sets_are_evaluated_by_name(tmp_path: Path) -> None:
 
 @pytest.mark.fact("Trainer: get_eval_dataloader takes a dataset, or the name of one in the dict")
 @pytest.mark.fact(
-    "Trainer: with persistent workers it returns the same loader for the same set, else a new one each time"
+    "Trainer: With persistent workers, get_eval_dataloader returns one loader per dataset, otherwise a new one each "
+    "time"
 )
 def test_loaders_of_evaluation_sets(tmp_path: Path) -> None:
     sets = {"few": Rows(3), "many": Rows(7)}
@@ -383,7 +398,7 @@ def test_loaders_of_evaluation_sets(tmp_path: Path) -> None:
     assert kept.get_eval_dataloader("few") is not kept.get_eval_dataloader("many")
 
 
-@pytest.mark.fact("Evaluating: predict fires prediction_step per batch and predict, and logs nothing")
+@pytest.mark.fact("Evaluation: predict fires prediction_step per batch and then predict, and logs nothing")
 def test_a_prediction_is_not_logged(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, recorder := Recorder(), per_device_eval_batch_size=2)
     trainer.predict(Rows(5))
@@ -411,7 +426,7 @@ def test_without_an_evaluation_set_there_is_nothing_to_evaluate(tmp_path: Path) 
         trainer.evaluate()
 
 
-@pytest.mark.fact("Differences: predictions go to disk past a stated size, so memory stays flat")
+@pytest.mark.fact("Differences: Predictions beyond a given size are kept on disk, so memory stays constant")
 def test_many_rows_wait_in_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "pytorch_accelerated.huggingface.evaluation.evaluating.PaddedRows",
@@ -437,7 +452,7 @@ class Pairs(nn.Module):
         return {"loss": ((left - right) ** 2).mean(), "left": left, "right": right}
 
 
-@pytest.mark.fact("Evaluating: a model that returns a loss without labels has metrics, and label_ids is ()")
+@pytest.mark.fact("Evaluation: A model that returns a loss without labels has metrics, and label_ids is ()")
 @pytest.mark.parametrize("by_batch", [False, True])
 def test_metrics_of_a_model_without_labels_are_computed(by_batch: bool, tmp_path: Path) -> None:
     def metrics(prediction: EvalPrediction, compute_result: bool = True) -> dict[str, Any]:
@@ -457,7 +472,7 @@ def test_metrics_of_a_model_without_labels_are_computed(by_batch: bool, tmp_path
         assert "eval_rows" not in trainer.evaluate()
 
 
-@pytest.mark.fact("Evaluating: one warning where compute_metrics is not called, which says why")
+@pytest.mark.fact("Evaluation: If compute_metrics is not called, one warning says why")
 @pytest.mark.parametrize(
     ("names", "reason"),
     [(None, "not all rows have the labels 'labels'.*`label_names`"), ([], "no column is known to be a label")],

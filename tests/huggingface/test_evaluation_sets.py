@@ -50,9 +50,7 @@ class Telling(Regression):
         return super().forward(x, labels)
 
 
-@pytest.mark.fact(
-    "Evaluating: with persistent workers, too, it is the dataset that is given, never one that was before"
-)
+@pytest.mark.fact("Evaluation: With persistent workers, evaluation still uses the given dataset, never an earlier one")
 def test_what_is_evaluated_is_the_dataset_that_is_given(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, parts={"model": Biased(), "eval_dataset": Constant(0.5)}, **PERSISTENT)
     for label in range(1, 13):  # each set is gone when the next one is made, which may get its address
@@ -74,7 +72,7 @@ def test_one_set_has_one_loader_whatever_it_is_called(tmp_path: Path) -> None:
     assert trainer.get_eval_dataloader() is trainer.get_eval_dataloader(one)
 
 
-@pytest.mark.fact("Arguments: dataloader_persistent_workers keeps the workers of evaluations until the training ends")
+@pytest.mark.fact("Arguments: dataloader_persistent_workers keeps the evaluation workers until training ends")
 def test_the_workers_of_evaluations_stay_during_a_training(tmp_path: Path) -> None:
     pools = []
     for stays in (False, True):

@@ -17,10 +17,13 @@ from tests.huggingface.runs import Recorder, make_trainer
 from tests.support.recording import expand
 
 
-@pytest.mark.fact("Events: init_end, train_begin, per epoch epoch_begin, per update step_begin ... step_end, epoch_end")
-@pytest.mark.fact("Events: at the end log (the summary) then train_end")
 @pytest.mark.fact(
-    "Events: evaluation = prediction_step per batch, log, evaluate; order inside a step: log, evaluate, save"
+    "Events: Order: init_end, train_begin; in each epoch epoch_begin, step_begin ... step_end per update, epoch_end"
+)
+@pytest.mark.fact("Events: At the end, the summary is logged before train_end")
+@pytest.mark.fact(
+    "Events: An evaluation fires prediction_step per batch, log, evaluate; within a step the order is log, evaluate, "
+    "save"
 )
 def test_the_order_of_a_run(tmp_path: Path) -> None:
     trainer = make_trainer(
@@ -94,7 +97,7 @@ def test_gradients_and_weights_at_the_events_of_an_update(tmp_path: Path) -> Non
 
 
 @pytest.mark.fact(
-    "Events: args, state, control by position; model, processing_class, optimizer, lr_scheduler, dataloaders by keyword"
+    "Events: Callbacks receive args, state, control by position; model, optimizer, dataloaders and so on by keyword"
 )
 def test_what_events_get(tmp_path: Path) -> None:
     class Look(TrainerCallback):
@@ -127,7 +130,7 @@ def test_what_events_get(tmp_path: Path) -> None:
     assert look.log.keys() == {*look.given, "train_dataloader", "eval_dataloader"}
 
 
-@pytest.mark.fact("Events: a returned control replaces it for the next callback and the trainer")
+@pytest.mark.fact("Events: A returned control replaces the control for the next callback and the trainer")
 def test_a_returned_control_takes_the_place(tmp_path: Path) -> None:
     returned: list[Any] = []
     seen: list[Any] = []
@@ -149,7 +152,9 @@ def test_a_returned_control_takes_the_place(tmp_path: Path) -> None:
     assert trainer.control is returned[-1]
 
 
-@pytest.mark.fact("Trainer: DefaultFlowCallback, reports, the user's callbacks, ProgressCallback or PrinterCallback")
+@pytest.mark.fact(
+    "Trainer: Callback order: DefaultFlowCallback, reports, the user's callbacks, ProgressCallback or PrinterCallback"
+)
 @pytest.mark.parametrize("shows_bars", [True, False])
 @pytest.mark.parametrize(("report_to", "reports"), [("none", []), ("tensorboard", [TensorBoardCallback])])
 def test_the_order_of_the_callbacks(shows_bars: bool, report_to: str, reports: list[Any], tmp_path: Path) -> None:
@@ -194,7 +199,7 @@ def test_an_exception_goes_up_and_the_trainer_can_go_on(tmp_path: Path) -> None:
     assert trainer.train().global_step == 10
 
 
-@pytest.mark.fact("Events: flags that a callback sets by hand have the trainer log, evaluate and save after the step")
+@pytest.mark.fact("Events: If a callback sets flags, the trainer logs, evaluates and saves after the step")
 def test_flags_are_honoured_at_the_safe_point(tmp_path: Path) -> None:
     class Asks(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -74,8 +74,8 @@ def parser() -> Any:
     return HfArgumentParser(TrainingArguments)  # type: ignore[arg-type]  # a dataclass
 
 
-@pytest.mark.fact("Arguments: every argument is read from a command line, and kept by to_dict")
-@pytest.mark.fact("Arguments: old names are accepted: evaluation_strategy, logging_dir, include_inputs_for_metrics")
+@pytest.mark.fact("Arguments: Every argument is read from a command line, and kept by to_dict")
+@pytest.mark.fact("Arguments: Old names are accepted: evaluation_strategy, logging_dir, include_inputs_for_metrics")
 @pytest.mark.parametrize("name", sorted(SUPPORTED.keys() - {"deepspeed"}))  # which needs the package to be copied
 def test_an_argument_comes_from_a_command_line_and_is_kept(name: str, parser: Any) -> None:
     needed, value = NEEDS.get(name, {}), another_value(name)
@@ -96,7 +96,7 @@ def test_a_default_is_of_its_kind(name: str) -> None:
     assert not argument.choices or set([value] if isinstance(value, str) else value or ()) <= set(argument.choices)
 
 
-@pytest.mark.fact("Arguments: a value of the wrong kind is a TypeError that names the argument and the kind")
+@pytest.mark.fact("Arguments: A value of the wrong type is a TypeError that names the argument and the type")
 @pytest.mark.parametrize("name", SUPPORTED)
 def test_a_value_of_the_wrong_kind_is_rejected(name: str) -> None:
     argument = SUPPORTED[name]
@@ -199,7 +199,7 @@ def test_an_unsupported_argument_is_rejected_with_reason_and_remedy(name: str) -
     assert ". " in why
 
 
-@pytest.mark.fact("Arguments: an unsupported argument may have the value that asks for nothing, and may be read")
+@pytest.mark.fact("Arguments: An unsupported argument may have the value that asks for nothing, and may be read")
 @pytest.mark.parametrize("name", UNSUPPORTED)
 def test_an_unsupported_argument_may_ask_for_nothing(name: str) -> None:
     argument = UNSUPPORTED[name]
@@ -215,7 +215,7 @@ def test_an_unsupported_argument_may_ask_for_nothing(name: str) -> None:
 # ---------------------------------------------------------------------------------------------- those of transformers
 
 
-@pytest.mark.fact("Arguments: the defaults are those of transformers")
+@pytest.mark.fact("Arguments: The defaults are those of transformers")
 def test_defaults_are_those_of_transformers() -> None:
     from transformers import TrainingArguments as GenuineArguments
 
@@ -227,7 +227,7 @@ def test_defaults_are_those_of_transformers() -> None:
     assert {name: DEFAULTS[name] for name in common} == {name: theirs[name] for name in common}
 
 
-@pytest.mark.fact("Arguments: every argument of transformers is supported, or rejected with the reason and the remedy")
+@pytest.mark.fact("Arguments: Every argument of transformers is supported, or rejected with the reason and the remedy")
 def test_every_argument_of_transformers_is_supported_or_has_a_reason() -> None:
     from transformers import TrainingArguments as GenuineArguments
 

@@ -43,7 +43,9 @@ def fit(folder: Path, *callbacks: Any, most: int = 3, size: int = 8, finds: bool
     )
 
 
-@pytest.mark.fact("Training: auto_find_batch_size halves on OOM, as if the run had begun with what fits")
+@pytest.mark.fact(
+    "Training: auto_find_batch_size halves the batch size on OOM, as if the run had begun with the size that fits"
+)
 @pytest.mark.parametrize("given", ["model", "optimizers"])
 def test_a_run_that_begins_anew_is_one_with_smaller_batches(given: str, tmp_path: Path) -> None:
     def prepare(**arguments: Any) -> Trainer:
@@ -64,7 +66,7 @@ def test_a_run_that_begins_anew_is_one_with_smaller_batches(given: str, tmp_path
     assert trainer.args.per_device_train_batch_size == 8
 
 
-@pytest.mark.fact("Training: the batch size that fits is in state.train_batch_size, and used when resuming (only then)")
+@pytest.mark.fact("Training: The batch size that fits is stored in state.train_batch_size and used only when resuming")
 def test_a_resumed_run_knows_what_fits(tmp_path: Path) -> None:
     whole = fit(tmp_path / "whole", size=2, finds=False)
     whole.train()

@@ -36,7 +36,7 @@ def run(folder: Path, *without: int, **arguments: Any) -> Any:
     return trainer
 
 
-@pytest.mark.fact("Training: a batch without a label that counts adds nothing, also where its mean loss is NaN")
+@pytest.mark.fact("Training: A batch in which all labels are ignored adds nothing, even if its mean loss is NaN")
 def test_a_batch_without_labels_adds_nothing_to_its_update(tmp_path: Path) -> None:
     whole = run(tmp_path / "whole", 2, 3, per_device_train_batch_size=6)
     parts = run(tmp_path / "parts", 2, 3, per_device_train_batch_size=2, gradient_accumulation_steps=3)
@@ -44,7 +44,7 @@ def test_a_batch_without_labels_adds_nothing_to_its_update(tmp_path: Path) -> No
     assert_same_parameters(parts.model, whole.model, tolerance=1e-6)
 
 
-@pytest.mark.fact("Training: an update without a label that counts is an error")
+@pytest.mark.fact("Training: An update in which all labels are ignored is an error")
 def test_an_update_without_labels_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="An update has no items at all"):
         run(tmp_path, *range(6, 12), per_device_train_batch_size=2, gradient_accumulation_steps=3)

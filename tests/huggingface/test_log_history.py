@@ -11,9 +11,9 @@ from pytorch_accelerated.huggingface import Trainer, TrainerCallback
 from tests.huggingface.runs import Regression, Rows, StopAt, losses, make_trainer
 
 
-@pytest.mark.fact("Log history: a training entry has loss, grad_norm, learning_rate, epoch, step")
-@pytest.mark.fact("Log history: an evaluation entry has eval_loss, eval_<metric>, runtime and speed, epoch, step")
-@pytest.mark.fact("Log history: the last entry has train_runtime, speed, total_flos, train_loss, epoch, step")
+@pytest.mark.fact("Logging: A training entry of the log history has loss, grad_norm, learning_rate, epoch, step")
+@pytest.mark.fact("Logging: An evaluation entry has eval_loss, eval_<metric>, runtime and speed, epoch, step")
+@pytest.mark.fact("Logging: The last entry has train_runtime, speed, total_flos, train_loss, epoch, step")
 def test_the_keys_of_the_entries(tmp_path: Path) -> None:
     trainer = make_trainer(
         tmp_path,
@@ -31,7 +31,7 @@ def test_the_keys_of_the_entries(tmp_path: Path) -> None:
     json.dumps(trainer.state.log_history)
 
 
-@pytest.mark.fact("Log history: loss is the mean over the steps since the last log; nothing if there was none")
+@pytest.mark.fact("Logging: The logged loss is the mean over the steps since the last log; without steps there is none")
 def test_a_loss_is_the_mean_since_the_last_log(tmp_path: Path) -> None:
     always = make_trainer(tmp_path)
     always.train()
@@ -56,7 +56,7 @@ def test_nothing_is_logged_twice_after_one_step(tmp_path: Path) -> None:
     assert [entry["step"] for entry in trainer.state.log_history if "loss" in entry] == list(range(1, 11))
 
 
-@pytest.mark.fact("Log history: log(logs, start_time=None) is overridable and adds epoch")
+@pytest.mark.fact("Logging: log(logs, start_time=None) can be overridden and adds epoch")
 def test_log_may_be_overridden(tmp_path: Path) -> None:
     class Own(Trainer):
         def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
@@ -67,14 +67,14 @@ def test_log_may_be_overridden(tmp_path: Path) -> None:
     assert all(entry["mine"] == 1 and "epoch" in entry for entry in trainer.state.log_history)
 
 
-@pytest.mark.fact("Log history: speed is that of the rows and steps that were used")
+@pytest.mark.fact("Logging: Speed is measured over the rows and steps that were used")
 def test_speed_counts_what_was_used(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, num_train_epochs=1.5)
     metrics = trainer.train().metrics
     assert metrics["train_samples_per_second"] / metrics["train_steps_per_second"] == pytest.approx(16 / 8, rel=1e-2)
 
 
-@pytest.mark.fact("Arguments: include_num_input_tokens_seen counts the tokens of the input, all or without padding")
+@pytest.mark.fact("Arguments: include_num_input_tokens_seen counts the input tokens, with or without padding")
 @pytest.mark.parametrize(("counts", "expected"), [("all", 20), ("non_padding", 15), ("no", 0)])
 def test_tokens_are_counted(counts: str, expected: int, tmp_path: Path) -> None:
     class Masked(Regression):
@@ -107,7 +107,7 @@ class TwoSecondsAStep(TrainerCallback):
         self.now += 2.0
 
 
-@pytest.mark.fact("Arguments: include_num_input_tokens_seen logs train_tokens_per_second with the losses, of this run")
+@pytest.mark.fact("Arguments: include_num_input_tokens_seen logs this run's train_tokens_per_second with the losses")
 def test_the_speed_in_tokens_is_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(*callbacks: Any, **arguments: Any) -> list[dict[str, Any]]:
         clock, model = TwoSecondsAStep(), Regression()

@@ -15,7 +15,7 @@ from tests.huggingface.runs import make_trainer
 MEGABYTE = 2**20
 
 
-@pytest.mark.fact("The log history: runtime, samples, steps and tokens per second under the name of the split")
+@pytest.mark.fact("Logging: Runtime and samples, steps and tokens per second are logged under the name of the split")
 @pytest.mark.parametrize("counts", [{}, {"num_samples": 64}, {"num_samples": 64, "num_steps": 8, "num_tokens": 640}])
 def test_speeds_are_those_of_transformers(counts: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers.trainer_utils import speed_metrics as genuine_metrics
@@ -29,7 +29,7 @@ def test_a_clock_that_stood_still_tells_no_speed(monkeypatch: pytest.MonkeyPatch
     assert speed_metrics("train", 1000.0, num_samples=3) == {"train_runtime": 0.0}
 
 
-@pytest.mark.fact("Training: memory is measured as <stage>_mem_cpu_alloc_delta, in bytes")
+@pytest.mark.fact("Training: Memory is measured as <stage>_mem_cpu_alloc_delta, in bytes")
 def test_memory_that_is_kept_is_measured() -> None:
     meter = MemoryMeter("train")
     kept = torch.ones(64 * MEGABYTE, dtype=torch.uint8)
@@ -64,7 +64,7 @@ def test_full_determinism_seeds_and_refuses_other_algorithms() -> None:
 
 
 @pytest.mark.usefixtures("_settings_as_before")
-@pytest.mark.fact("Arguments: full_determinism has torch use deterministic algorithms only")
+@pytest.mark.fact("Arguments: full_determinism makes torch use deterministic algorithms only")
 def test_the_argument_asks_for_it(tmp_path: Path) -> None:
     make_trainer(tmp_path)
     assert not torch.are_deterministic_algorithms_enabled()

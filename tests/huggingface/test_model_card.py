@@ -19,7 +19,7 @@ def card_of(trainer: Trainer, **about: Any) -> Any:
     return ModelCard.load(Path(str(trainer.args.output_dir)) / "README.md")
 
 
-@pytest.mark.fact("Trainer: create_model_card writes README.md, with what the hub reads at its top")
+@pytest.mark.fact("Scripts: create_model_card writes README.md, with the metadata for the hub at its top")
 def test_the_hub_reads_what_a_card_says(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path / "linear", eval_strategy="epoch")
     trainer.train()
@@ -34,7 +34,7 @@ def test_the_hub_reads_what_a_card_says(tmp_path: Path) -> None:
     assert result.metric_value == trainer.evaluate()["eval_loss"]
 
 
-@pytest.mark.fact("Trainer: a model card lists the arguments that were given, the last logged values and the versions")
+@pytest.mark.fact("Scripts: A model card lists the given arguments, the last logged values and the versions")
 def test_people_read_what_a_run_was_and_came_to(tmp_path: Path) -> None:
     import torch
 
@@ -67,7 +67,7 @@ def test_only_the_first_process_writes(tmp_path: Path, monkeypatch: pytest.Monke
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.fact("Trainer: methods of transformers that are not there say what to do, and hasattr is False")
+@pytest.mark.fact("Trainer: Unsupported methods of transformers raise errors that say what to do, and hasattr is False")
 @pytest.mark.parametrize(
     ("method", "remedy"),
     [

@@ -56,7 +56,7 @@ def started(folder: Path) -> Any:
 
 
 @pytest.mark.processes
-@pytest.mark.fact("Differences: a second run in the output_dir of a run that saves is refused before its first step")
+@pytest.mark.fact("Differences: A second run in the output_dir of a run that saves is rejected before its first step")
 def test_a_second_run_is_refused_until_the_first_is_over_or_dead(tmp_path: Path) -> None:
     first = started(tmp_path)
     trainer = saving(tmp_path)

@@ -109,7 +109,9 @@ def class_and_arguments(library: Any, name: str) -> tuple[type, dict[str, Any]]:
     return kind, arguments
 
 
-@pytest.mark.fact("Arguments: optim adafactor is transformers', 8-bit and paged ones are bitsandbytes', as there")
+@pytest.mark.fact(
+    "Arguments: As in transformers, the optimizer adafactor comes from it, and 8-bit and paged ones from bitsandbytes"
+)
 @pytest.mark.parametrize("name", ["adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop", "adafactor"])
 def test_an_optimizer_by_name_is_that_of_transformers(name: str) -> None:
     transformers = pytest.importorskip("transformers")
@@ -159,7 +161,7 @@ def test_a_run_with_it_is_that_of_transformers_and_is_resumed_exactly(name: str,
     assert_same(everything(resumed)["model"], everything(ours)["model"])
 
 
-@pytest.mark.fact("Arguments: an optimizer or a schedule by name that is not made here is refused, with what to do")
+@pytest.mark.fact("Arguments: An unsupported optimizer or schedule name is an error that says what to do")
 @pytest.mark.parametrize("name", OF_OTHERS)
 def test_other_optimizers_are_refused_by_name(name: str) -> None:
     with pytest.raises(ConfigurationError, match=f"`optim` is '{name}', which is not made here.*`optimizer_cls_and_kw"):
@@ -177,7 +179,9 @@ def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None
         Trainer.get_optimizer_cls_and_kwargs(TrainingArguments("unused", optim="adamw_8bit"))
 
 
-@pytest.mark.fact("Arguments: OptimizerNames, SchedulerType and the others have every member of transformers'")
+@pytest.mark.fact(
+    "Arguments: OptimizerNames, SchedulerType and the other enums have every member that transformers has"
+)
 @pytest.mark.parametrize(
     "name", ["OptimizerNames", "SchedulerType", "IntervalStrategy", "SaveStrategy", "ParallelMode", "HubStrategy"]
 )

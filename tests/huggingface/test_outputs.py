@@ -13,7 +13,7 @@ from pytorch_accelerated.huggingface.evaluation.outputs import (
 )
 
 
-@pytest.mark.fact("Evaluating, predicting: EvalPrediction iterates and indexes over what is there (inputs at 2)")
+@pytest.mark.fact("Evaluation: EvalPrediction iterates and indexes over its available elements (inputs at 2)")
 @pytest.mark.parametrize("extras", [{}, {"inputs": "in"}, {"losses": "out"}, {"inputs": "in", "losses": "out"}])
 def test_a_prediction_iterates_and_indexes_like_that_of_transformers(extras: dict[str, Any]) -> None:
     from transformers import EvalPrediction as GenuinePrediction
@@ -28,7 +28,7 @@ def test_a_prediction_iterates_and_indexes_like_that_of_transformers(extras: dic
     assert (ours.inputs, ours.losses) == (extras.get("inputs"), extras.get("losses"))
 
 
-@pytest.mark.fact("Evaluating, predicting: PredictionOutput, EvalLoopOutput and TrainOutput are named tuples")
+@pytest.mark.fact("Evaluation: PredictionOutput, EvalLoopOutput and TrainOutput are named tuples")
 def test_outputs_have_the_fields_of_those_of_transformers() -> None:
     from transformers import trainer_utils as genuine
 

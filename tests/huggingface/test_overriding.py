@@ -31,7 +31,7 @@ CALLED = """_prepare_input _get_learning_rate _get_output_dir _move_model_to_dev
 gather_function get_cp_size get_sp_size get_tp_size get_total_train_batch_size"""
 
 
-@pytest.mark.fact("Trainer: the attributes and methods that scripts read, override and patch are there")
+@pytest.mark.fact("Trainer: The attributes and methods that scripts read, override and patch exist")
 def test_attributes_and_methods_are_there(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path)
     assert [name for name in PUBLIC.split() if not hasattr(trainer, name)] == []
@@ -54,7 +54,7 @@ def test_attributes_and_methods_are_there(tmp_path: Path) -> None:
     assert trainer.get_learning_rates() == [pytest.approx(0.09)] * 2
 
 
-@pytest.mark.fact("Trainer: what is not in use can be read, with the value that says so, as with transformers")
+@pytest.mark.fact("Trainer: Attributes of unused features can be read and have the same value as in transformers")
 def test_what_is_not_in_use_says_so_as_with_transformers(tmp_path: Path) -> None:
     from tests.huggingface.test_against_transformers import run
 
@@ -70,7 +70,7 @@ def test_what_is_not_in_use_says_so_as_with_transformers(tmp_path: Path) -> None
     assert ours._prepare_input(torch.ones(1)).device == ours.args.device
 
 
-@pytest.mark.fact("Trainer: get_optimizer_group gives the group of a parameter, given itself or by name")
+@pytest.mark.fact("Trainer: get_optimizer_group returns the group of a parameter, given itself or by name")
 def test_the_group_of_a_parameter_is_found(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, weight_decay=0.5)
     with pytest.raises(ValueError, match="There is no optimizer yet"):
@@ -84,7 +84,9 @@ def test_the_group_of_a_parameter_is_found(tmp_path: Path) -> None:
         trainer.get_optimizer_group("linear.scale")
 
 
-@pytest.mark.fact("Training: current_gradient_accumulation_steps is that of the update, in a short last one, too")
+@pytest.mark.fact(
+    "Training: current_gradient_accumulation_steps is the number of batches in the update, also in a short last one"
+)
 def test_the_batches_of_an_update_can_be_read(tmp_path: Path) -> None:
     def seen_by(kind: type[Any]) -> tuple[type[Any], list[int]]:
         seen: list[int] = []
@@ -107,7 +109,7 @@ def test_the_batches_of_an_update_can_be_read(tmp_path: Path) -> None:
     assert our_seen == their_seen == [2, 2, 2, 2, 1] * 2
 
 
-@pytest.mark.fact("Data: a loader of one's own may be made as that of transformers, of columns the model takes")
+@pytest.mark.fact("Data: A custom loader can be built as in transformers, with the columns that the model takes")
 def test_a_loader_is_made_as_scripts_make_theirs(tmp_path: Path) -> None:
     class Own(Trainer):
         def get_train_dataloader(self) -> Any:
@@ -133,7 +135,7 @@ def test_a_loader_is_made_as_scripts_make_theirs(tmp_path: Path) -> None:
     assert list(next(iter(keeping.get_train_dataloader()))) == list(next(iter(keeping.get_eval_dataloader()))) == ["x"]
 
 
-@pytest.mark.fact("DECISIONS: the signatures are those of transformers, as far as scripts use them")
+@pytest.mark.fact("Trainer: The signatures are those of transformers, as far as scripts use them")
 @pytest.mark.parametrize("name", ["__init__", *METHODS.split()])
 def test_methods_take_what_those_of_transformers_take(name: str) -> None:
     import transformers
@@ -150,7 +152,8 @@ def test_methods_take_what_those_of_transformers_take(name: str) -> None:
 
 
 @pytest.mark.fact(
-    "DECISIONS: callback handler, TensorBoardCallback, EarlyStoppingCallback and state have their signatures"
+    "Trainer: Callback handler, TensorBoardCallback, EarlyStoppingCallback and state have the signatures of "
+    "transformers"
 )
 def test_other_signatures_are_as_scripts_use_them() -> None:
     def parameters(function: Any) -> list[str]:
@@ -173,7 +176,7 @@ def test_other_signatures_are_as_scripts_use_them() -> None:
     ]
 
 
-@pytest.mark.fact("Checkpoints: TrainerState.save_to_json and load_from_json")
+@pytest.mark.fact("Checkpoints: TrainerState has save_to_json and load_from_json")
 def test_a_state_comes_back_from_json(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path)
     trainer.train()
@@ -182,9 +185,9 @@ def test_a_state_comes_back_from_json(tmp_path: Path) -> None:
 
 
 @pytest.mark.fact(
-    "DECISIONS: _prepare_inputs, compute_loss_context_manager, floating_point_ops are called for each batch"
+    "Trainer: _prepare_inputs, compute_loss_context_manager and floating_point_ops are called for each batch"
 )
-@pytest.mark.fact("Trainer: training_step, compute_loss, prediction_step, _evaluate and create_... may be overridden")
+@pytest.mark.fact("Trainer: training_step, compute_loss, prediction_step, _evaluate and create_... can be overridden")
 def test_what_is_overridden_is_called(tmp_path: Path) -> None:
     calls: list[str] = []
 
@@ -218,7 +221,7 @@ def test_what_is_overridden_is_called(tmp_path: Path) -> None:
     assert losses(trainer) == losses(plain)
 
 
-@pytest.mark.fact("Trainer: _evaluate may be patched on the instance")
+@pytest.mark.fact("Trainer: _evaluate can be patched on the instance")
 def test_a_patched_evaluation_is_the_one_of_a_run(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, eval_strategy="epoch", save_strategy="best", metric_for_best_model="score")
     scores = iter([1.0, 2.0])
@@ -227,7 +230,7 @@ def test_a_patched_evaluation_is_the_one_of_a_run(tmp_path: Path) -> None:
     assert (trainer.state.best_metric, trainer.state.best_global_step) == (2.0, 10)
 
 
-@pytest.mark.fact("Trainer: _load_from_checkpoint and _load_callback_state may be overridden, every resume calls them")
+@pytest.mark.fact("Trainer: _load_from_checkpoint and _load_callback_state can be overridden; every resume calls them")
 @pytest.mark.parametrize("has_native_parts", [True, False])
 def test_what_loads_a_checkpoint_may_be_overridden(has_native_parts: bool, tmp_path: Path) -> None:
     calls: list[Any] = []
@@ -275,7 +278,9 @@ def test_the_batch_size_of_the_loader_may_be_set(tmp_path: Path) -> None:
     assert trainer.get_train_dataloader().batch_size == 5
 
 
-@pytest.mark.fact("Trainer: model_accepts_loss_kwargs says whether the model gets num_items_in_batch, and may be set")
+@pytest.mark.fact(
+    "Trainer: model_accepts_loss_kwargs tells whether the model receives num_items_in_batch, and can be set"
+)
 @pytest.mark.parametrize("accepts", [True, False])
 def test_a_model_may_be_kept_from_the_number_of_labels(accepts: bool, tmp_path: Path) -> None:
     class Noting(Tokens):
@@ -292,7 +297,7 @@ def test_a_model_may_be_kept_from_the_number_of_labels(accepts: bool, tmp_path: 
     assert Noting.told == [{"num_items_in_batch": 2} if accepts else {}] * 5
 
 
-@pytest.mark.fact("Evaluating: the prefix of a prediction is test, and any other if given")
+@pytest.mark.fact("Evaluation: The prefix of a prediction is test unless another is given")
 def test_prefixes_may_be_given(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path)
     expected = trainer.evaluate()["eval_loss"]
@@ -301,7 +306,7 @@ def test_prefixes_may_be_given(tmp_path: Path) -> None:
     assert trainer.evaluate(metric_key_prefix="mine")["mine_loss"] == expected
 
 
-@pytest.mark.fact("DECISIONS: changes made to the arguments before the Trainer is built count")
+@pytest.mark.fact("Arguments: Changes to the arguments before the Trainer is created take effect")
 def test_arguments_may_be_changed_until_the_trainer_is_made(tmp_path: Path) -> None:
     from tests.huggingface.runs import make_arguments
 

@@ -51,7 +51,7 @@ def size_of(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.suffix in (".safetensors", ".pt"))
 
 
-@pytest.mark.fact("Checkpoints: of a PEFT model they hold the adapter and the optimizer, not the frozen base")
+@pytest.mark.fact("Checkpoints: Checkpoints of a PEFT model have the adapter and the optimizer, not the frozen base")
 def test_a_checkpoint_does_not_hold_the_base(tmp_path: Path) -> None:
     trainer = train(tmp_path, StopAt(3))
     folder = tmp_path / "checkpoint-3"
@@ -71,7 +71,7 @@ def write_all(self: Engine, folder: Path, write_others: Any) -> None:
 
 
 @pytest.mark.fact(
-    "Resuming: with PEFT exact to the bit, also from checkpoints of earlier versions, which have the base"
+    "Resuming: PEFT models resume bit for bit, also from checkpoints of earlier versions, which include the base"
 )
 @pytest.mark.parametrize("is_old", [False, True])
 @pytest.mark.parametrize("settings", [{}, {"modules_to_save": ["ln_f"]}], ids=["lora", "and a trained norm"])
@@ -88,9 +88,7 @@ def test_a_resume_is_exact(settings: Any, is_old: bool, tmp_path: Path, monkeypa
     assert_same(everything(resumed)["model"], everything(whole)["model"])
 
 
-@pytest.mark.fact(
-    "Interplay: a PEFT checkpoint of transformers can be gone on from, and transformers goes on from ours"
-)
+@pytest.mark.fact("Interoperation: Each library resumes from a PEFT checkpoint of the other")
 @pytest.mark.filterwarnings("ignore:.*torch.load.*:FutureWarning")
 @pytest.mark.parametrize(("first", "second"), [("ours", "theirs"), ("theirs", "ours"), ("theirs", "theirs")])
 def test_each_goes_on_from_the_checkpoint_of_the_other(first: str, second: str, tmp_path: Path) -> None:
@@ -107,7 +105,7 @@ def test_each_goes_on_from_the_checkpoint_of_the_other(first: str, second: str, 
         torch.testing.assert_close(resumed.model.state_dict()[name], value, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.fact("Best model: of a PEFT model it is loaded at the end, also where only the model is saved")
+@pytest.mark.fact("Best model: The best PEFT model is loaded at the end, even if only the model is saved")
 @pytest.mark.parametrize("only_model", [False, True])
 def test_the_best_adapter_is_loaded_at_the_end(only_model: bool, tmp_path: Path) -> None:
     best: dict[str, Any] = {
@@ -123,7 +121,7 @@ def test_the_best_adapter_is_loaded_at_the_end(only_model: bool, tmp_path: Path)
     assert trainer.evaluate()["eval_loss"] == trainer.state.best_metric
 
 
-@pytest.mark.fact("Resuming: another frozen base than at the save is warned about")
+@pytest.mark.fact("Resuming: A frozen base that differs from the one at the save brings a warning")
 def test_another_base_is_warned_about(tmp_path: Path) -> None:
     train(tmp_path, StopAt(4))
     with pytest.warns(UserWarning, match="The frozen base of this PeftModelForCausalLM has other weights"):

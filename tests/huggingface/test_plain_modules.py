@@ -76,7 +76,7 @@ def assert_alike(run: dict[str, Any], other: dict[str, Any]) -> None:
         assert_same_numbers(value, other[name], tolerance=1e-5)
 
 
-@pytest.mark.fact("Training: with compute_loss_func a plain module is trained, evaluated and predicted with")
+@pytest.mark.fact("Training: With compute_loss_func, a plain module can be trained, evaluated and used for prediction")
 @pytest.mark.parametrize("column", COLUMNS)
 @pytest.mark.parametrize("shape", ["tensor", "tuple", "dict"])
 def test_a_loss_function_makes_labels_of_a_module_that_names_none(shape: str, column: str, tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_a_loss_function_makes_labels_of_a_module_that_names_none(shape: str, co
     assert_alike(run, run_of(tmp_path, WithLabels(0.0)))
 
 
-@pytest.mark.fact("Training: label smoothing takes the labels of a plain module")
+@pytest.mark.fact("Training: Label smoothing works with the labels of a plain module")
 @pytest.mark.parametrize("shape", ["tensor", "tuple", "dict"])
 def test_smoothed_labels_need_no_module_that_names_them(shape: str, tmp_path: Path) -> None:
     run = run_of(tmp_path, Plain(shape), label_smoothing_factor=0.1)
@@ -105,7 +105,7 @@ def test_without_labels_a_plain_module_predicts(tmp_path: Path) -> None:
     assert_same_numbers(output.predictions, trainer.model(Rows(3).x)[0].detach(), tolerance=SINGLE)
 
 
-@pytest.mark.fact("Training: a loss that is no single number, or has no gradient, is an error that says why it may be")
+@pytest.mark.fact("Training: A loss that is not a single number or has no gradient is an error with likely reasons")
 @pytest.mark.parametrize("shape", ["tensor", "tuple"])
 @pytest.mark.parametrize("names_labels", [False, True])
 def test_a_first_output_that_is_no_loss_is_refused(names_labels: bool, shape: str, tmp_path: Path) -> None:

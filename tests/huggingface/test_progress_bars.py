@@ -42,7 +42,7 @@ def _bars_appear_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "_SECONDS_BETWEEN_FACTS", 0.0)
 
 
-@pytest.mark.fact("Trainer construction: ProgressCallback shows training and evaluation, and leaves nothing behind")
+@pytest.mark.fact("Logging: ProgressCallback shows training and evaluation, and leaves nothing behind")
 def test_bars_show_training_and_evaluation_and_vanish() -> None:
     state = TrainerState(max_steps=4, log_history=[{"loss": 0.5}])
     with in_a_terminal() as terminal:

@@ -20,7 +20,7 @@ EVALUATED_AND_SAVED: dict[str, Any] = {
 }
 
 
-@pytest.mark.fact("Public names: all come from pytorch_accelerated.huggingface")
+@pytest.mark.fact("Public names: All names can be imported from pytorch_accelerated.huggingface")
 def test_the_public_names_are_there() -> None:
     names = """Trainer TrainingArguments TrainerCallback TrainerState TrainerControl CallbackHandler DefaultFlowCallback
     ProgressCallback PrinterCallback TensorBoardCallback EarlyStoppingCallback DEFAULT_CALLBACKS EvalPrediction
@@ -30,7 +30,7 @@ def test_the_public_names_are_there() -> None:
     assert all(hasattr(huggingface, name) for name in huggingface.__all__)
 
 
-@pytest.mark.fact("Public names: trainer_utils, trainer_callback and training_args have the usual ones")
+@pytest.mark.fact("Public names: trainer_utils, trainer_callback and training_args have the usual names")
 @pytest.mark.parametrize("module", ["trainer_utils", "trainer_callback", "training_args"])
 def test_submodules_have_the_names_that_those_of_transformers_have(module: str) -> None:
     ours = importlib.import_module(f"pytorch_accelerated.huggingface.{module}")
@@ -39,7 +39,7 @@ def test_submodules_have_the_names_that_those_of_transformers_have(module: str) 
     assert [name for name in ours.__all__ if not hasattr(ours, name)] == []
 
 
-@pytest.mark.fact("Public names: the submodules are attributes of the package, without being imported")
+@pytest.mark.fact("Public names: The submodules are attributes of the package, even without importing them")
 @pytest.mark.processes
 def test_submodules_are_there_once_the_package_is() -> None:
     output = run_script(
@@ -59,7 +59,7 @@ except AttributeError as error:
 
 
 @pytest.mark.fact(
-    "Public names: trainer has TRAINER_STATE_NAME and DEFAULT_CALLBACKS, trainer_callback ExportableState"
+    "Public names: trainer has TRAINER_STATE_NAME and DEFAULT_CALLBACKS, trainer_callback has ExportableState"
 )
 def test_names_that_are_private_elsewhere_are_found_where_scripts_look() -> None:
     from transformers import trainer as theirs
@@ -73,7 +73,7 @@ def test_names_that_are_private_elsewhere_are_found_where_scripts_look() -> None
     assert issubclass(huggingface.EarlyStoppingCallback, ExportableState)
 
 
-@pytest.mark.fact("Interoperation: neither transformers nor datasets is needed to train, evaluate, predict and resume")
+@pytest.mark.fact("Interoperation: Neither transformers nor datasets is needed to train, evaluate, predict and resume")
 def test_nothing_else_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] in ("transformers", "datasets")]:
         monkeypatch.delitem(sys.modules, name)
@@ -88,6 +88,6 @@ def test_nothing_else_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert len(resumed.predict(Rows(3)).predictions) == 3
 
 
-@pytest.mark.fact("Public names: set_seed is the native one")
+@pytest.mark.fact("Public names: set_seed is the native function")
 def test_seeding_is_the_native_one() -> None:
     assert huggingface.set_seed is pytorch_accelerated.set_seed

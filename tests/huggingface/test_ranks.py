@@ -12,8 +12,10 @@ SCRIPT = REPOSITORY / "tests" / "ranks" / "huggingface.py"
 
 
 @pytest.mark.processes
-@pytest.mark.fact("Evaluating: in distributed runs too every row once, in order, the same on every process")
-@pytest.mark.fact("Resuming: bit for bit on two processes, whose generators are in rng_state_<rank>.pth")
+@pytest.mark.fact(
+    "Evaluation: In distributed runs too, every row counts once, in order, with the same result on every process"
+)
+@pytest.mark.fact("Resuming: Two processes resume bit for bit; their random generators are in rng_state_<rank>.pth")
 def test_two_processes_evaluate_predict_and_resume_as_one(tmp_path: Path) -> None:
     run_forked(SCRIPT, tmp_path)
     output = run_on_ranks(SCRIPT, 2, tmp_path)
@@ -26,7 +28,7 @@ def test_two_processes_evaluate_predict_and_resume_as_one(tmp_path: Path) -> Non
 
 
 @pytest.mark.processes
-@pytest.mark.fact("Training: on several processes an update may have rows for some of them only, and is the same")
+@pytest.mark.fact("Training: An update may have rows for only some of the processes, with the same result")
 def test_updates_without_rows_for_one_process_are_those_of_one_process(tmp_path: Path) -> None:
     script = SCRIPT.with_name("huggingface_uneven.py")
     run_forked(script, tmp_path)
@@ -37,7 +39,7 @@ def test_updates_without_rows_for_one_process_are_those_of_one_process(tmp_path:
 
 
 @pytest.mark.processes
-@pytest.mark.fact("Flags: what a callback asks for on one process alone, all of them do")
+@pytest.mark.fact("Events: A request from a callback on one process is carried out by all processes")
 def test_a_flag_of_one_process_is_one_of_all(tmp_path: Path) -> None:
     assert run_on_ranks(SCRIPT.with_name("huggingface_flags.py"), 2, tmp_path).stdout.count("done") == 2
     ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1)]
@@ -48,17 +50,17 @@ def test_a_flag_of_one_process_is_one_of_all(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 @pytest.mark.fact(
-    "DECISIONS: ddp_timeout and ddp_backend are the group's, the options of DDP those of the wrapped model"
+    "Arguments: ddp_timeout and ddp_backend apply to the process group, the other DDP options to the wrapped model"
 )
-@pytest.mark.fact("DECISIONS: ddp_find_unused_parameters is True by default, unless activations are checkpointed")
+@pytest.mark.fact("Arguments: ddp_find_unused_parameters is True by default, unless activations are checkpointed")
 def test_the_processes_are_grouped_as_the_arguments_say(tmp_path: Path) -> None:
     output = run_on_ranks(SCRIPT.with_name("huggingface_parallel.py"), 2, tmp_path)
     assert output.stdout.count("done") == 2
 
 
 @pytest.mark.processes
-@pytest.mark.fact("Checkpoints: save_model writes on the saving process alone, as save_metrics and save_state do")
-@pytest.mark.fact("Differences: rng_state_<rank>.pth load with weights_only=True, too")
+@pytest.mark.fact("Checkpoints: save_model, save_metrics and save_state write on the saving process only")
+@pytest.mark.fact("Differences: rng_state_<rank>.pth files load with weights_only=True too")
 def test_the_first_process_alone_writes_and_prints(tmp_path: Path) -> None:
     output = run_on_ranks(SCRIPT.with_name("huggingface_saving.py"), 2, tmp_path)
     assert output.stdout.count("done") == 2
@@ -77,7 +79,7 @@ def test_a_model_in_pieces_trains_as_a_whole_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.fact("Resuming: a SIGTERM saves a checkpoint, from which the run goes on bit for bit")
+@pytest.mark.fact("Resuming: SIGTERM saves a checkpoint, from which the run resumes bit for bit")
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_signal_leaves_a_checkpoint_to_go_on_from(ranks: int, tmp_path: Path) -> None:
     output = run_on_ranks(SCRIPT.with_name("huggingface_signals.py"), ranks, tmp_path)
@@ -85,7 +87,9 @@ def test_a_signal_leaves_a_checkpoint_to_go_on_from(ranks: int, tmp_path: Path) 
 
 
 @pytest.mark.processes
-@pytest.mark.fact("Where we differ: on two processes the evaluation loss counts each row once, theirs some rows twice")
+@pytest.mark.fact(
+    "Differences: On two processes, the evaluation loss counts each row once; in transformers some rows count twice"
+)
 def test_where_rows_do_not_divide_our_loss_on_two_processes_is_exact_and_theirs_is_not(tmp_path: Path) -> None:
     output = run_on_ranks(SCRIPT.with_name("huggingface_theirs.py"), 2, tmp_path)
     assert output.stdout.count("done") == 2

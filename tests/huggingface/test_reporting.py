@@ -39,7 +39,7 @@ def report(callback: TensorBoardCallback, args: TrainingArguments, *logs: dict[s
     callback.on_train_end(args, TrainerState(**state), control)
 
 
-@pytest.mark.fact("The log history: TensorBoard tags are train/<k>, eval/<k>, test/<k>, at global_step, in any script")
+@pytest.mark.fact("Logging: TensorBoard tags are train/<k>, eval/<k>, test/<k>, at global_step, in any script")
 def test_values_come_back_under_their_tags(tmp_path: Path) -> None:
     args = TrainingArguments(logging_dir=str(tmp_path / "logs"))
     report(
@@ -69,7 +69,7 @@ def test_by_default_a_run_has_a_folder_of_its_own_below_the_output(tmp_path: Pat
     assert len(list((tmp_path / "runs").iterdir())) == 2
 
 
-@pytest.mark.fact("Arguments: TensorBoard is written by world process zero")
+@pytest.mark.fact("Logging: Only world process zero writes TensorBoard files")
 def test_other_processes_write_nothing(tmp_path: Path) -> None:
     args = TrainingArguments(logging_dir=str(tmp_path / "logs"))
     report(TensorBoardCallback(), args, {"loss": 0.5}, is_world_process_zero=False)
@@ -85,7 +85,7 @@ def test_what_is_logged_after_or_without_a_training_is_written_too(tmp_path: Pat
     assert scalars_in(tmp_path) == {"train/loss": [(1, 0.5)], "eval/loss": [(7, 0.25)]}
 
 
-@pytest.mark.fact("The log history: all that one trainer logs goes to one folder of TensorBoard")
+@pytest.mark.fact("Logging: Everything that one trainer logs goes to one TensorBoard folder")
 def test_an_evaluation_after_the_training_goes_on_with_the_curves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,7 +125,7 @@ class Fails(TrainerCallback):
         raise ValueError("a step of the user's")
 
 
-@pytest.mark.fact("The log history: TensorBoard's thread ends with the run, also a failed one, and after an evaluation")
+@pytest.mark.fact("Logging: The TensorBoard thread ends with the run, even a failed one, and after an evaluation")
 @pytest.mark.parametrize("ending", ["trained and evaluated", "evaluated", "failed"])
 def test_no_thread_is_left_and_everything_is_on_the_disk(ending: str, tmp_path: Path) -> None:
     before = set(threading.enumerate())

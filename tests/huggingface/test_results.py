@@ -42,7 +42,7 @@ def files_in(folder: Path) -> dict[str, str]:
     return {path.name: path.read_text() for path in folder.iterdir()}
 
 
-@pytest.mark.fact("Scripts: metrics_format makes durations, megabytes and gigaflops of metrics, as transformers does")
+@pytest.mark.fact("Scripts: metrics_format formats durations, megabytes and gigaflops as transformers does")
 def test_metrics_are_formatted_as_by_transformers() -> None:
     before = dict(METRICS)
     assert Trainer.metrics_format(METRICS) == transformers.Trainer.metrics_format(METRICS)
@@ -60,7 +60,7 @@ def test_what_is_no_number_is_left_as_it_is() -> None:
     assert str(formatted(metrics)) == str(metrics)
 
 
-@pytest.mark.fact("Scripts: log_metrics prints the same table as that of transformers, on the first process")
+@pytest.mark.fact("Scripts: log_metrics prints the same table as transformers, on the first process")
 def test_the_same_table_is_printed(both: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     tables = {}
     for library, trainer in both.items():
@@ -73,7 +73,9 @@ def test_the_same_table_is_printed(both: dict[str, Any], capsys: pytest.CaptureF
     assert capsys.readouterr().out.splitlines() == expected
 
 
-@pytest.mark.fact("Scripts: save_metrics writes <split>_results.json and adds to all_results.json, the same files")
+@pytest.mark.fact(
+    "Scripts: save_metrics writes <split>_results.json and extends all_results.json, as transformers does"
+)
 def test_the_same_files_of_metrics_are_written(both: dict[str, Any], tmp_path: Path) -> None:
     for trainer in both.values():
         trainer.save_metrics("train", METRICS)
@@ -87,7 +89,7 @@ def test_the_same_files_of_metrics_are_written(both: dict[str, Any], tmp_path: P
     assert "test_loss" not in combined
 
 
-@pytest.mark.fact("Scripts: save_state writes trainer_state.json to output_dir, the same file")
+@pytest.mark.fact("Scripts: save_state writes the same trainer_state.json to output_dir as transformers")
 def test_the_state_is_written_beside_the_checkpoints(both: dict[str, Any], tmp_path: Path) -> None:
     for trainer in both.values():
         trainer.save_state()

@@ -78,8 +78,10 @@ def everything(trainer: Trainer) -> dict[str, Any]:
     }
 
 
-@pytest.mark.fact("Resuming: bit for bit what an uninterrupted run gives, also inside the 2nd epoch, with accumulation")
-@pytest.mark.fact("Resuming: weights, optimizer, schedule, order of rows, generators, log history before and after")
+@pytest.mark.fact(
+    "Resuming: A resumed run matches an uninterrupted one bit for bit, also inside the 2nd epoch, with accumulation"
+)
+@pytest.mark.fact("Resuming: Weights, optimizer, schedule, order of rows, random generators and log history match")
 @pytest.mark.parametrize("step", [1, 2, 3, 4, 6, 7, 8])  # of 9, 3 in each epoch
 def test_a_resumed_run_equals_the_uninterrupted_one(step: int, tmp_path: Path) -> None:
     whole = everything(run(tmp_path / "whole"))
@@ -112,7 +114,7 @@ def test_a_stream_goes_on_behind_the_rows_it_has_used(tmp_path: Path) -> None:
     torch.testing.assert_close(resumed.model.state_dict(), whole.model.state_dict(), rtol=0, atol=0)
 
 
-@pytest.mark.fact("Resuming: True is the last checkpoint of output_dir")
+@pytest.mark.fact("Resuming: resume_from_checkpoint=True means the last checkpoint in output_dir")
 def test_true_resumes_from_the_last_checkpoint(tmp_path: Path) -> None:
     run(tmp_path, StopAt(4), save_strategy="steps", save_steps=2)
     resumed = run(tmp_path, resume=True)
@@ -121,13 +123,13 @@ def test_true_resumes_from_the_last_checkpoint(tmp_path: Path) -> None:
     assert len(losses(resumed)) == 9
 
 
-@pytest.mark.fact('Resuming: True without one is ValueError "No valid checkpoint found in output directory"')
+@pytest.mark.fact('Resuming: True without a checkpoint is ValueError "No valid checkpoint found in output directory"')
 def test_true_without_a_checkpoint_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="No valid checkpoint found in output directory"):
         run(tmp_path, resume=True)
 
 
-@pytest.mark.fact('Resuming: a path without weights is ValueError "Can\'t find a valid checkpoint at"')
+@pytest.mark.fact('Resuming: A path without weights is ValueError "Can\'t find a valid checkpoint at"')
 def test_a_path_without_weights_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="Can't find a valid checkpoint at .*nowhere"):
         run(tmp_path, resume=str(tmp_path / "nowhere"))
@@ -142,7 +144,7 @@ def test_none_and_false_begin_anew(resume: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.fact(
-    "Differences: a damaged checkpoint is noticed, and the newest valid one taken instead, with a warning"
+    "Differences: A damaged checkpoint is detected, and the newest valid one used instead, with a warning"
 )
 @pytest.mark.parametrize("by_path", [True, False])
 def test_a_damaged_checkpoint_is_passed_over(by_path: bool, tmp_path: Path) -> None:
@@ -157,7 +159,7 @@ def test_a_damaged_checkpoint_is_passed_over(by_path: bool, tmp_path: Path) -> N
     torch.testing.assert_close(resumed.model.state_dict(), whole.model.state_dict(), rtol=0, atol=0)
 
 
-@pytest.mark.fact("Differences: True names each checkpoint with a higher number that it does not take, and says why")
+@pytest.mark.fact("Differences: resume_from_checkpoint=True names each newer checkpoint that it does not use, and why")
 @pytest.mark.parametrize("content", [None, "", "{", "{}", "[]"])
 def test_a_newest_checkpoint_without_a_readable_manifest_is_not_passed_over_in_silence(
     content: str | None, tmp_path: Path
@@ -184,7 +186,7 @@ def test_a_checkpoint_that_lost_weights_and_manifest_is_not_passed_over_in_silen
         run(tmp_path, resume=True)
 
 
-@pytest.mark.fact("Differences: files of a checkpoint that a resume does not read may change or go, with a warning")
+@pytest.mark.fact("Differences: Checkpoint files that a resume does not read may change or disappear, with a warning")
 @pytest.mark.parametrize("by_path", [True, False])
 def test_files_that_a_resume_does_not_read_may_change(by_path: bool, tmp_path: Path) -> None:
     class Edit(TrainerCallback):
@@ -206,7 +208,7 @@ def test_files_that_a_resume_does_not_read_may_change(by_path: bool, tmp_path: P
 
 
 @pytest.mark.fact(
-    "Differences: of a checkpoint without the run, weights and trainer_state.json are held to the manifest"
+    "Differences: In a checkpoint of the model only, weights and trainer_state.json are compared with the manifest"
 )
 @pytest.mark.parametrize("only_model", [True, False])
 @pytest.mark.parametrize("name", ["model.safetensors", "trainer_state.json"])
@@ -225,8 +227,8 @@ def test_only_damaged_checkpoints_are_an_error(tmp_path: Path) -> None:
         run(tmp_path, resume=True)
 
 
-@pytest.mark.fact('Resuming: different arguments are allowed with a warning "save_steps: 10 (from args) != 5 (...)"')
-@pytest.mark.fact("Resuming: the new per_device_train_batch_size is used")
+@pytest.mark.fact('Resuming: Different arguments are allowed, with a warning "save_steps: 10 (from args) != 5 (...)"')
+@pytest.mark.fact("Resuming: A new per_device_train_batch_size is used")
 def test_other_arguments_are_used_and_told(tmp_path: Path) -> None:
     run(tmp_path, StopAt(3), save_strategy="steps", save_steps=5)
     with pytest.warns(UserWarning, match=r"resumes with other arguments") as caught:
@@ -238,7 +240,7 @@ def test_other_arguments_are_used_and_told(tmp_path: Path) -> None:
     assert resumed.state.global_step == 6  # two for each epoch, the first of which was over
 
 
-@pytest.mark.fact("Resuming: the optimizer's settings are those of the checkpoint; a warning names those asked for")
+@pytest.mark.fact("Resuming: The optimizer has the checkpoint's settings; a warning names arguments that differ")
 @pytest.mark.parametrize("has_native_parts", [True, False])
 def test_settings_of_the_optimizer_that_go_on_are_told(has_native_parts: bool, tmp_path: Path) -> None:
     whole = run(tmp_path / "whole")
@@ -280,7 +282,7 @@ def test_what_a_schedule_or_a_callback_sets_is_no_other_setting(schedule: str, t
     run(tmp_path, Sets(), resume=True, **arguments())  # without a warning
 
 
-@pytest.mark.fact("Resuming: other settings of the optimizer can be set in on_train_begin")
+@pytest.mark.fact("Resuming: on_train_begin can change the settings of the resumed optimizer")
 def test_other_settings_can_be_set_when_the_training_begins(tmp_path: Path) -> None:
     class Sets(TrainerCallback):
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -297,7 +299,7 @@ def test_other_settings_can_be_set_when_the_training_begins(tmp_path: Path) -> N
     assert {group["eps"] for group in resumed.optimizer.param_groups} == {1e-3}
 
 
-@pytest.mark.fact("Resuming: frozen parameters stay frozen")
+@pytest.mark.fact("Resuming: Frozen parameters stay frozen")
 def test_frozen_parameters_stay_frozen(tmp_path: Path) -> None:
     def frozen() -> Regression:
         model = Regression()
@@ -310,7 +312,7 @@ def test_frozen_parameters_stay_frozen(tmp_path: Path) -> None:
     assert not resumed.model.linear.bias.requires_grad
 
 
-@pytest.mark.fact("Resuming: a vanished best checkpoint is forgotten with a warning")
+@pytest.mark.fact("Resuming: If the best checkpoint has disappeared, it is ignored with a warning")
 def test_a_vanished_best_checkpoint_is_forgotten(tmp_path: Path) -> None:
     # so that the first one is the best
     arguments: dict[str, Any] = {"save_strategy": "steps", "save_steps": 2, "greater_is_better": True}
@@ -325,8 +327,8 @@ def test_a_vanished_best_checkpoint_is_forgotten(tmp_path: Path) -> None:
     assert resumed.state.best_metric == max(entry["eval_loss"] for entry in evaluated)
 
 
-@pytest.mark.fact("Resuming: speed and train_loss of the result cover this call only")
-@pytest.mark.fact("Resuming: stopped between two logs, the next loss covers the new steps only")
+@pytest.mark.fact("Resuming: Speed and train_loss of the result cover only this call")
+@pytest.mark.fact("Resuming: After a stop between two logs, the next logged loss covers only the new steps")
 def test_losses_after_a_resume_are_of_the_new_steps(tmp_path: Path) -> None:
     each = losses(run(tmp_path / "whole"))
     run(tmp_path / "parts", StopAt(5), logging_steps=3)
@@ -339,7 +341,7 @@ def test_losses_after_a_resume_are_of_the_new_steps(tmp_path: Path) -> None:
         assert summary[f"train_{name}_per_second"] * summary["train_runtime"] == pytest.approx(count, rel=0.1)
 
 
-@pytest.mark.fact("Resuming: already seen batches are skipped, unless ignore_data_skip")
+@pytest.mark.fact("Resuming: Batches already seen are skipped, unless ignore_data_skip is set")
 def test_data_may_begin_anew(tmp_path: Path) -> None:
     class Watching(Trainer):
         def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
@@ -367,7 +369,7 @@ class Renaming(Regression):
         return super().load_state_dict(state, strict=strict, assign=assign)
 
 
-@pytest.mark.fact("Resuming: a model's own `load_state_dict` is called, also for the best model and a plain checkpoint")
+@pytest.mark.fact("Resuming: A model's own `load_state_dict` is called, also for the best model and a plain checkpoint")
 @pytest.mark.parametrize("native", [True, False])
 def test_a_model_loads_its_weights_in_its_own_way(native: bool, tmp_path: Path) -> None:
     def model() -> dict[str, Any]:
@@ -407,7 +409,9 @@ def test_callbacks_are_made_anew_from_their_states(tmp_path: Path) -> None:
     assert [callback.steps for callback in fresh] == [0, 0]
 
 
-@pytest.mark.fact("Resuming: restore_callback_states_from_checkpoint restores the control, too; without it nothing is")
+@pytest.mark.fact(
+    "Resuming: restore_callback_states_from_checkpoint also restores the control; without it, neither is restored"
+)
 @pytest.mark.parametrize("restores", [True, False])
 def test_callbacks_and_control_stay_as_they_are_if_nobody_asks_for_the_old_ones(restores: bool, tmp_path: Path) -> None:
     run(tmp_path, Counting(), StopAt(4))
@@ -418,7 +422,7 @@ def test_callbacks_and_control_stay_as_they_are_if_nobody_asks_for_the_old_ones(
     assert given.steps == (0 if restores else 5)
 
 
-@pytest.mark.fact("Resuming: states of callbacks that are missing bring a warning with their names")
+@pytest.mark.fact("Resuming: A warning names callbacks that have a saved state but are missing")
 def test_missing_callbacks_are_named(tmp_path: Path) -> None:
     run(tmp_path, Counting("first"), StopAt(4))
     with pytest.warns(UserWarning, match="states of the callbacks Counting, which this trainer does not have"):
@@ -426,7 +430,7 @@ def test_missing_callbacks_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.fact(
-    "Resuming: a callback's saved state may be without `args` or `attributes`, of transformers' classes too"
+    "Resuming: A callback's saved state may lack `args` or `attributes`, also for classes of transformers"
 )
 def test_a_saved_state_may_lack_a_part(tmp_path: Path) -> None:
     transformers: Any = pytest.importorskip("transformers")
@@ -448,7 +452,7 @@ def test_a_saved_state_may_lack_a_part(tmp_path: Path) -> None:
     assert (restored[Genuine].name, restored[Ours].steps) == ("saved", 9)
 
 
-@pytest.mark.fact("Best model: EarlyStoppingCallback's state carries patience, threshold and counter over a resume")
+@pytest.mark.fact("Best model: The state of EarlyStoppingCallback keeps patience, threshold and counter over a resume")
 def test_early_stopping_goes_on_counting(tmp_path: Path) -> None:
     def stopping() -> EarlyStoppingCallback:
         return EarlyStoppingCallback(early_stopping_patience=50)
@@ -492,7 +496,7 @@ def scaled_run(folder: Path, *callbacks: Any, resume: Any = None, **arguments: A
     return trainer, {**everything(trainer), "scaler": scaler}
 
 
-@pytest.mark.fact("Checkpoints: scaler.pt has the state of the loss scaler, from which a resume goes on bit for bit")
+@pytest.mark.fact("Resuming: scaler.pt has the state of the loss scaler, from which a run resumes bit for bit")
 @pytest.mark.parametrize("has_native_parts", [True, False])
 @pytest.mark.parametrize("step", [3, 11, 16])
 def test_a_resume_goes_on_with_the_scale_of_the_loss(step: int, has_native_parts: bool, tmp_path: Path) -> None:
@@ -517,7 +521,7 @@ def test_without_a_scaler_there_is_no_file_of_it(tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("_process_without_a_trainer")
-@pytest.mark.fact("Arguments: fp16 is mixed precision with a scaled loss, resumed bit for bit, on a GPU")
+@pytest.mark.fact("Arguments: fp16 is mixed precision with a scaled loss on a GPU, and resumes bit for bit")
 def test_a_run_in_float16_resumes_exactly(tmp_path: Path) -> None:
     dtypes: set[torch.dtype] = set()
     arguments: dict[str, Any] = {"fp16": True, "use_cpu": False}
@@ -536,7 +540,7 @@ def test_a_run_in_float16_resumes_exactly(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------- folders without our parts
 
 
-@pytest.mark.fact("Checkpoints: a folder with the usual files alone can be gone on from, and gives the same run")
+@pytest.mark.fact("Resuming: A folder with only the usual files can be resumed and gives the same run")
 @pytest.mark.parametrize("step", [2, 3, 7])
 def test_the_usual_files_alone_are_enough(step: int, tmp_path: Path) -> None:
     whole = everything(run(tmp_path / "whole"))
@@ -546,7 +550,7 @@ def test_the_usual_files_alone_are_enough(step: int, tmp_path: Path) -> None:
     assert_same(everything(resumed), whole)
 
 
-@pytest.mark.fact("Differences: a .pt file that needs more than weights_only is refused with a clear error")
+@pytest.mark.fact("Differences: A .pt file that needs more than weights_only is rejected with a clear error")
 @pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "scaler.pt", "rng_state.pth"])
 def test_a_file_that_would_have_to_be_executed_is_refused(name: str, tmp_path: Path) -> None:
     class Payload:

@@ -29,9 +29,9 @@ def checkpoints(folder: Path) -> list[str]:
 
 
 @pytest.mark.fact(
-    "Checkpoints: output_dir/checkpoint-<step>/ has weights, arguments, optimizer, schedule, generators, state"
+    "Checkpoints: output_dir/checkpoint-<step>/ has weights, arguments, optimizer, schedule, random generators, state"
 )
-@pytest.mark.fact("Differences: a manifest stands beside the named files, and training_args.json")
+@pytest.mark.fact("Differences: A checkpoint also has a manifest and training_args.json")
 def test_a_checkpoint_has_the_usual_files_and_a_manifest_of_all(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, save_strategy="steps", save_steps=5, num_train_epochs=1)
     trainer.train()
@@ -43,7 +43,7 @@ def test_a_checkpoint_has_the_usual_files_and_a_manifest_of_all(tmp_path: Path) 
 
 
 @pytest.mark.fact(
-    "Differences: optimizer.pt, scheduler.pt, rng_state.pth, training_args.bin load with weights_only=True"
+    "Differences: optimizer.pt, scheduler.pt, rng_state.pth and training_args.bin load with weights_only=True"
 )
 def test_what_is_saved_loads_without_executing_anything(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, save_strategy="steps", save_steps=5, num_train_epochs=1)
@@ -59,7 +59,7 @@ def test_what_is_saved_loads_without_executing_anything(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "checkpoint-5" / "training_args.json").read_text()) == trainer.args.to_dict()
 
 
-@pytest.mark.fact("Differences: training_args.bin is a dict of plain values, which are its attributes, too")
+@pytest.mark.fact("Differences: training_args.bin is a dict of plain values that are also its attributes")
 @pytest.mark.parametrize("weights_only", [True, False])
 def test_saved_arguments_answer_to_attributes(weights_only: bool, tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, learning_rate=0.25, eval_strategy="epoch", local_rank=0)
@@ -74,7 +74,9 @@ def test_saved_arguments_answer_to_attributes(weights_only: bool, tmp_path: Path
     assert TrainingArguments(**args) == trainer.args
 
 
-@pytest.mark.fact("Checkpoints: the optimizer is saved once, as optimizer.pt, which a resume reads after its checksum")
+@pytest.mark.fact(
+    "Checkpoints: The optimizer is saved once, in optimizer.pt; a resume verifies its checksum, then reads it"
+)
 def test_the_optimizer_is_saved_once(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, save_strategy="steps", save_steps=4, num_train_epochs=1)
     trainer.train()
@@ -95,7 +97,7 @@ def test_the_optimizer_is_saved_once(tmp_path: Path) -> None:
     assert_same(everything(resumed)["model"], everything(trainer)["model"])
 
 
-@pytest.mark.fact("Resuming: functions in the optimizer's groups are those of the live one")
+@pytest.mark.fact("Resuming: Functions in the optimizer's groups are those of the new optimizer")
 def test_an_optimizer_with_a_function_among_its_settings_is_resumed(tmp_path: Path) -> None:
     def parts() -> dict[str, Any]:
         model = Regression()
@@ -112,7 +114,7 @@ def test_an_optimizer_with_a_function_among_its_settings_is_resumed(tmp_path: Pa
     assert_same(everything(resumed)["model"], everything(whole)["model"])
 
 
-@pytest.mark.fact("Checkpoints: save_only_model leaves out optimizer, scheduler, rng")
+@pytest.mark.fact("Checkpoints: save_only_model omits optimizer, scheduler and random generators")
 def test_only_the_model_may_be_saved(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, save_strategy="steps", save_steps=5, num_train_epochs=2, save_only_model=True)
     trainer.train()
@@ -137,7 +139,7 @@ def test_save_model_writes_weights_and_arguments(tmp_path: Path) -> None:
     assert get_last_checkpoint(tmp_path) is None
 
 
-@pytest.mark.fact("Checkpoints: sharded safetensors with an index can be read back")
+@pytest.mark.fact("Checkpoints: Sharded safetensors with an index can be read")
 def test_weights_in_several_files_are_read(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
@@ -156,7 +158,7 @@ def test_weights_in_several_files_are_read(tmp_path: Path) -> None:
     torch.testing.assert_close(other.model.state_dict(), trainer.model.state_dict(), rtol=0, atol=0)
 
 
-@pytest.mark.fact("Checkpoints: trainer_state.json holds the fields of TrainerState, steps as absolute numbers")
+@pytest.mark.fact("Checkpoints: trainer_state.json has the fields of TrainerState, with absolute numbers of steps")
 def test_the_state_in_a_checkpoint_is_that_of_its_step(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, save_strategy="steps", save_steps=0.4, eval_strategy="steps", eval_steps=0.2)
     trainer.train()
@@ -169,14 +171,17 @@ def test_the_state_in_a_checkpoint_is_that_of_its_step(tmp_path: Path) -> None:
     assert "eval_loss" in state["log_history"][-1]  # a checkpoint knows its evaluation
 
 
-@pytest.mark.fact("Checkpoints: save_total_limit deletes the oldest, never the newest")
+@pytest.mark.fact("Checkpoints: save_total_limit deletes the oldest checkpoints, never the newest")
 def test_the_oldest_are_deleted(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, save_strategy="steps", save_steps=3, save_total_limit=2)
     trainer.train()
     assert checkpoints(tmp_path) == ["checkpoint-9", "checkpoint-10"]
 
 
-@pytest.mark.fact("Checkpoints: never the best; a limit of 1 may leave two until the end, when only the best stays")
+@pytest.mark.fact(
+    "Checkpoints: The best checkpoint is never deleted; save_total_limit=1 may leave two until the end, then only the "
+    "best"
+)
 def test_the_best_is_never_deleted(tmp_path: Path) -> None:
     class Look(TrainerCallback):
         seen: list[list[str]] = []
@@ -202,8 +207,8 @@ def test_the_best_is_never_deleted(tmp_path: Path) -> None:
     assert checkpoints(tmp_path) == ["checkpoint-4"]
 
 
-@pytest.mark.fact("Best model: best_metric and best_global_step are of the first of the best evaluations")
-@pytest.mark.fact("Best model: best_model_checkpoint only once checkpoint-<best_global_step> exists, else None")
+@pytest.mark.fact("Best model: best_metric and best_global_step belong to the first of equally good evaluations")
+@pytest.mark.fact("Best model: best_model_checkpoint is None until checkpoint-<best_global_step> exists")
 @pytest.mark.parametrize(
     ("save_steps", "by_step"),
     [
@@ -245,7 +250,7 @@ def test_the_best_checkpoint_is_that_of_the_best_step_if_there_is_one(
     assert {step: look.seen[step] for step in values} == expected
 
 
-@pytest.mark.fact("Best model: without metric_for_best_model nothing is tracked")
+@pytest.mark.fact("Best model: Without metric_for_best_model nothing is tracked")
 def test_nothing_is_tracked_without_a_metric(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, eval_strategy="epoch", save_strategy="epoch")
     trainer.train()
@@ -253,7 +258,7 @@ def test_nothing_is_tracked_without_a_metric(tmp_path: Path) -> None:
     assert (state.best_metric, state.best_global_step, state.best_model_checkpoint) == (None, None, None)
 
 
-@pytest.mark.fact("Best model: a missing metric is a KeyError that names eval_<metric> and those available")
+@pytest.mark.fact("Best model: A missing metric is a KeyError that names eval_<metric> and the available ones")
 def test_a_missing_metric_is_named(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, eval_strategy="epoch", metric_for_best_model="accuracy")
     with pytest.raises(KeyError, match="'eval_accuracy', which the evaluation does not have. There is: .*'eval_loss'"):
@@ -261,7 +266,7 @@ def test_a_missing_metric_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.fact(
-    "Best model: load_best_model_at_end loads it before train_end, a following evaluate gives the best value"
+    "Best model: load_best_model_at_end loads the best model before train_end; evaluate then returns the best value"
 )
 def test_the_best_model_is_loaded_before_the_end(tmp_path: Path) -> None:
     class AtEnd(TrainerCallback):
@@ -286,7 +291,8 @@ def test_the_best_model_is_loaded_before_the_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.fact(
-    "Best model: if it is gone or damaged at the end, the error says so and what there is: the last weights"
+    "Best model: If the best checkpoint is missing or damaged at the end, an error says that the model has the last "
+    "weights"
 )
 @pytest.mark.parametrize("loss", ["folder", "weights"])
 def test_a_best_checkpoint_that_is_lost_during_the_run_is_told_at_its_end(loss: str, tmp_path: Path) -> None:
@@ -309,7 +315,7 @@ def test_a_best_checkpoint_that_is_lost_during_the_run_is_told_at_its_end(loss: 
     assert len(losses(trainer)) == 10
 
 
-@pytest.mark.fact('Best model: save "best" saves a checkpoint at each strict improvement, nothing else')
+@pytest.mark.fact('Best model: save_strategy "best" saves a checkpoint at each strict improvement and no others')
 def test_only_improvements_are_saved(tmp_path: Path) -> None:
     values = {2: 0.5, 4: 0.5, 6: 0.7, 8: 0.6, 10: 0.7}
 
@@ -332,21 +338,23 @@ def test_only_improvements_are_saved(tmp_path: Path) -> None:
     assert trainer.state.best_model_checkpoint == str(tmp_path / "checkpoint-6")
 
 
-@pytest.mark.fact('Best model: save "best" without metric_for_best_model is a ValueError, from the Trainer')
+@pytest.mark.fact(
+    'Best model: save_strategy "best" without metric_for_best_model is a ValueError when the Trainer is created'
+)
 def test_best_needs_a_metric(tmp_path: Path) -> None:
     args = make_arguments(tmp_path, save_strategy="best", eval_strategy="epoch")
     with pytest.raises(ValueError, match=r"`args.metric_for_best_model` must be provided"):
         Trainer(Regression(), args)
 
 
-@pytest.mark.fact("Checkpoints: the Trainer makes output_dir, the arguments do not")
+@pytest.mark.fact("Checkpoints: The Trainer creates output_dir, the arguments do not")
 def test_the_trainer_makes_the_folder(tmp_path: Path) -> None:
     make_trainer(tmp_path / "new" / "folder")
     assert (tmp_path / "new" / "folder").is_dir()
 
 
 @pytest.mark.fact(
-    "Trainer: _save_checkpoint and save_model may be overridden, what they write is part of the checkpoint"
+    "Trainer: _save_checkpoint and save_model can be overridden; what they write is part of the checkpoint"
 )
 def test_files_of_an_overridden_save_are_in_the_checkpoint(tmp_path: Path) -> None:
     class Own(Trainer):
@@ -366,7 +374,7 @@ def test_files_of_an_overridden_save_are_in_the_checkpoint(tmp_path: Path) -> No
     make_trainer(tmp_path, kind=Own).train(resume_from_checkpoint=True)
 
 
-@pytest.mark.fact("Differences: a checkpoint appears whole or not at all")
+@pytest.mark.fact("Differences: A checkpoint is written completely or not at all")
 def test_a_save_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     class Failing(Trainer):
         def save_model(self, output_dir: Any = None, _internal_call: bool = False) -> None:
@@ -381,7 +389,7 @@ def test_a_save_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     verify(tmp_path / "checkpoint-2")
 
 
-@pytest.mark.fact("Differences: nothing is saved from a model that is not finite")
+@pytest.mark.fact("Differences: A model with non-finite weights is not saved")
 def test_a_spoilt_model_is_not_saved(tmp_path: Path) -> None:
     class Spoil(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -398,7 +406,7 @@ def test_a_spoilt_model_is_not_saved(tmp_path: Path) -> None:
 
 
 @pytest.mark.fact(
-    "Differences: a run that would reach a checkpoint-<step> that somebody else wrote is refused before its first step"
+    "Differences: A run that would replace another program's checkpoint-<step> is rejected before its first step"
 )
 @pytest.mark.parametrize("resume", [False, True])
 def test_a_run_that_would_reach_a_checkpoint_of_somebody_else_is_refused_before_its_first_step(
@@ -442,7 +450,9 @@ class CtrlC(TrainerCallback):
             signal.raise_signal(signal.SIGINT)
 
 
-@pytest.mark.fact("Differences: Ctrl-C saves a checkpoint of what this run has trained, and none where that is nothing")
+@pytest.mark.fact(
+    "Differences: Ctrl-C saves a checkpoint of what this run has trained, or none if it has trained nothing"
+)
 def test_a_run_that_is_interrupted_before_its_first_step_saves_nothing(tmp_path: Path) -> None:
     def interrupt(step: int, resume: bool = False) -> None:
         with default_signals(), pytest.raises(KeyboardInterrupt):
@@ -460,7 +470,7 @@ def test_a_run_that_is_interrupted_before_its_first_step_saves_nothing(tmp_path:
     assert checkpoints(tmp_path) == ["checkpoint-3", "checkpoint-4"]
 
 
-@pytest.mark.fact("Saving: after a save on_save is called, which clears should_save")
+@pytest.mark.fact("Events: After a save, on_save is called, and should_save is cleared")
 def test_saves_by_epoch_are_told(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, recorder := Recorder(), save_strategy="epoch")
     trainer.train()

@@ -44,7 +44,9 @@ with open(f"{args.output_dir}/predictions.txt", "w") as file:
 
 @pytest.mark.slow
 @pytest.mark.processes
-@pytest.mark.fact("Shown against transformers: a script of which only the import changes, by transformers_scripts.py")
+@pytest.mark.fact(
+    "Compared with transformers: A script with only its import changed gives the same results (transformers_scripts.py)"
+)
 def test_a_script_runs_with_both_trainers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "run_it.py").write_text(SCRIPT)
     common = "--max_steps 3 --per_device_train_batch_size 2 --logging_steps 1 --train_sampling_strategy sequential "

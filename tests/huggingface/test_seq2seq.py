@@ -59,7 +59,7 @@ def up_to_end(rows: Any) -> list[list[int]]:
     return texts
 
 
-@pytest.mark.fact("Shown against transformers: Seq2SeqTrainer generates, evaluates and predicts the same")
+@pytest.mark.fact("Compared with transformers: Seq2SeqTrainer generates, evaluates and predicts the same")
 @pytest.mark.parametrize("kind", ["T5", "Bart", "Marian"])
 @pytest.mark.parametrize(
     "arguments", [{"generation_max_length": 8}, {"generation_num_beams": 2, "generation_max_length": 12}]
@@ -76,7 +76,9 @@ def test_what_is_generated_is_the_same(kind: str, arguments: dict[str, Any], tmp
     assert our_metrics == pytest.approx(their_metrics, rel=1e-6)
 
 
-@pytest.mark.fact("Shown against transformers: a run with predict_with_generate, its log history and its best model")
+@pytest.mark.fact(
+    "Compared with transformers: A run with predict_with_generate has the same log history and best model"
+)
 def test_a_run_that_generates_is_the_same(tmp_path: Path) -> None:
     ours, theirs = (
         make(
@@ -99,7 +101,9 @@ def test_a_run_that_generates_is_the_same(tmp_path: Path) -> None:
     assert {"eval_right", "eval_length", "eval_loss"} <= ours.state.log_history[2].keys()
 
 
-@pytest.mark.fact("Seq2Seq: rows end with padding tokens, labels with -100, whatever other rows are in their batch")
+@pytest.mark.fact(
+    "Seq2Seq: Rows end with padding tokens and labels with -100, independently of other rows in the batch"
+)
 @pytest.mark.parametrize("beams", [1, 2])
 def test_a_row_is_generated_as_if_it_was_alone(beams: int, tmp_path: Path) -> None:
     rows = sentences(9, ragged=True)
@@ -124,7 +128,9 @@ def test_a_row_is_generated_as_if_it_was_alone(beams: int, tmp_path: Path) -> No
     assert {len(text) for text in up_to_end(outputs[0].predictions)} != {outputs[0].predictions.shape[1]}
 
 
-@pytest.mark.fact("Seq2Seq: rows without labels are generated from; decoder inputs made of labels give nothing away")
+@pytest.mark.fact(
+    "Seq2Seq: Rows without labels can be used; decoder inputs made from labels are not passed to generate"
+)
 def test_inputs_that_are_made_of_the_labels_do_not_reach_generate(tmp_path: Path) -> None:
     trainer = make(tmp_path, generation_max_length=6)
     expected = trainer.predict(sentences(9)).predictions
@@ -144,7 +150,7 @@ def test_inputs_that_are_made_of_the_labels_do_not_reach_generate(tmp_path: Path
     assert (continued.predictions[:, :2] == [0, 5]).all()
 
 
-@pytest.mark.fact("Seq2Seq: evaluate and predict take arguments of generate, for each of several datasets too")
+@pytest.mark.fact("Seq2Seq: evaluate and predict accept arguments of generate, also for several datasets")
 def test_arguments_of_generate_are_those_of_the_call_then_those_of_the_run(tmp_path: Path) -> None:
     lengths = []
 
@@ -166,7 +172,7 @@ def test_arguments_of_generate_are_those_of_the_call_then_those_of_the_run(tmp_p
     assert "eval_loss" in trainer.evaluate()  # and nothing generated
 
 
-@pytest.mark.fact("Seq2Seq: without predict_with_generate it is the Trainer")
+@pytest.mark.fact("Seq2Seq: Without predict_with_generate, Seq2SeqTrainer behaves like Trainer")
 def test_without_generating_it_is_the_trainer(tmp_path: Path) -> None:
     trainer = make(tmp_path, predict_with_generate=False, parts={"compute_metrics": None})
     plain = Trainer(tiny_translator(), TrainingArguments(str(tmp_path), per_device_eval_batch_size=3, use_cpu=True))
@@ -177,7 +183,9 @@ def test_without_generating_it_is_the_trainer(tmp_path: Path) -> None:
     assert ours.metrics["test_loss"] == usual.metrics["test_loss"]
 
 
-@pytest.mark.fact("Seq2Seq: generation_config is an object, a dict, a file, a folder; each model of model_init has it")
+@pytest.mark.fact(
+    "Seq2Seq: generation_config is an object, a dict, a file or a folder; every model of model_init gets it"
+)
 def test_a_generation_config_comes_from_many_places(tmp_path: Path) -> None:
     config = transformers.GenerationConfig(max_length=7, decoder_start_token_id=0, pad_token_id=0, eos_token_id=1)
     config.save_pretrained(tmp_path)
@@ -213,7 +221,7 @@ def test_a_generation_config_that_cannot_work_is_refused(source: Any, complaint:
         make(tmp_path, generation_config=source)
 
 
-@pytest.mark.fact("Seq2Seq: what it cannot generate with is refused, with what to do")
+@pytest.mark.fact("Seq2Seq: Settings that generation does not support are errors that say what to do")
 def test_what_cannot_generate_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="Regression has no method `generate`"):
         make(tmp_path, parts={"model": Regression()})
@@ -232,7 +240,7 @@ def test_what_cannot_generate_is_refused(tmp_path: Path) -> None:
         make(tmp_path).predict(sentences(3), max_length=9, num_beams=2, num_return_sequences=2)
 
 
-@pytest.mark.fact("Seq2Seq: the arguments are parsed from a command line by transformers' parser")
+@pytest.mark.fact("Seq2Seq: transformers' parser reads the arguments from a command line")
 def test_the_arguments_come_from_a_command_line(tmp_path: Path) -> None:
     words = f"--output_dir {tmp_path} --predict_with_generate --generation_max_length 9 --generation_config {tmp_path}"
     (args,) = transformers.HfArgumentParser(Seq2SeqTrainingArguments).parse_args_into_dataclasses(words.split())
@@ -240,7 +248,7 @@ def test_the_arguments_come_from_a_command_line(tmp_path: Path) -> None:
     assert args.generation_config == tmp_path
 
 
-@pytest.mark.fact("Seq2Seq: a model of one stack continues its input")
+@pytest.mark.fact("Seq2Seq: A decoder-only model continues its input")
 def test_a_language_model_continues_its_input(tmp_path: Path) -> None:
     rows = [{"input_ids": row["input_ids"], "labels": row["input_ids"]} for row in sentences(4)]
     output = make(tmp_path, parts={"model": tiny_language_model()}).predict(rows, max_new_tokens=3)
@@ -250,7 +258,7 @@ def test_a_language_model_continues_its_input(tmp_path: Path) -> None:
     assert up_to_end(output.predictions[:1]) == up_to_end(alone.numpy())
 
 
-@pytest.mark.fact("Seq2Seq: a subclass with an evaluate of its own sets _gen_kwargs and calls evaluation_loop")
+@pytest.mark.fact("Seq2Seq: A subclass with its own evaluate may set _gen_kwargs and call evaluation_loop")
 def test_an_evaluation_of_ones_own_generates_as_it_says(tmp_path: Path) -> None:
     class OwnEvaluation(Seq2SeqTrainer):
         def evaluate(self, eval_dataset: Any = None, *args: Any, **gen_kwargs: Any) -> Any:
@@ -279,7 +287,7 @@ def test_an_evaluation_of_ones_own_generates_as_it_says(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.fact("Seq2Seq: on two processes the same is generated as on one, also of a model in pieces")
+@pytest.mark.fact("Seq2Seq: Two processes generate the same as one, also with a sharded model")
 def test_two_processes_generate_as_one(tmp_path: Path) -> None:
     script = REPOSITORY / "tests" / "ranks" / "huggingface_seq2seq.py"
     run_forked(script, tmp_path)

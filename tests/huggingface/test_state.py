@@ -64,7 +64,7 @@ def test_two_states_share_no_list() -> None:
     assert second.log_history == []
 
 
-@pytest.mark.fact("Arguments: shares of steps become absolute in the state, rounded up")
+@pytest.mark.fact("Arguments: In the state, fractions of a run are numbers of steps, rounded up")
 @pytest.mark.parametrize(
     ("arguments", "max_steps", "absolute"),
     [

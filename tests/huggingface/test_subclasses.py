@@ -286,7 +286,9 @@ def accuracy(prediction: Any) -> dict[str, float]:
     return {"accuracy": float((logits.argmax(-1) == prediction.label_ids).mean())}
 
 
-@pytest.mark.fact("Shown against transformers: subclasses with losses, loaders, optimizers, steps, logs of their own")
+@pytest.mark.fact(
+    "Compared with transformers: Subclasses with their own losses, loaders, optimizers, steps and logs work the same"
+)
 @pytest.mark.parametrize("subclass", SUBCLASSES, ids=lambda each: each.__name__)
 def test_a_subclass_trains_the_same(subclass: Callable[[Any], Any], tmp_path: Path) -> None:
     given = {"eval_strategy": "epoch", "per_device_eval_batch_size": 3, "learning_rate": 0.05, **SUBCLASSES[subclass]}

@@ -36,7 +36,7 @@ def groups(size: int, epochs: int = 1, rows: int = 10) -> list[list[int]]:
     return [list(range(start, min(start + size, rows))) for _ in range(epochs) for start in range(0, rows, size)]
 
 
-@pytest.mark.fact("Training: accumulating k batches of n gives the gradients and the logged loss of one batch of k*n")
+@pytest.mark.fact("Training: Accumulating k batches of n gives the same gradients and logged loss as one batch of k*n")
 @pytest.mark.parametrize(("batch", "accumulation"), [(2, 1), (1, 2), (4, 1), (2, 2), (1, 4), (1, 3)])
 def test_a_run_equals_a_loop_by_hand(batch: int, accumulation: int, tmp_path: Path) -> None:
     trainer = make_trainer(
@@ -49,7 +49,7 @@ def test_a_run_equals_a_loop_by_hand(batch: int, accumulation: int, tmp_path: Pa
     torch.testing.assert_close(trainer.model.state_dict(), model.state_dict(), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.fact("Training: in a short last group our mean is over rows, where the batches in it are unequal")
+@pytest.mark.fact("Differences: In a short last group with unequal batches, the mean is over rows")
 def test_a_short_last_group_of_unequal_batches_is_the_mean_over_its_rows(tmp_path: Path) -> None:
     trainer = make_trainer(
         tmp_path, per_device_train_batch_size=3, gradient_accumulation_steps=2, optim="sgd", num_train_epochs=1
@@ -59,8 +59,8 @@ def test_a_short_last_group_of_unequal_batches_is_the_mean_over_its_rows(tmp_pat
     assert losses(trainer) == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.fact("Training: updates per epoch = ceil(batches / accumulation), a short group counts as one")
-@pytest.mark.fact("Training: fractional epochs stop in the middle, max_steps wins over epochs and starts new passes")
+@pytest.mark.fact("Training: Updates per epoch = ceil(batches / accumulation); a short group counts as one")
+@pytest.mark.fact("Training: Fractional epochs stop in the middle; max_steps overrides epochs and starts new passes")
 @pytest.mark.parametrize(
     ("arguments", "steps", "epoch", "epochs"),
     [
@@ -82,7 +82,7 @@ def test_the_number_of_steps(arguments: dict[str, Any], steps: int, epoch: float
     assert len(losses(trainer)) == steps
 
 
-@pytest.mark.fact("Training: a loader without .dataset works")
+@pytest.mark.fact("Training: A loader without .dataset works")
 def test_a_loader_of_ones_own_may_be_any_iterable(tmp_path: Path) -> None:
     class OwnLoader(Trainer):
         def get_train_dataloader(self) -> Any:
@@ -97,7 +97,7 @@ def test_a_loader_of_ones_own_may_be_any_iterable(tmp_path: Path) -> None:
 
 
 @pytest.mark.fact(
-    "Training: iterable sets are trained for max_steps over repeated passes; their loader is a DataLoader"
+    "Training: Iterable datasets are trained on for max_steps over repeated passes; their loader is a DataLoader"
 )
 def test_a_stream_is_read_again_until_max_steps(tmp_path: Path) -> None:
     streamed = make_trainer(tmp_path, parts={"train_dataset": Stream(10)}, max_steps=7)
@@ -109,7 +109,7 @@ def test_a_stream_is_read_again_until_max_steps(tmp_path: Path) -> None:
     assert streamed.state.epoch == pytest.approx(1 + 2 / 7)
 
 
-@pytest.mark.fact("Training: an iterable set that yields nothing more stops the run with a warning")
+@pytest.mark.fact("Training: An iterable dataset that yields nothing in a later pass ends the run with a warning")
 def test_a_stream_that_is_used_up_ends_the_run_with_a_warning(tmp_path: Path) -> None:
     class OnePass(Trainer):
         def get_train_dataloader(self) -> Any:
@@ -122,7 +122,7 @@ def test_a_stream_that_is_used_up_ends_the_run_with_a_warning(tmp_path: Path) ->
     assert output.global_step == 5
 
 
-@pytest.mark.fact("Training: an iterable set that yields nothing at all ends the run with a warning")
+@pytest.mark.fact("Training: An iterable dataset that yields nothing at all ends the run with a warning")
 def test_a_stream_of_nothing_ends_the_run_with_a_warning(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, parts={"train_dataset": Stream(0)}, max_steps=8)
     with pytest.warns(UserWarning, match="nothing more to yield, so the run ends after 0 of 8 steps"):
@@ -130,13 +130,13 @@ def test_a_stream_of_nothing_ends_the_run_with_a_warning(tmp_path: Path) -> None
     assert (output.global_step, output.training_loss) == (0, 0.0)
 
 
-@pytest.mark.fact("Trainer: an unsized training set without max_steps is a ValueError")
+@pytest.mark.fact("Trainer: A training set without a length needs max_steps; otherwise it is a ValueError")
 def test_a_stream_without_max_steps_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="a Stream, has no length.*set `max_steps`"):
         make_trainer(tmp_path, parts={"train_dataset": Stream(10)})
 
 
-@pytest.mark.fact("Training: AdamW with two groups, weight decay for all but biases and norm layers")
+@pytest.mark.fact("Training: AdamW has two groups, with weight decay for all parameters except biases and norm layers")
 def test_the_optimizer_has_a_group_without_weight_decay(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, weight_decay=0.3)
     optimizer = trainer.create_optimizer()
@@ -148,8 +148,8 @@ def test_the_optimizer_has_a_group_without_weight_decay(tmp_path: Path) -> None:
     assert (decayed["betas"], decayed["eps"]) == ((0.9, 0.999), 1e-8)
 
 
-@pytest.mark.fact("Training: logged learning_rate is the one used for that step, the schedule steps once per update")
-@pytest.mark.fact("Training: grad_norm is the norm before clipping, also where nothing is clipped")
+@pytest.mark.fact("Training: The logged learning_rate is the one used in that step; the schedule steps once per update")
+@pytest.mark.fact("Training: grad_norm is the norm before clipping, even if nothing is clipped")
 @pytest.mark.parametrize("limit", [0.0, 0.01])
 def test_learning_rate_and_gradient_norm_are_those_of_the_step(limit: float, tmp_path: Path) -> None:
     class Watch(TrainerCallback):
@@ -173,7 +173,7 @@ def test_learning_rate_and_gradient_norm_are_those_of_the_step(limit: float, tmp
         assert [entry["grad_norm"] for entry in entries] == watch.norms
 
 
-@pytest.mark.fact("Training: model outputs are a tuple with the loss first, or a dict with loss")
+@pytest.mark.fact('Training: Model outputs are a tuple that begins with the loss, or a dict with "loss"')
 def test_tuples_and_dicts_give_the_same(tmp_path: Path) -> None:
     runs = [make_trainer(tmp_path, parts={"model": Regression(returns_dict)}) for returns_dict in (False, True)]
     for trainer in runs:
@@ -206,7 +206,9 @@ class PassesOn(Trainer):
         super().__init__(*args, **kwargs)
 
 
-@pytest.mark.fact("Trainer: an unknown argument is an error with the remedy: tokenizer is called processing_class now")
+@pytest.mark.fact(
+    "Trainer: An unknown argument is an error with the remedy, for example: tokenizer is now processing_class"
+)
 @pytest.mark.parametrize(
     ("name", "remedy"),
     [
@@ -232,7 +234,7 @@ class Weighted(Regression):
 
 
 @pytest.mark.fact(
-    "Training: an input of forward that is missing in the batch is an error that names it and the batch's"
+    "Training: An input of forward that is missing from the batch is an error that names it and the batch's entries"
 )
 @pytest.mark.parametrize("arguments", [{}, {"bf16": True}, {"torch_compile_backend": "eager"}], ids=str)
 def test_a_missing_input_is_named(arguments: dict[str, Any], tmp_path: Path) -> None:
@@ -276,7 +278,7 @@ def test_type_errors_inside_of_forward_go_up_as_they_are(mistake: Any, message: 
     assert type(caught.value) is TypeError
 
 
-@pytest.mark.fact("Training: batches of one's own loader may be tuples, where compute_loss knows what to do with them")
+@pytest.mark.fact("Training: Batches of a custom loader may be tuples if compute_loss handles them")
 def test_batches_may_be_tuples(tmp_path: Path) -> None:
     class OnTuples(Trainer):
         def get_train_dataloader(self) -> Any:
@@ -293,7 +295,7 @@ def test_batches_may_be_tuples(tmp_path: Path) -> None:
     assert losses(runs[0]) == losses(runs[1])
 
 
-@pytest.mark.fact("Training: a dict without a loss is an error that names the keys")
+@pytest.mark.fact("Training: A dict of outputs without a loss is an error that names the keys")
 def test_outputs_without_a_loss_are_named(tmp_path: Path) -> None:
     class NoLoss(Regression):
         def forward(self, x: torch.Tensor, labels: Any = None) -> Any:
@@ -303,7 +305,7 @@ def test_outputs_without_a_loss_are_named(tmp_path: Path) -> None:
         make_trainer(tmp_path, parts={"model": NoLoss()}).train()
 
 
-@pytest.mark.fact("Training: compute_loss is the override point, for evaluation too")
+@pytest.mark.fact("Training: compute_loss is the override point, also for evaluation")
 def test_an_own_loss_is_trained_and_evaluated(tmp_path: Path) -> None:
     class Tripled(Trainer):
         def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
@@ -317,7 +319,7 @@ def test_an_own_loss_is_trained_and_evaluated(tmp_path: Path) -> None:
     assert losses(tripled)[0] == pytest.approx(3 * losses(usual)[0])
 
 
-@pytest.mark.fact("Training: compute_loss_func gets outputs, labels and the number of labels in the update")
+@pytest.mark.fact("Training: compute_loss_func receives outputs, labels and the number of labels in the update")
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_a_loss_function_divides_by_the_labels_of_the_update(accumulation: int, tmp_path: Path) -> None:
     numbers: list[Any] = []
@@ -344,7 +346,7 @@ def test_a_loss_function_divides_by_the_labels_of_the_update(accumulation: int, 
 
 
 @pytest.mark.fact(
-    "Training: a model that takes num_items_in_batch gets the labels other than -100 over the whole group"
+    "Training: A model that takes num_items_in_batch receives the number of labels other than -100 in the whole update"
 )
 def test_unequal_numbers_of_labels_weigh_as_in_one_batch(tmp_path: Path) -> None:
     rows = Rows(8)
@@ -377,7 +379,7 @@ def test_unequal_numbers_of_labels_weigh_as_in_one_batch(tmp_path: Path) -> None
     torch.testing.assert_close(small.model.state_dict(), large.model.state_dict(), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.fact("Training: optimizers=(optimizer, schedule) are used as they are")
+@pytest.mark.fact("Training: optimizers=(optimizer, schedule) are used unchanged")
 def test_given_optimizers_are_used(tmp_path: Path) -> None:
     model = Regression()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
@@ -389,7 +391,7 @@ def test_given_optimizers_are_used(tmp_path: Path) -> None:
     assert rates == [0.3, 0.3, 0.15, 0.15, 0.075]
 
 
-@pytest.mark.fact("Training: ReduceLROnPlateau steps at evaluations with metric_for_best_model")
+@pytest.mark.fact("Training: ReduceLROnPlateau steps at evaluations, with metric_for_best_model")
 def test_a_plateau_schedule_steps_at_evaluations(tmp_path: Path) -> None:
     trainer = make_trainer(
         tmp_path,
@@ -407,8 +409,8 @@ def test_a_plateau_schedule_steps_at_evaluations(tmp_path: Path) -> None:
     assert rates == [0.1, 0.1, 0.1, 0.1, 0.05, 0.05, 0.025, 0.025]
 
 
-@pytest.mark.fact("Training: train() makes a new state, step 0 and an empty log history")
-@pytest.mark.fact("Training: it returns TrainOutput(global_step, training_loss, metrics)")
+@pytest.mark.fact("Training: train() starts with a new state: step 0 and an empty log history")
+@pytest.mark.fact("Training: train returns TrainOutput(global_step, training_loss, metrics)")
 def test_training_again_begins_a_new_history(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path)
     first = trainer.train()
@@ -421,7 +423,7 @@ def test_training_again_begins_a_new_history(tmp_path: Path) -> None:
     assert trainer.state.global_step == 10
 
 
-@pytest.mark.fact("Trainer: model_init is called again, after seeding, at every train()")
+@pytest.mark.fact("Trainer: model_init is called again, after seeding, in every train()")
 def test_model_init_makes_every_training_the_same(tmp_path: Path) -> None:
     class Unseeded(Regression):
         def __init__(self) -> None:
@@ -446,7 +448,7 @@ def test_model_init_makes_every_training_the_same(tmp_path: Path) -> None:
     assert losses(trainer) != first
 
 
-@pytest.mark.fact("Trainer: seeds everything with args.seed in __init__, the same seed gives the same bits")
+@pytest.mark.fact("Trainer: The constructor seeds everything with args.seed; the same seed gives the same bits")
 def test_the_same_seed_gives_the_same_bits(tmp_path: Path) -> None:
     def run(seed: int) -> list[float]:
         torch.manual_seed(seed + 100)
@@ -460,7 +462,7 @@ def test_the_same_seed_gives_the_same_bits(tmp_path: Path) -> None:
     assert run(3) != run(4)
 
 
-@pytest.mark.fact("Trainer: making one seeds the generators of torch, numpy and random")
+@pytest.mark.fact("Trainer: Creating a trainer seeds the generators of torch, numpy and random")
 def test_a_trainer_seeds_all_generators_when_it_is_made(tmp_path: Path) -> None:
     def draw() -> tuple[float, float, float]:
         return torch.rand(1).item(), np.random.rand(), random.random()
@@ -473,7 +475,7 @@ def test_a_trainer_seeds_all_generators_when_it_is_made(tmp_path: Path) -> None:
     assert draw() == expected
 
 
-@pytest.mark.fact("Arguments: data_seed seeds the order of the rows alone")
+@pytest.mark.fact("Arguments: data_seed seeds only the order of the rows")
 def test_the_order_of_rows_follows_from_the_data_seed(tmp_path: Path) -> None:
     def run(**seeds: Any) -> list[float]:
         trainer = make_trainer(tmp_path, train_sampling_strategy="random", **seeds)
@@ -484,7 +486,7 @@ def test_the_order_of_rows_follows_from_the_data_seed(tmp_path: Path) -> None:
     assert run(seed=1, data_seed=5) != run(seed=1, data_seed=6)
 
 
-@pytest.mark.fact("Trainer: model XOR model_init, both or none is an error")
+@pytest.mark.fact("Trainer: Exactly one of model and model_init must be given")
 @pytest.mark.parametrize("parts", [{"model": None}, {"model": Regression(), "model_init": Regression}])
 def test_exactly_one_of_model_and_model_init_is_needed(parts: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="either `model` or `model_init`, but (both are|neither is) given"):
@@ -496,14 +498,14 @@ def test_a_model_that_is_none_is_refused(tmp_path: Path) -> None:
         make_trainer(tmp_path, parts={"model": Regression})
 
 
-@pytest.mark.fact("Trainer: model_init needs no optimizers")
+@pytest.mark.fact("Trainer: model_init cannot be combined with optimizers")
 def test_model_init_and_optimizers_exclude_each_other(tmp_path: Path) -> None:
     optimizer = torch.optim.SGD(Regression().parameters(), lr=0.1)
     with pytest.raises(ConfigurationError, match="`model_init` makes another one for each training"):
         make_trainer(tmp_path, parts={"model_init": Regression, "optimizers": (optimizer, None)})
 
 
-@pytest.mark.fact("DECISIONS: a subclass that defines a method that would never be called is an error with the hook")
+@pytest.mark.fact("Trainer: A subclass with a method that would never be called is an error that names the hook to use")
 @pytest.mark.parametrize(
     ("name", "remedy"),
     [
@@ -520,7 +522,7 @@ def test_a_hook_that_does_not_exist_is_refused(name: str, remedy: str, tmp_path:
         make_trainer(tmp_path, kind=custom)
 
 
-@pytest.mark.fact("Trainer: an eval_strategy without an evaluation set is a ValueError, if there is a training set")
+@pytest.mark.fact("Trainer: An eval_strategy without an evaluation set is a ValueError if there is a training set")
 def test_evaluations_without_an_evaluation_set_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="`eval_strategy` is 'epoch', but there is no `eval_dataset`"):
         make_trainer(tmp_path, parts={"eval_dataset": None}, eval_strategy="epoch")
@@ -531,7 +533,7 @@ def test_evaluations_without_an_evaluation_set_are_refused(tmp_path: Path) -> No
         trainer.train()
 
 
-@pytest.mark.fact("Arguments: training leaves them unchanged")
+@pytest.mark.fact("Arguments: Training does not change the arguments")
 def test_training_leaves_the_arguments_unchanged(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, logging_steps=0.2, eval_strategy="steps", save_strategy="steps", save_steps=0.5)
     before = trainer.args.to_dict()
@@ -540,8 +542,10 @@ def test_training_leaves_the_arguments_unchanged(tmp_path: Path) -> None:
     assert (trainer.state.logging_steps, trainer.state.save_steps) == (2, 5)
 
 
-@pytest.mark.fact("Training: NaN with the filter, the running mean is logged instead, and it is shown and counted")
-@pytest.mark.fact("Training: NaN without the filter is logged")
+@pytest.mark.fact(
+    "Training: With logging_nan_inf_filter, NaN is reported and counted, and the running mean is logged instead"
+)
+@pytest.mark.fact("Training: Without logging_nan_inf_filter, NaN is logged")
 @pytest.mark.parametrize("filters", [True, False])
 def test_a_nan_is_never_out_of_sight(filters: bool, tmp_path: Path) -> None:
     class Sometimes(Trainer):
@@ -566,7 +570,7 @@ def test_a_nan_is_never_out_of_sight(filters: bool, tmp_path: Path) -> None:
     assert [entry.get("non_finite_losses") for entry in trainer.state.log_history[:2]] == [2, None]
 
 
-@pytest.mark.fact("Training: NaN that was never logged is told of at the end of the run")
+@pytest.mark.fact("Training: A NaN loss that was never logged is reported at the end of the run")
 @pytest.mark.parametrize("arguments", [{"logging_strategy": "no"}, {"logging_steps": 500}])
 def test_a_nan_that_no_log_covers_is_told_of_at_the_end(arguments: dict[str, Any], tmp_path: Path) -> None:
     class Always(Trainer):
@@ -592,7 +596,7 @@ def test_label_smoothing_equals_its_formula(tmp_path: Path) -> None:
     torch.testing.assert_close(shifted, LabelSmoother(0.1)((logits[:, :-1],), labels[:, 1:]))
 
 
-@pytest.mark.fact("DECISIONS: label_smoothing_factor is honoured, as the mean over labels other than -100")
+@pytest.mark.fact("Training: label_smoothing_factor gives the mean over labels other than -100")
 def test_smoothed_labels_are_trained_on(tmp_path: Path) -> None:
     class Classifier(Regression):
         def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
@@ -614,7 +618,7 @@ def test_smoothed_labels_are_trained_on(tmp_path: Path) -> None:
     assert losses(trainer) == pytest.approx([expected])
 
 
-@pytest.mark.fact("Training: flags of the control end the epoch or the run at the safe point")
+@pytest.mark.fact("Training: Flags of the control end the epoch or the run at the next safe point")
 def test_a_run_that_is_stopped_early_tells_so(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, StopAt(3, saves=False))
     output = trainer.train()
@@ -631,7 +635,7 @@ def test_memory_is_measured_if_asked_for(tmp_path: Path) -> None:
     assert not any("mem" in name for name in make_trainer(tmp_path).train().metrics)
 
 
-@pytest.mark.fact("Training: max_steps overrides num_train_epochs, also one of 0, which alone is an error")
+@pytest.mark.fact("Training: max_steps overrides num_train_epochs, even 0, which is an error on its own")
 def test_a_number_of_steps_is_enough(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, max_steps=2, num_train_epochs=0)
     assert trainer.train().global_step == 2
@@ -645,7 +649,7 @@ def test_a_model_that_is_frozen_altogether_is_refused(tmp_path: Path) -> None:
         make_trainer(tmp_path, parts={"model": model}).train()
 
 
-@pytest.mark.fact("Training: a schedule of another optimizer than the one that trains is an error")
+@pytest.mark.fact("Training: A schedule for a different optimizer is an error")
 @pytest.mark.parametrize("optimizer_is_given", [True, False])
 def test_a_schedule_of_another_optimizer_is_refused(optimizer_is_given: bool, tmp_path: Path) -> None:
     model = Regression()
@@ -666,7 +670,7 @@ def test_an_optimizer_and_its_schedule_train_twice(tmp_path: Path) -> None:
     assert schedule.get_last_lr() == [0.025]
 
 
-@pytest.mark.fact("Training: a stream that yields less than its length says brings a warning")
+@pytest.mark.fact("Training: A stream that yields less than its length brings a warning")
 def test_a_stream_that_is_shorter_than_it_says_is_pointed_out(tmp_path: Path) -> None:
     class Boasting(Stream):
         def __len__(self) -> int:
