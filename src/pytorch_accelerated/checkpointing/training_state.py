@@ -1,4 +1,4 @@
-"""Everything that a training run is, to a state folder and back.
+"""The complete state of a training run, saved to a state folder and loaded from it.
 
 What each part holds is listed in `_shared_parts` and `_own_state`; the folder itself is `state_folder`'s business.
 """
@@ -207,15 +207,15 @@ def _targets(trainer: Trainer) -> Callable[[str, torch.Size, torch.dtype], torch
 
 
 def seed_of_run(folder: Path) -> int:
-    """The seed of the run that was saved in `folder`. The loaders of a run that goes on are made with it."""
+    """The seed of the run that was saved in `folder`. The loaders of the resumed run use it."""
     seed = read_manifest(folder).facts.get("seed")
     if type(seed) is not int:
-        raise InvalidCheckpointError(f"The training state {folder} does not say what the seed of its run was.")
+        raise InvalidCheckpointError(f"The training state {folder} does not have the seed of its run.")
     return seed
 
 
 def data_of_run(folder: Path) -> dict[str, SavedData]:
-    """What the run that was saved in `folder` read: its loaders' seeds and rows; nothing in older or foreign states."""
+    """The facts about the loaders of the run that was saved in `folder`; empty for states without them."""
     if kind_of(folder / MANIFEST_NAME) is None:  # `transformers` wrote it
         return {}
     return saved_data(read_manifest(folder).facts, source=folder)

@@ -1,4 +1,4 @@
-"""Fewer batches than a loader has: for trying things out."""
+"""Limits on the number of batches, for quick trials."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ LIMIT_BATCHES_ENV_VAR = "PT_ACC_LIMIT_BATCHES"
 
 
 class DataLoaderSlice:
-    """The first `slice_size` batches of each pass over a loader; everything else is the loader's.
+    """The first `slice_size` batches of each pass over a loader; all other attributes are the loader's.
 
-    A slice of a loader of a run is a loader of that run, too, with the limit as its `max_batches`.
+    A slice of a `RunLoader` is a `RunLoader` too, with the limit as its `max_batches`.
 
     Args:
         dl: any iterable of batches.
@@ -28,11 +28,11 @@ class DataLoaderSlice:
     """
 
     def __new__(cls, dl: Any, slice_size: int) -> Any:
-        """A slice, or the loader of the run with a limit."""
+        """A slice, or a `RunLoader` with a limit."""
         if cls is not DataLoaderSlice or not isinstance(dl, RunLoader):
             return super().__new__(cls)
         limited: Any = dl.limited(checked_limit(slice_size, name="slice_size"))
-        limited.dl, limited.slice_size = dl, slice_size  # as a slice of any other loader has them
+        limited.dl, limited.slice_size = dl, slice_size  # the attributes of any other slice
         return limited
 
     def __init__(self, dl: Any, slice_size: int) -> None:
@@ -40,18 +40,14 @@ class DataLoaderSlice:
         self.slice_size = checked_limit(slice_size, name="slice_size")
 
     def __getnewargs__(self) -> tuple[Any, int]:
-        """What a copy is made with."""
+        """The arguments for making a copy."""
         return self.dl, self.slice_size
 
     def __iter__(self) -> Iterator[Any]:
         return itertools.islice(self.dl, self.slice_size)
 
     def __len__(self) -> int:
-        """The number of batches, never more than the loader has.
-
-        Raises:
-            TypeError: if the loader does not know its own length.
-        """
+        """The number of batches, at most that of the loader; a TypeError if the loader has no length."""
         return min(self.slice_size, len(self.dl))
 
     def __getattr__(self, name: str) -> Any:
@@ -61,10 +57,10 @@ class DataLoaderSlice:
 
 
 class LimitBatches(contextlib.ContextDecorator):
-    """Limits the training and evaluation batches of every trainer that is made within.
+    """Limits the training and evaluation batches of every trainer that is created within the block.
 
-    May be nested: the inner limit counts, then the outer one again. It works through the environment variable
-    ``PT_ACC_LIMIT_BATCHES``, which can also be set from outside; "none" there means no limit.
+    Blocks may be nested: after the inner block, the outer limit applies again. The limit is stored in the environment
+    variable ``PT_ACC_LIMIT_BATCHES``, which can also be set from outside; "none" means no limit.
 
     Args:
         num_batches: batches of one rank and epoch, at least 1.
@@ -91,11 +87,7 @@ class LimitBatches(contextlib.ContextDecorator):
 
 
 def batch_limit_from_environment() -> int | None:
-    """The limit that ``PT_ACC_LIMIT_BATCHES`` asks for, if any.
-
-    Raises:
-        ConfigurationError: if the variable holds neither "none" nor a positive whole number.
-    """
+    """The limit in ``PT_ACC_LIMIT_BATCHES``, if any; a `ConfigurationError` if the value is invalid."""
     value = os.environ.get(LIMIT_BATCHES_ENV_VAR, "none").strip()
     if value.lower() in ("", "none"):
         return None

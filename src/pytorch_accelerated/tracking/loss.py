@@ -1,4 +1,4 @@
-"""The mean loss of an epoch, kept where the losses are and read in bulk."""
+"""The mean loss of an epoch: losses stay on their device and are read in bulk."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ Numbers = np.ndarray[Any, np.dtype[np.float64]]
 
 
 class LossTracker:
-    """A weighted mean of batch losses that does not wait for the device until somebody reads it.
+    """A weighted mean of batch losses that does not wait for the device until it is read.
 
-    `update` only puts the loss into a list. Reading (any property, or `read`) copies what has come since the last time
-    to the host in one transfer, and adds it to sums in double precision.
+    `update` only appends the loss to a list. Reading (any property, or `read`) copies the pending losses to the host in
+    one transfer, and adds them to sums in double precision.
 
     Args:
-        leaves_out_non_finite: whether losses that are NaN or infinite count nowhere, and are not reported.
+        leaves_out_non_finite: whether losses that are NaN or infinite are ignored and not reported.
 
     Attributes:
-        batches_read: how many losses are in the sums.
+        batches_read: the number of losses in the sums.
     """
 
     def __init__(self, *, leaves_out_non_finite: bool = False) -> None:
@@ -30,7 +30,7 @@ class LossTracker:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Discard all losses."""
         self._pending_losses: list[Any] = []
         self._pending_weights: list[Any] = []
         self.batches_read = 0
@@ -40,14 +40,14 @@ class LossTracker:
         self.first_non_finite: int | None = None
 
     def update(self, loss_batch_value: torch.Tensor | float, batch_size: Any = 1) -> None:
-        """Take in the mean loss of a batch.
+        """Add the mean loss of a batch.
 
         Args:
             loss_batch_value: a number or a tensor with one element, on any device.
-            batch_size: its weight, the number of items the mean was taken over; a number or a 0-dim tensor.
+            batch_size: its weight, the number of items in the mean; a number or a 0-dim tensor.
         """
         if isinstance(loss_batch_value, torch.Tensor):
-            loss_batch_value = loss_batch_value.detach()  # else the list would keep the graph alive
+            loss_batch_value = loss_batch_value.detach()  # otherwise the list would keep the graph alive
         self._pending_losses.append(loss_batch_value)
         self._pending_weights.append(batch_size)
 
@@ -57,7 +57,7 @@ class LossTracker:
             self._pending_losses[-1] = loss.detach()
 
     def read(self) -> None:
-        """Add what is pending to the sums. Waits for the device once, if anything is pending."""
+        """Add pending losses to the sums. Waits for the device once if there are any."""
         if not self._pending_losses:
             return
         total, count, last, first_non_finite = self._summary_of_pending()
@@ -70,9 +70,9 @@ class LossTracker:
         self._pending_weights.clear()
 
     def look_for_non_finite(self) -> None:
-        """Set `first_non_finite` as `read` would, but leave what is pending as it is. Waits for the device.
+        """Set `first_non_finite` like `read`, but keep pending losses pending. Waits for the device.
 
-        Where a sum is cut changes its last bit. Looking in between, as before a save, must not.
+        The last bit of a sum depends on where it is divided, so a look before a save must not add anything to it.
         """
         if self._pending_losses:
             self._note_non_finite(self._summary_of_pending()[3])
@@ -85,7 +85,7 @@ class LossTracker:
             self.first_non_finite = self.batches_read + pending_index
 
     def peek(self) -> float | None:
-        """The mean so far, or None before the first batch; leaves what is pending as it is. Waits for the device."""
+        """The mean so far, or None before the first batch; keeps pending losses pending. Waits for the device."""
         total, count = self._total, self._count
         if self._pending_losses:
             new_total, new_count, _, _ = self._summary_of_pending()
@@ -94,7 +94,7 @@ class LossTracker:
 
     @property
     def average(self) -> float:
-        """The mean loss per item, 0.0 before the first batch; NaN if all batches were left out."""
+        """The mean loss per item; 0.0 before the first batch, and NaN if all batches were left out."""
         self.read()
         if self._count == 0:
             return math.nan if self.leaves_out_non_finite and self.batches_read else 0.0
@@ -119,7 +119,7 @@ class LossTracker:
         return self._count
 
     def state_dict(self) -> dict[str, Any]:
-        """The sums so far and what is pending, as plain values. Waits for the device."""
+        """The sums so far and the pending losses, as plain values. Waits for the device."""
         losses, weights = _to_numbers(self._pending_losses, self._pending_weights)
         return {
             "pending_losses": losses.tolist(),
@@ -132,7 +132,7 @@ class LossTracker:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` returned."""
+        """Restore the result of `state_dict`."""
         self.reset()
         self._pending_losses = list(state["pending_losses"])
         self._pending_weights = list(state["pending_weights"])
@@ -140,7 +140,7 @@ class LossTracker:
         self.batches_read, self.first_non_finite = state["batches_read"], state["first_non_finite"]
 
     def add_state_dict(self, state: dict[str, Any]) -> None:
-        """Take in what another tracker had, of a rank that is no longer there."""
+        """Add the losses of another tracker, for ranks that no longer exist."""
         other = LossTracker(leaves_out_non_finite=self.leaves_out_non_finite)
         other.load_state_dict(state)
         self._total += other.total_loss
@@ -159,15 +159,15 @@ def _summarise(
     is_finite = np.isfinite(values)
     if leaves_out_non_finite:
         shares, is_finite = np.where(is_finite, shares, 0.0), np.ones_like(is_finite)
-    counted = shares != 0  # a weight of 0 leaves a batch out, whatever its loss: 0 * nan would not
-    bad = np.flatnonzero(~is_finite & counted)  # a mean over no items is NaN, which is nobody's mistake
-    with np.errstate(all="ignore"):  # what is not finite is reported, by its batch
+    counted = shares != 0  # a weight of 0 leaves a batch out, whatever its loss; 0 * nan would not
+    bad = np.flatnonzero(~is_finite & counted)  # a mean of no items is NaN, which is not an error
+    with np.errstate(all="ignore"):  # non-finite losses are reported through their index
         total = (values[counted] * shares[counted]).sum()
     return float(total), float(shares.sum()), float(values[-1]), int(bad[0]) if len(bad) else -1
 
 
 def _to_numbers(losses: Sequence[Any], weights: Sequence[Any]) -> tuple[Numbers, Numbers]:
-    """Losses and weights as float64, in one transfer, and exactly: every loss dtype fits into double precision."""
+    """Losses and weights as float64, in one transfer. This is exact: double precision includes every loss dtype."""
     device = next((value.device for value in (*losses, *weights) if isinstance(value, torch.Tensor)), None)
     rows = [_stack(losses, device)]
     if any(isinstance(weight, torch.Tensor) for weight in weights):
@@ -186,7 +186,7 @@ def _stack(values: Sequence[Any], device: torch.device | None) -> torch.Tensor:
     if not any(isinstance(value, torch.Tensor) for value in values):
         return torch.tensor(values, dtype=dtype, device=device)
     try:
-        stacked = torch.stack(list(values))  # of one shape and on one device, as nearly always
+        stacked = torch.stack(list(values))  # nearly always, all have one shape and one device
     except (TypeError, RuntimeError):
         stacked = torch.stack([torch.as_tensor(value, dtype=dtype, device=device).reshape(()) for value in values])
     return stacked.reshape(-1).to(device=device, dtype=dtype)

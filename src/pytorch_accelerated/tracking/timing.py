@@ -1,4 +1,4 @@
-"""How long training epochs take, how much of that goes by waiting for data, and what is done about so often."""
+"""Measures the time of training epochs and of waiting for data, and spaces actions evenly in time."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class EpochTiming(NamedTuple):
     Attributes:
         epoch: counted from 1.
         seconds: from its first to its last update.
-        data_wait_seconds: the part in which the loop waited for the next batch. On a GPU that is more than what the
-            run loses by it: while the loop waits, the GPU may still be at work.
+        data_wait_seconds: the part in which the loop waited for the next batch. On a GPU, the run loses less than this,
+            since the GPU may still be working while the loop waits.
     """
 
     epoch: int
@@ -24,18 +24,18 @@ class EpochTiming(NamedTuple):
 
     @property
     def data_wait_share(self) -> float:
-        """Between 0 and 1."""
+        """The share of waiting in the time of the epoch, between 0 and 1."""
         return self.data_wait_seconds / self.seconds if self.seconds else 0.0
 
 
 class Pace:
-    """Spreads something over updates, so that it happens about every so many seconds, after each update at first.
+    """Schedules an action after certain updates, so that it happens about every `seconds`, at first after each update.
 
-    Ranks agree in a fraction of a millisecond. That is too long for each update, and nothing now and then. So that all
-    ranks do it after the same update, one of them proposes, and all go on with what it says.
+    An agreement of ranks takes a fraction of a millisecond: too long for each update, but negligible now and then. All
+    ranks must act after the same update, so one of them proposes when, and all follow its proposal.
 
     Args:
-        seconds: between two times.
+        seconds: the intended time between two actions.
         clock: returns seconds.
     """
 
@@ -45,21 +45,21 @@ class Pace:
         self.restart(0)
 
     def restart(self, updates: int) -> None:
-        """Begin again after `updates`, with the next one."""
+        """Start again after `updates`: the action is due after the next one."""
         self._between = 1
         self.go_on(updates, 1)
 
     def is_due(self, updates: int) -> bool:
-        """Whether it is time, after `updates`."""
+        """Whether the action is due after `updates`."""
         return updates >= self._due
 
     def proposal(self, updates: int) -> int:
-        """Updates until the next time, by this rank's clock; never many more than last time."""
+        """The number of updates until the next action by this rank's clock, at most twice the last one."""
         per_second = (updates - self._last) / max(self._clock() - self._looked_at, 1e-9)
         return max(1, min(2 * self._between, int(per_second * self._seconds)))
 
     def go_on(self, updates: int, between: int) -> None:
-        """It has happened after `updates`; the next time is `between` updates later."""
+        """Record that the action happened after `updates`; the next one is due `between` updates later."""
         self._looked_at = self._clock()
         self._last, self._between, self._due = updates, between, updates + between
 
@@ -71,7 +71,7 @@ class Waiting(Protocol):
 
 
 class EpochClock:
-    """Takes the time of one training epoch from the moment it is made.
+    """Measures the time of one training epoch, from its construction on.
 
     Args:
         epoch: counted from 1.
@@ -85,12 +85,12 @@ class EpochClock:
         self._waited_before = 0.0
 
     def watch(self, waiting: Waiting) -> None:
-        """Count what is waited from now on."""
+        """Count the waiting from now on."""
         self._waiting, self._waited_before = waiting, waiting.seconds
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """What happens inside does not belong to the epoch."""
+        """Exclude the time of the block from the epoch."""
         paused = time.perf_counter()
         try:
             yield
