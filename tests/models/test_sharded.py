@@ -1,6 +1,7 @@
 """Models of which each rank has a part: trained, evaluated, saved and resumed as if one process had them whole."""
 
 import dataclasses
+import functools
 import json
 import re
 import shutil
@@ -23,6 +24,7 @@ from pytorch_accelerated.progress.screen import Screen
 from tests.checkpointing import independent_reader
 from tests.support.processes import run_on_ranks
 from tests.support.reference import TOLERANCE
+from tests.support.resuming import assert_same
 from tests.support.sharding import everything, make_trainer, saver, train
 
 RANKS = Path(__file__).parents[1] / "ranks"
@@ -59,21 +61,7 @@ def test_what_two_ranks_check_alone_is_well(outcome: Outcome):
     assert not outcome.complaint
 
 
-def assert_close(actual: Any, expected: Any, path: str = "") -> None:
-    if isinstance(expected, dict):
-        assert actual.keys() == expected.keys(), path
-        for key in expected:
-            assert_close(actual[key], expected[key], f"{path}[{key!r}]")
-    elif isinstance(expected, (list, tuple)):
-        assert len(actual) == len(expected), path
-        for index, item in enumerate(expected):
-            assert_close(actual[index], item, f"{path}[{index}]")
-    elif isinstance(expected, (torch.Tensor, float)):
-        torch.testing.assert_close(
-            torch.as_tensor(actual), torch.as_tensor(expected), rtol=TOLERANCE, atol=TOLERANCE, msg=path
-        )
-    else:
-        assert actual == expected, path
+assert_close = functools.partial(assert_same, tolerance=TOLERANCE)
 
 
 @pytest.fixture(scope="module")

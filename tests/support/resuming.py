@@ -118,17 +118,20 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-def assert_same(actual: Any, expected: Any, path: str = "") -> None:
+def assert_same(actual: Any, expected: Any, path: str = "", *, tolerance: float = 0.0) -> None:
     """Fail at the first place where two values of `everything` differ; functions are not compared."""
-    if isinstance(expected, torch.Tensor):
+    if tolerance and isinstance(expected, (torch.Tensor, float)):
+        values = torch.as_tensor(actual), torch.as_tensor(expected)
+        torch.testing.assert_close(*values, rtol=tolerance, atol=tolerance, msg=path)
+    elif isinstance(expected, torch.Tensor):
         assert torch.equal(actual, expected), path
     elif isinstance(expected, dict):
         assert actual.keys() == expected.keys(), path
         for key in expected:
-            assert_same(actual[key], expected[key], f"{path}[{key!r}]")
+            assert_same(actual[key], expected[key], f"{path}[{key!r}]", tolerance=tolerance)
     elif isinstance(expected, (list, tuple)):
         assert len(actual) == len(expected), path
         for index, item in enumerate(expected):
-            assert_same(actual[index], item, f"{path}[{index}]")
+            assert_same(actual[index], item, f"{path}[{index}]", tolerance=tolerance)
     elif not callable(expected):
         assert actual == expected, path
