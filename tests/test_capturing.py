@@ -211,7 +211,7 @@ class NoiseOfItsOwn(Trainer):
         return super().calculate_train_batch_loss((inputs + noise, targets))
 
 
-def test_the_users_own_generators_go_on() -> None:
+def test_the_users_own_generators_continue() -> None:
     trainers = [train(base=NoiseOfItsOwn, is_captured=is_captured) for is_captured in (True, False)]
     assert_same(everything(trainers[0]), everything(trainers[1]))
     states = [trainer.noise.get_state() for trainer in trainers]  # type: ignore[attr-defined]
@@ -484,7 +484,7 @@ class OutOfMemory(TapeCapturer):
         return result, replay_without_memory
 
 
-def test_too_little_memory_for_the_comparison_is_no_end() -> None:
+def test_too_little_memory_for_the_comparison_does_not_end_the_run() -> None:
     with pytest.warns(UserWarning, match="memory does not suffice to run a step twice"):
         report = compare(capturer=OutOfMemory())
     assert report.captured_steps == 0

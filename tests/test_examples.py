@@ -183,7 +183,7 @@ def test_transformers_model_learns_from_its_own_loss(tmp_path):
     assert _number(r"held-out digits: ([\d.]+)%", output.stdout) > 50
 
 
-def test_click_through_rate_goes_on_as_if_it_had_never_ended_and_predicts(tmp_path):
+def test_click_through_rate_resumes_as_if_it_had_never_ended_and_predicts(tmp_path):
     whole = run_example("click_through_rate", "--size", 5000, "--num-epochs", 2, folder=tmp_path)
     parted = ["--size", 5000, "--output-dir", "parted"]
     run_example("click_through_rate", *parted, "--num-epochs", 1, folder=tmp_path)

@@ -380,7 +380,7 @@ def test_loader_arguments_of_a_call_win_over_those_of_a_hook_and_its_batch_size_
     assert trainer.run_state.updates == 2
 
 
-def test_a_scheduler_of_ones_own_may_use_loaders_and_run_config():
+def test_a_custom_scheduler_may_use_loaders_and_run_config():
     class OwnScheduler(Trainer):
         def create_scheduler(self) -> Any:
             assert self.run_config.num_update_steps_per_epoch == len(self._train_dataloader)
@@ -420,7 +420,7 @@ def test_two_models_of_which_the_subclass_prepares_one_itself():
     assert loss_func(model(DATA[0]), trainer.teacher(DATA[0])).item() < before
 
 
-def test_a_loop_of_ones_own_in_place_of_the_training_epoch():
+def test_a_custom_loop_replaces_the_training_epoch():
     class OwnEpoch(Trainer):
         def _run_train_epoch(self, train_dl: Any) -> None:
             self.train_epoch_start()
@@ -521,7 +521,7 @@ def test_the_backward_pass_uses_the_loss_as_callbacks_have_left_it():
     assert losses[1] == pytest.approx(2 * losses[0]), "what is recorded is the loss that the hook returned"
 
 
-def test_a_trainer_may_fire_events_of_its_own():
+def test_a_trainer_may_fire_its_own_events():
     class Fires(Trainer):
         custom_events = ("on_half_time",)
 
@@ -540,7 +540,7 @@ def test_a_trainer_may_fire_events_of_its_own():
     assert listens.heard == "half"
 
 
-def test_a_logger_given_under_its_other_name_beside_the_defaults_prints_once(capsys: pytest.CaptureFixture[str]):
+def test_a_default_logger_passed_under_its_other_name_prints_once(capsys: pytest.CaptureFixture[str]):
     make(callbacks=[*DEFAULT_CALLBACKS, PrintMetricsCallback]).train(DATASET, 1)
     assert capsys.readouterr().out.count("train_loss_epoch") == 1
 

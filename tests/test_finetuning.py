@@ -89,7 +89,7 @@ def test_layers_are_the_modules_without_children_with_the_indexes_of_their_group
     assert layers[-1] == Layer(layer_group_idx=(4, -1), module=model.head, is_frozen=False)
 
 
-def test_a_module_with_an_empty_child_is_no_layer_and_a_shared_one_is_listed_once():
+def test_a_module_with_an_empty_child_is_not_a_layer_and_a_shared_one_is_listed_once():
     shared = nn.Linear(2, 2)
     block = nn.Module()
     block.add_module("shortcut", nn.Sequential())
@@ -219,7 +219,7 @@ def test_unfreezing_sets_the_modules_of_its_groups_to_training():
     assert model.scale.inner.training
 
 
-def test_unfreezing_returns_what_the_optimizer_needs_so_that_training_goes_on_in_stages():
+def test_unfreezing_returns_the_groups_that_the_optimizer_needs_for_training_in_stages():
     model = make_net()
     freezer = ModelFreezer(model)
     freezer.freeze()

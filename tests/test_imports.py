@@ -209,7 +209,7 @@ def test_a_broken_rule_is_found(file: str, code: str, complaint: str, tmp_path: 
         ("data/order.py", "from torch.utils.data import Dataset"),
     ],
 )
-def test_what_is_allowed_brings_no_complaint(file: str, code: str, tmp_path: Path) -> None:
+def test_allowed_values_bring_no_complaint(file: str, code: str, tmp_path: Path) -> None:
     write_tiny_package(tmp_path)
     (tmp_path / PACKAGE / file).write_text(code)
     assert find_complaints(read_modules(tmp_path)) == []

@@ -84,7 +84,7 @@ def test_a_danger_is_found(code: str, tmp_path: Path) -> None:
     assert list(dangers(tmp_path / "module.py", tmp_path))
 
 
-def test_what_only_looks_dangerous_is_not(tmp_path: Path) -> None:
+def test_harmless_files_that_look_dangerous_are_accepted(tmp_path: Path) -> None:
     file = tmp_path / "module.py"
     file.write_text('"""Without pickle."""\nmodel.eval()\nre.compile("x")\ntorch.compile(model)\nmodule.compile()')
     assert not list(dangers(file, tmp_path))

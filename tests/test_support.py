@@ -94,7 +94,7 @@ def test_a_child_process_starts_without_the_settings_around_it(monkeypatch: pyte
 
 
 @pytest.mark.parametrize(("before", "after"), [(None, "3"), ("3", None), ("3", "4")])
-def test_a_changed_setting_is_put_back_and_reported(
+def test_a_changed_setting_is_restored_and_reported(
     before: str | None, after: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _set_limit(monkeypatch, before)

@@ -131,7 +131,7 @@ def test_only_what_is_overridden_acts():
     assert calls == ["patched"]
 
 
-def test_events_of_ones_own_reach_those_who_listen_and_skip_the_others():
+def test_custom_events_reach_the_callbacks_that_handle_them():
     class Listens(TrainerCallback):
         heard: Any = None
 
@@ -176,7 +176,7 @@ def test_a_missing_attribute_in_a_callback_is_an_error_like_any_other():
     assert copy.deepcopy(Named("a", [])).name == "a"
 
 
-def test_two_callbacks_that_cannot_be_told_apart_are_refused_also_later():
+def test_two_indistinguishable_callbacks_are_rejected_also_later():
     handler = CallbackHandler([Named("a", []), Named("b", [])])
     with pytest.raises(DuplicateCallbackError, match="'a'"):
         handler.add_callback(Named("a", []))
@@ -288,7 +288,7 @@ def test_the_warning_points_at_the_line_that_gives_the_callback(mistake: Any):
     assert caught[0].filename == __file__
 
 
-def test_a_callback_has_a_state_of_its_own_and_every_event():
+def test_a_callback_has_its_own_state_and_every_event():
     callback = TrainerCallback()
     assert callback.state_dict() == {}
     callback.load_state_dict({})
@@ -331,7 +331,7 @@ def test_callbacks_declare_whether_ranks_agree_after_each_update():
     assert Listens().ranks_agree_after_each_update()
 
 
-def test_a_handler_of_ones_own_hears_of_every_event():
+def test_a_custom_handler_receives_every_event():
     heard: list[str] = []
 
     class Listens(CallbackHandler):

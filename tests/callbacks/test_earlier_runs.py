@@ -63,7 +63,7 @@ def test_one_line_says_what_is_there_and_what_will_become_of_it(kind: str, capsy
 
 
 @pytest.mark.parametrize("kind", SAVERS)
-def test_a_resumed_run_is_no_other_run(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_resumed_run_is_the_same_run(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     make, _ = SAVERS[kind]
     saver = SaveTrainingStateCallback("all", save_every_n_steps=1)
     fit(a_trainer(make(), saver, StopAfter(12)), create_scheduler_fn=SCHEDULE)
@@ -72,7 +72,7 @@ def test_a_resumed_run_is_no_other_run(kind: str, capsys: pytest.CaptureFixture[
     assert lines_about_earlier_runs(capsys) == []
 
 
-def test_a_second_run_that_goes_on_searching_replaces_nothing_without_reason(
+def test_a_second_run_that_continues_the_search_replaces_a_file_only_for_a_better_one(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     best = SaveBestModelCallback(reset_on_train=False)
@@ -82,7 +82,7 @@ def test_a_second_run_that_goes_on_searching_replaces_nothing_without_reason(
     assert lines_about_earlier_runs(capsys) == []
 
 
-def test_the_epoch_of_the_best_model_is_told_when_it_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_epoch_of_the_best_model_is_reported_when_it_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
     score = Score([3.0, 0.25, 2.0])
     trainer = a_trainer(score, SaveBestModelCallback("here.pt", watch_metric="score"))
     fit(trainer)

@@ -55,7 +55,7 @@ def test_batches_that_are_accumulated_are_one_update():
     assert [updates for is_intermediate, updates, _ in counter.seen if is_intermediate] == [2, 4, 6]
 
 
-def test_training_goes_on_as_if_there_had_been_no_evaluation():
+def test_training_continues_as_if_there_had_been_no_evaluation():
     def model() -> nn.Module:
         return nn.Sequential(tiny_model(), nn.Dropout(0.5), nn.BatchNorm1d(2, dtype=torch.float64))
 
@@ -85,7 +85,7 @@ def test_every_module_is_back_in_its_own_mode_after_an_evaluation():
 
 
 @pytest.mark.parametrize(("interval", "error"), [(0, ConfigurationError), (1.5, ArgumentTypeError)])
-def test_an_interval_that_is_no_number_of_updates_is_refused(interval, error):
+def test_an_interval_that_is_not_a_number_of_updates_is_rejected(interval, error):
     with pytest.raises(error, match="eval_every_n_steps"):
         StepBasedEvaluationCallback(interval)
 
@@ -93,7 +93,7 @@ def test_an_interval_that_is_no_number_of_updates_is_refused(interval, error):
 # Shorter evaluations
 
 
-def test_only_evaluations_within_an_epoch_are_shortened_unless_told_otherwise():
+def test_by_default_only_evaluations_within_an_epoch_are_shortened():
     trainer, counter = trainer_with(StepBasedEvaluationCallback(4), LimitEvalStepsCallback(2))
     train(trainer)
     assert counter.seen == [[True, 4, 2], [False, 5, 3], [True, 8, 2], [False, 10, 3]]

@@ -59,7 +59,7 @@ def test_a_training_run_without_an_evaluation_set_is_limited_too():
     assert counter.take() == (2, 0)
 
 
-def test_a_limit_is_said_with_where_it_comes_from(capsys):
+def test_a_limit_is_reported_with_its_origin(capsys):
     with LimitBatches(2):
         trainer, _ = trainer_with(LimitBatchesCallback(3))
     trainer.train(regression_data(20), 1, per_device_batch_size=4)
@@ -79,6 +79,6 @@ def test_the_smaller_one_of_two_limits_counts(own_limit):
 
 
 @pytest.mark.parametrize("limit", [0, -1, 1.5, True, "2"])
-def test_a_limit_that_is_no_number_of_batches_is_refused(limit):
+def test_a_limit_that_is_not_a_number_of_batches_is_rejected(limit):
     with pytest.raises(ConfigurationError, match="num_batches is .* at least 1"):
         LimitBatchesCallback(limit)

@@ -67,7 +67,7 @@ def test_every_value_is_logged_exactly_in_the_row_of_its_moment(logger_class, re
 
 
 @both_loggers
-def test_what_later_callbacks_record_comes_into_the_same_row(logger_class, read, tmp_path):
+def test_values_recorded_by_later_callbacks_are_in_the_same_row(logger_class, read, tmp_path):
     class Later(TrainerCallback):
         def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
             trainer.run_history.update_metric("train_extra", 1)
@@ -128,7 +128,7 @@ def test_the_file_is_up_to_date_when_the_evaluation_fails(logger_class, read, tm
 
 @both_loggers
 @pytest.mark.parametrize("error", [StopTrainingError(), RuntimeError("broken")])
-def test_what_was_recorded_right_before_the_end_is_logged(logger_class, read, error, tmp_path):
+def test_values_recorded_right_before_the_end_are_logged(logger_class, read, error, tmp_path):
     class RecordAndRaise(TrainerCallback):
         def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
             if trainer.run_state.updates == 3:
@@ -235,7 +235,7 @@ def test_the_learning_rate_after_each_epoch_is_recorded():
     assert list(trainer.run_history.get_metric_names()) == ["train_loss_epoch", "learning_rate", "eval_loss_epoch"]
 
 
-def test_every_parameter_group_has_a_learning_rate_of_its_own():
+def test_every_parameter_group_has_its_own_learning_rate():
     class Unfreeze(TrainerCallback):
         """A group comes in after the first epoch; the name of the other one stays."""
 

@@ -71,7 +71,7 @@ def test_a_run_that_is_over_before_the_first_profiled_update_leaves_no_profiler_
     assert not torch._C._autograd._profiler_enabled()
 
 
-def test_a_second_run_is_profiled_anew(tmp_path):
+def test_a_second_run_is_profiled_again(tmp_path):
     trainer = trainer_with(ProfilerCallback(tmp_path, wait=1, warmup=1, active=2))
     for _ in range(2):
         train(trainer)

@@ -191,7 +191,7 @@ def test_values_of_an_earlier_run_are_not_judged() -> None:
 
 
 @pytest.mark.parametrize(("reset_on_train", "best"), [(True, 5.0), (False, 1.0)])
-def test_a_second_run_starts_its_own_search_unless_told_otherwise(reset_on_train: bool, best: float) -> None:
+def test_a_second_run_starts_its_own_search_by_default(reset_on_train: bool, best: float) -> None:
     score, callback = Score([1]), save_best_score(reset_on_train=reset_on_train)
     trainer = a_trainer(score, callback)
     fit(trainer, num_epochs=1)
@@ -235,7 +235,7 @@ def test_a_subclass_need_not_call_the_constructor_nor_every_event() -> None:
     assert Path("best_model.pt").is_file()
 
 
-def test_a_resumed_run_goes_on_with_the_best_of_the_run_before_it() -> None:
+def test_a_resumed_run_keeps_the_best_value_of_the_run_before_it() -> None:
     scores = [3.0, 1.0, 2.0, 4.0]
     whole = a_trainer(Score(scores), save_best_score(save_path="whole.pt"))
     fit(whole, num_epochs=4)
@@ -300,7 +300,7 @@ def test_final_is_saved_where_the_step_limit_ends_the_run() -> None:
     assert verify(Path("training_states/final")).facts["updates"] == 7
 
 
-def test_a_run_that_was_stopped_goes_on_from_its_final_state() -> None:
+def test_a_run_that_was_stopped_resumes_from_its_final_state() -> None:
     whole = a_trainer()
     expected = values_of(fit(whole))
     for updates in (3, 5, 12):
@@ -403,7 +403,7 @@ def test_folders_with_other_names_are_left_alone() -> None:
     assert {path.name for path in Path("training_states").iterdir()} == {"epoch_1_notes", "my_own", "epoch_3"}
 
 
-def test_a_state_that_cannot_be_deleted_is_a_warning_and_the_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_that_cannot_be_deleted_brings_a_warning_and_the_run_continues(monkeypatch: pytest.MonkeyPatch) -> None:
     really_move = disk.move
 
     def move(source: Path, target: Path) -> None:

@@ -176,7 +176,7 @@ def test_evaluate_is_not_judged():
 
 
 @pytest.mark.parametrize("reset_run_history", [True, False])
-def test_each_run_is_judged_by_itself_unless_told_otherwise(reset_run_history):
+def test_by_default_each_run_is_judged_by_itself(reset_run_history):
     forgetting = EarlyStoppingCallback(watch_metric="score")
     trainer = score_trainer([1, 0], forgetting)
     epochs_run(trainer, 2)
@@ -190,7 +190,7 @@ def test_each_run_is_judged_by_itself_unless_told_otherwise(reset_run_history):
     assert epochs_run(trainer, 2, reset_run_history=reset_run_history) == 1
 
 
-def test_values_from_before_the_callback_was_there_are_not_judged():
+def test_values_recorded_before_the_callback_existed_are_ignored():
     trainer = score_trainer([1, 2, 3])
     epochs_run(trainer, 3)
     trainer.callback_handler.add_callback(EarlyStoppingCallback(watch_metric="score"))

@@ -106,7 +106,7 @@ def test_training_is_the_same_with_and_without_the_average() -> None:
     assert all(parameter.requires_grad for parameter in averaged.model.parameters())
 
 
-def test_what_is_recorded_for_the_average_is_what_its_file_evaluates_to() -> None:
+def test_recorded_metrics_of_the_average_match_its_file() -> None:
     callback = ModelEmaCallback(decay=0.5)
     values = fit(a_trainer(callback)).get_metric_values("ema_model_eval_loss_epoch")
     assert (callback.best_metric, callback.best_metric_epoch) == (min(values), values.index(min(values)) + 1)

@@ -13,7 +13,7 @@ DYING = Path(__file__).parents[1] / "ranks" / "dying.py"
 
 @pytest.mark.processes
 @pytest.mark.parametrize("how", ["killed", "crashed"] if IS_RELEASE else ["killed"])
-def test_the_death_of_a_loader_process_is_an_error_that_the_run_can_go_on_from(how: str, tmp_path: Path):
+def test_the_death_of_a_loader_process_is_an_error_that_the_run_can_resume_from(how: str, tmp_path: Path):
     whole = run_forked(DYING, tmp_path / "whole", "never", 0, 2).stdout.splitlines()[-1]
     trials = size(1, 10)
     for number in range(trials):
@@ -27,7 +27,7 @@ def test_the_death_of_a_loader_process_is_an_error_that_the_run_can_go_on_from(h
 
 
 @pytest.mark.processes
-def test_the_death_of_a_rank_ends_all_of_them_and_the_run_can_go_on(tmp_path: Path):
+def test_the_death_of_a_rank_ends_all_of_them_and_the_run_can_resume(tmp_path: Path):
     whole = run_on_ranks(DYING, 2, tmp_path / "whole", "never", 0, 0).stdout_of_ranks[0].splitlines()[-1]
     trials = size(1, 15)
     for number in range(trials):

@@ -110,7 +110,7 @@ def at(structure: Any, path: Iterable[Any]) -> Any:
     return structure
 
 
-def test_forged_parts_are_refused_as_a_whole_or_can_be_gone_on_from(
+def test_forged_parts_are_rejected_as_a_whole_or_can_be_resumed_from(
     saved: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

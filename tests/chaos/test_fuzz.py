@@ -197,7 +197,7 @@ class Life(RuleBasedStateMachine):
         )
 
 
-def test_what_people_do_with_a_trainer_works_in_any_order():
+def test_common_calls_of_a_trainer_work_in_any_order():
     machine = Life.TestCase
     machine.settings = settings(
         max_examples=size(15, 400),

@@ -28,9 +28,7 @@ class SaveAfterEachUpdate(TrainerCallback):
 # The last update of an epoch has fewer batches than the others, and its last batch fewer rows.
 @pytest.mark.parametrize("accumulation", [1, 3])
 @pytest.mark.parametrize("num_workers", OTHER_WORKERS if IS_RELEASE else [0, 2])
-def test_a_run_that_goes_on_from_any_update_ends_with_the_same_bits(
-    num_workers: int, accumulation: int, tmp_path: Path
-):
+def test_a_run_resumed_from_any_update_ends_with_the_same_bits(num_workers: int, accumulation: int, tmp_path: Path):
     states = tmp_path / "states"
     how: dict[str, Any] = {"accumulation": accumulation, "rows": 23}
     whole = everything(*run(tmp_path, SaveAfterEachUpdate(states), num_workers=num_workers, **how))

@@ -63,7 +63,7 @@ def test_the_refusal_names_the_process_that_is_there(tmp_path: Path):
         lock.release()
 
 
-def test_what_a_killed_run_left_behind_locks_nothing(tmp_path: Path):
+def test_files_left_by_a_killed_run_lock_nothing(tmp_path: Path):
     (tmp_path / LOCK_NAME).write_text("process 1 on another")
     lock = FolderLock(tmp_path)
     lock.acquire()

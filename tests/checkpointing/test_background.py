@@ -54,7 +54,7 @@ def trained(folder: Path, *callbacks: Any, background: bool, **saving: Any) -> T
     return trainer
 
 
-def test_what_is_written_is_what_was_there_when_it_was_asked_for(
+def test_the_written_state_is_the_one_at_the_time_of_the_request(
     writer: BackgroundWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     tensors = {"plain": torch.arange(6.0), "transposed": torch.arange(6.0).reshape(2, 3).T, "empty": torch.empty(0, 2)}
@@ -79,7 +79,7 @@ def test_what_is_written_is_what_was_there_when_it_was_asked_for(
         wanted = {name: tensor.clone() for name, tensor in tensors.items()}
 
 
-def test_a_state_is_begun_when_the_one_before_is_complete(
+def test_a_state_is_started_when_the_previous_one_is_complete(
     writer: BackgroundWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     slow = SlowDisk(monkeypatch)
@@ -91,7 +91,7 @@ def test_a_state_is_begun_when_the_one_before_is_complete(
 
 
 @pytest.mark.parametrize("operation", range(3))
-def test_what_the_disk_refuses_is_said_once_and_the_next_state_is_written(
+def test_a_failed_write_is_reported_once_and_the_next_state_is_written(
     operation: int, writer: BackgroundWriter, tmp_path: Path
 ):
     encoded = encode_parts({"model": {"weight": torch.ones(2)}})
@@ -201,7 +201,7 @@ with FaultyDisk(6).installed():
 
 
 @pytest.mark.processes
-def test_on_several_ranks_all_of_them_hear_of_a_failed_save(tmp_path: Path):
+def test_all_ranks_learn_about_a_failed_save(tmp_path: Path):
     lines = ["['final', 'step_2', 'step_4', 'step_6']", "True"]
     for stdout in run_on_ranks(ON_RANKS, 2, tmp_path).stdout_of_ranks:
         assert stdout.splitlines()[-2:] == lines

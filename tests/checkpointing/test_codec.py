@@ -260,7 +260,7 @@ def test_all_complaints_come_at_once():
     assert "good" not in str(caught.value)
 
 
-def test_what_is_too_deep_to_read_is_not_written():
+def test_values_nested_too_deeply_to_be_read_are_not_written():
     value: Any = 1
     for _ in range(20):
         value = (value,)
@@ -355,6 +355,6 @@ def test_a_callable_that_the_live_optimizer_lacks_is_an_error():
         restore_callables(stored, tiny_optimizer(scale=3))
 
 
-def test_a_callable_that_nobody_hid_is_an_error_with_its_path():
+def test_a_callable_in_a_state_is_an_error_with_its_path():
     with pytest.raises(CheckpointError, match=r"optimizer\.param_groups\[0\]\.scale"):
         encode(tiny_optimizer(scale=math.sqrt).state_dict(), path="optimizer")

@@ -233,7 +233,7 @@ def leftover(parent: Path, name: HiddenName) -> Path:
     return path
 
 
-def test_what_a_running_process_is_writing_is_left_alone(tmp_path, monkeypatch):
+def test_files_written_by_a_running_process_are_left_alone(tmp_path, monkeypatch):
     mine = leftover(tmp_path, HiddenName.new("a", "partial"))
     running = HiddenName("a", "partial", layout._this_host(), os.getppid(), "00000000", "00000000")
     theirs = leftover(tmp_path, running)
@@ -243,7 +243,7 @@ def test_what_a_running_process_is_writing_is_left_alone(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("seconds", "stays"), [(3500, True), (3700, False)])
-def test_what_another_host_is_writing_is_left_alone_for_an_hour(seconds, stays, tmp_path):
+def test_files_written_by_another_host_are_left_alone_for_an_hour(seconds, stays, tmp_path):
     path = leftover(tmp_path, HiddenName("a", "partial", "0a0a0a0a", 1, "00000000", "00000000"))
     for one in (path / "model.safetensors", path):
         os.utime(one, (time.time() - seconds,) * 2)
@@ -251,7 +251,7 @@ def test_what_another_host_is_writing_is_left_alone_for_an_hour(seconds, stays, 
     assert path.exists() == stays
 
 
-def test_what_a_dead_process_was_writing_is_removed(tmp_path):
+def test_files_left_by_a_dead_process_are_removed(tmp_path):
     child = subprocess.Popen([sys.executable, "-c", ""])
     child.wait()
     path = leftover(tmp_path, HiddenName("a", "partial", layout._this_host(), child.pid, "00000000", "00000000"))

@@ -118,7 +118,7 @@ def test_an_odd_checkpoint_changes_nothing(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
-def test_a_checkpoint_that_fits_is_taken_over(scheduler: str, tmp_path: Path) -> None:
+def test_a_checkpoint_that_fits_is_loaded(scheduler: str, tmp_path: Path) -> None:
     saved = trained(2, scheduler)
     saved.save_checkpoint(tmp_path / "model.pt")
     trainer = trained(1, scheduler)
@@ -174,7 +174,7 @@ class Stubborn(nn.Linear):
             raise KeyError("b")
 
 
-def test_the_weights_of_a_model_that_fails_late_are_put_back(tmp_path: Path) -> None:
+def test_the_weights_of_a_model_that_fails_late_are_restored(tmp_path: Path) -> None:
     torch.manual_seed(0)
     trained(2, model=nn.Sequential(nn.Linear(3, 3), Stubborn(3, 2)).double()).save_checkpoint(tmp_path / "model.pt")
     model = nn.Sequential(nn.Linear(3, 3), Stubborn(3, 2)).double()
@@ -248,5 +248,5 @@ def test_a_callback_that_fails_leaves_everything_as_it_was(tmp_path: Path) -> No
         (object(), 3, True),
     ],
 )
-def test_what_is_of_another_kind_is_noticed(live: Any, saved: Any, fits: bool) -> None:
+def test_entries_of_another_kind_are_noticed(live: Any, saved: Any, fits: bool) -> None:
     assert (mismatch(live, saved, "it") is None) == fits

@@ -123,7 +123,7 @@ def test_a_folder_of_accelerate_is_refused_with_what_to_do(way: str, source: str
     assert trainer.run_state.updates == 0
 
 
-def test_states_of_ours_beside_them_are_found(tmp_path: Path) -> None:
+def test_our_states_beside_them_are_found(tmp_path: Path) -> None:
     write_state(tmp_path / "epoch_9", "pytorch_model.bin", *OF_ACCELERATE)
     a_trainer(SaveTrainingStateCallback(tmp_path)).train(DATA, 1, per_device_batch_size=4)
     trainer = a_trainer()

@@ -74,7 +74,7 @@ REFUSED: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("value", REFUSED.values(), ids=REFUSED)
-def test_what_would_not_load_is_refused_by_its_key_before_anything_is_written(value, tmp_path):
+def test_values_that_would_not_load_are_rejected_by_key_before_anything_is_written(value, tmp_path):
     with pytest.raises(CheckpointError) as caught:
         save_portable(
             tmp_path / "model.pt", {"good": 1, "extra": [0, {"deep": value}], "bad": {value: 1} if False else 1}
@@ -109,7 +109,7 @@ def test_a_folder_of_the_name_is_not_replaced(tmp_path):
 
 
 @pytest.mark.parametrize("caught_as", [CheckpointError, FileNotFoundError])
-def test_a_missing_file_is_told_with_what_is_there(tmp_path, caught_as):
+def test_the_error_for_a_missing_file_names_what_exists(tmp_path, caught_as):
     """Scripts catch FileNotFoundError to start without a checkpoint."""
     save_portable(tmp_path / "last.pt", {})
     with pytest.raises(caught_as, match=r"no file .*best\.pt.*: last\.pt\."):
@@ -126,7 +126,7 @@ def test_a_truncated_file_is_refused(tmp_path):
             load_portable(path)
 
 
-def test_something_else_than_a_dict_is_no_checkpoint(tmp_path):
+def test_a_checkpoint_must_be_a_dict(tmp_path):
     torch.save([1, 2], tmp_path / "model.pt")
     with pytest.raises(InvalidCheckpointError, match="holds a list"):
         load_portable(tmp_path / "model.pt")

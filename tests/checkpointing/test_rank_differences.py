@@ -33,7 +33,7 @@ def test_each_rank_gets_its_own_state_and_history_back(saved: tuple[Path, list[A
     assert second["states"]["OfLastRank"] == second["states"]["Mine"]
 
 
-def test_what_is_equal_is_stored_once(saved: tuple[Path, list[Any]]) -> None:
+def test_equal_parts_are_stored_once(saved: tuple[Path, list[Any]]) -> None:
     _, parts = read_state(saved[0] / "state")
     assert not {"callbacks", "history"} & parts["rank_0"].keys()
     own = parts["rank_1"]["callbacks"]
@@ -51,7 +51,7 @@ def test_what_is_equal_is_stored_once(saved: tuple[Path, list[Any]]) -> None:
     assert [path for path, _ in parts["rank_1"]["history"]] == [["records"]]
 
 
-def test_another_number_of_ranks_takes_over_the_first_ones_and_says_so(saved: tuple[Path, list[Any]]) -> None:
+def test_another_number_of_ranks_loads_the_first_ones_and_says_so(saved: tuple[Path, list[Any]]) -> None:
     folder, whole = saved
     resumed = run_forked(SCRIPT, folder, "resume")
     assert "different states of Mine, ModelEmaCallback" in resumed.stderr

@@ -37,7 +37,7 @@ def test_a_state_comes_back_with_its_facts(tmp_path):
     assert_same_state(found, STATE)
 
 
-def test_nothing_but_the_state_is_left_beside_it(tmp_path):
+def test_only_the_state_is_left_in_the_folder(tmp_path):
     write_state(tmp_path / "deep" / "er" / "state", {}, STATE)
     write_state(tmp_path / "deep" / "er" / "state", {}, STATE)
     assert entries_of(tmp_path / "deep" / "er") == {"state"}
@@ -92,7 +92,7 @@ def test_parts_have_plain_names(name, tmp_path):
 
 
 @pytest.mark.parametrize("content", ["a file", "a folder of a user"])
-def test_what_is_no_state_is_not_replaced(content, tmp_path):
+def test_a_folder_that_is_not_a_state_is_not_replaced(content, tmp_path):
     target = tmp_path / "target"
     if content == "a file":
         target.write_text("thesis")
@@ -270,12 +270,12 @@ def assert_goes_on_as_before(create_optimizer: Any, create_scheduler: Any, folde
 
 
 @pytest.mark.parametrize("create_optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_a_restored_optimizer_goes_on_to_the_bit(create_optimizer, tmp_path):
+def test_a_restored_optimizer_continues_bit_for_bit(create_optimizer, tmp_path):
     assert_goes_on_as_before(create_optimizer, SCHEDULERS["step"], tmp_path / "state")
 
 
 @pytest.mark.parametrize("create_scheduler", SCHEDULERS.values(), ids=SCHEDULERS)
-def test_a_restored_scheduler_goes_on_to_the_bit(create_scheduler, tmp_path):
+def test_a_restored_scheduler_continues_bit_for_bit(create_scheduler, tmp_path):
     assert_goes_on_as_before(OPTIMIZERS["adamw"], create_scheduler, tmp_path / "state")
 
 
@@ -286,7 +286,7 @@ def test_the_difficult_values_are_really_there():
     assert type(Run(OPTIMIZERS["adamw"], SCHEDULERS["multi step"]).scheduler.state_dict()["milestones"]) is Counter
 
 
-def test_restored_generators_go_on_to_the_bit(tmp_path):
+def test_restored_generators_continue_bit_for_bit(tmp_path):
     torch_generator = torch.Generator().manual_seed(5)
     numpy_generator = np.random.default_rng(5)
     torch.rand(3, generator=torch_generator)

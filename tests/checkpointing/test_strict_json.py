@@ -29,7 +29,7 @@ def test_hostile_json_is_refused(data):
         load_json(data, what="the file")
 
 
-def test_what_is_written_can_be_read():
+def test_written_values_can_be_read():
     deepest: list[Any] = []
     for _ in range(MAX_DEPTH - 1):
         deepest = [deepest]
@@ -54,6 +54,6 @@ def test_writer_and_reader_agree_on_the_deepest_nesting(depth):
             load_json(data, what="it")
 
 
-def test_what_would_be_too_large_to_read_is_not_written():
+def test_values_too_large_to_be_read_are_not_written():
     with pytest.raises(CheckpointError, match="in tensors"):
         dump_json("x" * MAX_SIZE_BYTES, what="it")

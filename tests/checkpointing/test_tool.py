@@ -78,7 +78,7 @@ def test_a_state_without_a_readable_manifest_is_listed_first_as_damaged(states, 
     assert [row[0] for row in rows[2:]] == ["step_1", "step_2", "step_5"]
 
 
-def test_a_folder_without_states_is_said_to_be_one(tmp_path, told):
+def test_a_folder_without_states_is_reported_as_such(tmp_path, told):
     assert run("list", tmp_path) == 0
     assert told() == [f"No training states in {tmp_path}."]
 
@@ -136,7 +136,7 @@ def test_a_state_of_a_real_run_is_shown(tmp_path, told):
     assert ["optimizer", "12"] in [row[:2] for row in rows]
 
 
-def test_predictions_are_no_training_state(states, tmp_path, capsys):
+def test_predictions_are_not_a_training_state(states, tmp_path, capsys):
     assert run("show", states / "predictions") == 2
     assert "There is no training state in" in capsys.readouterr().err
 
@@ -158,7 +158,7 @@ def left(states: Path) -> set[str]:
         (["--keep-last", 9], {1, 2, 3, 4, 5}),
     ],
 )
-def test_what_a_rule_holds_is_kept_and_the_rest_deleted(rules, expected, states, told):
+def test_states_held_by_a_rule_are_kept_and_the_rest_deleted(rules, expected, states, told):
     assert run("prune", states, *rules, "--yes") == 0
     assert left(states) == {f"step_{number}" for number in expected}
     assert (states / "notes.txt").read_text() == "mine"
@@ -211,7 +211,7 @@ def test_if_no_state_is_valid_none_is_deleted(states):
     assert len(left(states)) == 5
 
 
-def test_what_no_run_has_saved_is_left_alone(states):
+def test_folders_that_no_run_has_saved_are_left_alone(states):
     write_state(states / "mine", {"about": "something else"}, {"a": 1})
     assert run("prune", states, "--keep-last", 1, "--yes") == 0
     assert left(states) == {"step_5", "mine"}

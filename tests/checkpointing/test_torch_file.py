@@ -66,7 +66,7 @@ VALUES: dict[str, Any] = {
         if is_archive or getattr(value, "dtype", None) not in NEWER  # which torch cannot write in a row
     ],
 )
-def test_what_torch_saved_is_read_as_torch_reads_it(name: str, is_archive: bool, tmp_path: Path) -> None:
+def test_files_saved_by_torch_are_read_as_torch_reads_them(name: str, is_archive: bool, tmp_path: Path) -> None:
     path = tmp_path / "file.pt"
     torch.save({"value": VALUES[name]}, path, _use_new_zipfile_serialization=is_archive)
     found, expected = load_portable(path), torch.load(path, weights_only=True)
@@ -108,7 +108,7 @@ def test_records_beyond_four_gigabytes_are_found(tmp_path: Path) -> None:
         assert archive.read("version")
 
 
-def test_what_is_refused_says_what_it_is(tmp_path: Path) -> None:
+def test_errors_name_the_rejected_value(tmp_path: Path) -> None:
     for value, told in {
         torch.ones(2, device="meta"): "_rebuild_meta_tensor",
         torch.Generator(): "torch._C.Generator",

@@ -59,7 +59,7 @@ def test_a_path_that_leads_nowhere_is_an_error_of_ours(odd: str, use: str, tmp_p
         USES[use](ODD[odd](tmp_path))
 
 
-def test_a_missing_folder_is_no_error(tmp_path: Path) -> None:
+def test_a_missing_folder_is_not_an_error(tmp_path: Path) -> None:
     trainer = new_trainer()
     trainer.train(regression_data(6), 1, resume_from=tmp_path / "none" / "there")
     assert trainer.run_state.updates > 0
@@ -178,6 +178,6 @@ with tempfile.TemporaryDirectory() as name:
 
 
 @pytest.mark.processes
-def test_what_another_user_has_written_is_not_taken_for_nothing(tmp_path: Path) -> None:
+def test_files_of_another_user_are_not_treated_as_missing(tmp_path: Path) -> None:
     output = run_forked(dedent(SCRIPT), tmp_path)
     assert output.stdout.splitlines()[-1] == "16 cases"

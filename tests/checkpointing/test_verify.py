@@ -79,7 +79,7 @@ def make_pipe(path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [delete, make_link, make_folder, make_pipe])
 @pytest.mark.parametrize("file", FILES)
-def test_a_file_that_is_no_plain_file_is_noticed(file, damage, tmp_path):
+def test_a_part_that_is_not_a_plain_file_is_noticed(file, damage, tmp_path):
     damage(save(tmp_path / "state") / file)
     expect_refusal(tmp_path / "state", file)
 
@@ -168,7 +168,7 @@ def test_a_state_that_was_named_itself_is_not_replaced_by_another_one(tmp_path):
         find_state(tmp_path / "step_2")
 
 
-def test_a_file_is_no_place_to_resume_from(tmp_path):
+def test_a_run_cannot_resume_from_a_file(tmp_path):
     (tmp_path / "model.pt").write_bytes(b"x")
     with pytest.raises(CheckpointError, match="load_checkpoint"):
         find_state(tmp_path / "model.pt")
@@ -198,7 +198,7 @@ def test_a_newer_format_asks_for_an_update(tmp_path):
         read_manifest(folder)
 
 
-def test_a_folder_of_somebody_else_does_not_disturb(tmp_path, monkeypatch):
+def test_a_foreign_folder_does_no_harm(tmp_path, monkeypatch):
     save(tmp_path / "state")
     (tmp_path / "lost+found").mkdir()
     iterdir = Path.iterdir

@@ -88,7 +88,7 @@ def test_names_and_versions_are_those_of_the_bare_model_and_load_back(wrap):
     assert_same_state(canonical_state_dict(wrapped), third.state_dict())
 
 
-def test_what_only_looks_like_a_wrapper_keeps_its_names():
+def test_modules_that_only_look_like_a_wrapper_keep_their_names():
     namesake = type("DataParallel", (Net,), {})()
     assert list(canonical_state_dict(namesake)) == list(Net().state_dict())
     averaged = AveragedModel(Net())
@@ -149,7 +149,7 @@ class RenamingBack(Renaming):
 
 
 @pytest.mark.parametrize("kind", [Adapted, RenamingBack])
-def test_a_model_may_have_a_state_dict_and_a_way_to_load_it_of_its_own(kind):
+def test_a_model_may_override_state_dict_and_load_state_dict(kind):
     saved, model = kind(), kind()
     base = copy.deepcopy(model.base.state_dict())
     load_canonical(model, canonical_state_dict(saved))
@@ -162,7 +162,7 @@ def test_own_names_that_nothing_takes_back_are_refused():
         load_canonical(Renaming(), canonical_state_dict(Renaming()))
 
 
-def test_a_value_that_is_no_tensor_does_not_fit():
+def test_a_value_that_is_not_a_tensor_does_not_fit():
     state: dict[str, Any] = {**nn.Linear(2, 1).state_dict(), "bias": 3}
     with pytest.raises(InvalidCheckpointError, match="bias: saved as a int, the model has a tensor"):
         load_canonical(nn.Linear(2, 1), state)
@@ -179,7 +179,7 @@ def test_other_kinds_of_numbers_do_not_fit():
 
 
 @pytest.mark.parametrize("state", [3, [], None, "weight"])
-def test_what_is_no_state_dict_is_refused(state):
+def test_an_object_that_is_not_a_state_dict_is_rejected(state):
     with pytest.raises(InvalidCheckpointError, match="not a dict of tensors; nothing was loaded"):
         load_canonical(nn.Linear(2, 1), state)
 

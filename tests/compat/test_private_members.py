@@ -155,5 +155,5 @@ def test_uses_are_found(code: str, name: str) -> None:
         "x = '_orig_mod'",
     ],
 )
-def test_what_is_ours_or_public_is_left_alone(code: str) -> None:
+def test_our_own_and_public_members_are_left_alone(code: str) -> None:
     assert list(uses(ast.parse(code))) == []

@@ -179,7 +179,7 @@ def test_a_memory_map_and_a_read_only_array_need_no_copy_and_cause_no_warning(tm
 
 
 @pytest.mark.parametrize("indices", [slice(0, 4), torch.arange(4)], ids=["slice", "tensor"])
-def test_what_is_done_to_one_batch_changes_no_other(indices: Any) -> None:
+def test_a_change_to_one_batch_changes_no_other(indices: Any) -> None:
     data = torch.arange(8.0).reshape(4, 2)
     first, second = as_array_dataset(data).fetch_many(indices, [2, 2])  # type: ignore[union-attr]
     version = second._version
@@ -309,7 +309,7 @@ NO_ARRAYS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("kind", NO_ARRAYS)
-def test_what_may_have_other_samples_is_left_to_torch(kind: str) -> None:
+def test_loaders_that_may_have_other_samples_are_left_to_torch(kind: str) -> None:
     dataset = NO_ARRAYS[kind]()
     assert as_array_dataset(dataset) is None
     check_dataset(dataset)

@@ -100,7 +100,7 @@ def test_fetching_changes_none_of_the_users_generators(dataset: Any, workers: in
     assert generators() == before
 
 
-def test_generators_are_put_back_when_fetching_fails() -> None:
+def test_generators_are_restored_when_fetching_fails() -> None:
     class Broken(Noise):
         def __getitem__(self, index: int) -> torch.Tensor:
             draws()

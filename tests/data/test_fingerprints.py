@@ -59,7 +59,7 @@ COPIES = {
 
 
 @pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
-def test_a_split_into_whatever_it_was_copied_is_told_from_another_one(copied: Any) -> None:
+def test_a_copied_split_is_distinguished_from_another_one(copied: Any) -> None:
     assert of(copied(a_split(1))) == of(copied(a_split(1)))
     assert of(copied(a_split(1))).difference(of(copied(a_split(2)))) is not None
 
@@ -165,7 +165,7 @@ ROWS = {
 
 
 @pytest.mark.parametrize("make", ROWS.values(), ids=ROWS)
-def test_rows_of_all_kinds_are_told_apart(make: Any) -> None:
+def test_rows_of_all_kinds_are_distinguished(make: Any) -> None:
     first = contents_of(lambda index: make(4))
     assert first is not None
     assert contents_of(lambda index: make(4)) == first

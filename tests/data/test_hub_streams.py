@@ -59,7 +59,7 @@ def test_a_run_with_workers_resumed_within_an_epoch_equals_the_uninterrupted_run
 
 
 @pytest.mark.parametrize("name", ["rows", "a shuffle buffer"])
-def test_a_loader_that_nobody_knows_is_not_asked_where_such_a_stream_is(name: str, tmp_path: Path) -> None:
+def test_an_unknown_loader_is_not_asked_for_the_position_of_a_stream(name: str, tmp_path: Path) -> None:
     stream = HUB_STREAMS[name]()
     check_everywhere(lambda: LOADERS["loader of one's own"](stream), tmp_path, num_epochs=2)
 
@@ -70,7 +70,7 @@ def test_runs_on_two_ranks_resumed_anywhere_equal_the_uninterrupted_ones(tmp_pat
 
 
 @pytest.mark.parametrize("kind", ["loader", "stateful loader"])
-def test_a_stream_that_others_look_at_meanwhile_goes_on_exactly(kind: str, tmp_path: Path) -> None:
+def test_a_stream_that_others_read_meanwhile_resumes_exactly(kind: str, tmp_path: Path) -> None:
     stream = plain()
     whole = outcome(run(LOADERS[kind](stream), num_epochs=2))
     run(LOADERS[kind](stream), Peek(stream), SaveAndStop(tmp_path / "state", 7), num_epochs=2)
@@ -116,7 +116,7 @@ def test_it_is_known_which_streams_say_exactly_where_they_are(name: str) -> None
     assert is_exact_hub_stream(HUB_STREAMS[name]()) == (name in EXACT)
 
 
-def test_a_stream_with_a_part_that_nobody_knows_is_not_relied_upon() -> None:
+def test_a_stream_with_an_unknown_part_is_not_relied_upon() -> None:
     class Unknown:
         pass
 
@@ -138,6 +138,6 @@ def test_where_a_pass_is_can_be_asked_before_anything_is_read() -> None:
 
 
 @pytest.mark.parametrize("kind", ["loader", "stateful loader"])
-def test_an_order_without_a_seed_is_told_when_it_is_saved(kind: str, tmp_path: Path) -> None:
+def test_an_order_without_a_seed_is_reported_when_it_is_saved(kind: str, tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="IterableDataset is shuffled without a seed.*seed=0"):
         run(LOADERS[kind](plain().shuffle(buffer_size=3)), SaveAndStop(tmp_path / "state", 2))

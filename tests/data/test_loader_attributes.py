@@ -84,7 +84,7 @@ def test_the_total_batch_size_of_a_batch_sampler_is_that_of_its_batches() -> Non
     assert adapted(DataLoader(UP, batch_sampler=[[3], [1, 4, 1]]), ranks=2).total_batch_size is None
 
 
-def test_a_position_that_is_not_the_runs_is_not_told() -> None:
+def test_a_position_that_is_not_the_runs_is_not_reported() -> None:
     class WithState(DataLoader[Any]):
         def state_dict(self) -> dict[str, Any]:
             raise AssertionError("nobody knows here where the run is")

@@ -107,7 +107,7 @@ def test_all_ranks_together_evaluate_everything_in_order(size: int, batch_size: 
 @pytest.mark.parametrize("start", [0, 2, 4, 8, 10, 11])
 @pytest.mark.parametrize("steps", [1, 2, 3])
 @pytest.mark.parametrize("make", [lambda: Numbers(SIZE), lambda: Stream(SIZE)], ids=["planned", "stream"])
-def test_a_pass_goes_on_where_it_was_left(make: Callable[[], Any], steps: int, start: int) -> None:
+def test_a_pass_resumes_where_it_stopped(make: Callable[[], Any], steps: int, start: int) -> None:
     loader = adapted(DataLoader(make(), 2), steps=steps)
     updates = [
         flat(numbers_in(micro.batch for micro in update.micro_batches)) for update in loader.updates(start=start)
@@ -116,7 +116,7 @@ def test_a_pass_goes_on_where_it_was_left(make: Callable[[], Any], steps: int, s
     assert [len(update) for update in updates[:-1]] == [2 * steps] * (len(updates) - 1)
 
 
-def test_a_stream_whose_batches_have_no_size_goes_on_by_batches() -> None:
+def test_a_stream_whose_batches_have_no_size_resumes_by_batches() -> None:
     words = [["a"], ["b", "c"], ["d"], ["e"], ["f"]]
     loader = adapted(words, steps=2)
     updates = [[micro.batch for micro in update.micro_batches] for update in loader.updates()]
@@ -128,7 +128,7 @@ def test_a_stream_whose_batches_have_no_size_goes_on_by_batches() -> None:
 
 
 @pytest.mark.parametrize("make", [lambda: Numbers(SIZE), lambda: Stream(SIZE)], ids=["planned", "stream"])
-def test_a_limit_counts_from_where_the_pass_goes_on(make: Callable[[], Any]) -> None:
+def test_a_limit_counts_from_where_the_pass_resumes(make: Callable[[], Any]) -> None:
     loader = adapted(DataLoader(make(), 2), steps=2)
     limited = loader.limited(3)
     assert flat(trained_on(limited)) == [0, 1, 2, 3, 4, 5]
@@ -279,7 +279,7 @@ def test_a_generator_function_can_be_read_once_and_a_generator_factory_again() -
         len(loader)
 
 
-def test_keys_that_are_no_numbers_reach_the_dataset() -> None:
+def test_keys_that_are_not_numbers_reach_the_dataset() -> None:
     samples = {"a": 1, "b": 2, "c": 3}
 
     class ByName(Numbers):
@@ -299,7 +299,7 @@ def test_keys_that_are_no_numbers_reach_the_dataset() -> None:
     ],
     ids=["weighted", "with replacement", "with a number", "in batches"],
 )
-def test_what_torch_draws_at_random_follows_from_seed_and_epoch(sampler: Callable[[Any], Any]) -> None:
+def test_random_numbers_of_torch_follow_from_seed_and_epoch(sampler: Callable[[Any], Any]) -> None:
     data = TensorDataset(torch.arange(5))
 
     def order(seed: int, epoch: int) -> list[int]:
@@ -319,7 +319,7 @@ def test_what_torch_draws_at_random_follows_from_seed_and_epoch(sampler: Callabl
 
 
 @pytest.mark.parametrize("in_batches", [False, True])
-def test_a_sampler_is_read_once_for_each_pass_and_told_its_epoch(in_batches: bool) -> None:
+def test_a_sampler_is_read_once_for_each_pass_and_gets_its_epoch(in_batches: bool) -> None:
     sampler = Backwards()
     sizes: dict[str, Any] = {"batch_sampler": BatchSampler(sampler, 4, False)} if in_batches else {"sampler": sampler}
     loader = adapted(DataLoader(Numbers(SIZE), **sizes))
@@ -342,14 +342,14 @@ class ToldEpochs(Stream):
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_stream_is_told_the_epoch_on_any_number_of_ranks_and_workers(ranks: int, workers: int) -> None:
+def test_a_stream_gets_the_epoch_on_any_number_of_ranks_and_workers(ranks: int, workers: int) -> None:
     loader = adapted(build_loader(ToldEpochs(3), {"batch_size": 1, "num_workers": workers}, None, None), ranks=ranks)
     for epoch in (0, 1):
         loader.set_epoch(epoch)
         assert flat(numbers_in(loader))[0] == 100 * epoch
 
 
-def test_other_iterables_are_told_the_epoch() -> None:
+def test_other_iterables_get_the_epoch() -> None:
     class Told(list[Any]):
         epochs: list[int] = []
 
@@ -407,7 +407,7 @@ def test_iterables_that_are_not_shared_out_are_pointed_out_once_and_only_on_seve
 # ------------------------------------------------------------------------------------------------- building loaders
 
 
-def test_arguments_are_laid_over_the_defaults() -> None:
+def test_arguments_override_the_defaults() -> None:
     defaults = {"batch_size": 8, "shuffle": True, "num_workers": 0}
     assert effective_kwargs(defaults, None) == defaults
     assert effective_kwargs(defaults, {"batch_size": 3, "drop_last": True}) == {

@@ -62,7 +62,7 @@ def test_evaluation_and_prediction_say_so_too(capsys: Any) -> None:
     assert loss == pytest.approx(trainer.evaluate(ROWS)["evaluation_loss"], rel=1e-12)
 
 
-def test_what_can_be_iterated_over_again_is_not_begun_before_its_pass(capsys: Any) -> None:
+def test_a_repeatable_iterable_is_not_started_before_its_pass(capsys: Any) -> None:
     trainer = make(callbacks=())
     trainer.train(Again(), 2)
     line = "The Again is treated as an iterable of batches, not of samples\n"

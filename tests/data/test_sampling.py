@@ -80,7 +80,7 @@ def test_an_epoch_uses_each_sample_once_in_order(plan: TrainingPlan) -> None:
 
 
 @given(plan=training_plans)
-def test_every_rank_has_the_number_of_batches_and_updates_that_was_told(plan: TrainingPlan) -> None:
+def test_every_rank_has_the_announced_number_of_batches_and_updates(plan: TrainingPlan) -> None:
     windows = list(plan.windows())
     assert len(windows) == -(-plan.num_batches // plan.accumulation_steps)
     for rank in range(plan.ranks):
@@ -181,7 +181,7 @@ batch_plans = st.one_of(lists_of_batches(), shares_of_ranks())
 @given(plan=batch_plans)
 @example(plan=BatchListPlan([2, 2, 2, 0], ranks=2, accumulation_steps=1))  # its last cell lies behind the last sample
 @example(plan=BatchListPlan([0, 2, 0, 2], ranks=2, accumulation_steps=2))
-def test_batches_of_ones_own_stay_whole_and_come_once_and_in_order(plan: BatchListPlan) -> None:
+def test_custom_batches_stay_whole_and_come_once_and_in_order(plan: BatchListPlan) -> None:
     windows = list(plan.windows())
     assert_well_formed(windows, ranks=plan.ranks)
     assert [cell.size for window in windows for cells in window.rounds for cell in cells if cell.size] == [
@@ -282,7 +282,7 @@ def test_an_order_is_a_permutation_that_follows_from_seed_and_epoch_alone(size: 
     assert torch.equal(torch.default_generator.get_state(), before)
 
 
-def test_every_seed_and_epoch_has_an_order_of_its_own() -> None:
+def test_every_seed_and_epoch_has_its_own_order() -> None:
     # Seeds that differ by an epoch, and seeds beyond the 32 bits that torch's generator keeps, included.
     seeds = [*range(20), 2**32, 2**32 + 1, 2**63]
     orders = {tuple(epoch_order(50, seed=seed, epoch=epoch).tolist()) for seed in seeds for epoch in range(20)}

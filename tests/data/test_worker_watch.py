@@ -69,7 +69,7 @@ HANGING: dict[str, tuple[Callable[[], None], str]] = {
 
 
 @pytest.mark.parametrize("place", HANGING)
-def test_a_worker_that_hangs_is_told_of_and_the_timeout_of_the_loader_is_a_clear_error(
+def test_a_worker_that_hangs_is_reported_and_the_timeout_of_the_loader_is_a_clear_error(
     place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_watch, "_PATIENCE_SECONDS", 0.0)
@@ -99,7 +99,7 @@ def test_a_worker_that_hangs_is_told_of_and_the_timeout_of_the_loader_is_a_clear
 
 
 @pytest.mark.parametrize("is_persistent", [True, False])
-def test_waits_that_end_are_no_matter(is_persistent: bool) -> None:
+def test_waits_that_end_are_not_reported(is_persistent: bool) -> None:
     loader = adapted(DataLoader(Numbers(9), 2, num_workers=2, timeout=600, persistent_workers=is_persistent))
     try:
         assert trained_on(loader) == trained_on(loader)

@@ -79,11 +79,11 @@ def test_a_difference_is_found(reference: object, ours: object):
     ("reference", "ours"),
     [(1.0, 1), (1.0, 1.0 + 1e-9), (float("nan"), float("nan")), ({"b": [1, None]}, {"b": [1, None]})],
 )
-def test_the_same_is_no_difference(reference: object, ours: object):
+def test_equal_values_are_not_a_difference(reference: object, ours: object):
     assert found(reference, ours) == []
 
 
-def test_more_names_are_no_difference():
+def test_further_names_are_not_a_difference():
     assert list(differences({"signatures.names": {"a": 1}}, {"signatures.names": {"a": 1, "b": 1}})) == []
 
 

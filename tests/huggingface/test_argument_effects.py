@@ -21,7 +21,7 @@ from tests.huggingface.texts import WORDS, tiny_classifier, tiny_language_model
 # --------------------------------------------------------------------------------------------------- for the script
 
 
-def test_what_is_for_the_script_to_read_is_kept_and_no_more(tmp_path: Path) -> None:
+def test_only_values_for_the_script_are_kept(tmp_path: Path) -> None:
     args = TrainingArguments(do_train=True, do_predict=True, resume_from_checkpoint="there")
     assert (args.do_train, args.do_predict, args.resume_from_checkpoint) == (True, True, "there")
     plain = make_trainer(tmp_path / "plain", save_strategy="steps", save_steps=4)
@@ -129,13 +129,13 @@ def test_one_process_has_nothing_to_cut(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_ways_to_cut_a_model_that_cannot_be_done_are_refused(arguments: dict[str, Any], message: str) -> None:
+def test_unsupported_ways_to_shard_a_model_are_rejected(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         TrainingArguments(**arguments)
 
 
 @pytest.mark.fact("Arguments: A process that sees several devices gets one warning with the torchrun command")
-def test_a_process_that_uses_one_of_several_devices_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_uses_one_of_several_devices_gets_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     args = TrainingArguments()
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 4)
     monkeypatch.setattr(args.distributed_state, "device", torch.device("cuda", 0))
@@ -175,7 +175,7 @@ def test_activations_are_computed_twice(tmp_path: Path) -> None:
 
 
 @pytest.mark.fact("Arguments: gradient_checkpointing is rejected if the model does not have it")
-def test_models_are_told_how_to_checkpoint_their_activations(tmp_path: Path) -> None:
+def test_models_receive_the_settings_of_activation_checkpointing(tmp_path: Path) -> None:
     class Telling(Regression):
         told: list[Any] = []
 

@@ -50,7 +50,7 @@ def make_trainer_of(args: TrainingArguments) -> Trainer:
 )
 @pytest.mark.fact("Arguments: Defaults are logging and saving every 500 steps, no evaluation, seed 42")
 @pytest.mark.fact('Arguments: By default nothing is reported anywhere, and output_dir is "trainer_output"')
-def test_without_arguments_there_are_the_well_known_defaults() -> None:
+def test_without_arguments_the_well_known_defaults_apply() -> None:
     args = TrainingArguments()
     assert (args.per_device_train_batch_size, args.per_device_eval_batch_size) == (8, 8)
     assert (args.num_train_epochs, args.max_steps, args.learning_rate, args.weight_decay) == (3.0, -1, 5e-5, 0.0)
@@ -88,7 +88,7 @@ def test_an_unsupported_argument_that_is_set_later_is_rejected_too() -> None:
         args.check()
 
 
-def test_a_subclass_may_have_an_unsupported_argument_of_its_own() -> None:
+def test_a_subclass_may_define_an_unsupported_argument_itself() -> None:
     @dataclass
     class MyArguments(TrainingArguments):
         push_to_hub: bool = False
@@ -216,7 +216,7 @@ def test_steps_that_would_never_come_are_refused(arguments: dict[str, Any]) -> N
         TrainingArguments(**arguments)
 
 
-def test_steps_that_nobody_counts_may_be_zero() -> None:
+def test_unused_numbers_of_steps_may_be_zero() -> None:
     assert TrainingArguments(logging_strategy="epoch", logging_steps=0).logging_steps == 0
 
 
@@ -320,7 +320,7 @@ def test_all_complaints_come_in_one_error() -> None:
         TrainingArguments(learning_rate=-1, fp16=True, bf16=True)
 
 
-def test_what_was_changed_later_can_be_checked_again() -> None:
+def test_arguments_changed_later_can_be_checked_again() -> None:
     args = TrainingArguments()
     args.label_names = []
     args.eval_strategy = "epoch"
@@ -360,7 +360,7 @@ def test_a_logging_dir_means_tensorboard(monkeypatch: pytest.MonkeyPatch) -> Non
         reporting.TensorBoardCallback()
 
 
-def test_a_changed_copy_of_arguments_with_old_names_is_no_contradiction() -> None:
+def test_a_changed_copy_of_arguments_with_old_names_is_not_a_contradiction() -> None:
     args = TrainingArguments(evaluation_strategy="epoch", include_inputs_for_metrics=True, logging_dir="logs")
     changed = dataclasses.replace(args, eval_strategy="steps")
     assert (changed.eval_strategy, changed.include_for_metrics) == ("steps", ["inputs"])
@@ -400,7 +400,7 @@ def test_dicts_may_come_as_json_or_as_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.fact("Arguments: users may subclass the dataclass and add fields")
-def test_a_subclass_may_have_fields_of_its_own() -> None:
+def test_a_subclass_may_have_its_own_fields() -> None:
     @dataclass
     class MyArguments(TrainingArguments):
         dropout: float = field(default=0.1)
@@ -421,7 +421,7 @@ def test_a_subclass_may_have_fields_of_its_own() -> None:
         MyArguments(dropuot=0.5)  # type: ignore[call-arg]
 
 
-def test_a_subclass_may_have_an_init_of_its_own() -> None:
+def test_a_subclass_may_have_its_own_init() -> None:
     class MyArguments(TrainingArguments):
         def __init__(self, name: str, **kwargs: Any) -> None:
             super().__init__(**kwargs)
@@ -567,7 +567,7 @@ def test_a_setter_sets_what_that_of_transformers_sets(name: str, given: bool) ->
         assert (getattr(ours, shown) or None) == (getattr(theirs, shown) or None), shown
 
 
-def test_a_setter_refuses_what_it_does_not_know_and_what_nobody_does() -> None:
+def test_a_setter_rejects_unknown_and_unsupported_values() -> None:
     with pytest.raises(ArgumentTypeError, match="`set_training` got 'rate'. It takes learning_rate, batch_size, "):
         TrainingArguments("x").set_training(rate=1)
     with pytest.raises(ConfigurationError, match="`eval_steps` is 0"):

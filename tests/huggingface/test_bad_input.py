@@ -40,13 +40,13 @@ def test_a_collator_that_returns_nothing_is_refused(tmp_path: Path) -> None:
         make_trainer(tmp_path, parts={"data_collator": lambda rows: None}).train()
 
 
-def test_an_output_dir_that_cannot_be_made_is_told_before_the_training(tmp_path: Path) -> None:
+def test_an_output_dir_that_cannot_be_created_is_an_error_before_the_training(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("a file")
     with pytest.raises(CheckpointError, match="taken.*failed while making the folder"):
         make_trainer(tmp_path / "taken" / "results")
 
 
-def test_what_is_no_dataset_is_refused(tmp_path: Path) -> None:
+def test_an_object_that_is_not_a_dataset_is_rejected(tmp_path: Path) -> None:
     def generator() -> Iterator[Any]:
         yield Rows(1)[0]
 
@@ -60,7 +60,7 @@ def test_what_is_no_dataset_is_refused(tmp_path: Path) -> None:
         make_trainer(tmp_path, parts={"eval_dataset": generator()}).evaluate()
 
 
-def test_a_forward_that_takes_anything_is_no_column(tmp_path: Path) -> None:
+def test_a_forward_that_takes_anything_names_no_column(tmp_path: Path) -> None:
     class Anything(Regression):
         def forward(self, **kw: Any) -> Any:  # type: ignore[override]
             return super().forward(**kw)
@@ -69,7 +69,7 @@ def test_a_forward_that_takes_anything_is_no_column(tmp_path: Path) -> None:
         make_trainer(tmp_path, parts={"model": Anything()}).train()
 
 
-def test_a_loss_of_older_scripts_is_told_what_it_lacks(tmp_path: Path) -> None:
+def test_a_loss_of_older_scripts_gets_an_error_that_names_what_it_lacks(tmp_path: Path) -> None:
     class WithoutItems(Trainer):
         def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False) -> Any:  # type: ignore[override]
             return model(**inputs)[0]
@@ -101,13 +101,13 @@ def test_a_training_step_that_returns_nothing_is_refused(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("optimizer", ["a", torch.optim.SGD])
-def test_what_is_no_optimizer_is_refused(optimizer: Any, tmp_path: Path) -> None:
+def test_an_object_that_is_not_an_optimizer_is_rejected(optimizer: Any, tmp_path: Path) -> None:
     with pytest.raises(ArgumentTypeError, match="`optimizer` is .*, which is not an optimizer"):
         make_trainer(tmp_path, parts={"optimizers": (optimizer, None)})
 
 
 @pytest.mark.parametrize("source", [5, "", 1.0, ["checkpoint-1"]])
-def test_what_is_no_checkpoint_path_is_refused(source: Any, tmp_path: Path) -> None:
+def test_an_invalid_checkpoint_path_is_rejected(source: Any, tmp_path: Path) -> None:
     with pytest.raises(ArgumentTypeError, match="`resume_from_checkpoint` is .*, which is no path"):
         make_trainer(tmp_path).train(resume_from_checkpoint=source)
 
@@ -120,7 +120,7 @@ def test_metrics_need_a_function_and_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", ["good", None, [1.0]])
-def test_what_is_no_number_cannot_be_the_best(value: Any, tmp_path: Path) -> None:
+def test_a_value_that_is_not_a_number_cannot_be_the_best(value: Any, tmp_path: Path) -> None:
     parts = {"compute_metrics": lambda prediction: {"a": value}}
     trainer = make_trainer(tmp_path, parts=parts, eval_strategy="epoch", metric_for_best_model="a")
     with pytest.raises(
@@ -129,7 +129,7 @@ def test_what_is_no_number_cannot_be_the_best(value: Any, tmp_path: Path) -> Non
         trainer.train()
 
 
-def test_what_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_values_that_cannot_be_written_are_named(tmp_path: Path) -> None:
     class Adds(TrainerCallback):
         def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             state.log_history[-1]["extra"] = {"weights": torch.ones(1)}

@@ -159,7 +159,7 @@ def test_a_misspelt_event_is_warned_about() -> None:
         handler_of(Misspelt)
 
 
-def test_what_has_no_event_is_no_callback() -> None:
+def test_an_object_without_events_is_not_a_callback() -> None:
     with pytest.raises(ArgumentTypeError, match="'tensorboard' cannot be a callback"):
         handler_of("tensorboard")
 

@@ -94,7 +94,7 @@ def test_folders_without_a_manifest_are_the_oldest(tmp_path: Path) -> None:
     ]
 
 
-def test_what_is_no_checkpoint_is_left_alone(tmp_path: Path) -> None:
+def test_folders_that_are_not_checkpoints_are_left_alone(tmp_path: Path) -> None:
     save(tmp_path, 5, 10)
     (tmp_path / "runs").mkdir()
     (tmp_path / "checkpoint-notes").mkdir()
@@ -109,7 +109,7 @@ def test_the_best_is_found_by_any_spelling_of_its_path(tmp_path: Path, monkeypat
     assert steps_in(tmp_path / "out") == [5, 15]
 
 
-def test_what_goes_is_a_pure_function() -> None:
+def test_the_choice_of_states_to_delete_is_a_pure_function() -> None:
     folders = ["checkpoint-1", "checkpoint-2", "checkpoint-3"]
     assert checkpoints_to_delete(folders, 1, "checkpoint-2") == ["checkpoint-1"]
     assert checkpoints_to_delete(folders, 3, None) == []
@@ -122,7 +122,7 @@ def test_a_limit_below_one_is_refused(limit: int, tmp_path: Path) -> None:
         rotate_checkpoints(tmp_path, limit)
 
 
-def test_a_disk_that_refuses_is_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_the_disk_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from pytorch_accelerated.checkpointing import disk
 
     def refuse(*paths: Path) -> None:

@@ -125,7 +125,7 @@ def test_unknown_columns_of_a_dataset_are_removed() -> None:
 
 @pytest.mark.fact("Data: A transform that needs a removed column raises an error that says so")
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_transform_that_needs_a_removed_column_is_told_so(workers: int) -> None:
+def test_a_transform_that_needs_a_removed_column_gets_an_error_that_says_so(workers: int) -> None:
     datasets = pytest.importorskip("datasets")
 
     def transform(name: str) -> Any:

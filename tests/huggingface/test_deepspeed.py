@@ -98,7 +98,7 @@ def test_the_filled_config_is_that_of_transformers(model: Any, tmp_path: Path) -
     assert filled_config(args, model, 45) == theirs.config
 
 
-def test_what_is_automatic_follows_from_the_arguments(tmp_path: Path) -> None:
+def test_automatic_values_follow_from_the_arguments(tmp_path: Path) -> None:
     args = Alone(str(tmp_path), **ARGUMENTS, deepspeed=copy.deepcopy(AUTOMATIC))
     filled = filled_config(args, model_with(hidden_size=16), 45)
     assert "auto" not in json.dumps(filled)
@@ -187,7 +187,7 @@ def test_contradictions_are_refused(
         ({"zero_optimization": 2}, "has zero_optimization: 2: give a dict"),
     ],
 )
-def test_what_cannot_be_promised_is_refused(config: dict[str, Any], complaint: str, tmp_path: Path) -> None:
+def test_settings_without_a_guarantee_are_rejected(config: dict[str, Any], complaint: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=complaint):
         Alone(str(tmp_path), deepspeed=config)
 
@@ -201,7 +201,7 @@ def test_sizes_that_follow_from_nothing_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("section", [{"allgather_bucket_size": "auto"}, {"overlap_comm": "auto"}])
-def test_what_no_argument_tells_cannot_be_automatic(section: dict[str, Any], tmp_path: Path) -> None:
+def test_values_that_no_argument_determines_cannot_be_automatic(section: dict[str, Any], tmp_path: Path) -> None:
     args = Alone(str(tmp_path), deepspeed={"zero_optimization": {"stage": 1, **section}})
     with pytest.raises(ConfigurationError, match=f"'auto' for {next(iter(section))}, which follows from no argument"):
         engine_config(args, None)

@@ -90,7 +90,7 @@ def test_the_preparation_time_is_that_of_an_evaluation_alone(tmp_path: Path) -> 
 
 @pytest.mark.fact("Evaluation: evaluate without compute_metrics gathers only the loss")
 @pytest.mark.fact("Evaluation: prediction_loss_only keeps no predictions and computes no metrics")
-def test_only_the_loss_is_kept_if_nobody_looks_at_more(tmp_path: Path) -> None:
+def test_only_the_loss_is_kept_if_nothing_else_is_needed(tmp_path: Path) -> None:
     seen: list[Any] = []
 
     class Watching(Trainer):

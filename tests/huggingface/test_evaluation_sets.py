@@ -51,7 +51,7 @@ class Telling(Regression):
 
 
 @pytest.mark.fact("Evaluation: With persistent workers, evaluation still uses the given dataset, never an earlier one")
-def test_what_is_evaluated_is_the_dataset_that_is_given(tmp_path: Path) -> None:
+def test_the_given_dataset_is_evaluated(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, parts={"model": Biased(), "eval_dataset": Constant(0.5)}, **PERSISTENT)
     for label in range(1, 13):  # each set is gone when the next one is made, which may get its address
         assert trainer.evaluate(Constant(label))["eval_loss"] == label

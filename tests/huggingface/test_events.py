@@ -99,7 +99,7 @@ def test_gradients_and_weights_at_the_events_of_an_update(tmp_path: Path) -> Non
 @pytest.mark.fact(
     "Events: Callbacks receive args, state, control by position; model, optimizer, dataloaders and so on by keyword"
 )
-def test_what_events_get(tmp_path: Path) -> None:
+def test_events_pass_the_documented_arguments(tmp_path: Path) -> None:
     class Look(TrainerCallback):
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             self.positional, self.given = (args, state, control), kwargs
@@ -186,7 +186,7 @@ def test_a_callback_may_stop_the_run_politely(tmp_path: Path) -> None:
     assert recorder.events[-2:] == ["log", "train_end"]
 
 
-def test_an_exception_goes_up_and_the_trainer_can_go_on(tmp_path: Path) -> None:
+def test_an_exception_is_raised_and_the_trainer_can_be_used_again(tmp_path: Path) -> None:
     class Fails(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             raise ZeroDivisionError

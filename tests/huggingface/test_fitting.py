@@ -47,7 +47,7 @@ def fit(folder: Path, *callbacks: Any, most: int = 3, size: int = 8, finds: bool
     "Training: auto_find_batch_size halves the batch size on OOM, as if the run had begun with the size that fits"
 )
 @pytest.mark.parametrize("given", ["model", "optimizers"])
-def test_a_run_that_begins_anew_is_one_with_smaller_batches(given: str, tmp_path: Path) -> None:
+def test_a_run_that_starts_over_equals_one_with_smaller_batches(given: str, tmp_path: Path) -> None:
     def prepare(**arguments: Any) -> Trainer:
         parts: dict[str, Any] = {"model": Large()}
         if given == "optimizers":
@@ -90,7 +90,7 @@ def test_a_row_that_does_not_fit_is_an_error(tmp_path: Path) -> None:
         fit(tmp_path, most=0, size=2).train()
 
 
-def test_without_the_argument_and_for_other_errors_nothing_begins_anew(tmp_path: Path) -> None:
+def test_without_the_argument_and_for_other_errors_the_run_does_not_start_over(tmp_path: Path) -> None:
     with pytest.raises(torch.OutOfMemoryError) as caught:
         fit(tmp_path, finds=False).train()
     assert str(caught.value) == "no room"

@@ -71,7 +71,7 @@ def test_a_text_classifier_learns(collator: str, tmp_path: Path) -> None:
 
 @pytest.mark.fact("Interoperation: Checkpoints and saved transformers models load with from_pretrained")
 @pytest.mark.parametrize("kind", ["classifier", "tied weights"])
-def test_what_is_saved_loads_with_from_pretrained(kind: str, tmp_path: Path) -> None:
+def test_saved_models_load_with_from_pretrained(kind: str, tmp_path: Path) -> None:
     if kind == "classifier":
         trainer = classify(tmp_path, save_strategy="epoch", num_train_epochs=1)
     else:
@@ -186,7 +186,7 @@ def test_a_genuine_tensorboard_callback_works(tmp_path: Path, monkeypatch: pytes
     # there only.
     [(3, 1, 0.5), (8, 2, 0.5), (3, 2, 0.0), (5, 2, 0.0)],
 )
-def test_one_goes_on_from_a_checkpoint_of_the_other(
+def test_one_resumes_from_a_checkpoint_of_the_other(
     writer: str, reader: str, step: int, epochs: int, dropout: float, tmp_path: Path
 ) -> None:
     from tests.huggingface.test_against_transformers import assert_same_history, run
@@ -213,7 +213,7 @@ def test_one_goes_on_from_a_checkpoint_of_the_other(
 @pytest.mark.fact(
     "Resuming: Random generators of python, numpy and torch are restored exactly from transformers' files"
 )
-def test_generators_of_transformers_are_taken_over(tmp_path: Path) -> None:
+def test_generators_of_transformers_are_restored(tmp_path: Path) -> None:
     from tests.huggingface.test_against_transformers import run
 
     class Draws(TrainerCallback):

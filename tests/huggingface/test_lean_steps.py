@@ -37,7 +37,7 @@ def entries_by_step(trainer: Any) -> dict[int, dict[str, Any]]:
         ({"logging_strategy": "no", "logging_first_step": True}, [1], 1),
     ],
 )
-def test_the_norm_is_computed_where_it_may_be_logged(
+def test_the_norm_is_computed_if_it_may_be_logged(
     arguments: dict[str, Any], steps_logged: list[int], norms: int, tmp_path: Path
 ) -> None:
     everywhere = make_trainer(tmp_path, logging_steps=1, max_grad_norm=0)
@@ -51,7 +51,7 @@ def test_the_norm_is_computed_where_it_may_be_logged(
     assert counting.norms == norms
 
 
-def test_callbacks_of_ones_own_may_ask_for_a_log_at_any_step(tmp_path: Path) -> None:
+def test_custom_callbacks_may_request_a_log_at_any_step(tmp_path: Path) -> None:
     class Asking(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
             control.should_log = state.global_step == 2
@@ -64,7 +64,7 @@ def test_callbacks_of_ones_own_may_ask_for_a_log_at_any_step(tmp_path: Path) -> 
     assert entries_by_step(trainer)[2]["grad_norm"] == entries_by_step(everywhere)[2]["grad_norm"]
 
 
-def test_methods_of_ones_own_may_ask_for_a_log(tmp_path: Path) -> None:
+def test_overridden_methods_may_request_a_log(tmp_path: Path) -> None:
     class AskingTrainer(Trainer):
         def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
             self.control.should_log = self.state.global_step == 2
@@ -79,7 +79,7 @@ def test_methods_of_ones_own_may_ask_for_a_log(tmp_path: Path) -> None:
     assert entries_by_step(trainer)[3]["grad_norm"] > 0
 
 
-def test_a_log_that_nobody_could_foresee_has_no_norm(tmp_path: Path) -> None:
+def test_an_unexpected_log_has_no_norm(tmp_path: Path) -> None:
     class LateTrainer(Trainer):
         """As if a signal's handler asked for it, between the update and its end."""
 

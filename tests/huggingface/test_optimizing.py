@@ -173,7 +173,7 @@ def test_a_schedule_that_is_not_made_here_is_refused_by_name() -> None:
         TrainingArguments("unused", lr_scheduler_type="greedy")
 
 
-def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     with pytest.raises(MissingDependencyError, match=r"optim='adamw_8bit' needs .*ccelerated\[bitsandbytes\]'"):
         Trainer.get_optimizer_cls_and_kwargs(TrainingArguments("unused", optim="adamw_8bit"))

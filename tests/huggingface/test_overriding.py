@@ -55,7 +55,7 @@ def test_attributes_and_methods_are_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.fact("Trainer: Attributes of unused features can be read and have the same value as in transformers")
-def test_what_is_not_in_use_says_so_as_with_transformers(tmp_path: Path) -> None:
+def test_attributes_of_unused_features_have_the_values_of_transformers(tmp_path: Path) -> None:
     from tests.huggingface.test_against_transformers import run
 
     ours, theirs = (run(library, tmp_path / library, trains=False) for library in ("ours", "theirs"))
@@ -188,7 +188,7 @@ def test_a_state_comes_back_from_json(tmp_path: Path) -> None:
     "Trainer: _prepare_inputs, compute_loss_context_manager and floating_point_ops are called for each batch"
 )
 @pytest.mark.fact("Trainer: training_step, compute_loss, prediction_step, _evaluate and create_... can be overridden")
-def test_what_is_overridden_is_called(tmp_path: Path) -> None:
+def test_overridden_methods_are_called(tmp_path: Path) -> None:
     calls: list[str] = []
 
     class Noting(Trainer):
@@ -232,7 +232,7 @@ def test_a_patched_evaluation_is_the_one_of_a_run(tmp_path: Path) -> None:
 
 @pytest.mark.fact("Trainer: _load_from_checkpoint and _load_callback_state can be overridden; every resume calls them")
 @pytest.mark.parametrize("has_native_parts", [True, False])
-def test_what_loads_a_checkpoint_may_be_overridden(has_native_parts: bool, tmp_path: Path) -> None:
+def test_methods_that_load_a_checkpoint_may_be_overridden(has_native_parts: bool, tmp_path: Path) -> None:
     calls: list[Any] = []
 
     class Own(Trainer):
@@ -262,7 +262,7 @@ def test_what_loads_a_checkpoint_may_be_overridden(has_native_parts: bool, tmp_p
     assert (look.bias, look.weight) == (7.0, first.model.linear.weight.tolist())
 
 
-def test_what_loads_a_checkpoint_may_be_patched(tmp_path: Path) -> None:
+def test_methods_that_load_a_checkpoint_may_be_patched(tmp_path: Path) -> None:
     make_trainer(tmp_path, StopAt(3)).train()
     calls: list[str] = []
     trainer = make_trainer(tmp_path)
@@ -322,7 +322,7 @@ def test_arguments_may_be_changed_until_the_trainer_is_made(tmp_path: Path) -> N
         Trainer(Regression(), args, train_dataset=Rows(3))
 
 
-def test_what_transformers_calls_is_there_or_refused() -> None:
+def test_methods_that_transformers_calls_exist_or_are_rejected() -> None:
     transformers = pytest.importorskip("transformers")
     theirs = {name for name, value in vars(transformers.Trainer).items() if inspect.isfunction(value)}
     # Of services, searches and ways to cut a model that there are not; scripts call these, and get Python's error.

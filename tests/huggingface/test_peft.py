@@ -91,7 +91,7 @@ def test_a_resume_is_exact(settings: Any, is_old: bool, tmp_path: Path, monkeypa
 @pytest.mark.fact("Interoperation: Each library resumes from a PEFT checkpoint of the other")
 @pytest.mark.filterwarnings("ignore:.*torch.load.*:FutureWarning")
 @pytest.mark.parametrize(("first", "second"), [("ours", "theirs"), ("theirs", "ours"), ("theirs", "theirs")])
-def test_each_goes_on_from_the_checkpoint_of_the_other(first: str, second: str, tmp_path: Path) -> None:
+def test_each_resumes_from_the_checkpoint_of_the_other(first: str, second: str, tmp_path: Path) -> None:
     arguments: dict[str, Any] = {"save_strategy": "steps", "save_steps": 4, "learning_rate": 0.01}
 
     def parts() -> dict[str, Any]:

@@ -108,7 +108,7 @@ def test_without_labels_a_plain_module_predicts(tmp_path: Path) -> None:
 @pytest.mark.fact("Training: A loss that is not a single number or has no gradient is an error with likely reasons")
 @pytest.mark.parametrize("shape", ["tensor", "tuple"])
 @pytest.mark.parametrize("names_labels", [False, True])
-def test_a_first_output_that_is_no_loss_is_refused(names_labels: bool, shape: str, tmp_path: Path) -> None:
+def test_a_first_output_that_is_not_a_loss_is_rejected(names_labels: bool, shape: str, tmp_path: Path) -> None:
     class Indifferent(Plain):
         def forward(self, x: torch.Tensor, labels: Any = None) -> Any:
             return super().forward(x)

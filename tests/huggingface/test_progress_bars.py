@@ -55,7 +55,7 @@ def test_bars_show_training_and_evaluation_and_vanish() -> None:
         assert terminal.screen == []
 
 
-def test_a_resumed_run_begins_where_it_was() -> None:
+def test_a_resumed_run_begins_where_it_stopped() -> None:
     with in_a_terminal() as terminal:
         run(ProgressCallback(), TrainerState(max_steps=4, global_step=3))
         assert "training 100%" in terminal.received

@@ -81,7 +81,7 @@ def test_a_model_in_pieces_trains_as_a_whole_one(tmp_path: Path) -> None:
 @pytest.mark.processes
 @pytest.mark.fact("Resuming: SIGTERM saves a checkpoint, from which the run resumes bit for bit")
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_signal_leaves_a_checkpoint_to_go_on_from(ranks: int, tmp_path: Path) -> None:
+def test_a_signal_leaves_a_checkpoint_to_resume_from(ranks: int, tmp_path: Path) -> None:
     output = run_on_ranks(SCRIPT.with_name("huggingface_signals.py"), ranks, tmp_path)
     assert output.stdout.count("done") == ranks
 

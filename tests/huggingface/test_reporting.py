@@ -60,7 +60,7 @@ def test_values_come_back_under_their_tags(tmp_path: Path) -> None:
     assert texts_in(tmp_path / "logs") == {"args/text_summary", "model_config/text_summary"}
 
 
-def test_by_default_a_run_has_a_folder_of_its_own_below_the_output(tmp_path: Path) -> None:
+def test_by_default_a_run_has_its_own_folder_below_the_output(tmp_path: Path) -> None:
     args = TrainingArguments(output_dir=str(tmp_path), report_to="tensorboard", run_name="first")
     report(TensorBoardCallback(), args, {"loss": 0.5})
     assert scalars_in(tmp_path / "runs" / "first") == {"train/loss": [(1, 0.5)]}
@@ -76,7 +76,7 @@ def test_other_processes_write_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_logged_after_or_without_a_training_is_written_too(tmp_path: Path) -> None:
+def test_logs_after_or_without_a_training_are_written_too(tmp_path: Path) -> None:
     args = TrainingArguments(logging_dir=str(tmp_path))
     callback = TensorBoardCallback()
     report(callback, args, {"loss": 0.5})
@@ -86,9 +86,7 @@ def test_what_is_logged_after_or_without_a_training_is_written_too(tmp_path: Pat
 
 
 @pytest.mark.fact("Logging: Everything that one trainer logs goes to one TensorBoard folder")
-def test_an_evaluation_after_the_training_goes_on_with_the_curves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_evaluation_after_the_training_continues_the_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(100))
     monkeypatch.setattr(time, "strftime", lambda pattern: f"time {next(clock)}")
     trainer = make_trainer(tmp_path, report_to="tensorboard", num_train_epochs=1)
@@ -102,7 +100,7 @@ def test_an_evaluation_after_the_training_goes_on_with_the_curves(
     assert [step for step, _ in curves["eval/loss"]] == [0, 5, 5]
 
 
-def test_what_is_no_number_brings_one_warning(tmp_path: Path) -> None:
+def test_a_value_that_is_not_a_number_brings_one_warning(tmp_path: Path) -> None:
     args = TrainingArguments(logging_dir=str(tmp_path))
     with pytest.warns(UserWarning, match="'note' is 'good', which is no number") as caught:
         report(TensorBoardCallback(), args, {"loss": 0.5, "note": "good"}, {"note": "bad"})

@@ -55,7 +55,7 @@ def test_metrics_are_formatted_as_by_transformers() -> None:
             assert formatted(metrics) == transformers.Trainer.metrics_format(metrics)
 
 
-def test_what_is_no_number_is_left_as_it_is() -> None:
+def test_a_value_that_is_not_a_number_is_left_as_it_is() -> None:
     metrics = {"x_runtime": float("nan"), "x_mem_y": None, "total_flos": "unknown", "counts": [1, 2]}
     assert str(formatted(metrics)) == str(metrics)
 

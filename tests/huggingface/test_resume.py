@@ -94,7 +94,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one(step: int, tmp_path: Path) -
 @pytest.mark.parametrize(
     "arguments", [{"save_strategy": "epoch"}, {"eval_strategy": "epoch", "save_strategy": "epoch"}]
 )
-def test_a_checkpoint_at_the_end_of_an_epoch_goes_on_with_the_next(arguments: Any, tmp_path: Path) -> None:
+def test_a_checkpoint_at_the_end_of_an_epoch_resumes_with_the_next_epoch(arguments: Any, tmp_path: Path) -> None:
     whole = run(tmp_path / "whole", **arguments)
     for step in (3, 6):
         resumed = run(tmp_path / "parts", resume=str(tmp_path / "whole" / f"checkpoint-{step}"), **arguments)
@@ -102,7 +102,7 @@ def test_a_checkpoint_at_the_end_of_an_epoch_goes_on_with_the_next(arguments: An
         assert without_speed(resumed.state.log_history[:-1]) == without_speed(whole.state.log_history[:-1])
 
 
-def test_a_stream_goes_on_behind_the_rows_it_has_used(tmp_path: Path) -> None:
+def test_a_stream_resumes_after_the_rows_it_has_used(tmp_path: Path) -> None:
     arguments: dict[str, Any] = {
         "parts": {"train_dataset": Stream(11)},
         "max_steps": 8,
@@ -136,7 +136,7 @@ def test_a_path_without_weights_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("resume", [None, False])
-def test_none_and_false_begin_anew(resume: Any, tmp_path: Path) -> None:
+def test_none_and_false_start_over(resume: Any, tmp_path: Path) -> None:
     run(tmp_path, StopAt(2))
     trainer = make_trainer(tmp_path)
     trainer.train(resume_from_checkpoint=resume)
@@ -229,7 +229,7 @@ def test_only_damaged_checkpoints_are_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.fact('Resuming: Different arguments are allowed, with a warning "save_steps: 10 (from args) != 5 (...)"')
 @pytest.mark.fact("Resuming: A new per_device_train_batch_size is used")
-def test_other_arguments_are_used_and_told(tmp_path: Path) -> None:
+def test_other_arguments_are_used_and_reported(tmp_path: Path) -> None:
     run(tmp_path, StopAt(3), save_strategy="steps", save_steps=5)
     with pytest.warns(UserWarning, match=r"resumes with other arguments") as caught:
         resumed = run(tmp_path, resume=True, save_strategy="steps", save_steps=10, per_device_train_batch_size=4)
@@ -242,7 +242,7 @@ def test_other_arguments_are_used_and_told(tmp_path: Path) -> None:
 
 @pytest.mark.fact("Resuming: The optimizer has the checkpoint's settings; a warning names arguments that differ")
 @pytest.mark.parametrize("has_native_parts", [True, False])
-def test_settings_of_the_optimizer_that_go_on_are_told(has_native_parts: bool, tmp_path: Path) -> None:
+def test_kept_settings_of_the_optimizer_are_reported(has_native_parts: bool, tmp_path: Path) -> None:
     whole = run(tmp_path / "whole")
     run(tmp_path / "parts", StopAt(3))
     folder = tmp_path / "parts" / "checkpoint-3"
@@ -262,7 +262,7 @@ def test_settings_of_the_optimizer_that_go_on_are_told(has_native_parts: bool, t
 
 
 @pytest.mark.parametrize("schedule", ["linear", "one cycle", "plateau"])
-def test_what_a_schedule_or_a_callback_sets_is_no_other_setting(schedule: str, tmp_path: Path) -> None:
+def test_settings_changed_by_a_schedule_or_a_callback_do_not_count_as_different(schedule: str, tmp_path: Path) -> None:
     class Sets(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             for group in kwargs["optimizer"].param_groups:
@@ -342,7 +342,7 @@ def test_losses_after_a_resume_are_of_the_new_steps(tmp_path: Path) -> None:
 
 
 @pytest.mark.fact("Resuming: Batches already seen are skipped, unless ignore_data_skip is set")
-def test_data_may_begin_anew(tmp_path: Path) -> None:
+def test_data_may_start_over(tmp_path: Path) -> None:
     class Watching(Trainer):
         def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
             seen.append(inputs["x"][0, 0].item())
@@ -398,7 +398,7 @@ class Counting(TrainerCallback, ExportableState):
 
 
 @pytest.mark.fact("Resuming: restore_callback_states_from_checkpoint re-creates callbacks of the same class, in order")
-def test_callbacks_are_made_anew_from_their_states(tmp_path: Path) -> None:
+def test_callbacks_are_recreated_from_their_states(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="Counting"):  # two of a class
         run(tmp_path, Counting("first"), Counting("second"), StopAt(4))
     fresh = Counting(), Counting()
@@ -413,7 +413,7 @@ def test_callbacks_are_made_anew_from_their_states(tmp_path: Path) -> None:
     "Resuming: restore_callback_states_from_checkpoint also restores the control; without it, neither is restored"
 )
 @pytest.mark.parametrize("restores", [True, False])
-def test_callbacks_and_control_stay_as_they_are_if_nobody_asks_for_the_old_ones(restores: bool, tmp_path: Path) -> None:
+def test_callbacks_and_control_are_unchanged_unless_the_old_ones_are_requested(restores: bool, tmp_path: Path) -> None:
     run(tmp_path, Counting(), StopAt(4))
     look, given = LookAtBeginning(), Counting()
     resumed = run(tmp_path, look, given, resume=True, restore_callback_states_from_checkpoint=restores)
@@ -453,7 +453,7 @@ def test_a_saved_state_may_lack_a_part(tmp_path: Path) -> None:
 
 
 @pytest.mark.fact("Best model: The state of EarlyStoppingCallback keeps patience, threshold and counter over a resume")
-def test_early_stopping_goes_on_counting(tmp_path: Path) -> None:
+def test_early_stopping_continues_its_count(tmp_path: Path) -> None:
     def stopping() -> EarlyStoppingCallback:
         return EarlyStoppingCallback(early_stopping_patience=50)
 
@@ -499,7 +499,7 @@ def scaled_run(folder: Path, *callbacks: Any, resume: Any = None, **arguments: A
 @pytest.mark.fact("Resuming: scaler.pt has the state of the loss scaler, from which a run resumes bit for bit")
 @pytest.mark.parametrize("has_native_parts", [True, False])
 @pytest.mark.parametrize("step", [3, 11, 16])
-def test_a_resume_goes_on_with_the_scale_of_the_loss(step: int, has_native_parts: bool, tmp_path: Path) -> None:
+def test_a_resume_restores_the_scale_of_the_loss(step: int, has_native_parts: bool, tmp_path: Path) -> None:
     whole, expected = scaled_run(tmp_path / "whole")
     norms = [entry["grad_norm"] for entry in whole.state.log_history if "grad_norm" in entry]
     skipped = len(norms) - sum(map(math.isfinite, norms))
@@ -514,7 +514,7 @@ def test_a_resume_goes_on_with_the_scale_of_the_loss(step: int, has_native_parts
     assert_same(resumed, expected)
 
 
-def test_without_a_scaler_there_is_no_file_of_it(tmp_path: Path) -> None:
+def test_without_a_scaler_there_is_no_scaler_file(tmp_path: Path) -> None:
     run(tmp_path, StopAt(1))
     assert not (tmp_path / "checkpoint-1" / "scaler.pt").exists()
 

@@ -45,7 +45,7 @@ def test_a_checkpoint_has_the_usual_files_and_a_manifest_of_all(tmp_path: Path) 
 @pytest.mark.fact(
     "Differences: optimizer.pt, scheduler.pt, rng_state.pth and training_args.bin load with weights_only=True"
 )
-def test_what_is_saved_loads_without_executing_anything(tmp_path: Path) -> None:
+def test_saved_files_load_without_executing_anything(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, save_strategy="steps", save_steps=5, num_train_epochs=1)
     trainer.train()
     loaded = {
@@ -295,7 +295,7 @@ def test_the_best_model_is_loaded_before_the_end(tmp_path: Path) -> None:
     "weights"
 )
 @pytest.mark.parametrize("loss", ["folder", "weights"])
-def test_a_best_checkpoint_that_is_lost_during_the_run_is_told_at_its_end(loss: str, tmp_path: Path) -> None:
+def test_a_best_checkpoint_that_is_lost_during_the_run_is_reported_at_its_end(loss: str, tmp_path: Path) -> None:
     class Lose(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if state.global_step == 10:
@@ -409,7 +409,7 @@ def test_a_spoilt_model_is_not_saved(tmp_path: Path) -> None:
     "Differences: A run that would replace another program's checkpoint-<step> is rejected before its first step"
 )
 @pytest.mark.parametrize("resume", [False, True])
-def test_a_run_that_would_reach_a_checkpoint_of_somebody_else_is_refused_before_its_first_step(
+def test_a_run_that_would_replace_a_foreign_checkpoint_is_rejected_before_its_first_step(
     resume: bool, tmp_path: Path
 ) -> None:
     make_trainer(tmp_path, StopAt(2)).train()
@@ -423,7 +423,7 @@ def test_a_run_that_would_reach_a_checkpoint_of_somebody_else_is_refused_before_
     assert recorder.events == ["init_end"]
 
 
-def test_checkpoints_of_somebody_else_are_no_obstacle_to_a_run_that_does_not_reach_or_save_them(tmp_path: Path) -> None:
+def test_foreign_checkpoints_do_not_matter_to_a_run_that_does_not_reach_or_save_them(tmp_path: Path) -> None:
     for step in (4, 11):
         (tmp_path / f"checkpoint-{step}").mkdir()
         (tmp_path / f"checkpoint-{step}" / "optimizer.pt").touch()
@@ -471,7 +471,7 @@ def test_a_run_that_is_interrupted_before_its_first_step_saves_nothing(tmp_path:
 
 
 @pytest.mark.fact("Events: After a save, on_save is called, and should_save is cleared")
-def test_saves_by_epoch_are_told(tmp_path: Path) -> None:
+def test_saves_by_epoch_are_reported(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, recorder := Recorder(), save_strategy="epoch")
     trainer.train()
     assert [call for call in recorder.calls if call.startswith("save@")] == ["save@5", "save@10 should_training_stop"]

@@ -83,11 +83,11 @@ def test_only_the_imports_of_trainers_change() -> None:
         (Outcome({"loss": 2.0}, {"predictions.txt": "1"}), Outcome({"loss": 2.0}, {"predictions.txt": "2"}), math.inf),
     ],
 )
-def test_the_largest_difference_is_told(ours: Outcome, theirs: Outcome, difference: float) -> None:
+def test_the_largest_difference_is_reported(ours: Outcome, theirs: Outcome, difference: float) -> None:
     assert largest_difference(ours, theirs) == pytest.approx(difference)
 
 
-def test_what_differs_on_purpose_does_not_count() -> None:
+def test_intended_differences_do_not_count() -> None:
     ours, theirs = Outcome({"loss": 1.0, "eval_len": 1.0}, {}), Outcome({"loss": 1.0, "eval_len": 2.0}, {})
     assert largest_difference(ours, theirs) == 0.5
     assert largest_difference(ours, theirs, ["_len"]) == 0.0

@@ -64,7 +64,7 @@ def up_to_end(rows: Any) -> list[list[int]]:
 @pytest.mark.parametrize(
     "arguments", [{"generation_max_length": 8}, {"generation_num_beams": 2, "generation_max_length": 12}]
 )
-def test_what_is_generated_is_the_same(kind: str, arguments: dict[str, Any], tmp_path: Path) -> None:
+def test_generated_tokens_are_the_same(kind: str, arguments: dict[str, Any], tmp_path: Path) -> None:
     trainers = [make(tmp_path, library, parts={"model": tiny_translator(kind)}, **arguments) for library in LIBRARIES]
     ours, theirs = (trainer.predict(sentences(9)) for trainer in trainers)
     assert up_to_end(ours.predictions) == up_to_end(theirs.predictions)
@@ -131,7 +131,7 @@ def test_a_row_is_generated_as_if_it_was_alone(beams: int, tmp_path: Path) -> No
 @pytest.mark.fact(
     "Seq2Seq: Rows without labels can be used; decoder inputs made from labels are not passed to generate"
 )
-def test_inputs_that_are_made_of_the_labels_do_not_reach_generate(tmp_path: Path) -> None:
+def test_inputs_derived_from_labels_do_not_reach_generate(tmp_path: Path) -> None:
     trainer = make(tmp_path, generation_max_length=6)
     expected = trainer.predict(sentences(9)).predictions
     unlabelled = trainer.predict(
@@ -222,7 +222,7 @@ def test_a_generation_config_that_cannot_work_is_refused(source: Any, complaint:
 
 
 @pytest.mark.fact("Seq2Seq: Settings that generation does not support are errors that say what to do")
-def test_what_cannot_generate_is_refused(tmp_path: Path) -> None:
+def test_unsupported_settings_of_generation_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="Regression has no method `generate`"):
         make(tmp_path, parts={"model": Regression()})
     with pytest.raises(ConfigurationError, match="Give Seq2SeqTrainingArguments"):
@@ -259,7 +259,7 @@ def test_a_language_model_continues_its_input(tmp_path: Path) -> None:
 
 
 @pytest.mark.fact("Seq2Seq: A subclass with its own evaluate may set _gen_kwargs and call evaluation_loop")
-def test_an_evaluation_of_ones_own_generates_as_it_says(tmp_path: Path) -> None:
+def test_a_custom_evaluation_generates_with_its_own_settings(tmp_path: Path) -> None:
     class OwnEvaluation(Seq2SeqTrainer):
         def evaluate(self, eval_dataset: Any = None, *args: Any, **gen_kwargs: Any) -> Any:
             gen_kwargs.pop("ignore_keys", None)

@@ -91,7 +91,7 @@ def test_shares_become_updates(arguments: dict[str, Any], max_steps: int, absolu
         ({"colour": "blue"}, "there is no field 'colour'"),
     ],
 )
-def test_a_file_that_is_no_state_is_refused_with_its_fields(
+def test_a_file_that_is_not_a_state_is_rejected_with_its_fields(
     change: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "trainer_state.json"
@@ -108,7 +108,7 @@ def test_a_damaged_file_is_refused(content: str, tmp_path: Path) -> None:
         TrainerState.load_from_json(file)
 
 
-def test_a_subclass_may_have_fields_of_its_own(tmp_path: Path) -> None:
+def test_a_subclass_may_have_its_own_fields(tmp_path: Path) -> None:
     @dataclasses.dataclass
     class MyState(TrainerState):
         samples: int = 0
@@ -117,7 +117,7 @@ def test_a_subclass_may_have_fields_of_its_own(tmp_path: Path) -> None:
     assert MyState.load_from_json(tmp_path / "state.json") == MyState(samples=7)
 
 
-def test_what_json_cannot_hold_is_refused_when_it_is_written() -> None:
+def test_values_that_json_cannot_hold_are_rejected_when_written() -> None:
     with pytest.raises(ArgumentTypeError, match="cannot be written as JSON.*complex"):
         TrainerState(log_history=[{"loss": 1j}]).to_json()
 

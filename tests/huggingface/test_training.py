@@ -38,7 +38,7 @@ def groups(size: int, epochs: int = 1, rows: int = 10) -> list[list[int]]:
 
 @pytest.mark.fact("Training: Accumulating k batches of n gives the same gradients and logged loss as one batch of k*n")
 @pytest.mark.parametrize(("batch", "accumulation"), [(2, 1), (1, 2), (4, 1), (2, 2), (1, 4), (1, 3)])
-def test_a_run_equals_a_loop_by_hand(batch: int, accumulation: int, tmp_path: Path) -> None:
+def test_a_run_equals_a_hand_written_loop(batch: int, accumulation: int, tmp_path: Path) -> None:
     trainer = make_trainer(
         tmp_path, per_device_train_batch_size=batch, gradient_accumulation_steps=accumulation, optim="sgd"
     )
@@ -83,7 +83,7 @@ def test_the_number_of_steps(arguments: dict[str, Any], steps: int, epoch: float
 
 
 @pytest.mark.fact("Training: A loader without .dataset works")
-def test_a_loader_of_ones_own_may_be_any_iterable(tmp_path: Path) -> None:
+def test_a_custom_loader_may_be_any_iterable(tmp_path: Path) -> None:
     class OwnLoader(Trainer):
         def get_train_dataloader(self) -> Any:
             rows = Rows(10)
@@ -188,7 +188,7 @@ def test_tuples_and_dicts_give_the_same(tmp_path: Path) -> None:
         ({"train": Rows(2), "test": Rows(2)}, "`train_dataset` is a dict of 'train', 'test', which has no rows"),
     ],
 )
-def test_what_has_no_rows_is_refused(dataset: Any, message: str, tmp_path: Path) -> None:
+def test_a_dataset_without_rows_is_rejected(dataset: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=message):
         make_trainer(tmp_path, parts={"train_dataset": dataset}).train()
 
@@ -572,7 +572,7 @@ def test_a_nan_is_never_out_of_sight(filters: bool, tmp_path: Path) -> None:
 
 @pytest.mark.fact("Training: A NaN loss that was never logged is reported at the end of the run")
 @pytest.mark.parametrize("arguments", [{"logging_strategy": "no"}, {"logging_steps": 500}])
-def test_a_nan_that_no_log_covers_is_told_of_at_the_end(arguments: dict[str, Any], tmp_path: Path) -> None:
+def test_a_nan_that_no_log_covers_is_reported_at_the_end(arguments: dict[str, Any], tmp_path: Path) -> None:
     class Always(Trainer):
         def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
             return super().training_step(model, inputs, num_items_in_batch) * math.nan

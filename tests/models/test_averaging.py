@@ -205,7 +205,7 @@ def test_infinite_masks_do_not_turn_into_nan():
     assert torch.equal(average(ema, "offset"), model.offset)
 
 
-def test_set_finds_out_anew_what_has_no_average():
+def test_set_finds_out_again_which_entries_have_no_average():
     model = nn.Linear(1, 1, bias=False)
     nn.init.constant_(model.weight, math.inf)
     ema = ModelEma(model, decay=0.5)
@@ -235,7 +235,7 @@ def test_complex_entries_are_averaged_and_buffers_that_are_not_persistent_are_le
     assert ema.module.get_buffer("scratch").item() == 0
 
 
-def test_a_single_precision_average_follows_a_bfloat16_model_where_a_bfloat16_one_stands_still():
+def test_a_float32_average_follows_a_bfloat16_model_where_a_bfloat16_average_does_not_move():
     model = nn.Linear(1, 1, bias=False).bfloat16()
     nn.init.ones_(model.weight)
     coarse, fine = ModelEma(model, decay=0.999), ModelEma(model, decay=0.999).float()
@@ -264,7 +264,7 @@ def test_models_and_averages_that_are_converted_between_updates_are_followed():
     torch.testing.assert_close(average(ema, "0.weight"), model[0].weight - 0.25, rtol=1e-6, atol=1e-6)
 
 
-def test_weights_assigned_anew_and_layers_replaced_between_updates_are_followed():
+def test_reassigned_weights_and_replaced_layers_are_followed_between_updates():
     model = make_model()
     ema = ModelEma(model, decay=0.5)
     ema.update(model)
@@ -383,7 +383,7 @@ def test_a_data_parallel_model_is_matched_by_its_own_names_and_averaged_alike_on
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda ema: pickle.loads(pickle.dumps(ema))])
-def test_a_copy_of_the_average_goes_on_by_itself(copied):
+def test_a_copy_of_the_average_can_be_updated_on_its_own(copied):
     model = make_model()
     ema = ModelEma(model, decay=0.5)
     train(model, 1, lambda: ema.update(model))

@@ -137,7 +137,7 @@ def test_a_model_without_repeated_blocks_is_refused_with_a_way_out() -> None:
         train(tiny_model(), {"regional": True})
 
 
-def test_what_is_compiled_already_is_left_alone() -> None:
+def test_compiled_modules_are_left_alone() -> None:
     model = Tower()
     compile_in_place(model, EAGER)
     compiled = model._compiled_call_impl

@@ -57,7 +57,7 @@ def folder(outcome: Outcome) -> Path:
 
 
 @pytest.mark.processes
-def test_what_two_ranks_check_alone_is_well(outcome: Outcome):
+def test_two_ranks_pass_their_own_checks(outcome: Outcome):
     assert not outcome.complaint
 
 
@@ -76,12 +76,12 @@ def test_two_ranks_with_half_of_a_model_each_do_what_one_process_does(folder: Pa
 
 
 @pytest.mark.processes
-def test_a_run_of_one_process_goes_on_with_two_that_share_the_model(folder: Path, alone: dict[str, Any]):
+def test_a_run_of_one_process_resumes_on_two_with_a_sharded_model(folder: Path, alone: dict[str, Any]):
     assert_close(torch.load(folder / "one_then_two.pt"), alone)
 
 
 @pytest.mark.processes
-def test_a_run_of_two_ranks_that_share_the_model_goes_on_with_one_process(folder: Path, alone: dict[str, Any]):
+def test_a_run_of_two_ranks_with_a_sharded_model_resumes_on_one_process(folder: Path, alone: dict[str, Any]):
     resumed = make_trainer(shards=False)
     with pytest.warns(UserWarning, match="saved by 2 processes and goes on with 1"):
         train(resumed, ranks=1, resume_from=folder / "for_one_process")

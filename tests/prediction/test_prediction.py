@@ -114,7 +114,7 @@ def test_a_loader_that_shuffles_or_drops_samples_is_refused(
 
 
 @pytest.mark.parametrize("inference_mode", [False, True])
-def test_inference_mode_is_used_where_it_is_asked_for_and_changes_no_number(inference_mode: bool) -> None:
+def test_inference_mode_is_used_on_request_and_changes_no_number(inference_mode: bool) -> None:
     modes: list[tuple[bool, bool]] = []
     model = tiny_model()
     model.register_forward_hook(
@@ -203,7 +203,7 @@ def test_a_hook_may_return_anything_with_a_row_for_each_sample() -> None:
     ids=["too few rows", "no rows", "text", "uneven", "nothing"],
 )
 @pytest.mark.parametrize("in_memory", [True, False])
-def test_outputs_that_are_no_rows_are_refused_and_nothing_is_left(
+def test_outputs_that_are_not_rows_are_rejected_and_nothing_is_left(
     outputs: Callable[[Any], Any], error: type[Exception], message: str, in_memory: bool, tmp_path: Path
 ) -> None:
     class Wrong(Trainer):

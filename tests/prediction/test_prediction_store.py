@@ -211,7 +211,7 @@ def test_other_mappings_and_tuples_become_plain_ones(collect: Collect) -> None:
         (torch.eye(2).to_sparse(), "sparse"),
     ],
 )
-def test_what_is_no_tensor_is_refused_by_its_path(collect: Collect, leaf: Any, named: str) -> None:
+def test_a_value_that_is_not_a_tensor_is_rejected_with_its_path(collect: Collect, leaf: Any, named: str) -> None:
     collector = collect()
     with pytest.raises(ArgumentTypeError, match=rf"row 8 .*predictions\['a'\]\[1\] is .*{named}"):
         collector.add(8, {"a": (torch.zeros(2), leaf)})
@@ -267,7 +267,7 @@ def test_a_dtype_that_files_cannot_hold_is_refused_at_the_first_batch(ranks: Ran
     assert_same(in_memory.finish(), torch.ones(2, dtype=torch.complex128))
 
 
-def test_what_is_at_the_output_path_is_refused_and_left_alone(ranks: Ranks, tmp_path: Path) -> None:
+def test_an_existing_output_path_is_rejected_and_left_alone(ranks: Ranks, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "file").write_text("mine")
@@ -280,7 +280,7 @@ def test_what_is_at_the_output_path_is_refused_and_left_alone(ranks: Ranks, tmp_
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_what_came_to_the_output_path_in_the_meantime_is_left_alone(ranks: Ranks, tmp_path: Path) -> None:
+def test_files_created_at_the_output_path_in_the_meantime_are_left_alone(ranks: Ranks, tmp_path: Path) -> None:
     writer = StoredPredictionsWriter(ranks, tmp_path / "predictions")
     writer.add(0, torch.zeros(2))
     (tmp_path / "predictions").mkdir()
@@ -290,7 +290,7 @@ def test_what_came_to_the_output_path_in_the_meantime_is_left_alone(ranks: Ranks
     assert [path.name for path in tmp_path.rglob("*")] == ["predictions", "file"]
 
 
-def test_an_output_path_that_is_no_path_is_refused(ranks: Ranks) -> None:
+def test_an_output_path_that_is_not_a_path_is_rejected(ranks: Ranks) -> None:
     with pytest.raises(ArgumentTypeError, match=r"`output_path` is a int \(3\)"):
         collect_predictions(ranks, 3)  # type: ignore[arg-type]
 
@@ -627,7 +627,7 @@ def test_all_ranks_get_all_rows_in_order_or_the_same_error(tmp_path: Path, world
 
 
 @pytest.mark.processes
-def test_what_several_ranks_wrote_is_the_same_for_a_single_reader(tmp_path: Path) -> None:
+def test_a_single_reader_reads_the_rows_of_several_ranks(tmp_path: Path) -> None:
     script = """
         import os, sys
         from pytorch_accelerated.processes.accelerators import create_accelerator

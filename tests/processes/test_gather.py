@@ -24,7 +24,7 @@ def trainer() -> Trainer:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_rows_of_all_ranks_come_together_or_all_ranks_are_told_why_not(ranks: int) -> None:
+def test_rows_of_all_ranks_are_gathered_or_all_ranks_get_the_reason_why_not(ranks: int) -> None:
     output = run_on_ranks(RANKS / "gather.py", ranks)
     assert output.stdout.split() == [word for rank in range(ranks) for word in f"rank {rank} is done".split()]
 
@@ -41,7 +41,7 @@ def test_one_process_gathers_what_it_has(trainer: Trainer) -> None:
 
 
 @pytest.mark.parametrize("value", [3.0, "text", None, [torch.ones(1), 2]], ids=str)
-def test_what_is_no_tensor_is_refused(trainer: Trainer, value: object) -> None:
+def test_a_value_that_is_not_a_tensor_is_rejected(trainer: Trainer, value: object) -> None:
     with pytest.raises(ArgumentTypeError, match="is among the data.*Convert it to a tensor"):
         trainer.gather(value)
 

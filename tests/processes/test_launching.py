@@ -24,7 +24,7 @@ def facts_of(output: Output) -> list[dict[str, Any]]:
     return sorted(map(json.loads, lines), key=lambda facts: facts["rank"])
 
 
-def test_a_plain_start_is_one_process_without_a_word() -> None:
+def test_a_plain_start_is_one_process_without_a_warning() -> None:
     (facts,) = facts_of(output := run_forked(SCRIPT))
     assert facts["processes"] == 1
     assert not facts["is_distributed"]
@@ -224,7 +224,7 @@ def test_accelerate_launch_that_starts_one_process_instead_of_two_is_an_error(tm
         ("--config_file config.yaml --num_processes 1", 1, "its command line"),
     ],
 )
-def test_what_accelerate_launch_was_asked_for_is_read_from_its_command(
+def test_the_settings_of_accelerate_launch_are_read_from_its_command(
     options: str, processes: int, source: str, tmp_path: Path
 ) -> None:
     (tmp_path / "config.yaml").write_text(CONFIG)
@@ -272,7 +272,7 @@ Trainer(model := nn.Linear(1, 1), nn.MSELoss(), torch.optim.SGD(model.parameters
 
 @pytest.mark.processes
 @pytest.mark.parametrize("restarts", ["0", "1"])
-def test_a_rank_that_meets_nobody_says_where_it_waited(restarts: str) -> None:
+def test_a_rank_that_finds_no_others_says_where_it_waited(restarts: str) -> None:
     variables = {**open_mpi(0), "TORCHELASTIC_RESTART_COUNT": restarts}
     with pytest.raises(
         AssertionError, match=r"LaunchError: Rank 0 of 2 could not meet the others at 127\.0"
@@ -325,7 +325,7 @@ dist.destroy_process_group()
 
 
 @pytest.mark.processes
-def test_a_group_of_the_users_that_the_environment_does_not_tell_of_is_an_error() -> None:
+def test_a_process_group_that_the_environment_does_not_mention_is_an_error() -> None:
     for told in run_on_ranks(GROUP_WITHOUT_VARIABLES, 2).stdout_of_ranks:
         assert "has a group of 2 processes, but the environment describes none" in told
         assert "LOCAL_RANK" in told

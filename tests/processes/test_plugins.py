@@ -57,7 +57,7 @@ outcome(environment={"ACCELERATE_USE_PARALLELISM_CONFIG": "true", "PARALLELISM_C
 
 @pytest.mark.processes
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_what_accelerate_would_leave_out_here_is_an_error(ranks: int) -> None:
+def test_features_that_accelerate_would_not_use_here_are_an_error(ranks: int) -> None:
     for told in run_on_ranks(SCRIPT, ranks).stdout_of_ranks:
         said: list[Any] = told.splitlines()
         assert "FSDP is requested by an Accelerator or by accelerate's configuration" in said[0]

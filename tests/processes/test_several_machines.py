@@ -27,7 +27,7 @@ WITH_RESTARTS = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
 
 
 @pytest.mark.processes
-def test_machines_without_a_shared_disk_are_told_at_the_first_save_and_at_a_resume(tmp_path: Path) -> None:
+def test_machines_without_a_shared_disk_fail_at_the_first_save_and_at_a_resume(tmp_path: Path) -> None:
     for told in run_on_ranks(RANKS / "shared_disk.py", 2, tmp_path).stdout_of_ranks:
         said = json.loads(told.splitlines()[-1])
         saved = said["saved to disks of their own"]
@@ -123,7 +123,7 @@ def test_a_run_that_torchrun_restarts_after_a_kill_ends_with_the_same_bits(tmp_p
 
 @pytest.mark.processes
 @pytest.mark.slow
-def test_torchrun_hands_the_warning_of_slurm_to_its_ranks_if_told_to(tmp_path: Path) -> None:
+def test_torchrun_passes_the_warning_of_slurm_to_its_ranks_if_configured(tmp_path: Path) -> None:
     options = WITH_WARNING.split()
     launcher = start_on_ranks(RANKS / "endless.py", 2, tmp_path, options=options, log=tmp_path / "log")
     try:

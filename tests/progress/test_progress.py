@@ -318,7 +318,7 @@ def test_a_bar_inside_another_disappears_alone():
         assert terminal.screen == []
 
 
-def test_what_is_printed_while_a_bar_is_shown_stands_above_it():
+def test_output_printed_while_a_bar_is_shown_appears_above_it():
     with in_a_terminal(80) as terminal:
         progress = shown(Clock())
         with above_bars():
@@ -365,7 +365,7 @@ def test_lines_of_a_log_stand_above_the_bars(logger):
         assert not handler.filters
 
 
-def test_what_handlers_of_a_log_show_does_not_change_with_a_bar(logger):
+def test_output_of_log_handlers_is_the_same_with_a_bar(logger):
     with in_a_terminal(80) as terminal:
         details, errors = logging.StreamHandler(), logging.StreamHandler()
         logger.setLevel(logging.DEBUG)
@@ -382,7 +382,7 @@ def test_what_handlers_of_a_log_show_does_not_change_with_a_bar(logger):
         assert terminal.screen == ["information", "error: a mistake"]
 
 
-def test_a_log_without_handlers_stands_above_the_bars_too():
+def test_a_log_without_handlers_appears_above_the_bars_too():
     logger = logging.Logger("without parents, which could have handlers")
     with in_a_terminal(80) as terminal:
         progress = shown(Clock())
@@ -445,7 +445,7 @@ def test_a_log_that_goes_to_a_file_or_is_redirected_meanwhile_stays_there(logger
     assert (tmp_path / "log").read_text() == elsewhere.getvalue() == "not for the screen\n"
 
 
-def test_a_line_of_a_loader_process_stands_alone(logger):
+def test_a_line_from_a_loader_process_is_printed_on_its_own(logger):
     with in_a_terminal(80) as terminal:
         logger.addHandler(logging.StreamHandler())
         progress = shown(Clock())
@@ -532,7 +532,7 @@ def table(columns: int = 80) -> GrowingTable:
     return GrowingTable(minor_names=("lr", "time"), columns=columns)
 
 
-def test_a_header_stands_above_the_first_row_alone():
+def test_a_header_is_printed_above_the_first_row_only():
     assert add_rows(table(), ROW, {**ROW, "epoch": "10", "time": "59:59"}) == [
         "epoch  train_loss_epoch  eval_loss_epoch        lr   time",
         "-----  ----------------  ---------------  --------  -----",
@@ -648,7 +648,7 @@ def test_a_notebook_without_ipywidgets_gets_a_text_bar(monkeypatch, capsys):
     assert "epoch 1/1  50%|" in capsys.readouterr().err
 
 
-def test_a_terminal_session_of_ipython_is_no_notebook(monkeypatch):
+def test_a_terminal_session_of_ipython_is_not_a_notebook(monkeypatch):
     enter_notebook(monkeypatch)
     monkeypatch.setattr(NotebookShell, "config", {"TerminalIPythonApp": {}})
     assert isinstance(display_factory(print)(), LineDisplay)

@@ -182,7 +182,7 @@ def test_metrics_recorded_after_the_logger_are_in_the_row_of_their_epoch(capsys)
 @pytest.mark.parametrize(
     "event", ["on_training_run_start", "on_train_epoch_start", "on_training_run_epoch_end", "on_training_run_end"]
 )
-def test_a_subclass_may_take_over_any_event_without_losing_a_row(capsys, event):
+def test_a_subclass_may_override_any_event_without_losing_a_row(capsys, event):
     silent = type("Silent", (LogMetricsCallback,), {event: lambda self, trainer, **kwargs: None})
     make_trainer(silent).train(rows(8), num_epochs=3, eval_dataset=rows(4))
     lines = capsys.readouterr().out.splitlines()
@@ -213,7 +213,7 @@ def test_an_evaluation_inside_an_epoch_has_a_row_marked_with_its_update(capsys):
     assert titles == ["1 @2", "1", "2 @4", "2 @6", "2"]
 
 
-def test_the_learning_rate_may_be_a_tensor_or_a_metric_of_its_own(capsys):
+def test_the_learning_rate_may_be_a_tensor_or_a_metric(capsys):
     trainer = make_trainer(LogMetricsCallback)
     trainer.optimizer.param_groups[0]["lr"] = torch.tensor(0.025)
     trainer.train(rows(8), num_epochs=1)
@@ -301,7 +301,7 @@ def test_mixed_precision_is_announced(capsys):
     AcceleratorState._reset_state()  # else the next trainer of this process would inherit the precision
 
 
-def test_an_early_stop_is_said_and_forgotten_in_the_next_run(capsys):
+def test_an_early_stop_is_reported_and_forgotten_in_the_next_run(capsys):
     class StopInSecondEpoch(TrainerCallback):
         def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
             if trainer.run_history.current_epoch == 2:
@@ -391,7 +391,7 @@ def test_after_an_exception_no_bar_is_left(event):
 
 
 @pytest.mark.usefixtures("every_refresh")
-def test_a_run_that_goes_on_after_another_counts_its_epochs_on():
+def test_a_second_run_continues_the_epoch_numbers():
     trainer = make_trainer(ProgressBarCallback)
     with in_a_terminal(100) as terminal:
         trainer.train(rows(8), num_epochs=2)
@@ -401,7 +401,7 @@ def test_a_run_that_goes_on_after_another_counts_its_epochs_on():
 
 
 @pytest.mark.usefixtures("every_refresh")
-def test_a_resumed_run_goes_on_with_its_bar_and_its_table_where_they_were(tmp_path):
+def test_a_resumed_run_continues_its_bar_and_its_table(tmp_path):
     class SaveInSecondEpoch(TrainerCallback):
         def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
             if trainer.run_state.updates == 6:  # two of the four of the second epoch

@@ -48,7 +48,7 @@ def a_cosine(*lrs: float, **kwargs: Any) -> tuple[Any, CosineLrScheduler]:
     return optimizer, CosineLrScheduler(optimizer, **arguments)
 
 
-def test_a_state_with_the_same_settings_continues_the_curve_without_a_word() -> None:
+def test_a_state_with_the_same_settings_continues_the_curve_without_a_warning() -> None:
     whole = rates(*a_cosine(), 40)
     optimizer, scheduler = a_cosine()
     scheduler.load_state_dict(COSINE)
@@ -77,7 +77,7 @@ def test_settings_that_differ_are_named_and_stay_those_of_the_run() -> None:
     assert rates(optimizer, scheduler, 56) == pytest.approx(whole[24:], rel=1e-12)
 
 
-def test_a_state_without_a_counter_says_so_and_leaves_the_schedule_where_it_is() -> None:
+def test_a_state_without_a_counter_warns_and_leaves_the_schedule_unchanged() -> None:
     optimizer = an_optimizer(0.3)
     scheduler = WSDLrScheduler(optimizer, total_steps=40, decay_phase_ratio=0.25)
     rates(optimizer, scheduler, 3)
@@ -110,7 +110,7 @@ class Halving(StatefulSchedulerBase):
         self._num_updates = state_dict["num_updates"]
 
 
-def test_a_scheduler_with_methods_of_its_own_keeps_its_counter_where_0_1_has_it() -> None:
+def test_a_scheduler_with_its_own_methods_keeps_its_counter_where_0_1_has_it() -> None:
     whole = an_optimizer(0.8)
     expected = rates(whole, Halving(whole), 6)
     optimizer = an_optimizer(0.8)
@@ -133,7 +133,7 @@ class Inherited(StatefulSchedulerBase):
         return [value * self.half**num_updates for value in self.base_lr_values]
 
 
-def test_all_attributes_of_a_users_own_scheduler_are_taken_over_where_they_agree() -> None:
+def test_all_matching_attributes_of_a_custom_scheduler_are_loaded() -> None:
     state = {"param_group_field": "lr", "base_lr_values": [0.8], "_num_updates": 2, "half": 0.5}
     state["_initial_param_group_field"] = "initial_lr"
     optimizer = an_optimizer(0.1)
@@ -151,7 +151,7 @@ class Stateless(SchedulerBase):
         return 0.5
 
 
-def test_a_scheduler_without_a_counter_takes_over_base_values() -> None:
+def test_a_scheduler_without_a_counter_loads_base_values() -> None:
     scheduler = Stateless(an_optimizer(0.4))
     scheduler.load_state_dict({"base_lr_values": [0.2], "_num_updates": 3})
     assert scheduler.base_lr_values == [0.2]

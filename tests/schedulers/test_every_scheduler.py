@@ -191,6 +191,6 @@ def test_a_bad_argument_is_an_error_with_its_name_value_reason_and_remedy(create
         create()
 
 
-def test_several_bad_arguments_are_told_at_once() -> None:
+def test_several_bad_arguments_are_reported_at_once() -> None:
     with pytest.raises(ConfigurationError, match=r"num_update_steps_per_epoch=-1 .*num_warmup_epochs=-2 "):
         ConstantLrScheduler(an_optimizer(), -1, num_warmup_epochs=-2)

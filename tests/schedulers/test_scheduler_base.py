@@ -73,7 +73,7 @@ def test_step_update_sets_the_values_of_any_update_and_the_counter_follows() -> 
     assert rates(optimizer, scheduler, 2) == [0.2, 0.1]
 
 
-def test_a_scheduler_without_counter_is_told_the_number_of_updates() -> None:
+def test_a_scheduler_without_a_counter_gets_the_number_of_updates() -> None:
     optimizer = an_optimizer(0.1, 0.2)
     scheduler = Stateless(optimizer)
     assert [group["lr"] for group in optimizer.param_groups] == [0.5, 0.5]

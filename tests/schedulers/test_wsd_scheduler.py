@@ -71,7 +71,7 @@ def test_a_decay_takes_its_share_of_the_updates_since_the_checkpoint_before() ->
     ]
 
 
-def test_what_the_getters_return_belongs_to_the_caller() -> None:
+def test_return_values_of_getters_belong_to_the_caller() -> None:
     scheduler = WSDLrScheduler(an_optimizer(), total_steps=10)
     scheduler.get_checkpoint_steps().clear()
     scheduler.get_decay_info()[0]["period_end"] = 3
@@ -150,7 +150,7 @@ def test_edge_12_a_warmup_of_none_is_one_percent_of_the_run() -> None:
     assert WSDLrScheduler(an_optimizer(), total_steps=399, num_warmup_steps=None).num_warmup_updates == 3
 
 
-def test_edge_12_a_decay_ratio_of_zero_is_no_decay() -> None:
+def test_edge_12_a_decay_ratio_of_zero_means_no_decay() -> None:
     optimizer = an_optimizer(0.8)
     scheduler = WSDLrScheduler(optimizer, total_steps=8, decay_phase_ratio=0, num_checkpoints=2)
     assert rates(optimizer, scheduler, 10) == [0.8] * 10

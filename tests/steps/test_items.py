@@ -22,7 +22,7 @@ def test_weights_and_losses_are_those_of_whole_updates_on_any_number_of_ranks(ra
 
 
 @pytest.mark.parametrize("count", [-1, "3", True, float("nan"), torch.ones(2)])
-def test_a_count_that_is_no_number_of_items_is_refused(count: Any) -> None:
+def test_an_invalid_number_of_items_is_rejected(count: Any) -> None:
     class CountsWrongly(TokenTrainer):
         def count_batch_items(self, batch: Any) -> Any:
             return count
@@ -41,7 +41,7 @@ def test_an_evaluation_of_which_only_some_batches_can_be_counted_is_refused() ->
 
 
 @pytest.mark.parametrize("policy", [None, "skip"])
-def test_a_batch_without_items_is_no_loss_that_is_not_finite(policy: Any) -> None:
+def test_a_batch_without_items_does_not_count_as_a_non_finite_loss(policy: Any) -> None:
     data = token_data(8)
     assert not data[2][3].any()
 

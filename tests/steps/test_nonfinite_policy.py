@@ -254,7 +254,7 @@ def test_looking_costs_one_read_per_update():
     assert above == len(BETWEEN_READINGS)
 
 
-def test_sparse_gradients_are_looked_at_too():
+def test_sparse_gradients_are_checked_too():
     class Embeds(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -302,7 +302,7 @@ def test_a_run_that_went_back_is_the_one_that_never_saw_the_update(place: str, a
 
 
 @pytest.mark.parametrize("background", [False, True])
-def test_the_run_goes_on_with_the_very_sample_after_the_state(background: bool):
+def test_the_run_resumes_with_the_sample_right_after_the_state(background: bool):
     whole = make()
     train(whole, None)
     saving = SaveTrainingStateCallback("states", save_every_n_steps=5, save_at_end=False, background=background)
@@ -368,7 +368,7 @@ def test_a_damaged_state_is_passed_by(saving: Any, folder: Path):
     assert_is(trainer, train_without([7], accumulation=1, dropout=0.3))
 
 
-def test_what_was_asked_for_within_the_update_is_forgotten(saving: Any, folder: Path):
+def test_requests_made_within_the_update_are_forgotten(saving: Any, folder: Path):
     class Asks(TrainerCallback):
         def on_train_step_end(self, trainer: Any, **kwargs: Any) -> None:
             if trainer.is_faulty:
@@ -423,7 +423,7 @@ def test_two_ranks_skip_and_go_back_together(tmp_path: Path):
         ({"nonfinite_policy": "rollback"}, ConfigurationError, "there is nothing to go back to"),
     ],
 )
-def test_what_cannot_work_is_refused(arguments: Any, error: Any, words: str):
+def test_unworkable_arguments_are_rejected(arguments: Any, error: Any, words: str):
     trainer = Trainer(model := tiny_model(), nn.MSELoss(), sgd(model), callbacks=[SaveTrainingStateCallback()])
     with pytest.raises(error, match=words):
         trainer.train(regression_data(4), 1, **arguments)

@@ -294,7 +294,7 @@ def test_batches_and_outputs_may_be_nested():
 # What users see
 
 
-def test_memory_that_shrinks_twice_is_told_of_twice():
+def test_memory_that_shrinks_twice_is_reported_twice():
     memory = Memory(4)
     with pytest.warns(UserWarning, match=DOES_NOT_FIT) as caught:
         history = train(make(memory, Shrinks(memory, at=2, rows=1)))
@@ -426,7 +426,7 @@ def test_the_size_of_batches_that_can_be_split(batch: Any):
     assert rows_of(batch) == 4
 
 
-def test_what_cannot_work_is_refused():
+def test_unworkable_arguments_are_rejected():
     class Own(Trainer):
         def _perform_forward_and_backward_passes(self, batch: Any, step: int) -> None:
             super()._perform_forward_and_backward_passes(batch, step)

@@ -149,7 +149,7 @@ def test_anything_else_is_kept_as_it_is(history, value):
 
 
 @pytest.mark.parametrize("wrapped", [lambda value: value, lambda value: {"curve": [(value,)]}], ids=["alone", "nested"])
-def test_what_happens_to_a_tensor_or_array_later_does_not_change_the_history(history, wrapped):
+def test_later_changes_of_a_tensor_or_array_do_not_change_the_history(history, wrapped):
     def unwrapped(value):
         return value["curve"][0][0] if isinstance(value, dict) else value
 
@@ -168,7 +168,7 @@ def test_what_happens_to_a_tensor_or_array_later_does_not_change_the_history(his
     assert [unwrapped(value).tolist() for value in history.get_metric_values("counts")] == [[1], [2]]
 
 
-def test_tables_plots_and_descriptions_leave_out_what_is_no_number(history):
+def test_tables_plots_and_descriptions_omit_values_that_are_not_numbers(history):
     pytest.importorskip("pandas")
     pytest.importorskip("matplotlib")
     record_two_epochs(history)
@@ -232,7 +232,7 @@ def test_deleting_a_metric_keeps_the_others_and_the_readers_where_they_are(histo
         history.delete_metric("train_loss_epoch")
 
 
-def test_a_saved_history_goes_on_where_it_was(history):
+def test_a_saved_history_continues_where_it_stopped(history):
     record_two_epochs(history)
     history.read_new_records("printer")
     history.update_metric("late", math.nan)
@@ -261,7 +261,7 @@ def test_a_state_is_not_changed_by_what_is_recorded_later(history):
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda history: pickle.loads(pickle.dumps(history))])
-def test_a_copy_has_a_life_of_its_own(history, copied):
+def test_a_copy_is_independent(history, copied):
     record_two_epochs(history)
     other = copied(history)
     history.reset()

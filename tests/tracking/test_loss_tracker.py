@@ -114,7 +114,7 @@ def test_looking_changes_nothing_to_the_bit():
 
 
 @pytest.mark.parametrize("read_before_saving", [True, False])
-def test_going_on_from_a_saved_state_changes_nothing_to_the_bit(read_before_saving: bool):
+def test_resuming_from_a_saved_state_gives_the_same_bits(read_before_saving: bool):
     batches = random_batches(50)
     whole, first = tracked(batches[:30]), tracked(batches[:30])
     if read_before_saving:

@@ -99,7 +99,7 @@ def test_a_clock_that_watches_nothing_has_waited_for_nothing(clock: Clock) -> No
     assert EpochTiming(1, 0.0, 0.0).data_wait_share == 0
 
 
-def test_the_bar_shows_the_share_where_it_matters(clock: Clock) -> None:
+def test_the_bar_shows_the_share_of_waiting_if_it_matters(clock: Clock) -> None:
     seen: list[dict[str, str]] = []
 
     class Look(TrainerCallback):

@@ -234,7 +234,7 @@ def test_a_precision_with_an_unknown_name_is_refused():
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="the device is not the CPU")
 @pytest.mark.parametrize("source", ["argument", "configuration", "accelerator"])
-def test_fp16_is_refused_on_the_cpu_where_it_would_do_nothing(source: str, monkeypatch: pytest.MonkeyPatch):
+def test_fp16_is_rejected_on_the_cpu_where_it_would_have_no_effect(source: str, monkeypatch: pytest.MonkeyPatch):
     arguments: dict[str, Any] = {}
     if source == "argument":
         arguments = {"mixed_precision": "fp16"}
@@ -304,7 +304,7 @@ def test_a_misspelt_hook_is_warned_about_on_the_users_line_with_the_nearest_name
     assert caught[0].filename == __file__
 
 
-def test_methods_of_ones_own_are_not_taken_for_misspelt_hooks():
+def test_custom_methods_are_not_mistaken_for_misspelt_hooks():
     class Mixin:
         def train_epoch_ended(self) -> None: ...
 
@@ -428,7 +428,7 @@ def test_an_epoch_without_batches_is_refused_before_the_scheduler_divides_by_its
     ],
 )
 @pytest.mark.parametrize("role", ["train", "eval"])
-def test_what_is_no_dataset_is_refused(role: str, dataset: Any, error: Any, words: list[str]):
+def test_an_object_that_is_not_a_dataset_is_rejected(role: str, dataset: Any, error: Any, words: list[str]):
     if role == "eval" and dataset is None:
         return  # no evaluation
     trainer = make()
@@ -647,7 +647,7 @@ def test_a_model_without_trainable_parameters_is_an_error():
         (ReduceLROnPlateau, ConfigurationError, ["'eval_loss_epoch'", "no evaluation set", "`eval_dataset`"]),
     ],
 )
-def test_what_makes_no_scheduler_is_refused(factory: Any, error: Any, words: list[str]):
+def test_a_factory_that_creates_no_scheduler_is_rejected(factory: Any, error: Any, words: list[str]):
     trainer = make()
     refused(lambda: trainer.train(DATA, 1, create_scheduler_fn=factory), error, *words, trainer=trainer)
 
@@ -663,7 +663,7 @@ def test_what_makes_no_scheduler_is_refused(factory: Any, error: Any, words: lis
         functools.partial(lambda step_size, optimizer: StepLR(optimizer, step_size), 1),
     ],
 )
-def test_what_makes_a_scheduler_from_the_optimizer_alone_is_welcome(factory: Any):
+def test_functions_of_the_optimizer_alone_are_accepted_as_scheduler_factories(factory: Any):
     trainer = make()
     trainer.train(DATA, 1, create_scheduler_fn=factory)
     assert trainer.scheduler is not None
@@ -747,7 +747,7 @@ def test_a_run_within_a_run_is_refused(method: str, call: Any, words: list[str])
         lambda trainer: trainer.preflight(DATA, 1),
     ],
 )
-def test_a_subclass_that_forgot_the_constructor_is_told_so(call: Any):
+def test_a_subclass_that_does_not_call_the_constructor_gets_an_error_that_says_so(call: Any):
     class Forgetful(Trainer):
         def __init__(self, model: nn.Module) -> None:
             self.model = model

@@ -68,7 +68,7 @@ class Triple(NamedTuple):
 
 
 @pytest.mark.parametrize("batch", [(ROWS, LABELS, LABELS), [ROWS, LABELS, "a", None], Triple(ROWS, LABELS, ["a"])])
-def test_what_comes_behind_inputs_and_targets_is_left_to_the_user(batch: Any):
+def test_items_after_inputs_and_targets_are_left_to_the_user(batch: Any):
     model = nn.Linear(3, 2)
     output = loss_of(model, F.cross_entropy, batch)
     assert torch.equal(output["loss"], F.cross_entropy(model(ROWS), LABELS))

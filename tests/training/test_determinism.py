@@ -56,7 +56,7 @@ def test_without_a_seed_the_state_of_torchs_generator_decides() -> None:
     assert digest(train_randomly(None)) != first
 
 
-def test_a_second_run_of_one_trainer_has_an_order_of_its_own() -> None:
+def test_a_second_run_of_one_trainer_has_its_own_order() -> None:
     class Orders(TrainerCallback):
         def __init__(self) -> None:
             self.seen: list[Any] = []

@@ -95,7 +95,7 @@ class BadStep(torch.optim.SGD):
         raise ZeroDivisionError("in the step")
 
 
-def test_the_backward_pass_and_the_step_of_the_optimizer_are_told_apart() -> None:
+def test_the_backward_pass_and_the_step_of_the_optimizer_are_distinguished() -> None:
     def loss_func(outputs: torch.Tensor, targets: torch.Tensor) -> Any:
         return FailsInBackward.apply(F.mse_loss(outputs, targets))  # type: ignore[no-untyped-call]
 
@@ -187,7 +187,7 @@ CAUSES: dict[str, tuple[Any, Any, Any, str]] = {
 
 
 @pytest.mark.parametrize("name", CAUSES)
-def test_usual_mistakes_are_told_as_what_they_are(name: str) -> None:
+def test_common_mistakes_are_explained(name: str) -> None:
     make, loss_func, data, cause = CAUSES[name]
     note = note_of(lambda: trainer_of(make(), loss_func).train(data, 1, None, 4))
     assert cause in note.splitlines()[-1], note

@@ -59,7 +59,7 @@ def test_the_text_is_what_a_run_does(what: str, base: type[Trainer]):
     assert recorder.calls == expand(text, counts=COUNTS)
 
 
-def test_the_callbacks_beside_an_event_are_those_that_act_there():
+def test_the_callbacks_beside_an_event_are_those_that_handle_it():
     acted: list[str] = []
     beginnings = ("on_init_end", "on_train_epoch_start", "on_eval_epoch_start")
     others = ("on_train_step_end", "on_optimizer_step_end", "on_prediction_step_end")

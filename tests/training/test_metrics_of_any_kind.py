@@ -104,7 +104,7 @@ def test_an_evaluation_returns_everything() -> None:
 
 @pytest.mark.parametrize("kind", [SaveBestModelCallback, EarlyStoppingCallback])
 @pytest.mark.parametrize(("name", "type_name"), [("report", "dict"), ("matrix", "Tensor")])
-def test_a_watched_metric_that_is_no_number_is_an_error_that_names_it(
+def test_a_watched_metric_that_is_not_a_number_is_an_error_that_names_it(
     kind: Any, name: str, type_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -150,7 +150,7 @@ def test_training_states_hold_what_can_be_stored(tmp_path: Path) -> None:
     assert first["labels"] == ["cat", "dog"]
 
 
-def test_what_cannot_be_stored_is_named_once_and_the_run_goes_on(tmp_path: Path) -> None:
+def test_values_that_cannot_be_stored_are_named_once_and_the_run_continues(tmp_path: Path) -> None:
     reader = CSVLoggerCallback(tmp_path / "log.csv")
     trainer = a_trainer(
         Report(opaque=Opaque(1), wide={"x": list(range(1_000_000))}),

@@ -48,7 +48,7 @@ def test_a_run_resumed_on_two_ranks_equals_the_uninterrupted_run(tmp_path: Path)
 
 @pytest.mark.processes
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1)])
-def test_a_run_that_goes_on_with_another_number_of_ranks_reports_whole_epochs(
+def test_a_run_resumed_with_another_number_of_ranks_reports_whole_epochs(
     before: int, after: int, tmp_path: Path
 ) -> None:
     script = RANKS / "other_world_size.py"
@@ -81,7 +81,7 @@ def test_a_folder_without_states_means_a_fresh_start_and_says_so(
     assert f"No training state in {tmp_path / 'nothing'}: starting afresh" in capsys.readouterr().out
 
 
-def test_a_resumed_run_says_where_it_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_resumed_run_says_where_it_resumes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(tmp_path, SaveAndStop(tmp_path / "state", updates=6))
     run(tmp_path, resume_from=tmp_path / "state")
     place = "epoch 2, after update 6, with 12 samples of this epoch used"

@@ -74,7 +74,7 @@ def listed(parts: list[Any]) -> list[Any]:
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("copied", [lambda parts: parts, listed], ids=["subsets", "lists"])
-def test_a_split_drawn_anew_for_a_resumed_run_is_warned_of(copied: Any, workers: int, tmp_path: Path) -> None:
+def test_a_new_split_in_a_resumed_run_brings_a_warning(copied: Any, workers: int, tmp_path: Path) -> None:
     run_on(tmp_path, *copied(split(1)), workers=workers)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -88,7 +88,7 @@ def test_a_split_drawn_anew_for_a_resumed_run_is_warned_of(copied: Any, workers:
 
 
 @pytest.mark.parametrize("copied", [lambda parts: parts, listed], ids=["subsets", "lists"])
-def test_the_same_split_resumes_without_a_word(copied: Any, tmp_path: Path) -> None:
+def test_the_same_split_resumes_without_a_warning(copied: Any, tmp_path: Path) -> None:
     # Every warning is an error here.
     run_on(tmp_path, *copied(split(1)))
     run_on(tmp_path, *copied(split(1)), resumes=True)
@@ -100,7 +100,7 @@ def test_rows_more_or_fewer_are_warned_of_and_a_set_that_is_new_is_not(tmp_path:
         run_on(tmp_path, Subset(DATA, range(39)), Subset(DATA, range(9)), resumes=True)
 
 
-def test_what_the_loader_was_limited_to_or_how_it_was_batched_does_not_count(tmp_path: Path) -> None:
+def test_limits_and_batch_sizes_of_the_loader_do_not_count(tmp_path: Path) -> None:
     run_on(tmp_path, DATA)
     trainer = Order(seed=1)
     trainer.train(DataLoader(DATA, 8, shuffle=True), 1, resume_from=tmp_path)
@@ -140,7 +140,7 @@ def test_rows_are_fetched_for_comparison_only_where_states_are_saved(tmp_path: P
     assert saved.asked == 8 + 3
 
 
-def test_states_from_before_there_were_fingerprints_resume_without_a_word(tmp_path: Path) -> None:
+def test_states_from_before_there_were_fingerprints_resume_without_a_warning(tmp_path: Path) -> None:
     folder = next(path for path in GOLDEN.iterdir() if path.is_dir())
     assert "data" not in read_manifest(folder).facts
     train(create_trainer(), resume_from=folder)
@@ -151,7 +151,7 @@ def test_states_from_before_there_were_fingerprints_resume_without_a_word(tmp_pa
     [3, {}, {"seed": "x", "rows": 1, "indices": None, "contents": None}, {"seed": 1, "rows": [], "indices": 1}],
     ids=str,
 )
-def test_what_no_run_writes_is_refused(entry: Any) -> None:
+def test_values_that_no_run_writes_are_rejected(entry: Any) -> None:
     with pytest.raises(InvalidCheckpointError, match="no run has written its facts about the data"):
         saved_data({"data": {"train": entry}}, source="a state")
     with pytest.raises(InvalidCheckpointError):

@@ -85,7 +85,7 @@ def test_a_run_with_a_limit_of_updates_resumed_anywhere_equals_the_uninterrupted
 
 
 @pytest.mark.parametrize("source", ["dataset", "two workers"])
-def test_a_run_whose_epochs_are_cut_short_equals_the_uninterrupted_run(source: str, tmp_path: Path) -> None:
+def test_a_run_with_shortened_epochs_equals_the_uninterrupted_run(source: str, tmp_path: Path) -> None:
     saver, limit = SaveEverywhere(tmp_path), LimitBatchesCallback(2)
     whole = outcome(run(SOURCES[source](), limit, saver, num_epochs=2))
     for name in saver.saved:
@@ -94,7 +94,7 @@ def test_a_run_whose_epochs_are_cut_short_equals_the_uninterrupted_run(source: s
 
 
 @pytest.mark.processes
-def test_runs_on_two_ranks_equal_the_uninterrupted_ones_and_go_on_alone_where_they_can(tmp_path: Path) -> None:
+def test_runs_on_two_ranks_equal_the_uninterrupted_ones_and_resume_alone_where_they_can(tmp_path: Path) -> None:
     run_on_ranks(RANKS / "streams_resuming.py", 2, tmp_path)
     with pytest.raises(ConfigurationError, match="saved by 2 processes, not 1, within an epoch. This distributes the"):
         run(Walk(13), resume_from=tmp_path / "sharded" / "update_2")
@@ -121,7 +121,7 @@ def test_nothing_is_read_again(source: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("steps", [1, 3])
-def test_what_is_saved_is_where_the_update_ended_though_a_feed_reads_ahead(steps: int) -> None:
+def test_the_saved_position_is_the_end_of_the_update_although_a_feed_reads_ahead(steps: int) -> None:
     def ahead(batches: Iterator[Any]) -> Iterator[Any]:
         waiting = list(itertools.islice(batches, 1))
         for batch in batches:
@@ -194,7 +194,7 @@ def test_with_one_worker_in_place_of_none_the_stream_is_read_again(state: Path) 
     assert walk.read.value == 9
 
 
-def test_a_state_in_workers_that_nobody_asks_is_said_to_be_lost(tmp_path: Path) -> None:
+def test_a_state_in_workers_that_is_never_read_is_reported_as_lost(tmp_path: Path) -> None:
     loader = DataLoader(Walk(), 2, num_workers=1)
     with pytest.warns(UserWarning, match="The Walk has a state, but 1 worker processes.*StatefulDataLoader"):
         run(loader, SaveAndStop(tmp_path / "state", 2))

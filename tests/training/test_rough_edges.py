@@ -60,7 +60,7 @@ def test_a_second_run_that_keeps_the_history_runs_all_its_epochs():
     assert [record.epoch for record in trainer.run_history.records] == [1, 2, 3, 4]
 
 
-def test_a_second_run_that_keeps_the_history_goes_on_in_the_order_of_the_data():
+def test_a_second_run_that_keeps_the_history_continues_the_order_of_the_data():
     class Batches(TrainerCallback):
         def __init__(self) -> None:
             self.seen: list[torch.Tensor] = []
@@ -102,7 +102,7 @@ def order_of_data(**kwargs: Any) -> list[float]:
     return rows
 
 
-def test_the_users_seed_decides_about_the_order_and_nobody_reseeds_his_generators():
+def test_the_users_seed_determines_the_order_and_their_generators_are_not_reseeded():
     orders = []
     for seed in (1, 2, 1):
         set_seed(seed)

@@ -28,7 +28,7 @@ def test_a_duration_is_a_number_of_seconds_or_hours_minutes_and_seconds(duration
 
 
 @pytest.mark.parametrize("duration", ["1:00", "00:60:00", "00:00:60", "1h", "-1:00:00", "", None, True, [1], "1.5"])
-def test_anything_else_is_no_duration(duration: Any):
+def test_anything_else_is_not_a_duration(duration: Any):
     with pytest.raises(ConfigurationError, match="HH:MM:SS"):
         parse_duration(duration)
 

@@ -78,7 +78,7 @@ def test_a_signal_ends_training_after_the_update_and_the_process_with_its_status
         ("at the end of an epoch", 8, "after update 8"),
     ],
 )
-def test_a_run_that_was_ended_anywhere_goes_on_to_the_same_end(
+def test_a_run_that_was_ended_anywhere_resumes_to_the_same_end(
     outcomes: Outcomes, case: str, updates: int, position: str
 ):
     interrupted, resumed = outcomes[case]
@@ -98,7 +98,7 @@ def test_a_signal_after_the_last_update_lets_the_run_end_and_then_the_process(ou
 
 
 @pytest.mark.processes
-def test_a_user_callback_is_not_cut_short(outcomes: Outcomes):
+def test_a_user_callback_is_not_interrupted(outcomes: Outcomes):
     (slow,) = outcomes["in a user callback"]
     assert slow.status == 143
     assert slow.lines[:2] == ["done", "stopped after update 2: SIGTERM came."]
@@ -108,7 +108,7 @@ def test_a_user_callback_is_not_cut_short(outcomes: Outcomes):
 
 
 @pytest.mark.processes
-def test_the_saving_callback_can_be_told_what_to_do_at_a_signal(outcomes: Outcomes):
+def test_the_saving_callback_can_be_configured_for_signals(outcomes: Outcomes):
     (without,) = outcomes["without saving"]
     (only_at_signal,) = outcomes["without saving at the end"]
     assert without.status == only_at_signal.status == 143
@@ -131,7 +131,7 @@ def test_a_second_signal_ends_the_process_at_once_and_leaves_the_state_before_va
 
 
 @pytest.mark.processes
-def test_what_a_launcher_sends_again_or_a_scheduler_after_its_warning_cuts_no_save_short(outcomes: Outcomes):
+def test_repeated_signals_of_launchers_and_schedulers_do_not_interrupt_a_save(outcomes: Outcomes):
     echo, resumed = outcomes["an echo"]
     assert echo.status == 143
     assert "still here" in echo.lines
@@ -181,7 +181,7 @@ def test_a_signal_ends_predict_before_the_next_batch_and_leaves_nothing_half_wri
 
 
 @pytest.mark.processes
-def test_handlers_are_put_back_however_a_run_ends(outcomes: Outcomes):
+def test_handlers_are_restored_however_a_run_ends(outcomes: Outcomes):
     (outcome,) = outcomes["handlers"]
     assert outcome.lines[0] == "during the run: [False, False, False]"
     endings = ["on_training_run_end", "on_training_run_end", "RuntimeError", "SignalExit", "KeyboardInterrupt"]
@@ -217,7 +217,7 @@ def test_a_process_that_user_code_has_forked_can_be_terminated(outcomes: Outcome
 
 @pytest.mark.processes
 @pytest.mark.parametrize("case", ["in a hook", "", "in an evaluation"])
-def test_when_one_rank_gets_a_signal_all_stop_after_the_same_update_and_go_on_to_the_same_end(
+def test_when_one_rank_gets_a_signal_all_stop_after_the_same_update_and_resume_to_the_same_end(
     outcomes: Outcomes, case: str
 ):
     *interrupted, first, second = outcomes[f"one rank of two {case}".strip()]
@@ -245,7 +245,7 @@ def test_when_one_rank_gets_a_signal_all_leave_a_pass_before_the_same_round(
 
 
 @pytest.mark.processes
-def test_a_time_limit_ends_all_ranks_after_the_same_update_and_they_go_on_to_the_same_end(outcomes: Outcomes):
+def test_a_time_limit_ends_all_ranks_after_the_same_update_and_they_resume_to_the_same_end(outcomes: Outcomes):
     *stopped, first, second = outcomes["out of time"]
     for outcome in stopped:
         assert outcome.status == 0
@@ -254,7 +254,7 @@ def test_a_time_limit_ends_all_ranks_after_the_same_update_and_they_go_on_to_the
 
 
 @pytest.mark.processes
-def test_a_launcher_that_is_told_to_end_lets_all_ranks_save(tmp_path: Path):
+def test_a_launcher_that_is_asked_to_end_lets_all_ranks_save(tmp_path: Path):
     launcher = start_on_ranks(ENDLESS, 2, tmp_path, log=tmp_path / "log")
     try:
         deadline = time.monotonic() + TIME_LIMIT_SECONDS
@@ -299,7 +299,7 @@ def test_a_callback_that_fails_in_on_exception_does_not_hide_what_went_wrong_bef
     assert trainer.run_state.epochs == 1
 
 
-def test_what_a_signal_raises_tells_the_signal_and_is_no_error_that_a_script_would_swallow(tmp_path: Path):
+def test_the_exception_of_a_signal_names_the_signal_and_is_not_one_that_a_script_would_swallow(tmp_path: Path):
     error = SignalExit(signal.SIGTERM, tmp_path)
     assert not isinstance(error, Exception)
     assert (error.code, error.signal_number, error.saved_to) == (143, 15, tmp_path)
