@@ -138,28 +138,9 @@ utils.worker_init_fn(worker_id)
 # Of what was added later, only this may be given by position.
 ADDED_BY_POSITION = {"custom_events"}
 
-ATTRIBUTES = [
-    "model",
-    "loss_func",
-    "optimizer",
-    "scheduler",
-    "create_scheduler_fn",
-    "collate_fn",
-    "train_dataset",
-    "eval_dataset",
-    "run_config",
-    "run_history",
-    "callback_handler",
-    "_accelerator",
-    "_train_dataloader",
-    "_eval_dataloader",
-    "_loss_tracker",
-    "_train_dl_kwargs",
-    "_eval_dl_kwargs",
-    "_pad_uneven_eval_batches",
-    "run_state",
-    "device",
-]
+ATTRIBUTES = """model loss_func optimizer scheduler create_scheduler_fn collate_fn train_dataset eval_dataset run_config
+run_history callback_handler _accelerator _train_dataloader _eval_dataloader _loss_tracker _train_dl_kwargs
+_eval_dl_kwargs _pad_uneven_eval_batches run_state device""".split()
 MEMBERS = {
     "callbacks.CallbackHandler": "add_callback add_callbacks clear_callbacks callback_list call_event __iter__",
     "callbacks.TrainerCallback": "state_dict load_state_dict on_init_end on_training_run_start on_train_epoch_start "

@@ -170,8 +170,8 @@ MUTANTS = [
     Mutant(
         "the epoch begins again",
         "training/loop.py",
-        "loader.updates(start=state.samples_in_epoch,",
-        "loader.updates(start=0,",
+        "start=state.samples_in_epoch, batches_done=",
+        "start=0, batches_done=",
         RESUME,
     ),
     Mutant(
