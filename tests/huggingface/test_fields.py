@@ -175,6 +175,9 @@ def test_a_subclass_changes_a_default_but_no_rule() -> None:
         learning_rate: float = 0.1
         seed: int | None = None  # type: ignore[assignment]  # users do that
         flag: bool = False
+        weight_decay: "float" = dataclasses.field(
+            default=0.5, metadata=dict(TrainingArguments.__dataclass_fields__["weight_decay"].metadata)
+        )
 
     assert (MyArguments().learning_rate, MyArguments().seed) == (0.1, None)
     for arguments, message in (
@@ -182,6 +185,7 @@ def test_a_subclass_changes_a_default_but_no_rule() -> None:
         ({"learning_rate": "1"}, "`learning_rate` is '1': give a number"),
         ({"seed": -1}, "`seed` is -1: give"),
         ({"flag": "false"}, "`flag` is 'false': give True or False"),
+        ({"weight_decay": -1}, "`weight_decay` is -1: give"),
     ):
         with pytest.raises((ArgumentTypeError, ConfigurationError), match=message):
             MyArguments(**arguments)  # type: ignore[arg-type]  # on purpose

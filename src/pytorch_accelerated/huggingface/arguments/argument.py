@@ -93,7 +93,7 @@ def _arguments_of(bases: tuple[type, ...]) -> dict[str, Argument]:
         fields = vars(base).get("__dataclass_fields__", {})
         for name, annotation in inspect.get_annotations(base).items():  # HfArgumentParser changes the fields' own types
             help = fields[name].metadata.get("help") if name in fields else None
-            if isinstance(help, Help):
+            if isinstance(help, Help) and name not in found:
                 types = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
                 own = help.argument
                 kind = None if own.why_unsupported else own.kind or kind_by_annotation(types)
