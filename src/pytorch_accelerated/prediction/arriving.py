@@ -43,8 +43,9 @@ class ArrivingRows:
 
     def _start_copies(self) -> None:
         batches, self._on_device = self._on_device, []
-        leaves = [leaf for rows in batches for leaf in rows.values() if isinstance(leaf, torch.Tensor)]
-        devices = {leaf.device for leaf in leaves if leaf.is_cuda}
+        devices = {
+            leaf.device for rows in batches for leaf in rows.values() if isinstance(leaf, torch.Tensor) and leaf.is_cuda
+        }
         # Rows in host memory must be copied too if they have to wait for others: their owner may reuse the memory.
         must_copy = self._keeps_rows or bool(devices)
         copies = [{path: _on_host(leaf, must_copy) for path, leaf in rows.items()} for rows in batches]
@@ -55,6 +56,7 @@ class ArrivingRows:
             self._hand_on()
 
     def _hand_on(self) -> None:
+        """Wait for the copies on their way, if there are any, and hand them on."""
         for arrival in self._arrivals:
             arrival.synchronize()
         is_pinned = bool(self._arrivals)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
+from pytorch_accelerated.compat.torch import copy_all
 from pytorch_accelerated.prediction.pieces import Piece
 from pytorch_accelerated.processes.gathering import octets_of
 from pytorch_accelerated.processes.ranks import Ranks
@@ -31,13 +32,13 @@ def exchange_blocks(
     longest = max(map(len, kinds))
     first = 0
     while first < longest:
-        last, sizes = first, dict[Place, int]()
-        while last < longest and sum(sizes.values()) < EXCHANGE_BYTES:
-            sizes |= {
-                (rank, last): theirs[last][0].itemsize * math.prod(theirs[last][1])
-                for rank, theirs in enumerate(kinds)
-                if last < len(theirs)
-            }
+        last, sizes, size_bytes = first, dict[Place, int](), 0
+        while last < longest and size_bytes < EXCHANGE_BYTES:
+            for rank, theirs in enumerate(kinds):
+                if last < len(theirs):
+                    dtype, shape = theirs[last]
+                    sizes[rank, last] = dtype.itemsize * math.prod(shape)
+                    size_bytes += sizes[rank, last]
             last += 1
         blocks = [own.popleft() for _ in range(min(last - first, len(own)))]
         if ranks.count == 1:
@@ -52,26 +53,29 @@ def exchange_blocks(
         first = last
 
 
+@torch.no_grad()
 def put_in_order(
     result: torch.Tensor,
-    pieces: Iterable[Piece],
+    pieces: Sequence[Piece],
     groups: Iterable[dict[Place, torch.Tensor]],
     padding: torch.Tensor | None = None,
 ) -> None:
     """Copy the `pieces` of blocks into `result`, one after the other. `padding` fills up shorter rows."""
-    targets: dict[Place, list[tuple[int, Piece]]] = collections.defaultdict(list)
-    position = 0
-    for piece in pieces:
-        targets[piece.rank, piece.block].append((position, piece))
-        position += piece.rows
+    places: dict[Place, list[tuple[torch.Tensor, Piece]]] = collections.defaultdict(list)
+    for rows, piece in zip(torch.split(result, [piece.rows for piece in pieces]), pieces, strict=True):
+        places[piece.rank, piece.block].append((rows, piece))
     for group in groups:
+        targets, sources = [], []
         for place, block in group.items():
-            for position, piece in targets[place]:
-                rows = result[position : position + piece.rows]
-                if padding is not None and rows.shape[1:] != block.shape[1:]:
+            for rows, piece in places[place]:
+                source = block if piece.rows == block.shape[0] else block.narrow(0, piece.first, piece.rows)
+                if rows.shape != source.shape and padding is not None:
                     rows.copy_(padding)
-                inner = (slice(None), *map(slice, block.shape[1:]))
-                rows[inner] = block[piece.first : piece.first + piece.rows]
+                    inner = (slice(None), *map(slice, source.shape[1:]))
+                    rows = rows[inner]
+                targets.append(rows)
+                sources.append(source)
+        copy_all(targets, sources)
 
 
 def _restored(octets: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:

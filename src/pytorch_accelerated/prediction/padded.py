@@ -7,6 +7,7 @@ no more memory than a short one.
 from __future__ import annotations
 
 import collections
+import functools
 import itertools
 import math
 import tempfile
@@ -114,7 +115,7 @@ class PaddedRows:
             batches = {place: batch for group in groups for place, batch in group.items()}
             return [batches[place].numpy() for place in order]
         shapes = [kinds[rank][index][1] for rank, index in order]
-        dtype = np.result_type(*(_numpy_dtype(kinds[rank][index][0]) for rank, index in order))
+        dtype = np.result_type(*{_numpy_dtype(dtype) for theirs in kinds for dtype, _ in theirs})
         result = self._store.empty(_joint_shape(path, shapes), dtype)
         target = torch.from_numpy(result)
         pieces = [Piece(rank, index, 0, shape[0]) for (rank, index), shape in zip(order, shapes, strict=True)]
@@ -183,6 +184,7 @@ def _kind_of(rows: Any) -> Kind | None:
     return (rows.dtype, tuple(rows.shape)) if isinstance(rows, torch.Tensor) else None
 
 
+@functools.cache
 def _numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
     found: np.dtype[Any] = torch.empty(0, dtype=dtype).numpy().dtype
     return found
