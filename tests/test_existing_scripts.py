@@ -140,7 +140,7 @@ ADDED_BY_POSITION = {"custom_events"}
 
 ATTRIBUTES = """model loss_func optimizer scheduler create_scheduler_fn collate_fn train_dataset eval_dataset run_config
 run_history callback_handler _accelerator _train_dataloader _eval_dataloader _loss_tracker _train_dl_kwargs
-_eval_dl_kwargs _pad_uneven_eval_batches run_state device""".split()
+_eval_dl_kwargs _pad_uneven_eval_batches run_state device"""
 MEMBERS = {
     "callbacks.CallbackHandler": "add_callback add_callbacks clear_callbacks callback_list call_event __iter__",
     "callbacks.TrainerCallback": "state_dict load_state_dict on_init_end on_training_run_start on_train_epoch_start "
@@ -221,13 +221,13 @@ def test_the_default_callbacks_are_the_promised_ones():
 def test_every_attribute_that_scripts_read_exists_from_the_beginning_and_in_a_run():
     class Reads(TrainerCallback):
         def on_train_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
-            assert [name for name in ATTRIBUTES if not hasattr(trainer, name)] == []
+            assert [name for name in ATTRIBUTES.split() if not hasattr(trainer, name)] == []
             assert trainer._train_dataloader is not None
             assert trainer._eval_dataloader is not None
             assert isinstance(trainer.run_config, TrainerRunConfig)
 
     trainer = make(callbacks=[Reads()])
-    assert [name for name in ATTRIBUTES if not hasattr(trainer, name)] == []
+    assert [name for name in ATTRIBUTES.split() if not hasattr(trainer, name)] == []
     assert trainer._pad_uneven_eval_batches is False
     trainer.train(DATASET, 1, DATASET)
     assert trainer.train_dataset is trainer.eval_dataset is DATASET
