@@ -20,7 +20,9 @@ def parts_of(data: Any) -> Sequence[Any] | None:
     """The items of a container, or the values of a mapping, in order. None for a leaf."""
     if isinstance(data, (tuple, list)):
         return data
-    return list(data.values()) if isinstance(data, Mapping) else None
+    if isinstance(data, torch.Tensor):
+        return None  # most leaves: looking for an abstract class takes longer than all the rest
+    return list(data.values()) if isinstance(data, (dict, Mapping)) else None
 
 
 def plain_parts_of(data: Any) -> Sequence[Any] | None:
@@ -45,7 +47,7 @@ def tensors_in(data: Any) -> list[torch.Tensor]:
 
 def rebuilt(container: Any, parts: Iterable[Any], *, keep_mappings: bool = False) -> Any:
     """A container like `container`, with other parts in the same order."""
-    if isinstance(container, Mapping):
+    if isinstance(container, (dict, Mapping)):
         changed = dict(zip(container, parts, strict=True))
         return _with_values(container, changed) if keep_mappings else changed
     kind = type(container)
@@ -78,7 +80,7 @@ def map_paths(function: Callable[[str, Any], Any], data: Any, path: str = "", *,
     if hasattr(data, "_fields"):
         places = [f"{path}.{field}" for field in data._fields]
     else:
-        places = [f"{path}[{key!r}]" for key in (data if isinstance(data, Mapping) else range(len(inner)))]
+        places = [f"{path}[{key!r}]" for key in (data if isinstance(data, (dict, Mapping)) else range(len(inner)))]
     mapped = [map_paths(function, part, place, parts=parts) for part, place in zip(inner, places, strict=True)]
     return rebuilt(data, mapped)
 

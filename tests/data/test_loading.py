@@ -26,13 +26,13 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from pytorch_accelerated.data.batch_size import batch_size_of
 from pytorch_accelerated.data.building import build_loader, default_loader_kwargs, effective_kwargs
 from pytorch_accelerated.data.planned_loader import PlannedLoader
 from pytorch_accelerated.data.sampling import epoch_order
 from pytorch_accelerated.data.slicing import DataLoaderSlice
 from pytorch_accelerated.data.stream_loader import StreamLoader
 from pytorch_accelerated.data.updates import RunLoader
+from pytorch_accelerated.trees import count_rows
 from tests.data.loaders import Numbers, SizedStream, Stream, adapted, evaluated_on, numbers_in, trained_on
 
 SIZE = 11
@@ -469,7 +469,7 @@ def test_map_style_data_is_shuffled_by_default_and_streams_cannot_be() -> None:
     ids=str,
 )
 def test_the_size_of_a_batch_is_the_first_dimension_of_its_first_array(batch: Any, size: int | None) -> None:
-    assert batch_size_of(batch) == size
+    assert count_rows(batch) == size
 
 
 def test_a_stream_loader_knows_what_can_be_known() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from pytorch_accelerated.data.batch_size import batch_size_of
+from pytorch_accelerated.trees import count_rows
 
 
 def look_at_first_batch(batches: Any) -> tuple[Iterable[Any], str | None]:
@@ -26,7 +26,7 @@ def look_at_first_batch(batches: Any) -> tuple[Iterable[Any], str | None]:
     if not is_used_up_by_one_pass(batches):
         return batches, line
     for first in batches:
-        size = batch_size_of(first)
+        size = count_rows(first)
         if _looks_like_a_sample(first):
             shapes = ", ".join(str(list(getattr(part, "shape", ()))) for part in first[:2])
             warnings.warn(

@@ -10,7 +10,6 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
-from pytorch_accelerated.data.batch_size import batch_size_of
 from pytorch_accelerated.data.fetching import StreamFetcher
 from pytorch_accelerated.data.prefetch import DeviceFeed
 from pytorch_accelerated.data.updates import (
@@ -26,6 +25,7 @@ from pytorch_accelerated.data.updates import (
 )
 from pytorch_accelerated.errors import DataError
 from pytorch_accelerated.processes.ranks import Ranks
+from pytorch_accelerated.trees import count_rows
 
 
 class StreamLoader(RunLoader):
@@ -246,7 +246,7 @@ class StreamLoader(RunLoader):
         is_whole &= not getattr(self.source, "drop_last", False)
         for batch in feed(counter.over(self.waiting.over(self._fetcher.fetch(self._epoch)))):
             counter.advance()
-            size = batch_size_of(batch)
+            size = count_rows(batch)
             if size != 0:
                 yield batch, size
             samples += size or 0

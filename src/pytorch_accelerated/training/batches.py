@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from pytorch_accelerated.data.batch_size import batch_size_of
 from pytorch_accelerated.errors import DataError
 from pytorch_accelerated.models.wrappers import innermost
+from pytorch_accelerated.trees import count_rows
 
 
 def batch_loss(
@@ -38,7 +38,7 @@ def batch_loss(
     if type(batch) not in (list, tuple) and isinstance(batch, Mapping):  # most loaders yield lists
         outputs = model(**accepted_inputs(model, batch, hook=hook))
         loss = own_loss(outputs) if loss_func is None else _loss_of_dict(loss_func, outputs, batch, hook=hook)
-        return {"loss": loss, "model_outputs": outputs, "batch_size": batch_size_of(batch)}
+        return {"loss": loss, "model_outputs": outputs, "batch_size": count_rows(batch)}
     if not isinstance(batch, (tuple, list)) or len(batch) < 2:
         raise DataError(
             f"The batch is {_describe(batch)}, but `{hook}` by default takes a tuple or list that begins with inputs "
@@ -51,7 +51,7 @@ def batch_loss(
         )
     inputs, targets = batch[:2]
     outputs = model(inputs)
-    return {"loss": loss_func(outputs, targets), "model_outputs": outputs, "batch_size": batch_size_of(batch)}
+    return {"loss": loss_func(outputs, targets), "model_outputs": outputs, "batch_size": count_rows(batch)}
 
 
 def batch_predictions(model: Callable[..., Any], batch: Any, *, hook: str) -> Any:

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from pytorch_accelerated.data.batch_size import batch_size_of
 from pytorch_accelerated.errors import DataError, HookOutputError
 from pytorch_accelerated.huggingface.evaluation.outputs import EvalLoopOutput, EvalPrediction
 from pytorch_accelerated.prediction.padded import PADDING, PaddedRows, as_objects
 from pytorch_accelerated.processes.ranks import Ranks
 from pytorch_accelerated.tracking.loss import LossTracker
-from pytorch_accelerated.trees import map_leaves
+from pytorch_accelerated.trees import count_rows, map_leaves
 
 if TYPE_CHECKING:
     from pytorch_accelerated.huggingface.arguments.training_arguments import TrainingArguments
@@ -182,7 +181,7 @@ def rows_in(batch: Any) -> int:
     Raises:
         DataError: if it is unknown.
     """
-    size = batch_size_of(batch)
+    size = count_rows(batch)
     if size is None and isinstance(batch, Mapping):
         size = next((len(value) for value in batch.values() if isinstance(value, (list, tuple))), None)
     if size is None:
