@@ -105,7 +105,7 @@ VIEW = {"$": "view", "name": "0.weight", "dtype": "float64", "offset": 0, "shape
 # What is done to a folder. Those in CONTENT are signed again afterwards.
 CONTENT: dict[str, Callable[[Path], Any]] = {
     # JSON
-    "a structure that is no JSON": lambda folder: put(folder, "run.json", b"\x80\x04K\x01."),
+    "a structure that is not JSON": lambda folder: put(folder, "run.json", b"\x80\x04K\x01."),
     "an empty structure": lambda folder: put(folder, "run.json", b""),
     "a structure nested a million times": lambda folder: put(folder, "run.json", b"[" * 10**6),
     "a structure nested 33 times": lambda folder: put(folder, "run.json", b"[" * 33 + b"]" * 33),

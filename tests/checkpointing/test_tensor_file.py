@@ -107,7 +107,7 @@ HOSTILE = {
     "a header of a gigabyte": struct.pack("<Q", 2**30) + b"{}",
     "a header of all bytes there are": struct.pack("<Q", 2**64 - 1) + b"{}",
     "a header that is a list": file_with_header([]),
-    "a header that is no JSON": file_with_header(b"\x80\x04K\x01."),
+    "a header that is not JSON": file_with_header(b"\x80\x04K\x01."),
     "a tensor that is a number": file_with_header({"a": 3}),
     "a tensor twice": file_with_header(b'{"a": 1, "a": 1}'),
     "an unknown dtype": file_with_header({"a": {**FLOATS, "dtype": "F33"}}, bytes(8)),

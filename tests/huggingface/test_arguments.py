@@ -256,7 +256,7 @@ def test_the_best_model_needs_an_evaluation_of_each_checkpoint(
 def test_checkpoints_must_come_at_multiples_of_evaluations(eval_steps: float, save_steps: float, fits: bool) -> None:
     steps: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": eval_steps, "save_steps": save_steps}
     assert make(**steps).save_steps == save_steps
-    with contextlib.nullcontext() if fits else pytest.raises(ValueError, match="which is no multiple of `eval_steps`"):
+    with contextlib.nullcontext() if fits else pytest.raises(ValueError, match="is not a multiple of `eval_steps`"):
         make(load_best_model_at_end=True, **steps)
 
 

@@ -102,7 +102,7 @@ def test_an_evaluation_after_the_training_continues_the_curves(tmp_path: Path, m
 
 def test_a_value_that_is_not_a_number_brings_one_warning(tmp_path: Path) -> None:
     args = TrainingArguments(logging_dir=str(tmp_path))
-    with pytest.warns(UserWarning, match="'note' is 'good', which is no number") as caught:
+    with pytest.warns(UserWarning, match="'note' is 'good', which is not a number") as caught:
         report(TensorBoardCallback(), args, {"loss": 0.5, "note": "good"}, {"note": "bad"})
     assert len(caught) == 1
     assert scalars_in(tmp_path) == {"train/loss": [(1, 0.5)]}

@@ -96,7 +96,7 @@ def test_a_file_that_is_not_a_state_is_rejected_with_its_fields(
 ) -> None:
     file = tmp_path / "trainer_state.json"
     file.write_text(json.dumps({**json.loads(a_state().to_json()), **change}))
-    with pytest.raises(InvalidCheckpointError, match=rf"trainer_state\.json is no trainer state: {message}"):
+    with pytest.raises(InvalidCheckpointError, match=rf"trainer_state\.json is not a trainer state: {message}"):
         TrainerState.load_from_json(file)
 
 

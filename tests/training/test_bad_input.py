@@ -215,7 +215,7 @@ def test_lbfgs_is_refused_unless_the_step_is_overridden():
     ("accelerator", "error", "words"),
     [
         (5, ArgumentTypeError, ["`accelerator` is 5", "function that returns one"]),
-        (lambda: "cpu", ArgumentTypeError, ["is no Accelerator and makes none"]),
+        (lambda: "cpu", ArgumentTypeError, ["is not an Accelerator and returns none"]),
         (
             lambda: Accelerator(gradient_accumulation_steps=2),
             ConfigurationError,

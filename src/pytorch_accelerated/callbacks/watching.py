@@ -73,7 +73,7 @@ class WatchedMetric:
 
         Raises:
             UnknownMetricError: a ValueError, if there is none; it names the metrics that exist.
-            ConfigurationError: if it is no number.
+            ConfigurationError: if it is not a number.
         """
         self.check_recorded(trainer)
         return self._agreed(trainer, [trainer.run_history.get_latest_metric(self.name)])[0]
@@ -86,7 +86,7 @@ class WatchedMetric:
             reader: any name that nobody else reads under; the position is saved with the run history.
 
         Raises:
-            ConfigurationError: if one of them is no number.
+            ConfigurationError: if one of them is not a number.
         """
         new = [record.value for record in trainer.run_history.read_new_records(reader) if record.name == self.name]
         return self._agreed(trainer, new)

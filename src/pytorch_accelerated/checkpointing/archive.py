@@ -3,7 +3,7 @@
 Most zip readers are lenient, each in its own way: a record marked as a folder passes the checksum test of one and is
 empty for the next, which leaves memory uninitialised. This reader accepts only archives whose records are stored
 uncompressed, follow each other from the first byte on, and have the same description in their own headers and in the
-directory. One flipped bit is therefore always noticed, and all records together are no larger than the file.
+directory. One flipped bit is therefore always noticed, and all records together are not larger than the file.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Reads files of ``torch.save``: a pickle and the data of its tensors, in an archive or (before torch 1.6) in a row.
 
-Everything is loaded to the CPU. Memory is limited to the data of the tensors, which is no larger than the file, and a
+Everything is loaded to the CPU. Memory is limited to the data of the tensors, which is not larger than the file, and a
 small multiple of the rest.
 """
 

@@ -9,7 +9,7 @@ from typing import Any
 def parts_of_stream(stream: Any) -> Iterator[Any]:
     """What a `datasets.IterableDataset` is made of, down to its sources; nothing public tells how it shuffles or maps.
 
-    A version without these members yields None, which is no part that anybody knows.
+    A version without these members yields None, which is not a part that anybody knows.
     """
     return _parts_within(getattr(stream, "_ex_iterable", None))
 

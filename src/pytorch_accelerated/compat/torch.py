@@ -159,7 +159,7 @@ def end_workers(loader: DataLoader[Any], batches: Any) -> bool:
     """Let `loader` start new workers for its next pass, and `batches` end its own, for which torch has no public call.
 
     Returns:
-        False if `batches` is no iterator with workers; then nothing is done.
+        False if `batches` is not an iterator with workers; then nothing is done.
     """
     if not hasattr(batches, "_shutdown_workers"):
         return False

@@ -371,7 +371,7 @@ class Trainer(TrainerFlow):
             The batch's share of the loss of the update, detached. The shares of all batches add up to that loss.
 
         Raises:
-            DataError: if the loss is no single number, or has no gradient.
+            DataError: if the loss is not a single number, or has no gradient.
         """
         if not model.training:
             model.train()

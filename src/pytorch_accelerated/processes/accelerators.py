@@ -128,7 +128,7 @@ def given_accelerator(given: Any, timeout: timedelta | None = None) -> Accelerat
     accelerator = given() if callable(given) and not isinstance(given, Accelerator) else given
     if not isinstance(accelerator, Accelerator):
         raise ArgumentTypeError(
-            f"`accelerator` is {given!r}, which is no Accelerator and makes none. Pass an "
+            f"`accelerator` is {given!r}, which is not an Accelerator and returns none. Pass an "
             "`accelerate.Accelerator`, or a function that returns one."
         )
     if accelerator.gradient_accumulation_steps != 1:

@@ -77,7 +77,7 @@ class Ranks:
             _control_group(dist.group.WORLD, channel, self._timeout)  # all ranks make it now, in the same order
         self._message = torch.zeros(_MESSAGE_LENGTH, dtype=torch.int64)
         self._messages = torch.zeros(self.count, _MESSAGE_LENGTH, dtype=torch.int64)
-        # Reading and writing arrays is no tensor operation.
+        # Reading and writing arrays is not a tensor operation.
         self._message_view, self._messages_view = self._message.numpy(), self._messages.numpy()
 
     @property

@@ -154,7 +154,7 @@ def _about_best_model(args: Arguments) -> Iterator[str]:
         elif eval_strategy == IntervalStrategy.STEPS and not _is_multiple(args.save_steps, args.eval_steps):
             yield (
                 f"`load_best_model_at_end` needs an evaluation of each checkpoint, but `save_steps` is "
-                f"{args.save_steps}, which is no multiple of `eval_steps`, {args.eval_steps}: give one that is"
+                f"{args.save_steps}, which is not a multiple of `eval_steps`, {args.eval_steps}: give one that is"
             )
 
 

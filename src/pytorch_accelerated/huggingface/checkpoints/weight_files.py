@@ -68,6 +68,6 @@ def _files_of_index(path: Path) -> list[str]:
             raise ValueError("it names files elsewhere")
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise InvalidCheckpointError(
-            f"{path} is no index of weights ({type(error).__name__}: {error}). Use another checkpoint."
+            f"{path} is not an index of weights ({type(error).__name__}: {error}). Use another checkpoint."
         ) from error
     return files

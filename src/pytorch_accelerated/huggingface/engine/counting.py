@@ -79,7 +79,7 @@ class BatchCounter:
 
 
 def operations_of(model: Any, tokens: Any) -> float:
-    """Estimate the operations of a forward and backward pass: 6 per token and parameter that is no embedding.
+    """Estimate the operations of a forward and backward pass: 6 per token and parameter that is not an embedding.
 
     0.0 for models without the method ``num_parameters`` that those of `transformers` have.
     """

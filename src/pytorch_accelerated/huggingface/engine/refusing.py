@@ -144,7 +144,7 @@ def complaints_about_parts(
         complaints.append(f"a trainer needs either `model` or `model_init`, but {both}: give one")
     elif model is not None and not isinstance(model, nn.Module):
         raise ArgumentTypeError(
-            f"`model` is {model!r}, which is no nn.Module. Give an instance of one, or a function that makes it as "
+            f"`model` is {model!r}, which is not an nn.Module. Give an instance of one, or a function that makes it as "
             "`model_init`."
         )
     has_optimizers = optimizer is not None or scheduler is not None

@@ -251,7 +251,7 @@ def plain_metrics(metrics: Any) -> dict[str, Any]:
     """Convert arrays and tensors in metrics to numbers and lists.
 
     Raises:
-        HookOutputError: if `metrics` is no dict, or a name is no string.
+        HookOutputError: if `metrics` is not a dict, or a name is not a string.
     """
     if not isinstance(metrics, Mapping):
         raise HookOutputError(

@@ -60,7 +60,7 @@ class TensorBoardCallback(TrainerCallback):
             elif name not in self._refused:
                 self._refused.add(name)
                 warnings.warn(
-                    f"{name!r} is {value!r}, which is no number, so TensorBoard does not get it. Log numbers.",
+                    f"{name!r} is {value!r}, which is not a number, so TensorBoard does not get it. Log numbers.",
                     stacklevel=stacklevel_of_user(),
                 )
         self.tb_writer.flush()

@@ -162,17 +162,17 @@ class TrainerState:
         """Read a file of `save_to_json`.
 
         Raises:
-            InvalidCheckpointError: if the file is no trainer state; names every wrong field.
+            InvalidCheckpointError: if the file is not a trainer state; names every wrong field.
         """
         try:
             with explained_reading(Path(json_path)):
                 content = json.loads(Path(json_path).read_text(encoding="utf-8"))
         except (ValueError, RecursionError) as error:
-            raise InvalidCheckpointError(f"{json_path} is no JSON: {error}. Use another checkpoint.") from error
-        complaints = ["it is no object"] if not isinstance(content, dict) else _misfits(cls, content)
+            raise InvalidCheckpointError(f"{json_path} is not JSON: {error}. Use another checkpoint.") from error
+        complaints = ["it is not an object"] if not isinstance(content, dict) else _misfits(cls, content)
         if complaints:
             raise InvalidCheckpointError(
-                f"{json_path} is no trainer state: {'; '.join(complaints)}. Use a file that `save_to_json` wrote, or "
+                f"{json_path} is not a trainer state: {'; '.join(complaints)}. Use a file of `save_to_json`, or "
                 "another checkpoint."
             )
         return cls(**content)

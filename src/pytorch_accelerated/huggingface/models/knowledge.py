@@ -36,7 +36,7 @@ def made_model(model_init: Callable[..., Any], trial: Any = None) -> nn.Module:
         )
     model = model_init(trial) if needed else model_init()
     if not isinstance(model, nn.Module):
-        raise ArgumentTypeError(f"`model_init` returned {model!r}, which is no nn.Module. Return a new model.")
+        raise ArgumentTypeError(f"`model_init` returned {model!r}, which is not an nn.Module. Return a new model.")
     return model
 
 
@@ -91,7 +91,7 @@ def own_loss(outputs: Any, inputs: Mapping[str, Any]) -> torch.Tensor:
 
 
 def refuse_no_loss(loss: Any, *, is_learnt_from: bool) -> None:
-    """Reject a loss that is no single number or, in training, has no gradient.
+    """Reject a loss that is not a single number or, in training, has no gradient.
 
     Raises:
         DataError: names possible reasons.

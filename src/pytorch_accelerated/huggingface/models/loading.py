@@ -32,7 +32,7 @@ def make_loader(
     Its ``total_batch_size`` is the number of rows of a batch over all processes.
 
     Raises:
-        DataError: for objects that are no dataset, such as a generator.
+        DataError: for objects that are not datasets, such as a generator.
     """
     if not isinstance(dataset, IterableDataset) and not hasattr(dataset, "__getitem__"):
         raise DataError(
@@ -132,7 +132,7 @@ def row_lengths(dataset: Any, length_column: str, input_name: str) -> list[int]:
     if not isinstance(first, Mapping) or not (length_column in first or input_name in first):
         has = ", ".join(map(repr, first)) if isinstance(first, Mapping) else f"a {type(first).__name__}"
         raise ConfigurationError(
-            f"Rows shall be grouped by length, but a row has {has}: neither {length_column!r}, which would tell its "
+            f"Rows should be grouped by length, but a row has {has}: neither {length_column!r}, which would tell its "
             f"length, nor {input_name!r}, which has one. Add such a column, name it with `length_column_name`, or "
             "choose another `train_sampling_strategy`."
         )
