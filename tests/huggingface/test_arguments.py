@@ -274,16 +274,11 @@ def test_the_direction_of_the_metric_follows_from_its_name() -> None:
 
 @pytest.mark.fact("Arguments: fp16 together with bf16 is a ValueError")
 @pytest.mark.fact("Arguments: reduce_lr_on_plateau needs an eval_strategy, and depends on the loss by default")
-@pytest.mark.fact("Arguments: A prefetch factor is rejected without workers")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"fp16": True, "bf16": True}, "`fp16` and `bf16` are both True"),
         ({"lr_scheduler_type": "reduce_lr_on_plateau"}, "`lr_scheduler_type` is 'reduce_lr_on_plateau'"),
-        ({"dataloader_prefetch_factor": 2}, "`dataloader_prefetch_factor` is 2, but `dataloader_num_workers` is 0"),
-        ({"dataloader_persistent_workers": True}, "`dataloader_persistent_workers` is True"),
-        ({"dataloader_multiprocessing_context": "spawn"}, "`dataloader_multiprocessing_context` is 'spawn'"),
-        ({"fsdp_config": {"a": 1}}, "`fsdp_config` is given, but `fsdp` is not"),
         ({"save_strategy": "best"}, "`save_strategy` is 'best', but `eval_strategy` is 'no'"),
         ({"report_to": "wandb"}, r"`report_to` is \['wandb'\].*transformers.integrations"),
         ({"report_to": ["tensorboard", "none"]}, "`report_to`"),

@@ -22,10 +22,11 @@ SUPPORTED = {name: one for name, one in ALL.items() if not one.why_unsupported}
 UNSUPPORTED = {name: one for name, one in ALL.items() if one.why_unsupported}
 DEFAULTS = {one.name: one.default for one in dataclasses.fields(TrainingArguments)}
 NEEDS: dict[str, dict[str, Any]] = {
-    "dataloader_multiprocessing_context": {"dataloader_num_workers": 1},
-    "dataloader_persistent_workers": {"dataloader_num_workers": 1},
-    "dataloader_prefetch_factor": {"dataloader_num_workers": 1},
-    "fsdp_config": {"fsdp": True},
+    **{
+        name: {one.needs: 1 if one.needs == "dataloader_num_workers" else True}
+        for name, one in ALL.items()
+        if one.needs
+    },
     "load_best_model_at_end": {"eval_strategy": "epoch", "save_strategy": "epoch"},
 }
 
@@ -134,9 +135,18 @@ def test_a_choice_that_does_not_exist_brings_all(name: str) -> None:
         make(**{name: value})
 
 
-@pytest.mark.parametrize("name", [name for name, one in SUPPORTED.items() if one.kind is rules.A_PATH])
+@pytest.mark.parametrize("name", ["output_dir", "logging_dir", "resume_from_checkpoint"])
 def test_a_path_may_be_an_object(name: str) -> None:
     assert getattr(make(**{name: Path("there")}), name) == "there"
+
+
+@pytest.mark.fact("Arguments: An argument is rejected without one that it needs: a prefetch factor without workers")
+@pytest.mark.parametrize("name", [name for name, one in SUPPORTED.items() if one.needs])
+def test_an_argument_without_the_one_that_it_needs_is_rejected(name: str) -> None:
+    value, needed = another_value(name), SUPPORTED[name].needs
+    message = f"`{name}` is {value!r}, but `{needed}` is {SUPPORTED[needed].default!r}, so it would have no effect"
+    with pytest.raises(ConfigurationError, match=re.escape(message)):
+        make(**{name: value})
 
 
 @pytest.mark.parametrize("name", ALL)

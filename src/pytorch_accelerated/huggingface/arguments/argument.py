@@ -23,6 +23,7 @@ class Argument:
         limit: what a value of this kind must be besides.
         choices: the only values, or the only items of a list.
         otherwise: what to do instead of giving a value that is none of the choices.
+        needs: the argument without which this one would have no effect.
         native: the equivalent for the native `Trainer`.
         same_as: the argument of which this is another name.
         gives: the value of that argument that this flag stands for.
@@ -36,6 +37,7 @@ class Argument:
     limit: Rule | None = None
     choices: tuple[str, ...] = ()
     otherwise: str = ""
+    needs: str = ""
     native: str = ""
     same_as: str = ""
     gives: Any = None

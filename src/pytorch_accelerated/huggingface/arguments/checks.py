@@ -161,21 +161,14 @@ def _about_best_model(args: Arguments) -> Iterator[str]:
 def _about_pairs(args: Arguments) -> Iterator[str]:
     if args.fp16 and args.bf16:
         yield "`fp16` and `bf16` are both True, but only one of them can be used: choose one"
-    if not args.dataloader_num_workers:
-        for name in (
-            "dataloader_prefetch_factor",
-            "dataloader_persistent_workers",
-            "dataloader_multiprocessing_context",
-        ):
-            if getattr(args, name):
-                yield (
-                    f"`{name}` is {getattr(args, name)!r}, but `dataloader_num_workers` is 0, so there are no workers "
-                    "to use it: give 1 or more, or leave it out"
-                )
+    for name, needed in ((name, argument.needs) for name, argument in arguments_of(type(args)).items()):
+        if needed and getattr(args, name) and not getattr(args, needed):
+            yield (
+                f"`{name}` is {getattr(args, name)!r}, but `{needed}` is {getattr(args, needed)!r}, so it would have "
+                f"no effect: set `{needed}`, or leave `{name}` out"
+            )
     yield from check_deepspeed(args)
     yield from check_fsdp(args)
-    if args.fsdp_config and not args.fsdp:
-        yield "`fsdp_config` is given, but `fsdp` is not, so it would have no effect: give fsdp=True, or leave it out"
 
 
 def _is_multiple(larger: float, smaller: float | None) -> bool:

@@ -58,10 +58,7 @@ class Arguments:
 
     # What comes out
     output_dir: str | None = argument(
-        None,
-        "Folder for checkpoints and logs. Default: trainer_output.",
-        "`SaveTrainingStateCallback(save_dir)`",
-        kind=rules.A_PATH,
+        None, "Folder for checkpoints and logs. Default: trainer_output.", "`SaveTrainingStateCallback(save_dir)`"
     )
     do_train: bool = argument(False, "For your script to read: whether to train.", _SCRIPT)
     do_eval: bool = argument(
@@ -69,10 +66,7 @@ class Arguments:
     )
     do_predict: bool = argument(False, "For your script to read: whether to predict.", _SCRIPT)
     resume_from_checkpoint: str | None = argument(
-        None,
-        "For your script to pass to train(): the checkpoint to resume from.",
-        "`train(resume_from=...)`",
-        kind=rules.A_PATH,
+        None, "For your script to pass to train(): the checkpoint to resume from.", "`train(resume_from=...)`"
     )
 
     # How long, and with what
@@ -223,17 +217,20 @@ class Arguments:
         False,
         "Keep the workers from epoch to epoch.",
         '`train(train_dataloader_kwargs={"persistent_workers": True}, eval_dataloader_kwargs=...)`',
+        needs="dataloader_num_workers",
     )
     dataloader_prefetch_factor: int | None = argument(
         None,
         "Batches that each worker fetches ahead.",
         '`train(train_dataloader_kwargs={"prefetch_factor": 2}, eval_dataloader_kwargs=...)`',
         limit=AT_LEAST_1,
+        needs="dataloader_num_workers",
     )
     dataloader_multiprocessing_context: str | None = argument(
         None,
         "How workers start: fork, spawn or forkserver.",
         '`train(train_dataloader_kwargs={"multiprocessing_context": "spawn"}, eval_dataloader_kwargs=...)`',
+        needs="dataloader_num_workers",
     )
     ignore_data_skip: bool = argument(
         False,
@@ -253,10 +250,7 @@ class Arguments:
         '`train(nonfinite_policy="skip")`, which leaves out the update, too',
     )
     logging_dir: str | None = argument(
-        None,
-        "Folder for TensorBoard, which is then used. Default: below output_dir.",
-        "the tracker's callback",
-        kind=rules.A_PATH,
+        None, "Folder for TensorBoard, which is then used. Default: below output_dir.", "the tracker's callback"
     )
     report_to: None | str | list[str] = argument(
         None,
@@ -405,6 +399,7 @@ class Arguments:
         "How to shard: transformer_layer_cls_to_wrap or min_num_params, reshard_after_forward; as JSON or a path.",
         "arguments of `fully_shard`",
         kind=rules.A_DICT_OR_FILE,
+        needs="fsdp",
     )
     deepspeed: dict[str, Any] | str | None = argument(
         None,

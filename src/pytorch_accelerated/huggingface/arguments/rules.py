@@ -71,7 +71,11 @@ def _read_steps(name: str, value: Any) -> Any:
 # ---------------------------------------------------------------------------------------------------------------- kinds
 
 A_FLAG = Rule("True or False", lambda value: isinstance(value, bool))
-A_STRING = Rule("a string", lambda value: isinstance(value, str))
+A_STRING = Rule(
+    "a string",
+    lambda value: isinstance(value, str),
+    lambda name, value: os.fspath(value) if isinstance(value, os.PathLike) else value,
+)
 A_LIST = Rule("a list of strings, even for a single one", _are_strings)
 A_DICT = Rule("a dict", lambda value: isinstance(value, Mapping), _read_dict)
 _BY_TYPE: dict[type, Rule] = {
@@ -84,9 +88,6 @@ _BY_TYPE: dict[type, Rule] = {
 }
 
 A_DICT_OR_FILE = A_DICT._replace(read=functools.partial(_read_dict, may_be_file=True))
-A_PATH = A_STRING._replace(
-    words="a path", read=lambda name, value: os.fspath(value) if isinstance(value, os.PathLike) else value
-)
 STEPS = Rule("a number", _is_number, _read_steps)
 WARMUP_STEPS = STEPS._replace(read=lambda name, value: 0 if value is None else _read_steps(name, value))
 TRACKER_NAMES = A_LIST._replace(read=_read_trackers)
