@@ -1,4 +1,4 @@
-"""A run of which a part dies, once: ``dying.py FOLDER HOW ITEM WORKERS``. Started again, it goes on to its end.
+"""A run of which one part dies, once: ``dying.py FOLDER HOW ITEM WORKERS``. Started again, it resumes and completes.
 
 Prints a digest of the weights at the end.
 """

@@ -1,4 +1,4 @@
-"""Runs under torchrun: what ranks do differently neither hangs nor changes a number."""
+"""Runs under torchrun: differences between ranks neither hang the run nor change a number."""
 
 import os
 from typing import Any

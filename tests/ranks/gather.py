@@ -1,4 +1,4 @@
-"""Runs under torchrun: what the ranks tell each other, whole, in order, or an error on all of them."""
+"""Runs under torchrun: ranks gather values completely and in order, or all of them get an error."""
 
 import os
 from collections import namedtuple

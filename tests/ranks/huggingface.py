@@ -1,7 +1,7 @@
 """Runs on any number of ranks: a Hugging Face trainer evaluates and predicts as one process does, and resumes exactly.
 
-Writes what each rank got to ``<folder>/<ranks>-<rank>.pt``: "exact" is the same to the bit on any number of ranks,
-"rounded" is made of sums in another order.
+Writes the results of each rank to ``<folder>/<ranks>-<rank>.pt``: "exact" values are the same bit for bit on any number
+of ranks, "rounded" ones are sums in a different order.
 """
 
 import os

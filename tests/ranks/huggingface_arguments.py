@@ -1,4 +1,4 @@
-"""Runs under torchrun: what the arguments of the Hugging Face face say about each of several processes."""
+"""Runs under torchrun: values of the Hugging Face arguments in each of several processes."""
 
 import logging
 import os

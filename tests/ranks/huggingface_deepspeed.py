@@ -1,6 +1,6 @@
-"""Runs on some ranks, with a ZeRO stage or with "none" for plain DDP: the same work, what came of it goes to a file.
+"""Runs on some ranks with a ZeRO stage, or with "none" for plain DDP: the same work, with its results in a file.
 
-On the CPU, or on the device that is given behind the stage.
+On the CPU, or on the device given after the stage.
 """
 
 import sys

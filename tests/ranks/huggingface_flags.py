@@ -1,4 +1,4 @@
-"""Runs on two ranks, where one alone or both set a flag: what happened goes to a file."""
+"""Runs on two ranks where one or both set a flag; the results go to a file."""
 
 import itertools
 import os

@@ -1,4 +1,4 @@
-"""Runs on two ranks: a model that the Hugging Face face cuts over them trains, is saved and resumes as a whole one."""
+"""Runs on two ranks: a model sharded by the Hugging Face trainer trains, is saved and resumes like an unsharded one."""
 
 import sys
 from pathlib import Path

@@ -1,6 +1,6 @@
-"""Two ranks of the Hugging Face face, of which the second ends in the fourth update. Takes a folder.
+"""Two ranks with the Hugging Face trainer; the second exits in the fourth update. Takes a folder.
 
-Rank 0 prints what it is told.
+Rank 0 prints its error.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Runs on two ranks: what the Hugging Face face's arguments for several processes do."""
+"""Runs on two ranks: effects of the Hugging Face arguments for several processes."""
 
 import sys
 from datetime import timedelta

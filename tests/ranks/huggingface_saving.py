@@ -1,4 +1,4 @@
-"""Runs on two ranks, of which the first one writes: each gives a name of its own, and looks for those of both."""
+"""Runs on two ranks, of which the first one writes: each passes a different name and looks for both."""
 
 import sys
 from pathlib import Path

@@ -1,6 +1,6 @@
-"""Runs on any number of ranks: what a Hugging Face trainer generates is what one process generates.
+"""Runs on any number of ranks: a Hugging Face trainer generates the same as on one process.
 
-Writes what each rank got to ``<folder>/<ranks>-<rank>.pt``.
+Writes the results of each rank to ``<folder>/<ranks>-<rank>.pt``.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Runs on any number of ranks: a run that gets a SIGTERM leaves a checkpoint, from which it goes on exactly."""
+"""Runs on any number of ranks: a run that receives SIGTERM leaves a checkpoint, from which it resumes exactly."""
 
 import os
 import signal

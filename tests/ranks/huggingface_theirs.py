@@ -1,6 +1,6 @@
-"""Runs on two ranks: where rows do not divide, we evaluate each row once, and `transformers` does not.
+"""Runs on two ranks: if rows do not divide evenly, we evaluate each row once, and `transformers` does not.
 
-Seven rows in batches of two: two ranks have four places in the second round for the three rows that are left.
+Seven rows in batches of two: two ranks have four places in the second round for the three remaining rows.
 """
 
 import sys

@@ -1,6 +1,6 @@
-"""Runs on one or two ranks, the updates of which take the same rows: what came of them goes to a file.
+"""Runs on one or two ranks whose updates use the same rows; the results go to a file.
 
-On two, some updates have no rows for one of them.
+On two ranks, some updates have no rows for one of them.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Runs on any number of ranks: losses per item are those of whole updates, however these are cut."""
+"""Runs on any number of ranks: losses per item are those of whole updates, however these are split."""
 
 import math
 import os

@@ -1,4 +1,4 @@
-"""A script as a user would write it; prints what it can tell about the processes it trained on."""
+"""A script as a user would write it; prints facts about the processes it trained on."""
 
 import json
 import warnings

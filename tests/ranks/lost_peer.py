@@ -1,5 +1,4 @@
-"""Two ranks, of which the second is lost in the fourth update: it ends, or does nothing any more. Prints what rank 0
-is told.
+"""Two ranks, the second of which is lost in the fourth update: it exits or hangs. Prints the error of rank 0.
 
 Arguments: "ends" or "hangs", a folder, and the seconds that a rank waits for the other.
 """

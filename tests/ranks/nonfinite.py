@@ -1,4 +1,4 @@
-"""Runs under torchrun on two ranks: what is not finite on one of them is left out on both."""
+"""Runs under torchrun on two ranks: an update that is not finite on one of them is left out on both."""
 
 import math
 import os

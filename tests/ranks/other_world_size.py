@@ -1,6 +1,6 @@
-"""Goes on with a run of another number of processes, or saves one for them: ``other_world_size.py FOLDER MODE``.
+"""Resumes a run of a different number of processes, or saves one for them: ``other_world_size.py FOLDER MODE``.
 
-The global batch stays the same, so the whole run is the same to rounding, whatever the number of processes.
+The global batch stays the same, so the whole run is the same up to rounding, for any number of processes.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Runs under torchrun on two ranks: everything that a run does, on a model of which each rank has a part."""
+"""Runs under torchrun on two ranks: everything that a run does, on a sharded model."""
 
 import os
 import shutil

@@ -1,6 +1,6 @@
-"""Two ranks that take themselves for two machines, each with a disk of its own or with one of both.
+"""Two ranks that believe they are two machines, each with a separate disk or both with one.
 
-Prints what becomes of saving and resuming, by rank.
+Prints the results of saving and resuming, by rank.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Runs that get real signals, each in a process of its own, on one rank and on two.
+"""Runs that receive real signals, each in a separate process, on one rank and on two.
 
 A script. Its argument is an empty folder; it prints one JSON object with the outcomes of every case, by name.
 """

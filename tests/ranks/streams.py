@@ -1,4 +1,4 @@
-"""Runs under torchrun: whatever yields samples or batches, all ranks together use each of them once, and exactly."""
+"""Runs under torchrun: all ranks together use each sample or batch of any iterable exactly once."""
 
 import itertools
 import math

@@ -1,6 +1,6 @@
-"""Runs under torchrun on two ranks: runs over streams that say where they are, resumed anywhere, equal the whole one.
+"""Runs under torchrun on two ranks: runs over streams with a position, resumed anywhere, equal the uninterrupted one.
 
-One rank has a batch less than the other. States are left in the folder that is given, for those who go on alone.
+One rank has one batch less than the other. States are left in the given folder, for runs that resume on one process.
 """
 
 import os

@@ -1,6 +1,6 @@
-"""A rank on a host of its own: trains, and trains again until the cable is cut. Prints a line for each.
+"""A rank on a separate host: trains, and trains again until the cable is cut. Prints a line for each.
 
-Arguments: a folder for files that say how far it is, and the seconds that a rank waits for the other.
+Arguments: a folder for progress files, and the seconds that a rank waits for the other.
 """
 
 import sys

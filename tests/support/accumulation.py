@@ -1,4 +1,4 @@
-"""One comparison of the trainer with the plain loop, used with one process and with several."""
+"""Compares the trainer with the plain loop, on one process and on several."""
 
 import functools
 import math
@@ -31,7 +31,7 @@ def compare_with_big_batches(
     clip_norm: float | None = None,
     clip_value: float | None = None,
 ) -> None:
-    """Train two epochs with accumulation on `ranks` ranks; the result must be that of one big batch per update."""
+    """Train two epochs with accumulation on `ranks` ranks; the result must match that of one big batch per update."""
     data = regression_data(size)
     trainer = Trainer(model := tiny_model(), nn.MSELoss(), sgd(model), callbacks=(), seed=SEED)
     assert trainer._accelerator.num_processes == ranks

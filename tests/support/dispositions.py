@@ -1,4 +1,4 @@
-"""What signals do, whatever has started the tests."""
+"""Default signal handling, no matter what has started the tests."""
 
 import signal
 from collections.abc import Iterator
@@ -7,11 +7,11 @@ from contextlib import contextmanager
 
 @contextmanager
 def default_signals() -> Iterator[None]:
-    """Signals do here, and in processes started here, what they do in a process started from a terminal.
+    """Give signals the default effects, here and in child processes, as in a process started from a terminal.
 
-    A child inherits what its parent ignores or blocks. A shell ignores SIGINT in its background jobs, and batch systems
-    ignore others. A test that sends a signal would fail there, so it is wrapped in this; the rest of the suite leaves
-    Ctrl-C as it is. Main thread only.
+    A child inherits ignored and blocked signals from its parent. A shell ignores SIGINT in its background jobs, and
+    batch systems ignore other signals. A test that sends a signal would fail there, so it uses this context; the rest
+    of the tests leave Ctrl-C alone. Main thread only.
     """
     before = {
         signal.SIGINT: signal.signal(signal.SIGINT, signal.default_int_handler),

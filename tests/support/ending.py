@@ -1,4 +1,4 @@
-"""Ends processes that a test has started."""
+"""Ends processes started by tests."""
 
 import contextlib
 import time
@@ -7,22 +7,22 @@ import psutil
 
 
 def kill_with_children(process_id: int) -> None:
-    """Kill a process and all it has started, and return when none of them runs any more.
+    """Kill a process and all its descendants, and return when none of them runs any more.
 
-    Killing its process group would miss the ranks, because torchrun gives each of them a session of its own.
+    Killing its process group would miss the ranks, because torchrun starts each of them in a separate session.
     """
     with contextlib.suppress(psutil.NoSuchProcess):
         process = psutil.Process(process_id)
         family = [process, *process.children(recursive=True)]
         for member in family:
-            with contextlib.suppress(psutil.NoSuchProcess):  # it ended by itself in the meantime
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has ended by itself
                 member.kill()
         while any(is_running(member.pid) for member in family):
             time.sleep(0.01)
 
 
 def is_running(process_id: int) -> bool:
-    """Whether a process can still do anything: one that has ended may wait for its parent to ask how."""
+    """Whether a process is still running: an ended one may exist until its parent waits for it."""
     try:
         return bool(psutil.Process(process_id).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:

@@ -1,4 +1,4 @@
-"""Training that goes wrong where it is told to, and a plain loop to which that never happens."""
+"""Training with faults at chosen places, and a plain loop without them."""
 
 import functools
 import math
@@ -20,10 +20,10 @@ PLACES = ("nan in the loss", "inf in the loss", "one gradient", "an input")
 
 
 class FaultyTrainer(Trainer):
-    """Its batches with the numbers `faults`, counted through the run from 0, go wrong at `place`.
+    """A trainer whose batches with the numbers in `faults`, counted through the run from 0, fail at `place`.
 
     Attributes:
-        seen: the first input of each batch that was computed.
+        seen: the first input of each computed batch.
     """
 
     faults: Collection[int] = ()
@@ -58,7 +58,7 @@ class FaultyTrainer(Trainer):
 
 
 def noisy_model(*, dropout: float) -> nn.Module:
-    """With everything that a batch may leave its traces in."""
+    """A model with every kind of layer in which a batch leaves traces."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         layers = (nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(dropout), nn.Tanh(), nn.Linear(4, 2))
@@ -75,7 +75,7 @@ schedule = functools.partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.95)
 def train_without(
     updates: Collection[int], *, accumulation: int, dropout: float, stop_before: int = 99
 ) -> dict[str, Any]:
-    """What a plain loop comes to that leaves out `updates`, counted from 0."""
+    """The result of a plain loop that leaves out `updates`, counted from 0."""
     model = noisy_model(dropout=dropout)
     optimizer = momentum(model)
     scheduler = schedule(optimizer)

@@ -1,10 +1,10 @@
-"""Starts scripts in processes that are forked from this one, in which everything is imported already.
+"""Runs scripts in processes forked from this one, in which everything is already imported.
 
-A script: it answers each line of its standard input, a JSON object, with one of its own. A request has the keys
-``script`` (a path), ``args``, ``env`` (the whole environment), ``cwd``, ``world_size`` (null: no ranks), ``launcher``
-(the variables of each rank, in place of torchrun's; null: those), ``logs`` (a folder, for ``<rank>.out`` and
-``<rank>.err``) and ``timeout_seconds``. The answer has ``codes``, by rank, negative
-where a signal has ended a process, and ``is_late``. As under torchrun, a rank that fails ends the others.
+A script: it answers each line of its standard input, a JSON object, with another one. A request has the keys ``script``
+(a path), ``args``, ``env`` (the whole environment), ``cwd``, ``world_size`` (null: no ranks), ``launcher`` (the
+variables of each rank instead of torchrun's, or null), ``logs`` (a folder, for ``<rank>.out`` and ``<rank>.err``) and
+``timeout_seconds``. The answer has ``codes``, by rank (negative if a signal has ended the process), and ``is_late``. As
+under torchrun, a rank that fails ends the others.
 """
 
 import gc
@@ -25,7 +25,7 @@ from typing import Any
 import accelerate
 import numpy as np
 import torch
-import torch._dynamo  # which the first optimizer of a process would load
+import torch._dynamo  # the first optimizer of a process would import it
 import torch.distributed.checkpoint
 import torch.distributed.fsdp
 
@@ -33,17 +33,17 @@ import pytorch_accelerated.callbacks
 import pytorch_accelerated.schedulers
 from tests.support.ending import kill_with_children
 
-SECONDS_TO_END_BY_THEMSELVES = 30  # as torchrun gives them
+SECONDS_TO_END_BY_THEMSELVES = 30  # as torchrun sets them
 PRELOADED = (accelerate, torch, pytorch_accelerated)
 SLOW_TO_IMPORT = ("sklearn.datasets", "timm", "torchmetrics", "torchvision", "transformers")
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Run what is asked for, and wait for its end."""
+    """Run the requested script and wait for its end."""
     source = Path(request["script"]).read_text(encoding="utf-8")
     for name in SLOW_TO_IMPORT:
         if re.search(rf"^\s*(import|from) {name}\b", source, re.MULTILINE):
-            importlib.import_module(name)  # for this script and all that come after it
+            importlib.import_module(name)  # for this script and all later ones
     world_size = request["world_size"]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -79,8 +79,8 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _fork(request: dict[str, Any], rank: int, variables: dict[str, str]) -> int:
-    """The number of a process that runs the script. In that process, this does not return."""
-    gc.freeze()  # else a process that ends first visits all that it shares with this one
+    """The id of a process that runs the script. In that process, this function does not return."""
+    gc.freeze()  # otherwise an ending process would first visit all objects it shares with this one
     pid = os.fork()
     if pid:
         return pid
@@ -97,10 +97,10 @@ def _fork(request: dict[str, Any], rank: int, variables: dict[str, str]) -> int:
     script = Path(request["script"])
     sys.argv = [str(script), *request["args"]]
     sys.path[0] = str(script.parent)
-    # What Python does at its start.
+    # As Python does when it starts.
     for rule in filter(None, os.environ.get("PYTHONWARNINGS", "").split(",")):
         warnings._setoption(rule)  # type: ignore[attr-defined]
-    # A process of its own would have got these from the operating system.
+    # A separate process would have got these from the operating system.
     random.seed()
     np.random.seed()
     runpy.run_path(str(script), run_name="__main__")

@@ -1,4 +1,4 @@
-"""Processes forked from one in which everything is imported already, so that each takes a fraction of a second.
+"""Processes forked from one in which everything is already imported, so that each takes a fraction of a second.
 
 For scripts: a fork of pytest would be a second pytest.
 """
@@ -15,11 +15,11 @@ from pathlib import Path
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """How a process has ended.
+    """How a process ended.
 
     Attributes:
-        status: what a shell would show: 128 + n where signal n has ended it.
-        lines: what it printed.
+        status: what a shell would show: 128 + n if signal n has ended it.
+        lines: its output.
     """
 
     status: int
@@ -27,7 +27,7 @@ class Outcome:
 
 
 class Fork:
-    """A process that does `work`. What that raises ends it as it would end a script.
+    """A process that does `work`. Exceptions end it as they would end a script.
 
     Args:
         work: its work.
@@ -35,17 +35,17 @@ class Fork:
         env: environment variables.
 
     Attributes:
-        pid: its number.
+        pid: its process id.
     """
 
     def __init__(self, work: Callable[[], object], log: Path, **env: str) -> None:
         self._log = log
-        gc.freeze()  # else a process that ends first visits all that it shares with this one
+        gc.freeze()  # otherwise an ending process would first visit all objects it shares with this one
         self.pid = os.fork()
         if self.pid:
             return
         os.environ.update(env)
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have started all this without one
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # the parent shell may have started this without one
         sys.stdout = log.open("w", buffering=1)
         try:
             work()
@@ -56,7 +56,7 @@ class Fork:
         os._exit(0)
 
     def read_lines(self) -> list[str]:
-        """What it has printed so far."""
+        """The output so far."""
         return self._log.read_text().splitlines() if self._log.exists() else []
 
     def wait(self) -> Outcome:
@@ -67,7 +67,7 @@ class Fork:
 
 
 def fork_ranks(work: Callable[[], object], world_size: int, log: Path) -> list[Fork]:
-    """A fork for each rank, which find each other. Each prints to a file beside `log`."""
+    """One fork per rank; the ranks find each other. Each prints to a file beside `log`."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

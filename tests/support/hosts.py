@@ -1,4 +1,4 @@
-"""Two hosts on this machine: network namespaces, joined by a cable that a test can cut."""
+"""Two hosts on this machine: network namespaces joined by a cable that a test can cut."""
 
 import os
 import secrets
@@ -17,12 +17,12 @@ from tests.support.processes import start
 
 @dataclass(frozen=True)
 class Host:
-    """A network of its own, with everything else of this machine.
+    """A separate network that shares everything else with this machine.
 
     Attributes:
-        name: of its network namespace.
-        address: where the other host reaches it.
-        interface: the end of the cable.
+        name: the name of its network namespace.
+        address: its address for the other host.
+        interface: its end of the cable.
     """
 
     name: str
@@ -30,22 +30,22 @@ class Host:
     interface: str
 
     def start(self, script: Path, *args: object, env: dict[str, str], log: Path) -> "subprocess.Popen[bytes]":
-        """Start `script` here, without waiting for it. Everything that it prints goes to the file `log`."""
+        """Start `script` on this host without waiting for it. Its output goes to the file `log`."""
         command = ["ip", "netns", "exec", self.name, sys.executable, str(script), *map(str, args)]
-        # Else gloo takes the interface that the machine's name stands for, which the namespaces don't have.
+        # Otherwise gloo uses the interface of the machine's name, which the namespaces lack.
         return start(command, env={"GLOO_SOCKET_IFNAME": self.interface, **env}, log=log)
 
     def cut_cable(self) -> None:
-        """From now on what is sent is lost."""
+        """From now on, everything that is sent is lost."""
         _ip("-n", self.name, "link", "set", self.interface, "down")
 
 
 @contextmanager
 def two_hosts() -> Iterator[tuple[Host, Host]]:
-    """Two hosts that reach each other, until the block is left. Skips the test where the machine doesn't allow it."""
+    """Two hosts that can reach each other, until the block ends. Skips the test if the machine doesn't allow it."""
     if shutil.which("ip") is None:
         pytest.skip("there is no `ip` (iproute2), which makes network namespaces")
-    token = f"{os.getpid() % 100_000}{secrets.token_hex(2)}"  # names of interfaces have 15 letters at most
+    token = f"{os.getpid() % 100_000}{secrets.token_hex(2)}"  # names of interfaces have at most 15 letters
     first, second = (Host(f"pa{token}{side}", f"10.213.77.{end}", f"pa{token}{side}") for side, end in ("a1", "b2"))
     try:
         try:

@@ -1,4 +1,4 @@
-"""Losses that are means over tokens, not over samples: the data, and trainers that count in every way."""
+"""Losses that are means over tokens instead of samples: the data, and trainers that count in every way."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,11 +9,11 @@ from torch import nn
 from pytorch_accelerated import Trainer
 from tests.support.reference import regression_data, tiny_model
 
-LENGTHS = (3, 1, 4, 0, 2, 4, 1)  # of which one is nothing at all
+LENGTHS = (3, 1, 4, 0, 2, 4, 1)  # one of which counts nothing
 
 
 def token_data(size: int, *, shortest: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Rows of 4 tokens with 3 features each, of which the first `shortest` to 4 are real."""
+    """Rows of 4 tokens with 3 features each, of which between `shortest` and 4 are real."""
     inputs, targets = regression_data(4 * size)
     lengths = torch.tensor([max(shortest, LENGTHS[row % len(LENGTHS)]) for row in range(size)])
     mask = torch.arange(4)[None, :] < lengths[:, None]
@@ -27,12 +27,12 @@ def token_errors(model: nn.Module, data: tuple[torch.Tensor, ...]) -> torch.Tens
 
 
 def plain_sgd(model: nn.Module) -> torch.optim.Optimizer:
-    """Nothing that would hide a gradient of a wrong size."""
+    """An optimizer that would not hide a gradient of the wrong size."""
     return torch.optim.SGD(model.parameters(), lr=0.1)
 
 
 class TokenTrainer(Trainer):
-    """Takes the mean over the tokens of a batch, which is 0 / 0 where there are none."""
+    """Takes the mean over the tokens of a batch, which is 0 / 0 if there are none."""
 
     def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
         inputs, targets, mask = batch
@@ -57,7 +57,7 @@ class CountsTensorsBeforehand(TokenTrainer):
 
 
 def counts_late(kind: Callable[[torch.Tensor], Any]) -> type[TokenTrainer]:
-    """A trainer whose hook returns a count of this kind."""
+    """A trainer whose hook returns this kind of count."""
 
     class CountsLate(TokenTrainer):
         def counted(self, mask: torch.Tensor) -> dict[str, Any]:

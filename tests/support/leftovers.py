@@ -1,4 +1,4 @@
-"""Notices a test after which later ones would start from another state."""
+"""Detects tests that leave a changed state for later ones."""
 
 import multiprocessing
 import os
@@ -13,8 +13,8 @@ def fail_on_leftovers() -> Iterator[None]:
     """Clean up what the body left behind, and then fail because of it.
 
     Raises:
-        AssertionError: if a setting of ours or of accelerate in the environment has changed, or a process group or a
-            child process lives.
+        AssertionError: if a setting of this library or of accelerate in the environment has changed, or a process group
+            or a child process is left.
     """
     before = _settings_in_environment()
     yield
@@ -28,7 +28,7 @@ def fail_on_leftovers() -> Iterator[None]:
         torch.distributed.destroy_process_group()
     children = multiprocessing.active_children()
     for child in children:
-        child.kill()  # loader processes ignore anything more polite
+        child.kill()  # loader processes ignore gentler signals
         child.join()
     assert not changed, f"environment variables were left changed: {', '.join(changed)}"
     assert not group_is_left, "a process group was left behind: call torch.distributed.destroy_process_group()"

@@ -10,7 +10,7 @@ NUM_TRAINING_IMAGES = 1500  # of 1797
 
 
 def write_mnist(root: Path) -> Path:
-    """Write scikit-learn's digits, 8x8 pixels drawn 24x24 with a border of 2, where torchvision looks for MNIST.
+    """Write scikit-learn's 8x8 digits, enlarged to 24x24 with a border of 2, where torchvision looks for MNIST.
 
     Returns `root`, ready for ``torchvision.datasets.MNIST(root, download=False)``.
     """
@@ -28,6 +28,6 @@ def write_mnist(root: Path) -> Path:
 
 
 def _write_idx(path: Path, array: "np.ndarray[tuple[int, ...], np.dtype[np.uint8]]") -> None:
-    unsigned_bytes = 8  # the format's code of the element type
+    unsigned_bytes = 8  # the format's code for the element type
     header = struct.pack(f">HBB{array.ndim}I", 0, unsigned_bytes, array.ndim, *array.shape)
     path.write_bytes(header + array.tobytes())

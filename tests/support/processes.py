@@ -1,4 +1,4 @@
-"""Run scripts as a user would, in processes of their own."""
+"""Runs scripts as a user would, in separate processes."""
 
 import functools
 import json
@@ -16,23 +16,23 @@ from tests.support.ending import kill_with_children
 
 REPOSITORY = Path(__file__).parents[2]
 _PYTHON_PATH = os.pathsep.join(map(str, [REPOSITORY / "src", REPOSITORY, REPOSITORY / "tests" / "support"]))
-# A launcher's variables and the settings around the tests, were they inherited, would change what a script does.
+# Inherited variables of a launcher or settings of the tests would change what a script does.
 _LAUNCH_VARIABLES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 _SETTINGS = ("ACCELERATE_", "PT_ACC_", "TORCHELASTIC_", "SLURM_", "OMPI_", "PMI", "MPI_", "MV2_")
-# A script that has not ended by then never will, however busy the machine is. Gloo waits longer for a missing rank.
+# A script that has not ended by then never will, even on a busy machine. Gloo waits longer for a missing rank.
 TIME_LIMIT_SECONDS = 1200
-# Each of the many processes would compile the package anew.
+# Otherwise each of the many processes would compile the package again.
 _SLOWING_VARIABLES = {"PYTHONDONTWRITEBYTECODE"}
 
 
 @dataclass(frozen=True)
 class Output:
-    """What a script printed.
+    """The output of a script.
 
     Attributes:
         stdout: all of it, rank after rank.
-        stderr: all of it, what the launcher says first, then rank after rank.
-        stdout_of_ranks: the standard output of each rank alone.
+        stderr: all of it, first that of the launcher, then rank after rank.
+        stdout_of_ranks: the standard output of each rank.
     """
 
     stdout: str
@@ -47,17 +47,17 @@ def run_script(
     cwd: Path | None = None,
     timeout_seconds: float = TIME_LIMIT_SECONDS,
 ) -> Output:
-    """Run `script` in one process, and return what it printed.
+    """Run `script` in one process, and return its output.
 
     Args:
         script: a path, or the source itself as a string.
         args: its command line arguments.
         env: environment variables on top of the usual ones. GPUs are hidden unless ``CUDA_VISIBLE_DEVICES`` is given.
         cwd: the working directory; the current one by default.
-        timeout_seconds: after this time the script and everything it started are killed.
+        timeout_seconds: after this time the script and its descendants are killed.
 
     Raises:
-        AssertionError: if it fails or takes too long; the message has everything it printed.
+        AssertionError: if it fails or takes too long; the message has its whole output.
     """
     return _run(script, args, world_size=None, env=env, cwd=cwd, timeout_seconds=timeout_seconds)
 
@@ -70,7 +70,7 @@ def run_under_torchrun(
     cwd: Path | None = None,
     timeout_seconds: float = TIME_LIMIT_SECONDS,
 ) -> Output:
-    """Run `script` on `world_size` processes under torchrun, at a free port. The rest is as in `run_script`."""
+    """Run `script` on `world_size` processes under torchrun, at a free port. Otherwise like `run_script`."""
     return _run(script, args, world_size=world_size, env=env, cwd=cwd, timeout_seconds=timeout_seconds)
 
 
@@ -83,13 +83,13 @@ def run_on_ranks(
     timeout_seconds: float = TIME_LIMIT_SECONDS,
     launcher: Sequence[Mapping[str, str]] | None = None,
 ) -> Output:
-    """Run `script` on `world_size` ranks that find each other as under torchrun, but have everything imported already.
+    """Run `script` on `world_size` ranks that find each other as under torchrun, with everything already imported.
 
-    Much quicker, and the same to a script. What is said of the launcher, or of what happens while something is
-    imported, needs one of the others. Arguments and errors are those of `run_script`.
+    This is much quicker, and the same for a script. Tests of a launcher's output, or of what happens during imports,
+    need one of the other functions. Arguments and errors are those of `run_script`.
 
     Args:
-        launcher: the variables that a launcher sets for each rank, in place of torchrun's.
+        launcher: the variables that a launcher sets for each rank, instead of torchrun's.
     """
     return _run_forked(script, world_size, args, env, cwd, timeout_seconds, launcher)
 
@@ -101,7 +101,7 @@ def run_forked(
     cwd: Path | None = None,
     timeout_seconds: float = TIME_LIMIT_SECONDS,
 ) -> Output:
-    """`run_script`, in a process in which everything is imported already."""
+    """Like `run_script`, in a process in which everything is already imported."""
     return _run_forked(script, None, args, env, cwd, timeout_seconds)
 
 
@@ -148,7 +148,7 @@ def _shown_code(code: int) -> str:
 
 @functools.cache
 def _fork_server() -> "subprocess.Popen[str]":
-    """The process that forks, as long as this one lives."""
+    """The process that forks; it lives as long as this one."""
     script = Path(__file__).with_name("fork_server.py")
     with default_signals():
         return subprocess.Popen(
@@ -174,9 +174,9 @@ def start_on_ranks(
         script: its path.
         world_size: the number of ranks.
         args: its command line arguments.
-        options: further ones of torchrun.
+        options: further options of torchrun.
         env: environment variables on top of the usual ones.
-        log: gets everything that is printed.
+        log: the file for its output.
     """
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world_size), *options]
     command = [sys.executable, *launcher, str(script), *map(str, args)]
@@ -184,7 +184,7 @@ def start_on_ranks(
 
 
 def start(command: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None) -> "subprocess.Popen[bytes]":
-    """Start `command`, without waiting for it. Everything that it prints goes to the file `log`."""
+    """Start `command` without waiting for it. Its output goes to the file `log`."""
     with log.open("w") as output, default_signals():
         return subprocess.Popen(
             command,
@@ -232,7 +232,7 @@ def _run(
 
 
 def _script_in(folder: str, script: str | Path) -> Path:
-    """The path of a script, which is written to `folder` if it is the source itself."""
+    """The path of a script, which is written to `folder` if it is given as source."""
     if not isinstance(script, str):
         return script.resolve()
     path = Path(folder) / "script.py"
@@ -246,13 +246,13 @@ def _check_ending(script: str | Path, ending: str, is_good: bool, output: Output
 
 
 def _torchrun(world_size: int, *, log_folder: str) -> list[str]:
-    # Each rank prints into files of its own: lines of processes that share a pipe are torn apart.
+    # Each rank prints to separate files: processes that share a pipe interrupt each other's lines.
     logging = ["--redirects", "3", "--log-dir", log_folder]
     return ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world_size), *logging]
 
 
 def _read_logs(log_folder: str, name: str) -> tuple[str, ...]:
-    """What torchrun wrote per rank, into the folders ``run/attempt/rank``."""
+    """The output that torchrun wrote per rank, in the folders ``run/attempt/rank``."""
     files = Path(log_folder).glob(f"*/*/*/{name}")
     return tuple(file.read_text(encoding="utf-8") for file in sorted(files, key=lambda file: int(file.parent.name)))
 

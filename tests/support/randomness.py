@@ -1,4 +1,4 @@
-"""A training run in which everything that can be random is."""
+"""A training run with every kind of randomness."""
 
 import random
 from collections.abc import Callable
@@ -35,7 +35,7 @@ def mix(samples: list[Any]) -> Any:
 
 
 def dropout_model(*, rate: float = 0.3) -> nn.Module:
-    """The same float64 weights on every call; the global generators are left alone."""
+    """A model with the same float64 weights on every call; the global generators are left alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(11)
         return nn.Sequential(nn.Linear(3, 8), nn.Dropout(rate), nn.Tanh(), nn.Linear(8, 2)).double()
@@ -69,7 +69,7 @@ def train_randomly(
 
 
 def digest(trainer: Trainer) -> str:
-    """What the run came to, to the bit: weights and every metric."""
+    """An exact digest of a run's results: weights and every metric."""
     history = trainer.run_history
     metrics = {name: list(history.get_metric_values(name)) for name in history.get_metric_names()}
     return str(digests({"model": trainer.get_model().state_dict(), "metrics": metrics}))

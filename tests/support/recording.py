@@ -1,4 +1,4 @@
-"""Every hook, event and metric of a run in the order in which they come, and the same order read from text."""
+"""Records every hook, event and metric of a run in order, and reads the same order from text."""
 
 import functools
 import re
@@ -13,7 +13,7 @@ from pytorch_accelerated.trainer import Trainer
 from pytorch_accelerated.training import order
 from tests.support.reference import sgd, tiny_model
 
-HOOKS = tuple(hook for hook in order.HOOKS if hook != "count_batch_items")  # which counts items when overridden
+HOOKS = tuple(hook for hook in order.HOOKS if hook != "count_batch_items")  # counts items when overridden
 INTERNAL_HOOKS = (
     "_create_accelerator",
     "_create_callback_handler",
@@ -31,14 +31,14 @@ INTERNAL_HOOKS = (
 )
 
 
-REMARKS = 40  # characters from the left: lines that begin further to the right are remarks
+REMARKS = 40  # lines indented by more characters than this are remarks
 
 
 class Recorder(TrainerCallback):
-    """Notes what happens. Make trainers with `trainer`; everything goes to `calls`.
+    """Records the calls of trainers created with `trainer`, in `calls`.
 
     Args:
-        hooks: the trainer's methods to note.
+        hooks: the trainer's methods to record.
     """
 
     def __init__(self, hooks: Iterable[str] = HOOKS) -> None:
@@ -46,7 +46,9 @@ class Recorder(TrainerCallback):
         self.hooks = tuple(hooks)
 
     def trainer(self, *callbacks: Any, base: type[Trainer] = Trainer, **kwargs: Any) -> Trainer:
-        """A trainer of a tiny model whose hooks, events and metrics are noted; events before other callbacks act."""
+        """A trainer of a tiny model whose hooks, events and metrics are recorded; events before other callbacks handle
+        them.
+        """
         kind: type[Trainer] = type(
             f"Recorded{base.__name__}", (base,), {hook: self._recorded(base, hook) for hook in self.hooks}
         )
@@ -86,7 +88,7 @@ class _RecordedHistory(InMemoryRunHistory):
         super().update_metric(name, value)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        calls, self.calls = self.calls, []  # what was recorded before the run was interrupted
+        calls, self.calls = self.calls, []  # recorded before the run was interrupted
         super().load_state_dict(state)
         self.calls = calls
 
@@ -94,13 +96,13 @@ class _RecordedHistory(InMemoryRunHistory):
 def expand(text: str, *, counts: Mapping[str, int] | None = None, parts: Mapping[str, str] | None = None) -> list[str]:
     """The names that `text` stands for, in order.
 
-    The lines below ``each of 3 updates:`` come three times, below ``each update:`` as often as `counts` says for
-    "update", and below ``the epoch:`` once; the names below a name come once, too. Anything behind two spaces or more
-    is a remark.
+    Lines below ``each of 3 updates:`` are repeated three times, lines below ``each update:`` as often as `counts` says
+    for "update", and lines below ``the epoch:`` come once, as do names below a name. Text after two or more spaces is a
+    remark.
 
     Args:
-        text: one name, or the name of a part, in each line.
-        counts: of things, in the singular.
+        text: one name, or the name of a part, per line.
+        counts: numbers of repetitions, by singular noun.
         parts: texts by the line that stands for them.
     """
     lines = [line for line in text.splitlines() if line.strip() and _depth(line) < REMARKS]

@@ -1,4 +1,4 @@
-"""The plain loop that every way of cutting the work must equal: one process, one batch per update."""
+"""The plain loop that every way of splitting the work must match: one process, one batch per update."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -9,13 +9,13 @@ from torch import nn
 from pytorch_accelerated.data.sampling import epoch_order
 
 TOLERANCE = 1e-12  # in float64; only the order of sums differs
-# What the order of one short sum changes on any processor: 64 roundings of float64, 8 of float32.
+# The effect of the order of one short sum on any processor: 64 roundings of float64, 8 of float32.
 ROUNDING = 2.0**-46
 SINGLE = 2.0**-20
 
 
 def tiny_model(*, seed: int = 0, features: int = 3, outputs: int = 2) -> nn.Module:
-    """A small float64 network; the same for the same seed, whatever the state of the global generator."""
+    """A small float64 network, the same for the same seed, whatever the state of the global generator."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return nn.Sequential(nn.Linear(features, 4), nn.Tanh(), nn.Linear(4, outputs)).double()
@@ -33,7 +33,7 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def windows_of_epoch(size: int, samples_per_update: int, *, seed: int, epoch: int) -> list[torch.Tensor]:
-    """The samples of each update, as the promise says: the epoch's order cut into pieces."""
+    """The samples of each update as documented: the epoch's order split into pieces."""
     return list(epoch_order(size, seed=seed, epoch=epoch).split(samples_per_update))
 
 
@@ -60,9 +60,9 @@ def train_reference(
 
 
 def assert_same_numbers(actual: Any, expected: Any, *, tolerance: float = ROUNDING) -> None:
-    """Equal up to `tolerance` times the largest of the expected numbers.
+    """Assert equality up to `tolerance` times the largest of the expected numbers.
 
-    Not relative to each entry: one that nearly cancels out carries the rounding of the numbers it is the sum of.
+    Not relative to each entry: an entry that nearly cancels out carries the rounding errors of its summands.
     """
     expected = torch.as_tensor(expected)
     scale = expected.abs().max().item() if expected.numel() else 0.0
@@ -70,7 +70,7 @@ def assert_same_numbers(actual: Any, expected: Any, *, tolerance: float = ROUNDI
 
 
 def assert_same_parameters(actual: nn.Module, expected: nn.Module, *, tolerance: float = TOLERANCE) -> None:
-    """Every parameter and buffer equal, relative to its size; a tolerance of 0 means to the bit."""
+    """Assert that every parameter and buffer is equal, relative to its size; a tolerance of 0 means bit for bit."""
     expected_state = expected.state_dict()
     assert actual.state_dict().keys() == expected_state.keys()
     for name, tensor in actual.state_dict().items():

@@ -1,4 +1,4 @@
-"""One run, whole or interrupted and resumed, with everything in it that has a state."""
+"""One run, uninterrupted or resumed, with every kind of state."""
 
 import functools
 import hashlib
@@ -46,7 +46,7 @@ class SaveAndStop(TrainerCallback):
 
 
 class SaveAtEpochEnd(SaveAndStop):
-    """The same after `updates` epochs, when everything of the epoch is over."""
+    """Saves and ends the run after `updates` epochs, when everything in the epoch is done."""
 
     def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
         pass
@@ -69,7 +69,7 @@ def run(
 ) -> tuple[Trainer, ModelEmaCallback]:
     """Three epochs over `rows` rows; dropout, batch norm, momentum, a schedule, EMA, early stopping, best model.
 
-    `process_seed` stands for whatever the process did before: a resumed run must not depend on it.
+    `process_seed` simulates earlier work of the process: a resumed run must not depend on it.
     """
     torch.manual_seed(process_seed)
     model = nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.Dropout(0.3), nn.Tanh(), nn.Linear(6, 2)).double()
@@ -91,7 +91,7 @@ def run(
 
 
 def everything(trainer: Trainer, ema: ModelEmaCallback) -> dict[str, Any]:
-    """What must be the same in the end, to the bit."""
+    """All results that must be the same in the end, bit for bit."""
     return {
         "model": trainer.model.state_dict(),
         "optimizer": trainer.optimizer.state_dict(),
@@ -105,7 +105,7 @@ def everything(trainer: Trainer, ema: ModelEmaCallback) -> dict[str, Any]:
 
 
 def digests(state: dict[str, Any], folder: Path | None = None) -> dict[str, str]:
-    """A few characters for each part, which differ if any bit of it does. The path of `folder` does not count."""
+    """A few characters for each part, which differ if any bit of it does. The path of `folder` does not matter."""
     texts = {name: repr(_plain(part)).replace(str(folder), "") for name, part in state.items()}
     return {name: hashlib.sha256(text.encode()).hexdigest()[:16] for name, text in texts.items()}
 
@@ -119,7 +119,7 @@ def _plain(value: Any) -> Any:
 
 
 def assert_same(actual: Any, expected: Any, path: str = "", *, tolerance: float = 0.0) -> None:
-    """Fail at the first place where two values of `everything` differ; functions are not compared."""
+    """Fail at the first difference between two values of `everything`; functions are not compared."""
     if tolerance and isinstance(expected, (torch.Tensor, float)):
         values = torch.as_tensor(actual), torch.as_tensor(expected)
         torch.testing.assert_close(*values, rtol=tolerance, atol=tolerance, msg=path)

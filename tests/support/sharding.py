@@ -1,4 +1,4 @@
-"""The run of the tests of sharded models, on a model that is sharded over the ranks or not."""
+"""The run used by the tests of sharded models, on a sharded or an unsharded model."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,7 +17,7 @@ EVAL_ROWS = 1
 
 
 def make_trainer(*, shards: bool, dropout: float = 0.0, callbacks: Iterable[TrainerCallback] = ()) -> Trainer:
-    """An odd-sized float64 model, such that the ranks' parts differ in size, and of some parameter one has nothing."""
+    """A float64 model of odd sizes, so that the ranks' shards differ in size and one of them is empty."""
     torch.manual_seed(5)
     model = nn.Sequential(
         nn.Linear(3, 5), nn.Tanh(), nn.Dropout(dropout), nn.LayerNorm(5), nn.Linear(5, 1), nn.Linear(1, 2)
@@ -34,7 +34,7 @@ def make_trainer(*, shards: bool, dropout: float = 0.0, callbacks: Iterable[Trai
 
 
 def train(trainer: Trainer, *, ranks: int, **arguments: Any) -> Trainer:
-    """Three epochs of updates of 12 samples, whatever the number of ranks."""
+    """Three epochs of updates of 12 samples, for any number of ranks."""
     trainer.train(
         regression_data(ROWS),
         num_epochs=3,
@@ -53,7 +53,7 @@ def saver(folder: Path, *, background: bool = False) -> SaveTrainingStateCallbac
 
 
 def everything(trainer: Trainer) -> dict[str, Any]:
-    """What a run has come to, put together from the ranks. Must be called by all of them."""
+    """The results of a run, gathered from the ranks. Must be called by all of them."""
     from pytorch_accelerated.models.sharding import whole
 
     return {

@@ -1,4 +1,4 @@
-"""Streams that say where they are, and runs over them, whole or resumed."""
+"""Streams that report their position, and runs over them, uninterrupted or resumed."""
 
 import multiprocessing
 import random
@@ -24,9 +24,10 @@ def count(number: Any) -> None:
 
 
 class Walk(IterableDataset[Any]):
-    """Rows in an order that only its own generator knows, with noise of all three generators that user code draws from.
+    """Rows in an order that only its own generator determines, with noise of all three generators that user code draws
+    from.
 
-    Workers, and ranks of which it is told, have rows of their own.
+    Workers, and ranks that it knows of, have different rows.
     """
 
     def __init__(self, rows: int = 9, *, rank: int = 0, ranks: int = 1) -> None:
@@ -57,7 +58,7 @@ class Walk(IterableDataset[Any]):
 
 
 class WithStepsOnly(IterableDataset[Any]):
-    """The same rows in their order; the iterator has a state, the dataset none."""
+    """The same rows in order; the iterator has a state, the dataset does not."""
 
     def __init__(self) -> None:
         self.walk = Walk()
@@ -74,7 +75,7 @@ class Stateless(WithStepsOnly):
 
 
 class Steps(Iterator[Any]):
-    """Says where it is, though its dataset does not."""
+    """Reports its position, although its dataset does not."""
 
     def __init__(self, walk: Walk) -> None:
         self.walk = walk
@@ -96,7 +97,7 @@ class Steps(Iterator[Any]):
 
 
 class OwnLoader(StatefulDataLoader):  # type: ignore[misc]
-    """A kind of loader that nobody knows, and that draws from this process's generator when a pass begins."""
+    """An unknown kind of loader that draws from this process's generator when a pass begins."""
 
 
 def stateful(dataset: Any, **kwargs: Any) -> Any:
@@ -124,7 +125,7 @@ class SaveEverywhere(TrainerCallback):
 def run(
     data: Any, *callbacks: TrainerCallback, process_seed: int = 0, base: Any = Trainer, **arguments: Any
 ) -> Trainer:
-    """Three epochs over `data`, with dropout. `process_seed` stands for what the process did before."""
+    """Three epochs over `data`, with dropout. `process_seed` simulates earlier work of the process."""
     torch.manual_seed(process_seed)
     np.random.seed(process_seed)
     random.seed(process_seed)
@@ -136,7 +137,7 @@ def run(
 
 
 def outcome(trainer: Trainer) -> dict[str, Any]:
-    """What must be the same in the end, to the bit."""
+    """All results that must be the same in the end, bit for bit."""
     run_state = trainer.run_state.state_dict()
     if not trainer._ranks.is_first:
         del run_state["batches_in_epoch"]  # a training state has that of the first rank
@@ -152,7 +153,7 @@ def outcome(trainer: Trainer) -> dict[str, Any]:
 
 
 def check_everywhere(make: Callable[[], Any], folder: Path, **arguments: Any) -> None:
-    """Save a run wherever it can be saved; from each state it must go on as if nothing had happened."""
+    """Save a run wherever it can be saved; from each state it must resume as if nothing had happened."""
     saver = SaveEverywhere(folder)
     whole = outcome(run(make(), saver, **arguments))
     assert len(saver.saved) == whole["run_state"]["updates"] + whole["run_state"]["epochs"]

@@ -32,7 +32,7 @@ class Terminal:
 
     @property
     def screen(self) -> list[str]:
-        """The lines that can be seen now, without empty ones at the end."""
+        """The visible lines, without empty ones at the end."""
         lines, row, column = [""], 0, 0
         for token in re.findall(r"\x1b\[A|.", self.received, flags=re.DOTALL):
             if token == "\x1b[A":
@@ -55,7 +55,7 @@ class Terminal:
 
 @contextmanager
 def in_a_terminal(columns: int = 100) -> Iterator[Terminal]:
-    """Python's output and errors go to a terminal of `columns` characters inside."""
+    """Send Python's output and errors to a terminal of `columns` characters."""
     terminal = Terminal(columns)
     try:
         with redirect_stdout(terminal.file), redirect_stderr(terminal.file):

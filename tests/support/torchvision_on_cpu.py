@@ -1,8 +1,8 @@
-"""Lets torchvision be imported where its compiled operators do not fit the installed torch.
+"""Makes torchvision importable where its compiled operators do not match the installed torch.
 
-The usual torchvision wheel is built for CUDA. Beside a CPU build of torch its operators cannot be loaded, and then the
-import fails, because it describes two operators that nobody has declared. Declaring them is enough for everything that
-does not call them.
+The usual torchvision wheel is built for CUDA. With a CPU build of torch its operators cannot be loaded, and the import
+fails because it describes two operators that have not been declared. Declaring them is enough for everything that does
+not call them.
 """
 
 import importlib.util
@@ -16,7 +16,9 @@ from typing import Any
 
 
 class _DeclareBeforeImport:
-    """Import hook: the declarations are made when torchvision is looked for, so that nobody else pays for torch."""
+    """Import hook that makes the declarations when torchvision is looked for, so that nothing else pays for importing
+    torch.
+    """
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -31,12 +33,12 @@ _HOOK = _DeclareBeforeImport()
 
 
 def install() -> None:
-    """Make ``import torchvision`` work in this process, whoever does it. Doing it again changes nothing."""
+    """Make ``import torchvision`` work in this process. Calling it again changes nothing."""
     if _HOOK not in sys.meta_path:
         sys.meta_path.insert(0, _HOOK)
 
 
-@lru_cache(maxsize=1)  # a Library takes its declarations with it when it is collected, so it is kept here
+@lru_cache(maxsize=1)  # a Library loses its declarations when it is collected, so it is kept here
 def declare_missing_operators() -> Any:
     """Declare the operators that importing torchvision needs, unless its own can be loaded."""
     import torch
