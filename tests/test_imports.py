@@ -52,8 +52,6 @@ RANKS = {
     "training.batches": 2,
     "training.hook_output": 2,
     "training.late_counts": 2,
-    "steps.cuda_graphs": 2,
-    "steps.step_facts": 2,
     # watchers, the loop, faces and tools
     "callbacks": 3,
     "training": 4,

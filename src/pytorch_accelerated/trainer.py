@@ -1,69 +1,51 @@
-"""`Trainer`: what users call.
+"""`Trainer`: what users call, and the order of a run.
 
-The loop itself is in `loop.py`, what may come between its steps in `control.py`, what has to be in place before it runs
-in `running.py`, what a subclass may override in `hooks.py`.
+What a subclass may override is in `training/hooks.py`, what lives as long as one call in `training/run.py`, and how an
+update changes the parameters in `training/step.py`. `docs/events.md` has the order of hooks and events for every way a
+run can end.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from pytorch_accelerated.callbacks.defaults import DEFAULT_CALLBACKS
-from pytorch_accelerated.callbacks.handler import CallbackHandler
 from pytorch_accelerated.callbacks.limits import OuterLimit
 from pytorch_accelerated.checkpointing.loading import all_or_nothing, check_same_kind, load_states
 from pytorch_accelerated.checkpointing.optimizers import check_optimizer_state
 from pytorch_accelerated.checkpointing.portable import load_portable, save_portable
 from pytorch_accelerated.checkpointing.shared_disk import agree_on_resuming
-from pytorch_accelerated.checkpointing.training_state import load_run, save_run
-from pytorch_accelerated.checkpointing.verify import find_state
-from pytorch_accelerated.checkpointing.weights import (
-    canonical_state_dict,
-    check_canonical,
-    check_finite,
-    load_canonical,
-)
+from pytorch_accelerated.checkpointing.weights import canonical_state_dict, check_canonical, load_canonical
 from pytorch_accelerated.data.building import build_loader, check_dataset
 from pytorch_accelerated.data.checking import refuse_rearranged
 from pytorch_accelerated.data.padding import remove_padding
 from pytorch_accelerated.data.slicing import LIMIT_BATCHES_ENV_VAR, batch_limit_from_environment
-from pytorch_accelerated.errors import (
-    ConfigurationError,
-    InvalidCheckpointError,
-)
-from pytorch_accelerated.models.deepspeed import is_engine
-from pytorch_accelerated.models.preparation import PreparedModel
-from pytorch_accelerated.models.sharding import has_shards, whole
+from pytorch_accelerated.data.updates import RunLoader
+from pytorch_accelerated.errors import ConfigurationError, InvalidCheckpointError
+from pytorch_accelerated.models.preparation import bare_model
+from pytorch_accelerated.models.sharding import whole
 from pytorch_accelerated.prediction.collecting import collect_predictions
-from pytorch_accelerated.processes.gathering import map_tensors, without_rows
-from pytorch_accelerated.processes.peers import limit_of_waiting
-from pytorch_accelerated.processes.ranks import Ranks
-from pytorch_accelerated.progress.display import above_bars
-from pytorch_accelerated.steps.capturing import CapturedStepReport, refuse_what_cannot_be_captured
-from pytorch_accelerated.steps.guarded import refuse_what_cannot_be_held_back
-from pytorch_accelerated.steps.splitting import refuse_what_cannot_be_split
-from pytorch_accelerated.tracking.history import InMemoryRunHistory, RunHistory
+from pytorch_accelerated.processes.gathering import map_tensors
+from pytorch_accelerated.run_config import TrainerRunConfig
+from pytorch_accelerated.steps.guarded import RollBack
+from pytorch_accelerated.tracking.history import RunHistory
 from pytorch_accelerated.tracking.loss import LossTracker
+from pytorch_accelerated.training import setup
 from pytorch_accelerated.training.explaining import explain_run
-from pytorch_accelerated.training.hooks import warn_about_misspelt_hooks
+from pytorch_accelerated.training.hooks import TrainerHooks, own_version, warn_about_misspelt_hooks
 from pytorch_accelerated.training.placeholders import TrainerPlaceholderValues, replace_trainer_placeholder_values
 from pytorch_accelerated.training.preflight import PreflightReport, rehearse
-from pytorch_accelerated.training.run_state import RunState
-from pytorch_accelerated.training.running import TrainingRun
-from pytorch_accelerated.training.settings import (
-    TrainSettings,
-    check_positive_count,
-    check_run_arguments,
-    check_scheduler_factory,
-)
+from pytorch_accelerated.training.run import Run, print_above_bars
+from pytorch_accelerated.training.run_state import RunPhase
+from pytorch_accelerated.training.settings import TrainSettings, check_positive_count, check_run_arguments
 
 __all__ = [
     "DEFAULT_CALLBACKS",
@@ -74,7 +56,15 @@ __all__ = [
 ]
 
 
-class Trainer(TrainingRun):
+# Methods of the trainer that stand in an update, by the names that `StepParts` has for the user's own versions.
+_OWN_PARTS = {
+    "own_passes": "_perform_forward_and_backward_passes",
+    "own_clipping": "_clip_gradients",
+    "own_recording": "_update_loss_tracker",
+}
+
+
+class Trainer(TrainerHooks):
     """Trains, evaluates, predicts with and saves any PyTorch model.
 
     ::
@@ -99,10 +89,8 @@ class Trainer(TrainingRun):
             state of torch's generator when a run starts, without changing it.
         mixed_precision: "no", "fp16" (not on the CPU), "bf16" or "fp8"; None: as accelerate is configured.
         compile_model: compile the model in place when a run starts; a dict holds arguments for `torch.compile`, and
-            maybe ``"regional": True`` to compile repeated blocks instead of the whole.
-        compile_step: "graph" to capture the training step as CUDA graphs and replay them, which pays where a step is
-            many short kernels. Steps that cannot be captured run as always; `docs/design/captured-step.md` has the
-            rules.
+            maybe ``"regional": True`` to compile repeated blocks instead of the whole. With
+            ``{"mode": "reduce-overhead"}`` torch uses CUDA graphs.
         accelerator: an `accelerate.Accelerator`, or a function that returns one. It must not accumulate gradients
             itself.
         inference_mode: evaluate and predict in `torch.inference_mode` instead of `torch.no_grad`: a little faster, but
@@ -112,8 +100,9 @@ class Trainer(TrainingRun):
             minutes with NCCL.
     """
 
-    #: Names of events that a subclass fires itself, so that callbacks with such methods are not taken for misspelt.
-    custom_events: tuple[str, ...] = ()
+    _run_kind: type[Run] = Run
+    _run: Run | None = None  # while the trainer is at work
+    _last_run: Run | None = None
 
     def __init__(
         self,
@@ -126,56 +115,29 @@ class Trainer(TrainingRun):
         seed: int | None = None,
         mixed_precision: str | None = None,
         compile_model: bool | Mapping[str, Any] = False,
-        compile_step: str | None = None,
         accelerator: Accelerator | Callable[[], Accelerator] | None = None,
         inference_mode: bool = False,
         timeout: float | None = None,
     ) -> None:
-        self.model: Any = model
-        self.loss_func = loss_func
-        self.optimizer: Any = optimizer
-        self.run_history: RunHistory = run_history if run_history is not None else InMemoryRunHistory()
-        self.seed = seed
-        self.mixed_precision = mixed_precision
-        self.compile_model = compile_model
-        self.inference_mode = inference_mode
-        self.timeout = timeout
-        self.compile_step = compile_step
-        self.captured_step_report: CapturedStepReport | None = None
-        self.scheduler: Any = None
-        self.create_scheduler_fn: Callable[..., Any] | None = None
-        self.collate_fn: Callable[..., Any] | None = None
-        self.train_dataset: Any = None
-        self.eval_dataset: Any = None
-        self.run_config = None  # type: ignore[assignment]  # there is none before the first run
-        self.run_state = RunState()
-
-        self._callbacks = callbacks
-        self._given_accelerator = accelerator
-        self._accelerator: Accelerator = self._create_accelerator()
+        super().__init__(
+            model,
+            loss_func,
+            optimizer,
+            callbacks,
+            run_history,
+            seed=seed,
+            mixed_precision=mixed_precision,
+            compile_model=compile_model,
+            accelerator=accelerator,
+            inference_mode=inference_mode,
+            timeout=timeout,
+        )
         self._precision = str(self._accelerator.mixed_precision)
-        self._ranks = Ranks(self._accelerator, timeout=limit_of_waiting(timeout))
-        self.callback_handler: CallbackHandler = self._create_callback_handler()
         limit = batch_limit_from_environment()
         if limit is not None:
             self.callback_handler.add_callback(OuterLimit(limit, source=LIMIT_BATCHES_ENV_VAR))
-
-        self._settings = TrainSettings(num_epochs=1)
-        self._train_dataloader: Any = None
-        self._eval_dataloader: Any = None
-        self._train_dl_kwargs: Mapping[str, Any] = {}
-        self._eval_dl_kwargs: Mapping[str, Any] = {}
-        self._pad_uneven_eval_batches = False  # read by scripts; nothing is padded
-        self._loss_tracker = LossTracker()
-        self._gradient_norms = LossTracker()
-        self._run_seed = 0
-        self._training_runs = 0
-        self._epochs_before_run = 0
-        self._is_running = False
-        self._prepared: PreparedModel | None = None
-        self._reset_control()
-        warn_about_misspelt_hooks(self)
-        self._emit("on_init_end")
+        warn_about_misspelt_hooks(self, self._ranks)
+        self.callback_handler.call_event("on_init_end", self)
 
     # ------------------------------------------------------------------------------------------------ what users call
 
@@ -248,7 +210,7 @@ class Trainer(TrainingRun):
             NonFiniteLossError: if `TerminateOnNaNCallback` met a loss that is NaN or infinite, or more updates in a row
                 than `max_skipped_updates` could not be applied.
         """
-        self._refuse_within_a_run("train", "Call it when the run is over, or use another trainer.")
+        setup.refuse_within_a_run(self, self._run, "train", "Call it when the run is over, or use another trainer.")
         settings = TrainSettings(
             num_epochs=num_epochs,
             per_device_batch_size=per_device_batch_size,
@@ -270,32 +232,32 @@ class Trainer(TrainingRun):
             collate_fn=collate_fn,
             resume_from=resume_from,
         )
-        check_scheduler_factory(create_scheduler_fn, has_own_call=self._overrides("create_scheduler"))
-        self._check_parts()
-        self._check_reduction(trains=True, evaluates=eval_dataset is not None)
-        self._check_optimizer()
-        if self.compile_step is not None:
-            refuse_what_cannot_be_captured(self)
-        if settings.nonfinite_policy is not None:
-            refuse_what_cannot_be_held_back(self, settings)
-        if settings.split_on_oom:
-            refuse_what_cannot_be_split(self)
-        num_passes = settings.num_epochs if settings.max_num_train_steps is None else None
-        if not self._overrides("create_train_dataloader"):
-            check_dataset(train_dataset, num_passes=num_passes)
-        if eval_dataset is not None and not self._overrides("create_eval_dataloader"):
-            check_dataset(eval_dataset, num_passes=num_passes)
-        self._settings = settings
+        setup.check_training(
+            self,
+            settings,
+            train_dataset,
+            eval_dataset,
+            create_scheduler_fn,
+            has_own_passes=own_version(self, _OWN_PARTS["own_passes"], Trainer) is not None,
+        )
         self.train_dataset = train_dataset
         self.eval_dataset = eval_dataset
         self.collate_fn = collate_fn
         self.create_scheduler_fn = create_scheduler_fn
-        with self._running():
+        with self._running(settings) as run:
             agree_on_resuming(resume_from, self._ranks)
-            state = None if resume_from is None else self._find_state(resume_from)
+            state = None if resume_from is None else run.find_state(resume_from)
             if resume_from is not None and state is None:
                 self.print(f"No training state in {resume_from}: starting afresh")
-            self._start_training_run(train_dataloader_kwargs, eval_dataloader_kwargs, reset_run_history, state)
+            setup.start_training(
+                run,
+                train_dataloader_kwargs,
+                eval_dataloader_kwargs,
+                state,
+                resets_history=reset_run_history,
+                prepare=self._prepare_model_optimizer_and_dataloaders,
+                describe=self._create_run_config,
+            )
             if state is not None:
                 self.print(f"Resuming from {state}: epoch {self.run_history.current_epoch}, {self.run_state.position}")
             self._run_training()
@@ -323,25 +285,16 @@ class Trainer(TrainingRun):
             ConfigurationError: without any dataset.
             DataError: if the dataset is empty.
         """
-        self._refuse_within_a_run("evaluate", "Call `trainer.request_evaluation()` instead.")
+        setup.refuse_within_a_run(self, self._run, "evaluate", "Call `trainer.request_evaluation()` instead.")
         check_positive_count("per_device_batch_size", per_device_batch_size)
         check_run_arguments(dataloader_kwargs=dataloader_kwargs, collate_fn=collate_fn)
-        self._check_parts()
-        self._check_reduction(trains=False, evaluates=True)
-        if dataset is None and self.eval_dataset is None:
-            raise ConfigurationError(
-                "`evaluate` was called without a dataset, and there was no evaluation dataset before that it could use "
-                "again. Pass `dataset`."
-            )
-        if dataset is not None:
-            if not self._overrides("create_eval_dataloader"):
-                check_dataset(dataset)
-            self.eval_dataset = dataset
+        setup.check_evaluation(self, dataset)
+        self.eval_dataset = dataset if dataset is not None else self.eval_dataset
         self.collate_fn = collate_fn if collate_fn is not None else self.collate_fn
-        self._settings = TrainSettings(num_epochs=1, eval_per_device_batch_size=per_device_batch_size)
+        settings = TrainSettings(num_epochs=1, eval_per_device_batch_size=per_device_batch_size)
         self.run_history.reset()
-        with self._running():
-            self._seed_run()
+        with self._running(settings) as run:
+            run.choose_seed()
             self._train_dataloader = None
             self._eval_dl_kwargs = dict(dataloader_kwargs or {})
             self._eval_dataloader = self.create_eval_dataloader(per_device_batch_size, dataloader_kwargs)
@@ -376,16 +329,19 @@ class Trainer(TrainingRun):
         Raises:
             ConfigurationError: if the loader shuffles, or leaves samples out with `drop_last`.
         """
-        self._refuse_without_constructor()
+        setup.refuse_without_constructor(self)
         check_positive_count("per_device_batch_size", per_device_batch_size)
         check_run_arguments(dataloader_kwargs=dataloader_kwargs, collate_fn=collate_fn)
-        self._check_parts()
+        setup.check_parts_of(self)
         check_dataset(dataset)
         defaults = self._default_dl_kwargs(dataset, per_device_batch_size, shuffle=False)
         loader = build_loader(dataset, defaults, dataloader_kwargs, collate_fn or self.collate_fn)
-        with self._running(), self._loader_of_pass(loader, dataloader_kwargs) as adapted:
+        with (
+            self._running(TrainSettings(num_epochs=1)) as run,
+            run.loader_of_pass(loader, dataloader_kwargs) as adapted,
+        ):
             refuse_rearranged(adapted)
-            return self._run_prediction(adapted, collect_predictions(self._ranks, output_path))
+            return run.predict(adapted, collect_predictions(self._ranks, output_path))
 
     def save_checkpoint(
         self,
@@ -410,7 +366,7 @@ class Trainer(TrainingRun):
             NonFiniteLossError: if a parameter is NaN or infinite; an existing file is left as it is.
         """
         model = self.get_model()
-        self._check_finite()  # on every rank, so that all of them hear of it
+        self._run_or_new().check_finite()  # on every rank, so that all of them hear of it
         checkpoint: dict[str, Any] = {"model_state_dict": whole(canonical_state_dict(model))}
         if save_optimizer and self.optimizer is not None:
             checkpoint["optimizer_state_dict"] = whole(self.optimizer.state_dict())
@@ -481,10 +437,10 @@ class Trainer(TrainingRun):
                 goes wrong until then is raised in between. Outside of a run it is written at once.
         """
         request = (Path(output_dir), dict(checkpoint_kwargs or {}), background)
-        if self._is_running and self._defers_saves:
-            self._requested_states.append(request)
+        if self._run is not None and self._run.requests.defers_saves:
+            self._run.requests.states.append(request)
         else:
-            self._write_training_state(*request)
+            self._run_or_new().write_state(*request[:2], background and self._run is not None)
 
     def load_training_state(self, input_dir: str | Path) -> dict[str, Any]:
         """Take over a folder that `save_training_state` wrote, or the newest of several. Must be called by all ranks.
@@ -495,10 +451,12 @@ class Trainer(TrainingRun):
             The `checkpoint_kwargs` of the save, and ``current_epoch``.
         """
         agree_on_resuming(input_dir, self._ranks)
-        state = self._find_state(input_dir)
+        run = self._run_or_new()
+        state = run.find_state(input_dir)
         if state is None:
             raise InvalidCheckpointError(f"There is no training state in {input_dir}. Check the path.")
-        return load_run(self, state)
+        extra: dict[str, Any] = run.load_state(state, is_at_work=self._run is not None)
+        return extra
 
     def gather(self, tensor: Any, padding_value: float | None = None) -> Any:
         """Tensors of all ranks, concatenated on their first dimension. Must be called by all ranks with a batch.
@@ -514,24 +472,16 @@ class Trainer(TrainingRun):
         Returns:
             The same structure, with the rows of all ranks; a 0-dim tensor counts as one row.
         """
-        rows = self._gather_rows(tensor, padding_value)
+        run = self._run
+        gather = self._ranks.gather if run is None or run.uneven is None else run.uneven.gather
+        rows = gather(tensor, padding_value)
         if padding_value is None:
             return rows
         return map_tensors(lambda of_all_ranks: remove_padding(of_all_ranks, padding_value), rows)
 
-    def _gather_rows(self, tensor: Any, padding_value: float | None) -> Any:
-        """`gather`, with the rows that consist of padding."""
-        if self._round_has_empty_rank:
-            self._ranks.announce_gather(tensor, padding_value)
-        elif self._gathers_no_rows:
-            tensor = map_tensors(without_rows, tensor)
-        return self._ranks.gather(tensor, padding_value)
-
     def print(self, *args: Any, **kwargs: Any) -> None:
         """`print` on the first process of each node."""
-        if self._ranks.is_first_of_node:
-            with above_bars():
-                print(*args, **{"flush": True, **kwargs})
+        print_above_bars(self._ranks, *args, **kwargs)
 
     @property
     def device(self) -> torch.device:
@@ -544,9 +494,7 @@ class Trainer(TrainingRun):
         Args:
             keep_torch_compile: False to take off what the user's own `torch.compile(model)` put around it.
         """
-        model = self.model
-        while isinstance(model, DistributedDataParallel) or is_engine(model):
-            model = model.module
+        model = bare_model(self.model)
         return model if keep_torch_compile else getattr(model, "_orig_mod", model)
 
     def request_evaluation(self) -> None:
@@ -555,16 +503,7 @@ class Trainer(TrainingRun):
         That is when the current update is finished, or after the current event, with all its callbacks. For callbacks,
         during training; every rank must ask.
         """
-        self._evaluation_requested = True
-
-    def invalidate_captured_step(self) -> None:
-        """Have what ``compile_step`` captured captured anew, some updates later.
-
-        Needed after a change that cannot be seen from outside: a tensor or number that a hook uses was replaced, say.
-        What modules, parameters and optimizer are, and loaded states, are looked after.
-        """
-        if self._captured_step is not None:
-            self._captured_step.invalidate("something by `invalidate_captured_step`")
+        self.current_run.requests.evaluation = True
 
     def explain(self, num_epochs: int = 1, evaluate: bool = True) -> str:
         """The order of hooks and events of a run as text, with the callbacks that really act at each event."""
@@ -586,33 +525,181 @@ class Trainer(TrainingRun):
         Raises:
             Whatever the run would have raised: better now than after the first epoch.
         """
-        self._refuse_within_a_run("preflight", "Call it before `train`.")
+        setup.refuse_within_a_run(self, self._run, "preflight", "Call it before `train`.")
         arguments = {"train_dataset": train_dataset, "num_epochs": num_epochs, "eval_dataset": eval_dataset}
-        return rehearse(self, {**arguments, **train_arguments})
+        return rehearse(self, self._run_or_new, {**arguments, **train_arguments})
 
-    # ---------------------------------------------------------------------------------------------------------- saving
+    @property
+    def current_run(self) -> Run:
+        """Everything that lives as long as the current call of `train`, `evaluate` or `predict`.
 
-    def _write_training_state(self, output_dir: Path, extra: dict[str, Any], background: bool) -> None:
-        self._check_finite()
-        background = background and self._is_running
-        self._saves_in_background |= background
-        save_run(self, output_dir, extra, self._state_writer if background else None)
+        Raises:
+            ConfigurationError: if the trainer is not at work.
+        """
+        if self._run is None:
+            raise ConfigurationError(
+                "There is no current run: the trainer is not at work. Ask within a hook or an event of a run."
+            )
+        return self._run
 
-    def _check_finite(self) -> None:
-        """Refuse to save a model that is not finite. Of a sharded one each rank sees its part: all must call it."""
-        model = self.get_model()
-        if has_shards(model):
-            self._ranks.do_on_all(lambda: check_finite(model.named_parameters()))
-        else:
-            check_finite(model.named_parameters())
+    @property
+    def is_last_epoch(self) -> bool:
+        """Whether the training run ends, as far as is known, when the current epoch is over."""
+        return self._run_or_new().is_last_epoch
 
-    def _ranks_of_writer(self) -> Ranks:
-        """The ranks on a channel for threads that write. Must be called by all ranks."""
-        return Ranks(self._accelerator, channel="writer", timeout=limit_of_waiting(self.timeout))
+    # --------------------------------------------------------------------------------------------- the order of a run
 
-    def _find_state(self, source: str | Path) -> Path | None:
-        """The training state that `source` is or holds, the same for all ranks."""
-        return self._ranks.do_on_first(lambda: find_state(source))
+    def _run_training(self) -> None:
+        """Epoch after epoch, until the run is complete or something stops it."""
+        run = self.current_run
+        run.requests.defers_saves = True
+        with run.ending(self.training_run_end, "on_training_run_end"):
+            run.start_part(self.training_run_start, "on_training_run_start")
+            while not run.is_complete:
+                if self.run_state.phase is RunPhase.EPOCH_CLOSED:
+                    self.run_state.start_epoch()
+                try:
+                    self._run_epoch(run)
+                except RollBack as request:
+                    run.go_back_to(request.state)
+
+    def _run_epoch(self, run: Run) -> None:
+        """One epoch and its evaluation; after a resume, the parts of it that are still due."""
+        state = self.run_state
+        if state.phase is RunPhase.TRAINING:
+            if isinstance(self._train_dataloader, RunLoader):  # a subclass may iterate over it itself
+                self._train_dataloader.set_epoch(run.data_epoch)
+            self._run_train_epoch(self._train_dataloader)
+            run.close_part(RunPhase.TRAINING_EPOCH_CLOSED)
+        if state.phase is RunPhase.TRAINING_EPOCH_CLOSED:
+            if self._eval_dataloader is not None:
+                self._run_eval_epoch(self._eval_dataloader)
+            self._step_scheduler_after_epoch()
+            run.close_part(RunPhase.EVALUATED)
+        run.emitter.defer(self.training_run_epoch_end)
+        run.emitter.emit("on_training_run_epoch_end")
+        state.finish_epoch()
+        self.run_history._increment_epoch()
+        run.close_part(RunPhase.EPOCH_CLOSED)
+
+    def _run_train_epoch(self, train_dl: Any) -> None:
+        """One pass over the training data, or over what is left of it."""
+        run = self.current_run
+        step = run.step
+        run.start_part(self.train_epoch_start, "on_train_epoch_start")
+        run.start_epoch()
+        for update in run.updates(train_dl):
+            step.update(update)
+            run.act_at_safe_point()
+        run.finish_epoch(train_dl)
+        run.emitter.defer(self.train_epoch_end)
+        self._add_epoch_loss_to_run_history("train_loss_epoch")
+        step.record(self.run_history)
+        run.emitter.emit("on_train_epoch_end")
+
+    def _perform_forward_and_backward_passes(self, batch: Any, step: int) -> None:
+        """Add the gradients of one batch. `step` counts batches of this rank in the epoch, from 0."""
+        self.current_run.step.compute(batch, step)
+
+    def _clip_gradients(self) -> None:
+        """Limit the complete gradient, once per update."""
+        self.current_run.step.clip()
+
+    def _update_loss_tracker(self, batch_loss: torch.Tensor, batch_size: Any) -> None:
+        """Add the mean loss of a batch to that of the epoch. Does not wait for the device."""
+        self.current_run.losses.update(batch_loss, batch_size)
+
+    def _run_eval_epoch(self, valid_dl: Any, is_training: bool = True, is_intermediate: bool = False) -> None:
+        """Evaluate every sample once and record the mean loss.
+
+        Args:
+            valid_dl: yields batches.
+            is_training: whether this belongs to a training run.
+            is_intermediate: whether this happens inside a training epoch.
+        """
+        run = self.current_run
+        metric_name = "evaluation_loss"
+        if is_training:
+            metric_name = "intermediate_eval_loss" if is_intermediate else "eval_loss_epoch"
+        with run.evaluating(restore_modes=is_intermediate) as passes:
+            run.emitter.defer(self.eval_epoch_start)
+            run.emitter.emit("on_eval_epoch_start", is_intermediate=is_intermediate)
+            run.stop_if_asked()
+            run.evaluate_rounds(valid_dl, passes, self._update_loss_tracker)
+            run.report_non_finite(metric_name)
+            run.emitter.defer(self.eval_epoch_end)
+            self._add_epoch_loss_to_run_history(metric_name)
+            run.emitter.emit("on_eval_epoch_end", is_intermediate=is_intermediate)
+
+    def _add_epoch_loss_to_run_history(self, metric_name: str) -> None:
+        """Record the mean loss per item over all ranks, and begin a new mean."""
+        self.current_run.record_mean_loss(metric_name)
+
+    def _step_scheduler_after_epoch(self) -> None:
+        """Step schedulers that count epochs, or watch a metric."""
+        self.current_run.step_scheduler_after_epoch()
+
+    def _run_evaluation(self) -> None:
+        """The run of `evaluate`."""
+        run = self.current_run
+        with run.ending(self.evaluation_run_end, "on_evaluation_run_end"):
+            run.emitter.defer(self.evaluation_run_start)
+            run.emitter.emit("on_evaluation_run_start")
+            run.stop_if_asked()
+            self._run_eval_epoch(self._eval_dataloader, is_training=False)
+            run.stop_if_asked()
+
+    # ---------------------------------------------------------------------------------------------------- making a run
+
+    @contextlib.contextmanager
+    def _running(self, settings: TrainSettings) -> Iterator[Run]:
+        """A run for `settings`; within a run, that run."""
+        if self._run is not None:
+            with self._run.stopping.finishing_passes():
+                yield self._run
+            return
+        if str(self._accelerator.mixed_precision) != self._precision:
+            # accelerate has one precision per process, and another trainer has changed it.
+            self._accelerator = self._create_accelerator()
+        run = self._run = self._create_run(settings)
+        try:
+            with run.at_work():
+                yield run
+        finally:
+            self._run, self._last_run = None, run
+
+    def _create_run(self, settings: TrainSettings) -> Run:
+        """A run that goes by `settings`."""
+        own = {part: own_version(self, name, Trainer) for part, name in _OWN_PARTS.items()}
+        return self._run_kind(self, settings, self._run_eval_epoch, own, self._last_run)
+
+    def _run_or_new(self) -> Run:
+        """The current run; outside of one the last, or a new one, for what can be asked of a trainer at any time."""
+        return self._run or self._last_run or self._create_run(TrainSettings(num_epochs=1))
+
+    def _prepare_model_optimizer_and_dataloaders(self) -> None:
+        """Put the model on its device, wrap what must be wrapped, and distribute the loaders over the ranks."""
+        run = self.current_run
+        run.prepare_model(for_training=self._train_dataloader is not None)
+        run.prepare_loaders()
+
+    def _create_run_config(
+        self,
+        per_device_batch_size: int,
+        num_epochs: int | None,
+        gradient_accumulation_steps: int,
+        max_num_train_steps: int | None,
+        gradient_clip_value: float | None,
+    ) -> TrainerRunConfig:
+        """The frozen facts of the run, from what was asked for and the loaders that exist."""
+        return self.current_run.describe(
+            per_device_batch_size, num_epochs, gradient_accumulation_steps, max_num_train_steps, gradient_clip_value
+        )
+
+    @property
+    def _loss_tracker(self) -> LossTracker:
+        """The loss tracker at work."""
+        return self._run_or_new().losses
 
 
 class TrainerWithTimmScheduler(Trainer):

@@ -298,9 +298,9 @@ def test_the_latest_value_is_found_in_the_history_of_users_too():
 
     trainer = score_trainer([4, 3], run_history=OwnHistory())
     epochs_run(trainer, 2)
-    assert WatchedMetric("score").latest(trainer) == 3
+    assert WatchedMetric("score").latest(trainer.run_history, trainer._ranks) == 3
     with pytest.raises(UnknownMetricError, match="There is: "):
-        WatchedMetric("other").latest(trainer)
+        WatchedMetric("other").latest(trainer.run_history, trainer._ranks)
 
 
 # Losses that are not finite

@@ -29,6 +29,7 @@ from tests.callbacks.runs import (
 )
 from tests.support.processes import run_on_ranks
 from tests.support.reference import TOLERANCE
+from tests.support.skipping import skipping_trainer
 
 
 @pytest.fixture(autouse=True)
@@ -78,13 +79,7 @@ def test_the_average_is_the_closed_form_over_all_updates(accumulation: int) -> N
 
 
 def test_skipped_updates_leave_the_average() -> None:
-    class Skips(Trainer):
-        """As if every second update had found infinite gradients; it moves the weights all the same."""
-
-        def _complete_gradients(self) -> bool:
-            super()._complete_gradients()
-            return self.run_state.updates % 2 == 1
-
+    Skips = skipping_trainer(lambda updates: updates % 2 == 1)
     record, callback = Record(), ModelEmaCallback(decay=0.5)
     model = nn.Linear(3, 2).double()
     trainer = Skips(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1), callbacks=[record, callback])

@@ -16,6 +16,7 @@ from pytorch_accelerated.checkpointing.verify import verify
 from pytorch_accelerated.errors import CheckpointError, ConfigurationError
 from pytorch_accelerated.schedulers.wsd_scheduler import WSDLrScheduler
 from tests.callbacks.runs import Die, DieAfter, a_trainer, assert_same_weights, fit, values_of, weights_of
+from tests.support.skipping import skipping_trainer
 
 
 @pytest.fixture(autouse=True)
@@ -112,13 +113,7 @@ def test_a_run_that_is_resumed_does_not_go_back_to_the_initial_checkpoint() -> N
 
 
 def test_a_skipped_update_saves_nothing_again() -> None:
-    class Skips(Trainer):
-        """As if update 9 had found infinite gradients."""
-
-        def _complete_gradients(self) -> bool:
-            super()._complete_gradients()
-            return self.run_state.updates == 8
-
+    Skips = skipping_trainer(lambda updates: updates == 8)
     plain = a_trainer(WSDCheckpointCallback())
     trainer = Skips(plain.model, plain.loss_func, plain.optimizer, plain.callback_handler.callbacks, seed=5)
     fit(trainer, num_epochs=2, create_scheduler_fn=schedule(10))

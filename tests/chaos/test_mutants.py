@@ -169,7 +169,7 @@ MUTANTS = [
     ),
     Mutant(
         "the epoch begins again",
-        "training/loop.py",
+        "training/run.py",
         "start=state.samples_in_epoch, batches_done=",
         "start=0, batches_done=",
         RESUME,

@@ -12,7 +12,7 @@ from pytorch_accelerated.checkpointing.training_state import save_run
 from pytorch_accelerated.checkpointing.verify import read_manifest
 from pytorch_accelerated.errors import InvalidCheckpointError
 from pytorch_accelerated.huggingface import Trainer
-from pytorch_accelerated.huggingface.engine.engine import Engine
+from pytorch_accelerated.huggingface.engine.run import EngineRun
 from tests.huggingface.runs import StopAt, everything, losses, make_trainer
 from tests.huggingface.test_against_transformers import run, sentences
 from tests.huggingface.texts import tiny_language_model
@@ -65,9 +65,9 @@ def test_a_checkpoint_does_not_hold_the_base(tmp_path: Path) -> None:
     assert size_of(folder) < 4 * 4 * numbers + few_names_and_generators  # twice the adapter, and two moments of it
 
 
-def write_all(self: Engine, folder: Path, write_others: Any) -> None:
+def write_all(self: EngineRun, folder: Path, write_others: Any) -> None:
     """As checkpoints were written before: the base and the optimizer are in native parts."""
-    save_run(self, folder, {}, write_others=write_others)
+    save_run(self.contents(), folder, {}, write_others=write_others)
 
 
 @pytest.mark.fact(
@@ -79,7 +79,7 @@ def test_a_resume_is_exact(settings: Any, is_old: bool, tmp_path: Path, monkeypa
     whole = train(tmp_path / "whole", model=adapted(**settings))
     with monkeypatch.context() as patch:
         if is_old:
-            patch.setattr(Engine, "write_run", write_all)
+            patch.setattr(EngineRun, "write_checkpoint", write_all)
         train(tmp_path / "parts", StopAt(4), model=adapted(**settings))
     names = {entry.name for entry in read_manifest(tmp_path / "parts" / "checkpoint-4").files}
     assert ("optimizer.safetensors" in names) == is_old

@@ -83,7 +83,7 @@ def test_a_run_of_one_process_resumes_on_two_with_a_sharded_model(folder: Path, 
 @pytest.mark.processes
 def test_a_run_of_two_ranks_with_a_sharded_model_resumes_on_one_process(folder: Path, alone: dict[str, Any]):
     resumed = make_trainer(shards=False)
-    with pytest.warns(UserWarning, match="saved by 2 processes and goes on with 1"):
+    with pytest.warns(UserWarning, match="saved by 2 processes and resumes with 1"):
         train(resumed, ranks=1, resume_from=folder / "for_one_process")
     assert_close(everything(resumed), alone)
 

@@ -223,7 +223,7 @@ def in_predict(folder: Path) -> None:
     try:
         trainer.predict(regression_data(24)[0], 4, output_path=folder / "predictions")
     finally:
-        print(f"is running: {trainer._is_running}, left: {[path.name for path in folder.iterdir()]}")
+        print(f"is running: {trainer._run is not None}, left: {[path.name for path in folder.iterdir()]}")
 
 
 class SlowData(AugmentedData):
@@ -402,7 +402,7 @@ def out_of_time(folder: Path) -> None:
     class End(TrainerCallback):
         def on_train_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
             if trainer.run_state.updates == 2:
-                trainer._deadline = 0.0
+                trainer.current_run.stopping._deadline = 0.0
 
     train_on_ranks(folder, End(), max_duration=1000)
 

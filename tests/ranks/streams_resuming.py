@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from pytorch_accelerated import Trainer
+from pytorch_accelerated.training.uneven import UnevenStep
 from tests.support.streaming import Walk, check_everywhere, run, stateful
 
 folder = Path(sys.argv[1])
@@ -26,15 +26,17 @@ def share() -> Walk:
     return Walk(13, rank=rank, ranks=ranks)
 
 
-class CheckedTrainer(Trainer):
-    """Each rank has a process of its own, and one batch is borrowed per epoch."""
-
-    def _keep_in_step(self, batch: Any) -> None:
-        assert rank == 1
-        super()._keep_in_step(batch)
+compute_borrowed = UnevenStep.compute_borrowed
 
 
-assert run(share(), base=CheckedTrainer, num_epochs=1, **sharded)._ranks.count == ranks
+def checked(self: UnevenStep, batch: Any) -> None:
+    assert rank == 1
+    compute_borrowed(self, batch)
+
+
+# Each rank has a process of its own, and one batch is borrowed per epoch.
+UnevenStep.compute_borrowed = checked  # type: ignore[method-assign]
+assert run(share(), num_epochs=1, **sharded)._ranks.count == ranks
 check_everywhere(share, folder / "sharded", num_epochs=2, **sharded)
 check_everywhere(Walk, folder / "cut", num_epochs=2)
 check_everywhere(lambda: stateful(share(), num_workers=1), folder / "workers", num_epochs=2, **accumulated)

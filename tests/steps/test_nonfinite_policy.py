@@ -429,12 +429,6 @@ def test_unworkable_arguments_are_rejected(arguments: Any, error: Any, words: st
         trainer.train(regression_data(4), 1, **arguments)
 
 
-def test_a_captured_step_is_refused():
-    trainer = Trainer(model := tiny_model(), nn.MSELoss(), sgd(model), callbacks=(), compile_step="graph")
-    with pytest.raises(ConfigurationError, match="leave `compile_step` out"):
-        trainer.train(regression_data(4), 1, nonfinite_policy="skip")
-
-
 def test_a_rehearsal_needs_nothing_to_go_back_to(saving: Any):
     model = tiny_model()
     trainer = Trainer(model, nn.MSELoss(), sgd(model), callbacks=[saving])

@@ -13,9 +13,9 @@ from torch import nn
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import DEFAULT_CALLBACKS, TrainerCallback
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, DataError, HookOutputError
-from pytorch_accelerated.steps.splitting import rows_of
+from pytorch_accelerated.steps.splitting import SplittingStep, rows_of
 from tests.support.processes import run_on_ranks
-from tests.support.reference import assert_same_parameters, regression_data, sgd, tiny_model
+from tests.support.reference import assert_same_parameters, regression_data, sgd
 from tests.support.resuming import assert_same
 
 SEED = 3
@@ -185,8 +185,10 @@ class Announced(TrainerCallback):
         self.at, self.rows = at, rows
 
     def on_train_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        if trainer.run_state.batches_in_epoch == self.at and trainer._splitter is not None:
-            trainer._splitter.rows = self.rows
+        if trainer.run_state.batches_in_epoch == self.at:
+            step = trainer.current_run.step
+            if isinstance(step, SplittingStep):
+                step.rows = self.rows
 
 
 @pytest.mark.parametrize("in_backward", [False, True])
@@ -435,9 +437,6 @@ def test_unworkable_arguments_are_rejected():
         make(Memory(99)).train(regression_data(4), 1, split_on_oom=4)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="_perform_forward_and_backward_passes` is overridden"):
         train(make(Memory(99), base=Own))
-    captured = Trainer(model := tiny_model(), nn.MSELoss(), sgd(model), callbacks=(), compile_step="graph")
-    with pytest.raises(ConfigurationError, match="leave `compile_step` out"):
-        train(captured)
 
 
 @pytest.mark.processes

@@ -147,9 +147,8 @@ class Scene:
     def run_out_of_time(self) -> None:
         """In the second update."""
         clock = types.SimpleNamespace(now=0.0)
-        for module in ("control", "running"):
-            times = types.SimpleNamespace(monotonic=lambda: clock.now)
-            self.monkeypatch.setattr(f"pytorch_accelerated.training.{module}.time", times)
+        times = types.SimpleNamespace(monotonic=lambda: clock.now)
+        self.monkeypatch.setattr("pytorch_accelerated.training.stopping.time", times)
         wait = Act("on_train_step_start", lambda trainer: setattr(clock, "now", 60.0), at=2)
         self.train(wait, max_duration="00:01:00")
 

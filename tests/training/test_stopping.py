@@ -162,6 +162,8 @@ from torch import nn
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import TrainerCallback
 from pytorch_accelerated.errors import HookOutputError, StopTrainingError
+from pytorch_accelerated.training.emitting import Emitter
+from pytorch_accelerated.training.stopping import Stopping
 from tests.support.reference import assert_same_parameters, regression_data, sgd, tiny_model
 
 class OneStops(TrainerCallback):
@@ -213,12 +215,12 @@ class SGD(torch.optim.SGD):
 model = tiny_model()
 trainer = Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=0.01), callbacks=(), seed=3)
 agreements = 0
-agree = trainer._stop_if_asked
-def counted():
+agree = Stopping.stop_if_asked
+def counted(stopping, updates):
     global agreements
     agreements += 1
-    agree()
-trainer._stop_if_asked = counted
+    agree(stopping, updates)
+Stopping.stop_if_asked = counted
 trainer.train(regression_data(4000), 50, per_device_batch_size=2)
 updates = trainer.run_state.updates
 assert trainer._ranks.exchange_numbers([updates]) == [[updates]] * 2
@@ -230,7 +232,7 @@ assert agreements < updates + 150, (agreements, updates)
 if trainer._ranks.index:
     try:
         trainer = StopsTooEarly(model := tiny_model(), nn.MSELoss(), sgd(model), callbacks=())
-        trainer._output_of(trainer.calculate_train_batch_loss, None)
+        Emitter(trainer, trainer._ranks).output_of(trainer.calculate_train_batch_loss, None)
     except Exception as error:
         print(type(error).__name__)
 torch.distributed.destroy_process_group()

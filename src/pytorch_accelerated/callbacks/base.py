@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 from pytorch_accelerated.training.order import EVENTS as EVENTS
 
 if TYPE_CHECKING:
-    from pytorch_accelerated.trainer import Trainer
+    from pytorch_accelerated.trainer import Trainer as Trainer
 
 P = ParamSpec("P")
 

@@ -10,7 +10,7 @@ from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.training.settings import check_positive_count
 
 if TYPE_CHECKING:
-    from pytorch_accelerated.trainer import Trainer
+    from pytorch_accelerated.callbacks.base import Trainer
 
 
 class StepBasedEvaluationCallback(TrainerCallback):

@@ -8,7 +8,7 @@ from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.data.slicing import DataLoaderSlice, checked_limit
 
 if TYPE_CHECKING:
-    from pytorch_accelerated.trainer import Trainer
+    from pytorch_accelerated.callbacks.base import Trainer
 
 
 class LimitBatchesCallback(TrainerCallback):

@@ -12,7 +12,7 @@ from pytorch_accelerated.compat.torch import is_batch_norm
 from pytorch_accelerated.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from pytorch_accelerated.trainer import Trainer
+    from pytorch_accelerated.callbacks.base import Trainer
 
 
 class MoveModulesToDeviceCallback(TrainerCallback):
@@ -49,20 +49,20 @@ class ConvertSyncBatchNormCallback(TrainerCallback):
 
     def on_init_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Convert the layers."""
-        if trainer._ranks.count == 1:
+        if trainer.current_run.ranks.count == 1:
             return
         if trainer.device.type != "cpu":
             trainer.model = nn.SyncBatchNorm.convert_sync_batchnorm(trainer.model)  # type: ignore[no-untyped-call]
         else:
             warn_user(
-                trainer,
+                trainer.current_run.ranks,
                 "ConvertSyncBatchNormCallback does nothing here: torch synchronises BatchNorm layers on accelerators "
                 "only, and this run is on the CPU. Each rank will use the statistics of its own batches.",
             )
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Refuse layers that came too late, with a model that was put in after the trainer was made."""
-        if trainer._ranks.count == 1 or trainer.device.type == "cpu":
+        if trainer.current_run.ranks.count == 1 or trainer.device.type == "cpu":
             return
         late = [name for name, module in trainer.get_model().named_modules() if _is_unsynchronised(module)]
         if late:

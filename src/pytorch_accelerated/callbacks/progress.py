@@ -19,8 +19,8 @@ from pytorch_accelerated.progress.progress import Progress
 from pytorch_accelerated.progress.table import GrowingTable, block, screen_columns
 
 if TYPE_CHECKING:
+    from pytorch_accelerated.callbacks.base import Trainer
     from pytorch_accelerated.run_config import TrainerRunConfig
-    from pytorch_accelerated.trainer import Trainer
 
 # How much waiting for data in an epoch is shown on the bar, and how much leads to a hint at the end of the epoch.
 _SECONDS_WORTH_SHOWING = 1.0
@@ -73,11 +73,8 @@ class PrintProgressCallback(TrainerCallback):
         duration = f" in {format_duration(time.perf_counter() - self._started)}" if self._started is not None else ""
         epochs, updates = format_count(state.epochs, "epoch"), format_count(state.updates, "update")
         trainer.print(f"{word} {epochs}, {updates}{skipped}{duration}{reason}")
-        if trainer.captured_step_report is not None:
-            trainer.print(trainer.captured_step_report)
-        if trainer._splitter is not None and trainer._splitter.rows is not None:
-            samples = format_count(trainer._splitter.rows, "sample")
-            trainer.print(f"Batches went through the model in parts of {samples} at the most")
+        if trainer.current_run.step.summary is not None:
+            trainer.print(trainer.current_run.step.summary)
 
     def on_evaluation_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Print, for example, "Evaluating 12 batches of 32 samples, on cpu"."""
@@ -192,7 +189,7 @@ class ProgressBarCallback(TrainerCallback):
         read_facts: Callable[[], Mapping[str, str]] = dict,
         done: int = 0,
     ) -> None:
-        if not trainer._ranks.is_first_of_node:
+        if not trainer.current_run.ranks.is_first_of_node:
             return
         if self._new_display is None:
             self._new_display = display_factory(trainer.print)
@@ -200,7 +197,9 @@ class ProgressBarCallback(TrainerCallback):
             label,
             total,
             self._new_display(),
-            samples_per_batch=None if per_device_batch_size is None else per_device_batch_size * trainer._ranks.count,
+            samples_per_batch=None
+            if per_device_batch_size is None
+            else per_device_batch_size * trainer.current_run.ranks.count,
             read_facts=read_facts,
             done=done,
         )
@@ -329,14 +328,14 @@ def _new_table() -> GrowingTable:
 
 
 def _training_facts(trainer: Trainer) -> dict[str, str]:
-    timing = trainer._epoch_clock.read()
+    timing = trainer.current_run.epoch_clock.read()
     matters = timing.data_wait_seconds >= _SECONDS_WORTH_SHOWING and timing.data_wait_share >= _SHARE_WORTH_SHOWING
     waiting = {"data_wait": f"{timing.data_wait_share:.0%}"} if matters else {}
     return {**_loss_so_far(trainer), "lr": _learning_rate(trainer), **waiting}
 
 
 def _loss_so_far(trainer: Trainer) -> dict[str, str]:
-    loss = trainer._loss_tracker.peek()
+    loss = trainer.current_run.losses.peek()
     return {} if loss is None else {"loss": format_number(loss)}
 
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import sys
 import warnings
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from pytorch_accelerated.trainer import Trainer
+from pytorch_accelerated.processes.ranks import Ranks
 
 _NOT_THE_USERS = (__name__.partition(".")[0], "contextlib")
 
 
-def warn_user(trainer: Trainer, message: str) -> None:
+def warn_user(ranks: Ranks, message: str) -> None:
     """Warn on one process, pointing at the line of the user's that all this comes from."""
-    if trainer._ranks.is_first:
+    if ranks.is_first:
         warnings.warn(message, stacklevel=stacklevel_of_user())
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytorch_accelerated.errors import ConfigurationError, UnknownMetricError
+from pytorch_accelerated.processes.ranks import Ranks
+from pytorch_accelerated.tracking.history import RunHistory
 from pytorch_accelerated.tracking.values import is_scalar
-
-if TYPE_CHECKING:
-    from pytorch_accelerated.trainer import Trainer
 
 _OF_EVALUATION = ("eval_", "intermediate_", "ema_model_")
 
@@ -33,7 +32,7 @@ class WatchedMetric:
     name: str
     greater_is_better: bool = False
 
-    def check_before_run(self, trainer: Trainer) -> None:
+    def check_before_run(self, *, has_evaluation: bool) -> None:
         """Refuse a name that this training run will not record, as far as can be told before it.
 
         Raises:
@@ -45,13 +44,13 @@ class WatchedMetric:
                 "The watched metric is 'evaluation_loss', which only `Trainer.evaluate` records, but this is a "
                 "training run. Watch 'eval_loss_epoch'."
             )
-        if self.name.startswith(_OF_EVALUATION) and trainer.eval_dataset is None:
+        if self.name.startswith(_OF_EVALUATION) and not has_evaluation:
             raise ConfigurationError(
                 f"The watched metric is {self.name!r}, but there is no evaluation set that it could be measured on. "
                 "Pass `eval_dataset` to `train`, or watch a metric of training, such as 'train_loss_epoch'."
             )
 
-    def check_recorded(self, trainer: Trainer) -> None:
+    def check_recorded(self, history: RunHistory, ranks: Ranks) -> None:
         """Refuse a name that has no value at the end of an epoch.
 
         Names that start with "intermediate_" may wait until there was an evaluation inside an epoch.
@@ -59,7 +58,7 @@ class WatchedMetric:
         Raises:
             UnknownMetricError: naming the metrics that exist.
         """
-        names = trainer._ranks.from_first(list(trainer.run_history.get_metric_names()))
+        names = ranks.from_first(list(history.get_metric_names()))
         may_come_later = self.name.startswith("intermediate_") and "intermediate_eval_loss" not in names
         if self.name not in names and not may_come_later:
             raise UnknownMetricError(
@@ -68,33 +67,34 @@ class WatchedMetric:
                 "`run_history.update_metric` before the end of each epoch."
             )
 
-    def latest(self, trainer: Trainer) -> float:
+    def latest(self, history: RunHistory, ranks: Ranks) -> float:
         """The last value.
 
         Raises:
             UnknownMetricError: a ValueError, if there is none; it names the metrics that exist.
             ConfigurationError: if it is not a number.
         """
-        self.check_recorded(trainer)
-        return self._agreed(trainer, [trainer.run_history.get_latest_metric(self.name)])[0]
+        self.check_recorded(history, ranks)
+        return self._agreed(ranks, [history.get_latest_metric(self.name)])[0]
 
-    def new_values(self, trainer: Trainer, reader: str) -> list[float]:
+    def new_values(self, history: RunHistory, ranks: Ranks, reader: str) -> list[float]:
         """What has been recorded since `reader` last asked, so that each value is judged once.
 
         Args:
-            trainer: whose run history is asked.
+            history: of the run.
+            ranks: the processes.
             reader: any name that nobody else reads under; the position is saved with the run history.
 
         Raises:
             ConfigurationError: if one of them is not a number.
         """
-        new = [record.value for record in trainer.run_history.read_new_records(reader) if record.name == self.name]
-        return self._agreed(trainer, new)
+        new = [record.value for record in history.read_new_records(reader) if record.name == self.name]
+        return self._agreed(ranks, new)
 
-    def _agreed(self, trainer: Trainer, values: list[Any]) -> list[float]:
+    def _agreed(self, ranks: Ranks, values: list[Any]) -> list[float]:
         """Rank 0's values on every rank."""
         kinds = {type(value).__name__ for value in values if not is_scalar(value)}
-        values, kinds = trainer._ranks.from_first(([value for value in values if is_scalar(value)], kinds))
+        values, kinds = ranks.from_first(([value for value in values if is_scalar(value)], kinds))
         if kinds:
             raise ConfigurationError(
                 f"The watched metric is {self.name!r}, but its value is a {' or a '.join(sorted(kinds))}, which cannot "

@@ -16,7 +16,7 @@ from pytorch_accelerated.errors import NonFiniteLossError
 from pytorch_accelerated.models.averaging import ModelEma
 
 if TYPE_CHECKING:
-    from pytorch_accelerated.trainer import Trainer
+    from pytorch_accelerated.callbacks.base import Trainer
 
 
 class ModelEmaCallback(SaveBestModelCallback):
@@ -121,7 +121,7 @@ class ModelEmaCallback(SaveBestModelCallback):
         """Evaluate the average at the end of a training epoch."""
         is_training = trainer._train_dataloader is not None
         if self.evaluate_during_training and is_training and not is_intermediate:
-            trainer._evaluate_other_model(
+            trainer.current_run.evaluate_other_model(
                 self._average(trainer).module, metric_name_prefix="ema_model_", callbacks=self.callbacks
             )
 
@@ -134,11 +134,13 @@ class ModelEmaCallback(SaveBestModelCallback):
         """Save the average if it was never evaluated."""
         if self.evaluate_during_training:
             return
-        trainer._ranks.copy_from_first(list(self._average(trainer).buffers()))
+        trainer.current_run.ranks.copy_from_first(list(self._average(trainer).buffers()))
         try:
             self._save(trainer, {})
         except NonFiniteLossError as error:
-            warn_user(trainer, f"The average of the weights was not saved to {self.save_path}. {error}")
+            warn_user(
+                trainer.current_run.ranks, f"The average of the weights was not saved to {self.save_path}. {error}"
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """The average and the best value so far."""

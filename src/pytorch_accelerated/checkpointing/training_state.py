@@ -5,12 +5,13 @@ What each part holds is listed in `_shared_parts` and `_own_state`; the folder i
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -34,34 +35,88 @@ from pytorch_accelerated.checkpointing.weights import canonical_state_dict, chec
 from pytorch_accelerated.data.resuming import SavedData, data_facts, restore_stream, saved_data, stream_state
 from pytorch_accelerated.errors import InvalidCheckpointError
 from pytorch_accelerated.models.deepspeed import ZeroOptimizer
+from pytorch_accelerated.models.preparation import bare_model
 from pytorch_accelerated.models.sharding import has_shards, is_sharded
+from pytorch_accelerated.processes.ranks import Ranks
+from pytorch_accelerated.run_config import TrainerRunConfig
 from pytorch_accelerated.seeding import generator_states, restore_generator_states
+from pytorch_accelerated.tracking.history import RunHistory
+from pytorch_accelerated.tracking.loss import LossTracker
 from pytorch_accelerated.training.run_state import RunState
 
-if TYPE_CHECKING:
-    from pytorch_accelerated.trainer import Trainer
+
+@dataclasses.dataclass
+class LiveRun:
+    """The objects whose states make up a training state.
+
+    Attributes:
+        ranks: the processes.
+        model: the module, as training has wrapped it.
+        optimizer, scheduler, scaler: each may be None.
+        callbacks: those of the trainer, in order.
+        history: the run history.
+        config: the run config; None before the first run.
+        run_state: how far the run is.
+        losses: the loss tracker at work.
+        gradient_norms: of the current epoch.
+        train_loader, eval_loader: as the run uses them; None where there is none.
+        seed: of the run.
+        epochs_before: epochs of the runs that this run continues.
+    """
+
+    ranks: Ranks
+    model: Any
+    optimizer: Any
+    scheduler: Any
+    scaler: Any
+    callbacks: Sequence[Any]
+    history: RunHistory
+    config: TrainerRunConfig | None
+    run_state: RunState
+    losses: LossTracker
+    gradient_norms: LossTracker
+    train_loader: Any
+    eval_loader: Any
+    seed: int
+    epochs_before: int
+
+
+class LoadedRun(NamedTuple):
+    """What a training state says besides the states of objects.
+
+    Attributes:
+        run_state: how far the run was.
+        epochs_before: epochs of the runs that it continued.
+        extra: the `extra` entries of the save.
+    """
+
+    run_state: RunState
+    epochs_before: int
+    extra: dict[str, Any]
 
 
 def save_run(
-    trainer: Trainer,
+    run: LiveRun,
     folder: Path,
     extra: dict[str, Any],
     writer: BackgroundWriter | None = None,
     write_others: Callable[[Path], None] | None = None,
     *,
+    ranks_of_writer: Callable[[], Ranks] | None = None,
     skipped_weights: Collection[str] = (),
     has_optimizer_file: bool = False,
 ) -> None:
-    """Write the state of the trainer's run to `folder`. Must be called by all ranks.
+    """Write the state of a run to `folder`. Must be called by all ranks.
 
     Rank 0 writes; of sharded tensors each rank writes its own part, and rank 0 publishes when all have done so.
 
     Args:
-        trainer: whose run it is.
+        run: what to save.
         folder: of the state.
         extra: further entries.
-        writer: writes it in the background, if given; then nothing else can be written.
+        writer: writes the state in the background, if given; then nothing else can be written.
         write_others: puts further files into the folder, on rank 0; see `StagedFolder.take_in`.
+        ranks_of_writer: makes the ranks on a channel for `writer`, for sharded models.
         skipped_weights: names in the model's state that are left out, because no training changes them.
         has_optimizer_file: whether `write_others` writes the optimizer's state, to `OPTIMIZER_FILE`.
 
@@ -69,118 +124,116 @@ def save_run(
         CheckpointError: on every rank, if something cannot be stored or written, or if `writer` could not write the
             state before this one.
     """
-    ranks = trainer._ranks
-    callbacks = _callback_states(trainer)  # on every rank: some callbacks ask the others
-    everyones = ranks.exchange({**_own_state(trainer), **_own_differences(trainer, callbacks)})
+    ranks = run.ranks
+    callbacks = _callback_states(run)  # on every rank: some callbacks ask the others
+    everyones = ranks.exchange({**_own_state(run), **_own_differences(run, callbacks)})
     facts = {
-        "updates": trainer.run_state.updates,
-        "epochs": trainer.run_state.epochs,
+        "updates": run.run_state.updates,
+        "epochs": run.run_state.epochs,
         "ranks": ranks.count,
-        "seed": trainer._run_seed,
-        "data": data_facts(train=trainer._train_dataloader, eval=trainer._eval_dataloader),
+        "seed": run.seed,
+        "data": data_facts(train=run.train_loader, eval=run.eval_loader),
     }
     write = functools.partial(write_encoded, write_others=write_others) if writer is None else writer.write
 
     def encoded() -> dict[str, Encoded]:
-        parts = {**_shared_parts(trainer, without_optimizer=has_optimizer_file), "callbacks": callbacks, "extra": extra}
+        parts = {**_shared_parts(run, without_optimizer=has_optimizer_file), "callbacks": callbacks, "extra": extra}
         for name in skipped_weights:
             parts["model"].pop(name, None)
         parts.update({f"rank_{rank}": state for rank, state in enumerate(everyones)})
         return encode_parts(parts)
 
-    if has_shards(trainer.model):
-        write(folder, facts, ranks.do_on_all(encoded), ranks if writer is None else trainer._ranks_of_writer())
-    elif isinstance(trainer.optimizer, ZeroOptimizer):
+    if has_shards(run.model):
+        own_ranks = ranks if writer is None or ranks_of_writer is None else ranks_of_writer()
+        write(folder, facts, ranks.do_on_all(encoded), own_ranks)
+    elif isinstance(run.optimizer, ZeroOptimizer):
         parts = ranks.do_on_all(encoded)  # the optimizer's state is put together
         ranks.do_on_first(lambda: write(folder, facts, parts))
     else:
         ranks.do_on_first(lambda: write(folder, facts, encoded()))
-    trainer._state_folders.add_saved(folder, ranks, writer)
 
 
-def load_run(trainer: Trainer, folder: Path, *, skipped_weights: Collection[str] = ()) -> dict[str, Any]:
-    """Take over the state in `folder`. Must be called by all ranks.
+def load_run(
+    run: LiveRun, folder: Path, *, restores_position: bool, skipped_weights: Collection[str] = ()
+) -> LoadedRun:
+    """Load the state in `folder` into the objects of a run. Must be called by all ranks.
 
     Everything is read and verified before anything is changed. Generators come last, since restoring the rest may
     draw from them.
 
     Args:
-        trainer: whose run continues.
+        run: what to load into.
         folder: of the state.
+        restores_position: whether the training loader goes to the position of the state.
         skipped_weights: names in the model's state that the folder need not have; the live values stay.
-
-    Returns:
-        The `extra` entries of the save, and `current_epoch`.
 
     Raises:
         InvalidCheckpointError: if the folder is damaged or belongs to another model or optimizer.
     """
-    facts, parts, optimizer_state = trainer._ranks.do_on_all(lambda: _read_run(trainer, folder, skipped_weights))
-    run, extra = parts["run"], parts["extra"]
+    ranks = run.ranks
+    facts, parts, optimizer_state = ranks.do_on_all(lambda: _read_run(run, folder, skipped_weights))
     by_rank = [parts[f"rank_{rank}"] for rank in range(facts["ranks"])]
-    history, callbacks = _states_of_this_rank(trainer, parts, by_rank)
-    run_state = RunState.from_state_dict(run["run_state"])
-    if trainer._is_running:  # before all else: it may be a user's class that finds fault with its state
+    history, callbacks = _states_of_this_rank(run, parts, by_rank)
+    run_state = RunState.from_state_dict(parts["run"]["run_state"])
+    if restores_position:  # before all else: it may be a user's class that finds fault with its state
         streams = [state.get("stream") for state in by_rank]
-        restore_stream(trainer._train_dataloader, streams, trainer._ranks, run_state=run_state, source=folder)
-    others = _others(trainer, parts, history, callbacks)
+        restore_stream(run.train_loader, streams, ranks, run_state=run_state, source=folder)
+    others = _others(run, parts, history, callbacks)
     with all_or_nothing() as undo:
 
         def load() -> None:
             load_model = functools.partial(
-                load_canonical, trainer.get_model(), parts["model"], may_lack=skipped_weights
+                load_canonical, bare_model(run.model), parts["model"], may_lack=skipped_weights
             )
-            load_states(load_model, trainer.optimizer, optimizer_state, others, undo, source=folder)
+            load_states(load_model, run.optimizer, optimizer_state, others, undo, source=folder)
 
-        # What steps a model that DeepSpeed has talks to the other ranks meanwhile.
-        load() if isinstance(trainer.optimizer, ZeroOptimizer) else trainer._ranks.do_on_all(load)
-    trainer.run_state = run_state
-    trainer._epochs_before_run = run["epochs_before_run"]
-    trainer._gradient_norms.load_state_dict(by_rank[0]["gradient_norms"])  # the same on all ranks
-    if len(by_rank) == trainer._ranks.count:
-        own = by_rank[trainer._ranks.index]
-        trainer._loss_tracker.load_state_dict(own["losses"])
+        # The optimizer of a DeepSpeed engine talks to the other ranks meanwhile.
+        load() if isinstance(run.optimizer, ZeroOptimizer) else ranks.do_on_all(load)
+    run.gradient_norms.load_state_dict(by_rank[0]["gradient_norms"])  # the same on all ranks
+    if len(by_rank) == ranks.count:
+        own = by_rank[ranks.index]
+        run.losses.load_state_dict(own["losses"])
         restore_generator_states(own["generators"])
-    elif trainer._ranks.is_first:  # what counts is the sum over the ranks
+    elif ranks.is_first:  # the sum over the ranks counts
         for state in by_rank:
-            trainer._loss_tracker.add_state_dict(state["losses"])
-    return {"current_epoch": trainer.run_history.current_epoch, **extra}
+            run.losses.add_state_dict(state["losses"])
+    return LoadedRun(run_state, parts["run"]["epochs_before_run"], parts["extra"])
 
 
 def _read_run(
-    trainer: Trainer, folder: Path, skipped_weights: Collection[str]
+    run: LiveRun, folder: Path, skipped_weights: Collection[str]
 ) -> tuple[dict[str, Any], dict[str, Any], Any]:
     """Facts, parts and the optimizer's state, verified as far as possible before anything is changed."""
-    facts, parts = read_state(folder, make_target=_targets(trainer))
+    facts, parts = read_state(folder, make_target=_targets(run))
     if "optimizer" not in parts:
-        parts["optimizer"] = read_optimizer_file(folder, trainer.optimizer)
+        parts["optimizer"] = read_optimizer_file(folder, run.optimizer)
     check_run_parts(facts, parts, source=folder)
-    if (trainer.optimizer is None) != (parts["optimizer"] is None):
+    if (run.optimizer is None) != (parts["optimizer"] is None):
         raise InvalidCheckpointError(f"Of the training state {folder} and this trainer, only one has an optimizer.")
     optimizer_state = parts["optimizer"]
     if optimizer_state is not None:
-        optimizer_state = restore_callables(optimizer_state, trainer.optimizer)
-        check_optimizer_state(trainer.optimizer, optimizer_state, source=folder)
-    for _, target, state in _scheduler_and_scaler(trainer, parts):
+        optimizer_state = restore_callables(optimizer_state, run.optimizer)
+        check_optimizer_state(run.optimizer, optimizer_state, source=folder)
+    for _, target, state in _scheduler_and_scaler(run, parts):
         check_same_kind(target, state, source=folder)
-    check_canonical(trainer.get_model(), parts["model"], may_lack=skipped_weights)
+    check_canonical(bare_model(run.model), parts["model"], may_lack=skipped_weights)
     return facts, parts, optimizer_state
 
 
 def _others(
-    trainer: Trainer, parts: dict[str, Any], history: dict[str, Any], callbacks: dict[str, Any]
+    run: LiveRun, parts: dict[str, Any], history: dict[str, Any], callbacks: dict[str, Any]
 ) -> list[tuple[str, Any, Any]]:
     """Everything besides model and optimizer that takes over a state: what it is called, it, and its state."""
-    others = [*_scheduler_and_scaler(trainer, parts), ("The run history", trainer.run_history, history)]
-    for callback in trainer.callback_handler:
+    others = [*_scheduler_and_scaler(run, parts), ("The run history", run.history, history)]
+    for callback in run.callbacks:
         state = callbacks.get(_state_key(callback))
         if state is not None and hasattr(callback, "load_state_dict"):
             others.append((type(callback).__name__, callback, state))
     return others
 
 
-def _scheduler_and_scaler(trainer: Trainer, parts: dict[str, Any]) -> list[tuple[str, Any, Any]]:
-    scheduler, scaler = trainer.scheduler, trainer._accelerator.scaler
+def _scheduler_and_scaler(run: LiveRun, parts: dict[str, Any]) -> list[tuple[str, Any, Any]]:
+    scheduler, scaler = run.scheduler, run.scaler
     found = []
     if scheduler is not None and parts["scheduler"] is not None:
         found.append((type(scheduler).__name__, scheduler, parts["scheduler"]))
@@ -189,10 +242,14 @@ def _scheduler_and_scaler(trainer: Trainer, parts: dict[str, Any]) -> list[tuple
     return found
 
 
-def _targets(trainer: Trainer) -> Callable[[str, torch.Size, torch.dtype], torch.Tensor]:
+def _targets(run: LiveRun) -> Callable[[str, torch.Size, torch.dtype], torch.Tensor]:
     """Makes tensors for sharded ones, cut as what they belong to here, so that no rank has to hold a whole state."""
-    values = canonical_state_dict(trainer.get_model())
-    parameters = {} if trainer.optimizer is None else dict(enumerate(trainer._parameters()))
+    values = canonical_state_dict(bare_model(run.model))
+    parameters = (
+        {}
+        if run.optimizer is None
+        else dict(enumerate(each for group in run.optimizer.param_groups for each in group["params"]))
+    )
 
     def make(name: str, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
         part, _, path = name.partition("/")
@@ -221,41 +278,41 @@ def data_of_run(folder: Path) -> dict[str, SavedData]:
     return saved_data(read_manifest(folder).facts, source=folder)
 
 
-def difference_by_ranks(trainer: Trainer, folder: Path) -> str | None:
+def difference_by_ranks(run: LiveRun, folder: Path) -> str | None:
     """What will not be as on the ranks that saved `folder`, if this run has another number of them."""
     ranks_before = read_manifest(folder).facts["ranks"]
-    if ranks_before == trainer._ranks.count:
+    if ranks_before == run.ranks.count:
         return None
-    assert trainer.run_config is not None
+    assert run.config is not None
     _, parts = read_state(folder, ["run"])
     before = (parts["run"]["config"] or {}).get("train_total_batch_size")
-    now = trainer.run_config.train_total_batch_size
+    now = run.config.train_total_batch_size
     if before == now:
         reason = "its weights are the same, to rounding, only if nothing (dropout, augmentation) draws random numbers"
     else:
         reason = (
             f"its updates are others, of {now} samples instead of {before}. Change `per_device_batch_size` or "
-            "`gradient_accumulation_steps` if they shall be the same"
+            "`gradient_accumulation_steps` if they should be the same"
         )
     return (
-        f"The run was saved by {ranks_before} processes and goes on with {trainer._ranks.count}. Each sample is still "
+        f"The run was saved by {ranks_before} processes and resumes with {run.ranks.count}. Each sample is still "
         f"used once per epoch; {reason}."
     )
 
 
-def _shared_parts(trainer: Trainer, *, without_optimizer: bool) -> dict[str, Any]:
+def _shared_parts(run: LiveRun, *, without_optimizer: bool) -> dict[str, Any]:
     """What is the same on every rank."""
-    optimizer, scheduler, scaler = trainer.optimizer, trainer.scheduler, trainer._accelerator.scaler
+    optimizer, scheduler, scaler = run.optimizer, run.scheduler, run.scaler
     return {
-        "model": canonical_state_dict(trainer.get_model()),
+        "model": canonical_state_dict(bare_model(run.model)),
         **({} if without_optimizer else {"optimizer": _optimizer_state(optimizer)}),
         "scheduler": None if scheduler is None else scheduler.state_dict(),
         "scaler": None if scaler is None else scaler.state_dict(),
         "run": {
-            "run_state": trainer.run_state.state_dict(),
-            "history": storable_history(trainer.run_history, trainer._ranks),
-            "epochs_before_run": trainer._epochs_before_run,
-            "config": None if trainer.run_config is None else trainer.run_config.to_dict(),
+            "run_state": run.run_state.state_dict(),
+            "history": storable_history(run.history, run.ranks),
+            "epochs_before_run": run.epochs_before,
+            "config": None if run.config is None else run.config.to_dict(),
         },
     }
 
@@ -264,15 +321,15 @@ def _optimizer_state(optimizer: Any) -> dict[str, Any] | None:
     return None if optimizer is None else hide_callables(optimizer.state_dict())
 
 
-def _callback_states(trainer: Trainer) -> dict[str, Any]:
-    callbacks = [callback for callback in trainer.callback_handler if hasattr(callback, "state_dict")]
+def _callback_states(run: LiveRun) -> dict[str, Any]:
+    callbacks = [callback for callback in run.callbacks if hasattr(callback, "state_dict")]
     return {_state_key(callback): callback.state_dict() for callback in callbacks}
 
 
-def _own_differences(trainer: Trainer, callbacks: dict[str, Any]) -> dict[str, Any]:
+def _own_differences(run: LiveRun, callbacks: dict[str, Any]) -> dict[str, Any]:
     """How states that are stored once differ on this rank, if they do."""
-    ranks = trainer._ranks
-    histories = {} if ranks.count == 1 else {"history": storable_history(trainer.run_history, ranks)}
+    ranks = run.ranks
+    histories = {} if ranks.count == 1 else {"history": storable_history(run.history, ranks)}
     own = {
         "callbacks": differences_from_first(ranks, callbacks, path="callbacks"),
         **differences_from_first(ranks, histories, path="run"),
@@ -281,12 +338,12 @@ def _own_differences(trainer: Trainer, callbacks: dict[str, Any]) -> dict[str, A
 
 
 def _states_of_this_rank(
-    trainer: Trainer, parts: dict[str, Any], by_rank: list[dict[str, Any]]
+    run: LiveRun, parts: dict[str, Any], by_rank: list[dict[str, Any]]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The history and the callbacks' states as this rank had them; rank 0's for ranks of another number."""
     history, callbacks = parts["run"]["history"], parts["callbacks"]
-    if len(by_rank) == trainer._ranks.count:
-        own = by_rank[trainer._ranks.index]
+    if len(by_rank) == run.ranks.count:
+        own = by_rank[run.ranks.index]
         differences = own.get("callbacks", {})
         return with_difference(history, own.get("history", [])), {
             **callbacks,
@@ -294,23 +351,23 @@ def _states_of_this_rank(
         }
     differing = sorted({key for own in by_rank for key in own.get("callbacks", {})})
     differing += ["the run history"] * any("history" in own for own in by_rank)
-    if differing and trainer._ranks.is_first:
+    if differing and run.ranks.is_first:
         warnings.warn(
             f"The {len(by_rank)} processes that saved this training state had different states of "
-            f"{', '.join(differing)}. With another number of processes ({trainer._ranks.count}) each takes over those "
+            f"{', '.join(differing)}. With another number of processes ({run.ranks.count}) each takes over those "
             f"of the first one, and the others are lost. Resume with {len(by_rank)} processes to keep them.",
             stacklevel=2,
         )
     return history, callbacks
 
 
-def _own_state(trainer: Trainer) -> dict[str, Any]:
+def _own_state(run: LiveRun) -> dict[str, Any]:
     """What every rank has for itself."""
     return {
         "generators": generator_states(),
-        "losses": trainer._loss_tracker.state_dict(),
-        "gradient_norms": trainer._gradient_norms.state_dict(),
-        "stream": stream_state(trainer._train_dataloader, trainer._ranks),
+        "losses": run.losses.state_dict(),
+        "gradient_norms": run.gradient_norms.state_dict(),
+        "stream": stream_state(run.train_loader, run.ranks),
     }
 
 

@@ -331,7 +331,7 @@ class Trainer(TrainerFlow):
         if checkpoint is not None:
             size = read_trainer_state(checkpoint).train_batch_size or size
         stateful = [part for part in (optimizer, schedule) if part is not None]
-        return with_batches_that_fit(run, size, self.model, stateful, lambda text: warn_user(self._engine, text))
+        return with_batches_that_fit(run, size, self.model, stateful, lambda text: warn_user(self._engine.ranks, text))
 
     def _refuse_parts(self, model: Any) -> None:
         """Raise one error for everything that is wrong with the arguments of the constructor."""
@@ -376,11 +376,11 @@ class Trainer(TrainerFlow):
         if not model.training:
             model.train()
         inputs = self._prepare_inputs(inputs)
-        loss = self._engine.loss_of(
+        loss = self._engine.step.loss_of(
             lambda items: self._compute_loss(model, inputs, num_items_in_batch=items), num_items_in_batch
         )
         refuse_no_loss(loss, is_learnt_from=True)
-        share = self._engine.share_of_update(loss, num_items_in_batch)
+        share = self._engine.step.share_of_update(loss, num_items_in_batch)
         self._engine.backward_step(share)
         return share.detach()  # type: ignore[no-any-return]
 
@@ -454,7 +454,7 @@ class Trainer(TrainerFlow):
     def _make_model_ready(self) -> None:
         """Prepare a new model as the arguments say. Must be called by all ranks."""
         enable_gradient_checkpointing(self.model, self.args)
-        shard(self.model, self.args, self._engine._ranks)
+        shard(self.model, self.args, self._engine.ranks)
 
     # -------------------------------------------------------------------------------------------- optimizer, schedule
 
@@ -708,7 +708,7 @@ class Trainer(TrainerFlow):
         """
         loss_only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
         collector = EvaluationCollector(
-            self._engine._ranks,
+            self._engine.ranks,
             self.args,
             prediction_loss_only=loss_only,
             compute_metrics=self.compute_metrics,
@@ -819,7 +819,7 @@ class Trainer(TrainerFlow):
         )
         if reason is not None:
             self._has_warned_without_metrics = True
-            warn_user(self._engine, reason)
+            warn_user(self._engine.ranks, reason)
 
     def _nested_gather(self, tensors: Any, name: str | None = None) -> Any:
         """Gather nested tensors from all ranks. Must be called by all ranks with a batch."""
@@ -933,7 +933,7 @@ class Trainer(TrainerFlow):
     @property
     def accelerator(self) -> Accelerator:
         """The accelerate object behind this trainer."""
-        return self._engine._accelerator
+        return self._engine.accelerator
 
     @property
     def is_deepspeed_enabled(self) -> bool:
@@ -981,18 +981,18 @@ class Trainer(TrainerFlow):
         self._note_best_checkpoint(folder)
         self.store_flos()
         self.state.stateful_callbacks = exported_states(self._exportables())
-        ranks = self._engine._ranks
+        ranks = self._engine.ranks
         generators = ranks.exchange(known_generator_states(is_alone=ranks.count == 1))
         # Gather everything before rank 0 starts writing.
         if self.args.save_only_model:
             self._weights_of_checkpoint = state_dict_of(self.model) if has_shards(self.model) else None
             try:
-                self._engine.write_model(folder, self._write_beside_weights)
+                self._engine.run.write_model(folder, self._write_beside_weights)
             finally:
                 self._weights_of_checkpoint = None
         else:
             states = self._states_of_run(generators)
-            self._engine.write_run(folder, lambda staging: self._write_beside_run(staging, states))
+            self._engine.run.write_checkpoint(folder, lambda staging: self._write_beside_run(staging, states))
         if self.args.should_save:
             rotate_checkpoints(self._output_dir, self.args.save_total_limit, self.state.best_model_checkpoint)
 
@@ -1011,7 +1011,7 @@ class Trainer(TrainerFlow):
 
     def _states_of_run(self, generators: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """The states that a run needs to resume, besides its weights, by file name."""
-        optimizer, scheduler, scaler = self._engine.optimizer, self._engine.scheduler, self._engine._accelerator.scaler
+        optimizer, scheduler, scaler = self._engine.optimizer, self._engine.scheduler, self._engine.accelerator.scaler
         return {
             # Each rank writes its shard of a sharded optimizer with the native state.
             OPTIMIZER_NAME: None if has_shards(self.model) else without_callables(optimizer.state_dict()),

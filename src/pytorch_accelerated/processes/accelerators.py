@@ -9,7 +9,8 @@ from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
-from accelerate import Accelerator, PartialState, notebook_launcher
+from accelerate import Accelerator as Accelerator
+from accelerate import PartialState, notebook_launcher
 from accelerate.utils import (
     DeepSpeedPlugin,
     DistributedDataParallelKwargs,

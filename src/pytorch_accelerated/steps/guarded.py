@@ -1,60 +1,61 @@
-"""What becomes of an update whose loss or gradient is NaN or infinite, where a run is to survive it.
+"""Updates whose loss or gradient is NaN or infinite are left out, where a run is to survive them.
 
-`UpdateGuard` stands beside the loop's update: it looks at the complete gradients, and may keep them from being applied.
-`docs/design/nonfinite.md` says why it is built like this.
+`docs/design/nonfinite.md` has the reasons.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from pytorch_accelerated.callbacks.saving import SaveTrainingStateCallback
 from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.checkpointing.policy import SavePolicy
-from pytorch_accelerated.checkpointing.training_state import load_run
 from pytorch_accelerated.checkpointing.verify import list_states, verify
 from pytorch_accelerated.checkpointing.weights import are_finite
+from pytorch_accelerated.compat.torch import stored_values
 from pytorch_accelerated.data.updates import Update
 from pytorch_accelerated.errors import ConfigurationError, InvalidCheckpointError, NonFiniteLossError
-from pytorch_accelerated.models.preparation import is_replicated
+from pytorch_accelerated.models.preparation import bare_model, is_replicated
 from pytorch_accelerated.models.sharding import own_part
-from pytorch_accelerated.steps.step_facts import StepParts
+from pytorch_accelerated.processes.accelerators import Accelerator
+from pytorch_accelerated.steps.transaction import TransactionalStep
 from pytorch_accelerated.tracking.loss import LossTracker
+from pytorch_accelerated.training.saves import Saves
 from pytorch_accelerated.training.settings import TrainSettings
-
-if TYPE_CHECKING:
-    from pytorch_accelerated.trainer import Trainer
+from pytorch_accelerated.training.step import StepParts
 
 
 class RollBack(Exception):
-    """Ends what the loop is doing, on all ranks, so that it can go on from a training state.
+    """Ends what the loop is doing, on all ranks, so that the run can resume from a training state.
 
     Attributes:
-        guard: whose `roll_back` is to be called.
+        state: the folder of that state.
     """
 
-    def __init__(self, guard: UpdateGuard) -> None:
+    def __init__(self, state: Path) -> None:
         super().__init__()
-        self.guard = guard
+        self.state = state
 
 
-def refuse_what_cannot_be_held_back(trainer: Trainer, settings: TrainSettings) -> None:
+def refuse_what_cannot_be_held_back(
+    settings: TrainSettings, accelerator: Accelerator, callbacks: Iterable[Any]
+) -> None:
     """Refuse a run whose `nonfinite_policy` could not be kept. All complaints come in one error.
 
     Raises:
         ConfigurationError: names what is in the way.
     """
     complaints: list[str] = []
-    if trainer.compile_step is not None:
-        complaints.append("a captured step does not stop to look at its gradients: leave `compile_step` out")
-    if not is_replicated(trainer._accelerator):
-        kind = trainer._accelerator.distributed_type.value
-        complaints.append(f"{kind} cuts gradients into pieces that no rank sees whole: use one process or DDP")
-    if settings.nonfinite_policy == "rollback" and not any(saver.policy != SavePolicy() for saver in _savers(trainer)):
+    if not is_replicated(accelerator):
+        kind = accelerator.distributed_type.value
+        complaints.append(f"{kind} shards gradients, so that no rank sees a whole one: use one process or DDP")
+    has_states = any(saver.policy != SavePolicy() for saver in _savers(callbacks))
+    if settings.nonfinite_policy == "rollback" and not has_states:
         complaints.append(
             "there is nothing to go back to: add `SaveTrainingStateCallback(save_every_n_steps=...)` to the callbacks"
         )
@@ -86,171 +87,38 @@ class FiniteLossTracker(LossTracker):
         counts = isinstance(batch_size, torch.Tensor) or batch_size != 0  # else the loss is a mean over nothing
         self.of_update.append(self._pending_losses[-1] if counts else 0.0)
 
-    def replace_last(self, loss: torch.Tensor) -> None:
-        """Correct the loss of the last batch."""
-        super().replace_last(loss)
-        self.of_update[-1] = loss.detach()
+    def replace(self, later: int, loss: torch.Tensor) -> None:
+        """Correct the loss of a batch."""
+        super().replace(later, loss)
+        self.of_update[-1 - later] = loss.detach()
 
 
-class UpdateGuard:
-    """Keeps updates from being applied whose losses or gradients are not finite.
+class Rollbacks:
+    """Finds the training state that a run can go back to.
+
+    What is in the folders of the callbacks when this is made belongs to other runs.
 
     Args:
-        trainer: whose updates they are.
-        resumed_from: the training state that the run goes on from, if any.
-
-    Attributes:
-        losses: the loss tracker of the run.
+        callbacks: of the trainer.
+        saves: of the run.
+        resumed_from: the training state that the run was resumed from, if any.
+        is_first: whether this is rank 0, which alone looks at folders.
     """
 
-    def __init__(self, trainer: Trainer, resumed_from: Path | None) -> None:
-        self.losses = FiniteLossTracker()
-        self._trainer = trainer
-        self._settings = trainer._settings
-        self._rolls_back = self._settings.nonfinite_policy == "rollback"
+    def __init__(self, callbacks: Iterable[Any], saves: Saves, resumed_from: Path | None, *, is_first: bool) -> None:
+        self._saves = saves
         self._resumed_from = resumed_from
-        self._buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._left_out: set[int] = set()  # updates that could not be applied, by the number of those before them
-        self._state: Path | None = None  # to go back to
-        # What is in these folders already belongs to other runs.
         self._newest_of_others: dict[Path, int] = {}
-        if self._rolls_back and trainer._ranks.is_first:
-            for saver in _savers(trainer):
-                serials = [manifest.serial for _, manifest in list_states(Path(saver.save_dir))]
-                self._newest_of_others[Path(saver.save_dir)] = max(serials, default=0)
+        for saver in _savers(callbacks) if is_first else ():
+            serials = [manifest.serial for _, manifest in list_states(Path(saver.save_dir))]
+            self._newest_of_others[Path(saver.save_dir)] = max(serials, default=0)
 
-    # ------------------------------------------------------------------------------------------- what the loop calls
+    def finish_saves(self) -> None:
+        """Wait for states that are being written. Must be called by all ranks."""
+        self._saves.finish()
 
-    def lets_begin(self, update: Update) -> bool:
-        """Whether `update` is to be computed; one that the run went back for is passed over here instead."""
-        if self._trainer.run_state.updates in self._left_out:
-            self._pass_over(update)
-            return False
-        # A forward pass with NaN in it would leave NaN in BatchNorm's statistics for good.
-        self._buffers = [(buffer, buffer.detach().clone()) for buffer in StepParts(self._trainer).buffers().values()]
-        self.losses.of_update.clear()
-        return True
-
-    def holds_back(self, *, is_skipped: bool) -> bool:
-        """Whether the gradients must not be applied. Waits for the device once. Must be called by all ranks.
-
-        Args:
-            is_skipped: whether fp16 has found them infinite, and will leave this update out by itself.
-
-        Raises:
-            NonFiniteLossError: if it has happened too often.
-            RollBack: if the run shall go back to a training state.
-        """
-        trainer = self._trainer
-        losses = [torch.isfinite(torch.as_tensor(loss)).reshape(()) for loss in self.losses.of_update]
-        gradients = () if is_skipped else (are_finite(values for _, values in self._gradients()),)
-        is_finite = torch.stack([flag.to(trainer.device) for flag in (*losses, *gradients)]).all()
-        if not trainer._ranks.sum_on_device((~is_finite).float()).item():
-            return False
-        self._undo()
-        message = self._description()
-        last = trainer.run_state.updates + 1
-        self._left_out.add(last - 1)
-        good = next(number for number in range(last - 1, -1, -1) if number - 1 not in self._left_out)
-        if last - good > self._settings.max_skipped_updates:
-            trainer._guarded(trainer.optimizer_zero_grad)
-            raise NonFiniteLossError(
-                f"{message} None of the updates {good + 1} to {last} could be applied, more in a row "
-                f"than `max_skipped_updates` ({self._settings.max_skipped_updates}) allows, so the weights are those "
-                f"after update {good}. Look for bad values in the data and for a division, root or "
-                "logarithm of 0 in the loss; else go on from an older training state with a smaller learning rate or "
-                "`gradient_clip_norm`."
-            )
-        if self._rolls_back:
-            self._state = self._newest_state()
-            if self._state is not None:
-                warn_user(trainer, f"{message} The run goes back to {self._state}, and on without this update.")
-                raise RollBack(self)
-            message += " There is no training state of this run to go back to."
-        warn_user(trainer, f"{message} The update is left out; everything it would have changed is as before.")
-        return True
-
-    def roll_back(self) -> None:
-        """Let the run be where it was when the newest training state was written. Must be called by all ranks."""
-        trainer = self._trainer
-        assert self._state is not None
-        trainer._guarded(trainer.optimizer_zero_grad)
-        trainer._requested_states.clear()
-        trainer._evaluation_requested = False
-        load_run(trainer, self._state)
-
-    def record(self) -> None:
-        """Record how many updates of the run have been skipped so far, if any."""
-        if self._trainer.run_state.skipped_updates:
-            self._trainer.run_history.update_metric("skipped_updates", self._trainer.run_state.skipped_updates)
-
-    # ------------------------------------------------------------------------------------------------ its parts
-
-    def _pass_over(self, update: Update) -> None:
-        """Use up the batches of an update. No batch event is fired, since there is no batch to speak of."""
-        trainer = self._trainer
-        for micro_batch in update.micro_batches:
-            trainer.run_state.batches_in_epoch += not micro_batch.is_borrowed
-        trainer.run_state.finish_update(samples=update.samples, skipped=True)
-        trainer.run_history._finish_update()
-        trainer._fire("on_optimizer_step_end")
-
-    @torch.no_grad()
-    def _undo(self) -> None:
-        """Bring everything that the passes have changed, but for the gradients, to where it was."""
-        for buffer, before in self._buffers:
-            buffer.copy_(before)
-        scaler = self._trainer._accelerator.scaler
-        if scaler is not None:  # it has looked at the gradients and waits to hear what came of them
-            scaler.update()
-
-    def _gradients(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """The parameters that have gradients, and the values of those; of sharded ones this rank's part."""
-        found = []
-        for parameter in self._trainer._parameters():
-            if parameter.grad is not None:
-                gradient = own_part(parameter.grad)
-                values = gradient._values() if gradient.is_sparse else gradient
-                if values.numel():
-                    found.append((parameter, values))
-        return found
-
-    def _description(self) -> str:
-        """What is wrong with the update, and where, in a sentence. Must be called by all ranks."""
-        trainer, losses = self._trainer, self.losses.of_update
-        first = trainer.run_state.batches_in_epoch - len(losses)
-        own = [first + index for index, loss in enumerate(losses) if not math.isfinite(loss)]
-        everyones = trainer._ranks.exchange(own)
-        reasons = []
-        for rank, batches in enumerate(everyones):
-            where = f" on rank {rank}" if len(everyones) > 1 else ""
-            if batches:
-                reasons.append(f"the loss of {_counted('batch', 'batches', batches)}{where} is NaN or infinite")
-        names = {id(parameter): name for name, parameter in trainer.get_model().named_parameters()}
-        own_bad = [
-            names.get(id(parameter), "a parameter that is not the model's")
-            for parameter, values in self._gradients()
-            if not torch.isfinite(values).all()
-        ]
-        bad = list(dict.fromkeys(name for of_rank in trainer._ranks.exchange(own_bad) for name in of_rank))
-        if bad:
-            shown = ", ".join(map(repr, bad[:3])) + (f" and {len(bad) - 3} more" if len(bad) > 3 else "")
-            reasons.append(f"there are NaN or infinite values in the gradient of {shown}")
-        epoch, number = trainer.run_history.current_epoch, trainer.run_state.updates + 1
-        last = trainer.run_state.batches_in_epoch - 1
-        batches_of_update = _counted("batch", "batches", range(min(first, last), last + 1))
-        return (
-            f"In epoch {epoch}, update {number} of the run ({batches_of_update} of the epoch, counted from 0) cannot "
-            f"be applied: {', and '.join(reasons)}."
-        )
-
-    def _newest_state(self) -> Path | None:
-        """The newest valid training state that this run can go back to. Must be called by all ranks."""
-        trainer = self._trainer
-        trainer._finish_saves()
-        return trainer._ranks.do_on_first(self._find_state)
-
-    def _find_state(self) -> Path | None:
+    def newest_state(self) -> Path | None:
+        """The newest valid training state of this run. For rank 0."""
         states = [
             (manifest.facts["updates"], manifest.serial, folder)
             for place, newest_of_others in self._newest_of_others.items()
@@ -267,8 +135,128 @@ class UpdateGuard:
         return None
 
 
-def _savers(trainer: Trainer) -> list[SaveTrainingStateCallback]:
-    return [callback for callback in trainer.callback_handler if isinstance(callback, SaveTrainingStateCallback)]
+class GuardedStep(TransactionalStep):
+    """A step that gives an update back whose losses or gradients are not finite."""
+
+    rollbacks: Rollbacks | None = None
+
+    def __init__(self, parts: StepParts) -> None:
+        super().__init__(parts)
+        assert isinstance(parts.losses, FiniteLossTracker)
+        self._losses = parts.losses
+        self._left_out: set[int] = set()  # updates that could not be applied, by the number of those before them
+
+    def update(self, update: Update) -> None:
+        """One update, unless the run went back to leave this one out."""
+        if self._hooks.run_state.updates in self._left_out:
+            self._pass_over(update)
+            return
+        self._losses.of_update.clear()
+        super().update(update)
+
+    def finish(self, is_skipped: bool) -> bool:
+        """Apply the gradients if they are finite. Waits for the device once. Must be called by all ranks.
+
+        Raises:
+            NonFiniteLossError: if too many updates in a row were not finite.
+            RollBack: if the run should go back to a training state.
+        """
+        if self._is_finite(is_skipped):
+            return super().finish(is_skipped)
+        ranks, settings = self.parts.ranks, self.parts.settings
+        message = self._description()
+        self._give_back()
+        last = self._hooks.run_state.updates + 1
+        self._left_out.add(last - 1)
+        good = next(number for number in range(last - 1, -1, -1) if number - 1 not in self._left_out)
+        if last - good > settings.max_skipped_updates:
+            raise NonFiniteLossError(
+                f"{message} None of the updates {good + 1} to {last} could be applied, more in a row "
+                f"than `max_skipped_updates` ({settings.max_skipped_updates}) allows, so the weights are those "
+                f"after update {good}. Look for bad values in the data and for a division, root or "
+                "logarithm of 0 in the loss; or resume from an older training state with a smaller learning rate or "
+                "`gradient_clip_norm`."
+            )
+        if self.rollbacks is not None:
+            self.rollbacks.finish_saves()
+            state = ranks.do_on_first(self.rollbacks.newest_state)
+            if state is not None:
+                warn_user(ranks, f"{message} The run goes back to {state}, and on without this update.")
+                raise RollBack(state)
+            message += " There is no training state of this run to go back to."
+        warn_user(ranks, f"{message} The update is left out; everything it would have changed is as before.")
+        return True
+
+    def record(self, history: Any) -> None:
+        """Record also how many updates of the run have been skipped so far, if any."""
+        super().record(history)
+        if self._hooks.run_state.skipped_updates:
+            history.update_metric("skipped_updates", self._hooks.run_state.skipped_updates)
+
+    def _is_finite(self, is_skipped: bool) -> bool:
+        ranks = self.parts.ranks
+        losses = [torch.isfinite(torch.as_tensor(loss)).reshape(()) for loss in self._losses.of_update]
+        # What fp16 found infinite is left out by its scaler.
+        gradients = () if is_skipped else (are_finite(values for _, values in self._gradients()),)
+        is_finite = torch.stack([flag.to(ranks.device) for flag in (*losses, *gradients)]).all()
+        return not ranks.sum_on_device((~is_finite).float()).item()
+
+    def _give_back(self) -> None:
+        self.transaction.give_back()
+        scaler = self.parts.accelerator.scaler
+        if scaler is not None:  # it has looked at the gradients and waits to hear what came of them
+            scaler.update()
+        self.call_all([self._hooks.optimizer_zero_grad])
+
+    def _pass_over(self, update: Update) -> None:
+        """Use up the batches of an update. No batch event is emitted, since no batch is computed."""
+        hooks = self._hooks
+        for micro_batch in update.micro_batches:
+            hooks.run_state.batches_in_epoch += not micro_batch.is_borrowed
+        self.count(update, is_skipped=True)
+
+    def _gradients(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """The parameters that have gradients, and the values of those; of sharded ones this rank's part."""
+        found = []
+        for parameter in self.parameters():
+            if parameter.grad is not None:
+                values = stored_values(own_part(parameter.grad))
+                if values.numel():
+                    found.append((parameter, values))
+        return found
+
+    def _description(self) -> str:
+        """The error of the update, and where it is, in a sentence. Must be called by all ranks."""
+        hooks, ranks, losses = self._hooks, self.parts.ranks, self._losses.of_update
+        first = hooks.run_state.batches_in_epoch - len(losses)
+        own = [first + index for index, loss in enumerate(losses) if not math.isfinite(loss)]
+        everyones = ranks.exchange(own)
+        reasons = []
+        for rank, batches in enumerate(everyones):
+            where = f" on rank {rank}" if len(everyones) > 1 else ""
+            if batches:
+                reasons.append(f"the loss of {_counted('batch', 'batches', batches)}{where} is NaN or infinite")
+        names = {id(parameter): name for name, parameter in bare_model(hooks.model).named_parameters()}
+        own_bad = [
+            names.get(id(parameter), "a parameter that is not the model's")
+            for parameter, values in self._gradients()
+            if not torch.isfinite(values).all()
+        ]
+        bad = list(dict.fromkeys(name for of_rank in ranks.exchange(own_bad) for name in of_rank))
+        if bad:
+            shown = ", ".join(map(repr, bad[:3])) + (f" and {len(bad) - 3} more" if len(bad) > 3 else "")
+            reasons.append(f"there are NaN or infinite values in the gradient of {shown}")
+        epoch, number = hooks.run_history.current_epoch, hooks.run_state.updates + 1
+        last = hooks.run_state.batches_in_epoch - 1
+        batches_of_update = _counted("batch", "batches", range(min(first, last), last + 1))
+        return (
+            f"In epoch {epoch}, update {number} of the run ({batches_of_update} of the epoch, counted from 0) cannot "
+            f"be applied: {', and '.join(reasons)}."
+        )
+
+
+def _savers(callbacks: Iterable[Any]) -> list[SaveTrainingStateCallback]:
+    return [callback for callback in callbacks if isinstance(callback, SaveTrainingStateCallback)]
 
 
 def _counted(one: str, many: str, numbers: Any) -> str:

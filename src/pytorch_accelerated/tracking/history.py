@@ -107,7 +107,7 @@ class RunHistory(ABC):
     def _set_updates(self, updates: int) -> None:
         self._updates_done = updates
 
-    def _finish_update(self) -> None:
+    def finish_update(self) -> None:
         """Count an optimizer update. If the history is not reset, a second run continues the count of the first."""
         self._updates_done += 1
 

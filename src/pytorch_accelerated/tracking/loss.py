@@ -51,10 +51,15 @@ class LossTracker:
         self._pending_losses.append(loss_batch_value)
         self._pending_weights.append(batch_size)
 
-    def replace_last(self, loss: torch.Tensor) -> None:
-        """Correct the loss of the last batch, unless it has been read already."""
-        if self._pending_losses:
-            self._pending_losses[-1] = loss.detach()
+    def replace(self, later: int, loss: torch.Tensor) -> None:
+        """Correct the loss of a batch, unless it has been read already.
+
+        Args:
+            later: batches that came after it.
+            loss: the right one.
+        """
+        if later < len(self._pending_losses):
+            self._pending_losses[-1 - later] = loss.detach()
 
     def read(self) -> None:
         """Add pending losses to the sums. Waits for the device once if there are any."""

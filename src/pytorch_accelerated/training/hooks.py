@@ -1,52 +1,99 @@
-"""What a subclass of `Trainer` may override: the parts of a run, each with what it does by default."""
+"""What a subclass of `Trainer` may override: the parts of a run, each with its default."""
 
 from __future__ import annotations
 
 import difflib
 import types
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from pytorch_accelerated.callbacks.handler import CallbackHandler
 from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.data.building import build_loader, default_loader_kwargs, effective_kwargs
+from pytorch_accelerated.data.checking import refuse_empty
 from pytorch_accelerated.errors import HookOutputError
+from pytorch_accelerated.processes.accelerators import (
+    Accelerator,
+    create_accelerator,
+    given_accelerator,
+    uses_deepspeed,
+)
+from pytorch_accelerated.processes.peers import limit_of_waiting
+from pytorch_accelerated.processes.ranks import Ranks
+from pytorch_accelerated.run_config import TrainerRunConfig
+from pytorch_accelerated.tracking.history import InMemoryRunHistory, RunHistory
 from pytorch_accelerated.training.batches import batch_loss, batch_predictions
 from pytorch_accelerated.training.order import HOOKS
 from pytorch_accelerated.training.placeholders import replace_trainer_placeholder_values
-
-if TYPE_CHECKING:
-    from accelerate import Accelerator
-
-    from pytorch_accelerated.processes.ranks import Ranks
-    from pytorch_accelerated.run_config import TrainerRunConfig
-    from pytorch_accelerated.trainer import Trainer
+from pytorch_accelerated.training.run_state import RunState
 
 
 class TrainerHooks:
     """The override points of `Trainer`, and the attributes that they work on.
 
     Methods whose name begins with `create`, `calculate`, `count` or `get` return a value; the others change state.
-    `Trainer.explain` shows when each is called.
+    `Trainer.explain` shows when each is called. The arguments are those of `Trainer`.
     """
 
-    model: Any
-    loss_func: Callable[..., Any] | None
-    optimizer: Any
-    scheduler: Any
-    create_scheduler_fn: Callable[..., Any] | None
-    collate_fn: Callable[..., Any] | None
-    train_dataset: Any
-    eval_dataset: Any
-    run_config: TrainerRunConfig
-    _accelerator: Accelerator
-    _ranks: Ranks
-    _train_dl_kwargs: Mapping[str, Any]
-    _eval_dl_kwargs: Mapping[str, Any]
-    _has_plain_backward: bool
+    #: Names of events that a subclass emits itself, so that callbacks with such methods are not taken for misspelt.
+    custom_events: tuple[str, ...] = ()
+    _makes_optimizer = False  # True where a subclass makes the optimizer when a run starts
+
+    def __init__(
+        self,
+        model: Any,
+        loss_func: Callable[..., Any] | None,
+        optimizer: Any,
+        callbacks: Iterable[Any],
+        run_history: RunHistory | None,
+        *,
+        seed: int | None,
+        mixed_precision: str | None,
+        compile_model: bool | Mapping[str, Any],
+        accelerator: Accelerator | Callable[[], Accelerator] | None,
+        inference_mode: bool,
+        timeout: float | None,
+    ) -> None:
+        self.model: Any = model
+        self.loss_func = loss_func
+        self.optimizer: Any = optimizer
+        self.run_history: RunHistory = run_history if run_history is not None else InMemoryRunHistory()
+        self.seed = seed
+        self.mixed_precision = mixed_precision
+        self.compile_model = compile_model
+        self.inference_mode = inference_mode
+        self.timeout = timeout
+        self.scheduler: Any = None
+        self.create_scheduler_fn: Callable[..., Any] | None = None
+        self.collate_fn: Callable[..., Any] | None = None
+        self.train_dataset: Any = None
+        self.eval_dataset: Any = None
+        self.run_config: TrainerRunConfig = None  # type: ignore[assignment]  # there is none before the first run
+        self.run_state = RunState()
+        self._callbacks = callbacks
+        self._given_accelerator = accelerator
+        self._train_dataloader: Any = None
+        self._eval_dataloader: Any = None
+        self._train_dl_kwargs: Mapping[str, Any] = {}
+        self._eval_dl_kwargs: Mapping[str, Any] = {}
+        self._pad_uneven_eval_batches = False  # read by scripts; nothing is padded
+        self._accelerator: Accelerator = self._create_accelerator()
+        self._ranks = Ranks(self._accelerator, timeout=limit_of_waiting(timeout))
+        self.callback_handler: CallbackHandler = self._create_callback_handler()
 
     # --------------------------------------------------------------------------------------------------------- set-up
+
+    def _create_accelerator(self) -> Accelerator:
+        """The accelerate object behind this trainer."""
+        if self._given_accelerator is None:
+            return create_accelerator(self.mixed_precision, timeout=limit_of_waiting(self.timeout))
+        return given_accelerator(self._given_accelerator, limit_of_waiting(self.timeout))
+
+    def _create_callback_handler(self) -> CallbackHandler:
+        """The handler of the callbacks given to the constructor."""
+        return CallbackHandler(self._callbacks, custom_events=self.custom_events)
 
     def create_train_dataloader(
         self, batch_size: int, train_dl_kwargs: Mapping[str, Any] | None = None
@@ -91,6 +138,10 @@ class TrainerHooks:
         `calculate_eval_batch_loss` instead; if that is a tensor, each update waits for the device once.
         """
         return None
+
+    def _check_eval_batch_size(self) -> None:
+        """Refuse an evaluation without batches. Any batch size fits any number of ranks."""
+        refuse_empty(self._eval_dataloader, "evaluate")
 
     # ------------------------------------------------------------------------------------------------------------ run
 
@@ -140,10 +191,11 @@ class TrainerHooks:
                 "`calculate_train_batch_loss` as it is, without `.item()` or `.detach()`, and check that some "
                 "parameter of the model has `requires_grad=True`."
             )
-        if self._has_plain_backward:
+        accelerator = self._accelerator
+        if accelerator.scaler is None and not uses_deepspeed(accelerator):
             loss.backward()  # type: ignore[no-untyped-call]
         else:
-            self._accelerator.backward(loss)
+            accelerator.backward(loss)
 
     def optimizer_step(self) -> None:
         """Change the parameters."""
@@ -198,7 +250,18 @@ class TrainerHooks:
         return default_loader_kwargs(dataset, batch_size=batch_size, shuffle=shuffle, ranks_on_node=ranks_on_node)
 
 
-def warn_about_misspelt_hooks(trainer: Trainer) -> None:
+def own_version(trainer: TrainerHooks, name: str, base: type) -> Any:
+    """The user's own version of the method `name` of `base`, of a subclass or of this trainer alone; None without."""
+    method = getattr(trainer, name)
+    return None if getattr(method, "__func__", None) is getattr(base, name) else method
+
+
+def overrides(trainer: TrainerHooks, hook: str) -> bool:
+    """Whether the trainer has a method of its own in place of the one in `TrainerHooks`."""
+    return getattr(type(trainer), hook) is not getattr(TrainerHooks, hook)
+
+
+def warn_about_misspelt_hooks(trainer: TrainerHooks, ranks: Ranks) -> None:
     """Warn about methods of the user's subclasses that are named almost like a hook, but will never be called."""
     for kind in type(trainer).__mro__:
         if not issubclass(kind, TrainerHooks) or kind.__module__.startswith("pytorch_accelerated."):
@@ -211,7 +274,7 @@ def warn_about_misspelt_hooks(trainer: Trainer) -> None:
             # Less alike are names such as `calculate_test_batch_loss`, which are nobody's mistake.
             for hook in difflib.get_close_matches(name, HOOKS, n=1, cutoff=0.92):
                 warn_user(
-                    trainer,
+                    ranks,
                     f"{kind.__name__}.{name} will never be called by the training loop: no hook has that name. Did you "
                     f"mean {hook!r}? If you call it yourself, give it a name that is less alike.",
                 )

@@ -61,9 +61,9 @@ class LateCounts:
             return count.detach().reshape(()).to(widest_float(count.device)) / self._reference
         return count / self._reference
 
-    def forget_after(self, length: int) -> None:
-        """Forget all counts but the first `length`: their batches are computed again."""
-        del self.counts[length:]
+    def forget(self) -> None:
+        """Forget the counts: the update is computed again."""
+        self.counts.clear()
 
     def agree(self) -> None:
         """At the end of the first update: do the hooks of all ranks count? Must be called by all ranks.

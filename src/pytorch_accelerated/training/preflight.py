@@ -6,6 +6,7 @@ import dataclasses
 import shutil
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +15,13 @@ from pytorch_accelerated.callbacks.handler import CallbackHandler
 from pytorch_accelerated.callbacks.limits import OuterLimit
 from pytorch_accelerated.callbacks.saving import SaveTrainingStateCallback
 from pytorch_accelerated.checkpointing.space import check_space, existing_parent, megabytes
-from pytorch_accelerated.checkpointing.training_state import load_run, save_run
+from pytorch_accelerated.checkpointing.training_state import save_run
 from pytorch_accelerated.data.ordering import own_generators_kept
 from pytorch_accelerated.errors import UnknownMetricError
+from pytorch_accelerated.training.run import Run
 
 if TYPE_CHECKING:
-    from pytorch_accelerated.trainer import Trainer
+    from pytorch_accelerated.callbacks.base import Trainer
 
 _EMA_PREFIX = "ema_model_"
 
@@ -58,14 +60,20 @@ class PreflightReport:
         )
 
 
-def rehearse(trainer: Trainer, arguments: dict[str, Any]) -> PreflightReport:
+def rehearse(trainer: Trainer, run: Callable[[], Run], arguments: dict[str, Any]) -> PreflightReport:
     """Rehearse ``trainer.train(**arguments)``. Must be called by all ranks.
+
+    Args:
+        trainer: that is asked to.
+        run: its last run, or a new one if there is none.
+        arguments: of `train`.
 
     Raises:
         Whatever the run would have raised; CheckpointError also if the disk cannot hold what will be saved, and
         UnknownMetricError if a callback watches a metric that nothing records.
     """
     started = time.perf_counter()
+    ranks = run().ranks
     callbacks = list(trainer.callback_handler)
     taking_part = [callback for callback in callbacks if getattr(callback, "takes_part_in_preflight", True)]
     savers = [callback for callback in callbacks if isinstance(callback, SaveTrainingStateCallback)]
@@ -73,9 +81,9 @@ def rehearse(trainer: Trainer, arguments: dict[str, Any]) -> PreflightReport:
     attributes = dict(vars(trainer))
     history = trainer.run_history.state_dict()  # with values that no training state can hold
     modes = [(module, module.training) for module in trainer.get_model().modules()]
-    scratch = Path(trainer._ranks.do_on_first(lambda: _scratch_folder(places[0])))
+    scratch = Path(ranks.do_on_first(lambda: _scratch_folder(places[0])))
     try:
-        save_run(trainer, scratch / "before", {})
+        save_run(run().contents(), scratch / "before", {})
         try:
             trainer.callback_handler = CallbackHandler(
                 [*taking_part, OuterLimit(1), _OneUpdate()], custom_events=trainer.custom_events
@@ -84,19 +92,19 @@ def rehearse(trainer: Trainer, arguments: dict[str, Any]) -> PreflightReport:
             with own_generators_kept():
                 trainer.train(**{**arguments, "resume_from": None, "nonfinite_policy": None})
             metric_names = tuple(trainer.run_history.get_metric_names())
-            save_run(trainer, scratch / "after", {})
-            load_run(trainer, scratch / "after")
+            save_run(run().contents(), scratch / "after", {})
+            run().load_state(scratch / "after", is_at_work=False)
         finally:
             vars(trainer).clear()
             vars(trainer).update(attributes)
-            load_run(trainer, scratch / "before")
+            run().load_state(scratch / "before", is_at_work=False)
             trainer.run_history.load_state_dict(history)
             for module, is_training in modes:
                 module.training = is_training
         size_bytes = sum(file.stat().st_size for file in (scratch / "after").iterdir())
-        trainer._ranks.wait()
+        ranks.wait()
     finally:
-        if trainer._ranks.is_first:
+        if ranks.is_first:
             shutil.rmtree(scratch, ignore_errors=True)
     _check_watched_metrics(callbacks, metric_names)
     for saver in savers:
@@ -116,7 +124,8 @@ class _OneUpdate(TrainerCallback):
     """Ends the run after one update, once everything has been made for the whole of it: its schedule, for example."""
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        trainer._settings = dataclasses.replace(trainer._settings, max_num_train_steps=1)
+        run = trainer.current_run
+        run.settings = dataclasses.replace(run.settings, max_num_train_steps=1)
 
 
 def _check_watched_metrics(callbacks: list[TrainerCallback], metric_names: tuple[str, ...]) -> None:

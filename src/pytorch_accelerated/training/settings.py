@@ -162,9 +162,7 @@ def check_run_arguments(*, collate_fn: Any, resume_from: Any = None, **loader_kw
         raise ArgumentTypeError("; ".join(wrong_kinds) + ".")
 
 
-def check_parts(
-    *, model: Any, loss_func: Any, run_history: Any, seed: Any, compile_model: Any, compile_step: Any
-) -> None:
+def check_parts(*, model: Any, loss_func: Any, run_history: Any, seed: Any, compile_model: Any) -> None:
     """Reject arguments of the trainer that cannot work, apart from the optimizer. All complaints come in one error."""
     wrong_kinds: list[str] = []
     if not callable(model) or isinstance(model, type):
@@ -182,10 +180,6 @@ def check_parts(
         wrong_kinds.append(f"`compile_model` is {compile_model!r}: pass a bool, or a dict of `torch.compile` arguments")
     if wrong_kinds:
         raise ArgumentTypeError("; ".join(wrong_kinds) + ".")
-    if not _is_one_of(compile_step, None, "graph"):
-        raise ConfigurationError(
-            f"`compile_step` is {compile_step!r}, which is no way to compile a step. Choose 'graph', or None for none."
-        )
 
 
 def returns_a_sum(loss_func: Any) -> bool:

@@ -77,13 +77,15 @@ def take_over_state(trainer: Trainer, saved: TrainerState) -> None:
             f"{TRAINER_STATE_NAME})"
         )
     if differences:
-        warn_user(trainer._engine, f"The run resumes with other arguments than before:\n\t{chr(10).join(differences)}")
+        warn_user(
+            trainer._engine.ranks, f"The run resumes with other arguments than before:\n\t{chr(10).join(differences)}"
+        )
     for name in _KEPT:
         setattr(state, name, getattr(saved, name))
     best = state.best_model_checkpoint
-    if best is not None and not trainer._engine._ranks.from_first(Path(best).is_dir()):
+    if best is not None and not trainer._engine.ranks.from_first(Path(best).is_dir()):
         warn_user(
-            trainer._engine,
+            trainer._engine.ranks,
             f"The best checkpoint so far, {best} ({state.best_metric}), no longer exists. The search for the best "
             "model restarts; to continue it, restore the folder before you resume.",
         )
@@ -117,7 +119,7 @@ def warn_about_settings(engine: Engine, asked: Sequence[Mapping[str, Any]]) -> N
     }
     if differences:
         warn_user(
-            engine,
+            engine.ranks,
             "The optimizer resumes with the settings of the checkpoint, not with the new ones:\n\t"
             + "\n\t".join(sorted(differences))
             + "\nFor the new ones change `optimizer.param_groups`, and for the learning rate `lr_scheduler.base_lrs`, "
@@ -155,13 +157,13 @@ def take_over_foreign(engine: Engine, folder: Path, updates: int) -> None:
     """
     optimizer = read_portable(folder / OPTIMIZER_NAME)
     scheduler, scaler = read_portable(folder / SCHEDULER_NAME), read_portable(folder / SCALER_NAME)
-    generators = read_generator_states(folder / rng_state_name(engine._ranks.index, engine._ranks.count))
+    generators = read_generator_states(folder / rng_state_name(engine.ranks.index, engine.ranks.count))
     if optimizer is not None:
         optimizer = with_callables(optimizer, engine.optimizer)
         check_optimizer_state(engine.optimizer, optimizer, source=folder / OPTIMIZER_NAME)
     others = [
         (type(target).__name__, target, state)
-        for target, state in ((engine.scheduler, scheduler), (engine._accelerator.scaler, scaler))
+        for target, state in ((engine.scheduler, scheduler), (engine.accelerator.scaler, scaler))
         if target is not None and state is not None
     ]
     for _, target, state in others:
@@ -176,7 +178,7 @@ def take_over_foreign(engine: Engine, folder: Path, updates: int) -> None:
     missing = [name for name, state in ((OPTIMIZER_NAME, optimizer), (SCHEDULER_NAME, scheduler)) if state is None]
     if missing:
         warn_user(
-            engine,
+            engine.ranks,
             f"{folder} has no {' and no '.join(missing)}: the run resumes with the weights, but with a new "
             "optimizer state. Save without `save_only_model` to resume exactly.",
         )
@@ -185,12 +187,12 @@ def take_over_foreign(engine: Engine, folder: Path, updates: int) -> None:
 
 def _position(engine: Engine, updates: int) -> RunState:
     """The position after so many updates of this run's size."""
-    per_epoch = engine._train_dataloader.num_updates
+    per_epoch = engine.train_loader.num_updates
     per_update = engine.run_config.train_total_batch_size or 1
     epochs, rest = divmod(updates, per_epoch) if per_epoch else (0, updates)
     if not rest and updates:
         return RunState(epochs=epochs, updates=updates, phase=RunPhase.EPOCH_CLOSED)
-    batches = rest * (engine._settings.gradient_accumulation_steps or 1)
+    batches = rest * (engine.run.settings.gradient_accumulation_steps or 1)
     return RunState(
         epochs=epochs,
         updates=updates,

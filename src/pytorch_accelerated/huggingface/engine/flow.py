@@ -80,8 +80,7 @@ class TrainerFlow:
         self.control = control
         self.control_is_agreed = False
 
-    @property
-    def has_foreign_callbacks(self) -> bool:
+    def ranks_agree_after_each_update(self) -> bool:
         """Whether some callback or method is the user's, which may ask for something on one rank alone."""
         return self.callback_handler.ranks_agree_after_each_update() or not is_ours(self)
 
@@ -141,11 +140,11 @@ class TrainerFlow:
         handler, engine = self.callback_handler, self._engine
         first_step, max_steps = self.state.global_step + 1, self.state.max_steps
         if self.args.save_strategy != SaveStrategy.NO:
-            engine._claim_folder(self._output_dir, "output_dir")
-            engine._ranks.do_on_first(lambda: refuse_steps_taken_by_others(self._output_dir, first_step, max_steps))
+            engine.run.saves.claim_folder(self._output_dir, "output_dir")
+            engine.ranks.do_on_first(lambda: refuse_steps_taken_by_others(self._output_dir, first_step, max_steps))
         self.optimizer, self.model_wrapped = engine.optimizer, engine.model
         handler.model, handler.optimizer, handler.lr_scheduler = self.model, self.optimizer, self.lr_scheduler
-        handler.train_dataloader = engine._train_dataloader
+        handler.train_dataloader = engine.train_loader
         self._last_logged_step = self._first_step = self.state.global_step
         self._first_tokens = self.state.num_input_tokens_seen
         self._started = time.time()
@@ -158,6 +157,10 @@ class TrainerFlow:
         self.fire("on_train_begin")
         if self.args.eval_on_start:
             self._evaluate(None, self._ignore_keys_for_eval, skip_scheduler=True)
+
+    def count_batch(self, batch: Any) -> None:
+        """Count the tokens and operations of a training batch."""
+        self._counter.count(batch)
 
     def may_log_step(self) -> bool:
         """Whether the update at work may be logged. It is not known for sure before callbacks have had their say."""
@@ -174,16 +177,16 @@ class TrainerFlow:
         self.state.global_step = self._engine.run_state.updates
         self.state.epoch = self._engine.epochs_done
         if self._counter.counts_tokens:
-            self.state.num_input_tokens_seen += self._counter.take_tokens(self._engine._ranks)
+            self.state.num_input_tokens_seen += self._counter.take_tokens(self._engine.ranks)
         self.fire("on_step_end")
         self.act_on_control()
 
     def act_on_control(self) -> None:
         """Log, and have the engine evaluate or save, as the control says; in this order."""
-        self._engine.agree_on_control()
+        self._engine.run.agree_on_control()
         if self.control.should_log:
             self._log_losses()
-            self._engine.agree_on_control()
+            self._engine.run.agree_on_control()
         if self.control.should_evaluate:
             self._engine.request_evaluation()
         elif self.control.should_save:
@@ -195,7 +198,7 @@ class TrainerFlow:
         is_best = self._determine_best_metric(metrics)
         if self.args.save_strategy == SaveStrategy.BEST:
             self.control.should_save = is_best
-        self._engine.agree_on_control()
+        self._engine.run.agree_on_control()
         if self.control.should_save:
             self._request_checkpoint()
 
@@ -208,7 +211,7 @@ class TrainerFlow:
     def save_because_of_signal(self) -> None:
         """Save where a signal has stopped the run, if this run has trained anything."""
         has_trained = self.is_in_train and self.state.global_step > self._first_step
-        if self._engine._signals.agreed and has_trained and self.args.save_strategy != SaveStrategy.NO:
+        if self._engine.run.stopping.signals.agreed and has_trained and self.args.save_strategy != SaveStrategy.NO:
             self._request_checkpoint()
 
     def end_training(self) -> None:
@@ -219,7 +222,7 @@ class TrainerFlow:
         steps = self.state.global_step - self._first_step
         without_loss = math.nan if steps else 0.0
         train_loss = self._loss_total / self._loss_count if self._loss_count else without_loss
-        metrics = speed_metrics("train", self._started, num_samples=self._engine.samples_used, num_steps=steps)
+        metrics = speed_metrics("train", self._started, num_samples=self._engine.step.samples_used, num_steps=steps)
         self.store_flos()
         metrics["total_flos"] = self.state.total_flos
         metrics["train_loss"] = train_loss
@@ -244,7 +247,7 @@ class TrainerFlow:
 
     def store_flos(self) -> None:
         """Add the operations of the latest batches, over all ranks, to the state. Must be called by all ranks."""
-        self.state.total_flos += self._counter.take_flos(self._engine._ranks)
+        self.state.total_flos += self._counter.take_flos(self._engine.ranks)
 
     # -------------------------------------------------------------------------------------------------- checkpoints
 
@@ -260,7 +263,7 @@ class TrainerFlow:
         if self.state.best_global_step is None:
             return
         best = self._checkpoint_folder(self.state.best_global_step)
-        if best == folder or self._engine._ranks.from_first(best.is_dir()):
+        if best == folder or self._engine.ranks.from_first(best.is_dir()):
             self.state.best_model_checkpoint = str(best)
 
     def _delete_superfluous_checkpoints(self) -> None:
@@ -278,7 +281,7 @@ class TrainerFlow:
         engine = self._engine
         asked = optimizer_settings(engine.optimizer)
         if holds_run(folder):
-            engine.take_over_run(folder)
+            engine.run.load_checkpoint(folder)
             if not is_ours(self._load_from_checkpoint):  # which may know of more than our parts
                 self._load_from_checkpoint(str(folder))
         else:
@@ -292,7 +295,7 @@ class TrainerFlow:
 
     def _find_checkpoint(self, source: str | bool | None) -> Path | None:
         """What to go on from, the same for all ranks."""
-        ranks = self._engine._ranks
+        ranks = self._engine.ranks
         if source is None or source is False:
             agree_on_resuming(None, ranks)
             return None
@@ -367,7 +370,7 @@ class TrainerFlow:
         mean, left_out = self._take_losses()
         engine = self._engine
         logs: dict[str, Any] = {"loss": mean}
-        norm = engine.gradient_norm
+        norm = self._engine.step.gradient_norm
         if norm is not None:
             logs["grad_norm"] = norm
         logs["learning_rate"] = float(engine.learning_rate)
@@ -381,7 +384,7 @@ class TrainerFlow:
 
         Warns of the latter. Must be called by all ranks.
         """
-        tracker, ranks = self._engine._loss_tracker, self._engine._ranks
+        tracker, ranks = self._engine.run.losses, self._engine.ranks
         steps = self.state.global_step - self._last_logged_step
         total, count = ranks.sum([tracker.total_loss, tracker.running_count])
         tracker.reset()
@@ -391,7 +394,7 @@ class TrainerFlow:
         left_out = math.ceil(steps - count / ranks.count)
         if left_out:
             warn_user(
-                self._engine,
+                self._engine.ranks,
                 f"{left_out} of the last {steps} losses were NaN or infinite (up to step {self.state.global_step}). "
                 "The logged mean leaves them out, because of `logging_nan_inf_filter`; the weights may be spoilt "
                 "all the same. Lower the learning rate, or look for bad rows.",
@@ -414,7 +417,7 @@ class TrainerFlow:
         value = metric_of(metrics, name)
         if math.isnan(value):
             warn_user(
-                self._engine,
+                self._engine.ranks,
                 f"`metric_for_best_model`, {name!r}, is NaN at step {self.state.global_step}, so this is not the best "
                 "model whatever others are. Look at the evaluation set, and at the logged losses for NaN.",
             )

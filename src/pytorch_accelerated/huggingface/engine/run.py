@@ -1,0 +1,180 @@
+"""A run of the Hugging Face trainer: the native run, with the seeds, states and events of that API."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pytorch_accelerated.callbacks.warning import warn_user
+from pytorch_accelerated.checkpointing.state_folder import read_state
+from pytorch_accelerated.checkpointing.training_state import save_run
+from pytorch_accelerated.data.updates import Update
+from pytorch_accelerated.errors import StopTrainingError
+from pytorch_accelerated.huggingface.checkpoints.saving import write_without_run
+from pytorch_accelerated.huggingface.engine.step import FaceStep
+from pytorch_accelerated.huggingface.events.state import CONTROL_FLAGS
+from pytorch_accelerated.huggingface.models.adapters import BASE_KEY, fingerprint_of, frozen_base
+from pytorch_accelerated.models.deepspeed import EngineOptimizer
+from pytorch_accelerated.models.sharding import has_shards
+from pytorch_accelerated.tracking.loss import LossTracker
+from pytorch_accelerated.training.run import Run
+from pytorch_accelerated.training.step import Step, StepParts
+
+if TYPE_CHECKING:
+    from pytorch_accelerated.huggingface.trainer import Trainer
+
+
+class EngineRun(Run):
+    """What lives as long as one call of the engine.
+
+    The loss tracker holds the losses since the last log, which may reach over the end of an epoch.
+
+    Attributes:
+        face: the trainer that users see.
+        take_items: gives the items of the batches that were counted since it was last called.
+        evaluates_as_requested: whether an evaluation is going on that the loop asked for.
+        preparation_seconds: how long making the model ready took, if that was for an evaluation.
+    """
+
+    face: Trainer
+    take_items: Callable[[], list[int | None]]
+    evaluates_as_requested = False
+    preparation_seconds: float | None = None
+
+    def choose_seed(self, state: Path | None = None) -> None:
+        """The order of the rows follows from the arguments alone, so that training again gives the same again."""
+        args = self.face.args
+        self.seed = args.seed if args.data_seed is None else args.data_seed
+
+    def find_state(self, source: str | Path) -> Path | None:
+        """The face has looked for it."""
+        return Path(source)
+
+    def resume_from(self, state: Path | None) -> None:
+        """Say which checkpoint the run will be resumed from."""
+        super().resume_from(state)
+        self.losses = LossTracker(leaves_out_non_finite=self.face.args.logging_nan_inf_filter)
+
+    def resume(self, state: Path, skipped_weights: Collection[str] = ()) -> None:
+        """Load the checkpoint as the face does."""
+        self.face.resume(state)
+        self.losses.reset()  # the next log is about the steps of this call
+
+    def load_checkpoint(self, folder: Path) -> None:
+        """Load what `write_checkpoint` wrote. Must be called by all ranks."""
+        model = self.face.model
+        frozen = frozen_base(model)
+        if frozen:
+            _, parts = read_state(folder, ["extra"])
+            saved = parts["extra"].get(BASE_KEY)
+            if saved is not None and saved != fingerprint_of(model, frozen):
+                warn_user(
+                    self.ranks,
+                    f"The frozen base of this {type(model).__name__} has other weights, or another dtype, than when "
+                    f"{folder} was saved, which holds the adapter only. The run uses the base as it is now; load the "
+                    "one that it began with.",
+                )
+        super().resume(folder, frozen)
+
+    def write_checkpoint(self, folder: Path, write_others: Callable[[Path], None]) -> None:
+        """Write everything this run is to a folder, and files of `write_others` beside it. All ranks must call it."""
+        model = self.face.model
+        self.check_finite()
+        frozen = frozen_base(model)
+        save_run(
+            self.contents(),
+            folder,
+            {BASE_KEY: fingerprint_of(model, frozen)} if frozen else {},
+            write_others=write_others,
+            skipped_weights=frozen,
+            has_optimizer_file=not has_shards(model),  # whose parts each rank writes itself
+        )
+        self.saves.folders.add_saved(folder, self.ranks)
+
+    def write_model(self, folder: Path, write_others: Callable[[Path], None]) -> None:
+        """Write a folder with the files of `write_others` alone. All ranks must call it."""
+        self.check_finite()
+        state = self.hooks.run_state
+        facts = {"updates": state.updates, "epochs": state.epochs}
+        self.ranks.do_on_first(lambda: write_without_run(folder, facts, write_others))
+        self.saves.folders.add_saved(folder, self.ranks)
+
+    def write_state(self, folder: Path, extra: dict[str, Any], background: bool) -> None:
+        """Write the checkpoint that callbacks asked for."""
+        self.face.save_as_requested()
+
+    def agrees_after_each_update(self) -> bool:
+        """Whether some callback or method is the user's."""
+        return self.face.ranks_agree_after_each_update()
+
+    def agree_on_control(self) -> None:
+        """Set each flag of the control that any rank has set, where ranks may have callbacks of their own.
+
+        Must be called by all ranks, between events and what is done because of their flags.
+        """
+        face = self.face
+        if self.uneven is None or not self.has_agreed_to_agree or face.control_is_agreed:
+            return
+        flags = vars(face.control)
+        everyones = zip(*self.ranks.exchange_numbers([bool(flags[name]) for name in CONTROL_FLAGS]), strict=True)
+        flags.update((name, True) for name, asked in zip(CONTROL_FLAGS, everyones, strict=True) if any(asked))
+        face.control_is_agreed = True
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether there is nothing left to train, or a callback ended the training."""
+        self.agree_on_control()
+        return bool(self.face.control.should_training_stop) or super().is_complete
+
+    def updates(self, loader: Any) -> Iterator[Update]:
+        """The updates of the current epoch that are still due, until a callback ends it."""
+        for update in super().updates(loader):
+            yield update
+            self.agree_on_control()
+            control = self.face.control
+            if control.should_epoch_stop or control.should_training_stop:
+                return
+
+    def refuse_empty_epoch(self, loader: Any) -> None:
+        """A stream may be used up; the run is over then."""
+        warn_user(
+            self.ranks,
+            f"The training data has nothing more to yield, so the run ends after {self.hooks.run_state.updates} of "
+            f"{self.settings.max_num_train_steps} steps. Pass something that can be iterated over again.",
+        )
+        self.face.control.should_training_stop = True
+
+    def make_step(self, parts: StepParts, kind: type[Step] = FaceStep) -> Step:
+        """The step that calls the face's `training_step`."""
+        step = super().make_step(parts, kind)
+        assert isinstance(step, FaceStep)
+        step.face = self.face
+        step.take_items = None if self.count_items is None else self.take_items
+        return step
+
+    def evaluate_as_requested(self) -> None:
+        """Evaluate as the face does."""
+        self.evaluates_as_requested = True
+        try:
+            self.face.evaluate_as_requested()
+        finally:
+            self.evaluates_as_requested = False
+
+    def give_up_prediction(self, reason: str) -> BaseException:
+        """The error that ends an evaluation because of a signal: a resumed run repeats one that the loop asked for."""
+        return StopTrainingError(reason) if self.evaluates_as_requested else super().give_up_prediction(reason)
+
+    def prepare_model(self, *, for_training: bool) -> None:
+        """Put the model on its device, and take the time."""
+        started = time.perf_counter()
+        super().prepare_model(for_training=for_training)
+        self.preparation_seconds = None if for_training else time.perf_counter() - started
+
+    def release_model(self) -> None:
+        """Take off the model what training wrapped around it."""
+        face = self.face
+        if isinstance(face.optimizer, EngineOptimizer):  # it would keep all that DeepSpeed holds
+            face.optimizer = face.callback_handler.optimizer = face.optimizer.optimizer
+        super().release_model()

@@ -1,0 +1,176 @@
+"""An update of the Hugging Face trainer: `training_step` in place of the native forward and backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pytorch_accelerated.compat.torch import norms_of
+from pytorch_accelerated.data.updates import MicroBatch, Update
+from pytorch_accelerated.errors import HookOutputError
+from pytorch_accelerated.huggingface.engine.divisor import BATCHES, ITEMS, NOTHING, LossDivisor
+from pytorch_accelerated.huggingface.events.callbacks import is_ours
+from pytorch_accelerated.huggingface.models.knowledge import refuse_sum
+from pytorch_accelerated.models.deepspeed import ZeroOptimizer
+from pytorch_accelerated.models.sharding import whole
+from pytorch_accelerated.training.hook_output import adding_nothing
+from pytorch_accelerated.training.step import Step, StepParts
+from pytorch_accelerated.training.uneven import UnevenStep
+
+if TYPE_CHECKING:
+    from pytorch_accelerated.huggingface.trainer import Trainer
+
+
+class FaceStep(Step):
+    """A step that tells the Hugging Face callbacks about its parts.
+
+    Losses are kept per update, not per batch.
+
+    Attributes:
+        face: the trainer that users see.
+        take_items: gives the items of this rank's batches in the update that begins; None if they are not counted.
+        learning_rate: that the last update used.
+        samples_used: in the updates of this run, over all processes.
+        divisor: what the loss is divided by.
+    """
+
+    face: Trainer
+    take_items: Callable[[], list[int | None]] | None = None
+
+    def __init__(self, parts: StepParts) -> None:
+        super().__init__(parts)
+        self.learning_rate = 0.0
+        self.samples_used = 0
+        # The mean of a single batch is right whatever it is divided by.
+        is_one_batch = parts.ranks.count == parts.settings.gradient_accumulation_steps == 1
+        self.divisor = LossDivisor(known=ITEMS if is_one_batch else None)
+        self._loss: Any = None
+        self._items: int | None = None
+        self._norms: Sequence[torch.Tensor] | None = None
+        self._raw_optimizer = getattr(parts.hooks.optimizer, "optimizer", parts.hooks.optimizer)
+
+    def update(self, update: Update) -> None:
+        """One update, with its events."""
+        self._emitter.defer(self.face.fire, "on_step_begin")
+        if self.take_items is not None:
+            self._items = self._sum_of_items(self.take_items())
+        self._loss = None
+        super().update(update)
+        self.samples_used += update.samples
+
+    def run_batch(self, micro_batch: MicroBatch) -> None:
+        """Add the gradients of one batch, and tell the callbacks."""
+        super().run_batch(micro_batch)
+        if not micro_batch.is_last:
+            self._tell("on_substep_end")
+
+    def compute(self, batch: Any, step: int) -> None:
+        """Add the gradients of one batch by the face's `training_step`."""
+        training_step = self.face.training_step
+        try:
+            share = training_step(self._hooks.model, batch, self._items_to_tell)
+        except Exception as error:
+            self._emitter.note_failure(error, training_step, batch)
+            raise
+        if share is None:
+            raise HookOutputError(
+                f"{type(self.face).__name__}.training_step returned None, but its loss is logged. Return the batch's "
+                "share of it, as that of the super class does."
+            )
+        self.face.count_batch(batch)
+        self._loss = share if self._loss is None else self._loss + share
+
+    def compute_borrowed(self, batch: Any) -> None:
+        """A pass that counts nowhere, on a rank that has no samples left in this update."""
+        assert isinstance(self, UnevenStep)
+        with self.uneven.counting_nothing():
+            share = self.face.training_step(self._hooks.model, batch, self._items_to_tell)
+        if self._loss is None:  # a rank without any row in this update
+            self._loss = torch.zeros_like(share)
+
+    def loss_of(self, compute: Callable[[Any], Any], num_items_in_batch: Any) -> Any:
+        """The loss that `compute` returns when it is told the number of items."""
+        loss = self.divisor.loss_of(compute, num_items_in_batch)
+        if num_items_in_batch is not None and self.divisor.known == NOTHING and is_ours(self.face.compute_loss):
+            refuse_sum(self.face)
+        return loss
+
+    def share_of_update(self, loss: Any, num_items_in_batch: Any) -> Any:
+        """The loss of a batch as its share of the update's, whose gradients are added up.
+
+        A loss that was divided by the number of items of the whole update is a share of it already; a mean over the
+        rows of the batch becomes one. Each rank's share counts as often as there are ranks, because gradients are
+        averaged over them.
+        """
+        micro_batch = self.micro_batch
+        if micro_batch.is_borrowed:
+            return adding_nothing(loss)
+        if self.divisor.known == BATCHES:
+            return loss
+        if num_items_in_batch is not None and self.divisor.known == ITEMS:
+            weight: float = self.parts.ranks.count if self.face.args.average_tokens_across_devices else 1
+        elif micro_batch.weight is None:
+            weight = 1 / self.current.samples  # sizes of batches are unknown, so batches are counted instead
+        else:
+            weight = micro_batch.weight
+        if weight == 1:
+            return loss
+        return loss * weight if weight else adding_nothing(loss)
+
+    def applying(self) -> list[Callable[[], Any]]:
+        """What changes the parameters, in order, with the events in between."""
+        return [self.clip, self._before_optimizer, self._hooks.optimizer_step, self._after_optimizer]
+
+    def clip(self) -> None:
+        """Limit the complete gradient, and keep its norm where it may be logged."""
+        if isinstance(self._hooks.optimizer, ZeroOptimizer):
+            return  # its step does so: no rank has a gradient to itself
+        norm = self.clipped()
+        self._norms = None if norm is None else [norm]
+        if norm is None and self.face.may_log_step():
+            gradients = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
+            # Those of the tensors; putting them together takes longer, and can wait until the norm is looked at.
+            self._norms = norms_of(gradients)
+
+    @property
+    def gradient_norm(self) -> float | None:
+        """Of the last update, before it was clipped; None if it was not foreseen that it would be asked for.
+
+        Waits for the device. Must be called by all ranks.
+        """
+        if self._norms is None:
+            return None
+        return float(whole(torch.nn.utils.get_total_norm(self._norms)))
+
+    def _before_optimizer(self) -> None:
+        self._tell("on_pre_optimizer_step")
+        self.learning_rate = self._raw_optimizer.param_groups[0]["lr"]
+
+    def _after_optimizer(self) -> None:
+        optimizer = self._hooks.optimizer
+        if isinstance(optimizer, ZeroOptimizer):
+            self._norms = [optimizer.gradient_norm]
+        self._tell("on_optimizer_step")
+        self.parts.losses.update(self._loss)
+
+    def _tell(self, event: str) -> None:
+        """Emit an event that changes nothing by itself."""
+        if self.face.callback_handler.listens_to(event):
+            self._emitter.defer(self.face.fire, event)
+
+    @property
+    def _items_to_tell(self) -> int | None:
+        """The items of this update, unless the loss is a mean whatever it is told."""
+        return None if self.divisor.known == NOTHING else self._items
+
+    def _sum_of_items(self, counts: list[int | None]) -> int | None:
+        """The items of this update, as far as they could be counted."""
+        ranks = self.parts.ranks
+        if ranks.any(None in counts):
+            return None
+        total = sum(count or 0 for count in counts)
+        if self.face.args.average_tokens_across_devices:
+            return int(ranks.sum([total])[0])
+        return max(1, total)  # a process without any label adds 0, not 0 / 0

@@ -1,0 +1,76 @@
+"""An update as a transaction: what it changes before its gradients are applied can be given back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from pytorch_accelerated.data.updates import Update
+from pytorch_accelerated.seeding import generator_states, restore_generator_states
+from pytorch_accelerated.training.step import Step, StepParts
+
+
+class Transaction:
+    """Notes generators and buffers when an update begins, and puts them back if the update must not count.
+
+    Gradients are not copied: they are None between updates, unless the user's own `optimizer_zero_grad` keeps tensors.
+
+    Args:
+        holders: objects whose attributes are the modules and generators at work: the trainer.
+    """
+
+    def __init__(self, holder: Any) -> None:
+        roots = [value for value in vars(holder).values() if isinstance(value, nn.Module)]
+        self._modules = list({id(module): module for root in roots for module in root.modules()}.values())
+        found = [value for each in (holder, *self._modules) for value in vars(each).values()]
+        self._own_generators = [value for value in found if isinstance(value, torch.Generator)]
+        self._parameters: list[torch.Tensor] = []
+        self._begun: tuple[Any, ...] = ()
+
+    def begin(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Note everything as it is now.
+
+        Args:
+            parameters: those of the optimizer.
+        """
+        of_modules = (parameter for module in self._modules for parameter in module.parameters(recurse=False))
+        self._parameters = list({id(each): each for each in (*of_modules, *parameters)}.values())
+        kept = [(each.grad, each.grad.clone()) for each in self._parameters if each.grad is not None]
+        buffers = [
+            (buffer, buffer.detach().clone())
+            for module in self._modules
+            for buffer in module.buffers(recurse=False)
+            # Tensors that repeat themselves in memory cannot be written to.
+            if all(stride or size < 2 for stride, size in zip(buffer.stride(), buffer.shape, strict=True))
+        ]
+        gradients = [each.grad for each in self._parameters]
+        own = [(each, each.get_state()) for each in self._own_generators]
+        self._begun = (kept, buffers, gradients, own, generator_states())
+
+    @torch.no_grad()
+    def give_back(self) -> None:
+        """Let everything be as it was when the update began. It may be begun again after that."""
+        kept, buffers, gradients, own, states = self._begun
+        for tensor, copied in (*kept, *buffers):
+            tensor.copy_(copied)
+        for parameter, gradient in zip(self._parameters, gradients, strict=True):
+            parameter.grad = gradient
+        for generator, state in own:
+            generator.set_state(state)
+        restore_generator_states(states)
+
+
+class TransactionalStep(Step):
+    """A step whose updates can be given back."""
+
+    def __init__(self, parts: StepParts) -> None:
+        super().__init__(parts)
+        self.transaction = Transaction(parts.hooks)
+
+    def update(self, update: Update) -> None:
+        """One update, from a noted beginning."""
+        self.transaction.begin(self.parameters())
+        super().update(update)

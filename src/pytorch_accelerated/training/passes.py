@@ -1,0 +1,122 @@
+"""Evaluation and prediction: every sample once, without gradients."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from pytorch_accelerated.callbacks.handler import CallbackHandler
+from pytorch_accelerated.data.batch_size import batch_size_of
+from pytorch_accelerated.data.updates import Round
+from pytorch_accelerated.errors import HookOutputError, StopTrainingError
+from pytorch_accelerated.prediction.collecting import PredictionCollector
+from pytorch_accelerated.processes.ranks import Ranks
+from pytorch_accelerated.seeding import generator_states, restore_generator_states
+from pytorch_accelerated.training.emitting import Emitter
+from pytorch_accelerated.training.hook_output import loss_and_size
+from pytorch_accelerated.training.hooks import TrainerHooks
+
+Record = Callable[[Any, Any], None]
+
+
+class Passes:
+    """Computes the rounds of evaluations and predictions.
+
+    Args:
+        hooks: the trainer, whose hooks are called.
+        emitter: calls callbacks and hooks.
+        ranks: the processes.
+    """
+
+    def __init__(self, hooks: TrainerHooks, emitter: Emitter, ranks: Ranks) -> None:
+        self._hooks = hooks
+        self._emitter = emitter
+        self._ranks = ranks
+        # Several ranks finish a pass together, one may give it up.
+        self.emit = emitter.emit_at_once if ranks.count == 1 else emitter.emit
+
+    def evaluate(self, round_: Round, record: Record) -> None:
+        """Compute the loss of a round.
+
+        Args:
+            round_: a batch of each rank.
+            record: takes the mean loss of the batch, and the number of items it is the mean of.
+        """
+        acts_at = self._hooks.callback_handler.acts_at
+        if acts_at["on_eval_step_start"]:
+            self.emit("on_eval_step_start")
+        output = self._emitter.output_of(self._hooks.calculate_eval_batch_loss, round_.batch, round_.start)
+        loss, size = loss_and_size(output, hook="calculate_eval_batch_loss")
+        record(loss, size if round_.items is None else round_.items)
+        if acts_at["on_eval_step_end"]:
+            self.emit("on_eval_step_end", batch=round_.batch, batch_output=output)
+
+    def predict(self, round_: Round, collector: PredictionCollector) -> None:
+        """Compute the predictions of a round and collect them."""
+        hook = self._hooks.calculate_predict_batch_outputs
+        predictions = self._emitter.output_of(hook, round_.batch, round_.start)
+        self.collect(round_, predictions, collector)
+        self.emit("on_prediction_step_end", batch=round_.batch, predictions=predictions)
+
+    def collect(self, round_: Round, predictions: Any, collector: PredictionCollector) -> None:
+        """Hand the predictions of a batch to `collector`.
+
+        Raises:
+            HookOutputError: if they have another number of rows than the batch.
+        """
+        samples, rows = batch_size_of(round_.batch), batch_size_of(predictions)
+        if samples is not None and rows is not None and rows != samples:
+            raise HookOutputError(
+                f"`calculate_predict_batch_outputs` returned {rows} rows for a batch of {samples} samples, so it is "
+                "unknown which prediction belongs to which sample. Return one row per sample."
+            )
+        collector.add(round_.start, predictions)
+
+    def without_gradients(self) -> contextlib.AbstractContextManager[Any]:
+        """Around all computations of a pass."""
+        return torch.inference_mode() if self._hooks.inference_mode else torch.no_grad()
+
+    @contextlib.contextmanager
+    def on_bare_model(self, *, restore_modes: bool) -> Iterator[None]:
+        """The model without its wrapper, which would wait for ranks that have no batch.
+
+        Args:
+            restore_modes: whether modules are in training or evaluation mode afterwards as they were before.
+        """
+        hooks = self._hooks
+        wrapped = hooks.model
+        if isinstance(wrapped, DistributedDataParallel):
+            hooks.model = wrapped.module
+        if self._ranks.count > 1:
+            # Each rank has kept its own batch statistics.
+            self._ranks.copy_from_first(list(hooks.model.buffers()))
+        modes = [(module, module.training) for module in hooks.model.modules()] if restore_modes else []
+        generators = generator_states()
+        try:
+            yield
+        except StopTrainingError:
+            restore_generator_states(generators)  # a resumed run repeats this pass
+            raise
+        finally:
+            for module, is_training in modes:
+                module.training = is_training
+            hooks.model = wrapped
+
+    @contextlib.contextmanager
+    def on_other_model(self, model: nn.Module, *, metric_name_prefix: str, callbacks: Iterable[Any]) -> Iterator[None]:
+        """Have the trainer's hooks see another model and other callbacks, and record under other names."""
+        hooks = self._hooks
+        own_model, own_handler, own_prefix = hooks.model, hooks.callback_handler, hooks.run_history.metric_name_prefix
+        hooks.model = model
+        hooks.callback_handler = CallbackHandler(callbacks, custom_events=hooks.custom_events)
+        hooks.run_history.set_metric_name_prefix(metric_name_prefix)
+        try:
+            yield
+        finally:
+            hooks.model, hooks.callback_handler = own_model, own_handler
+            hooks.run_history.set_metric_name_prefix(own_prefix)

@@ -1,0 +1,53 @@
+"""Evaluations and saves that callbacks ask for, until the next safe point."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pytorch_accelerated.training.run_state import RunState
+
+
+class Requests:
+    """Keeps what was asked for, and does it in a fixed order: first the evaluation, then the saves.
+
+    Args:
+        evaluate: evaluates within a training epoch.
+        write_state: writes a training state, from folder, further entries, and whether to write in the background.
+
+    Attributes:
+        evaluation: whether an evaluation was asked for.
+        states: the training states that were asked for.
+        defers_saves: whether saves have to wait for a safe point: only training has moments that are not saved.
+    """
+
+    def __init__(self, evaluate: Callable[[], None], write_state: Callable[[Path, dict[str, Any], bool], None]) -> None:
+        self.evaluation = False
+        self.states: list[tuple[Path, dict[str, Any], bool]] = []
+        self.defers_saves = False
+        self._evaluate = evaluate
+        self._write_state = write_state
+
+    @property
+    def are_waiting(self) -> bool:
+        """Whether there is anything to do."""
+        return self.evaluation or bool(self.states)
+
+    def act(self, state: RunState) -> None:
+        """Do what was asked for. Must be called by all ranks."""
+        if self.evaluation or state.is_evaluation_due:
+            self.evaluation, state.is_evaluation_due = False, True
+            self._evaluate()
+            state.is_evaluation_due = False
+        self.write_states()
+
+    def write_states(self) -> None:
+        """Write the states that were asked for."""
+        while self.states:
+            self._write_state(*self.states.pop(0))
+
+    def forget(self) -> None:
+        """Forget everything: the run goes back to an earlier state."""
+        self.evaluation = False
+        self.states.clear()

@@ -1,0 +1,700 @@
+"""`Run`: everything that one call of `train`, `evaluate` or `predict` needs, from its start to its end.
+
+A run is made by `Trainer`, entered once and closed once. The order of what happens in it is in `trainer.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import sys
+import warnings
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from pytorch_accelerated.callbacks.warning import warn_user
+from pytorch_accelerated.callbacks.watching import WatchedMetric
+from pytorch_accelerated.checkpointing.training_state import (
+    LiveRun,
+    data_of_run,
+    difference_by_ranks,
+    load_run,
+    save_run,
+    seed_of_run,
+)
+from pytorch_accelerated.checkpointing.verify import find_state
+from pytorch_accelerated.checkpointing.weights import check_finite
+from pytorch_accelerated.data.adapting import adapt_loader, close_loader
+from pytorch_accelerated.data.checking import empty_loader_error, refuse_empty, refuse_other_rows
+from pytorch_accelerated.data.ordering import drawn_seed
+from pytorch_accelerated.data.prefetch import device_feed
+from pytorch_accelerated.data.resuming import SavedData, differing_rows
+from pytorch_accelerated.data.slicing import DataLoaderSlice
+from pytorch_accelerated.data.updates import CountItems, Round, RunLoader, Update
+from pytorch_accelerated.errors import ConfigurationError, DataError, NonFiniteLossError, StopTrainingError
+from pytorch_accelerated.models.preparation import PreparedModel, bare_model
+from pytorch_accelerated.models.sharding import has_shards
+from pytorch_accelerated.processes.accelerators import send_to_device
+from pytorch_accelerated.processes.peers import is_lost_contact, limit_of_waiting, lost_peer_error
+from pytorch_accelerated.processes.ranks import Ranks
+from pytorch_accelerated.progress.display import above_bars
+from pytorch_accelerated.run_config import TrainerRunConfig, describe_run
+from pytorch_accelerated.seeding import derived_seed
+from pytorch_accelerated.steps.guarded import FiniteLossTracker, GuardedStep, Rollbacks
+from pytorch_accelerated.steps.splitting import SplittingStep
+from pytorch_accelerated.tracking.loss import LossTracker
+from pytorch_accelerated.tracking.timing import EpochClock
+from pytorch_accelerated.training.emitting import Emitter
+from pytorch_accelerated.training.error_notes import show_note
+from pytorch_accelerated.training.hooks import TrainerHooks, overrides
+from pytorch_accelerated.training.passes import Passes
+from pytorch_accelerated.training.requests import Requests
+from pytorch_accelerated.training.run_state import RunPhase
+from pytorch_accelerated.training.saves import Saves
+from pytorch_accelerated.training.settings import TrainSettings
+from pytorch_accelerated.training.step import Step, StepParts
+from pytorch_accelerated.training.stopping import Stopping
+from pytorch_accelerated.training.uneven import UnevenPasses, UnevenRanks, UnevenStep
+
+# Losses are read this often. A number of updates, not of seconds: sums of a resumed run must be cut at the same places.
+UPDATES_BETWEEN_READINGS = 64
+
+_HOOKS_OF_UPDATE = ("backward_step", "optimizer_step", "scheduler_step", "optimizer_zero_grad")
+
+
+class Run:
+    """What lives as long as one call of the trainer.
+
+    Args:
+        hooks: the trainer.
+        settings: what was asked for.
+        evaluate: evaluates a loader as the trainer does.
+        own_parts: the user's own versions of parts of an update; see `StepParts`.
+        before: the trainer's last run, if there was one.
+
+    Attributes:
+        settings: what was asked for.
+        ranks: the processes.
+        accelerator: of this process.
+        emitter: calls callbacks and hooks.
+        stopping: reasons to stop.
+        requests: evaluations and saves that were asked for.
+        saves: the training states of this run.
+        uneven: how rows count where some ranks have none; None for a single process.
+        losses: the loss tracker at work.
+        gradient_norms: of the current epoch, where gradients are clipped by norm.
+        epoch_clock: times the current epoch.
+        seed: of everything that is random in this run.
+        number: training runs of the trainer so far, this one included.
+        count_items: counts the items of a host batch, where an item of the loss is not a sample.
+        epochs_before: epochs of the runs that this run continues, by `reset_run_history=False`.
+        resumed_from: the training state that the run was resumed from, if any.
+    """
+
+    def __init__(
+        self,
+        hooks: TrainerHooks,
+        settings: TrainSettings,
+        evaluate: Callable[..., None],
+        own_parts: Mapping[str, Any],
+        before: Run | None,
+    ) -> None:
+        self.settings = settings
+        self.ranks: Ranks = hooks._ranks
+        self.accelerator = hooks._accelerator
+        self.hooks = hooks
+        self.emitter = Emitter(hooks, self.ranks)
+        self.saves = Saves(self.ranks)
+        self.stopping = Stopping(self.ranks, self.emitter, self.saves, settings)
+        self.requests = Requests(self.evaluate_as_requested, self.write_state)
+        self.uneven = UnevenRanks(self.ranks) if self.ranks.count > 1 else None
+        self.losses = LossTracker()
+        self.gradient_norms = LossTracker()
+        self.epoch_clock = EpochClock(1)
+        self.seed: int = 0 if before is None else before.seed
+        self.number: int = 0 if before is None else before.number
+        self.epochs_before: int = 0 if before is None else before.epochs_before
+        self.resumed_from: Path | None = None
+        self._step: Step | None = None
+        self._passes: Passes | None = None
+        self._evaluate = evaluate
+        self._own_parts = own_parts
+        self.count_items: CountItems | None = hooks.count_batch_items if overrides(hooks, "count_batch_items") else None
+        self._saved_data: Mapping[str, SavedData] | None = None
+        self._prepared: PreparedModel | None = None
+        self.has_agreed_to_agree = True
+
+    # -------------------------------------------------------------------------------------------- beginning and ending
+
+    @contextlib.contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Around everything that the run does: tells callbacks about exceptions, and puts everything back."""
+        hooks = self.hooks
+        with self.stopping.signals as signals, contextlib.ExitStack() as cleaning_up:
+            # The last one first; each is done whatever happens in those before: a second Ctrl-C, or torch's word of a
+            # dead loader process, which comes in the middle of anything.
+            cleaning_up.callback(lambda: close_loader(hooks._train_dataloader))
+            cleaning_up.callback(lambda: close_loader(hooks._eval_dataloader))
+            cleaning_up.callback(self.release_model)
+            cleaning_up.callback(self.saves.release_folders)
+            cleaning_up.callback(self.saves.close)
+            try:
+                yield
+                if signals.agreed:
+                    self.ranks.wait()  # launchers end the others as soon as one leaves
+            except NonFiniteLossError:
+                raise
+            except BaseException as exception:
+                show_note(exception)
+                error = self._explained(exception)
+                self._tell_of(error)
+                if error is exception:
+                    raise
+                raise error from exception
+        if signals.agreed or signals.number:
+            raise signals.exit(self.saves.saved_to)
+
+    def _explained(self, exception: BaseException) -> BaseException:
+        """The error to raise for `exception`: a better one where torch says only that a connection broke."""
+        if self.ranks.count == 1 or not is_lost_contact(exception):
+            return exception
+        return lost_peer_error(
+            exception,
+            rank=self.ranks.index,
+            size=self.ranks.count,
+            updates=self.hooks.run_state.updates,
+            newest=self.saves.newest(),
+        )
+
+    def _tell_of(self, exception: BaseException) -> None:
+        """Emit `on_exception`. An error in it must not hide the first one."""
+        try:
+            self.emitter.emit("on_exception", exception=exception)
+        except Exception as error:
+            warnings.warn(
+                f"A callback failed in `on_exception` with {type(error).__name__}: {error}. What ended the run is "
+                f"another exception, a {type(exception).__name__}; callbacks after that one have not been told of it.",
+                stacklevel=2,
+            )
+
+    @contextlib.contextmanager
+    def ending(self, hook: Callable[[], None], event: str) -> Iterator[None]:
+        """The hook and the event that end a run, unless an exception does.
+
+        A loss that is not finite is raised after them.
+        """
+        stop: StopTrainingError | NonFiniteLossError | None = None
+        failure: NonFiniteLossError | None = None
+        requests, saves = self.requests, self.saves
+        try:
+            yield
+        except StopTrainingError as error:
+            stop = error
+        except NonFiniteLossError as error:
+            stop = failure = error
+        if stop is not None:
+            self.emitter.emit("on_stop_training_error", reason=str(stop))
+        requests.evaluation = requests.defers_saves = False
+        if failure is not None:
+            requests.forget()  # nothing is saved from a model that may be spoilt
+        states = [folder for folder, *_ in requests.states]
+        try:
+            requests.write_states()
+        except NonFiniteLossError as error:  # the parameters are
+            failure = error
+        saves.finish()
+        saves.saved_to = states[-1] if states and failure is None else None
+        self.release_model()
+        self.emitter.defer(hook)
+        self.emitter.emit(event)
+        if failure is not None:
+            raise failure
+
+    # ----------------------------------------------------------------------------------------------- order and position
+
+    def start_part(self, hook: Callable[[], None], event: str) -> None:
+        """Begin the run or an epoch of it: the hook, the event, what they ask for."""
+        self.emitter.defer(hook)
+        self.emitter.emit(event)
+        self.requests.act(self.hooks.run_state)
+        self.stop_if_asked()
+
+    def close_part(self, phase: RunPhase) -> None:
+        """Note that a part of the epoch is over, after its last callback; then do what was asked for, and stop."""
+        self.hooks.run_state.phase = phase
+        self.requests.act(self.hooks.run_state)
+        self.stop_if_asked()
+
+    def stop_if_asked(self) -> None:
+        """Stop if any rank has a reason to. Must be called by all ranks."""
+        self.stopping.stop_if_asked(self.hooks.run_state.updates)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether there is nothing left to train."""
+        state = self.hooks.run_state
+        if self.settings.max_num_train_steps is not None:
+            return state.phase is RunPhase.EPOCH_CLOSED and self.updates_left == 0
+        assert self.settings.num_epochs is not None
+        return state.epochs >= self.settings.num_epochs
+
+    @property
+    def is_last_epoch(self) -> bool:
+        """Whether the run ends, as far as is known, when the current epoch is over."""
+        if self.settings.max_num_train_steps is not None:
+            return self.updates_left == 0
+        return self.hooks.run_state.epochs + 1 >= (self.settings.num_epochs or 1)
+
+    @property
+    def updates_left(self) -> int | None:
+        """Until `max_num_train_steps`, if it is set; 0 where a run is resumed right behind the last one."""
+        limit = self.settings.max_num_train_steps
+        return None if limit is None else min(max(0, limit - self.hooks.run_state.updates), sys.maxsize)
+
+    @property
+    def data_epoch(self) -> int:
+        """The epoch that the order of the samples is made from: epochs of this run and of those that it continues."""
+        return self.epochs_before + self.hooks.run_state.epochs
+
+    def agrees_after_each_update(self) -> bool:
+        """Whether something on this rank may ask to stop within an update: a callback, or a hook of the user's."""
+        has_own_parts = any(part is not None for part in self._own_parts.values())
+        has_own_hooks = has_own_parts or any(overrides(self.hooks, hook) for hook in _HOOKS_OF_UPDATE)
+        return has_own_hooks or self.hooks.callback_handler.ranks_agree_after_each_update()
+
+    def start_epoch(self) -> None:
+        """Start the clock of a training epoch, and have the ranks agree how often they agree."""
+        self.has_agreed_to_agree = self.ranks.any(self.agrees_after_each_update())
+        self.epoch_clock = EpochClock(self.hooks.run_history.current_epoch)
+
+    def updates(self, loader: Any) -> Iterator[Update]:
+        """The updates of the current epoch that are still due."""
+        loader = self.adapted(loader, self.hooks._train_dl_kwargs)  # a callback may have put another one in place
+        state = self.hooks.run_state
+        loader.set_epoch(self.data_epoch)
+        self.epoch_clock.watch(loader.waiting)
+        updates = loader.updates(
+            start=state.samples_in_epoch, batches_done=state.batches_in_epoch, count_items=self.count_items
+        )
+        return itertools.islice(updates, self.updates_left)
+
+    def act_at_safe_point(self) -> None:
+        """Between two updates, where everything is consistent: read losses, do what was asked for, stop."""
+        updates = self.hooks.run_state.updates
+        if self.hooks.run_state.updates_in_epoch % UPDATES_BETWEEN_READINGS == 0:
+            self.losses.read()
+            self.gradient_norms.read()
+            self.report_non_finite("train_loss_epoch")
+        if self.requests.are_waiting:
+            self.losses.look_for_non_finite()
+            self.report_non_finite("train_loss_epoch")
+            with self.epoch_clock.paused():
+                self.requests.act(self.hooks.run_state)
+        if self.has_agreed_to_agree or self.stopping.is_due(updates):
+            self.stopping.stop_if_asked(updates)
+
+    def finish_epoch(self, loader: Any) -> None:
+        """Read what is left of the epoch's losses and time.
+
+        Raises:
+            DataError: if the epoch had no update.
+        """
+        if self.hooks.run_state.updates_in_epoch == 0:
+            self.refuse_empty_epoch(loader)
+        self.losses.read()
+        self.hooks.run_history.add_timing(self.epoch_clock.read())
+        self.report_non_finite("train_loss_epoch")
+
+    def refuse_empty_epoch(self, loader: Any) -> None:
+        """Raise an error for training data without a batch."""
+        raise empty_loader_error(loader, "train on")
+
+    def report_non_finite(self, metric_name: str) -> None:
+        """Tell the callbacks, on all ranks, if a loss that was read on any of them is not finite."""
+        first_bad = self.losses.first_non_finite
+        everyones = self.ranks.exchange_numbers([-1 if first_bad is None else first_bad])
+        steps = [step for (step,) in everyones if step >= 0]
+        if steps:
+            self.losses.first_non_finite = None
+            epoch = self.hooks.run_history.current_epoch
+            self.emitter.emit_at_once("on_non_finite_loss", metric_name=metric_name, epoch=epoch, step=min(steps))
+
+    def record_mean_loss(self, metric_name: str) -> None:
+        """Record the mean loss per item over all ranks, and begin a new mean."""
+        losses = self.losses
+        total, count, batches = self.ranks.sum([losses.total_loss, losses.running_count, losses.batches_read])
+        if batches and not count and not losses.leaves_out_non_finite:
+            raise DataError(
+                f"None of the {batches:.0f} batches has any items, so there is no mean loss to record as "
+                f"{metric_name!r}. Check the counts of `count_batch_items` or 'num_items_in_batch'."
+            )
+        self.hooks.run_history.update_metric(metric_name, total / count if count else losses.average)
+        losses.reset()
+
+    # ------------------------------------------------------------------------------------------------------- evaluation
+
+    @contextlib.contextmanager
+    def evaluating(self, *, restore_modes: bool) -> Iterator[Passes]:
+        """Around an evaluation or prediction: the bare model, and a loss tracker of its own."""
+        losses = self.losses
+        self.losses = LossTracker()
+        try:
+            with self.passes.on_bare_model(restore_modes=restore_modes):
+                yield self.passes
+        finally:
+            self.losses = losses
+
+    def evaluate_rounds(self, loader: Any, passes: Passes, record: Callable[[Any, Any], None]) -> None:
+        """Compute the losses of all rounds.
+
+        Raises:
+            DataError: if there is none.
+        """
+        rounds = 0
+        with passes.without_gradients():
+            every_round = self.rounds(loader, count_items=self.count_items)
+            for rounds, round_ in enumerate(self.stopping.until_signal(every_round, StopTrainingError), start=1):
+                passes.evaluate(round_, record)
+                if rounds % UPDATES_BETWEEN_READINGS == 0:
+                    self.losses.read()
+        if rounds == 0:
+            raise empty_loader_error(loader, "evaluate")
+        self.losses.read()
+
+    def rounds(self, loader: Any, count_items: CountItems | None = None) -> Iterator[Round]:
+        """The rounds of an evaluation or prediction pass."""
+        adapted = self.adapted(loader, self.hooks._eval_dl_kwargs)
+        return adapted.rounds(borrows=self.is_sharded, count_items=count_items)
+
+    def evaluate_as_requested(self) -> None:
+        """Evaluate within a training epoch."""
+        if self.hooks._eval_dataloader is None:
+            raise ConfigurationError(
+                "An evaluation was requested during training, but there is no evaluation dataset. Pass `eval_dataset` "
+                "to `train`."
+            )
+        self._evaluate(self.hooks._eval_dataloader, is_intermediate=True)
+
+    def evaluate_other_model(self, model: nn.Module, *, metric_name_prefix: str, callbacks: Iterable[Any] = ()) -> None:
+        """Evaluate `model` in place of the trainer's, for callbacks in `on_eval_epoch_end`. All ranks must call it.
+
+        Args:
+            model: on the trainer's device.
+            metric_name_prefix: of everything that is recorded meanwhile.
+            callbacks: those whose events are emitted meanwhile.
+        """
+        other = self.passes.on_other_model(model, metric_name_prefix=metric_name_prefix, callbacks=callbacks)
+        with other, self.stopping.finishing_passes():
+            self._evaluate(self.hooks._eval_dataloader)
+
+    def predict(self, loader: RunLoader, collector: Any) -> Any:
+        """The result of `collector`, from the predictions for every batch of `loader`. Must be called by all ranks."""
+        try:
+            with self.evaluating(restore_modes=True) as passes:
+                self.hooks.model.eval()
+                passes.emit("on_prediction_run_start", num_batches=loader.num_batches)
+                with passes.without_gradients():
+                    for round_ in self.stopping.until_signal(self.rounds(loader), self.give_up_prediction):
+                        passes.predict(round_, collector)
+                passes.emit("on_prediction_run_end")
+        except BaseException:
+            collector.abort()
+            raise
+        return collector.finish()
+
+    def give_up_prediction(self, reason: str) -> BaseException:
+        """The error that ends a prediction because of a signal."""
+        return self.stopping.signals.exit()
+
+    # ------------------------------------------------------------------------------------------------- making the run
+
+    def choose_seed(self, state: Path | None = None) -> None:
+        """Fix the seed of the run; one that is resumed keeps that of its training state."""
+        given = self.hooks.seed
+        seed = int(given) if given is not None else derived_seed(self.number)
+        if state is not None:
+            seed = seed_of_run(state)
+        self.seed = self.ranks.from_first(seed)
+
+    def resume_from(self, state: Path | None) -> None:
+        """Say which training state the run will be resumed from."""
+        self.resumed_from = state
+        self._saved_data = None if state is None else data_of_run(state)
+        self.losses = LossTracker() if self.settings.nonfinite_policy is None else FiniteLossTracker()
+
+    def find_state(self, source: str | Path) -> Path | None:
+        """The training state that `source` is or holds, the same for all ranks."""
+        return self.ranks.do_on_first(lambda: find_state(source))
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether the model is ready to be called."""
+        return self._prepared is not None
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether each rank has a part of the model only."""
+        return self._prepared is not None and has_shards(self._prepared.model)
+
+    def prepare_model(self, *, for_training: bool) -> None:
+        """Put the model on its device, and wrap what must be wrapped."""
+        hooks = self.hooks
+        self._prepared = PreparedModel(
+            self.accelerator,
+            hooks.model,
+            hooks.optimizer,
+            for_training=for_training,
+            compile_arguments=hooks.compile_model,
+        )
+        if self.ranks.count > 1 and not for_training and not self.is_sharded:
+            # Nothing else makes sure that all ranks evaluate the same model.
+            self.ranks.copy_from_first([parameter.data for parameter in hooks.model.parameters()])
+        hooks.model, hooks.optimizer = self._prepared.model, self._prepared.optimizer
+        self._passes = (
+            Passes(hooks, self.emitter, self.ranks)
+            if self.uneven is None
+            else UnevenPasses(hooks, self.emitter, self.ranks, self.uneven, is_sharded=self.is_sharded)
+        )
+
+    def release_model(self) -> None:
+        """Take off the model and the optimizer what training wrapped around them."""
+        if self._prepared is not None:
+            self.hooks.model, self.hooks.optimizer = self._prepared.release(self.hooks.model)
+            self._prepared = None
+
+    def prepare_loaders(self) -> None:
+        """Distribute the loaders over the ranks.
+
+        Raises:
+            DataError: if one of them has no batch.
+        """
+        hooks = self.hooks
+        if hooks._train_dataloader is not None:
+            hooks._train_dataloader = self.adapted(hooks._train_dataloader, hooks._train_dl_kwargs, role="train")
+            refuse_empty(hooks._train_dataloader, "train on")
+        if hooks._eval_dataloader is not None:
+            hooks._eval_dataloader = self.adapted(hooks._eval_dataloader, hooks._eval_dl_kwargs, role="eval")
+            hooks._check_eval_batch_size()
+
+    def adapted(self, loader: Any, dl_kwargs: Mapping[str, Any] | None, role: str | None = None) -> RunLoader:
+        """This rank's part of the user's `loader`."""
+        if isinstance(loader, DataLoaderSlice):
+            return self.adapted(loader.dl, dl_kwargs, role).limited(loader.slice_size)
+        if isinstance(loader, RunLoader):
+            return loader
+        own_seed = self.ranks.from_first(drawn_seed(loader))  # on every rank, so that generators stay in step
+        seed = self.seed if own_seed is None else own_seed
+        if self._saved_data is not None:  # whatever generators are like now, and if the state has no seed for it
+            saved = self._saved_data.get(role or "")
+            seed = self.seed if saved is None else saved.seed
+        adapted = adapt_loader(
+            loader,
+            self.ranks,
+            seed=seed,
+            accumulation_steps=self.settings.gradient_accumulation_steps,
+            feed=device_feed(self.ranks.device, send_to_device),
+            is_sharded=bool((dl_kwargs or {}).get("is_sharded", False)),
+        )
+        if adapted.announcement is not None:
+            self.print(adapted.announcement)
+        refuse_other_rows(adapted, self.ranks)
+        return adapted
+
+    @contextlib.contextmanager
+    def loader_of_pass(self, loader: Any, dl_kwargs: Mapping[str, Any] | None) -> Iterator[RunLoader]:
+        """This rank's part of `loader`, for the model as it is, within a run or outside of one."""
+        if self._prepared is None:
+            self.choose_seed()
+            self.prepare_model(for_training=False)
+        adapted = self.adapted(loader, dl_kwargs)
+        try:
+            yield adapted
+        finally:
+            close_loader(adapted)
+
+    @property
+    def has_step(self) -> bool:
+        """Whether the run trains, and has come so far that it could."""
+        return self._step is not None
+
+    @property
+    def step(self) -> Step:
+        """Does the updates. There is one as soon as the run is prepared for training."""
+        assert self._step is not None
+        return self._step
+
+    @property
+    def passes(self) -> Passes:
+        """Computes evaluations and predictions. There is one as soon as the model is prepared."""
+        assert self._passes is not None
+        return self._passes
+
+    def start_steps(self, *, steps_scheduler: bool) -> None:
+        """Make the step, now that everything that it works with is there.
+
+        Args:
+            steps_scheduler: whether the scheduler steps after each update.
+        """
+        assert self._prepared is not None
+        parts = StepParts(
+            self.hooks,
+            self.emitter,
+            self.ranks,
+            self.accelerator,
+            self.settings,
+            self._prepared.accumulating,
+            self.losses,
+            self.gradient_norms,
+            steps_scheduler=steps_scheduler,
+            **self._own_parts,
+        )
+        self._step = self.make_step(parts)
+
+    def make_step(self, parts: StepParts, kind: type[Step] = Step) -> Step:
+        """`kind` with the variants that the settings and the ranks ask for.
+
+        Args:
+            parts: what a step works with.
+            kind: the step without variants.
+        """
+        variants: list[type[Step]] = []
+        if self.settings.nonfinite_policy is not None:
+            variants.append(GuardedStep)
+        if self.settings.split_on_oom:
+            variants.append(SplittingStep)
+        if self.uneven is not None:
+            variants.append(UnevenStep)
+        bases = [*([kind] if kind is not Step or not variants else []), *variants]
+        made: type[Step] = bases[0] if len(bases) == 1 else type(kind.__name__, tuple(bases), {})
+        step = made(parts)
+        if isinstance(step, UnevenStep) and self.uneven is not None:
+            step.uneven = self.uneven
+        if isinstance(step, SplittingStep):
+            step.count_items = self.count_items
+        if isinstance(step, GuardedStep) and self.settings.nonfinite_policy == "rollback":
+            is_first, callbacks = self.ranks.is_first, self.hooks.callback_handler
+            step.rollbacks = Rollbacks(callbacks, self.saves, self.resumed_from, is_first=is_first)
+        return step
+
+    def describe(
+        self,
+        per_device_batch_size: int,
+        num_epochs: int | None,
+        gradient_accumulation_steps: int,
+        max_num_train_steps: int | None,
+        gradient_clip_value: float | None,
+    ) -> TrainerRunConfig:
+        """The frozen facts of the run, from what was asked for and the loaders that exist."""
+        hooks = self.hooks
+        return describe_run(
+            hooks._train_dataloader,
+            hooks._eval_dataloader,
+            self.ranks,
+            per_device_batch_size=per_device_batch_size,
+            num_epochs=num_epochs,
+            gradient_accumulation_steps=gradient_accumulation_steps,
+            max_num_train_steps=max_num_train_steps,
+            gradient_clip_value=gradient_clip_value,
+            gradient_clip_norm=self.settings.gradient_clip_norm,
+            train_dl_kwargs=hooks._train_dl_kwargs,
+            eval_dl_kwargs=hooks._eval_dl_kwargs,
+            mixed_precision=str(self.accelerator.mixed_precision),
+            seed=self.seed,
+        )
+
+    # ------------------------------------------------------------------------------------------------- training states
+
+    def contents(self) -> LiveRun:
+        """Everything that belongs to a training state."""
+        hooks = self.hooks
+        return LiveRun(
+            ranks=self.ranks,
+            model=hooks.model,
+            optimizer=hooks.optimizer,
+            scheduler=hooks.scheduler,
+            scaler=self.accelerator.scaler,
+            callbacks=list(hooks.callback_handler),
+            history=hooks.run_history,
+            config=hooks.run_config,
+            run_state=hooks.run_state,
+            losses=self.losses,
+            gradient_norms=self.gradient_norms,
+            train_loader=hooks._train_dataloader,
+            eval_loader=hooks._eval_dataloader,
+            seed=self.seed,
+            epochs_before=self.epochs_before,
+        )
+
+    def write_state(self, folder: Path, extra: dict[str, Any], background: bool) -> None:
+        """Write a training state. Must be called by all ranks."""
+        self.check_finite()
+        saves = self.saves
+        saves.uses_background |= background
+        writer = saves.writer if background else None
+        save_run(self.contents(), folder, extra, writer, ranks_of_writer=self.ranks_of_writer)
+        saves.folders.add_saved(folder, self.ranks, writer)
+
+    def load_state(self, folder: Path, *, is_at_work: bool = True, skipped_weights: Collection[str] = ()) -> Any:
+        """Load a training state. Must be called by all ranks.
+
+        Args:
+            folder: of the state.
+            is_at_work: whether the loaders are there and go to the position of the state.
+            skipped_weights: names in the model's state that the folder need not have; the live values stay.
+
+        Returns:
+            The `extra` entries of the save, and `current_epoch`.
+        """
+        loaded = load_run(self.contents(), folder, restores_position=is_at_work, skipped_weights=skipped_weights)
+        self.hooks.run_state, self.epochs_before = loaded.run_state, loaded.epochs_before
+        return {"current_epoch": self.hooks.run_history.current_epoch, **loaded.extra}
+
+    def resume(self, state: Path, skipped_weights: Collection[str] = ()) -> None:
+        """Load the training state that the run is resumed from, now that everything it belongs to is there."""
+        self.load_state(state, skipped_weights=skipped_weights)
+        hooks = self.hooks
+        difference = difference_by_ranks(self.contents(), state)
+        if difference is not None:
+            warn_user(self.ranks, difference)
+        for message in differing_rows(self._saved_data or {}, hooks._train_dataloader, hooks._eval_dataloader, state):
+            warn_user(self.ranks, message)
+
+    def go_back_to(self, state: Path) -> None:
+        """Let the run be where it was when `state` was written. Must be called by all ranks."""
+        self.requests.forget()
+        self.load_state(state)
+
+    def check_finite(self) -> None:
+        """Refuse to save a model that is not finite. Of a sharded one each rank sees its part: all must call it."""
+        model = bare_model(self.hooks.model)
+        if has_shards(model):
+            self.ranks.do_on_all(lambda: check_finite(model.named_parameters()))
+        else:
+            check_finite(model.named_parameters())
+
+    def ranks_of_writer(self) -> Ranks:
+        """The ranks on a channel for threads that write. Must be called by all ranks."""
+        return Ranks(self.accelerator, channel="writer", timeout=limit_of_waiting(self.hooks.timeout))
+
+    def step_scheduler_after_epoch(self) -> None:
+        """Step schedulers that count epochs, or watch a metric."""
+        hooks = self.hooks
+        if isinstance(hooks.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            hooks.scheduler.step(WatchedMetric(self.settings.scheduler_metric).latest(hooks.run_history, self.ranks))
+        elif self.settings.step_scheduler == "epoch":
+            hooks.scheduler_step()
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """`print` on the first process of each node."""
+        print_above_bars(self.ranks, *args, **kwargs)
+
+
+def print_above_bars(ranks: Ranks, *args: Any, **kwargs: Any) -> None:
+    """`print` on the first process of each node, above the progress bars."""
+    if ranks.is_first_of_node:
+        with above_bars():
+            print(*args, **{"flush": True, **kwargs})

@@ -1,0 +1,68 @@
+"""The training states that a run writes, and the folders that it writes them to."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+from pytorch_accelerated.checkpointing.background import BackgroundWriter
+from pytorch_accelerated.checkpointing.folder_lock import FolderLock
+from pytorch_accelerated.checkpointing.reading import resolved
+from pytorch_accelerated.checkpointing.shared_disk import StateFolders
+from pytorch_accelerated.errors import CheckpointError
+from pytorch_accelerated.processes.ranks import Ranks
+
+
+class Saves:
+    """What a run has to look after on disk.
+
+    Args:
+        ranks: the processes.
+
+    Attributes:
+        writer: writes states in the background, on rank 0.
+        uses_background: whether any state of this run is written in the background; the same on all ranks.
+        folders: those that states were saved to.
+        saved_to: the state that was saved when the run was stopped, if any.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.writer = BackgroundWriter()
+        self.uses_background = False
+        self.folders = StateFolders()
+        self.saved_to: Path | None = None
+        self._ranks = ranks
+        self._locks: dict[Path, FolderLock] = {}
+
+    def claim_folder(self, folder: str | Path, argument: str = "save_dir") -> None:
+        """Keep other runs from saving to `folder` until this run is over. Must be called by all ranks.
+
+        Raises:
+            CheckpointError: if another run saves to it.
+        """
+        path = resolved(folder)
+        if path not in self._locks:
+            lock = FolderLock(path, argument)
+            self._ranks.do_on_first(lock.acquire)
+            self._locks[path] = lock
+
+    def release_folders(self) -> None:
+        """Let other runs save to the claimed folders."""
+        while self._locks:
+            self._locks.popitem()[1].release()
+
+    def finish(self) -> None:
+        """Wait for states that are written in the background; raise their errors. Must be called by all ranks."""
+        if self.uses_background:
+            self._ranks.do_on_all(self.writer.wait)
+
+    def close(self) -> None:
+        """Wait for the background writer after an exception, which an error of the writer must not hide."""
+        try:
+            self.writer.close()
+        except CheckpointError as error:
+            warnings.warn(str(error), stacklevel=2)
+
+    def newest(self) -> Path | None:
+        """The newest state that this run has saved."""
+        return self.folders.newest(set(self._locks))

@@ -1,0 +1,193 @@
+"""Checks a call of the trainer, and puts everything in place that a run needs before it begins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from pytorch_accelerated.callbacks.saving import SaveTrainingStateCallback
+from pytorch_accelerated.callbacks.watching import WatchedMetric
+from pytorch_accelerated.data.building import check_dataset
+from pytorch_accelerated.data.resuming import data_facts
+from pytorch_accelerated.errors import ConfigurationError
+from pytorch_accelerated.processes.plugins import refuse_static_graph
+from pytorch_accelerated.seeding import mixed_seed, set_seed
+from pytorch_accelerated.steps.guarded import refuse_what_cannot_be_held_back
+from pytorch_accelerated.steps.splitting import refuse_what_cannot_be_split
+from pytorch_accelerated.training.hooks import TrainerHooks, overrides
+from pytorch_accelerated.training.placeholders import settle_epoch_counts
+from pytorch_accelerated.training.run import Run
+from pytorch_accelerated.training.run_state import RunState
+from pytorch_accelerated.training.settings import (
+    TrainSettings,
+    check_optimizer,
+    check_parts,
+    check_reduction,
+    check_scheduler,
+    check_scheduler_factory,
+)
+
+
+def refuse_without_constructor(trainer: TrainerHooks) -> None:
+    """Refuse a trainer whose subclass forgot to call the constructor."""
+    if "_callbacks" not in vars(trainer):
+        name = type(trainer).__name__
+        raise ConfigurationError(
+            f"`Trainer.__init__` has not run for this {name}, so most of it is missing. Call "
+            f"`super().__init__(model, loss_func, optimizer, ...)` in `{name}.__init__`."
+        )
+
+
+def refuse_within_a_run(trainer: TrainerHooks, run: Run | None, method: str, remedy: str) -> None:
+    """Refuse a call of `method` that would reset `run`, the one at work."""
+    refuse_without_constructor(trainer)
+    if run is not None:
+        raise ConfigurationError(
+            f"`{method}` was called while the trainer is at work: it would reset the run. {remedy}"
+        )
+
+
+def check_parts_of(trainer: TrainerHooks) -> None:
+    """Refuse a trainer that was made of parts that cannot work; the optimizer is only needed for training."""
+    check_parts(
+        model=trainer.model,
+        loss_func=trainer.loss_func,
+        run_history=trainer.run_history,
+        seed=trainer.seed,
+        compile_model=trainer.compile_model,
+    )
+
+
+def check_optimizer_of(trainer: TrainerHooks) -> None:
+    """Refuse an optimizer whose steps would change nothing."""
+    modules = [value for value in vars(trainer).values() if isinstance(value, nn.Module)]
+    check_optimizer(trainer.optimizer, modules, has_own_step=overrides(trainer, "optimizer_step"))
+
+
+def check_training(
+    trainer: TrainerHooks,
+    settings: TrainSettings,
+    train_dataset: Any,
+    eval_dataset: Any,
+    create_scheduler_fn: Any,
+    *,
+    has_own_passes: bool,
+) -> None:
+    """Refuse a training run that cannot work, before anything is started.
+
+    Args:
+        trainer: that is asked to train.
+        settings: the arguments of `train`.
+        train_dataset, eval_dataset, create_scheduler_fn: see `Trainer.train`.
+        has_own_passes: whether `_perform_forward_and_backward_passes` is the user's own.
+    """
+    check_scheduler_factory(create_scheduler_fn, has_own_call=overrides(trainer, "create_scheduler"))
+    check_parts_of(trainer)
+    if not (has_own_passes or overrides(trainer, "calculate_train_batch_loss")):
+        check_reduction(trainer.loss_func, hook="calculate_train_batch_loss")
+    if eval_dataset is not None:
+        _check_reduction_in_evaluation(trainer)
+    if not trainer._makes_optimizer:
+        check_optimizer_of(trainer)
+    if settings.nonfinite_policy is not None:
+        refuse_what_cannot_be_held_back(settings, trainer._accelerator, trainer.callback_handler)
+    if settings.split_on_oom:
+        refuse_what_cannot_be_split(trainer._accelerator, has_own_passes=has_own_passes)
+    num_passes = settings.num_epochs if settings.max_num_train_steps is None else None
+    if not overrides(trainer, "create_train_dataloader"):
+        check_dataset(train_dataset, num_passes=num_passes)
+    if eval_dataset is not None and not overrides(trainer, "create_eval_dataloader"):
+        check_dataset(eval_dataset, num_passes=num_passes)
+
+
+def check_evaluation(trainer: TrainerHooks, dataset: Any) -> None:
+    """Refuse an evaluation that cannot work."""
+    check_parts_of(trainer)
+    _check_reduction_in_evaluation(trainer)
+    if dataset is None and trainer.eval_dataset is None:
+        raise ConfigurationError(
+            "`evaluate` was called without a dataset, and there was no evaluation dataset before that it could use "
+            "again. Pass `dataset`."
+        )
+    if dataset is not None and not overrides(trainer, "create_eval_dataloader"):
+        check_dataset(dataset)
+
+
+def _check_reduction_in_evaluation(trainer: TrainerHooks) -> None:
+    if not overrides(trainer, "calculate_eval_batch_loss"):
+        check_reduction(trainer.loss_func, hook="calculate_eval_batch_loss")
+
+
+def start_training(
+    run: Run,
+    train_dl_kwargs: Mapping[str, Any] | None,
+    eval_dl_kwargs: Mapping[str, Any] | None,
+    state: Path | None,
+    *,
+    resets_history: bool,
+    prepare: Callable[[], None],
+    describe: Callable[..., Any],
+) -> None:
+    """Make the loaders, the prepared model, the run config, the scheduler and the step of a training run.
+
+    Args:
+        run: that begins.
+        train_dl_kwargs, eval_dl_kwargs: given by the user.
+        state: the training state that the run is resumed from, if any.
+        resets_history: whether the run history begins anew.
+        prepare: the trainer's `_prepare_model_optimizer_and_dataloaders`.
+        describe: the trainer's `_create_run_config`.
+    """
+    hooks, settings = run.hooks, run.settings
+    refuse_static_graph(run.accelerator, settings.gradient_accumulation_steps)
+    if resets_history:
+        hooks.run_history.reset()
+        run.epochs_before = 0
+    else:
+        run.epochs_before += hooks.run_state.epochs
+    run.choose_seed(state)
+    run.resume_from(state)
+    run.number += 1
+    if hooks.seed is not None:
+        set_seed(mixed_seed("run", int(hooks.seed), run.ranks.index, run.number))
+    hooks.run_state = RunState()
+    if isinstance(hooks.model, nn.Module):
+        hooks.model.zero_grad()  # an interrupted run may have left half of an update
+    eval_batch_size = settings.eval_per_device_batch_size or settings.per_device_batch_size
+    hooks._train_dl_kwargs, hooks._eval_dl_kwargs = dict(train_dl_kwargs or {}), dict(eval_dl_kwargs or {})
+    hooks._train_dataloader = hooks.create_train_dataloader(settings.per_device_batch_size, train_dl_kwargs)
+    hooks._eval_dataloader = None
+    if hooks.eval_dataset is not None:
+        hooks._eval_dataloader = hooks.create_eval_dataloader(eval_batch_size, eval_dl_kwargs)
+    prepare()
+    if any(isinstance(callback, SaveTrainingStateCallback) for callback in hooks.callback_handler):
+        # Rows are fetched for it: now, not when a signal asks for a state at once.
+        data_facts(train=hooks._train_dataloader, eval=hooks._eval_dataloader)
+    hooks.run_config = describe(
+        settings.per_device_batch_size,
+        settings.num_epochs,
+        settings.gradient_accumulation_steps,
+        settings.max_num_train_steps,
+        settings.gradient_clip_value,
+    )
+    run.start_steps(steps_scheduler=_make_scheduler(run))
+    if state is not None:
+        run.resume(state)
+    run.stopping.start_clock()
+
+
+def _make_scheduler(run: Run) -> bool:
+    """Make the scheduler. Returns whether it steps after each update."""
+    hooks, settings = run.hooks, run.settings
+    has_own_step = overrides(hooks, "scheduler_step")
+    hooks.scheduler = hooks.create_scheduler()
+    settle_epoch_counts(hooks.scheduler)
+    check_scheduler(hooks.scheduler, is_expected=hooks.create_scheduler_fn is not None, has_own_step=has_own_step)
+    if isinstance(hooks.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        WatchedMetric(settings.scheduler_metric).check_before_run(has_evaluation=hooks.eval_dataset is not None)
+        return False
+    return (hooks.scheduler is not None or has_own_step) and settings.step_scheduler == "update"

@@ -1,0 +1,107 @@
+"""How all ranks stop together: for a callback's wish, a signal, a time limit, or a save that failed.
+
+`docs/design/stopping.md` and `docs/design/signals.md` have the reasons.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+from pytorch_accelerated.data.updates import Round
+from pytorch_accelerated.errors import StopTrainingError
+from pytorch_accelerated.processes.ranks import Ranks
+from pytorch_accelerated.tracking.timing import Pace
+from pytorch_accelerated.training.emitting import Emitter
+from pytorch_accelerated.training.saves import Saves
+from pytorch_accelerated.training.settings import TrainSettings
+from pytorch_accelerated.training.signals import SignalWatch
+
+# How long the other ranks may keep training once one must stop for a reason outside the update: a signal, a time limit,
+# a failed save.
+_SECONDS_BETWEEN_AGREEMENTS = 0.25
+
+
+class Stopping:
+    """Collects the reasons to stop on this rank, and has all ranks agree on them.
+
+    Args:
+        ranks: the processes.
+        emitter: has the deferred wishes.
+        saves: has the failures of background saves.
+        settings: has the time limit.
+
+    Attributes:
+        signals: the signals that came to this process.
+    """
+
+    def __init__(self, ranks: Ranks, emitter: Emitter, saves: Saves, settings: TrainSettings) -> None:
+        self.signals = SignalWatch()
+        self._ranks = ranks
+        self._emitter = emitter
+        self._saves = saves
+        self._settings = settings
+        self._pace = Pace(_SECONDS_BETWEEN_AGREEMENTS)
+        self._deadline: float | None = None
+        self._finishes_passes = False  # in what no resumed run would repeat
+
+    def start_clock(self) -> None:
+        """Start the time of `max_duration`."""
+        seconds = self._settings.max_seconds
+        self._deadline = None if seconds is None else time.monotonic() + seconds
+
+    def is_due(self, updates: int) -> bool:
+        """Whether it is time to agree, after `updates` updates without a callback that could have asked to stop."""
+        return self._ranks.count == 1 or self._pace.is_due(updates)
+
+    def stop_if_asked(self, updates: int) -> None:
+        """Raise `StopTrainingError` on all ranks if any of them has a reason to stop. Must be called by all ranks.
+
+        Args:
+            updates: of the run so far.
+        """
+        emitter = self._emitter
+        if self._deadline is not None and time.monotonic() >= self._deadline and self._ranks.is_first:
+            duration = self._settings.max_duration
+            emitter.wish = emitter.wish or StopTrainingError(f"`max_duration` ({duration}) is over.")
+        is_wanted = emitter.wish is not None or self.signals.number or self._saves.writer.failure is not None
+        if self._finishes_passes or (self._ranks.count == 1 and not is_wanted):
+            return
+        if self._agree(self._pace, updates, emitter.wish is not None):
+            wish, emitter.wish = emitter.wish, None
+            reasons = self._ranks.exchange("" if wish is None else str(wish))
+            raise StopTrainingError(next(filter(None, [self.signals.reason, *reasons]), "")) from wish
+
+    def _agree(self, pace: Pace, done: int, wants_to_stop: bool) -> bool:
+        """Whether any rank wants to stop or got a signal, after `done` updates or rounds."""
+        has_failed = self._saves.writer.failure is not None
+        numbers = [pace.proposal(done), wants_to_stop, has_failed, self.signals.number]
+        proposals, wishes, failures, signals = zip(*self._ranks.exchange_numbers(numbers), strict=True)
+        pace.go_on(done, between=proposals[0])
+        if any(failures):
+            self._saves.finish()  # raises the failure on all ranks
+        return self.signals.agree(signals) or any(wishes)
+
+    def until_signal(self, rounds: Iterable[Round], give_up: Callable[[str], BaseException]) -> Iterator[Round]:
+        """The rounds of a pass; all ranks give up before the same round if a signal came to any of them.
+
+        Args:
+            rounds: of the pass.
+            give_up: makes the error that is raised then, from the reason.
+        """
+        pace = Pace(_SECONDS_BETWEEN_AGREEMENTS)
+        for number, round_ in enumerate(rounds):
+            is_due = self.signals.number if self._ranks.count == 1 else pace.is_due(number)
+            if is_due and not self._finishes_passes and self._agree(pace, number, False):
+                raise give_up(self.signals.reason)
+            yield round_
+
+    @contextlib.contextmanager
+    def finishing_passes(self) -> Iterator[None]:
+        """Finish the evaluations and predictions inside, which no resumed run would repeat."""
+        before, self._finishes_passes = self._finishes_passes, True
+        try:
+            yield
+        finally:
+            self._finishes_passes = before

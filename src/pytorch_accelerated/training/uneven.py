@@ -1,0 +1,169 @@
+"""Ranks that have no rows: the parts of a step and of a pass on several ranks, and `gather` in them.
+
+The last update or round of a pass may have batches for some ranks only. All ranks then take part in what these ranks do
+together: exchanging gradients, and the `gather` calls of their hooks and callbacks. Nothing here is used by a single
+process. `docs/design/rounds.md` has the reasons.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from pytorch_accelerated.data.updates import MicroBatch, Round
+from pytorch_accelerated.prediction.collecting import PredictionCollector
+from pytorch_accelerated.processes.gathering import map_tensors, without_rows
+from pytorch_accelerated.processes.ranks import Ranks
+from pytorch_accelerated.training.emitting import Emitter
+from pytorch_accelerated.training.hook_output import adding_nothing, loss_and_size
+from pytorch_accelerated.training.hooks import TrainerHooks
+from pytorch_accelerated.training.passes import Passes, Record
+from pytorch_accelerated.training.step import Step, StepParts
+
+
+class UnevenRanks:
+    """Says how the rows of this rank count at the moment.
+
+    Args:
+        ranks: the processes.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._has_empty_rank = False
+        self._counts_nothing = False
+
+    def gather(self, data: Any, padding_value: float | None) -> Any:
+        """The rows of all ranks; see `Ranks.gather`."""
+        if self._has_empty_rank:
+            self._ranks.announce_gather(data, padding_value)
+        elif self._counts_nothing:
+            data = map_tensors(without_rows, data)
+        return self._ranks.gather(data, padding_value)
+
+    @contextlib.contextmanager
+    def counting_nothing(self) -> Iterator[None]:
+        """This rank's rows belong to a batch that counts nowhere: `gather` leaves them out."""
+        self._counts_nothing = True
+        try:
+            yield
+        finally:
+            self._counts_nothing = False
+
+    def take_part(self, work: Callable[[], Any], *, is_idle: bool) -> Any:
+        """Do `work` while some ranks are idle; an idle rank answers the others' `gather` instead. All ranks call it.
+
+        Returns:
+            The result of `work`; None on an idle rank.
+        """
+        result = None
+        self._has_empty_rank = True
+        try:
+            if not is_idle:
+                result = work()
+        finally:
+            self._has_empty_rank = False
+        self._ranks.finish_round(is_idle=is_idle)
+        return result
+
+
+class UnevenStep(Step):
+    """A step on several ranks, some of which may have no samples left.
+
+    Attributes:
+        uneven: how the rows of this rank count.
+    """
+
+    def __init__(self, parts: StepParts) -> None:
+        super().__init__(parts)
+        self.uneven = UnevenRanks(parts.ranks)
+
+    def run_batch(self, micro_batch: MicroBatch) -> None:
+        """Add the gradients of a batch; a borrowed one adds nothing."""
+        self.micro_batch = micro_batch
+        if not micro_batch.is_borrowed:
+            self._take_part_if_silent("on_train_step_start")
+            super().run_batch(micro_batch)
+            return
+        self.emit_of_batch("on_train_step_start")
+        self.compute_borrowed(micro_batch.batch)
+
+    def compute_borrowed(self, batch: Any) -> None:
+        """A forward and backward pass that counts nowhere: the other ranks exchange gradients in theirs."""
+        with self.uneven.counting_nothing():
+            output = self.forward(batch)
+        loss, _ = loss_and_size(output, hook="calculate_train_batch_loss")
+        self.emit_of_batch("on_train_step_end")
+        self._hooks.backward_step(adding_nothing(loss))
+        if self.is_counted_late(output):
+            self.late_counts.add(0, self.current.samples)
+
+    def report(self, output: Any, batch: Any, step: int) -> None:
+        """Tell the loss tracker and the callbacks about a batch."""
+        super().report(output, batch, step)
+        self._take_part_if_silent("on_train_step_end")
+
+    def emit_of_batch(self, event: str, **kwargs: Any) -> None:
+        """Emit an event of the batch at work, together with the ranks that have none."""
+        if self.micro_batch.has_empty_rank:
+            is_idle = self.micro_batch.is_borrowed
+            self.uneven.take_part(lambda: self._emitter.emit(event, **kwargs), is_idle=is_idle)
+        else:
+            self._emitter.emit(event, **kwargs)
+
+    def _take_part_if_silent(self, event: str) -> None:
+        """Where no callback of this rank acts at `event`, those of other ranks may still gather."""
+        if self.micro_batch.has_empty_rank and not self._hooks.callback_handler.acts_at[event]:
+            self.emit_of_batch(event)
+
+
+class UnevenPasses(Passes):
+    """Passes on several ranks, some of which may have no samples in the last round.
+
+    Args:
+        is_sharded: whether no rank has a whole model, so that all of them go through it together.
+    """
+
+    def __init__(
+        self, hooks: TrainerHooks, emitter: Emitter, ranks: Ranks, uneven: UnevenRanks, *, is_sharded: bool
+    ) -> None:
+        super().__init__(hooks, emitter, ranks)
+        self._uneven = uneven
+        self._is_sharded = is_sharded
+
+    def evaluate(self, round_: Round, record: Record) -> None:
+        """Compute the loss of a round."""
+        if not round_.has_empty_rank:
+            super().evaluate(round_, record)
+            return
+        self._take_part(round_, lambda: self.emit("on_eval_step_start"))
+        output = self._output_of(self._hooks.calculate_eval_batch_loss, round_)
+        if not round_.is_idle:
+            loss, size = loss_and_size(output, hook="calculate_eval_batch_loss")
+            record(loss, size if round_.items is None else round_.items)
+        self._take_part(round_, lambda: self.emit("on_eval_step_end", batch=round_.batch, batch_output=output))
+
+    def predict(self, round_: Round, collector: PredictionCollector) -> None:
+        """Compute the predictions of a round and collect them."""
+        if not round_.has_empty_rank:
+            super().predict(round_, collector)
+            return
+        predictions = self._output_of(self._hooks.calculate_predict_batch_outputs, round_)
+        if not round_.is_idle:
+            self.collect(round_, predictions, collector)
+        event = "on_prediction_step_end"
+        self._take_part(round_, lambda: self.emit(event, batch=round_.batch, predictions=predictions))
+
+    def _output_of(self, hook: Callable[[Any], Any], round_: Round) -> Any:
+        """The output of `hook` for the batch of a round; None on a rank without one."""
+        emitter = self._emitter
+        if not self._is_sharded:
+            return self._take_part(round_, lambda: emitter.output_of(hook, round_.batch, round_.start))
+        # An idle rank goes through the model with a batch that counts nowhere.
+        with self._uneven.counting_nothing() if round_.is_idle else contextlib.nullcontext():
+            output = emitter.output_of(hook, round_.batch, round_.start)
+        return None if round_.is_idle else output
+
+    def _take_part(self, round_: Round, work: Callable[[], Any]) -> Any:
+        return self._uneven.take_part(work, is_idle=round_.is_idle)
