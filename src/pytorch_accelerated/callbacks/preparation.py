@@ -49,13 +49,14 @@ class ConvertSyncBatchNormCallback(TrainerCallback):
 
     def on_init_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Convert the layers."""
-        if trainer.current_run.ranks.count == 1:
+        ranks = trainer._ranks  # there is no run yet
+        if ranks.count == 1:
             return
         if trainer.device.type != "cpu":
             trainer.model = nn.SyncBatchNorm.convert_sync_batchnorm(trainer.model)  # type: ignore[no-untyped-call]
         else:
             warn_user(
-                trainer.current_run.ranks,
+                ranks,
                 "ConvertSyncBatchNormCallback does nothing here: torch synchronises BatchNorm layers on accelerators "
                 "only, and this run is on the CPU. Each rank will use the statistics of its own batches.",
             )
