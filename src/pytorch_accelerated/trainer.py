@@ -29,7 +29,7 @@ from pytorch_accelerated.data.checking import refuse_rearranged
 from pytorch_accelerated.data.padding import remove_padding
 from pytorch_accelerated.data.slicing import LIMIT_BATCHES_ENV_VAR, batch_limit_from_environment
 from pytorch_accelerated.data.updates import RunLoader
-from pytorch_accelerated.errors import ConfigurationError, InvalidCheckpointError
+from pytorch_accelerated.errors import InvalidCheckpointError
 from pytorch_accelerated.models.preparation import bare_model
 from pytorch_accelerated.models.sharding import whole
 from pytorch_accelerated.prediction.collecting import collect_predictions
@@ -366,7 +366,7 @@ class Trainer(TrainerHooks):
             NonFiniteLossError: if a parameter is NaN or infinite; an existing file is left as it is.
         """
         model = self.get_model()
-        self._run_or_new().check_finite()  # on every rank, so that all of them hear of it
+        self.current_run.check_finite()  # on every rank, so that all of them hear of it
         checkpoint: dict[str, Any] = {"model_state_dict": whole(canonical_state_dict(model))}
         if save_optimizer and self.optimizer is not None:
             checkpoint["optimizer_state_dict"] = whole(self.optimizer.state_dict())
@@ -440,7 +440,7 @@ class Trainer(TrainerHooks):
         if self._run is not None and self._run.requests.defers_saves:
             self._run.requests.states.append(request)
         else:
-            self._run_or_new().write_state(*request[:2], background and self._run is not None)
+            self.current_run.write_state(*request[:2], background and self._run is not None)
 
     def load_training_state(self, input_dir: str | Path) -> dict[str, Any]:
         """Take over a folder that `save_training_state` wrote, or the newest of several. Must be called by all ranks.
@@ -451,7 +451,7 @@ class Trainer(TrainerHooks):
             The `checkpoint_kwargs` of the save, and ``current_epoch``.
         """
         agree_on_resuming(input_dir, self._ranks)
-        run = self._run_or_new()
+        run = self.current_run
         state = run.find_state(input_dir)
         if state is None:
             raise InvalidCheckpointError(f"There is no training state in {input_dir}. Check the path.")
@@ -527,25 +527,20 @@ class Trainer(TrainerHooks):
         """
         setup.refuse_within_a_run(self, self._run, "preflight", "Call it before `train`.")
         arguments = {"train_dataset": train_dataset, "num_epochs": num_epochs, "eval_dataset": eval_dataset}
-        return rehearse(self, self._run_or_new, {**arguments, **train_arguments})
+        return rehearse(self, {**arguments, **train_arguments})
 
     @property
     def current_run(self) -> Run:
         """Everything that lives as long as the current call of `train`, `evaluate` or `predict`.
 
-        Raises:
-            ConfigurationError: if the trainer is not at work.
+        Between calls it is the last run, and before the first call a new one.
         """
-        if self._run is None:
-            raise ConfigurationError(
-                "There is no current run: the trainer is not at work. Ask within a hook or an event of a run."
-            )
-        return self._run
+        return self._run or self._last_run or self._create_run(TrainSettings(num_epochs=1))
 
     @property
     def is_last_epoch(self) -> bool:
         """Whether the training run ends, as far as is known, when the current epoch is over."""
-        return self._run_or_new().is_last_epoch
+        return self.current_run.is_last_epoch
 
     # --------------------------------------------------------------------------------------------- the order of a run
 
@@ -673,10 +668,6 @@ class Trainer(TrainerHooks):
         own = {part: own_version(self, name, Trainer) for part, name in _OWN_PARTS.items()}
         return self._run_kind(self, settings, self._run_eval_epoch, own, self._last_run)
 
-    def _run_or_new(self) -> Run:
-        """The current run; outside of one the last, or a new one, for what can be asked of a trainer at any time."""
-        return self._run or self._last_run or self._create_run(TrainSettings(num_epochs=1))
-
     def _prepare_model_optimizer_and_dataloaders(self) -> None:
         """Put the model on its device, wrap what must be wrapped, and distribute the loaders over the ranks."""
         run = self.current_run
@@ -699,7 +690,7 @@ class Trainer(TrainerHooks):
     @property
     def _loss_tracker(self) -> LossTracker:
         """The loss tracker at work."""
-        return self._run_or_new().losses
+        return self.current_run.losses
 
 
 class TrainerWithTimmScheduler(Trainer):

@@ -49,7 +49,7 @@ class ConvertSyncBatchNormCallback(TrainerCallback):
 
     def on_init_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Convert the layers."""
-        ranks = trainer._ranks  # there is no run yet
+        ranks = trainer.current_run.ranks
         if ranks.count == 1:
             return
         if trainer.device.type != "cpu":

@@ -54,7 +54,7 @@ def refuse_what_cannot_be_split(accelerator: Accelerator, *, has_own_passes: boo
         )
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class _Computed:
     """A batch of the update at work.
 

@@ -6,7 +6,6 @@ import dataclasses
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,6 @@ from pytorch_accelerated.checkpointing.space import check_space, existing_parent
 from pytorch_accelerated.checkpointing.training_state import save_run
 from pytorch_accelerated.data.ordering import own_generators_kept
 from pytorch_accelerated.errors import UnknownMetricError
-from pytorch_accelerated.training.run import Run
 
 if TYPE_CHECKING:
     from pytorch_accelerated.callbacks.base import Trainer
@@ -60,12 +58,11 @@ class PreflightReport:
         )
 
 
-def rehearse(trainer: Trainer, run: Callable[[], Run], arguments: dict[str, Any]) -> PreflightReport:
+def rehearse(trainer: Trainer, arguments: dict[str, Any]) -> PreflightReport:
     """Rehearse ``trainer.train(**arguments)``. Must be called by all ranks.
 
     Args:
         trainer: that is asked to.
-        run: its last run, or a new one if there is none.
         arguments: of `train`.
 
     Raises:
@@ -73,7 +70,7 @@ def rehearse(trainer: Trainer, run: Callable[[], Run], arguments: dict[str, Any]
         UnknownMetricError if a callback watches a metric that nothing records.
     """
     started = time.perf_counter()
-    ranks = run().ranks
+    ranks = trainer.current_run.ranks
     callbacks = list(trainer.callback_handler)
     taking_part = [callback for callback in callbacks if getattr(callback, "takes_part_in_preflight", True)]
     savers = [callback for callback in callbacks if isinstance(callback, SaveTrainingStateCallback)]
@@ -83,7 +80,7 @@ def rehearse(trainer: Trainer, run: Callable[[], Run], arguments: dict[str, Any]
     modes = [(module, module.training) for module in trainer.get_model().modules()]
     scratch = Path(ranks.do_on_first(lambda: _scratch_folder(places[0])))
     try:
-        save_run(run().contents(), scratch / "before", {})
+        save_run(trainer.current_run.contents(), scratch / "before", {})
         try:
             trainer.callback_handler = CallbackHandler(
                 [*taking_part, OuterLimit(1), _OneUpdate()], custom_events=trainer.custom_events
@@ -92,12 +89,12 @@ def rehearse(trainer: Trainer, run: Callable[[], Run], arguments: dict[str, Any]
             with own_generators_kept():
                 trainer.train(**{**arguments, "resume_from": None, "nonfinite_policy": None})
             metric_names = tuple(trainer.run_history.get_metric_names())
-            save_run(run().contents(), scratch / "after", {})
-            run().load_state(scratch / "after", is_at_work=False)
+            save_run(trainer.current_run.contents(), scratch / "after", {})
+            trainer.current_run.load_state(scratch / "after", is_at_work=False)
         finally:
             vars(trainer).clear()
             vars(trainer).update(attributes)
-            run().load_state(scratch / "before", is_at_work=False)
+            trainer.current_run.load_state(scratch / "before", is_at_work=False)
             trainer.run_history.load_state_dict(history)
             for module, is_training in modes:
                 module.training = is_training

@@ -51,7 +51,7 @@ class Engine(NativeTrainer):
     @property
     def run(self) -> EngineRun:
         """The current run; outside of one the last, or a new one."""
-        run = self._run_or_new()
+        run = self.current_run
         assert isinstance(run, EngineRun)
         return run
 
