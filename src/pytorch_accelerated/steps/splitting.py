@@ -216,8 +216,8 @@ class SplittingStep(TransactionalStep):
         """Tell the loss tracker and the callbacks of a batch; once, however often it is computed."""
         loss, _ = loss_and_size(output, hook="calculate_train_batch_loss")
         if batch.is_reported:
-            later = len(self._computed) - 1 - self._computed.index(batch)
-            self.parts.losses.replace(later, loss)
+            later = self._computed[self._computed.index(batch) + 1 :]
+            self.parts.losses.replace(sum(each.is_reported for each in later), loss)
             return
         batch.is_reported = True
         version = version_of(loss)
