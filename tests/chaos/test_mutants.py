@@ -142,7 +142,7 @@ MUTANTS = [
     Mutant(
         "losses before the save are forgotten",
         "checkpointing/training_state.py",
-        '        trainer._loss_tracker.load_state_dict(own["losses"])\n',
+        '        run.losses.load_state_dict(own["losses"])\n',
         "",
         RESUME,
     ),
@@ -191,8 +191,8 @@ MUTANTS = [
     Mutant(
         "a rank's error while it reads its pieces stays its own",
         "checkpointing/training_state.py",
-        "trainer._ranks.do_on_all(lambda: _read_run(trainer, folder, skipped_weights))",
-        "_read_run(trainer, folder, skipped_weights)",
+        "ranks.do_on_all(lambda: _read_run(run, folder, skipped_weights))",
+        "_read_run(run, folder, skipped_weights)",
         SHARDED,
     ),
     Mutant(

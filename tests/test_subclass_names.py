@@ -1,0 +1,109 @@
+"""A subclass of the trainer may use names of its own: ours are few, and none that a user is likely to choose."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pytorch_accelerated import Trainer
+from pytorch_accelerated.callbacks import TrainerCallback
+from pytorch_accelerated.training.hooks import TrainerHooks
+from tests.support.reference import assert_same_parameters, regression_data, sgd, tiny_model
+
+
+def words_of(text: str) -> list[str]:
+    return text.split()
+
+
+# Of `Trainer` and `TrainerHooks` together: those of the contract that scripts override or read, and a few more.
+OF_THE_CONTRACT = words_of("""
+_create_accelerator _create_callback_handler _prepare_model_optimizer_and_dataloaders _create_run_config _run_training
+_run_train_epoch _run_eval_epoch _run_evaluation _clip_gradients _perform_forward_and_backward_passes
+_update_loss_tracker _add_epoch_loss_to_run_history _check_eval_batch_size _accelerator _train_dataloader
+_eval_dataloader _loss_tracker _train_dl_kwargs _eval_dl_kwargs _pad_uneven_eval_batches
+""")
+OURS = words_of("""
+_callbacks _given_accelerator _ranks _precision _makes_optimizer _run_kind _run _last_run _running _create_run
+_run_epoch _step_scheduler_after_epoch _checked_defaults _default_dl_kwargs
+""")
+
+WORDS = words_of("""
+update stop close rounds parameters weighted step steps batch batches loss losses state states settings config options
+args kwargs device devices model models net network encoder decoder head backbone teacher student generator
+discriminator critic optimizer optimizers scheduler schedulers lr lrs learning_rate epoch epochs metric metrics score
+scores history log logs logger writer tracker progress bar display clock timer start started end ended begin finish
+finished done ready prepare prepared setup reset clear release restore save saves saved load loaded write read
+checkpoint checkpoints path folder output outputs input inputs target targets label labels mask masks prediction
+predictions predict evaluate evaluation evaluator evaluating train training trainer validate validation test tests
+tester infer inference forward backward grad grads gradient gradients norm norms clip scale scaler weight weights bias
+buffer buffers cache caches memory queue pool worker workers data dataset datasets loader loaders sampler samplers
+collate transform transforms augment mixup cutmix ema average averages momentum decay temperature alpha beta gamma
+epsilon threshold patience best best_score best_metric counter count counts total totals index indices position seed
+seeds rng random noise phase mode flag flags request requests event events emit fire hook hooks call callback handler
+signal signals lock locks thread threads process rank world group gather reduce sync wait result results record
+records report reports message messages error errors
+""")
+
+
+def test_private_names_are_few() -> None:
+    found = {
+        name
+        for kind in (Trainer, TrainerHooks)
+        for name in vars(kind)
+        if name.startswith("_") and not name.startswith("__")
+    }
+    trainer = Trainer(model := tiny_model(), nn.MSELoss(), sgd(model), callbacks=())
+    found |= {name for name in vars(trainer) if name.startswith("_")}
+    assert found == {*OF_THE_CONTRACT, *OURS}
+    assert len(found) <= 35
+
+
+@pytest.mark.parametrize("form", ["{}", "_{}"])
+def test_a_subclass_may_use_any_likely_name(form: str) -> None:
+    """As methods that nobody but the user calls, each on a class of its own, all on one."""
+    assert len(WORDS) >= 200
+    names = [form.format(word) for word in WORDS]
+    names = [name for name in names if not hasattr(Trainer, name) and name not in vars(plain_trainer())]
+
+    def own(self: Any, *args: Any) -> None:
+        raise AssertionError("the trainer called a method of the user's")
+
+    kind = type("Own", (Trainer,), dict.fromkeys(names, own))
+    data = regression_data(12)
+    trainers = [plain_trainer(), plain_trainer(kind)]
+    for trainer in trainers:
+        trainer.train(
+            data, 2, data, per_device_batch_size=4, gradient_clip_norm=1.0, nonfinite_policy="skip", split_on_oom=True
+        )
+        trainer.evaluate(data)
+        trainer.predict(data[0])
+    assert_same_parameters(trainers[1].model, trainers[0].model, tolerance=0)
+
+
+def test_a_subclass_may_keep_anything_under_likely_names() -> None:
+    """As attributes that are set before and after the trainer's own constructor."""
+    taken = {*dir(Trainer), *vars(plain_trainer())}
+    names = [name for word in WORDS for name in (word, f"_{word}") if name not in taken]
+
+    class Keeps(Trainer):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            for name in names[::2]:
+                setattr(self, name, object())
+            super().__init__(*args, **kwargs)
+            for name in names[1::2]:
+                setattr(self, name, object())
+
+    trainer = plain_trainer(Keeps)
+    data = regression_data(12)
+    trainer.train(data, 2, data, per_device_batch_size=4)
+    assert all(type(getattr(trainer, name)) is object for name in names)
+
+
+class _Watcher(TrainerCallback):
+    def on_train_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        assert torch.isfinite(kwargs["batch_output"]["loss"])
+
+
+def plain_trainer(kind: type[Trainer] = Trainer) -> Trainer:
+    return kind(model := tiny_model(), nn.MSELoss(), sgd(model), callbacks=[_Watcher()], seed=1)
