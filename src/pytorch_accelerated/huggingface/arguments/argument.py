@@ -58,7 +58,7 @@ def argument(default: Any, help: str, native: str = "", **known: Any) -> Any:
 
 def other_name(same_as: str, default: Any = None, *, gives: Any = None, **known: Any) -> Any:
     """A field for another name of the argument `same_as`, or, if it `gives` a value, for a flag that stands for it."""
-    value = "" if gives is None else f" {', '.join(gives) if isinstance(gives, list) else gives}"
+    value = "" if gives is None else f"={', '.join(gives) if isinstance(gives, list) else gives}"
     return _field(default, f"The same as {same_as}{value}.", {}, same_as=same_as, gives=gives, **known)
 
 

@@ -363,7 +363,9 @@ class Arguments:
         "`SaveBestModelCallback(greater_is_better=True)`",
     )
     restore_callback_states_from_checkpoint: bool = argument(
-        False, "When resuming, restore callbacks and control.", "always: callbacks with `state_dict` are restored"
+        False,
+        "When resuming, restore the states of callbacks and of the control.",
+        "always: callbacks with `state_dict` are restored",
     )
 
     # Several processes
@@ -379,7 +381,7 @@ class Arguments:
         limit=AT_LEAST_1,
     )
     ddp_find_unused_parameters: bool | None = argument(
-        None, "Look for parameters without a gradient. Default: True, unless gradients are checkpointed.", _DDP
+        None, "Look for parameters without a gradient. Default: True, unless activations are recomputed.", _DDP
     )
     ddp_bucket_cap_mb: int | None = argument(
         None, "Megabytes of gradients that are exchanged together.", _DDP, limit=AT_LEAST_1
@@ -387,7 +389,7 @@ class Arguments:
     ddp_broadcast_buffers: bool | None = argument(
         None, "Send the first process's buffers to all before each forward.", _DDP
     )
-    ddp_static_graph: bool | None = argument(None, "Every step uses the same parameters.", _DDP)
+    ddp_static_graph: bool | None = argument(None, "Whether every step uses the same parameters.", _DDP)
     fsdp: str | None = argument(
         None,
         "Shard the model over the processes: true, or words among full_shard, shard_grad_op and auto_wrap.",
