@@ -92,7 +92,7 @@ def plain(value: Any) -> Any:
 
 
 def contents(trainer: Trainer) -> dict[str, Any]:
-    """What a state of this trainer holds, for comparison."""
+    """The contents of a state of this trainer, for comparison."""
     return {
         "model": plain(trainer.model.state_dict()),
         "optimizer": plain(trainer.optimizer.state_dict()),

@@ -1,4 +1,4 @@
-"""States that are written while the run goes on are what was there when they were asked for."""
+"""A state written in the background holds the values at the time of the request."""
 
 import threading
 import time
@@ -25,7 +25,7 @@ DATA = regression_data(24)
 
 
 class SlowDisk:
-    """Holds up the first write until it is told to go on."""
+    """Blocks the first write until it is released."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.is_reached = threading.Event()

@@ -41,7 +41,7 @@ def version_found(place: Path) -> int | None:
 
 
 def become_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What runs from here on has the number of a process that is dead, as in a container that was started again."""
+    """From here on, this process has the pid of a dead one, as in a restarted container."""
     monkeypatch.setattr(layout, "_process_token", lambda pid: "feedbeef")
 
 
@@ -81,7 +81,7 @@ def test_a_death_at_any_operation_leaves_the_old_or_the_new_state(first, second,
 
 
 def test_a_second_death_on_the_way_back_loses_nothing_either(tmp_path, monkeypatch):
-    """What the next process cleans up at the start of its first save is never the only complete state."""
+    """The next process never deletes the only complete state when it cleans up before its first save."""
     save(tmp_path / "whole" / "state", 1)
     operations = count_operations(lambda: save(tmp_path / "whole" / "state", 2))
     half_replaced = []

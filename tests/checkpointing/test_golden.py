@@ -1,4 +1,4 @@
-"""States of every format that was ever released are still read, to the bit, and runs go on from them."""
+"""States of every released format can still be read, to the bit, and runs resume from them."""
 
 import json
 from pathlib import Path
@@ -34,7 +34,7 @@ def test_a_golden_state_loads_with_exactly_the_values_that_were_saved(folder: Pa
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
-def test_a_run_goes_on_from_a_golden_state_as_if_it_had_never_stopped(folder: Path) -> None:
+def test_a_run_resumes_from_a_golden_state_as_if_it_had_never_stopped(folder: Path) -> None:
     whole, resumed = create_trainer(), create_trainer()
     train(whole)
     train(resumed, resume_from=folder)

@@ -1,4 +1,4 @@
-"""A checkpoint is taken over as a whole or not at all, whatever stands in it."""
+"""A checkpoint is loaded completely or not at all, whatever it contains."""
 
 import copy
 from collections.abc import Callable
@@ -190,7 +190,7 @@ def test_the_weights_of_a_model_that_fails_late_are_restored(tmp_path: Path) -> 
 
 
 class Counter(TrainerCallback):
-    """Has a state of its own, and takes over only a state that it likes."""
+    """Has its own state, and loads only a state that it likes."""
 
     def __init__(self) -> None:
         self.seen: list[int] = []

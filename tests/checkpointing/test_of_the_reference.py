@@ -1,4 +1,4 @@
-"""What pytorch-accelerated 0.1 has saved: portable checkpoints load, its folders of training states are refused."""
+"""Files of pytorch-accelerated 0.1: portable checkpoints load, folders of training states are refused."""
 
 import copy
 import functools
@@ -61,7 +61,7 @@ def test_a_checkpoint_loads_with_its_scheduler_while_a_run_starts(tmp_path: Path
     assert trainer.scheduler.last_update == 39
 
 
-def test_a_checkpoint_of_a_scheduler_without_a_counter_loads_and_says_what_is_missing(tmp_path: Path) -> None:
+def test_a_checkpoint_of_a_scheduler_without_a_counter_loads_with_a_warning(tmp_path: Path) -> None:
     create = functools.partial(WSDLrScheduler, total_steps=40, decay_phase_ratio=0.25)
     source = a_trainer()
     source.train(DATA, 6, per_device_batch_size=4, create_scheduler_fn=create)

@@ -13,7 +13,7 @@ def is_due(policy: SavePolicy, **facts: float) -> bool:
 
 @given(st.integers(1, 9), st.integers(0, 40))
 def test_saves_fall_on_the_multiples(n, start):
-    """Also for a run that goes on from any update."""
+    """Also for a run that resumes from any update."""
     policy = SavePolicy(every_n_updates=n)
     saved, saves = start, []
     for updates in range(start, 60):

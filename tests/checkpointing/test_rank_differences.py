@@ -1,4 +1,4 @@
-"""What each rank has for itself in callbacks and histories comes back to it, and what is equal is stored once."""
+"""Each rank gets its own states of callbacks and histories back, and equal states are stored once."""
 
 import json
 from pathlib import Path

@@ -33,7 +33,7 @@ def read(data: bytes) -> dict[str, torch.Tensor]:
     def read_into(buffer: memoryview) -> None:
         assert stream.readinto(buffer) == len(buffer)
 
-    return read_tensors(read_into, len(data), what="the file")
+    return dict(read_tensors(read_into, len(data), what="the file"))
 
 
 def file_with_header(header: object, data: bytes = b"") -> bytes:

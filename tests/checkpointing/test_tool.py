@@ -40,7 +40,7 @@ def run(command: str, *arguments: object) -> int:
 
 @pytest.fixture
 def told(capsys: pytest.CaptureFixture[str]) -> Any:
-    """What was printed since the last call, as lines."""
+    """The lines printed since the last call."""
     return lambda: capsys.readouterr().out.splitlines()
 
 
@@ -264,7 +264,7 @@ def test_wrong_arguments_are_explained(arguments, capsys):
     assert "usage: python -m pytorch_accelerated" in capsys.readouterr().err
 
 
-def test_whoever_stops_at_the_question_deletes_nothing(states, monkeypatch, capsys):
+def test_interrupting_the_question_deletes_nothing(states, monkeypatch, capsys):
     def interrupt(question: str) -> str:
         raise KeyboardInterrupt
 

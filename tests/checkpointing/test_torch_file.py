@@ -1,4 +1,4 @@
-"""What ``torch.save`` writes is read as ``torch.load`` reads it, without it."""
+"""Our reader of ``torch.save`` files returns the same as ``torch.load``."""
 
 import collections
 from pathlib import Path

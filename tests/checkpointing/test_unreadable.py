@@ -1,4 +1,4 @@
-"""What cannot be read is not taken for what is not there: errors of ours before the first update, no fresh start."""
+"""Unreadable states are not mistaken for missing ones: our own errors before the first update, no fresh start."""
 
 import json
 from collections.abc import Callable

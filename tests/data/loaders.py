@@ -1,4 +1,4 @@
-"""What the tests of loaders have in common: datasets that tell what was done with them, and ranks without processes."""
+"""Helpers for tests of loaders: datasets that record their use, and ranks without processes."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -130,7 +130,7 @@ def test_a_stream_draws_other_numbers_in_every_epoch_and_the_same_ones_again(wor
 
 
 class WhoAmI(Dataset[Any]):
-    """Tells in which process a sample was fetched, and what its worker was told before."""
+    """Each sample says in which process it was fetched, and what its worker was given before."""
 
     told = -1
 
@@ -231,7 +231,7 @@ def test_where_a_worker_has_died_the_others_are_ended_all_the_same() -> None:
 
 
 class Many(Numbers):
-    """Can be asked for a whole batch; the value tells what it was asked for."""
+    """Can fetch a whole batch; the values show how it was requested."""
 
     def __getitems__(self, indices: list[int]) -> list[torch.Tensor]:
         assert type(indices) is list

@@ -129,11 +129,11 @@ class Sample:
 
 
 class Opaque:
-    """Nothing is known of what it holds."""
+    """An opaque object."""
 
 
 class Image:
-    """As those of an imaging library are: an array for whoever asks for one."""
+    """Like the images of a library: can be converted to an array."""
 
     def __init__(self, value: int) -> None:
         self.value = value

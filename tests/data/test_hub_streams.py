@@ -96,7 +96,7 @@ def read(stream: Any, epoch: int) -> list[Any]:
 
 @pytest.mark.parametrize("kind", ["loader", "stateful loader"])
 @pytest.mark.parametrize("is_shuffled", [False, True])
-def test_only_what_is_exact_is_not_read_again(kind: str, is_shuffled: bool, tmp_path: Path) -> None:
+def test_only_exact_streams_are_not_read_again(kind: str, is_shuffled: bool, tmp_path: Path) -> None:
     seen: list[Any] = []
 
     def watched(row: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What scripts ask a prepared loader for is answered, whatever the loader was made from."""
+"""A prepared loader has the attributes that scripts expect, whatever it was made from."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ UP: Any = list(range(SIZE))
 
 
 class TaggedLoader(DataLoader[Any]):
-    """A user's own loader, with an attribute and a method of its own."""
+    """A user's loader, with an additional attribute and method."""
 
     tag = "mine"
 
@@ -28,7 +28,7 @@ class TaggedLoader(DataLoader[Any]):
 
 
 class ReadyBatches:
-    """A user's iterable of batches that is no torch loader."""
+    """A user's iterable of batches that is not a torch loader."""
 
     tag = "mine"
 
@@ -68,7 +68,7 @@ def test_a_prepared_loader_answers_what_the_users_own_answers(make: Callable[[],
 @pytest.mark.parametrize(
     "batches", [[torch.arange(2)], ReadyBatches(), map(torch.tensor, [[1], [2]])], ids=["list", "object", "iterator"]
 )
-def test_ready_batches_answer_what_a_torch_loader_answers(batches: Any) -> None:
+def test_ready_batches_have_the_attributes_of_a_torch_loader(batches: Any) -> None:
     loader: Any = adapted(batches, ranks=2, is_sharded=True)
     for name in vars(DataLoader(UP)):
         if not name.startswith("_"):

@@ -43,7 +43,7 @@ def positions(windows: Iterable[Window]) -> list[int]:
 
 
 def assert_well_formed(windows: Iterable[Window], *, ranks: int) -> None:
-    """What must hold for any cut: windows follow each other, and what a rank borrows is there."""
+    """Requirements for any plan: windows follow each other, and borrowed samples exist."""
     position = None
     for window in windows:
         assert position in (None, window.start)
@@ -168,7 +168,7 @@ def lists_of_batches(draw: Any, ranks: st.SearchStrategy[int] = rank_counts) -> 
 
 @st.composite
 def shares_of_ranks(draw: Any) -> BatchListPlan:
-    """What distributed samplers yield, dealt in turn: a rank whose batches have run out has empty ones."""
+    """Batches of distributed samplers, distributed in turn: a rank that has run out of batches has empty ones."""
     ranks = draw(rank_counts)
     shares = draw(st.lists(st.lists(st.integers(1, 6), max_size=8), min_size=ranks, max_size=ranks))
     rows = itertools.zip_longest(*shares, fillvalue=0)

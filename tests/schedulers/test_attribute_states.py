@@ -145,7 +145,7 @@ def test_all_matching_attributes_of_a_custom_scheduler_are_loaded() -> None:
 
 
 class Stateless(SchedulerBase):
-    """One that is told the number of updates."""
+    """A scheduler that gets the number of updates from outside."""
 
     def get_updated_values(self, num_updates: int) -> float:
         return 0.5

@@ -1,4 +1,4 @@
-"""What holds for all of our schedulers: the promises of the family."""
+"""Properties that all our schedulers have in common."""
 
 import dataclasses
 import functools
@@ -32,7 +32,7 @@ ALL: dict[str, Any] = {
 
 
 def a_trainer(**facts: Any) -> Any:
-    """What placeholders need of a trainer: its run config, here without all that `facts` do not say."""
+    """The part of a trainer that placeholders need: its run config, here with `facts` only."""
     fields: dict[str, Any] = dict.fromkeys(field.name for field in dataclasses.fields(TrainerRunConfig))
     return SimpleNamespace(run_config=TrainerRunConfig(**{**fields, **facts}))
 

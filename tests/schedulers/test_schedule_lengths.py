@@ -72,7 +72,7 @@ def rates_alone(create: Factory, num_updates: int, *, is_timm: bool = False) -> 
 
 
 def sloped(optimizer: Any, epochs: int, steps: int) -> LambdaLR:
-    """What a user may write: the length is the product of two numbers."""
+    """A user's scheduler whose length is the product of two numbers."""
     total = epochs * steps
     return LambdaLR(optimizer, lambda update: 1 - update / total)
 
@@ -226,7 +226,7 @@ def test_a_preflight_makes_the_schedule_of_the_whole_run() -> None:
 
 
 class Keeping(LambdaLR):
-    """A user's scheduler that keeps what it was told."""
+    """A user's scheduler that stores its arguments."""
 
     def __init__(self, optimizer: Any, epochs: int, steps: int) -> None:
         self.epochs, self.total = epochs, epochs * steps

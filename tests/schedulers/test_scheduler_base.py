@@ -1,4 +1,4 @@
-"""The bases: when values are set, where they come from, and what is saved."""
+"""The base classes: when values are set, where they come from, and what is saved."""
 
 import json
 from collections.abc import Sequence

@@ -15,7 +15,7 @@ from tests.support.processes import run_script
 
 
 class MinimalHistory(RunHistory):
-    """What a user may write: only what is abstract, and no ``super().__init__()``."""
+    """A user's history with only the abstract methods, and without ``super().__init__()``."""
 
     def __init__(self):
         self.stored = []
@@ -251,7 +251,7 @@ def test_a_saved_history_continues_where_it_stopped(history):
     assert restored.records[-1] == history.records[-1] == MetricRecord("x_loss", 3.0, epoch=4, update=20)
 
 
-def test_a_state_is_not_changed_by_what_is_recorded_later(history):
+def test_later_records_do_not_change_a_state(history):
     record_two_epochs(history)
     state = history.state_dict()
     before = copy.deepcopy(state)
@@ -286,7 +286,7 @@ def test_a_subclass_that_calls_what_it_overrides_records_each_value_once():
     assert [(record.name, record.value) for record in history.records] == [("loss", 1.0), ("twice_loss", 2.0)]
 
 
-def test_a_subclass_must_implement_what_is_abstract_and_no_more():
+def test_a_subclass_must_implement_only_the_abstract_methods():
     assert RunHistory.__abstractmethods__ == {
         "get_metric_names",
         "get_metric_values",
@@ -330,7 +330,7 @@ def test_an_empty_history_gives_an_empty_table():
 
 
 def drawn(figure):
-    """What a figure shows: by panel, the lines with their names, positions and values."""
+    """The contents of a figure: by panel, the lines with their names, positions and values."""
     return {
         axes.get_title(loc="left"): {
             line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in axes.get_lines()

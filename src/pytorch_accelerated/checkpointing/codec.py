@@ -93,13 +93,8 @@ def encode(value: Any, *, path: str) -> Encoded:
 def decode(structure: Any, tensors: Mapping[str, torch.Tensor], *, path: str) -> Any:
     """The inverse of `encode`. Tensors of the result share memory with `tensors` wherever their layout allows.
 
-    Args:
-        structure: from `strict_json.load_json`.
-        tensors: from `tensor_file.read_tensors`, and `sharded_files.read_shards`.
-        path: the name of the value in errors.
-
     Raises:
-        InvalidCheckpointError: names the place that does not make sense.
+        InvalidCheckpointError: names the invalid place, which starts with `path`.
     """
     return _Decoder(tensors, path).decode(structure, "")
 

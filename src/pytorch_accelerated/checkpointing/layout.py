@@ -110,7 +110,10 @@ def parse_manifest(data: bytes, *, what: str) -> Manifest:
                 raise ValueError(f"it lists {entry}")
         if len({entry.name for entry in files}) != len(files) or not _is_size(content["serial"]):
             raise ValueError("it lists a file twice, or has no serial number")
-        return Manifest(content["serial"], _decoded_facts(content["facts"]), files)
+        facts = decode(content["facts"], {}, path="facts")
+        if not isinstance(facts, dict):
+            raise TypeError(f"facts are a {type(facts).__name__}")
+        return Manifest(content["serial"], facts, files)
     except (AttributeError, CheckpointError, LookupError, TypeError, ValueError) as error:
         raise InvalidCheckpointError(f"{what} is damaged ({type(error).__name__}: {error}).") from error
 
@@ -118,13 +121,6 @@ def parse_manifest(data: bytes, *, what: str) -> Manifest:
 def _with_checksum(content: dict[str, Any]) -> bytes:
     digest = hashlib.sha256(dump_json(content, what="The manifest")).hexdigest()
     return dump_json({**content, "sha256": digest}, what="The manifest", indent=1)
-
-
-def _decoded_facts(structure: Any) -> dict[str, Any]:
-    facts = decode(structure, {}, path="facts")
-    if not isinstance(facts, dict):
-        raise TypeError(f"facts are a {type(facts).__name__}")
-    return facts
 
 
 def _is_size(value: Any) -> bool:

@@ -31,12 +31,7 @@ def all_or_nothing() -> Iterator[contextlib.ExitStack]:
 
 @contextlib.contextmanager
 def explained_loading(what: str, source: object) -> Iterator[None]:
-    """Turn whatever an object raises for a state that it cannot load into an `InvalidCheckpointError`.
-
-    Args:
-        what: names the object.
-        source: where the state comes from.
-    """
+    """Turn any error of an object (`what`) that cannot load its state from `source` into `InvalidCheckpointError`."""
     try:
         yield
     except PytorchAcceleratedError:
@@ -106,10 +101,10 @@ def load_states(
     Args:
         load_model: loads the weights.
         optimizer: loads `optimizer_state`, unless that is None.
-        optimizer_state: of the optimizer.
+        optimizer_state: see `optimizer`.
         others: a name, an object with `load_state_dict`, and its state.
         undo: from `all_or_nothing`.
-        source: where the states come from.
+        source: where the states come from, for messages.
 
     Raises:
         InvalidCheckpointError: names the object that cannot load its state.
@@ -150,17 +145,9 @@ def _try_next_rates(scheduler: LRScheduler) -> None:
 
 
 def check_same_kind(target: Any, state: Any, *, source: object) -> None:
-    """Refuse a state that was saved by another kind of scheduler or scaler than `target`.
+    """Refuse a state from `source` that was saved by another kind of scheduler or scaler than `target`.
 
     Most of them load whatever they are given, and fail at the next step, or never.
-
-    Args:
-        target: the live one, with a `state_dict`.
-        state: what its `load_state_dict` will get.
-        source: where the state comes from.
-
-    Raises:
-        InvalidCheckpointError: says what does not fit.
     """
     kind = type(target).__name__
     live = target.state_dict()

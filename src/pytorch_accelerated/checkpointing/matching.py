@@ -16,11 +16,6 @@ def mismatch(live: Any, saved: Any, path: str) -> str | None:
 
     Only items that both containers have are compared. Anything fits where `live` is None, or is not a plain value.
 
-    Args:
-        live: the current value.
-        saved: the value that would replace it.
-        path: names the place in the answer.
-
     >>> mismatch({"last_epoch": 3, "factor": 0.5}, {"last_epoch": "x", "factor": 1}, "scheduler")
     'scheduler.last_epoch is a str, not an int'
     """
@@ -43,16 +38,7 @@ def mismatch(live: Any, saved: Any, path: str) -> str | None:
 
 
 def require_kinds(state: Any, kinds: Mapping[str, tuple[type, ...]], *, of: str) -> None:
-    """Refuse a state that lacks an entry, or has one of another kind. A bool is not a number.
-
-    Args:
-        state: anything.
-        kinds: the types allowed for each entry, by name.
-        of: names the object whose state it is.
-
-    Raises:
-        InvalidCheckpointError: names the entry.
-    """
+    """Refuse a state (`of` an object) that lacks an entry of `kinds`, or has one of another type than allowed there."""
     has = state if isinstance(state, Mapping) else {}
     wrong = [name for name, allowed in kinds.items() if name not in has or type(has[name]) not in allowed]
     if wrong:

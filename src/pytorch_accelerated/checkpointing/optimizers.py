@@ -114,16 +114,7 @@ def load_optimizer_state(optimizer: Any, state: Mapping[str, Any]) -> None:
 
 
 def check_optimizer_state(optimizer: Any, state: Mapping[str, Any], *, source: object) -> None:
-    """Refuse the state of another kind of optimizer, or of one with other parameters, before anything is changed.
-
-    Args:
-        optimizer: the live one.
-        state: what its `load_state_dict` will get.
-        source: where the state comes from, for the message.
-
-    Raises:
-        InvalidCheckpointError: says what does not fit.
-    """
+    """Refuse a state from `source` of another kind of optimizer, or of one with other parameters. Changes nothing."""
     live_groups = getattr(optimizer, "param_groups", None)
     if live_groups is None or (isinstance(state, Mapping) and "param_groups" not in state):
         return  # not built like torch's optimizers: it has to check its state itself
@@ -181,11 +172,7 @@ def problem_of_optimizer_state(state: Any) -> str | None:
 def problem_of_entries(optimizer: Any, state: Mapping[str, Any]) -> str | None:
     """Why the next step of `optimizer` would fail after loading `state`; None if it would not, or if that is unknown.
 
-    The entries of parameters are compared for torch's own optimizers only.
-
-    Args:
-        optimizer: the live one.
-        state: passed `problem_of_optimizer_state`, with groups as large as those of `optimizer`.
+    The entries of parameters are compared for torch's own optimizers only. The groups must have equal sizes.
     """
     inner = getattr(optimizer, "optimizer", optimizer)
     entries = state.get("state", {})

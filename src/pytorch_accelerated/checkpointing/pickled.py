@@ -8,6 +8,7 @@ it uses is limited to the tensors' data and a small multiple of the program.
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
@@ -29,7 +30,6 @@ from pytorch_accelerated.checkpointing.pickled_values import (
 from pytorch_accelerated.errors import InvalidCheckpointError
 
 _MAX_DEPTH = 100
-_ODD = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
 _LEAVES = (*SCALARS, *_TENSORS, complex, bytearray, torch.Size, torch.dtype, torch.device, torch.layout)
 
@@ -51,15 +51,21 @@ def read_pickle(
     Raises:
         InvalidCheckpointError: if the pickle holds anything else, or is damaged.
     """
-    machine = _Machine(file, size_bytes, find_storage, makers or {})
-    try:
+    with _explained("it is inconsistent"):
+        machine = _Machine(file, size_bytes, find_storage, makers or {})
         value = machine.run()
         machine.charge_tree(value)
+        return value
+
+
+@contextlib.contextmanager
+def _explained(complaint: str) -> Iterator[None]:
+    try:
+        yield
     except InvalidCheckpointError:
         raise
-    except _ODD as error:
-        raise InvalidCheckpointError(f"it is inconsistent ({type(error).__name__}: {error})") from error
-    return value
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise InvalidCheckpointError(f"{complaint} ({type(error).__name__}: {error})") from error
 
 
 class _Mark:
@@ -188,12 +194,8 @@ class _Machine:
         maker = self._makers.get(str(named)) if isinstance(named, Named) else None
         if maker is None or type(arguments) is not tuple:
             raise InvalidCheckpointError(f"it holds a call of {named}")
-        try:
+        with _explained(f"{named} cannot be made"):
             self.push(maker(self._budget, *arguments))
-        except InvalidCheckpointError:
-            raise
-        except _ODD as error:
-            raise InvalidCheckpointError(f"{named} cannot be made ({type(error).__name__}: {error})") from error
 
     def build(self) -> None:
         """Set the attributes of an object, such as the module versions of a state dict."""

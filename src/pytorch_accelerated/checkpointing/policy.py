@@ -36,14 +36,8 @@ class SavePolicy:
     ) -> bool:
         """Whether to save now.
 
-        A multiple that was skipped over counts too, and the same point is never saved twice.
-
-        Args:
-            updates: updates finished.
-            epochs: epochs finished.
-            saved_updates: `updates` at the last save, or at the start of the run or the state it was resumed from.
-            saved_epochs: `epochs` at that moment.
-            seconds_since_save: time since then. The clocks of ranks differ, so one of them must decide for all.
+        A multiple that was skipped over counts too, and the same point is never saved twice. The last three arguments
+        refer to the last save, or else to the start of the run. The clocks of ranks differ, so one of them must decide.
         """
         return (
             _passed_multiple(self.every_n_updates, saved_updates, updates)

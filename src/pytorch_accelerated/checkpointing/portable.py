@@ -53,11 +53,7 @@ def load_portable(path: str | os.PathLike[str], makers: Mapping[str, Maker] | No
     """The contents of a file that `save_portable` or ``torch.save`` wrote, with tensors on the CPU.
 
     No code in the file is run, and memory is bounded by the size of the file. All checksums in the usual format are
-    compared, so one flipped bit is noticed.
-
-    Args:
-        path: of the file.
-        makers: see `pickled.read_pickle`.
+    compared, so one flipped bit is noticed. For `makers` see `pickled.read_pickle`.
 
     Raises:
         MissingCheckpointError: a FileNotFoundError, if there is no such file.

@@ -219,9 +219,7 @@ def make_folders(folder: Path) -> None:
 def sweep(parent: Path, *, now: float) -> None:
     """Clean up after dead processes in `parent`: delete unfinished files and folders, restore half-replaced states.
 
-    Args:
-        parent: the folder to look through.
-        now: seconds since the epoch, by the clock of the file system.
+    `now` is the time by the clock of the file system.
     """
     for path in sorted(parent.iterdir()):
         hidden = HiddenName.parse(path.name)

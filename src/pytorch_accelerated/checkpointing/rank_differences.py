@@ -27,15 +27,10 @@ def differences_from_first(ranks: Ranks, states: Mapping[str, Any], *, path: str
     """The differences of this rank's `states` from rank 0's, by name, without equal ones. Must be called by all ranks.
 
     Ranks compare checksums, so equal values are never sent. Sharded tensors count as equal: the training state has the
-    pieces of all ranks anyway.
-
-    Args:
-        ranks: of the run.
-        states: by name; a state that rank 0 does not have differs as a whole.
-        path: the name of `states` in errors.
+    pieces of all ranks anyway. A state that rank 0 does not have differs as a whole.
 
     Raises:
-        CheckpointError: on every rank, if a state of any rank cannot be stored.
+        CheckpointError: on every rank, if a state of any rank cannot be stored; calls `states` by the name `path`.
     """
     if ranks.count == 1:
         return {}

@@ -29,7 +29,9 @@ _MAX_SEED_BITS = 1024  # Python does not print ints of thousands of digits
 def check_run_parts(facts: Mapping[str, Any], parts: Mapping[str, Any], *, source: object) -> None:
     """Refuse facts and decoded parts that no run has written; `source` names them in the error. Changes nothing."""
     try:
-        _check_facts(facts)
+        _check_count(facts["ranks"], "ranks", least=1)
+        if type(facts["seed"]) is not int or facts["seed"].bit_length() > _MAX_SEED_BITS:
+            raise ValueError("its seed is not an int of usual size")
         _check_shared(facts, parts)
         for rank in range(facts["ranks"]):
             _check_own(parts[f"rank_{rank}"], f"rank_{rank}")
@@ -39,12 +41,6 @@ def check_run_parts(facts: Mapping[str, Any], parts: Mapping[str, Any], *, sourc
             f"The training state {source} matches its manifest, but no run has written it ({type(error).__name__}: "
             f"{error}). Nothing was loaded; use another one."
         ) from error
-
-
-def _check_facts(facts: Mapping[str, Any]) -> None:
-    _check_count(facts["ranks"], "ranks", least=1)
-    if type(facts["seed"]) is not int or facts["seed"].bit_length() > _MAX_SEED_BITS:
-        raise ValueError("its seed is not an int of usual size")
 
 
 def _check_shared(facts: Mapping[str, Any], parts: Mapping[str, Any]) -> None:

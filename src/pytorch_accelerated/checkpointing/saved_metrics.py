@@ -99,10 +99,7 @@ def judged_states(states: Iterable[tuple[Path, Manifest]], *, metric_name: str |
 
     The value of a state is the one recorded after its own last update. If several states have the same model (the last
     epoch is often saved as ``final`` too), only the first gets the value, so that it takes one place among the best.
-
-    Args:
-        states: of one folder, complete, oldest first, with `updates` among their facts.
-        metric_name: the metric whose values are needed; None for none.
+    The states must be complete, in one folder, oldest first, and have `updates` among their facts.
     """
     judged: list[SavedState] = []
     seen = set()

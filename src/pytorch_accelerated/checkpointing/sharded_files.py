@@ -34,7 +34,7 @@ from torch.futures import Future
 from pytorch_accelerated.checkpointing.layout import SHARDS_FILE, SHARDS_NAME, FileEntry
 from pytorch_accelerated.checkpointing.publish import StagedFolder
 from pytorch_accelerated.checkpointing.strict_json import dump_json
-from pytorch_accelerated.checkpointing.tensor_file import DTYPE_NAMES, DTYPES, chunks, each_tensor
+from pytorch_accelerated.checkpointing.tensor_file import DTYPE_NAMES, DTYPES, chunks, read_tensors
 from pytorch_accelerated.checkpointing.verify import open_verified, tensors_of_file
 from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError, PytorchAcceleratedError
 from pytorch_accelerated.processes.ranks import Ranks
@@ -45,12 +45,9 @@ MakeTarget = Callable[[str, torch.Size, torch.dtype], torch.Tensor]
 
 
 def write_shards(ranks: Ranks, staged: StagedFolder, tensors: Mapping[str, torch.Tensor]) -> list[FileEntry]:
-    """Write each rank's parts of `tensors`. Must be called by all ranks, with the same tensors.
+    """Write each rank's parts of `tensors`, named uniquely in the state, to a folder that all ranks can reach.
 
-    Args:
-        ranks: of the run.
-        staged: an unpublished folder that all ranks can reach.
-        tensors: by a name that is unique in the state.
+    Must be called by all ranks, with the same tensors.
 
     Returns:
         On rank 0 the files of all ranks, for `StagedFolder.commit`.
@@ -175,7 +172,7 @@ class _Reader(_AsPlanned, StorageReader):
     def _read_file(self, file: str, wanted: Mapping[str, list[Any]], planner: Any) -> None:
         entry, what = self._entries[file], str(self._folder / file)
         with open_verified(self._folder, entry) as read_into:
-            for name, piece in each_tensor(read_into, entry.size_bytes, what=what):
+            for name, piece in read_tensors(read_into, entry.size_bytes, what=what):
                 for item in wanted.get(name, ()):
                     spans = zip(item.storage_offsets, item.lengths, strict=True)
                     target = planner.resolve_tensor(item)

@@ -32,12 +32,7 @@ class StateFolders:
     def add_saved(self, state: Path, ranks: Ranks, writer: BackgroundWriter | None = None) -> None:
         """Remember where a state was saved. All machines check that they see the first state in each folder.
 
-        Must be called by all ranks.
-
-        Args:
-            state: its folder.
-            ranks: of the run.
-            writer: may still be writing the state; the machines wait for the first one.
+        The `writer` may still be writing the state; the machines wait for the first one. Must be called by all ranks.
 
         Raises:
             CheckpointError: on all ranks, if a machine doesn't see the state.
@@ -79,11 +74,7 @@ def agree_on_resuming(place: str | Path | None, ranks: Ranks) -> None:
 
 
 def refuse_unshared(place: str | Path, ranks: Ranks) -> None:
-    """Make sure that all machines see the same training states. Must be called by all ranks.
-
-    Args:
-        place: a state, or a folder of states.
-        ranks: of the run; one rank on each machine looks.
+    """Make sure that all machines see the same training states in `place`. Must be called by all ranks.
 
     Raises:
         CheckpointError: on all ranks, if the machines see different states; says what each of them sees.

@@ -11,12 +11,9 @@ from pytorch_accelerated.errors import CheckpointError
 
 
 def check_space(save_dir: str | Path, retention: Retention, size_bytes: int) -> None:
-    """Refuse a disk that cannot hold the training states of a run.
+    """Refuse a disk without room for the states, of `size_bytes` each, that `retention` keeps in `save_dir`.
 
-    Args:
-        save_dir: where the states are saved; it need not exist.
-        retention: which of them are kept.
-        size_bytes: of one state.
+    The folder need not exist yet.
 
     Raises:
         CheckpointError: says how much space is needed, and how much is free.

@@ -126,16 +126,11 @@ def read_state(
         )
     entries = {entry.name: entry for entry in manifest.files}
     chosen = names if parts is None else parts
-    encoded = {
-        name: Encoded(
-            _read_structure(folder, entries[f"{name}.json"]), _read_tensors(folder, entries[f"{name}.safetensors"])
-        )
-        for name in chosen
-    }
+    structures = {name: _read_structure(folder, entries[f"{name}.json"]) for name in chosen}
+    tensors = {name: _read_tensors(folder, entries[f"{name}.safetensors"]) for name in chosen}
     sharded = _read_sharded(folder, entries, chosen, make_target) if SHARDS_NAME in entries else {}
     return manifest.facts, {
-        name: decode(part.structure, {**part.tensors, **sharded.get(name, {})}, path=name)
-        for name, part in encoded.items()
+        name: decode(structures[name], {**tensors[name], **sharded.get(name, {})}, path=name) for name in chosen
     }
 
 
@@ -180,4 +175,4 @@ def _whole_target(name: str, shape: torch.Size, dtype: torch.dtype) -> torch.Ten
 
 def _read_tensors(folder: Path, entry: FileEntry) -> dict[str, Any]:
     with open_verified(folder, entry) as read_into:
-        return read_tensors(read_into, entry.size_bytes, what=str(folder / entry.name))
+        return dict(read_tensors(read_into, entry.size_bytes, what=str(folder / entry.name)))

@@ -63,8 +63,10 @@ def chunks(tensors: Mapping[str, torch.Tensor]) -> Iterator[bytes | memoryview]:
         yield _octets(tensor.detach().contiguous().cpu())
 
 
-def read_tensors(read_into: Callable[[memoryview], None], size_bytes: int, *, what: str) -> dict[str, torch.Tensor]:
-    """The tensors of a file, on the CPU, each in its own memory.
+def read_tensors(
+    read_into: Callable[[memoryview], None], size_bytes: int, *, what: str
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors of a file with their names, on the CPU, each in its own memory.
 
     Args:
         read_into: fills a buffer with the next bytes of the file, or raises.
@@ -74,13 +76,6 @@ def read_tensors(read_into: Callable[[memoryview], None], size_bytes: int, *, wh
     Raises:
         InvalidCheckpointError: if the header does not describe a complete file without gaps and overlaps.
     """
-    return dict(each_tensor(read_into, size_bytes, what=what))
-
-
-def each_tensor(
-    read_into: Callable[[memoryview], None], size_bytes: int, *, what: str
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """Like `read_tensors`, but yields one named tensor at a time, so that only those that are kept use memory."""
     for name, dtype, shape in read_layout(read_into, size_bytes, what=what):
         try:
             tensor = torch.empty(shape, dtype=dtype)

@@ -167,12 +167,7 @@ class PrunePlan:
 
 
 def plan_prune(place: Path, retention: Retention, metric_name: str | None) -> PrunePlan:
-    """Plan the deletion of all *valid* states in `place` that `retention` does not keep.
-
-    Args:
-        place: the folder that holds the states.
-        retention: the rules.
-        metric_name: ranks states for `retention.best`.
+    """Plan the deletion of all *valid* states in `place` that `retention` does not keep; the metric ranks the best.
 
     Raises:
         CheckpointError: if `place` is itself a state, or none of its states has a value of the metric.

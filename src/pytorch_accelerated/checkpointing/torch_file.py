@@ -26,16 +26,19 @@ _PROTOCOL = 1001
 
 
 def read_saved(file: FileIO, makers: Mapping[str, Maker] | None = None) -> Any:
-    """The value in a file.
-
-    Args:
-        file: open for reading, unbuffered.
-        makers: see `read_pickle`.
+    """The value in a file that is open for reading, unbuffered. For `makers` see `read_pickle`.
 
     Raises:
         InvalidCheckpointError: if the file is damaged, or holds more than plain values and tensors.
     """
-    return _read_archive(file, makers) if is_archive(file) else _read_row(file, makers)
+    if is_archive(file):
+        return _read_archive(file, makers)
+    file.seek(0)
+    reader: io.BufferedReader[Any] = io.BufferedReader(file)
+    try:
+        return _Row(reader, os.fstat(file.fileno()).st_size).read(makers)
+    finally:
+        reader.detach()  # otherwise it would close the file
 
 
 def _read_archive(file: FileIO, makers: Mapping[str, Maker] | None) -> Any:
@@ -64,17 +67,9 @@ def _read_archive(file: FileIO, makers: Mapping[str, Maker] | None) -> Any:
     return contents
 
 
-def _read_row(file: FileIO, makers: Mapping[str, Maker] | None) -> Any:
-    """Read the old format: pickles in a row, then for each tensor the number of its elements and their data."""
-    file.seek(0)
-    reader: io.BufferedReader[Any] = io.BufferedReader(file)
-    try:
-        return _Row(reader, os.fstat(file.fileno()).st_size).read(makers)
-    finally:
-        reader.detach()  # otherwise it would close the file
-
-
 class _Row:
+    """The old format: pickles in a row, then for each tensor the number of its elements and their data."""
+
     def __init__(self, reader: io.BufferedReader[Any], size_bytes: int) -> None:
         self._reader = reader
         self._size_bytes = size_bytes

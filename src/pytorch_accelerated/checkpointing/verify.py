@@ -75,13 +75,9 @@ def open_verified(folder: Path, entry: FileEntry) -> Iterator[Callable[[memoryvi
 
 
 def verify(folder: Path, names: Collection[str] | None = None) -> Manifest:
-    """The manifest of a state folder, after comparing every byte of its files with it.
+    """The manifest of a state folder, after comparing every byte of the files in `names` (default: all) with it.
 
     Files that the manifest does not list are ignored.
-
-    Args:
-        folder: the state folder.
-        names: the files to verify. Default: all.
 
     Raises:
         InvalidCheckpointError: names every file that differs, and how.

@@ -29,12 +29,8 @@ def canonical_state_dict(module: nn.Module) -> OrderedDict[str, Any]:
 def check_canonical(module: nn.Module, state: Any, *, may_lack: Collection[str] = ()) -> None:
     """Refuse a state that `load_canonical` could not load into `module`. Changes nothing.
 
-    A module that overrides `load_state_dict` may accept other names, so it has to check them itself.
-
-    Args:
-        module: the model.
-        state: the weights to load.
-        may_lack: names that `state` need not have; their live values stay.
+    A module that overrides `load_state_dict` may accept other names, so it has to check them itself. `state` need not
+    have the names in `may_lack`, whose live values stay.
 
     Raises:
         InvalidCheckpointError: names every key that is missing or unexpected, and every tensor whose shape or kind of

@@ -21,15 +21,9 @@ from pytorch_accelerated.processes.ranks import Ranks
 def adapt_loader(
     loader: Any, ranks: Ranks, *, seed: int, accumulation_steps: int, feed: DeviceFeed, is_sharded: bool = False
 ) -> RunLoader:
-    """A `RunLoader` for `loader`.
+    """A `RunLoader` for a torch `DataLoader` or another iterable of batches. A `RunLoader` is returned unchanged.
 
-    Args:
-        loader: a torch `DataLoader`, an iterable of batches, or a `RunLoader`, which is returned unchanged.
-        ranks: the processes.
-        seed: of the run.
-        accumulation_steps: batches of a rank per update.
-        feed: moves host batches to the trainer's device.
-        is_sharded: whether the data already gives each rank different samples.
+    `is_sharded` says that the data already gives each rank different samples. For the other arguments see `RunLoader`.
 
     Raises:
         ArgumentTypeError: if `loader` cannot be iterated over.

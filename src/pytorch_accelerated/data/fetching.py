@@ -34,11 +34,9 @@ class Request(NamedTuple):
 
 
 class BatchFetcher:
-    """Fetches the batches of a map-style dataset.
+    """Fetches the batches of a map-style dataset, with the collate function and the worker settings of `loader`.
 
-    Args:
-        loader: has the dataset, collate function and settings of workers. Its sampler is not used.
-        seed: for the seeds of workers, so that nothing is drawn from torch's global generator.
+    The sampler of `loader` is not used. Workers are seeded with `seed`, so nothing is drawn from torch's generator.
     """
 
     def __init__(self, loader: DataLoader[Any], *, seed: int) -> None:
@@ -68,9 +66,7 @@ class BatchFetcher:
     def fetch_cells(self, order: torch.Tensor | None, cells: Iterator[Cell]) -> Iterator[Any]:
         """The batches of `cells`, for vectorised data. Several small batches are fetched at a time.
 
-        Args:
-            order: the rows by position, int64; None: in the order of the dataset.
-            cells: positions of the batches.
+        `order` has the rows by position (int64); None means the order of the dataset.
         """
         assert self._arrays is not None
         for first in cells:
@@ -91,12 +87,7 @@ class StreamFetcher:
     Every batch has its own key, as in `BatchFetcher`, if an `IterableDataset` is read in this process or in the workers
     of a `StatefulDataLoader`. In other workers, and for other iterables without a state, there are no keys.
 
-    Args:
-        loader: yields this rank's host batches.
-        seed: mixed into the keys.
-        rank: of this process.
-        ranks: number of ranks.
-        is_sharded: whether the dataset already gives each rank different samples.
+    `seed` is mixed into the keys. `is_sharded` says that the dataset already gives each rank different samples.
     """
 
     def __init__(self, loader: Iterable[Any], *, seed: int, rank: int, ranks: int, is_sharded: bool = False) -> None:

@@ -36,12 +36,7 @@ class EpochOrder:
 
 
 class EpochOrders:
-    """The order of each epoch of a map-style dataset.
-
-    Args:
-        loader: has the dataset, and a sampler or batch sampler.
-        ranks: the processes.
-        seed: of the order.
+    """The order of each epoch of the map-style dataset of `loader`, which has a sampler or batch sampler.
 
     Attributes:
         is_shuffled: whether we shuffle, without replacement.

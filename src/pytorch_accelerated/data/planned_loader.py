@@ -33,15 +33,7 @@ from pytorch_accelerated.seeding import mixed_seed
 
 
 class PlannedLoader(RunLoader):
-    """Batches of a map-style dataset on this rank, in the order of `set_epoch`.
-
-    Args:
-        loader: describes the data.
-        ranks: the processes.
-        seed: of the run.
-        accumulation_steps: batches of a rank per update.
-        feed: takes host batches to the trainer's device.
-    """
+    """Batches of a map-style dataset on this rank, in the order of `set_epoch`. For the arguments see `RunLoader`."""
 
     _fetcher: BatchFetcher
 

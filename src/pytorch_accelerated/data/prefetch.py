@@ -18,14 +18,10 @@ class DeviceFeed(Protocol):
 
 
 def device_feed(device: torch.device, move: Callable[..., Any]) -> DeviceFeed:
-    """The `DeviceFeed` for `device`.
+    """The `DeviceFeed` for `device`, where ``move(batch, device, non_blocking=True)`` returns the batch on the device.
 
     On the CPU it does nothing. On CUDA the next batch is copied on a separate stream while the current one is in use.
     On other devices each batch is copied when it is requested.
-
-    Args:
-        device: of the trainer.
-        move: ``move(batch, device, non_blocking=True)`` returns the batch with its tensors on `device`.
     """
     if device.type == "cpu":
         return _unchanged

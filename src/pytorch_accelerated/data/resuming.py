@@ -67,14 +67,7 @@ def _values(entry: Mapping[str, Any]) -> list[Any]:
 def differing_rows(
     saved: Mapping[str, SavedData], train_dataloader: Any, eval_dataloader: Any, source: object
 ) -> Iterator[str]:
-    """A warning for each loader of a resumed run whose rows differ from those of the saved run.
-
-    Args:
-        saved: of the run that was saved.
-        train_dataloader: of the resumed run.
-        eval_dataloader: of the resumed run.
-        source: the training state, for the message.
-    """
+    """A warning for each loader of a resumed run whose rows differ from those of the run that `source` has saved."""
     for role, loader in {"train": train_dataloader, "eval": eval_dataloader}.items():
         if role not in saved or not isinstance(loader, RunLoader):
             continue
@@ -134,14 +127,8 @@ def restore_stream(
 ) -> None:
     """Resume the training stream from the `stream_state` of all ranks. Must be called by all ranks.
 
-    If that is impossible, the stream will be read again, with a warning on the first rank.
-
-    Args:
-        loader: the training loader of the resumed run.
-        states: by rank of the saved run.
-        ranks: of the resumed run.
-        run_state: of the saved run.
-        source: the training state, for messages.
+    If that is impossible, the stream will be read again, with a warning on the first rank. `states` and `run_state` are
+    those of the saved run, `loader` and `ranks` those of the resumed one.
 
     Raises:
         ConfigurationError: if it is unknown which samples of the epoch are left.

@@ -31,14 +31,8 @@ from pytorch_accelerated.trees import count_rows
 class StreamLoader(RunLoader):
     """Batches of an iterable on this rank, with or without a known length.
 
-    Args:
-        loader: yields host batches: a `DataLoader` over an `IterableDataset`, or any iterable of batches.
-        ranks: the processes.
-        seed: of the run.
-        accumulation_steps: batches of a rank per update.
-        feed: takes host batches to the trainer's device.
-        is_sharded: whether the dataset already gives each rank different samples.
-        batches: yields the batches of `loader`; default: `loader` itself.
+    `is_sharded` says that the dataset already gives each rank different samples, and `batches` yields the batches of
+    `loader` (default: `loader` itself). For the other arguments see `RunLoader`.
     """
 
     _fetcher: StreamFetcher

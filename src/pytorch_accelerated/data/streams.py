@@ -47,13 +47,8 @@ def fetching_under(key: int) -> Iterator[None]:
 class KeyedStream(IterableDataset[Any]):
     """This rank's batches of a stream, each fetched and collated under its own key.
 
-    The object always knows its position. In a worker, that includes the batches that the worker has read ahead.
-
-    Args:
-        loader: has the dataset, batch size, `drop_last` and collate function.
-        seed: mixed into the keys.
-        rank: of this process.
-        ranks: the number of ranks; each takes its part of every global batch.
+    The object always knows its position. In a worker, that includes the batches that the worker has read ahead. Each
+    rank takes its part of every global batch. `seed` is mixed into the keys.
 
     Attributes:
         dataset: the user's.

@@ -23,13 +23,8 @@ from pytorch_accelerated.training.signals import leave_to_trainer
 class WorkerInit:
     """Runs the user's `worker_init_fn` in a worker, where ``get_worker_info().dataset`` is the user's dataset.
 
-    Signals that ask the trainer to stop do not stop the worker.
-
-    Args:
-        worker_init_fn: the user's.
-        dataset: the user's.
-        workers: the number of workers.
-        context: the context of `multiprocessing` that starts them; None for the default.
+    Signals that ask the trainer to stop do not stop the worker. `context` is the context of `multiprocessing` that
+    starts the workers; None means the default.
 
     Attributes:
         watch: watches waits for the workers.

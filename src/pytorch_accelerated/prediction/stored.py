@@ -226,7 +226,7 @@ class StoredPredictions:
         with self._explained():
             entry = self._files[_ORDER_NAME]
             with open_verified(self.path, entry) as read_into:
-                tensors = read_tensors(read_into, entry.size_bytes, what=str(self.path / entry.name))
+                tensors = dict(read_tensors(read_into, entry.size_bytes, what=str(self.path / entry.name)))
             order = tensors["pieces"]  # the file is known to be unchanged by now
             if order.dtype != torch.int64 or order.ndim != 2 or order.shape[1] != len(Piece._fields):
                 raise ValueError(f"{_ORDER_NAME} has {tuple(order.shape)} of {order.dtype}")

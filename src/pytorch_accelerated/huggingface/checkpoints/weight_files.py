@@ -55,7 +55,7 @@ def read_safetensors(path: Path) -> dict[str, Any]:
                     raise InvalidCheckpointError(f"{path} ends too early. Copy it again, or use another checkpoint.")
                 buffer = buffer[count:]
 
-        return read_tensors(read_into, path.stat().st_size, what=str(path))
+        return dict(read_tensors(read_into, path.stat().st_size, what=str(path)))
 
 
 def _files_of_index(path: Path) -> list[str]:
