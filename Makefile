@@ -59,7 +59,7 @@ $(VENV)/.created:
 		echo "Install one, or name one: make $(MAKECMDGOALS) PYTHON=/path/to/python3" >&2; \
 		exit 1; }
 	@$(PYTHON) -m venv --clear $(VENV) || { \
-		echo "'$(PYTHON) -m venv $(VENV)' failed (its reason stands above), so there is nowhere to install to." >&2; \
+		echo "'$(PYTHON) -m venv $(VENV)' failed (the reason is above), so there is nowhere to install to." >&2; \
 		echo "On Debian and Ubuntu: apt install python3-venv. Or name another Python:" >&2; \
 		echo "make $(MAKECMDGOALS) PYTHON=/path/to/python3" >&2; \
 		exit 1; }
