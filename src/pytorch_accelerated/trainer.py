@@ -24,6 +24,7 @@ from pytorch_accelerated.checkpointing.optimizers import check_optimizer_state
 from pytorch_accelerated.checkpointing.portable import load_portable, save_portable
 from pytorch_accelerated.checkpointing.shared_disk import agree_on_resuming
 from pytorch_accelerated.checkpointing.weights import canonical_state_dict, check_canonical, load_canonical
+from pytorch_accelerated.compat.torch import uncompiled
 from pytorch_accelerated.data.building import build_loader, check_dataset
 from pytorch_accelerated.data.checking import refuse_rearranged
 from pytorch_accelerated.data.padding import remove_padding
@@ -495,7 +496,7 @@ class Trainer(TrainerHooks):
             keep_torch_compile: False to take off what the user's own `torch.compile(model)` put around it.
         """
         model = bare_model(self.model)
-        return model if keep_torch_compile else getattr(model, "_orig_mod", model)
+        return model if keep_torch_compile else uncompiled(model)
 
     def request_evaluation(self) -> None:
         """Ask for an evaluation as soon as possible, recorded as ``intermediate_eval_loss``.

@@ -24,20 +24,6 @@ SOURCE = Path(__file__).parents[2] / "src" / "pytorch_accelerated"
 # Documented by Python, whatever their underscores.
 PUBLIC = {"_asdict", "_fields", "_getframe", "_make", "_replace"}
 LOOKUPS = {"delattr", "getattr", "hasattr", "setattr"}
-# Files that are being rewritten, and the names that may stay until then; None: all.
-PENDING: dict[str, set[str] | None] = {
-    "checkpointing/training_state.py": {"_parameters"},
-    "huggingface/engine/engine.py": {"_foreach_norm", "_parameters"},
-    "steps/capturing.py": None,
-    "steps/cuda_graphs.py": None,
-    "huggingface/engine/step.py": {"_foreach_norm"},
-    "steps/guarded.py": {"_parameters", "_values"},
-    "steps/splitting.py": {"_version"},
-    "steps/step_facts.py": None,
-    "trainer.py": {"_orig_mod"},
-    "training/step.py": {"_foreach_mul_", "_found_inf_per_device"},
-    "training/loop.py": {"_foreach_mul_", "_found_inf_per_device", "_version"},
-}
 
 
 @cache
@@ -122,7 +108,6 @@ def test_private_members_of_other_libraries_are_used_in_compat_only() -> None:
         for file, tree in source_trees().items()
         if not file.startswith("compat/")
         for line, name in uses(tree)
-        if file not in PENDING or name not in (PENDING[file] or {name})
     ]
     assert not found, "\n".join([*found, "Put what you need into a function of `compat`, with a test."])
 

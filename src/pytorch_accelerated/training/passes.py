@@ -11,7 +11,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pytorch_accelerated.callbacks.handler import CallbackHandler
-from pytorch_accelerated.data.batch_size import batch_size_of
 from pytorch_accelerated.data.updates import Round
 from pytorch_accelerated.errors import HookOutputError, StopTrainingError
 from pytorch_accelerated.prediction.collecting import PredictionCollector
@@ -20,6 +19,7 @@ from pytorch_accelerated.seeding import generator_states, restore_generator_stat
 from pytorch_accelerated.training.emitting import Emitter
 from pytorch_accelerated.training.hook_output import loss_and_size
 from pytorch_accelerated.training.hooks import TrainerHooks
+from pytorch_accelerated.trees import count_rows
 
 Record = Callable[[Any, Any], None]
 
@@ -69,7 +69,7 @@ class Passes:
         Raises:
             HookOutputError: if they have another number of rows than the batch.
         """
-        samples, rows = batch_size_of(round_.batch), batch_size_of(predictions)
+        samples, rows = count_rows(round_.batch), count_rows(predictions)
         if samples is not None and rows is not None and rows != samples:
             raise HookOutputError(
                 f"`calculate_predict_batch_outputs` returned {rows} rows for a batch of {samples} samples, so it is "
