@@ -1,7 +1,7 @@
 """`Trainer` with the API of Hugging Face's: a translation onto the native loop.
 
 The class has the methods that users call and override. `engine/engine.py` is the native trainer behind it and reports
-the events of a run to `engine/flow.py`, which translates them.
+the events of a run to `engine/training.py`, which translates them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,11 @@ from pytorch_accelerated.huggingface.arguments.training_arguments import Trainin
 from pytorch_accelerated.huggingface.checkpoints.folders import rotate_checkpoints
 from pytorch_accelerated.huggingface.checkpoints.generators import known_generator_states
 from pytorch_accelerated.huggingface.checkpoints.model_card import CARD_NAME, model_card
-from pytorch_accelerated.huggingface.checkpoints.restoring import read_trainer_state, restore_callbacks
+from pytorch_accelerated.huggingface.checkpoints.restoring import (
+    agreed_checkpoint,
+    read_trainer_state,
+    restore_callbacks,
+)
 from pytorch_accelerated.huggingface.checkpoints.saving import (
     OPTIMIZER_NAME,
     SCALER_NAME,
@@ -50,10 +54,10 @@ from pytorch_accelerated.huggingface.checkpoints.saving import (
     state_dict_of,
     write_whole,
 )
-from pytorch_accelerated.huggingface.engine.counting import operations_of
+from pytorch_accelerated.huggingface.engine.counting import BatchCounter, operations_of
+from pytorch_accelerated.huggingface.engine.determinism import enable_full_determinism
 from pytorch_accelerated.huggingface.engine.engine import Engine
 from pytorch_accelerated.huggingface.engine.fitting import with_batches_that_fit
-from pytorch_accelerated.huggingface.engine.flow import TrainerFlow, metric_of
 from pytorch_accelerated.huggingface.engine.measuring import MemoryMeter, speed_metrics
 from pytorch_accelerated.huggingface.engine.optimizing import (
     decay_parameter_names,
@@ -74,6 +78,7 @@ from pytorch_accelerated.huggingface.engine.refusing import (
     refuse_method,
     refusing_unknown,
 )
+from pytorch_accelerated.huggingface.engine.training import Overridable, Training, metric_of, note_if_best
 from pytorch_accelerated.huggingface.evaluation.evaluating import (
     EvaluatedBatch,
     EvaluationCollector,
@@ -92,9 +97,10 @@ from pytorch_accelerated.huggingface.events.callbacks import (
     PrinterCallback,
     is_ours,
 )
+from pytorch_accelerated.huggingface.events.firing import Events
 from pytorch_accelerated.huggingface.events.progress import ProgressCallback
 from pytorch_accelerated.huggingface.events.reporting import reporting_callbacks
-from pytorch_accelerated.huggingface.events.state import TrainerControl, exported_states
+from pytorch_accelerated.huggingface.events.state import TrainerControl, TrainerState, exported_states
 from pytorch_accelerated.huggingface.models.collating import (
     RemoveColumnsCollator,
     default_data_collator,
@@ -127,6 +133,7 @@ from pytorch_accelerated.huggingface.models.special_tokens import take_over_spec
 from pytorch_accelerated.models.sharding import has_shards
 from pytorch_accelerated.prediction.padded import PADDING
 from pytorch_accelerated.processes.accelerators import send_to_device
+from pytorch_accelerated.seeding import set_seed
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -134,7 +141,7 @@ if TYPE_CHECKING:
 __all__ = ["DEFAULT_CALLBACKS", "TRAINER_STATE_NAME", "Trainer"]  # scripts look for all of them here
 
 
-class Trainer(TrainerFlow):
+class Trainer:
     """Trains, evaluates and predicts with a model that takes its inputs by name and returns its loss.
 
     ::
@@ -236,11 +243,10 @@ class Trainer(TrainerFlow):
         self.model_accepts_loss_kwargs = accepts_loss_kwargs(self.model)
         self.is_in_train = False
         self._train_batch_size = self.args.train_batch_size
+        self._training: Training | None = None  # the current one, or the last
         self._eval_loaders = LoadersBySet()
-        self._ignore_keys_for_eval: Sequence[str] | None = None
         self._signature_columns: list[str] | None = None  # found out when they are first needed
         self._has_warned_without_metrics = False
-        self._first_tokens = 0  # seen before the current training
         self._folder_of_run: Path | None = None  # while a checkpoint is written
         self._weights_of_checkpoint: dict[str, Any] | None = None  # likewise, of a model that is cut over the ranks
 
@@ -254,14 +260,15 @@ class Trainer(TrainerFlow):
             self.optimizer,
             self.lr_scheduler,
         )
-        self._engine = Engine(self, **native_arguments(self.args))
+        self._events = Events(self)
+        self._engine = Engine(self, self._events, **native_arguments(self.args))
         self._make_model_ready()
         if self.args.should_save:
             with explained(self._output_dir, "making the folder"):
                 self._output_dir.mkdir(parents=True, exist_ok=True)
         self.state = self._new_state()
         self._init_metrics = {} if meter is None else meter.stop()
-        self.fire("on_init_end")
+        self._events.fire("on_init_end")
 
     if not TYPE_CHECKING:  # to a type checker it would mean that every name is there
 
@@ -317,14 +324,30 @@ class Trainer(TrainerFlow):
             is_of_run = self.model_init is not None or self.args.deepspeed is not None or name == "lr_scheduler"
             if self._optimizers_are_ours[index] and is_of_run:
                 setattr(self, name, None)
-        checkpoint = self._find_checkpoint(resume_from_checkpoint)
-        self._ignore_keys_for_eval = ignore_keys_for_eval
+        checkpoint = agreed_checkpoint(resume_from_checkpoint, self._output_dir, self._engine.ranks)
         size = self.args.train_batch_size
         optimizer, schedule = self.optimizer, self.lr_scheduler
 
         def run(batch_size: int) -> TrainOutput:
             self._train_batch_size, self.optimizer, self.lr_scheduler = batch_size, optimizer, schedule
-            return self._run_training(checkpoint)
+            self.state = self._new_state()
+            self._training = Training(
+                self,
+                self._engine,
+                self._events,
+                self._own_methods(),
+                counter=BatchCounter(
+                    self.floating_point_ops,
+                    tokens_counted=str(self.args.include_num_input_tokens_seen),
+                    input_name=self._main_input_name,
+                    pad_token_id=getattr(self.processing_class, "pad_token_id", None),
+                ),
+                batch_size=batch_size,
+                ignore_keys=ignore_keys_for_eval,
+                init_metrics=self._init_metrics,
+            )
+            self._engine.model = self.model
+            return self._training.run(checkpoint)
 
         if not self.args.auto_find_batch_size:
             return run(size)
@@ -332,6 +355,16 @@ class Trainer(TrainerFlow):
             size = read_trainer_state(checkpoint).train_batch_size or size
         stateful = [part for part in (optimizer, schedule) if part is not None]
         return with_batches_that_fit(run, size, self.model, stateful, lambda text: warn_user(self._engine.ranks, text))
+
+    def _own_methods(self) -> Overridable:
+        return Overridable(
+            evaluate=self._evaluate,
+            determine_best_metric=self._determine_best_metric,
+            save_checkpoint=self._save_checkpoint,
+            load_from_checkpoint=self._load_from_checkpoint,
+            load_best_model=self._load_best_model,
+            load_callback_state=self._load_callback_state,
+        )
 
     def _refuse_parts(self, model: Any) -> None:
         """Raise one error for everything that is wrong with the arguments of the constructor."""
@@ -432,6 +465,16 @@ class Trainer(TrainerFlow):
         except TypeError as error:
             refuse_missing_parameters(error, type(self).__name__, self.compute_loss)
             raise
+
+    @property
+    def counts_items(self) -> bool:
+        """Whether the loss is told the number of labels in an update."""
+        return self.compute_loss_func is not None or self.model_accepts_loss_kwargs
+
+    def count_items(self, batch: Any) -> int | None:
+        """The labels in a batch that count, None if it has none."""
+        labels = batch.get("labels") if isinstance(batch, Mapping) else None
+        return int((labels != PADDING).sum()) if isinstance(labels, torch.Tensor) else None
 
     @property
     def _loss_takes_labels(self) -> bool:
@@ -664,7 +707,7 @@ class Trainer(TrainerFlow):
         self._warn_without_metrics(output, metric_key_prefix)
         metrics = self._with_measures(output, metric_key_prefix, started, meter)
         self.log(metrics)
-        self.take_over(self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics))
+        self._events.fire("on_evaluate", metrics=metrics)
         return metrics
 
     def predict(
@@ -686,7 +729,7 @@ class Trainer(TrainerFlow):
             metric_key_prefix=metric_key_prefix,
         )
         metrics = self._with_measures(output, metric_key_prefix, started, meter)
-        self.take_over(self.callback_handler.on_predict(self.args, self.state, self.control, metrics))
+        self._events.fire("on_predict", metrics=metrics)
         return PredictionOutput(output.predictions, output.label_ids, metrics)
 
     def evaluation_loop(
@@ -792,6 +835,10 @@ class Trainer(TrainerFlow):
             self.lr_scheduler.step(metric_of(metrics, self.args.metric_for_best_model or "loss"))
         return metrics
 
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any = None) -> bool:
+        """Note the metric if it is the best so far, and return whether it is."""
+        return note_if_best(self.state, self.args, metrics, self._engine.ranks)
+
     def _with_measures(
         self, output: EvalLoopOutput, prefix: str, started: float, meter: MemoryMeter | None
     ) -> dict[str, Any]:
@@ -840,10 +887,11 @@ class Trainer(TrainerFlow):
         if self.args.include_num_input_tokens_seen != "no":
             logs["num_input_tokens_seen"] = self.state.num_input_tokens_seen
             if start_time is not None:
-                tokens = self.state.num_input_tokens_seen - self._first_tokens
+                first = 0 if self._training is None else self._training.first_tokens
+                tokens = self.state.num_input_tokens_seen - first
                 logs.update(speed_metrics("train", start_time, num_tokens=tokens))
         self.state.log_history.append({**logs, "step": self.state.global_step})
-        self.take_over(self.callback_handler.on_log(self.args, self.state, self.control, logs))
+        self._events.fire("on_log", logs=logs)
 
     def log_metrics(self, split: str, metrics: Mapping[str, Any]) -> None:
         """Print a table of metrics on the first process, in the format of `metrics_format`; `split` is its heading."""
@@ -930,6 +978,14 @@ class Trainer(TrainerFlow):
         """Remove the first callback of a class, or this instance."""
         self.callback_handler.remove_callback(callback)
 
+    def is_local_process_zero(self) -> bool:
+        """Whether this is the first process of its machine."""
+        return self.args.local_process_index == 0
+
+    def is_world_process_zero(self) -> bool:
+        """Whether this is the first process of all."""
+        return self.args.process_index == 0
+
     @property
     def accelerator(self) -> Accelerator:
         """The accelerate object behind this trainer."""
@@ -977,8 +1033,9 @@ class Trainer(TrainerFlow):
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Write a checkpoint of this step, atomically, and delete superfluous ones. All ranks must call it."""
-        folder = self._checkpoint_folder()
-        self._note_best_checkpoint(folder)
+        assert self._training is not None
+        folder = self._training.checkpoint_folder()
+        self._training.note_best_checkpoint(folder)
         self.store_flos()
         self.state.stateful_callbacks = exported_states(self._exportables())
         ranks = self._engine.ranks
@@ -995,6 +1052,16 @@ class Trainer(TrainerFlow):
             self._engine.run.write_checkpoint(folder, lambda staging: self._write_beside_run(staging, states))
         if self.args.should_save:
             rotate_checkpoints(self._output_dir, self.args.save_total_limit, self.state.best_model_checkpoint)
+
+    def store_flos(self) -> None:
+        """Add the operations of the latest batches, over all ranks, to the state. Must be called by all ranks."""
+        if self._training is not None:
+            self.state.total_flos += self._training.counter.take_flos(self._engine.ranks)
+
+    def _exportables(self) -> list[Any]:
+        """Callbacks, and the control, whose states are saved in ``trainer_state.json``."""
+        parts = [*self.callback_handler.callbacks, self.control]
+        return [part for part in parts if callable(getattr(part, "state", None)) and hasattr(part, "from_state")]
 
     def _write_beside_weights(self, folder: Path) -> None:
         self.save_model(str(folder), _internal_call=True)
@@ -1031,7 +1098,8 @@ class Trainer(TrainerFlow):
     def _load_callback_state(self) -> None:
         """At every resume: recreate callbacks and control from ``self.state``, if the arguments say so."""
         if self.args.restore_callback_states_from_checkpoint:
-            restore_callbacks(self, self.state.stateful_callbacks)
+            control = restore_callbacks(self.callback_handler.callbacks, self.state.stateful_callbacks)
+            self.control = control or self.control
 
     def _gathered(self, batch: EvaluatedBatch) -> EvaluatedBatch:
         """A batch with the rows of all ranks, in order."""
@@ -1040,6 +1108,27 @@ class Trainer(TrainerFlow):
         rows = {"logits": batch.logits, "labels": batch.labels, "inputs": batch.inputs}
         gathered = {name: self._nested_gather(value, name) for name, value in rows.items()}
         return EvaluatedBatch(batch.size, batch.loss, **gathered)
+
+    def _new_state(self) -> TrainerState:
+        return TrainerState(
+            is_local_process_zero=self.is_local_process_zero(),
+            is_world_process_zero=self.is_world_process_zero(),
+            stateful_callbacks=exported_states(self._exportables()),
+        )
+
+    def _seed(self) -> None:
+        (enable_full_determinism if self.args.full_determinism else set_seed)(self.args.seed)
+
+    def _memory_meter(self, stage: str) -> MemoryMeter | None:
+        return None if self.args.skip_memory_metrics else MemoryMeter(stage)
+
+    @property
+    def _output_dir(self) -> Path:
+        return Path(str(self.args.output_dir))  # the arguments fill in its default
+
+    @property
+    def _main_input_name(self) -> str:
+        return str(getattr(self.model, "main_input_name", "input_ids"))
 
     def _existing_optimizer(self) -> Any:
         if self.optimizer is None:

@@ -45,7 +45,7 @@ READ_BY_SCRIPTS: dict[str, Callable[[Any], Any]] = {
     **{name: _always(value) for name, value in _NOT_IN_USE.items()},
     "deepspeed": lambda trainer: trainer.model_wrapped if trainer.is_deepspeed_enabled else None,
     "can_return_loss": lambda trainer: returns_loss_by_itself(trainer.model, {}),
-    "current_flos": lambda trainer: trainer._counter.flos if trainer.is_in_train else 0,
+    "current_flos": lambda trainer: trainer._training.counter.flos if trainer.is_in_train else 0,
     "current_gradient_accumulation_steps": lambda trainer: trainer._engine.batches_of_update,
     "tokenizer": lambda trainer: trainer.processing_class,
     "_memory_tracker": lambda trainer: vars(trainer).setdefault(

@@ -2,35 +2,36 @@
 
 from __future__ import annotations
 
-import functools
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytorch_accelerated.callbacks.warning import stacklevel_of_user, warn_user
 from pytorch_accelerated.checkpointing.loading import all_or_nothing, check_same_kind, load_states
 from pytorch_accelerated.checkpointing.optimizers import check_optimizer_state, with_callables
 from pytorch_accelerated.checkpointing.reading import is_file
-from pytorch_accelerated.errors import InvalidCheckpointError
+from pytorch_accelerated.checkpointing.shared_disk import agree_on_resuming
+from pytorch_accelerated.errors import ArgumentTypeError, InvalidCheckpointError
 from pytorch_accelerated.huggingface.arguments.strategies import IntervalStrategy
+from pytorch_accelerated.huggingface.arguments.training_arguments import TrainingArguments
 from pytorch_accelerated.huggingface.checkpoints.generators import read_generator_states
 from pytorch_accelerated.huggingface.checkpoints.saving import (
     OPTIMIZER_NAME,
     SCALER_NAME,
     SCHEDULER_NAME,
     TRAINER_STATE_NAME,
+    find_checkpoint,
     read_portable,
     rng_state_name,
 )
+from pytorch_accelerated.huggingface.engine.engine import Engine
 from pytorch_accelerated.huggingface.events.state import TrainerControl, TrainerState
 from pytorch_accelerated.models.deepspeed import ZeroOptimizer
+from pytorch_accelerated.processes.ranks import Ranks
 from pytorch_accelerated.seeding import restore_generator_states
 from pytorch_accelerated.training.run_state import RunPhase, RunState
-
-if TYPE_CHECKING:
-    from pytorch_accelerated.huggingface.engine.engine import Engine
-    from pytorch_accelerated.huggingface.trainer import Trainer
 
 # The fields that a resumed run keeps. The others follow from its arguments, which may have changed.
 _KEPT = (
@@ -61,9 +62,26 @@ def read_trainer_state(folder: Path) -> TrainerState:
     return TrainerState.load_from_json(path)
 
 
-def take_over_state(trainer: Trainer, saved: TrainerState) -> None:
+def agreed_checkpoint(source: Any, output_dir: Path, ranks: Ranks) -> Path | None:
+    """The checkpoint for `resume_from_checkpoint`, the same on all ranks; None to start. All ranks must call it.
+
+    Raises:
+        ArgumentTypeError: if `source` is no path, bool or None.
+    """
+    if source is None or source is False:
+        agree_on_resuming(None, ranks)
+        return None
+    if not source or not isinstance(source, (bool, str, PathLike)):
+        raise ArgumentTypeError(
+            f"`resume_from_checkpoint` is {source!r}, which is no path. Give that of a checkpoint, True for the last "
+            "one in `output_dir`, or None to begin."
+        )
+    agree_on_resuming(output_dir if isinstance(source, bool) else Path(source), ranks)
+    return ranks.do_on_first(lambda: find_checkpoint(source if isinstance(source, bool) else Path(source), output_dir))
+
+
+def restore_state(state: TrainerState, saved: TrainerState, args: TrainingArguments, ranks: Ranks) -> None:
     """Restore counts, log history and best model of a checkpoint, and warn about changed arguments."""
-    state, args = trainer.state, trainer.args
     differences = [
         f"{kind}_steps: {getattr(state, f'{kind}_steps')} (from args) != {getattr(saved, f'{kind}_steps')} (from "
         f"{TRAINER_STATE_NAME})"
@@ -77,22 +95,19 @@ def take_over_state(trainer: Trainer, saved: TrainerState) -> None:
             f"{TRAINER_STATE_NAME})"
         )
     if differences:
-        warn_user(
-            trainer._engine.ranks, f"The run resumes with other arguments than before:\n\t{chr(10).join(differences)}"
-        )
+        warn_user(ranks, f"The run resumes with other arguments than before:\n\t{chr(10).join(differences)}")
     for name in _KEPT:
         setattr(state, name, getattr(saved, name))
     best = state.best_model_checkpoint
-    if best is not None and not trainer._engine.ranks.from_first(Path(best).is_dir()):
+    if best is not None and not ranks.from_first(Path(best).is_dir()):
         warn_user(
-            trainer._engine.ranks,
+            ranks,
             f"The best checkpoint so far, {best} ({state.best_metric}), no longer exists. The search for the best "
             "model restarts; to continue it, restore the folder before you resume.",
         )
         state.best_metric = state.best_global_step = state.best_model_checkpoint = None
     if args.restore_callback_states_from_checkpoint:
         state.stateful_callbacks = saved.stateful_callbacks
-    trainer._load_callback_state()
 
 
 def optimizer_settings(optimizer: Any) -> list[dict[str, Any]]:
@@ -127,17 +142,14 @@ def warn_about_settings(engine: Engine, asked: Sequence[Mapping[str, Any]]) -> N
         )
 
 
-def restore_callbacks(trainer: Trainer, states: Mapping[str, Any]) -> None:
-    """Replace callbacks, those of a class in order, and the control by new ones made from `states`."""
+def restore_callbacks(callbacks: list[Any], states: Mapping[str, Any]) -> TrainerControl | None:
+    """Replace callbacks, those of a class in order, by new ones made from `states`. Returns the control among these."""
     left = {name: list(state) if isinstance(state, list) else [state] for name, state in states.items()}
-    callbacks = trainer.callback_handler.callbacks
     for index, callback in enumerate(callbacks):
         waiting = left.get(type(callback).__name__)
         if waiting and hasattr(callback, "from_state"):
             callbacks[index] = type(callback).from_state({"args": {}, "attributes": {}, **waiting.pop(0)})
     controls = left.pop(TrainerControl.__name__, None)
-    if controls:
-        trainer.control = TrainerControl.from_state(controls[0])
     missing = [name for name, waiting in left.items() if waiting]
     if missing:
         warnings.warn(
@@ -145,9 +157,10 @@ def restore_callbacks(trainer: Trainer, states: Mapping[str, Any]) -> None:
             "are ignored; pass these callbacks if they should resume.",
             stacklevel=stacklevel_of_user(),
         )
+    return TrainerControl.from_state(controls[0]) if controls else None
 
 
-def take_over_foreign(engine: Engine, folder: Path, updates: int) -> None:
+def take_over_foreign(engine: Engine, folder: Path, updates: int, load_weights: Callable[[], None]) -> None:
     """Resume from a folder without native parts, as far as its files allow. All ranks must call it.
 
     The position in the data is computed from updates of this run. All files are read before anything is changed.
@@ -169,8 +182,7 @@ def take_over_foreign(engine: Engine, folder: Path, updates: int) -> None:
     for _, target, state in others:
         check_same_kind(target, state, source=folder)
     with all_or_nothing() as undo:
-        load_model = functools.partial(engine._face._load_from_checkpoint, str(folder))
-        load_states(load_model, engine.optimizer, optimizer, others, undo, source=folder)
+        load_states(load_weights, engine.optimizer, optimizer, others, undo, source=folder)
         if optimizer is None and isinstance(engine.optimizer, ZeroOptimizer):
             engine.optimizer.take_over_weights()
     if generators is not None:

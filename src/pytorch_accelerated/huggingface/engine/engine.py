@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.data.updates import RunLoader
 from pytorch_accelerated.huggingface.arguments.parallel import accelerator_arguments
+from pytorch_accelerated.huggingface.engine.face import Face, TrainingHooks
 from pytorch_accelerated.huggingface.engine.refusing import refuse_foreign_schedule
 from pytorch_accelerated.huggingface.engine.run import EngineRun
 from pytorch_accelerated.huggingface.engine.step import FaceStep
+from pytorch_accelerated.huggingface.evaluation.outputs import EvalLoopOutput
+from pytorch_accelerated.huggingface.events.firing import Events
 from pytorch_accelerated.prediction.collecting import PredictionCollector
 from pytorch_accelerated.processes.accelerators import Accelerator, create_accelerator
 from pytorch_accelerated.processes.ranks import Ranks
@@ -21,30 +24,29 @@ from pytorch_accelerated.trainer import Trainer as NativeTrainer
 from pytorch_accelerated.training.settings import TrainSettings
 from pytorch_accelerated.training.setup import check_optimizer_of
 
-if TYPE_CHECKING:
-    from pytorch_accelerated.huggingface.evaluation.outputs import EvalLoopOutput
-    from pytorch_accelerated.huggingface.trainer import Trainer
-
 
 class Engine(NativeTrainer):
     """Runs the native loop for a Hugging Face trainer.
 
     Args:
         face: the trainer that users see.
+        events: calls its callbacks.
         native_arguments: see the native `Trainer`.
     """
 
     _makes_optimizer = True
     _run_kind = EngineRun
 
-    def __init__(self, face: Trainer, **native_arguments: Any) -> None:
+    def __init__(self, face: Face, events: Events, **native_arguments: Any) -> None:
         self._face = face
+        self._events = events
+        self._training: TrainingHooks | None = None
         self._items_on_rank: list[int | None] = []
         self._evaluate_batch: Callable[[Any], Any] | None = None
         self._kept_loaders: dict[Any, RunLoader] = {}
         self._kept_workers = contextlib.ExitStack()
         self._has_trained = False
-        super().__init__(face.model, None, None, callbacks=[_Moments(face)], **native_arguments)
+        super().__init__(face.model, None, None, callbacks=[_Moments(self, events)], **native_arguments)
 
     # ------------------------------------------------------------------------------------------- what the face asks for
 
@@ -136,9 +138,8 @@ class Engine(NativeTrainer):
             self._evaluate_batch = outer
 
     def _pass_over(self, loader: Any, run: EngineRun) -> contextlib.AbstractContextManager[Any]:
-        """This rank's part of `loader`. Its workers live until `end_kept_workers`, if it says that they persist.
-
-        Outside of a training they end with the pass.
+        """This rank's part of `loader`. Its workers live until the training is over if they persist, else until the
+        pass is.
         """
         if not (run.evaluates_as_requested and getattr(loader, "persistent_workers", False)):
             return run.loader_of_pass(loader, None)
@@ -146,10 +147,14 @@ class Engine(NativeTrainer):
             self._kept_loaders[loader] = self._kept_workers.enter_context(run.loader_of_pass(loader, None))
         return contextlib.nullcontext(self._kept_loaders[loader])
 
-    def end_kept_workers(self) -> None:
-        """End the workers of evaluations, now that the training is over."""
-        self._kept_loaders.clear()
-        self._kept_workers.close()
+    def run_training(self, training: TrainingHooks, dataset: Any, **arguments: Any) -> None:
+        """Run the native training, and inform `training` of its progress."""
+        self._training = training
+        try:
+            self.train(dataset, **arguments)
+        finally:  # the workers of evaluations end with the training
+            self._kept_loaders.clear()
+            self._kept_workers.close()
 
     # ---------------------------------------------------------------------------------------------------------- hooks
 
@@ -178,7 +183,9 @@ class Engine(NativeTrainer):
             self._accelerator = self._create_accelerator()
         run = super()._create_run(settings)
         assert isinstance(run, EngineRun)
-        run.face = self._face
+        run.face, run.events = self._face, self._events
+        if self._training is not None:
+            run.training = self._training
         run.take_items = self._take_items
         return run
 
@@ -192,7 +199,7 @@ class Engine(NativeTrainer):
         if not face.counts_items:
             run.count_items = None
         self._train_dataloader = run.adapted(self._train_dataloader, self._train_dl_kwargs)
-        max_steps = face.plan(self._train_dataloader.num_updates)
+        max_steps = run.training.plan(self._train_dataloader.num_updates)
         run.settings = dataclasses.replace(run.settings, max_num_train_steps=max_steps)
         face.create_optimizer_and_scheduler(num_training_steps=max_steps)
         self.optimizer = face.optimizer
@@ -231,32 +238,35 @@ class Engine(NativeTrainer):
 
 
 class _Moments(TrainerCallback):
-    """Tells the face of the events of the run, when everything that belongs to them is done."""
+    """Translates the events of the native run, after everything that belongs to them."""
 
-    def __init__(self, face: Trainer) -> None:
-        self._face = face
+    def __init__(self, engine: Engine, events: Events) -> None:
+        self._engine, self._events = engine, events
+
+    @property
+    def _training(self) -> TrainingHooks:
+        return self._engine.run.training
 
     def on_training_run_start(self, trainer: Any, **kwargs: Any) -> None:
-        self._face.begin_training()
+        self._training.begin()
 
     def on_train_epoch_start(self, trainer: Any, **kwargs: Any) -> None:
-        self._face.fire("on_epoch_begin")
+        self._events.fire("on_epoch_begin")
 
     def on_optimizer_step_end(self, trainer: Any, **kwargs: Any) -> None:
-        self._face.end_step()
+        self._training.end_step()
 
     def on_train_epoch_end(self, trainer: Any, **kwargs: Any) -> None:
-        self._face.fire("on_epoch_end")
-        self._face.act_on_control()
+        self._training.end_epoch()
 
     def on_prediction_step_end(self, trainer: Any, **kwargs: Any) -> None:
-        self._face.fire("on_prediction_step")
+        self._events.fire("on_prediction_step")
 
     def on_stop_training_error(self, trainer: Any, **kwargs: Any) -> None:
-        self._face.save_because_of_signal()
+        self._training.save_because_of_signal()
 
     def on_training_run_end(self, trainer: Any, **kwargs: Any) -> None:
-        self._face.end_training()
+        self._training.end()
 
     def on_exception(self, trainer: Any, **kwargs: Any) -> None:
-        self._face.close_displays()
+        self._events.close_displays()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.checkpointing.state_folder import read_state
@@ -13,17 +13,15 @@ from pytorch_accelerated.checkpointing.training_state import save_run
 from pytorch_accelerated.data.updates import Update
 from pytorch_accelerated.errors import StopTrainingError
 from pytorch_accelerated.huggingface.checkpoints.saving import write_without_run
+from pytorch_accelerated.huggingface.engine.face import Face, TrainingHooks
 from pytorch_accelerated.huggingface.engine.step import FaceStep
-from pytorch_accelerated.huggingface.events.state import CONTROL_FLAGS
+from pytorch_accelerated.huggingface.events.firing import Events
 from pytorch_accelerated.huggingface.models.adapters import BASE_KEY, fingerprint_of, frozen_base
 from pytorch_accelerated.models.deepspeed import EngineOptimizer
 from pytorch_accelerated.models.sharding import has_shards
 from pytorch_accelerated.tracking.loss import LossTracker
 from pytorch_accelerated.training.run import Run
 from pytorch_accelerated.training.step import Step, StepParts
-
-if TYPE_CHECKING:
-    from pytorch_accelerated.huggingface.trainer import Trainer
 
 
 class EngineRun(Run):
@@ -33,12 +31,16 @@ class EngineRun(Run):
 
     Attributes:
         face: the trainer that users see.
+        events: calls its callbacks.
+        training: the training, unless this is an evaluation outside of one.
         take_items: gives the items of the batches that were counted since it was last called.
         evaluates_as_requested: whether an evaluation is going on that the loop asked for.
         preparation_seconds: how long making the model ready took, if that was for an evaluation.
     """
 
-    face: Trainer
+    face: Face
+    events: Events
+    training: TrainingHooks
     take_items: Callable[[], list[int | None]]
     evaluates_as_requested = False
     preparation_seconds: float | None = None
@@ -59,7 +61,7 @@ class EngineRun(Run):
 
     def resume(self, state: Path, skipped_weights: Collection[str] = ()) -> None:
         """Load the checkpoint as the face does."""
-        self.face.resume(state)
+        self.training.resume(state)
         self.losses.reset()  # the next log is about the steps of this call
 
     def load_checkpoint(self, folder: Path) -> None:
@@ -103,24 +105,19 @@ class EngineRun(Run):
 
     def write_state(self, folder: Path, extra: dict[str, Any], background: bool) -> None:
         """Write the checkpoint that callbacks asked for."""
-        self.face.save_as_requested()
+        self.training.save_as_requested()
 
     def agrees_after_each_update(self) -> bool:
         """Whether some callback or method is the user's."""
-        return self.face.ranks_agree_after_each_update()
+        return self.events.ranks_agree_after_each_update()
 
     def agree_on_control(self) -> None:
         """Set each flag of the control that any rank has set, where ranks may have callbacks of their own.
 
         Must be called by all ranks, between events and what is done because of their flags.
         """
-        face = self.face
-        if self.uneven is None or not self.has_agreed_to_agree or face.control_is_agreed:
-            return
-        flags = vars(face.control)
-        everyones = zip(*self.ranks.exchange_numbers([bool(flags[name]) for name in CONTROL_FLAGS]), strict=True)
-        flags.update((name, True) for name, asked in zip(CONTROL_FLAGS, everyones, strict=True) if any(asked))
-        face.control_is_agreed = True
+        if self.uneven is not None and self.has_agreed_to_agree:
+            self.events.agree(self.ranks)
 
     @property
     def is_complete(self) -> bool:
@@ -150,7 +147,7 @@ class EngineRun(Run):
         """The step that calls the face's `training_step`."""
         step = super().make_step(parts, kind)
         assert isinstance(step, FaceStep)
-        step.face = self.face
+        step.face, step.events, step.training = self.face, self.events, self.training
         step.take_items = None if self.count_items is None else self.take_items
         return step
 
@@ -158,7 +155,7 @@ class EngineRun(Run):
         """Evaluate as the face does."""
         self.evaluates_as_requested = True
         try:
-            self.face.evaluate_as_requested()
+            self.training.evaluate_as_requested()
         finally:
             self.evaluates_as_requested = False
 

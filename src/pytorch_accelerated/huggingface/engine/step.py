@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -11,16 +11,15 @@ from pytorch_accelerated.compat.torch import norms_of
 from pytorch_accelerated.data.updates import MicroBatch, Update
 from pytorch_accelerated.errors import HookOutputError
 from pytorch_accelerated.huggingface.engine.divisor import BATCHES, ITEMS, NOTHING, LossDivisor
+from pytorch_accelerated.huggingface.engine.face import Face, TrainingHooks
 from pytorch_accelerated.huggingface.events.callbacks import is_ours
+from pytorch_accelerated.huggingface.events.firing import Events
 from pytorch_accelerated.huggingface.models.knowledge import refuse_sum
 from pytorch_accelerated.models.deepspeed import ZeroOptimizer
 from pytorch_accelerated.models.sharding import whole
 from pytorch_accelerated.training.hook_output import adding_nothing
 from pytorch_accelerated.training.step import Step, StepParts
 from pytorch_accelerated.training.uneven import UnevenStep
-
-if TYPE_CHECKING:
-    from pytorch_accelerated.huggingface.trainer import Trainer
 
 
 class FaceStep(Step):
@@ -30,13 +29,17 @@ class FaceStep(Step):
 
     Attributes:
         face: the trainer that users see.
+        events: calls its callbacks.
+        training: the current training.
         take_items: gives the items of this rank's batches in the update that begins; None if they are not counted.
         learning_rate: that the last update used.
         samples_used: in the updates of this run, over all processes.
         divisor: what the loss is divided by.
     """
 
-    face: Trainer
+    face: Face
+    events: Events
+    training: TrainingHooks
     take_items: Callable[[], list[int | None]] | None = None
 
     def __init__(self, parts: StepParts) -> None:
@@ -53,7 +56,7 @@ class FaceStep(Step):
 
     def update(self, update: Update) -> None:
         """One update, with its events."""
-        self._emitter.defer(self.face.fire, "on_step_begin")
+        self._emitter.defer(self.events.fire, "on_step_begin")
         if self.take_items is not None:
             self._items = self._sum_of_items(self.take_items())
         self._loss = None
@@ -79,7 +82,7 @@ class FaceStep(Step):
                 f"{type(self.face).__name__}.training_step returned None, but its loss is logged. Return the batch's "
                 "share of it, as that of the super class does."
             )
-        self.face.count_batch(batch)
+        self.training.count_batch(batch)
         self._loss = share if self._loss is None else self._loss + share
 
     def compute_borrowed(self, batch: Any) -> None:
@@ -94,7 +97,7 @@ class FaceStep(Step):
         """The loss that `compute` returns when it is told the number of items."""
         loss = self.divisor.loss_of(compute, num_items_in_batch)
         if num_items_in_batch is not None and self.divisor.known == NOTHING and is_ours(self.face.compute_loss):
-            refuse_sum(self.face)
+            refuse_sum(self.face.compute_loss_func)
         return loss
 
     def share_of_update(self, loss: Any, num_items_in_batch: Any) -> Any:
@@ -129,7 +132,7 @@ class FaceStep(Step):
             return  # its step does so: no rank has a gradient to itself
         norm = self.clipped()
         self._norms = None if norm is None else [norm]
-        if norm is None and self.face.may_log_step():
+        if norm is None and self.training.may_log_step():
             gradients = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
             # Those of the tensors; putting them together takes longer, and can wait until the norm is looked at.
             self._norms = norms_of(gradients)
@@ -157,8 +160,8 @@ class FaceStep(Step):
 
     def _tell(self, event: str) -> None:
         """Emit an event that changes nothing by itself."""
-        if self.face.callback_handler.listens_to(event):
-            self._emitter.defer(self.face.fire, event)
+        if self.events.listens_to(event):
+            self._emitter.defer(self.events.fire, event)
 
     @property
     def _items_to_tell(self) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import traceback
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,9 +13,6 @@ from torch import nn
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, DataError
 from pytorch_accelerated.huggingface.models.collating import columns_of, inner_model, signature_columns
 from pytorch_accelerated.training.settings import returns_a_sum
-
-if TYPE_CHECKING:
-    from pytorch_accelerated.huggingface.trainer import Trainer
 
 
 def made_model(model_init: Callable[..., Any], trial: Any = None) -> nn.Module:
@@ -175,9 +172,9 @@ def refuse_missing_parameters(error: TypeError, owner: str, compute_loss: Callab
         ) from error
 
 
-def refuse_sum(trainer: Trainer) -> None:
+def refuse_sum(loss_func: Any) -> None:
     """Reject a `compute_loss_func` with reduction='sum', once it is known not to divide by the number of items."""
-    if returns_a_sum(trainer.compute_loss_func):
+    if returns_a_sum(loss_func):
         raise ConfigurationError(
             "`compute_loss_func` has reduction='sum' and does not divide by `num_items_in_batch`, so its result would "
             "grow with the batch size and be taken for a mean. Divide by `num_items_in_batch`, the number of labels in "
