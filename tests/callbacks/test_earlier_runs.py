@@ -18,7 +18,7 @@ from pytorch_accelerated.schedulers.wsd_scheduler import WSDLrScheduler
 from tests.callbacks.runs import Score, StopAfter, a_trainer, assert_same_weights, fit, weights_of
 
 # An interrupted run ends before its first evaluation, so it has no best model to load.
-pytestmark = pytest.mark.filterwarnings("ignore:The model is as the run left it")
+pytestmark = pytest.mark.filterwarnings("ignore:The model has the weights of the last update")
 SCHEDULE = functools.partial(WSDLrScheduler, total_steps=15)
 SAVERS = {
     "best model": (lambda: SaveBestModelCallback("best_model.pt"), r"best_model.pt is from an earlier run \(20..-.*MB"),

@@ -185,7 +185,7 @@ def test_values_of_an_earlier_run_are_not_judged() -> None:
     callback = SaveBestModelCallback()
     # An evaluation inside the epoch is the first chance to judge, and has nothing new of the watched metric.
     trainer.callback_handler.add_callbacks([StepBasedEvaluationCallback(2), StopAfter(3), callback])
-    with pytest.warns(UserWarning, match="no best one was saved"):
+    with pytest.warns(UserWarning, match="no best model was saved"):
         fit(trainer, num_epochs=1, reset_run_history=False)
     assert callback.best_metric is None
 

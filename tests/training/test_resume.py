@@ -17,7 +17,7 @@ from tests.support.resuming import SaveAndStop, SaveAtEpochEnd, assert_same, eve
 
 RANKS = Path(__file__).parents[1] / "ranks"
 # An interrupted run ends before its first evaluation, so it has no best model to load.
-pytestmark = pytest.mark.filterwarnings("ignore:The model is as the run left it")
+pytestmark = pytest.mark.filterwarnings("ignore:The model has the weights of the last update")
 
 
 @pytest.mark.parametrize("seed", [11, None])

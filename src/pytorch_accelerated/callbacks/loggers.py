@@ -95,7 +95,7 @@ class _FileLogger(TrainerCallback, abc.ABC):
             except OSError as error:
                 warn_user(
                     trainer.current_run.ranks,
-                    f"{type(self).__name__} could not write {self.path}: {error}. Training goes on; the next attempt "
+                    f"{type(self).__name__} could not write {self.path}: {error}. Training continues; the next attempt "
                     "writes everything. Check the disk's free space and the permissions.",
                 )
 

@@ -62,7 +62,7 @@ class ConvertSyncBatchNormCallback(TrainerCallback):
             )
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Refuse layers that came too late, with a model that was put in after the trainer was made."""
+        """Reject unconverted layers of a model that replaced the first one after the trainer was created."""
         if trainer.current_run.ranks.count == 1 or trainer.device.type == "cpu":
             return
         late = [name for name, module in trainer.get_model().named_modules() if _is_unsynchronised(module)]

@@ -125,8 +125,8 @@ class SaveBestModelCallback(TrainerCallback):
         if self.best_metric is None:
             warn_user(
                 trainer.current_run.ranks,
-                f"The model is as the run left it: no best one was saved to {self.save_path}, since "
-                f"{self.watch_metric!r} had no value, or only NaN, when it was judged at the end of an epoch.",
+                f"The model has the weights of the last update: no best model was saved to {self.save_path}, because "
+                f"{self.watch_metric!r} had no value, or only NaN, at the end of each epoch.",
             )
             return
         trainer.current_run.ranks.wait()  # other ranks read what the first of their node may still be writing
@@ -297,16 +297,15 @@ class SaveTrainingStateCallback(TrainerCallback):
         self._delete_outdated(trainer)
         epoch = trainer.run_history.current_epoch
         if self.retention.best is not None:
-            WatchedMetric(self.watch_metric).new_values(
-                trainer.run_history, trainer.current_run.ranks, self.state_key
-            )  # refuses what cannot be compared
+            # This rejects values that cannot be compared.
+            WatchedMetric(self.watch_metric).new_values(trainer.run_history, trainer.current_run.ranks, self.state_key)
         if self.policy.is_due(updates=0, saved_updates=0, epochs=epoch, saved_epochs=epoch - 1, seconds_since_save=0.0):
             self._request(trainer, f"epoch_{epoch}")
         if self.save_at_end and trainer.is_last_epoch:
             self._request_final(trainer)
 
     def on_stop_training_error(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Save where the run was stopped. After a loss that is not finite the trainer discards the request."""
+        """Save where the run stopped. After a loss that is not finite, the trainer discards the request."""
         if self.save_on_signal if trainer.current_run.stopping.signals.agreed else self.save_at_end:
             self._request_final(trainer)
 
@@ -353,7 +352,7 @@ class SaveTrainingStateCallback(TrainerCallback):
         return seconds
 
     def _delete_outdated(self, trainer: Trainer) -> None:
-        """Apply the retention, now that the states requested in earlier events are complete."""
+        """Apply the retention, since the states requested in earlier events are complete."""
         if trainer.current_run.saves.writer.is_busy:
             return  # it does so itself
         is_due, self._is_retention_due = self._is_retention_due, False

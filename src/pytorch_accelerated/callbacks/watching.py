@@ -1,4 +1,4 @@
-"""A metric that callbacks judge by: which values of it are new, and which are better."""
+"""A metric that callbacks watch: its new values, and which of them are better."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _OF_EVALUATION = ("eval_", "intermediate_", "ema_model_")
 
 
 KINDS_OF_BEST = {"best_metric": (float, int, type(None)), "best_metric_epoch": (int, type(None))}
-"""What a callback that watches a metric keeps of the best one; see `require_kinds`."""
+"""The types of the attributes of a callback that watches a metric; see `require_kinds`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class WatchedMetric:
-    """A metric of the run history that something is decided by.
+    """A metric of the run history on which a decision depends.
 
-    Rank 0's values count, so that all ranks decide alike; except for `is_better`, all ranks must call each method.
+    All ranks use the values of rank 0, so that they decide alike. All ranks must call each method except `is_better`.
 
     Attributes:
-        name: in the run history.
+        name: the metric's name in the run history.
         greater_is_better: whether larger values are better.
     """
 
@@ -33,10 +33,10 @@ class WatchedMetric:
     greater_is_better: bool = False
 
     def check_before_run(self, *, has_evaluation: bool) -> None:
-        """Refuse a name that this training run will not record, as far as can be told before it.
+        """Reject a name that this training run will not record, as far as is known before the run.
 
         Raises:
-            ConfigurationError: for a metric of evaluation without an evaluation set.
+            ConfigurationError: for a metric of evaluations, if there is no evaluation set.
             UnknownMetricError: for a metric that only `Trainer.evaluate` records.
         """
         if self.name == "evaluation_loss":
@@ -46,17 +46,17 @@ class WatchedMetric:
             )
         if self.name.startswith(_OF_EVALUATION) and not has_evaluation:
             raise ConfigurationError(
-                f"The watched metric is {self.name!r}, but there is no evaluation set that it could be measured on. "
+                f"The watched metric is {self.name!r}, but there is no evaluation set to measure it on. "
                 "Pass `eval_dataset` to `train`, or watch a metric of training, such as 'train_loss_epoch'."
             )
 
     def check_recorded(self, history: RunHistory, ranks: Ranks) -> None:
-        """Refuse a name that has no value at the end of an epoch.
+        """Reject a name that has no value at the end of an epoch.
 
-        Names that start with "intermediate_" may wait until there was an evaluation inside an epoch.
+        Names that start with "intermediate_" need no value before the first evaluation within an epoch.
 
         Raises:
-            UnknownMetricError: naming the metrics that exist.
+            UnknownMetricError: names the metrics that exist.
         """
         names = ranks.from_first(list(history.get_metric_names()))
         may_come_later = self.name.startswith("intermediate_") and "intermediate_eval_loss" not in names
@@ -68,31 +68,31 @@ class WatchedMetric:
             )
 
     def latest(self, history: RunHistory, ranks: Ranks) -> float:
-        """The last value.
+        """The latest value.
 
         Raises:
-            UnknownMetricError: a ValueError, if there is none; it names the metrics that exist.
-            ConfigurationError: if it is not a number.
+            UnknownMetricError: a ValueError, if there is no value; names the metrics that exist.
+            ConfigurationError: if the value is not a number.
         """
         self.check_recorded(history, ranks)
         return self._agreed(ranks, [history.get_latest_metric(self.name)])[0]
 
     def new_values(self, history: RunHistory, ranks: Ranks, reader: str) -> list[float]:
-        """What has been recorded since `reader` last asked, so that each value is judged once.
+        """The values recorded since the last call for the same `reader`, so that each value is judged once.
 
         Args:
-            history: of the run.
+            history: the run history.
             ranks: the processes.
-            reader: any name that nobody else reads under; the position is saved with the run history.
+            reader: a name that no other reader uses; its position is saved with the run history.
 
         Raises:
-            ConfigurationError: if one of them is not a number.
+            ConfigurationError: if a value is not a number.
         """
         new = [record.value for record in history.read_new_records(reader) if record.name == self.name]
         return self._agreed(ranks, new)
 
     def _agreed(self, ranks: Ranks, values: list[Any]) -> list[float]:
-        """Rank 0's values on every rank."""
+        """The values of rank 0 on every rank."""
         kinds = {type(value).__name__ for value in values if not is_scalar(value)}
         values, kinds = ranks.from_first(([value for value in values if is_scalar(value)], kinds))
         if kinds:
@@ -104,12 +104,12 @@ class WatchedMetric:
         return values
 
     def is_better(self, new: float, best: float | None, threshold: float = 0.0) -> bool:
-        """Whether `new` beats `best` by at least `threshold`. NaN is never better, not even than nothing.
+        """Whether `new` is better than `best` by at least `threshold`. NaN is never better, not even than None.
 
         Args:
             new: a value.
-            best: the best one so far, or None.
-            threshold: the least difference that counts.
+            best: the best value so far, or None.
+            threshold: the smallest difference that counts.
         """
         sign = 1 if self.greater_is_better else -1
         gain = sign * (new - (-sign * math.inf if best is None else best))
