@@ -18,7 +18,6 @@ from pytorch_accelerated.trees import (
     rebuilt,
     split_rows,
     tensors_in,
-    with_tensors,
 )
 
 Pair = namedtuple("Pair", ["left", "right"])
@@ -102,22 +101,20 @@ def test_rows_are_counted_and_cut() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "rows"),
+    ("batch", "size"),
     [
-        ((torch.zeros(2, 3), torch.zeros(4)), 2),
-        ([1, {"x": np.zeros((5, 1))}], 5),
-        ((torch.tensor(1.0), torch.zeros(0, 3)), 0),
+        (torch.zeros(3, 2), 3),
+        ((torch.zeros(4), torch.zeros(5)), 4),
+        ({"ids": torch.zeros(2, 9), "x": 1}, 2),
+        (["a", "b"], None),
+        ([{"a": "text"}, (torch.tensor(1.0), np.zeros((7, 1)))], 7),
+        ("text", None),
         (torch.tensor(1.0), None),
-        (["text"], None),
+        ((), None),
+        ((torch.tensor(1.0), torch.zeros(0, 3)), 0),
+        (None, None),
     ],
+    ids=str,
 )
-def test_the_first_tensor_or_array_says_how_many_rows_there_are(data: Any, rows: int | None) -> None:
-    assert count_rows(data) == rows
-
-
-def test_tensors_are_replaced_in_order() -> None:
-    data = [torch.zeros(1), {"x": torch.zeros(2), "n": 1}]
-    replaced = with_tensors(data, (torch.ones(3), torch.ones(4)))
-    assert replaced[0].shape == (3,)
-    assert replaced[1]["x"].shape == (4,)
-    assert replaced[1]["n"] == 1
+def test_the_size_of_a_batch_is_the_first_dimension_of_its_first_array(batch: Any, size: int | None) -> None:
+    assert count_rows(batch) == size

@@ -105,18 +105,15 @@ def merged(function: Callable[[list[Any]], Any], trees: Sequence[Any], *, keep_m
     return function(list(trees))
 
 
-def with_tensors(data: Any, tensors: Iterable[torch.Tensor], *, keep_mappings: bool = False) -> Any:
-    """`data` with other tensors in place of its own, in the order of `tensors_in`."""
-    others = iter(tensors)
-    return map_leaves(
-        lambda leaf: next(others) if isinstance(leaf, torch.Tensor) else leaf, data, keep_mappings=keep_mappings
-    )
-
-
 def split_rows(data: Any, sizes: Sequence[int]) -> Iterator[Any]:
     """Yield views of `data` with `sizes` rows each, which make up all rows. Mappings keep their kind."""
-    for tensors in zip(*(torch.split(tensor, list(sizes)) for tensor in tensors_in(data)), strict=True):
-        yield with_tensors(data, tensors, keep_mappings=True)
+    parts = (torch.split(tensor, list(sizes)) for tensor in tensors_in(data))
+    for views in map(iter, zip(*parts, strict=True)):
+
+        def next_view(leaf: Any, views: Iterator[torch.Tensor] = views) -> Any:
+            return next(views) if isinstance(leaf, torch.Tensor) else leaf
+
+        yield map_leaves(next_view, data, keep_mappings=True)
 
 
 def count_rows(data: Any) -> int | None:

@@ -32,7 +32,6 @@ from pytorch_accelerated.data.sampling import epoch_order
 from pytorch_accelerated.data.slicing import DataLoaderSlice
 from pytorch_accelerated.data.stream_loader import StreamLoader
 from pytorch_accelerated.data.updates import RunLoader
-from pytorch_accelerated.trees import count_rows
 from tests.data.loaders import Numbers, SizedStream, Stream, adapted, evaluated_on, numbers_in, trained_on
 
 SIZE = 11
@@ -451,25 +450,6 @@ def test_map_style_data_is_shuffled_by_default_and_streams_cannot_be() -> None:
     assert kwargs["shuffle"] is True
     assert kwargs["batch_size"] == 3
     assert "shuffle" not in default_loader_kwargs(Stream(4), batch_size=3, shuffle=True, ranks_on_node=1)
-
-
-@pytest.mark.parametrize(
-    ("batch", "size"),
-    [
-        (torch.zeros(3, 2), 3),
-        ((torch.zeros(4), torch.zeros(5)), 4),
-        ({"ids": torch.zeros(2, 9), "x": 1}, 2),
-        (["a", "b"], None),
-        ([{"a": "text"}, (torch.tensor(1.0), np.zeros((7, 1)))], 7),
-        ("text", None),
-        (torch.tensor(1.0), None),
-        ((), None),
-        (None, None),
-    ],
-    ids=str,
-)
-def test_the_size_of_a_batch_is_the_first_dimension_of_its_first_array(batch: Any, size: int | None) -> None:
-    assert count_rows(batch) == size
 
 
 def test_a_stream_loader_knows_what_can_be_known() -> None:
