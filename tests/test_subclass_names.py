@@ -24,8 +24,8 @@ _update_loss_tracker _add_epoch_loss_to_run_history _check_eval_batch_size _acce
 _eval_dataloader _loss_tracker _train_dl_kwargs _eval_dl_kwargs _pad_uneven_eval_batches
 """)
 OURS = words_of("""
-_callbacks _given_accelerator _ranks _precision _makes_optimizer _run_kind _run _last_run _running _create_run
-_run_epoch _step_scheduler_after_epoch _checked_defaults _default_dl_kwargs
+_callbacks _given_accelerator _ranks _precision _makes_optimizer _run_kind _run _run_loaders _last_run _running
+_create_run _run_epoch _step_scheduler_after_epoch _checked_defaults _default_dl_kwargs
 """)
 
 WORDS = words_of("""

@@ -8,6 +8,7 @@ run can end.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -296,9 +297,9 @@ class Trainer(TrainerHooks):
         self.run_history.reset()
         with self._running(settings) as run:
             run.choose_seed()
-            self._train_dataloader = None
-            self._eval_dl_kwargs = dict(dataloader_kwargs or {})
-            self._eval_dataloader = self.create_eval_dataloader(per_device_batch_size, dataloader_kwargs)
+            run.loaders.train = None
+            run.loaders.eval_kwargs = dict(dataloader_kwargs or {})
+            run.loaders.eval = self.create_eval_dataloader(per_device_batch_size, dataloader_kwargs)
             self._prepare_model_optimizer_and_dataloaders()
             self.run_config = self._create_run_config(per_device_batch_size, None, 1, None, None)
             self._run_evaluation()
@@ -563,13 +564,13 @@ class Trainer(TrainerHooks):
         """One epoch and its evaluation; after a resume, the parts of it that are still due."""
         state = self.run_state
         if state.phase is RunPhase.TRAINING:
-            if isinstance(self._train_dataloader, RunLoader):  # a subclass may iterate over it itself
-                self._train_dataloader.set_epoch(run.data_epoch)
-            self._run_train_epoch(self._train_dataloader)
+            if isinstance(run.loaders.train, RunLoader):  # a subclass may iterate over it itself
+                run.loaders.train.set_epoch(run.data_epoch)
+            self._run_train_epoch(run.loaders.train)
             run.close_part(RunPhase.TRAINING_EPOCH_CLOSED)
         if state.phase is RunPhase.TRAINING_EPOCH_CLOSED:
-            if self._eval_dataloader is not None:
-                self._run_eval_epoch(self._eval_dataloader)
+            if run.loaders.eval is not None:
+                self._run_eval_epoch(run.loaders.eval)
             self._step_scheduler_after_epoch()
             run.close_part(RunPhase.EVALUATED)
         run.emitter.defer(self.training_run_epoch_end)
@@ -642,7 +643,7 @@ class Trainer(TrainerHooks):
             run.emitter.defer(self.evaluation_run_start)
             run.emitter.emit("on_evaluation_run_start")
             run.stop_if_asked()
-            self._run_eval_epoch(self._eval_dataloader, is_training=False)
+            self._run_eval_epoch(run.loaders.eval, is_training=False)
             run.stop_if_asked()
 
     # ---------------------------------------------------------------------------------------------------- making a run
@@ -657,6 +658,7 @@ class Trainer(TrainerHooks):
         if str(self._accelerator.mixed_precision) != self._precision:
             # accelerate has one precision per process, and another trainer has changed it.
             self._accelerator = self._create_accelerator()
+        self._run_loaders = dataclasses.replace(self._run_loaders)  # those of the last run stay as they are
         run = self._run = self._create_run(settings)
         try:
             with run.at_work():
@@ -672,7 +674,7 @@ class Trainer(TrainerHooks):
     def _prepare_model_optimizer_and_dataloaders(self) -> None:
         """Put the model on its device, wrap what must be wrapped, and distribute the loaders over the ranks."""
         run = self.current_run
-        run.prepare_model(for_training=self._train_dataloader is not None)
+        run.prepare_model(for_training=run.loaders.train is not None)
         run.prepare_loaders()
 
     def _create_run_config(

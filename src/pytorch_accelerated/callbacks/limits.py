@@ -37,7 +37,8 @@ class LimitBatchesCallback(TrainerCallback):
         """Limit both loaders, and print a line, because the sizes printed elsewhere ignore the limit."""
         if self._source is not None:
             trainer.print(f"Using {self.num_batches} batches of each pass at most ({self._source})")
-        trainer._train_dataloader = DataLoaderSlice(trainer._train_dataloader, self.num_batches)
+        loaders = trainer.current_run.loaders
+        loaders.train = DataLoaderSlice(loaders.train, self.num_batches)
         self._limit_evaluation(trainer)
 
     def on_evaluation_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
@@ -45,8 +46,9 @@ class LimitBatchesCallback(TrainerCallback):
         self._limit_evaluation(trainer)
 
     def _limit_evaluation(self, trainer: Trainer) -> None:
-        if trainer._eval_dataloader is not None:
-            trainer._eval_dataloader = DataLoaderSlice(trainer._eval_dataloader, self.num_batches)
+        loaders = trainer.current_run.loaders
+        if loaders.eval is not None:
+            loaders.eval = DataLoaderSlice(loaders.eval, self.num_batches)
 
 
 class OuterLimit(LimitBatchesCallback):

@@ -57,7 +57,7 @@ class PrintProgressCallback(TrainerCallback):
             self._has_hinted = True
             trainer.print(
                 f"Waited for data during {timing.data_wait_share:.0%} of epoch {timing.epoch}: "
-                f"{advice_on_waiting(trainer._train_dataloader)}"
+                f"{advice_on_waiting(trainer.current_run.loaders.train)}"
             )
 
     def on_stop_training_error(self, trainer: Trainer, reason: str = "", **kwargs: Any) -> None:
@@ -78,7 +78,7 @@ class PrintProgressCallback(TrainerCallback):
 
     def on_evaluation_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Print, for example, "Evaluating 12 batches of 32 samples, on cpu"."""
-        batches, samples = _length(trainer._eval_dataloader), _config_of(trainer).eval_total_batch_size
+        batches, samples = _length(trainer.current_run.loaders.eval), _config_of(trainer).eval_total_batch_size
         work = "a stream" if batches is None else format_count(batches, "batch", "batches")
         of_samples = "" if samples is None else f" of {format_count(samples, 'sample')}"
         trainer.print(f"Evaluating {work}{of_samples}, {_where(trainer)}")
@@ -128,7 +128,7 @@ class ProgressBarCallback(TrainerCallback):
         self._start_pass(
             trainer,
             "evaluation",
-            _length(trainer._eval_dataloader),
+            _length(trainer.current_run.loaders.eval),
             per_device_batch_size=_config_of(trainer).eval_per_device_batch_size,
             read_facts=functools.partial(_loss_so_far, trainer),
         )
@@ -345,7 +345,7 @@ def _learning_rate(trainer: Trainer) -> str:
 
 def _batches_of_epoch(trainer: Trainer) -> int | None:
     """The batches of this rank until the end of the epoch, or of the run within the epoch."""
-    batches = _length(trainer._train_dataloader)
+    batches = _length(trainer.current_run.loaders.train)
     config, state = _config_of(trainer), trainer.run_state
     if config.max_num_train_steps is None:
         return batches

@@ -330,7 +330,7 @@ class SaveTrainingStateCallback(TrainerCallback):
         self._saved_at = self._clock()
 
     def _request_final(self, trainer: Trainer) -> None:
-        is_training = trainer._train_dataloader is not None  # an evaluation can be stopped, too
+        is_training = trainer.current_run.loaders.train is not None  # an evaluation can be stopped, too
         if is_training and not self._is_final_requested:
             self._is_final_requested = True
             self._request(trainer, "final")

@@ -119,7 +119,7 @@ class ModelEmaCallback(SaveBestModelCallback):
 
     def on_eval_epoch_end(self, trainer: Trainer, *, is_intermediate: bool = False, **kwargs: Any) -> None:
         """Evaluate the average at the end of a training epoch."""
-        is_training = trainer._train_dataloader is not None
+        is_training = trainer.current_run.loaders.train is not None
         if self.evaluate_during_training and is_training and not is_intermediate:
             trainer.current_run.evaluate_other_model(
                 self._average(trainer).module, metric_name_prefix="ema_model_", callbacks=self.callbacks

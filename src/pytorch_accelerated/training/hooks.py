@@ -13,6 +13,7 @@ from pytorch_accelerated.callbacks.handler import CallbackHandler
 from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.data.building import build_loader, default_loader_kwargs, effective_kwargs
 from pytorch_accelerated.data.checking import refuse_empty
+from pytorch_accelerated.data.loaders import Loaders
 from pytorch_accelerated.errors import HookOutputError
 from pytorch_accelerated.processes.accelerators import (
     Accelerator,
@@ -30,6 +31,18 @@ from pytorch_accelerated.training.placeholders import replace_trainer_placeholde
 from pytorch_accelerated.training.run_state import RunState
 
 
+def _of_loaders(name: str) -> Any:
+    """A property that reads and sets an attribute of the loaders: scripts know it by another name."""
+
+    def read(trainer: TrainerHooks) -> Any:
+        return getattr(trainer._run_loaders, name)
+
+    def write(trainer: TrainerHooks, value: Any) -> None:
+        setattr(trainer._run_loaders, name, value)
+
+    return property(read, write)
+
+
 class TrainerHooks:
     """The override points of `Trainer`, and the attributes that they work on.
 
@@ -39,6 +52,10 @@ class TrainerHooks:
 
     #: Names of events that a subclass emits itself, so that callbacks with such methods are not taken for misspelt.
     custom_events: tuple[str, ...] = ()
+    _train_dataloader = _of_loaders("train")
+    _eval_dataloader = _of_loaders("eval")
+    _train_dl_kwargs = _of_loaders("train_kwargs")
+    _eval_dl_kwargs = _of_loaders("eval_kwargs")
     _makes_optimizer = False  # True where a subclass makes the optimizer when a run starts
 
     def __init__(
@@ -74,10 +91,7 @@ class TrainerHooks:
         self.run_state = RunState()
         self._callbacks = callbacks
         self._given_accelerator = accelerator
-        self._train_dataloader: Any = None
-        self._eval_dataloader: Any = None
-        self._train_dl_kwargs: Mapping[str, Any] = {}
-        self._eval_dl_kwargs: Mapping[str, Any] = {}
+        self._run_loaders = Loaders()
         self._pad_uneven_eval_batches = False  # read by scripts; nothing is padded
         self._accelerator: Accelerator = self._create_accelerator()
         self._ranks = Ranks(self._accelerator, timeout=limit_of_waiting(timeout))
@@ -105,13 +119,13 @@ class TrainerHooks:
             train_dl_kwargs: laid over the defaults.
         """
         defaults = self._checked_defaults("get_default_train_dl_kwargs", batch_size)
-        self._train_dl_kwargs = effective_kwargs(defaults, train_dl_kwargs)
+        self._run_loaders.train_kwargs = effective_kwargs(defaults, train_dl_kwargs)
         return build_loader(self.train_dataset, defaults, train_dl_kwargs, self.collate_fn)
 
     def create_eval_dataloader(self, batch_size: int, eval_dl_kwargs: Mapping[str, Any] | None = None) -> Iterable[Any]:
         """The evaluation loader; see `create_train_dataloader`."""
         defaults = self._checked_defaults("get_default_eval_dl_kwargs", batch_size)
-        self._eval_dl_kwargs = effective_kwargs(defaults, eval_dl_kwargs)
+        self._run_loaders.eval_kwargs = effective_kwargs(defaults, eval_dl_kwargs)
         return build_loader(self.eval_dataset, defaults, eval_dl_kwargs, self.collate_fn)
 
     def get_default_train_dl_kwargs(self, batch_size: int) -> dict[str, Any]:

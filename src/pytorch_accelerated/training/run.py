@@ -30,6 +30,7 @@ from pytorch_accelerated.checkpointing.verify import find_state
 from pytorch_accelerated.checkpointing.weights import check_finite
 from pytorch_accelerated.data.adapting import adapt_loader, close_loader
 from pytorch_accelerated.data.checking import empty_loader_error, refuse_empty, refuse_other_rows
+from pytorch_accelerated.data.loaders import Loaders
 from pytorch_accelerated.data.ordering import drawn_seed
 from pytorch_accelerated.data.prefetch import device_feed
 from pytorch_accelerated.data.resuming import SavedData, differing_rows
@@ -80,6 +81,7 @@ class Run:
         settings: what was asked for.
         ranks: the processes.
         accelerator: of this process.
+        loaders: of this run.
         emitter: calls callbacks and hooks.
         stopping: reasons to stop.
         requests: evaluations and saves that were asked for.
@@ -107,6 +109,7 @@ class Run:
         self.ranks: Ranks = hooks._ranks
         self.accelerator = hooks._accelerator
         self.hooks = hooks
+        self.loaders: Loaders = hooks._run_loaders
         self.emitter = Emitter(hooks, self.ranks)
         self.saves = Saves(self.ranks)
         self.stopping = Stopping(self.ranks, self.emitter, self.saves, settings)
@@ -133,12 +136,11 @@ class Run:
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:
         """Around everything that the run does: tells callbacks about exceptions, and puts everything back."""
-        hooks = self.hooks
         with self.stopping.signals as signals, contextlib.ExitStack() as cleaning_up:
             # The last one first; each is done whatever happens in those before: a second Ctrl-C, or torch's word of a
             # dead loader process, which comes in the middle of anything.
-            cleaning_up.callback(lambda: close_loader(hooks._train_dataloader))
-            cleaning_up.callback(lambda: close_loader(hooks._eval_dataloader))
+            cleaning_up.callback(lambda: close_loader(self.loaders.train))
+            cleaning_up.callback(lambda: close_loader(self.loaders.eval))
             cleaning_up.callback(self.release_model)
             cleaning_up.callback(self.saves.release_folders)
             cleaning_up.callback(self.saves.close)
@@ -273,7 +275,7 @@ class Run:
 
     def updates(self, loader: Any) -> Iterator[Update]:
         """The updates of the current epoch that are still due."""
-        loader = self.adapted(loader, self.hooks._train_dl_kwargs)  # a callback may have put another one in place
+        loader = self.adapted(loader, self.loaders.train_kwargs)  # a callback may have put another one in place
         state = self.hooks.run_state
         loader.set_epoch(self.data_epoch)
         self.epoch_clock.watch(loader.waiting)
@@ -367,17 +369,17 @@ class Run:
 
     def rounds(self, loader: Any, count_items: CountItems | None = None) -> Iterator[Round]:
         """The rounds of an evaluation or prediction pass."""
-        adapted = self.adapted(loader, self.hooks._eval_dl_kwargs)
+        adapted = self.adapted(loader, self.loaders.eval_kwargs)
         return adapted.rounds(borrows=self.is_sharded, count_items=count_items)
 
     def evaluate_as_requested(self) -> None:
         """Evaluate within a training epoch."""
-        if self.hooks._eval_dataloader is None:
+        if self.loaders.eval is None:
             raise ConfigurationError(
                 "An evaluation was requested during training, but there is no evaluation dataset. Pass `eval_dataset` "
                 "to `train`."
             )
-        self._evaluate(self.hooks._eval_dataloader, is_intermediate=True)
+        self._evaluate(self.loaders.eval, is_intermediate=True)
 
     def evaluate_other_model(self, model: nn.Module, *, metric_name_prefix: str, callbacks: Iterable[Any] = ()) -> None:
         """Evaluate `model` in place of the trainer's, for callbacks in `on_eval_epoch_end`. All ranks must call it.
@@ -389,7 +391,7 @@ class Run:
         """
         other = self.passes.on_other_model(model, metric_name_prefix=metric_name_prefix, callbacks=callbacks)
         with other, self.stopping.finishing_passes():
-            self._evaluate(self.hooks._eval_dataloader)
+            self._evaluate(self.loaders.eval)
 
     def predict(self, loader: RunLoader, collector: Any) -> Any:
         """The result of `collector`, from the predictions for every batch of `loader`. Must be called by all ranks."""
@@ -473,11 +475,12 @@ class Run:
             DataError: if one of them has no batch.
         """
         hooks = self.hooks
-        if hooks._train_dataloader is not None:
-            hooks._train_dataloader = self.adapted(hooks._train_dataloader, hooks._train_dl_kwargs, role="train")
-            refuse_empty(hooks._train_dataloader, "train on")
-        if hooks._eval_dataloader is not None:
-            hooks._eval_dataloader = self.adapted(hooks._eval_dataloader, hooks._eval_dl_kwargs, role="eval")
+        loaders = self.loaders
+        if loaders.train is not None:
+            loaders.train = self.adapted(loaders.train, loaders.train_kwargs, role="train")
+            refuse_empty(loaders.train, "train on")
+        if loaders.eval is not None:
+            loaders.eval = self.adapted(loaders.eval, loaders.eval_kwargs, role="eval")
             hooks._check_eval_batch_size()
 
     def adapted(self, loader: Any, dl_kwargs: Mapping[str, Any] | None, role: str | None = None) -> RunLoader:
@@ -589,10 +592,9 @@ class Run:
         gradient_clip_value: float | None,
     ) -> TrainerRunConfig:
         """The frozen facts of the run, from what was asked for and the loaders that exist."""
-        hooks = self.hooks
         return describe_run(
-            hooks._train_dataloader,
-            hooks._eval_dataloader,
+            self.loaders.train,
+            self.loaders.eval,
             self.ranks,
             per_device_batch_size=per_device_batch_size,
             num_epochs=num_epochs,
@@ -600,8 +602,8 @@ class Run:
             max_num_train_steps=max_num_train_steps,
             gradient_clip_value=gradient_clip_value,
             gradient_clip_norm=self.settings.gradient_clip_norm,
-            train_dl_kwargs=hooks._train_dl_kwargs,
-            eval_dl_kwargs=hooks._eval_dl_kwargs,
+            train_dl_kwargs=self.loaders.train_kwargs,
+            eval_dl_kwargs=self.loaders.eval_kwargs,
             mixed_precision=str(self.accelerator.mixed_precision),
             seed=self.seed,
         )
@@ -623,8 +625,8 @@ class Run:
             run_state=hooks.run_state,
             losses=self.losses,
             gradient_norms=self.gradient_norms,
-            train_loader=hooks._train_dataloader,
-            eval_loader=hooks._eval_dataloader,
+            train_loader=self.loaders.train,
+            eval_loader=self.loaders.eval,
             seed=self.seed,
             epochs_before=self.epochs_before,
         )
@@ -656,11 +658,10 @@ class Run:
     def resume(self, state: Path, skipped_weights: Collection[str] = ()) -> None:
         """Load the training state that the run is resumed from, now that everything it belongs to is there."""
         self.load_state(state, skipped_weights=skipped_weights)
-        hooks = self.hooks
         difference = difference_by_ranks(self.contents(), state)
         if difference is not None:
             warn_user(self.ranks, difference)
-        for message in differing_rows(self._saved_data or {}, hooks._train_dataloader, hooks._eval_dataloader, state):
+        for message in differing_rows(self._saved_data or {}, self.loaders.train, self.loaders.eval, state):
             warn_user(self.ranks, message)
 
     def go_back_to(self, state: Path) -> None:

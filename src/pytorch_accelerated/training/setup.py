@@ -158,15 +158,15 @@ def start_training(
     if isinstance(hooks.model, nn.Module):
         hooks.model.zero_grad()  # an interrupted run may have left half of an update
     eval_batch_size = settings.eval_per_device_batch_size or settings.per_device_batch_size
-    hooks._train_dl_kwargs, hooks._eval_dl_kwargs = dict(train_dl_kwargs or {}), dict(eval_dl_kwargs or {})
-    hooks._train_dataloader = hooks.create_train_dataloader(settings.per_device_batch_size, train_dl_kwargs)
-    hooks._eval_dataloader = None
+    run.loaders.train_kwargs, run.loaders.eval_kwargs = dict(train_dl_kwargs or {}), dict(eval_dl_kwargs or {})
+    run.loaders.train = hooks.create_train_dataloader(settings.per_device_batch_size, train_dl_kwargs)
+    run.loaders.eval = None
     if hooks.eval_dataset is not None:
-        hooks._eval_dataloader = hooks.create_eval_dataloader(eval_batch_size, eval_dl_kwargs)
+        run.loaders.eval = hooks.create_eval_dataloader(eval_batch_size, eval_dl_kwargs)
     prepare()
     if any(isinstance(callback, SaveTrainingStateCallback) for callback in hooks.callback_handler):
         # Rows are fetched for it: now, not when a signal asks for a state at once.
-        data_facts(train=hooks._train_dataloader, eval=hooks._eval_dataloader)
+        data_facts(train=run.loaders.train, eval=run.loaders.eval)
     hooks.run_config = describe(
         settings.per_device_batch_size,
         settings.num_epochs,
