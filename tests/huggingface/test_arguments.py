@@ -416,6 +416,11 @@ def test_a_subclass_may_have_its_own_fields() -> None:
         MyArguments(dropuot=0.5)  # type: ignore[call-arg]
 
 
+def test_subclasses_may_use_private_names() -> None:
+    ours = {name for kind in TrainingArguments.__mro__[:-1] for name in vars(kind) if name.startswith("_")}
+    assert {name for name in ours if not name.startswith("__")} == set()
+
+
 def test_a_subclass_may_have_its_own_init() -> None:
     class MyArguments(TrainingArguments):
         def __init__(self, name: str, **kwargs: Any) -> None:

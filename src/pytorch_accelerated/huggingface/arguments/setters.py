@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pytorch_accelerated.errors import ArgumentTypeError
+from pytorch_accelerated.huggingface.arguments.completing import complete
 from pytorch_accelerated.huggingface.arguments.fields import Arguments
 
 _DEFAULTS: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(Arguments)}
@@ -35,7 +36,8 @@ def _setter(name: str, fields: str, defaults: dict[str, Any] | None = None, **co
                 values[field] = _DEFAULTS[field] if value is None else value
         for field, value in {**values, **constants}.items():
             setattr(self, field, value)
-        self._complete()
+        complete(self)
+        self.check()
         return self
 
     setter.__name__, setter.__qualname__ = name, f"TrainingArguments.{name}"
