@@ -1,4 +1,4 @@
-"""The model and optimizer as a run needs them, and back again."""
+"""Prepares the model and the optimizer for a run, and restores them afterwards."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ _MISSING = object()
 
 
 class PreparedModel:
-    """Puts a model on its device and wraps what accelerate must wrap; `release` takes everything off again.
+    """A model on its device with the wrappers that accelerate needs; `release` removes them.
 
-    The user's optimizer is left as it is wherever accelerate's wrapper has nothing to do: the wrapper costs many times
-    more than a small optimizer step.
+    Where accelerate's wrapper would do nothing, the user's optimizer is not wrapped: the wrapper costs many times more
+    than a small optimizer step.
 
     Args:
-        accelerator: of this process.
+        accelerator: the accelerator of this process.
         model: the bare module.
         optimizer: its optimizer, or None.
-        for_training: False leaves out what only training needs.
-        compile_arguments: of `compile_in_place`; False: don't compile.
+        for_training: False omits what only training needs.
+        compile_arguments: passed to `compile_in_place`; False: don't compile.
 
     Attributes:
-        model: what to call.
-        optimizer: what to step.
-        has_plain_backward: whether ``loss.backward()`` is all there is to do.
+        model: the model to call.
+        optimizer: the optimizer to step.
+        has_plain_backward: whether ``loss.backward()`` is enough.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class PreparedModel:
             self.model = accelerator.prepare_model(model, evaluation_mode=True)
         elif is_replicated(accelerator) or is_cut:
             refuse_idle_fp8(accelerator, model)
-            # A model that the user has sharded exchanges its gradients itself.
+            # A model sharded by the user exchanges its gradients itself.
             self.model = accelerator.prepare_model(model, evaluation_mode=is_cut)
             if accelerator.scaler is not None:
                 self.optimizer = accelerator.prepare_optimizer(optimizer)
@@ -79,16 +79,16 @@ class PreparedModel:
             self.model, self.optimizer = accelerator.prepare(model, optimizer)
 
     def accumulating(self) -> contextlib.AbstractContextManager[Any]:
-        """Around a batch after which the ranks need not exchange gradients yet."""
+        """Context for a batch after which the ranks need not exchange gradients yet."""
         if isinstance(self.optimizer, EngineOptimizer):
             return self.optimizer.accumulating()
         return self._accelerator.no_sync(self.model)  # type: ignore[no-any-return]
 
     def release(self, model: Any) -> tuple[Any, Any]:
-        """The bare model and optimizer.
+        """Return the bare model and optimizer.
 
         Args:
-            model: what the trainer has as its model now. A callback may have replaced it for good; then it stays.
+            model: the trainer's current model. If a callback has replaced it for good, the replacement is kept.
         """
         if isinstance(self.optimizer, EngineOptimizer):
             self.optimizer.release()
@@ -116,9 +116,9 @@ def is_replicated(accelerator: Accelerator) -> bool:
 
 
 def _move_state(optimizer: Any, device: torch.device) -> None:
-    """Put what the optimizer has kept where its parameters are now."""
+    """Move the optimizer's state to where its parameters are now."""
     for state in getattr(optimizer, "state", {}).values():
         for name, value in state.items():
-            # Scalar counters stay on the CPU, as torch's own optimizers keep them.
+            # Scalar counters stay on the CPU, where torch's own optimizers keep them.
             if isinstance(value, torch.Tensor) and value.ndim > 0:
                 state[name] = value.to(device)

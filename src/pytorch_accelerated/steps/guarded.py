@@ -1,4 +1,4 @@
-"""Updates whose loss or gradient is NaN or infinite are left out, where a run is to survive them.
+"""Skips updates whose loss or gradient is NaN or infinite, if the run should survive them.
 
 `docs/design/nonfinite.md` has the reasons.
 """
@@ -31,7 +31,7 @@ from pytorch_accelerated.training.step import StepParts
 
 
 class RollBack(Exception):
-    """Ends what the loop is doing, on all ranks, so that the run can resume from a training state.
+    """Ends the current work on all ranks, so that the run can resume from a training state.
 
     Attributes:
         state: the folder of that state.
@@ -45,10 +45,10 @@ class RollBack(Exception):
 def refuse_what_cannot_be_held_back(
     settings: TrainSettings, accelerator: Accelerator, callbacks: Iterable[Any]
 ) -> None:
-    """Refuse a run whose `nonfinite_policy` could not be kept. All complaints come in one error.
+    """Reject a run whose `nonfinite_policy` could not be honoured. All complaints come in one error.
 
     Raises:
-        ConfigurationError: names what is in the way.
+        ConfigurationError: names the obstacles.
     """
     complaints: list[str] = []
     if not is_replicated(accelerator):
@@ -67,7 +67,7 @@ def refuse_what_cannot_be_held_back(
 
 
 class FiniteLossTracker(LossTracker):
-    """The mean of the losses that are finite; the others count nowhere.
+    """The mean of the finite losses; the others are ignored.
 
     Attributes:
         of_update: the losses since this was cleared, finite or not, on their device.
@@ -82,9 +82,9 @@ class FiniteLossTracker(LossTracker):
         self.of_update: list[Any] = []
 
     def update(self, loss_batch_value: torch.Tensor | float, batch_size: Any = 1) -> None:
-        """Take in the mean loss of a batch."""
+        """Add the mean loss of a batch."""
         super().update(loss_batch_value, batch_size)
-        counts = isinstance(batch_size, torch.Tensor) or batch_size != 0  # else the loss is a mean over nothing
+        counts = isinstance(batch_size, torch.Tensor) or batch_size != 0  # otherwise the loss is a mean over nothing
         self.of_update.append(self._pending_losses[-1] if counts else 0.0)
 
     def replace(self, later: int, loss: torch.Tensor) -> None:
@@ -96,13 +96,13 @@ class FiniteLossTracker(LossTracker):
 class Rollbacks:
     """Finds the training state that a run can go back to.
 
-    What is in the folders of the callbacks when this is made belongs to other runs.
+    States that are already in the folders of the callbacks when this is created belong to other runs.
 
     Args:
-        callbacks: of the trainer.
-        saves: of the run.
+        callbacks: the callbacks of the trainer.
+        saves: the saves of the run.
         resumed_from: the training state that the run was resumed from, if any.
-        is_first: whether this is rank 0, which alone looks at folders.
+        is_first: whether this is rank 0, the only one that looks at folders.
     """
 
     def __init__(self, callbacks: Iterable[Any], saves: Saves, resumed_from: Path | None, *, is_first: bool) -> None:
@@ -136,7 +136,7 @@ class Rollbacks:
 
 
 class GuardedStep(TransactionalStep):
-    """A step that gives an update back whose losses or gradients are not finite."""
+    """A step that undoes an update whose losses or gradients are not finite."""
 
     rollbacks: Rollbacks | None = None
 
@@ -144,10 +144,10 @@ class GuardedStep(TransactionalStep):
         super().__init__(parts)
         assert isinstance(parts.losses, FiniteLossTracker)
         self._losses = parts.losses
-        self._left_out: set[int] = set()  # updates that could not be applied, by the number of those before them
+        self._left_out: set[int] = set()  # updates that could not be applied, by the number of updates before them
 
     def update(self, update: Update) -> None:
-        """One update, unless the run went back to leave this one out."""
+        """One update, unless the run went back in order to leave this one out."""
         if self._hooks.run_state.updates in self._left_out:
             self._pass_over(update)
             return
@@ -188,7 +188,7 @@ class GuardedStep(TransactionalStep):
         return True
 
     def record(self, history: Any) -> None:
-        """Record also how many updates of the run have been skipped so far, if any."""
+        """Also record how many updates of the run have been skipped so far, if any."""
         super().record(history)
         if self._hooks.run_state.skipped_updates:
             history.update_metric("skipped_updates", self._hooks.run_state.skipped_updates)
@@ -196,7 +196,7 @@ class GuardedStep(TransactionalStep):
     def _is_finite(self, is_skipped: bool) -> bool:
         ranks = self.parts.ranks
         losses = [torch.isfinite(torch.as_tensor(loss)).reshape(()) for loss in self._losses.of_update]
-        # What fp16 found infinite is left out by its scaler.
+        # fp16's scaler skips what it found infinite.
         gradients = () if is_skipped else (are_finite(values for _, values in self._gradients()),)
         is_finite = torch.stack([flag.to(ranks.device) for flag in (*losses, *gradients)]).all()
         return not ranks.sum_on_device((~is_finite).float()).item()
@@ -204,19 +204,19 @@ class GuardedStep(TransactionalStep):
     def _give_back(self) -> None:
         self.transaction.give_back()
         scaler = self.parts.accelerator.scaler
-        if scaler is not None:  # it has looked at the gradients and waits to hear what came of them
+        if scaler is not None:  # it has checked the gradients and waits to be told the result
             scaler.update()
         self.call_all([self._hooks.optimizer_zero_grad])
 
     def _pass_over(self, update: Update) -> None:
-        """Use up the batches of an update. No batch event is emitted, since no batch is computed."""
+        """Consume the batches of an update. No batch event is emitted, since no batch is computed."""
         hooks = self._hooks
         for micro_batch in update.micro_batches:
             hooks.run_state.batches_in_epoch += not micro_batch.is_borrowed
         self.count(update, is_skipped=True)
 
     def _gradients(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """The parameters that have gradients, and the values of those; of sharded ones this rank's part."""
+        """The parameters with gradients, and the values of these; for sharded ones, this rank's shard."""
         found = []
         for parameter in self.parameters():
             if parameter.grad is not None:
@@ -226,7 +226,7 @@ class GuardedStep(TransactionalStep):
         return found
 
     def _description(self) -> str:
-        """The error of the update, and where it is, in a sentence. Must be called by all ranks."""
+        """A sentence with the update's error and its position. Must be called by all ranks."""
         hooks, ranks, losses = self._hooks, self.parts.ranks, self._losses.of_update
         first = hooks.run_state.batches_in_epoch - len(losses)
         own = [first + index for index, loss in enumerate(losses) if not math.isfinite(loss)]
@@ -260,7 +260,7 @@ def _savers(callbacks: Iterable[Any]) -> list[SaveTrainingStateCallback]:
 
 
 def _counted(one: str, many: str, numbers: Any) -> str:
-    """For example "batch 3", or "batches 3 to 5" for numbers that follow each other."""
+    """For example "batch 3", or "batches 3 to 5" for consecutive numbers."""
     numbers = list(numbers)
     if len(numbers) == 1:
         return f"{one} {numbers[0]}"

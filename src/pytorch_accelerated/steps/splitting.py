@@ -1,4 +1,4 @@
-"""A batch that does not fit into memory is computed in parts that do.
+"""Computes a batch that does not fit into memory in parts that do.
 
 `docs/design/out-of-memory.md` has the reasons.
 """
@@ -28,14 +28,14 @@ _NO_ROOM = object()
 
 
 def refuse_what_cannot_be_split(accelerator: Accelerator, *, has_own_passes: bool) -> None:
-    """Refuse a run whose batches cannot be split when memory does not suffice. All complaints come in one error.
+    """Reject a run whose batches cannot be split when memory runs out. All complaints come in one error.
 
     Args:
-        accelerator: of this process.
+        accelerator: the accelerator of this process.
         has_own_passes: whether `_perform_forward_and_backward_passes` is the user's own.
 
     Raises:
-        ConfigurationError: names what is in the way.
+        ConfigurationError: names the obstacles.
     """
     complaints: list[str] = []
     if accelerator.num_processes > 1:
@@ -56,13 +56,13 @@ def refuse_what_cannot_be_split(accelerator: Accelerator, *, has_own_passes: boo
 
 @dataclasses.dataclass(eq=False)
 class _Computed:
-    """A batch of the update at work.
+    """A batch of the current update.
 
     Attributes:
         micro_batch: the batch.
         step: batches of the epoch before it.
-        is_reported: whether the loss tracker and the callbacks know of it.
-        is_loss_changed: whether a callback has put another loss into its output.
+        is_reported: whether the loss tracker and the callbacks have been told about it.
+        is_loss_changed: whether a callback has replaced the loss in its output.
     """
 
     micro_batch: MicroBatch
@@ -74,11 +74,11 @@ class _Computed:
 class SplittingStep(TransactionalStep):
     """A step that computes batches whole, or in parts if they do not fit; update, loss and events are the same.
 
-    When memory runs out, the update is given back and computed again from its first batch, in parts of half the size.
+    When memory runs out, the update is undone and computed again from its first batch, in parts of half the size.
 
     Attributes:
-        rows: samples of a part at the most; None as long as whole batches fit.
-        count_items: counts the items of a part, where an item of the loss is not a sample.
+        rows: the largest number of samples in a part; None as long as whole batches fit.
+        count_items: counts the items of a part, if the loss is not a mean over samples.
     """
 
     rows: int | None = None
@@ -133,13 +133,13 @@ class SplittingStep(TransactionalStep):
         return f"Batches went through the model in parts of {format_count(self.rows, 'sample')} at the most"
 
     def record(self, history: Any) -> None:
-        """Record also the size of the parts, if there are any."""
+        """Also record the size of the parts, if there are any."""
         super().record(history)
         if self.rows is not None:
             history.update_metric("split_batch_size", self.rows)
 
     def _make_parts_smaller(self, failed: _Computed) -> None:
-        """Give the update back and halve the parts."""
+        """Undo the update and halve the parts."""
         size = rows_of(failed.micro_batch.batch)
         rows = size if self.rows is None else min(size, self.rows)
         error, self._error = self._error, None  # its traceback holds the tensors of the failed pass
@@ -165,7 +165,7 @@ class SplittingStep(TransactionalStep):
             )
 
     def _fits(self, batch: _Computed) -> bool:
-        """Compute a batch. Returns whether there was memory enough."""
+        """Compute a batch. Returns whether there was enough memory."""
         self.micro_batch = batch.micro_batch
         size = rows_of(batch.micro_batch.batch)
         if self.rows is None or size <= self.rows:
@@ -181,7 +181,7 @@ class SplittingStep(TransactionalStep):
 
     def _passes_in_parts(self, batch: _Computed, size: int, rows: int) -> bool:
         whole = batch.micro_batch
-        parts = list(split_rows(whole.batch, deal(size, -(-size // rows))))  # as few and as even as can be
+        parts = list(split_rows(whole.batch, deal(size, -(-size // rows))))  # as few and as equal as possible
         counts = self._counts_of(parts)
         outputs: list[dict[str, Any]] = []
         items: list[Any] = []
@@ -193,7 +193,7 @@ class SplittingStep(TransactionalStep):
                 return False
             _, number = loss_and_size(output, hook="calculate_train_batch_loss")
             items.append(number if self.is_counted_late(output) else count)
-            # A mean over no items is NaN, also when it is multiplied by 0.
+            # A mean over no items is NaN, even when multiplied by 0.
             if items[-1] != 0 and self._tried(self._add_gradients, output) is _NO_ROOM:
                 return False
             outputs.append(map_leaves(_detached, output, keep_mappings=True))
@@ -204,7 +204,7 @@ class SplittingStep(TransactionalStep):
         return True
 
     def _counts_of(self, parts: list[Any]) -> list[int]:
-        """The weights of the parts, where they are known before the parts are computed."""
+        """The weights of the parts, if they are known before the parts are computed."""
         count_items = self.count_items
         counts = [rows_of(part) if count_items is None else items_of(part, count_items) for part in parts]
         return [rows_of(part) for part in parts] if None in counts else counts  # type: ignore[return-value]
@@ -213,7 +213,7 @@ class SplittingStep(TransactionalStep):
         self.backward(self.weigh(output))
 
     def _report_once(self, output: Any, batch: _Computed) -> None:
-        """Tell the loss tracker and the callbacks of a batch; once, however often it is computed."""
+        """Tell the loss tracker and the callbacks about a batch, only once even if it is computed several times."""
         loss, _ = loss_and_size(output, hook="calculate_train_batch_loss")
         if batch.is_reported:
             later = self._computed[self._computed.index(batch) + 1 :]
@@ -244,9 +244,9 @@ _WORDS_OF_OUT_OF_MEMORY = (
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory does not suffice, on whatever device.
+    """Whether an error says that memory has run out, on any device.
 
-    Libraries raise it as a plain RuntimeError, too, and kernels with a class of CUDA's own.
+    Libraries also raise it as a plain RuntimeError, and kernels with a class of CUDA.
     """
     if isinstance(error, torch.OutOfMemoryError):
         return True
@@ -276,7 +276,7 @@ def rows_of(batch: Any) -> int:
 
 
 def _output_of_whole(outputs: Sequence[dict[str, Any]], items: Sequence[Any]) -> dict[str, Any]:
-    """What the hook would have returned for the whole batch, as far as that can be told from its parts."""
+    """The hook's output for the whole batch, as far as it follows from the outputs of the parts."""
     numbers = [number.item() if isinstance(number, torch.Tensor) else number for number in items]
     total = sum(numbers)
     shares = [number / total if number else 0.0 for number in numbers]
@@ -291,7 +291,7 @@ def _output_of_whole(outputs: Sequence[dict[str, Any]], items: Sequence[Any]) ->
 
 
 def _joined(values: list[Any], shares: Sequence[Any]) -> Any:
-    """Rows below each other, means weighted; where that is impossible, a list of all values."""
+    """Rows concatenated, means weighted; where that is impossible, a list of all values."""
     first = values[0]
     if all(isinstance(value, torch.Tensor) for value in values):
         if first.ndim == 0:

@@ -1,4 +1,4 @@
-"""An update as a transaction: what it changes before its gradients are applied can be given back."""
+"""An update as a transaction: everything it changes before its gradients are applied can be undone."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from pytorch_accelerated.training.step import Step, StepParts
 
 
 class Transaction:
-    """Notes generators and buffers when an update begins, and puts them back if the update must not count.
+    """Records generators and buffers when an update begins, and restores them if the update must not count.
 
     Gradients are not copied: they are None between updates, unless the user's own `optimizer_zero_grad` keeps tensors.
 
     Args:
-        holders: objects whose attributes are the modules and generators at work: the trainer.
+        holders: objects whose attributes are the current modules and generators: the trainer.
     """
 
     def __init__(self, holder: Any) -> None:
@@ -31,10 +31,10 @@ class Transaction:
         self._begun: tuple[Any, ...] = ()
 
     def begin(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Note everything as it is now.
+        """Record the current state.
 
         Args:
-            parameters: those of the optimizer.
+            parameters: the parameters of the optimizer.
         """
         of_modules = (parameter for module in self._modules for parameter in module.parameters(recurse=False))
         self._parameters = list({id(each): each for each in (*of_modules, *parameters)}.values())
@@ -43,7 +43,7 @@ class Transaction:
             (buffer, buffer.detach().clone())
             for module in self._modules
             for buffer in module.buffers(recurse=False)
-            # Tensors that repeat themselves in memory cannot be written to.
+            # Tensors whose elements share memory cannot be written to.
             if all(stride or size < 2 for stride, size in zip(buffer.stride(), buffer.shape, strict=True))
         ]
         gradients = [each.grad for each in self._parameters]
@@ -52,7 +52,7 @@ class Transaction:
 
     @torch.no_grad()
     def give_back(self) -> None:
-        """Let everything be as it was when the update began. It may be begun again after that."""
+        """Restore everything to the beginning of the update, which may then begin again."""
         kept, buffers, gradients, own, states = self._begun
         for tensor, copied in (*kept, *buffers):
             tensor.copy_(copied)
@@ -64,13 +64,13 @@ class Transaction:
 
 
 class TransactionalStep(Step):
-    """A step whose updates can be given back."""
+    """A step whose updates can be undone."""
 
     def __init__(self, parts: StepParts) -> None:
         super().__init__(parts)
         self.transaction = Transaction(parts.hooks)
 
     def update(self, update: Update) -> None:
-        """One update, from a noted beginning."""
+        """One update, from a recorded beginning."""
         self.transaction.begin(self.parameters())
         super().update(update)

@@ -1,4 +1,4 @@
-"""Emits events and calls hooks; a wish to stop is deferred until all ranks can stop together."""
+"""Emits events and calls hooks. A request to stop is deferred until all ranks can stop together."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Emitter:
         ranks: the processes.
 
     Attributes:
-        wish: the first deferred wish to stop; None if there is none.
-        batch: the training batch at work, for notes on errors.
+        wish: the first deferred request to stop; None if there is none.
+        batch: the current training batch, for notes on errors.
     """
 
     def __init__(self, hooks: TrainerHooks, ranks: Ranks) -> None:
@@ -30,7 +30,7 @@ class Emitter:
         self._ranks = ranks
 
     def emit(self, event: str, **kwargs: Any) -> None:
-        """Call the callbacks that act at `event`. A wish to stop is deferred."""
+        """Call the callbacks that handle `event`. A request to stop is deferred."""
         handler = self._hooks.callback_handler
         try:
             if handler.acts_at[event]:
@@ -39,11 +39,11 @@ class Emitter:
             self.wish = self.wish or wish
 
     def emit_at_once(self, event: str, **kwargs: Any) -> None:
-        """Call the callbacks that act at `event`. A wish to stop is raised: all ranks must emit this event."""
+        """Call the callbacks that handle `event`. A request to stop is raised: all ranks must emit this event."""
         self._hooks.callback_handler.call_event(event, self._hooks, **kwargs)
 
     def defer(self, hook: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        """Call `hook`. A wish to stop is deferred; any other error gets a note that says where it was raised."""
+        """Call `hook`. A request to stop is deferred; any other error gets a note that says where it was raised."""
         try:
             hook(*args, **kwargs)
         except StopTrainingError as wish:
@@ -53,15 +53,15 @@ class Emitter:
             raise
 
     def output_of(self, hook: Callable[[Any], Any], batch: Any, start: int | None = None) -> Any:
-        """What `hook` returns for a batch.
+        """The output of `hook` for a batch.
 
         Args:
-            hook: of a batch, whose output other ranks wait for.
-            batch: on the trainer's device.
+            hook: a hook of a batch, for whose output other ranks wait.
+            batch: the batch, on the trainer's device.
             start: the position of the batch's first sample in an evaluation or prediction; None in training.
 
         Raises:
-            HookOutputError: if the hook wants to stop on one of several ranks.
+            HookOutputError: if the hook requests a stop on one of several ranks.
         """
         try:
             return hook(batch)
@@ -84,13 +84,13 @@ class Emitter:
     def note_failure(
         self, error: Exception, hook: Callable[..., Any], batch: Any = None, start: int | None = None
     ) -> None:
-        """Add a note to an error: in which hook, with which batch and where in the run it was raised."""
+        """Add a note to an error: the hook, the batch and the position in the run."""
         name = getattr(hook, "__name__", "")
         if batch is None and name not in ("backward_step", "optimizer_step"):
             return
         hooks = self._hooks
         state = hooks.run_state
-        number = state.batches_in_epoch - (name == "optimizer_step")  # whose batches have been counted
+        number = state.batches_in_epoch - (name == "optimizer_step")  # its batches have been counted
         position = f"update {state.updates + 1} of the run, batch {number} of the epoch on this rank"
         if start is not None:
             position = f"after {state.updates} updates of the run, the batch that begins with sample {start}"

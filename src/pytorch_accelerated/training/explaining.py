@@ -1,4 +1,4 @@
-"""The order of a run in words: its hooks, its events, the recorded metrics, and who acts where."""
+"""Explains the order of a run: its hooks, its events, the recorded metrics, and who handles them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def explain_run(
 
     Args:
         kind: the class of the trainer.
-        handler: has the callbacks.
+        handler: the handler of the callbacks.
         custom_events: events that the trainer fires itself.
-        num_epochs: of the training run.
+        num_epochs: the number of epochs of the training run.
         evaluate: whether there is an evaluation set.
     """
     conditions = [WITH_EVALUATION] if evaluate else []
@@ -41,7 +41,7 @@ def explain_run(
 
 
 def _with_notes(line: str, kind: type, handler: CallbackHandler, custom_events: Collection[str]) -> str:
-    """The line, and beside it who acts there: callbacks from top to bottom, or the class that overrides a hook."""
+    """The line with its callbacks from top to bottom, or with the class that overrides a hook."""
     name = line.strip()
     notes = []
     if name.startswith("on_") or name in custom_events:
@@ -59,6 +59,6 @@ def _owner_of(method: Any) -> str:
 
 
 def _overrider(kind: type, hook: str) -> str | None:
-    """The name of the user's class that has the hook; None if the hook is the library's."""
+    """The name of the user's class that overrides the hook; None if there is none."""
     owner = next((base for base in kind.__mro__ if hook in vars(base)), kind)
     return owner.__name__ if hook in vars(owner) and not owner.__module__.startswith("pytorch_accelerated.") else None

@@ -1,4 +1,4 @@
-"""What a subclass of `Trainer` may override: the parts of a run, each with its default."""
+"""The parts of a run that a subclass of `Trainer` may override, each with its default."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ class TrainerHooks:
     `Trainer.explain` shows when each is called. The arguments are those of `Trainer`.
     """
 
-    #: Names of events that a subclass emits itself, so that callbacks with such methods are not taken for misspelt.
+    #: Names of events that a subclass emits itself, so that callbacks with such methods are not considered misspelt.
     custom_events: tuple[str, ...] = ()
     _train_dataloader = _of_loaders("train")
     _eval_dataloader = _of_loaders("eval")
     _train_dl_kwargs = _of_loaders("train_kwargs")
     _eval_dl_kwargs = _of_loaders("eval_kwargs")
-    _makes_optimizer = False  # True where a subclass makes the optimizer when a run starts
+    _makes_optimizer = False  # True if a subclass creates the optimizer when a run starts
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class TrainerHooks:
         self._callbacks = callbacks
         self._given_accelerator = accelerator
         self._run_loaders = Loaders()
-        self._pad_uneven_eval_batches = False  # read by scripts; nothing is padded
+        self._pad_uneven_eval_batches = False  # scripts read it; nothing is padded
         self._accelerator: Accelerator = self._create_accelerator()
         self._ranks = Ranks(self._accelerator, timeout=limit_of_waiting(timeout))
         self.callback_handler: CallbackHandler = self._create_callback_handler()
@@ -112,11 +112,11 @@ class TrainerHooks:
     def create_train_dataloader(
         self, batch_size: int, train_dl_kwargs: Mapping[str, Any] | None = None
     ) -> Iterable[Any]:
-        """The training loader: any iterable of batches. A torch `DataLoader` is shared out over the ranks.
+        """The training loader: any iterable of batches. A torch `DataLoader` is distributed over the ranks.
 
         Args:
-            batch_size: samples of a batch on one rank; a `batch_size` in `train_dl_kwargs` wins.
-            train_dl_kwargs: laid over the defaults.
+            batch_size: samples of a batch on one rank; a `batch_size` in `train_dl_kwargs` takes precedence.
+            train_dl_kwargs: override the defaults.
         """
         defaults = self._checked_defaults("get_default_train_dl_kwargs", batch_size)
         self._run_loaders.train_kwargs = effective_kwargs(defaults, train_dl_kwargs)
@@ -129,11 +129,11 @@ class TrainerHooks:
         return build_loader(self.eval_dataset, defaults, eval_dl_kwargs, self.collate_fn)
 
     def get_default_train_dl_kwargs(self, batch_size: int) -> dict[str, Any]:
-        """Keyword arguments of the training `DataLoader`, unless the user says otherwise."""
+        """Default keyword arguments of the training `DataLoader`."""
         return self._default_dl_kwargs(self.train_dataset, batch_size, shuffle=True)
 
     def get_default_eval_dl_kwargs(self, batch_size: int) -> dict[str, Any]:
-        """Keyword arguments of the evaluation `DataLoader`, unless the user says otherwise."""
+        """Default keyword arguments of the evaluation `DataLoader`."""
         return self._default_dl_kwargs(self.eval_dataset, batch_size, shuffle=False)
 
     def create_scheduler(self) -> Any:
@@ -144,17 +144,18 @@ class TrainerHooks:
         return factory(getattr(self.optimizer, "optimizer", self.optimizer))
 
     def count_batch_items(self, batch: Any) -> int | None:
-        """The number of items the mean loss of a batch is taken over, where an item is not a sample: tokens, say.
+        """The number of items that the mean loss of a batch is taken over, if these are not samples but, for example,
+        tokens.
 
-        When overridden, it is called on each batch in host memory, in training and in evaluation. Gradients and
-        recorded losses are then means per item, however the items came into batches. Return a whole number, or None for
-        samples. To tell later, return ``num_items_in_batch`` from `calculate_train_batch_loss` and
+        An override is called for each batch in host memory, in training and in evaluation. Gradients and recorded
+        losses are then means per item, however the items are distributed over batches. Return an integer, or None for
+        samples. If the number is known only later, return ``num_items_in_batch`` from `calculate_train_batch_loss` and
         `calculate_eval_batch_loss` instead; if that is a tensor, each update waits for the device once.
         """
         return None
 
     def _check_eval_batch_size(self) -> None:
-        """Refuse an evaluation without batches. Any batch size fits any number of ranks."""
+        """Reject an evaluation without batches. Any batch size works with any number of ranks."""
         refuse_empty(self._eval_dataloader, "evaluate")
 
     # ------------------------------------------------------------------------------------------------------------ run
@@ -163,16 +164,16 @@ class TrainerHooks:
         """A training run begins."""
 
     def training_run_epoch_end(self) -> None:
-        """An epoch of a training run and its evaluation are over."""
+        """An epoch of a training run and its evaluation have ended."""
 
     def training_run_end(self) -> None:
-        """A training run is over, also after an early stop."""
+        """A training run has ended, possibly after an early stop."""
 
     def evaluation_run_start(self) -> None:
         """`evaluate` begins."""
 
     def evaluation_run_end(self) -> None:
-        """`evaluate` is over."""
+        """`evaluate` ends."""
 
     # ------------------------------------------------------------------------------------------------- training epoch
 
@@ -184,17 +185,17 @@ class TrainerHooks:
         """The loss of a training batch.
 
         Args:
-            batch: on the trainer's device.
+            batch: the batch, on the trainer's device.
 
         Returns:
             A dict with `loss` (the mean over the batch, a 0-dim tensor), `model_outputs` and `batch_size`; optionally
-            `num_items_in_batch`, if the mean is taken over something else than samples (for every batch, then); and
-            anything else that callbacks should see.
+                `num_items_in_batch`, if the mean is not taken over samples (then for every batch); and anything else
+                that callbacks should see.
         """
         return batch_loss(self.model, self.loss_func, batch, hook="calculate_train_batch_loss")
 
     def backward_step(self, loss: torch.Tensor) -> None:
-        """Add the gradients of `loss`, which is weighted by its share of the update already.
+        """Add the gradients of `loss`, which is already weighted by its share of the update.
 
         Raises:
             HookOutputError: if no gradient can be computed from it.
@@ -212,7 +213,7 @@ class TrainerHooks:
             accelerator.backward(loss)
 
     def optimizer_step(self) -> None:
-        """Change the parameters."""
+        """Update the parameters."""
         self.optimizer.step()
 
     def scheduler_step(self) -> None:
@@ -225,7 +226,7 @@ class TrainerHooks:
         self.optimizer.zero_grad()
 
     def train_epoch_end(self) -> None:
-        """A training epoch is over; its loss is recorded next."""
+        """A training epoch has ended; its loss is recorded next."""
 
     # ----------------------------------------------------------------------------------------------- evaluation epoch
 
@@ -238,15 +239,16 @@ class TrainerHooks:
         return batch_loss(self.model, self.loss_func, batch, hook="calculate_eval_batch_loss")
 
     def eval_epoch_end(self) -> None:
-        """An evaluation is over; its loss is recorded next."""
+        """An evaluation has ended; its loss is recorded next."""
 
     def calculate_predict_batch_outputs(self, batch: Any) -> Any:
         """The predictions of a batch, without gradients.
 
-        By default a tensor goes into the model, or the first item of a tuple or list; a dict by name without labels.
+        By default, the model receives a tensor, the first item of a tuple or list, or the entries of a dict by name,
+        without labels.
 
         Returns:
-            A tensor, or nested tuples, lists and dicts of tensors; one row per sample.
+            A tensor, or nested tuples, lists and dicts of tensors, with one row per sample.
         """
         return batch_predictions(self.model, batch, hook="calculate_predict_batch_outputs")
 
@@ -265,27 +267,27 @@ class TrainerHooks:
 
 
 def own_version(trainer: TrainerHooks, name: str, base: type) -> Any:
-    """The user's own version of the method `name` of `base`, of a subclass or of this trainer alone; None without."""
+    """The user's version of the method `name` of `base`, from a subclass or this trainer; None without one."""
     method = getattr(trainer, name)
     return None if getattr(method, "__func__", None) is getattr(base, name) else method
 
 
 def overrides(trainer: TrainerHooks, hook: str) -> bool:
-    """Whether the trainer has a method of its own in place of the one in `TrainerHooks`."""
+    """Whether the trainer overrides the method of `TrainerHooks`."""
     return getattr(type(trainer), hook) is not getattr(TrainerHooks, hook)
 
 
 def warn_about_misspelt_hooks(trainer: TrainerHooks, ranks: Ranks) -> None:
-    """Warn about methods of the user's subclasses that are named almost like a hook, but will never be called."""
+    """Warn about methods of the user's subclasses whose names resemble a hook's but are never called."""
     for kind in type(trainer).__mro__:
         if not issubclass(kind, TrainerHooks) or kind.__module__.startswith("pytorch_accelerated."):
             continue
         for name, value in vars(kind).items():
-            # Properties and private helpers are the user's own, and so is what overrides a method of some other base.
+            # Properties and private helpers are the user's own, and so are overrides of methods of another base.
             is_plain = isinstance(value, types.FunctionType) and not name.startswith("_")
             if not is_plain or any(hasattr(base, name) for base in kind.__bases__):
                 continue
-            # Less alike are names such as `calculate_test_batch_loss`, which are nobody's mistake.
+            # Names such as `calculate_test_batch_loss` are less similar and are no mistake.
             for hook in difflib.get_close_matches(name, HOOKS, n=1, cutoff=0.92):
                 warn_user(
                     ranks,

@@ -1,4 +1,4 @@
-"""Items of an update that are known only while it runs, because a hook returns `num_items_in_batch`."""
+"""Numbers of items that are known only during an update, because a hook returns `num_items_in_batch`."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from pytorch_accelerated.tracking.loss import widest_float
 
 
 class LateCounts:
-    """Scales the batches of an update by their items, though their total is known only after the last of them.
+    """Weights the batches of an update by their items, although the total is known only after the last batch.
 
-    Each loss is multiplied by its items over `reference`, a number that all ranks share; what is missing then is one
-    factor for all gradients. Counts are added up as integers, or in double precision where they are tensors.
+    Each loss is multiplied by its items divided by `reference`, a number that all ranks share; the rest is one factor
+    for all gradients. Counts are summed as integers, or in double precision if they are tensors.
 
     Args:
         ranks: the processes.
 
     Attributes:
-        counts: of the batches of the update so far.
+        counts: the counts of the update's batches so far.
         hook_counts: whether the hook returns `num_items_in_batch`; None before the first batch.
-        is_agreed: whether all ranks know that their hooks do alike.
+        is_agreed: whether the ranks have agreed that all of their hooks count, or none.
     """
 
     def __init__(self, ranks: Ranks) -> None:
@@ -39,7 +39,7 @@ class LateCounts:
         """Whether the hook has counted the items of a batch.
 
         Raises:
-            HookOutputError: if it does so for some batches only: nothing could be weighted by both.
+            HookOutputError: if it counts only some batches, so that no common weight exists.
         """
         counts = output.get("num_items_in_batch") is not None
         if self.hook_counts is None:
@@ -49,11 +49,11 @@ class LateCounts:
         return counts
 
     def add(self, count: Any, samples: int) -> Any:
-        """Take in the items of a batch. Returns what its mean loss is to be multiplied by.
+        """Add the items of a batch. Returns the factor for its mean loss.
 
         Args:
-            count: of this rank's batch.
-            samples: of the whole update, on all ranks: the weights are near 1 if it has about as many items.
+            count: the count of this rank's batch.
+            samples: the samples of the whole update, on all ranks: weights are near 1 if it has about as many items.
         """
         self.counts.append(count)
         self._reference = max(1.0, samples / self._ranks.count)
@@ -62,14 +62,14 @@ class LateCounts:
         return count / self._reference
 
     def forget(self) -> None:
-        """Forget the counts: the update is computed again."""
+        """Forget the counts, because the update is computed again."""
         self.counts.clear()
 
     def agree(self) -> None:
-        """At the end of the first update: do the hooks of all ranks count? Must be called by all ranks.
+        """Agree, after the first update, whether the hooks of all ranks count. Must be called by all ranks.
 
         Raises:
-            HookOutputError: if those of some ranks do, so that the others would not take part in adding up.
+            HookOutputError: if only some ranks count, so that the others would not take part in the sum.
         """
         are_tensors = any(isinstance(count, torch.Tensor) for count in self.counts)
         counting, tensors = zip(*self._ranks.exchange_numbers([bool(self.hook_counts), are_tensors]), strict=True)
@@ -78,10 +78,10 @@ class LateCounts:
         self._are_tensors, self.is_agreed = any(tensors), True
 
     def take_factor(self) -> float:
-        """What all gradients are to be multiplied by; forgets the update. Must be called by all ranks.
+        """The factor for all gradients; forgets the update. Must be called by all ranks.
 
-        Waits for the device if counts are tensors: an update without items must be known before the optimizer steps,
-        since its momentum and weight decay change the weights even where the gradient is zero.
+        Waits for the device if counts are tensors: an update without items must be detected before the optimizer steps,
+        since its momentum and weight decay change the weights even if the gradient is zero.
 
         Raises:
             DataError: on all ranks, if the update has no items.

@@ -37,15 +37,15 @@ class Passes:
         self._hooks = hooks
         self._emitter = emitter
         self._ranks = ranks
-        # Several ranks finish a pass together, one may give it up.
+        # Several ranks finish a pass together; a single one may abandon it.
         self.emit = emitter.emit_at_once if ranks.count == 1 else emitter.emit
 
     def evaluate(self, round_: Round, record: Record) -> None:
         """Compute the loss of a round.
 
         Args:
-            round_: a batch of each rank.
-            record: takes the mean loss of the batch, and the number of items it is the mean of.
+            round_: one batch per rank.
+            record: receives the mean loss of the batch, and the number of items that it is the mean of.
         """
         acts_at = self._hooks.callback_handler.acts_at
         if acts_at["on_eval_step_start"]:
@@ -64,10 +64,10 @@ class Passes:
         self.emit("on_prediction_step_end", batch=round_.batch, predictions=predictions)
 
     def collect(self, round_: Round, predictions: Any, collector: PredictionCollector) -> None:
-        """Hand the predictions of a batch to `collector`.
+        """Pass the predictions of a batch to `collector`.
 
         Raises:
-            HookOutputError: if they have another number of rows than the batch.
+            HookOutputError: if the number of rows differs from that of the batch.
         """
         samples, rows = count_rows(round_.batch), count_rows(predictions)
         if samples is not None and rows is not None and rows != samples:
@@ -78,22 +78,22 @@ class Passes:
         collector.add(round_.start, predictions)
 
     def without_gradients(self) -> contextlib.AbstractContextManager[Any]:
-        """Around all computations of a pass."""
+        """Context for all computations of a pass."""
         return torch.inference_mode() if self._hooks.inference_mode else torch.no_grad()
 
     @contextlib.contextmanager
     def on_bare_model(self, *, restore_modes: bool) -> Iterator[None]:
-        """The model without its wrapper, which would wait for ranks that have no batch.
+        """Use the model without its wrapper, which would wait for ranks that have no batch.
 
         Args:
-            restore_modes: whether modules are in training or evaluation mode afterwards as they were before.
+            restore_modes: whether to restore the training or evaluation mode of the modules afterwards.
         """
         hooks = self._hooks
         wrapped = hooks.model
         if isinstance(wrapped, DistributedDataParallel):
             hooks.model = wrapped.module
         if self._ranks.count > 1:
-            # Each rank has kept its own batch statistics.
+            # Each rank has its own batch statistics.
             self._ranks.copy_from_first(list(hooks.model.buffers()))
         modes = [(module, module.training) for module in hooks.model.modules()] if restore_modes else []
         generators = generator_states()
@@ -109,7 +109,7 @@ class Passes:
 
     @contextlib.contextmanager
     def on_other_model(self, model: nn.Module, *, metric_name_prefix: str, callbacks: Iterable[Any]) -> Iterator[None]:
-        """Have the trainer's hooks see another model and other callbacks, and record under other names."""
+        """Make the trainer's hooks use another model and other callbacks, and record under other names."""
         hooks = self._hooks
         own_model, own_handler, own_prefix = hooks.model, hooks.callback_handler, hooks.run_history.metric_name_prefix
         hooks.model = model

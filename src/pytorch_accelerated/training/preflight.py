@@ -1,4 +1,4 @@
-"""A rehearsal of a run: one update, one evaluated batch, one save and reload; then everything is as before."""
+"""A rehearsal of a run: one update, one evaluation batch, one save and reload; then everything is restored."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _EMA_PREFIX = "ema_model_"
 
 @dataclasses.dataclass(frozen=True)
 class PreflightReport:
-    """What `Trainer.preflight` found; ``print(report)`` shows it.
+    """The results of `Trainer.preflight`; ``print(report)`` shows them.
 
     Attributes:
-        metric_names: what the run will record.
-        seconds: the rehearsal took, all included.
-        state_size_bytes: of one training state.
-        free_bytes: on the disk that training states go to, or that of temporary files if none are saved.
+        metric_names: the metrics that the run will record.
+        seconds: the duration of the whole rehearsal.
+        state_size_bytes: the size of one training state.
+        free_bytes: free space on the disk for training states, or for temporary files if none are saved.
         rehearsed: the callbacks that took part.
         left_out: the callbacks that would have printed or written something.
     """
@@ -62,12 +62,12 @@ def rehearse(trainer: Trainer, arguments: dict[str, Any]) -> PreflightReport:
     """Rehearse ``trainer.train(**arguments)``. Must be called by all ranks.
 
     Args:
-        trainer: that is asked to.
-        arguments: of `train`.
+        trainer: the trainer.
+        arguments: the arguments of `train`.
 
     Raises:
-        Whatever the run would have raised; CheckpointError also if the disk cannot hold what will be saved, and
-        UnknownMetricError if a callback watches a metric that nothing records.
+        Any error that the run would have raised; CheckpointError also if the disk cannot hold what will be saved, and
+            UnknownMetricError if a callback watches a metric that nothing records.
     """
     started = time.perf_counter()
     ranks = trainer.current_run.ranks
@@ -76,7 +76,7 @@ def rehearse(trainer: Trainer, arguments: dict[str, Any]) -> PreflightReport:
     savers = [callback for callback in callbacks if isinstance(callback, SaveTrainingStateCallback)]
     places = [existing_parent(Path(saver.save_dir)) for saver in savers] or [Path(tempfile.gettempdir())]
     attributes = dict(vars(trainer))
-    history = trainer.run_history.state_dict()  # with values that no training state can hold
+    history = trainer.run_history.state_dict()  # their values cannot be held by a training state
     modes = [(module, module.training) for module in trainer.get_model().modules()]
     scratch = Path(ranks.do_on_first(lambda: _scratch_folder(places[0])))
     try:
@@ -85,7 +85,7 @@ def rehearse(trainer: Trainer, arguments: dict[str, Any]) -> PreflightReport:
             trainer.callback_handler = CallbackHandler(
                 [*taking_part, OuterLimit(1), _OneUpdate()], custom_events=trainer.custom_events
             )
-            # To go back to a training state would need callbacks that are left out.
+            # Going back to a training state would need callbacks that are left out.
             with own_generators_kept():
                 trainer.train(**{**arguments, "resume_from": None, "nonfinite_policy": None})
             metric_names = tuple(trainer.run_history.get_metric_names())
@@ -118,7 +118,7 @@ def rehearse(trainer: Trainer, arguments: dict[str, Any]) -> PreflightReport:
 
 
 class _OneUpdate(TrainerCallback):
-    """Ends the run after one update, once everything has been made for the whole of it: its schedule, for example."""
+    """Ends the run after one update, when everything (such as the schedule) has been created for the whole run."""
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         run = trainer.current_run

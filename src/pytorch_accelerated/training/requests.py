@@ -1,4 +1,4 @@
-"""Evaluations and saves that callbacks ask for, until the next safe point."""
+"""Evaluations and saves requested by callbacks, kept until the next safe point."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from pytorch_accelerated.training.run_state import RunState
 
 
 class Requests:
-    """Keeps what was asked for, and does it in a fixed order: first the evaluation, then the saves.
+    """Keeps requests and serves them in a fixed order: first the evaluation, then the saves.
 
     Args:
         evaluate: evaluates within a training epoch.
-        write_state: writes a training state, from folder, further entries, and whether to write in the background.
+        write_state: writes a training state, given a folder, further entries, and whether to write in the background.
 
     Attributes:
-        evaluation: whether an evaluation was asked for.
-        states: the training states that were asked for.
-        defers_saves: whether saves have to wait for a safe point: only training has moments that are not saved.
+        evaluation: whether an evaluation was requested.
+        states: the requested training states.
+        defers_saves: whether saves must wait for a safe point: only training has moments that cannot be saved.
     """
 
     def __init__(self, evaluate: Callable[[], None], write_state: Callable[[Path, dict[str, Any], bool], None]) -> None:
@@ -35,7 +35,7 @@ class Requests:
         return self.evaluation or bool(self.states)
 
     def act(self, state: RunState) -> None:
-        """Do what was asked for. Must be called by all ranks."""
+        """Serve the requests. Must be called by all ranks."""
         if self.evaluation or state.is_evaluation_due:
             self.evaluation, state.is_evaluation_due = False, True
             self._evaluate()
@@ -43,7 +43,7 @@ class Requests:
         self.write_states()
 
     def write_states(self) -> None:
-        """Write the states that were asked for."""
+        """Write the requested states."""
         while self.states:
             self._write_state(*self.states.pop(0))
 

@@ -1,6 +1,6 @@
 """`Run`: everything that one call of `train`, `evaluate` or `predict` needs, from its start to its end.
 
-A run is made by `Trainer`, entered once and closed once. The order of what happens in it is in `trainer.py`.
+A run is created by `Trainer`, entered once and closed once. `trainer.py` has the order of what happens in it.
 """
 
 from __future__ import annotations
@@ -61,39 +61,40 @@ from pytorch_accelerated.training.step import Step, StepParts
 from pytorch_accelerated.training.stopping import Stopping
 from pytorch_accelerated.training.uneven import UnevenPasses, UnevenRanks, UnevenStep
 
-# Losses are read this often. A number of updates, not of seconds: sums of a resumed run must be cut at the same places.
+# Losses are read this often. A number of updates, not of seconds: a resumed run must divide its sums at the same
+# places.
 UPDATES_BETWEEN_READINGS = 64
 
 _HOOKS_OF_UPDATE = ("backward_step", "optimizer_step", "scheduler_step", "optimizer_zero_grad")
 
 
 class Run:
-    """What lives as long as one call of the trainer.
+    """The state of one call of the trainer.
 
     Args:
         hooks: the trainer.
-        settings: what was asked for.
+        settings: the arguments of the call.
         evaluate: evaluates a loader as the trainer does.
         own_parts: the user's own versions of parts of an update; see `StepParts`.
         before: the trainer's last run, if there was one.
 
     Attributes:
-        settings: what was asked for.
+        settings: the arguments of the call.
         ranks: the processes.
-        accelerator: of this process.
-        loaders: of this run.
+        accelerator: the accelerator of this process.
+        loaders: the loaders of this run.
         emitter: calls callbacks and hooks.
         stopping: reasons to stop.
-        requests: evaluations and saves that were asked for.
+        requests: requested evaluations and saves.
         saves: the training states of this run.
-        uneven: how rows count where some ranks have none; None for a single process.
-        losses: the loss tracker at work.
-        gradient_norms: of the current epoch, where gradients are clipped by norm.
+        uneven: how rows count when some ranks have none; None for a single process.
+        losses: the current loss tracker.
+        gradient_norms: the gradient norms of the current epoch, if gradients are clipped by norm.
         epoch_clock: times the current epoch.
-        seed: of everything that is random in this run.
-        number: training runs of the trainer so far, this one included.
-        count_items: counts the items of a host batch, where an item of the loss is not a sample.
-        epochs_before: epochs of the runs that this run continues, by `reset_run_history=False`.
+        seed: the seed of everything random in this run.
+        number: the number of the trainer's training runs so far, including this one.
+        count_items: counts the items of a host batch, if the loss is not a mean over samples.
+        epochs_before: epochs of the runs that this run continues, with `reset_run_history=False`.
         resumed_from: the training state that the run was resumed from, if any.
     """
 
@@ -135,10 +136,10 @@ class Run:
 
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:
-        """Around everything that the run does: tells callbacks about exceptions, and puts everything back."""
+        """Context for everything that the run does: tells callbacks about exceptions, and cleans up."""
         with self.stopping.signals as signals, contextlib.ExitStack() as cleaning_up:
-            # The last one first; each is done whatever happens in those before: a second Ctrl-C, or torch's word of a
-            # dead loader process, which comes in the middle of anything.
+            # In reverse order; each is done whatever happens in those before: a second Ctrl-C, or torch's report of a
+            # dead loader process, can come at any moment.
             cleaning_up.callback(lambda: close_loader(self.loaders.train))
             cleaning_up.callback(lambda: close_loader(self.loaders.eval))
             cleaning_up.callback(self.release_model)
@@ -147,7 +148,7 @@ class Run:
             try:
                 yield
                 if signals.agreed:
-                    self.ranks.wait()  # launchers end the others as soon as one leaves
+                    self.ranks.wait()  # launchers end the others as soon as one exits
             except NonFiniteLossError:
                 raise
             except BaseException as exception:
@@ -161,7 +162,7 @@ class Run:
             raise signals.exit(self.saves.saved_to)
 
     def _explained(self, exception: BaseException) -> BaseException:
-        """The error to raise for `exception`: a better one where torch says only that a connection broke."""
+        """The error to raise for `exception`: a better one if torch only says that a connection broke."""
         if self.ranks.count == 1 or not is_lost_contact(exception):
             return exception
         return lost_peer_error(
@@ -187,7 +188,7 @@ class Run:
     def ending(self, hook: Callable[[], None], event: str) -> Iterator[None]:
         """The hook and the event that end a run, unless an exception does.
 
-        A loss that is not finite is raised after them.
+        A non-finite loss is raised after them.
         """
         stop: StopTrainingError | NonFiniteLossError | None = None
         failure: NonFiniteLossError | None = None
@@ -202,7 +203,7 @@ class Run:
             self.emitter.emit("on_stop_training_error", reason=str(stop))
         requests.evaluation = requests.defers_saves = False
         if failure is not None:
-            requests.forget()  # nothing is saved from a model that may be spoilt
+            requests.forget()  # a model that may be broken is not saved
         states = [folder for folder, *_ in requests.states]
         try:
             requests.write_states()
@@ -219,14 +220,14 @@ class Run:
     # ----------------------------------------------------------------------------------------------- order and position
 
     def start_part(self, hook: Callable[[], None], event: str) -> None:
-        """Begin the run or an epoch of it: the hook, the event, what they ask for."""
+        """Begin the run or an epoch of it: the hook, the event, and what they request."""
         self.emitter.defer(hook)
         self.emitter.emit(event)
         self.requests.act(self.hooks.run_state)
         self.stop_if_asked()
 
     def close_part(self, phase: RunPhase) -> None:
-        """Note that a part of the epoch is over, after its last callback; then do what was asked for, and stop."""
+        """Record that a part of the epoch is over, after its last callback; then serve requests and stop if asked."""
         self.hooks.run_state.phase = phase
         self.requests.act(self.hooks.run_state)
         self.stop_if_asked()
@@ -253,29 +254,29 @@ class Run:
 
     @property
     def updates_left(self) -> int | None:
-        """Until `max_num_train_steps`, if it is set; 0 where a run is resumed right behind the last one."""
+        """The updates until `max_num_train_steps`, if it is set; 0 if a run is resumed right after the last one."""
         limit = self.settings.max_num_train_steps
         return None if limit is None else min(max(0, limit - self.hooks.run_state.updates), sys.maxsize)
 
     @property
     def data_epoch(self) -> int:
-        """The epoch that the order of the samples is made from: epochs of this run and of those that it continues."""
+        """The epoch that determines the order of the samples: epochs of this run and of those that it continues."""
         return self.epochs_before + self.hooks.run_state.epochs
 
     def agrees_after_each_update(self) -> bool:
-        """Whether something on this rank may ask to stop within an update: a callback, or a hook of the user's."""
+        """Whether a callback or a hook of the user on this rank may ask to stop within an update."""
         has_own_parts = any(part is not None for part in self._own_parts.values())
         has_own_hooks = has_own_parts or any(overrides(self.hooks, hook) for hook in _HOOKS_OF_UPDATE)
         return has_own_hooks or self.hooks.callback_handler.ranks_agree_after_each_update()
 
     def start_epoch(self) -> None:
-        """Start the clock of a training epoch, and have the ranks agree how often they agree."""
+        """Start the clock of a training epoch, and agree how often the ranks agree."""
         self.has_agreed_to_agree = self.ranks.any(self.agrees_after_each_update())
         self.epoch_clock = EpochClock(self.hooks.run_history.current_epoch)
 
     def updates(self, loader: Any) -> Iterator[Update]:
-        """The updates of the current epoch that are still due."""
-        loader = self.adapted(loader, self.loaders.train_kwargs)  # a callback may have put another one in place
+        """The remaining updates of the current epoch."""
+        loader = self.adapted(loader, self.loaders.train_kwargs)  # a callback may have replaced it
         state = self.hooks.run_state
         loader.set_epoch(self.data_epoch)
         self.epoch_clock.watch(loader.waiting)
@@ -285,7 +286,7 @@ class Run:
         return itertools.islice(updates, self.updates_left)
 
     def act_at_safe_point(self) -> None:
-        """Between two updates, where everything is consistent: read losses, do what was asked for, stop."""
+        """Read losses, serve requests, and stop if asked: between two updates, where everything is consistent."""
         updates = self.hooks.run_state.updates
         if self.hooks.run_state.updates_in_epoch % UPDATES_BETWEEN_READINGS == 0:
             self.losses.read()
@@ -300,7 +301,7 @@ class Run:
             self.stopping.stop_if_asked(updates)
 
     def finish_epoch(self, loader: Any) -> None:
-        """Read what is left of the epoch's losses and time.
+        """Read the remaining losses and the time of the epoch.
 
         Raises:
             DataError: if the epoch had no update.
@@ -316,7 +317,7 @@ class Run:
         raise empty_loader_error(loader, "train on")
 
     def report_non_finite(self, metric_name: str) -> None:
-        """Tell the callbacks, on all ranks, if a loss that was read on any of them is not finite."""
+        """Tell the callbacks on all ranks if a loss that any rank has read is not finite."""
         first_bad = self.losses.first_non_finite
         everyones = self.ranks.exchange_numbers([-1 if first_bad is None else first_bad])
         steps = [step for (step,) in everyones if step >= 0]
@@ -326,7 +327,7 @@ class Run:
             self.emitter.emit_at_once("on_non_finite_loss", metric_name=metric_name, epoch=epoch, step=min(steps))
 
     def record_mean_loss(self, metric_name: str) -> None:
-        """Record the mean loss per item over all ranks, and begin a new mean."""
+        """Record the mean loss per item over all ranks, and start a new mean."""
         losses = self.losses
         total, count, batches = self.ranks.sum([losses.total_loss, losses.running_count, losses.batches_read])
         if batches and not count and not losses.leaves_out_non_finite:
@@ -341,7 +342,7 @@ class Run:
 
     @contextlib.contextmanager
     def evaluating(self, *, restore_modes: bool) -> Iterator[Passes]:
-        """Around an evaluation or prediction: the bare model, and a loss tracker of its own."""
+        """Context for an evaluation or prediction: the bare model, and a separate loss tracker."""
         losses = self.losses
         self.losses = LossTracker()
         try:
@@ -382,12 +383,12 @@ class Run:
         self._evaluate(self.loaders.eval, is_intermediate=True)
 
     def evaluate_other_model(self, model: nn.Module, *, metric_name_prefix: str, callbacks: Iterable[Any] = ()) -> None:
-        """Evaluate `model` in place of the trainer's, for callbacks in `on_eval_epoch_end`. All ranks must call it.
+        """Evaluate `model` instead of the trainer's, for callbacks in `on_eval_epoch_end`. All ranks must call it.
 
         Args:
-            model: on the trainer's device.
-            metric_name_prefix: of everything that is recorded meanwhile.
-            callbacks: those whose events are emitted meanwhile.
+            model: the model, on the trainer's device.
+            metric_name_prefix: the prefix of every metric that is recorded meanwhile.
+            callbacks: the callbacks whose events are emitted meanwhile.
         """
         other = self.passes.on_other_model(model, metric_name_prefix=metric_name_prefix, callbacks=callbacks)
         with other, self.stopping.finishing_passes():
@@ -415,7 +416,7 @@ class Run:
     # ------------------------------------------------------------------------------------------------- making the run
 
     def choose_seed(self, state: Path | None = None) -> None:
-        """Fix the seed of the run; one that is resumed keeps that of its training state."""
+        """Fix the seed of the run; a resumed run keeps that of its training state."""
         given = self.hooks.seed
         seed = int(given) if given is not None else derived_seed(self.number)
         if state is not None:
@@ -423,7 +424,7 @@ class Run:
         self.seed = self.ranks.from_first(seed)
 
     def resume_from(self, state: Path | None) -> None:
-        """Say which training state the run will be resumed from."""
+        """Set the training state that the run will be resumed from."""
         self.resumed_from = state
         self._saved_data = None if state is None else data_of_run(state)
         self.losses = LossTracker() if self.settings.nonfinite_policy is None else FiniteLossTracker()
@@ -439,11 +440,11 @@ class Run:
 
     @property
     def is_sharded(self) -> bool:
-        """Whether each rank has a part of the model only."""
+        """Whether each rank has only a shard of the model."""
         return self._prepared is not None and has_shards(self._prepared.model)
 
     def prepare_model(self, *, for_training: bool) -> None:
-        """Put the model on its device, and wrap what must be wrapped."""
+        """Move the model to its device, and wrap what must be wrapped."""
         hooks = self.hooks
         self._prepared = PreparedModel(
             self.accelerator,
@@ -453,7 +454,7 @@ class Run:
             compile_arguments=hooks.compile_model,
         )
         if self.ranks.count > 1 and not for_training and not self.is_sharded:
-            # Nothing else makes sure that all ranks evaluate the same model.
+            # Nothing else ensures that all ranks evaluate the same model.
             self.ranks.copy_from_first([parameter.data for parameter in hooks.model.parameters()])
         hooks.model, hooks.optimizer = self._prepared.model, self._prepared.optimizer
         self._passes = (
@@ -463,7 +464,7 @@ class Run:
         )
 
     def release_model(self) -> None:
-        """Take off the model and the optimizer what training wrapped around them."""
+        """Remove the wrappers that training needed from the model and the optimizer."""
         if self._prepared is not None:
             self.hooks.model, self.hooks.optimizer = self._prepared.release(self.hooks.model)
             self._prepared = None
@@ -509,7 +510,7 @@ class Run:
 
     @contextlib.contextmanager
     def loader_of_pass(self, loader: Any, dl_kwargs: Mapping[str, Any] | None) -> Iterator[RunLoader]:
-        """This rank's part of `loader`, for the model as it is, within a run or outside of one."""
+        """This rank's part of `loader`, for the model in its current form, within a run or outside of one."""
         if self._prepared is None:
             self.choose_seed()
             self.prepare_model(for_training=False)
@@ -521,23 +522,23 @@ class Run:
 
     @property
     def has_step(self) -> bool:
-        """Whether the run trains, and has come so far that it could."""
+        """Whether the run trains and has a step."""
         return self._step is not None
 
     @property
     def step(self) -> Step:
-        """Does the updates. There is one as soon as the run is prepared for training."""
+        """The step. It exists as soon as the run is prepared for training."""
         assert self._step is not None
         return self._step
 
     @property
     def passes(self) -> Passes:
-        """Computes evaluations and predictions. There is one as soon as the model is prepared."""
+        """Computes evaluations and predictions. It exists as soon as the model is prepared."""
         assert self._passes is not None
         return self._passes
 
     def start_steps(self, *, steps_scheduler: bool) -> None:
-        """Make the step, now that everything that it works with is there.
+        """Create the step, now that all of its parts exist.
 
         Args:
             steps_scheduler: whether the scheduler steps after each update.
@@ -558,10 +559,10 @@ class Run:
         self._step = self.make_step(parts)
 
     def make_step(self, parts: StepParts, kind: type[Step] = Step) -> Step:
-        """`kind` with the variants that the settings and the ranks ask for.
+        """`kind` with the variants that the settings and the ranks require.
 
         Args:
-            parts: what a step works with.
+            parts: the parts of the step.
             kind: the step without variants.
         """
         variants: list[type[Step]] = []
@@ -591,7 +592,7 @@ class Run:
         max_num_train_steps: int | None,
         gradient_clip_value: float | None,
     ) -> TrainerRunConfig:
-        """The frozen facts of the run, from what was asked for and the loaders that exist."""
+        """The frozen facts of the run, from its settings and loaders."""
         return describe_run(
             self.loaders.train,
             self.loaders.eval,
@@ -644,9 +645,9 @@ class Run:
         """Load a training state. Must be called by all ranks.
 
         Args:
-            folder: of the state.
-            is_at_work: whether the loaders are there and go to the position of the state.
-            skipped_weights: names in the model's state that the folder need not have; the live values stay.
+            folder: the folder of the state.
+            is_at_work: whether the loaders exist and move to the position of the state.
+            skipped_weights: names in the model's state that the folder may lack; the live values stay.
 
         Returns:
             The `extra` entries of the save, and `current_epoch`.
@@ -656,7 +657,7 @@ class Run:
         return {"current_epoch": self.hooks.run_history.current_epoch, **loaded.extra}
 
     def resume(self, state: Path, skipped_weights: Collection[str] = ()) -> None:
-        """Load the training state that the run is resumed from, now that everything it belongs to is there."""
+        """Load the training state that the run is resumed from, now that everything it belongs to exists."""
         self.load_state(state, skipped_weights=skipped_weights)
         difference = difference_by_ranks(self.contents(), state)
         if difference is not None:
@@ -665,12 +666,14 @@ class Run:
             warn_user(self.ranks, message)
 
     def go_back_to(self, state: Path) -> None:
-        """Let the run be where it was when `state` was written. Must be called by all ranks."""
+        """Return the run to where it was when `state` was written. Must be called by all ranks."""
         self.requests.forget()
         self.load_state(state)
 
     def check_finite(self) -> None:
-        """Refuse to save a model that is not finite. Of a sharded one each rank sees its part: all must call it."""
+        """Reject a save of a model with non-finite weights. Each rank sees only its shard of a sharded one: all must
+        call it.
+        """
         model = bare_model(self.hooks.model)
         if has_shards(model):
             self.ranks.do_on_all(lambda: check_finite(model.named_parameters()))

@@ -1,4 +1,4 @@
-"""The training states that a run writes, and the folders that it writes them to."""
+"""The training states that a run writes, and their folders."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pytorch_accelerated.processes.ranks import Ranks
 
 
 class Saves:
-    """What a run has to look after on disk.
+    """The files that a run is responsible for.
 
     Args:
         ranks: the processes.
@@ -22,7 +22,7 @@ class Saves:
     Attributes:
         writer: writes states in the background, on rank 0.
         uses_background: whether any state of this run is written in the background; the same on all ranks.
-        folders: those that states were saved to.
+        folders: the folders that states were saved to.
         saved_to: the state that was saved when the run was stopped, if any.
     """
 
@@ -57,7 +57,7 @@ class Saves:
             self._ranks.do_on_all(self.writer.wait)
 
     def close(self) -> None:
-        """Wait for the background writer after an exception, which an error of the writer must not hide."""
+        """Wait for the background writer after an exception, which must not be hidden by an error of the writer."""
         try:
             self.writer.close()
         except CheckpointError as error:

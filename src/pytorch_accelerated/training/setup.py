@@ -1,4 +1,4 @@
-"""Checks a call of the trainer, and puts everything in place that a run needs before it begins."""
+"""Checks a call of the trainer, and prepares everything that a run needs before it begins."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from pytorch_accelerated.training.settings import (
 
 
 def refuse_without_constructor(trainer: TrainerHooks) -> None:
-    """Refuse a trainer whose subclass forgot to call the constructor."""
+    """Reject a trainer whose subclass does not call the constructor."""
     if "_callbacks" not in vars(trainer):
         name = type(trainer).__name__
         raise ConfigurationError(
@@ -43,7 +43,7 @@ def refuse_without_constructor(trainer: TrainerHooks) -> None:
 
 
 def refuse_within_a_run(trainer: TrainerHooks, run: Run | None, method: str, remedy: str) -> None:
-    """Refuse a call of `method` that would reset `run`, the one at work."""
+    """Reject a call of `method` that would reset the current `run`."""
     refuse_without_constructor(trainer)
     if run is not None:
         raise ConfigurationError(
@@ -52,7 +52,7 @@ def refuse_within_a_run(trainer: TrainerHooks, run: Run | None, method: str, rem
 
 
 def check_parts_of(trainer: TrainerHooks) -> None:
-    """Refuse a trainer that was made of parts that cannot work; the optimizer is only needed for training."""
+    """Reject a trainer with unusable parts; the optimizer is only needed for training."""
     check_parts(
         model=trainer.model,
         loss_func=trainer.loss_func,
@@ -63,7 +63,7 @@ def check_parts_of(trainer: TrainerHooks) -> None:
 
 
 def check_optimizer_of(trainer: TrainerHooks) -> None:
-    """Refuse an optimizer whose steps would change nothing."""
+    """Reject an optimizer whose steps would change nothing."""
     modules = [value for value in vars(trainer).values() if isinstance(value, nn.Module)]
     check_optimizer(trainer.optimizer, modules, has_own_step=overrides(trainer, "optimizer_step"))
 
@@ -77,10 +77,10 @@ def check_training(
     *,
     has_own_passes: bool,
 ) -> None:
-    """Refuse a training run that cannot work, before anything is started.
+    """Reject a training run that cannot work, before anything is started.
 
     Args:
-        trainer: that is asked to train.
+        trainer: the trainer.
         settings: the arguments of `train`.
         train_dataset, eval_dataset, create_scheduler_fn: see `Trainer.train`.
         has_own_passes: whether `_perform_forward_and_backward_passes` is the user's own.
@@ -105,7 +105,7 @@ def check_training(
 
 
 def check_evaluation(trainer: TrainerHooks, dataset: Any) -> None:
-    """Refuse an evaluation that cannot work."""
+    """Reject an evaluation that cannot work."""
     check_parts_of(trainer)
     _check_reduction_in_evaluation(trainer)
     if dataset is None and trainer.eval_dataset is None:
@@ -132,13 +132,13 @@ def start_training(
     prepare: Callable[[], None],
     describe: Callable[..., Any],
 ) -> None:
-    """Make the loaders, the prepared model, the run config, the scheduler and the step of a training run.
+    """Create the loaders, the prepared model, the run config, the scheduler and the step of a training run.
 
     Args:
-        run: that begins.
-        train_dl_kwargs, eval_dl_kwargs: given by the user.
+        run: the new run.
+        train_dl_kwargs, eval_dl_kwargs: the user's arguments.
         state: the training state that the run is resumed from, if any.
-        resets_history: whether the run history begins anew.
+        resets_history: whether the run history starts over.
         prepare: the trainer's `_prepare_model_optimizer_and_dataloaders`.
         describe: the trainer's `_create_run_config`.
     """
@@ -165,7 +165,7 @@ def start_training(
         run.loaders.eval = hooks.create_eval_dataloader(eval_batch_size, eval_dl_kwargs)
     prepare()
     if any(isinstance(callback, SaveTrainingStateCallback) for callback in hooks.callback_handler):
-        # Rows are fetched for it: now, not when a signal asks for a state at once.
+        # It fetches rows: now, not when a signal urgently asks for a state.
         data_facts(train=run.loaders.train, eval=run.loaders.eval)
     hooks.run_config = describe(
         settings.per_device_batch_size,
@@ -181,7 +181,7 @@ def start_training(
 
 
 def _make_scheduler(run: Run) -> bool:
-    """Make the scheduler. Returns whether it steps after each update."""
+    """Create the scheduler. Returns whether it steps after each update."""
     hooks, settings = run.hooks, run.settings
     has_own_step = overrides(hooks, "scheduler_step")
     hooks.scheduler = hooks.create_scheduler()

@@ -1,7 +1,7 @@
-"""An update, once: forward, report, weigh, backward, complete, clip, apply.
+"""An update, written once: forward, report, weigh, backward, complete, clip, apply.
 
-Read `Step.update` and `Step.compute` first. Subclasses replace a part: those in `steps/`, and in `uneven.py` that for
-ranks without rows. The kind of step is chosen once, when the run is made.
+Read `Step.update` and `Step.compute` first. Subclasses replace a part: those in `steps/`, and the one in `uneven.py`
+for ranks without rows. The kind of step is chosen once, when the run is created.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from pytorch_accelerated.training.settings import TrainSettings
 
 @dataclasses.dataclass
 class StepParts:
-    """What an update works with.
+    """The parts that an update works with.
 
     Attributes:
         hooks: the trainer, whose hooks are called.
         emitter: calls callbacks and hooks.
         ranks: the processes.
-        accelerator: of this process.
-        settings: of the run.
-        accumulating: around a batch after which ranks need not exchange gradients yet.
-        losses: takes in the losses of batches.
-        gradient_norms: takes in the norms of gradients, where they are clipped by norm.
+        accelerator: the accelerator of this process.
+        settings: the settings of the run.
+        accumulating: a context for a batch after which ranks need not exchange gradients yet.
+        losses: receives the losses of batches.
+        gradient_norms: receives the norms of gradients, if they are clipped by norm.
         steps_scheduler: whether the scheduler steps after each update.
         own_passes: the user's own version of `_perform_forward_and_backward_passes`, if there is one.
         own_clipping: the user's own version of `_clip_gradients`, if there is one.
@@ -61,14 +61,14 @@ class StepParts:
 
 
 class Step:
-    """Does the updates of a training run.
+    """Computes the updates of a training run.
 
     Args:
-        parts: what it works with.
+        parts: the parts it works with.
 
     Attributes:
-        current: the update at work.
-        micro_batch: the batch at work.
+        current: the current update.
+        micro_batch: the current batch.
     """
 
     def __init__(self, parts: StepParts) -> None:
@@ -80,7 +80,7 @@ class Step:
         self._emitter = parts.emitter
         self._compute = parts.own_passes or self.compute
         self._record = parts.own_recording or parts.losses.update
-        # The scaler of fp16 skips the step of the optimizer itself, but has to be called.
+        # fp16's scaler skips the optimizer's step itself, but must be called.
         self._skipping = [*self.applying(), hooks.optimizer_zero_grad]
         self._applying = [
             *self.applying(),
@@ -106,7 +106,7 @@ class Step:
         self.count(update, is_skipped=is_skipped)
 
     def count(self, update: Update, *, is_skipped: bool) -> None:
-        """Count a finished update: the safe point begins."""
+        """Count a finished update. The safe point begins here."""
         hooks = self._hooks
         hooks.run_state.finish_update(samples=update.samples, skipped=is_skipped)
         hooks.run_history.finish_update()
@@ -126,8 +126,8 @@ class Step:
         """Forward, report, weigh, backward.
 
         Args:
-            batch: on the trainer's device.
-            step: batches of this rank in the epoch before this one.
+            batch: the batch, on the trainer's device.
+            step: the number of this rank's earlier batches in the epoch.
         """
         output = self.forward(batch)
         self.report(output, batch, step)
@@ -154,14 +154,14 @@ class Step:
             self.emit_of_batch("on_train_step_end", batch=batch, batch_output=output, step=step)
 
     def emit_of_batch(self, event: str, **kwargs: Any) -> None:
-        """Emit an event of the batch at work."""
+        """Emit an event of the current batch."""
         self._emitter.emit(event, **kwargs)
 
     def weigh(self, output: Mapping[str, Any]) -> Any:
         """The loss times its share of the update, as far as that is known; `complete` does the rest."""
         loss: Any = output["loss"]
         weight: Any = self.micro_batch.weight
-        # Nearly all hooks count nothing. The first batch settles that, so it is looked at more closely.
+        # Nearly all hooks count nothing. The first batch decides that, so it is checked more closely.
         is_plain = weight is not None and self.late_counts.hook_counts is False
         if not (is_plain and output.get("num_items_in_batch") is None) and self.is_counted_late(output):
             count = output.get("num_items_in_batch")
@@ -173,12 +173,12 @@ class Step:
         return loss * weight if weight else adding_nothing(loss)
 
     def is_counted_late(self, output: Mapping[str, Any]) -> bool:
-        """Whether the weight of the current batch follows from what the hook returned for it."""
+        """Whether the weight of the current batch depends on the hook's output."""
         counts = self.late_counts.check(output)
         return self.micro_batch.weight is None or (counts and self.micro_batch.items is None)
 
     def backward(self, loss: Any) -> None:
-        """Add the gradients of a weighted loss. A wish to stop is deferred."""
+        """Add the gradients of a weighted loss. A request to stop is deferred."""
         emitter, hook = self._emitter, self._hooks.backward_step
         try:
             hook(loss)
@@ -189,13 +189,15 @@ class Step:
             raise
 
     def complete(self) -> bool:
-        """Bring the gradients to their true size. Returns whether fp16 found them infinite, so nothing will change."""
+        """Scale the gradients to their true size. Returns whether fp16 found them infinite, so that nothing will
+        change.
+        """
         is_skipped = False
         accelerator, late_counts = self.parts.accelerator, self.late_counts
         if accelerator.scaler is not None:
             accelerator.unscale_gradients(self._hooks.optimizer)
             raw = getattr(self._hooks.optimizer, "optimizer", self._hooks.optimizer)
-            is_skipped = found_infinite(accelerator.scaler, raw)  # the one documented read of fp16
+            is_skipped = found_infinite(accelerator.scaler, raw)  # the only read that fp16 needs
         if not late_counts.is_agreed:
             late_counts.agree()
         if late_counts.counts:
@@ -204,7 +206,7 @@ class Step:
         return is_skipped
 
     def finish(self, is_skipped: bool) -> bool:
-        """Change the parameters, step the scheduler, and forget the gradients.
+        """Update the parameters, step the scheduler, and discard the gradients.
 
         Args:
             is_skipped: whether fp16 found infinite gradients.
@@ -216,7 +218,7 @@ class Step:
         return is_skipped
 
     def call_all(self, hooks: list[Callable[[], Any]]) -> None:
-        """Call hooks one after the other. A wish to stop is deferred."""
+        """Call hooks one after the other. A request to stop is deferred."""
         emitter = self._emitter
         for hook in hooks:
             try:
@@ -228,19 +230,19 @@ class Step:
                 raise
 
     def applying(self) -> list[Callable[[], Any]]:
-        """What changes the parameters, in order."""
+        """The hooks that apply the update, in order."""
         parts = self.parts
         clipping = [parts.own_clipping or self.clip] if parts.own_clipping or parts.settings.clips_gradients else []
         return [*clipping, self._hooks.optimizer_step]
 
     def clip(self) -> None:
-        """Limit the complete gradient as the settings say. Does not wait for the device."""
+        """Clip the complete gradient according to the settings. Does not wait for the device."""
         norm = self.clipped()
         if norm is not None:
             self.parts.gradient_norms.update(norm)
 
     def clipped(self) -> torch.Tensor | None:
-        """Limit the complete gradient. Returns its norm before, if the norm is limited."""
+        """Clip the complete gradient. Returns its norm before clipping, if it is clipped by norm."""
         settings = self.parts.settings
         if settings.gradient_clip_value is not None:
             torch.nn.utils.clip_grad_value_(self.parameters(), settings.gradient_clip_value)
@@ -255,7 +257,7 @@ class Step:
 
     @property
     def summary(self) -> str | None:
-        """What users should know of the updates when the run is over; None for nothing."""
+        """A message about the updates for users at the end of the run, or None."""
         return None
 
     def record(self, history: Any) -> None:

@@ -1,4 +1,4 @@
-"""How all ranks stop together: for a callback's wish, a signal, a time limit, or a save that failed.
+"""Stops all ranks together: at a callback's request, a signal, a time limit, or a failed save.
 
 `docs/design/stopping.md` and `docs/design/signals.md` have the reasons.
 """
@@ -24,16 +24,16 @@ _SECONDS_BETWEEN_AGREEMENTS = 0.25
 
 
 class Stopping:
-    """Collects the reasons to stop on this rank, and has all ranks agree on them.
+    """Collects the reasons to stop on this rank, and makes all ranks agree on them.
 
     Args:
         ranks: the processes.
-        emitter: has the deferred wishes.
-        saves: has the failures of background saves.
+        emitter: holds the deferred requests to stop.
+        saves: holds the failures of background saves.
         settings: has the time limit.
 
     Attributes:
-        signals: the signals that came to this process.
+        signals: the signals that this process received.
     """
 
     def __init__(self, ranks: Ranks, emitter: Emitter, saves: Saves, settings: TrainSettings) -> None:
@@ -44,10 +44,10 @@ class Stopping:
         self._settings = settings
         self._pace = Pace(_SECONDS_BETWEEN_AGREEMENTS)
         self._deadline: float | None = None
-        self._finishes_passes = False  # in what no resumed run would repeat
+        self._finishes_passes = False  # in passes that no resumed run would repeat
 
     def start_clock(self) -> None:
-        """Start the time of `max_duration`."""
+        """Start the clock of `max_duration`."""
         seconds = self._settings.max_seconds
         self._deadline = None if seconds is None else time.monotonic() + seconds
 
@@ -59,7 +59,7 @@ class Stopping:
         """Raise `StopTrainingError` on all ranks if any of them has a reason to stop. Must be called by all ranks.
 
         Args:
-            updates: of the run so far.
+            updates: the updates of the run so far.
         """
         emitter = self._emitter
         if self._deadline is not None and time.monotonic() >= self._deadline and self._ranks.is_first:
@@ -74,7 +74,7 @@ class Stopping:
             raise StopTrainingError(next(filter(None, [self.signals.reason, *reasons]), "")) from wish
 
     def _agree(self, pace: Pace, done: int, wants_to_stop: bool) -> bool:
-        """Whether any rank wants to stop or got a signal, after `done` updates or rounds."""
+        """Whether any rank wants to stop or received a signal, after `done` updates or rounds."""
         has_failed = self._saves.writer.failure is not None
         numbers = [pace.proposal(done), wants_to_stop, has_failed, self.signals.number]
         proposals, wishes, failures, signals = zip(*self._ranks.exchange_numbers(numbers), strict=True)
@@ -84,11 +84,11 @@ class Stopping:
         return self.signals.agree(signals) or any(wishes)
 
     def until_signal(self, rounds: Iterable[Round], give_up: Callable[[str], BaseException]) -> Iterator[Round]:
-        """The rounds of a pass; all ranks give up before the same round if a signal came to any of them.
+        """The rounds of a pass; all ranks stop before the same round if any of them received a signal.
 
         Args:
-            rounds: of the pass.
-            give_up: makes the error that is raised then, from the reason.
+            rounds: the rounds of the pass.
+            give_up: creates the error that is raised then, from the reason.
         """
         pace = Pace(_SECONDS_BETWEEN_AGREEMENTS)
         for number, round_ in enumerate(rounds):
@@ -99,7 +99,7 @@ class Stopping:
 
     @contextlib.contextmanager
     def finishing_passes(self) -> Iterator[None]:
-        """Finish the evaluations and predictions inside, which no resumed run would repeat."""
+        """Finish the evaluations and predictions inside this context, which no resumed run would repeat."""
         before, self._finishes_passes = self._finishes_passes, True
         try:
             yield

@@ -1,8 +1,8 @@
-"""Ranks that have no rows: the parts of a step and of a pass on several ranks, and `gather` in them.
+"""Ranks without rows: the parts of a step and of a pass on several ranks, and `gather` in them.
 
-The last update or round of a pass may have batches for some ranks only. All ranks then take part in what these ranks do
-together: exchanging gradients, and the `gather` calls of their hooks and callbacks. Nothing here is used by a single
-process. `docs/design/rounds.md` has the reasons.
+In the last update or round of a pass, only some ranks may have batches. All ranks then take part in what these ranks do
+together: exchanging gradients, and the `gather` calls of their hooks and callbacks. A single process uses nothing in
+this module. `docs/design/rounds.md` has the reasons.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pytorch_accelerated.training.step import Step, StepParts
 
 
 class UnevenRanks:
-    """Says how the rows of this rank count at the moment.
+    """Tracks how the rows of this rank currently count.
 
     Args:
         ranks: the processes.
@@ -44,7 +44,7 @@ class UnevenRanks:
 
     @contextlib.contextmanager
     def counting_nothing(self) -> Iterator[None]:
-        """This rank's rows belong to a batch that counts nowhere: `gather` leaves them out."""
+        """Context in which this rank's rows count nowhere: `gather` leaves them out."""
         self._counts_nothing = True
         try:
             yield
@@ -90,7 +90,7 @@ class UnevenStep(Step):
         self.compute_borrowed(micro_batch.batch)
 
     def compute_borrowed(self, batch: Any) -> None:
-        """A forward and backward pass that counts nowhere: the other ranks exchange gradients in theirs."""
+        """A forward and backward pass that counts nowhere, because the other ranks exchange gradients in theirs."""
         with self.uneven.counting_nothing():
             output = self.forward(batch)
         loss, _ = loss_and_size(output, hook="calculate_train_batch_loss")
@@ -105,7 +105,7 @@ class UnevenStep(Step):
         self._take_part_if_silent("on_train_step_end")
 
     def emit_of_batch(self, event: str, **kwargs: Any) -> None:
-        """Emit an event of the batch at work, together with the ranks that have none."""
+        """Emit an event of the current batch, together with the ranks that have none."""
         if self.micro_batch.has_empty_rank:
             is_idle = self.micro_batch.is_borrowed
             self.uneven.take_part(lambda: self._emitter.emit(event, **kwargs), is_idle=is_idle)
@@ -113,7 +113,7 @@ class UnevenStep(Step):
             self._emitter.emit(event, **kwargs)
 
     def _take_part_if_silent(self, event: str) -> None:
-        """Where no callback of this rank acts at `event`, those of other ranks may still gather."""
+        """If no callback of this rank handles `event`, those of other ranks may still gather."""
         if self.micro_batch.has_empty_rank and not self._hooks.callback_handler.acts_at[event]:
             self.emit_of_batch(event)
 
@@ -160,7 +160,7 @@ class UnevenPasses(Passes):
         emitter = self._emitter
         if not self._is_sharded:
             return self._take_part(round_, lambda: emitter.output_of(hook, round_.batch, round_.start))
-        # An idle rank goes through the model with a batch that counts nowhere.
+        # An idle rank runs the model on a batch that counts nowhere.
         with self._uneven.counting_nothing() if round_.is_idle else contextlib.nullcontext():
             output = emitter.output_of(hook, round_.batch, round_.start)
         return None if round_.is_idle else output
