@@ -56,7 +56,7 @@ def test_another_number_of_ranks_loads_the_first_ones_and_says_so(saved: tuple[P
     resumed = run_forked(SCRIPT, folder, "resume")
     assert "different states of Mine, ModelEmaCallback" in resumed.stderr
     assert (
-        "OfLastRank, the run history. With another number of processes (1) each takes over those of the first one"
+        "OfLastRank, the run history. With another number of processes (1) each of them loads those of the first one"
         in resumed.stderr
     )
     assert json.loads(resumed.stdout.splitlines()[-1])["mine"][:3] == whole[0]["mine"][:3]

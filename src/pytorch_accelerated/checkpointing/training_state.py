@@ -1,6 +1,6 @@
 """The complete state of a training run, saved to a state folder and loaded from it.
 
-What each part holds is listed in `_shared_parts` and `_own_state`; the folder itself is `state_folder`'s business.
+`_shared_parts` and `_own_state` list the contents of each part; `state_folder` writes and reads the folder.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ class LiveRun:
 
     Attributes:
         ranks: the processes.
-        model: the module, as training has wrapped it.
+        model: the module, wrapped for training.
         optimizer, scheduler, scaler: each may be None.
         callbacks: those of the trainer, in order.
         history: the run history.
         config: the run config; None before the first run.
-        run_state: how far the run is.
-        losses: the loss tracker at work.
+        run_state: the progress of the run.
+        losses: the current loss tracker.
         gradient_norms: of the current epoch.
-        train_loader, eval_loader: as the run uses them; None where there is none.
+        train_loader, eval_loader: as prepared for the run; each may be None.
         seed: of the run.
         epochs_before: epochs of the runs that this run continues.
     """
@@ -82,10 +82,10 @@ class LiveRun:
 
 
 class LoadedRun(NamedTuple):
-    """What a training state says besides the states of objects.
+    """The contents of a training state besides the states of objects.
 
     Attributes:
-        run_state: how far the run was.
+        run_state: the progress of the run.
         epochs_before: epochs of the runs that it continued.
         extra: the `extra` entries of the save.
     """
@@ -108,16 +108,16 @@ def save_run(
 ) -> None:
     """Write the state of a run to `folder`. Must be called by all ranks.
 
-    Rank 0 writes; of sharded tensors each rank writes its own part, and rank 0 publishes when all have done so.
+    Rank 0 writes. Each rank writes its own parts of sharded tensors, and rank 0 publishes when all have done so.
 
     Args:
-        run: what to save.
+        run: the run to save.
         folder: of the state.
-        extra: further entries.
-        writer: writes the state in the background, if given; then nothing else can be written.
-        write_others: puts further files into the folder, on rank 0; see `StagedFolder.take_in`.
-        ranks_of_writer: makes the ranks on a channel for `writer`, for sharded models.
-        skipped_weights: names in the model's state that are left out, because no training changes them.
+        extra: additional entries.
+        writer: writes the state in the background, if given; it can't be combined with `write_others`.
+        write_others: writes further files into the folder, on rank 0; see `StagedFolder.take_in`.
+        ranks_of_writer: makes the ranks with a process group for `writer`, for sharded models.
+        skipped_weights: names in the model's state that are left out, because training does not change them.
         has_optimizer_file: whether `write_others` writes the optimizer's state, to `OPTIMIZER_FILE`.
 
     Raises:
@@ -125,7 +125,8 @@ def save_run(
             state before this one.
     """
     ranks = run.ranks
-    callbacks = _callback_states(run)  # on every rank: some callbacks ask the others
+    # On every rank: the states of some callbacks need communication.
+    callbacks = {_state_key(one): one.state_dict() for one in run.callbacks if hasattr(one, "state_dict")}
     everyones = ranks.exchange({**_own_state(run), **_own_differences(run, callbacks)})
     facts = {
         "updates": run.run_state.updates,
@@ -147,7 +148,7 @@ def save_run(
         own_ranks = ranks if writer is None or ranks_of_writer is None else ranks_of_writer()
         write(folder, facts, ranks.do_on_all(encoded), own_ranks)
     elif isinstance(run.optimizer, ZeroOptimizer):
-        parts = ranks.do_on_all(encoded)  # the optimizer's state is put together
+        parts = ranks.do_on_all(encoded)  # gathers the optimizer's state
         ranks.do_on_first(lambda: write(folder, facts, parts))
     else:
         ranks.do_on_first(lambda: write(folder, facts, encoded()))
@@ -158,13 +159,13 @@ def load_run(
 ) -> LoadedRun:
     """Load the state in `folder` into the objects of a run. Must be called by all ranks.
 
-    Everything is read and verified before anything is changed. Generators come last, since restoring the rest may
+    Everything is read and verified before anything is changed. Generators come last, since restoring other objects may
     draw from them.
 
     Args:
-        run: what to load into.
+        run: the run to load into.
         folder: of the state.
-        restores_position: whether the training loader goes to the position of the state.
+        restores_position: whether to restore the position of the training loader.
         skipped_weights: names in the model's state that the folder need not have; the live values stay.
 
     Raises:
@@ -175,7 +176,7 @@ def load_run(
     by_rank = [parts[f"rank_{rank}"] for rank in range(facts["ranks"])]
     history, callbacks = _states_of_this_rank(run, parts, by_rank)
     run_state = RunState.from_state_dict(parts["run"]["run_state"])
-    if restores_position:  # before all else: it may be a user's class that finds fault with its state
+    if restores_position:  # first, because a user's class may refuse its state
         streams = [state.get("stream") for state in by_rank]
         restore_stream(run.train_loader, streams, ranks, run_state=run_state, source=folder)
     others = _others(run, parts, history, callbacks)
@@ -187,7 +188,7 @@ def load_run(
             )
             load_states(load_model, run.optimizer, optimizer_state, others, undo, source=folder)
 
-        # The optimizer of a DeepSpeed engine talks to the other ranks meanwhile.
+        # The optimizer of a DeepSpeed engine communicates with the other ranks while it loads.
         load() if isinstance(run.optimizer, ZeroOptimizer) else ranks.do_on_all(load)
     run.gradient_norms.load_state_dict(by_rank[0]["gradient_norms"])  # the same on all ranks
     if len(by_rank) == ranks.count:
@@ -209,7 +210,10 @@ def _read_run(
         parts["optimizer"] = read_optimizer_file(folder, run.optimizer)
     check_run_parts(facts, parts, source=folder)
     if (run.optimizer is None) != (parts["optimizer"] is None):
-        raise InvalidCheckpointError(f"Of the training state {folder} and this trainer, only one has an optimizer.")
+        raise InvalidCheckpointError(
+            f"Only one of the training state {folder} and this trainer has an optimizer. Make the trainer as it was "
+            "when the state was saved, or use another state."
+        )
     optimizer_state = parts["optimizer"]
     if optimizer_state is not None:
         optimizer_state = restore_callables(optimizer_state, run.optimizer)
@@ -223,7 +227,7 @@ def _read_run(
 def _others(
     run: LiveRun, parts: dict[str, Any], history: dict[str, Any], callbacks: dict[str, Any]
 ) -> list[tuple[str, Any, Any]]:
-    """Everything besides model and optimizer that takes over a state: what it is called, it, and its state."""
+    """Name, object and state of everything besides model and optimizer that loads a state."""
     others = [*_scheduler_and_scaler(run, parts), ("The run history", run.history, history)]
     for callback in run.callbacks:
         state = callbacks.get(_state_key(callback))
@@ -243,7 +247,7 @@ def _scheduler_and_scaler(run: LiveRun, parts: dict[str, Any]) -> list[tuple[str
 
 
 def _targets(run: LiveRun) -> Callable[[str, torch.Size, torch.dtype], torch.Tensor]:
-    """Makes tensors for sharded ones, cut as what they belong to here, so that no rank has to hold a whole state."""
+    """A function that makes targets for tensors, sharded as in this run, so that no rank holds a whole state."""
     values = canonical_state_dict(bare_model(run.model))
     parameters = (
         {}
@@ -279,7 +283,7 @@ def data_of_run(folder: Path) -> dict[str, SavedData]:
 
 
 def difference_by_ranks(run: LiveRun, folder: Path) -> str | None:
-    """What will not be as on the ranks that saved `folder`, if this run has another number of them."""
+    """How this run will differ from the one that saved `folder`, if it has another number of ranks."""
     ranks_before = read_manifest(folder).facts["ranks"]
     if ranks_before == run.ranks.count:
         return None
@@ -291,8 +295,8 @@ def difference_by_ranks(run: LiveRun, folder: Path) -> str | None:
         reason = "its weights are the same, to rounding, only if nothing (dropout, augmentation) draws random numbers"
     else:
         reason = (
-            f"its updates are others, of {now} samples instead of {before}. Change `per_device_batch_size` or "
-            "`gradient_accumulation_steps` if they should be the same"
+            f"its updates will have {now} samples instead of {before}. Change `per_device_batch_size` or "
+            "`gradient_accumulation_steps` to keep their size"
         )
     return (
         f"The run was saved by {ranks_before} processes and resumes with {run.ranks.count}. Each sample is still "
@@ -301,11 +305,10 @@ def difference_by_ranks(run: LiveRun, folder: Path) -> str | None:
 
 
 def _shared_parts(run: LiveRun, *, without_optimizer: bool) -> dict[str, Any]:
-    """What is the same on every rank."""
+    """The parts that are the same on every rank."""
     optimizer, scheduler, scaler = run.optimizer, run.scheduler, run.scaler
-    return {
+    parts: dict[str, Any] = {
         "model": canonical_state_dict(bare_model(run.model)),
-        **({} if without_optimizer else {"optimizer": _optimizer_state(optimizer)}),
         "scheduler": None if scheduler is None else scheduler.state_dict(),
         "scaler": None if scaler is None else scaler.state_dict(),
         "run": {
@@ -315,19 +318,13 @@ def _shared_parts(run: LiveRun, *, without_optimizer: bool) -> dict[str, Any]:
             "config": None if run.config is None else run.config.to_dict(),
         },
     }
-
-
-def _optimizer_state(optimizer: Any) -> dict[str, Any] | None:
-    return None if optimizer is None else hide_callables(optimizer.state_dict())
-
-
-def _callback_states(run: LiveRun) -> dict[str, Any]:
-    callbacks = [callback for callback in run.callbacks if hasattr(callback, "state_dict")]
-    return {_state_key(callback): callback.state_dict() for callback in callbacks}
+    if not without_optimizer:
+        parts["optimizer"] = None if optimizer is None else hide_callables(optimizer.state_dict())
+    return parts
 
 
 def _own_differences(run: LiveRun, callbacks: dict[str, Any]) -> dict[str, Any]:
-    """How states that are stored once differ on this rank, if they do."""
+    """How this rank's callbacks and history differ from rank 0's, if they do."""
     ranks = run.ranks
     histories = {} if ranks.count == 1 else {"history": storable_history(run.history, ranks)}
     own = {
@@ -340,7 +337,7 @@ def _own_differences(run: LiveRun, callbacks: dict[str, Any]) -> dict[str, Any]:
 def _states_of_this_rank(
     run: LiveRun, parts: dict[str, Any], by_rank: list[dict[str, Any]]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The history and the callbacks' states as this rank had them; rank 0's for ranks of another number."""
+    """The states of the history and the callbacks on this rank; rank 0's if the number of ranks differs."""
     history, callbacks = parts["run"]["history"], parts["callbacks"]
     if len(by_rank) == run.ranks.count:
         own = by_rank[run.ranks.index]
@@ -354,7 +351,7 @@ def _states_of_this_rank(
     if differing and run.ranks.is_first:
         warnings.warn(
             f"The {len(by_rank)} processes that saved this training state had different states of "
-            f"{', '.join(differing)}. With another number of processes ({run.ranks.count}) each takes over those "
+            f"{', '.join(differing)}. With another number of processes ({run.ranks.count}) each of them loads those "
             f"of the first one, and the others are lost. Resume with {len(by_rank)} processes to keep them.",
             stacklevel=2,
         )
@@ -362,7 +359,7 @@ def _states_of_this_rank(
 
 
 def _own_state(run: LiveRun) -> dict[str, Any]:
-    """What every rank has for itself."""
+    """The state that every rank has for itself."""
     return {
         "generators": generator_states(),
         "losses": run.losses.state_dict(),
