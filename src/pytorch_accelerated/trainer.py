@@ -1,8 +1,8 @@
 """`Trainer`: what users call, and the order of a run.
 
-What a subclass may override is in `training/hooks.py`, what lives as long as one call in `training/run.py`, and how an
-update changes the parameters in `training/step.py`. `docs/events.md` has the order of hooks and events for every way a
-run can end.
+`training/hooks.py` has the methods that a subclass may override, `training/run.py` the state of one call, and
+`training/step.py` the computation of an update. `docs/events.md` has the order of hooks and events for every way a run
+can end.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ __all__ = [
 ]
 
 
-# Methods of the trainer that stand in an update, by the names that `StepParts` has for the user's own versions.
+# Methods of the trainer that are part of an update, by the names that `StepParts` has for the user's own versions.
 _OWN_PARTS = {
     "own_passes": "_perform_forward_and_backward_passes",
     "own_clipping": "_clip_gradients",
@@ -74,36 +74,36 @@ class Trainer(TrainerHooks):
         trainer = Trainer(model, loss_func=nn.CrossEntropyLoss(), optimizer=optimizer)
         trainer.train(train_dataset, num_epochs=3, eval_dataset=eval_dataset, per_device_batch_size=32)
 
-    Every method in the sections "set-up", "run", "training epoch" and "evaluation epoch" may be overridden. Those whose
-    name begins with `create`, `calculate`, `count` or `get` return a value, the others change state. A run calls them,
-    and the callbacks' events after them, in the order that `explain` shows.
+    Every method in the sections "set-up", "run", "training epoch" and "evaluation epoch" may be overridden. Methods
+    whose name begins with `create`, `calculate`, `count` or `get` return a value, the others change state. A run calls
+    them, and then the callbacks' events, in the order that `explain` shows.
 
-    The constructor stores what it is given; kinds and values are checked when a run starts.
+    The constructor stores its arguments; their types and values are checked when a run starts.
 
     Args:
-        model: any module. It is the bare module before and after a run; while training it may be wrapped.
-        loss_func: of the model's outputs and the targets, returning the mean over the batch. Where batches are dicts,
-            of the outputs and the whole batch; or None if the model returns its own loss for them.
-        optimizer: over the model's parameters.
+        model: any module. It is the bare module before and after a run; during training it may be wrapped.
+        loss_func: a function of the model's outputs and the targets that returns the mean over the batch. For dict
+            batches, a function of the outputs and the whole batch, or None if the model returns its own loss.
+        optimizer: an optimizer of the model's parameters.
         callbacks: `TrainerCallback` classes or instances; events are fired in this order.
         run_history: where metrics are recorded; default `InMemoryRunHistory`.
-        seed: of everything random in training runs: order of samples, augmentations, dropout. None: derived from the
-            state of torch's generator when a run starts, without changing it.
+        seed: the seed of everything random in training runs: order of samples, augmentations, dropout. None: derived
+            from the state of torch's generator when a run starts, without changing it.
         mixed_precision: "no", "fp16" (not on the CPU), "bf16" or "fp8"; None: as accelerate is configured.
         compile_model: compile the model in place when a run starts; a dict holds arguments for `torch.compile`, and
-            maybe ``"regional": True`` to compile repeated blocks instead of the whole. With
+            optionally ``"regional": True`` to compile repeated blocks instead of the whole model. With
             ``{"mode": "reduce-overhead"}`` torch uses CUDA graphs.
         accelerator: an `accelerate.Accelerator`, or a function that returns one. It must not accumulate gradients
             itself.
         inference_mode: evaluate and predict in `torch.inference_mode` instead of `torch.no_grad`: a little faster, but
-            a module that keeps a tensor from an evaluation, a cache say, fails with it in training.
-        timeout: seconds that a process waits for the others before it gives up with a `LostPeerError`; longer than
-            whatever one process does alone, such as a save. None: torch's limit, half an hour with gloo and ten
-            minutes with NCCL.
+            a module that keeps a tensor from an evaluation, such as a cache, then fails in training.
+        timeout: seconds that a process waits for the others before it gives up with a `LostPeerError`; it must be
+            longer than anything that one process does alone, such as a save. None: torch's limit, half an hour with
+            gloo and ten minutes with NCCL.
     """
 
     _run_kind: type[Run] = Run
-    _run: Run | None = None  # while the trainer is at work
+    _run: Run | None = None  # during a call of the trainer
     _last_run: Run | None = None
 
     def __init__(
@@ -170,46 +170,46 @@ class Trainer(TrainerHooks):
     ) -> RunHistory:
         """Train, and evaluate after each epoch if there is an evaluation set. Must be called by all ranks.
 
-        Datasets may be map-style or iterable, with or without a length; tensors or arrays, or tuples and dicts of
-        them; or ready `DataLoader` objects.
+        Datasets may be map-style or iterable, with or without a length; tensors or arrays, or tuples and dicts of them;
+        or ready `DataLoader` objects.
 
         Args:
-            train_dataset: what to train on.
+            train_dataset: the training data.
             num_epochs: passes over it; None if `max_num_train_steps` is given.
-            eval_dataset: what to evaluate on.
+            eval_dataset: the evaluation data.
             per_device_batch_size: samples of a batch on one rank.
             max_num_train_steps: optimizer updates after which the run ends; overrides `num_epochs`.
             gradient_accumulation_steps: batches of a rank per update. The update equals that of one large batch.
             gradient_clip_value: limit each entry of the gradient to [-value, value], once per update.
-            create_scheduler_fn: makes the scheduler from the optimizer. A `functools.partial` may hold
+            create_scheduler_fn: creates the scheduler from the optimizer. A `functools.partial` may hold
                 `TrainerPlaceholderValues`.
-            train_dataloader_kwargs: laid over the defaults of `get_default_train_dl_kwargs`. ``is_sharded=True`` says
-                that an iterable dataset itself gives each rank samples of its own. A `generator`, here or in a loader
-                or sampler of yours, decides on the order of samples instead of the trainer's `seed`.
+            train_dataloader_kwargs: override the defaults of `get_default_train_dl_kwargs`. ``is_sharded=True`` says
+                that an iterable dataset itself gives each rank different samples. A `generator`, here or in your own
+                loader or sampler, determines the order of samples instead of the trainer's `seed`.
             eval_dataloader_kwargs: the same for evaluation.
-            reset_run_history: False to go on counting epochs and keep the metrics of earlier runs.
-            collate_fn: makes a batch of samples, for both datasets.
-            resume_from: a training state, or a folder of them (the newest complete one counts), to go on from until
-                `num_epochs` in total. A folder without any: start afresh.
+            reset_run_history: False to continue the epoch numbers and keep the metrics of earlier runs.
+            collate_fn: combines samples into a batch, for both datasets.
+            resume_from: a training state, or a folder of them, to resume from until `num_epochs` in total. From a
+                folder, the newest complete state is used; a folder without any starts a new run.
             gradient_clip_norm: limit of the gradient's global norm, which is recorded as ``gradient_norm``.
             max_duration: seconds, or "HH:MM:SS", after which the run stops at the end of an update.
             eval_per_device_batch_size: default: `per_device_batch_size`.
             step_scheduler: step the scheduler per "update" or per "epoch". `ReduceLROnPlateau` always steps after
                 evaluation.
-            scheduler_metric: what a `ReduceLROnPlateau` watches.
-            nonfinite_policy: of an update whose loss or gradient is NaN or infinite. None: apply it; callbacks hear of
-                the loss, and `TerminateOnNaNCallback` ends the run. "skip": leave the update out. "rollback": go back
-                to the newest training state of this run, and on without the update. To look, the run waits for the
-                device once per update.
-            max_skipped_updates: so many updates in a row may be left out because of `nonfinite_policy`.
-            split_on_oom: compute a batch that does not fit into memory in parts, and all later ones. With one process.
+            scheduler_metric: the metric that a `ReduceLROnPlateau` watches.
+            nonfinite_policy: what to do with an update whose loss or gradient is NaN or infinite. None: apply it;
+                callbacks are told about the loss, and `TerminateOnNaNCallback` ends the run. "skip": skip the update.
+                "rollback": go back to the newest training state of this run, and continue without the update. To check,
+                the run waits for the device once per update.
+            max_skipped_updates: the number of updates in a row that `nonfinite_policy` may skip.
+            split_on_oom: compute a batch that does not fit into memory, and all later ones, in parts. For one process.
 
         Returns:
             A copy of the run history, which a later `evaluate` does not change.
 
         Raises:
-            ArgumentTypeError, ConfigurationError, DataError: for input that cannot work, before work is lost.
-            NonFiniteLossError: if `TerminateOnNaNCallback` met a loss that is NaN or infinite, or more updates in a row
+            ArgumentTypeError, ConfigurationError, DataError: for invalid input, before any work is done.
+            NonFiniteLossError: if `TerminateOnNaNCallback` saw a loss that is NaN or infinite, or more updates in a row
                 than `max_skipped_updates` could not be applied.
         """
         setup.refuse_within_a_run(self, self._run, "train", "Call it when the run is over, or use another trainer.")
@@ -277,11 +277,11 @@ class Trainer(TrainerHooks):
         Args:
             dataset: default: the last evaluation dataset.
             per_device_batch_size: samples of a batch on one rank.
-            dataloader_kwargs: laid over the defaults of `get_default_eval_dl_kwargs`.
-            collate_fn: makes a batch of samples; default: the last one given.
+            dataloader_kwargs: override the defaults of `get_default_eval_dl_kwargs`.
+            collate_fn: combines samples into a batch; default: the last one given.
 
         Returns:
-            The metrics, with the mean loss as ``evaluation_loss``: per sample, or per item where items are counted.
+            The metrics, with the mean loss as ``evaluation_loss``: per sample, or per item if items are counted.
 
         Raises:
             ConfigurationError: without any dataset.
@@ -313,23 +313,23 @@ class Trainer(TrainerHooks):
         collate_fn: Callable[..., Any] | None = None,
         output_path: str | Path | None = None,
     ) -> Any:
-        """All predictions, in dataset order, each once, at any number of ranks. Must be called by all ranks.
+        """All predictions, each once and in dataset order, on any number of ranks. Must be called by all ranks.
 
-        A loader with a sampler of its own decides itself which samples come in which order. Batches may have targets or
-        not; see `calculate_predict_batch_outputs`. May be called from a callback.
+        A loader with its own sampler determines which samples come in which order. Batches may have targets or not; see
+        `calculate_predict_batch_outputs`. May be called from a callback.
 
         Args:
-            dataset: what to predict for; an empty one gives an empty result.
+            dataset: the data; an empty dataset gives an empty result.
             per_device_batch_size: samples of a batch on one rank.
-            dataloader_kwargs: laid over the library's defaults for evaluation.
-            collate_fn: makes a batch of samples; default: the last one given.
-            output_path: a folder to write to as predictions come, so that memory stays flat.
+            dataloader_kwargs: override the library's defaults for evaluation.
+            collate_fn: combines samples into a batch; default: the last one given.
+            output_path: a folder to write predictions to as they are computed, so that memory use stays constant.
 
         Returns:
             Nested tensors on the CPU, structured as the hook returned them; with `output_path` a `StoredPredictions`.
 
         Raises:
-            ConfigurationError: if the loader shuffles, or leaves samples out with `drop_last`.
+            ConfigurationError: if the loader shuffles, or drops samples with `drop_last`.
         """
         setup.refuse_without_constructor(self)
         check_positive_count("per_device_batch_size", per_device_batch_size)
@@ -354,10 +354,10 @@ class Trainer(TrainerHooks):
         *,
         save_scheduler: bool = True,
     ) -> None:
-        """Write model, optimizer and scheduler to one portable `.pt` file, whole or not at all.
+        """Write model, optimizer and scheduler to one portable `.pt` file, completely or not at all.
 
         Args:
-            save_path: of the file; its folder is made if needed.
+            save_path: the path of the file; its folder is created if needed.
             checkpoint_kwargs: further entries; plain values, containers and tensors.
             save_optimizer: whether to write ``optimizer_state_dict``.
             save_per_node: True: the first rank of each node writes; False: only the first of all.
@@ -368,7 +368,7 @@ class Trainer(TrainerHooks):
             NonFiniteLossError: if a parameter is NaN or infinite; an existing file is left as it is.
         """
         model = self.get_model()
-        self.current_run.check_finite()  # on every rank, so that all of them hear of it
+        self.current_run.check_finite()  # on every rank, so that all of them get the error
         checkpoint: dict[str, Any] = {"model_state_dict": whole(canonical_state_dict(model))}
         if save_optimizer and self.optimizer is not None:
             checkpoint["optimizer_state_dict"] = whole(self.optimizer.state_dict())
@@ -381,20 +381,20 @@ class Trainer(TrainerHooks):
     def load_checkpoint(
         self, checkpoint_path: str | Path, load_optimizer: bool = True, load_scheduler: bool = True
     ) -> dict[str, Any]:
-        """Take over what `save_checkpoint` wrote, on every rank that calls it. Nothing in the file is executed.
+        """Load a file written by `save_checkpoint`, on every rank that calls it. Nothing in the file is executed.
 
         Args:
-            checkpoint_path: of the file.
-            load_optimizer: take over the optimizer's state, if it is there.
-            load_scheduler: take over the scheduler's state, if it is there and there is a scheduler.
+            checkpoint_path: the path of the file.
+            load_optimizer: load the optimizer's state, if there is one.
+            load_scheduler: load the scheduler's state, if there is one and the trainer has a scheduler.
 
         Returns:
             The whole checkpoint.
 
         Raises:
             MissingCheckpointError: a FileNotFoundError, if there is no such file.
-            InvalidCheckpointError: if the file is damaged or belongs to another model or optimizer; nothing is changed
-                then.
+            InvalidCheckpointError: if the file is damaged or belongs to another model or optimizer; then nothing is
+                changed.
         """
         checkpoint = load_portable(checkpoint_path)
         if "model_state_dict" not in checkpoint:
@@ -427,16 +427,17 @@ class Trainer(TrainerHooks):
         *,
         background: bool = False,
     ) -> None:
-        """Write everything this run is to a folder that appears whole or not at all. Must be called by all ranks.
+        """Write the complete state of this run to a folder, which appears whole or not at all. Must be called by all
+        ranks.
 
-        Within an update, or while callbacks of an event are still due, it is written right after.
+        Within an update, or before all callbacks of an event have been called, it is written right afterwards.
 
         Args:
             output_dir: the folder of this state.
             checkpoint_kwargs: further entries, returned by `load_training_state`.
-            background: within a run, wait only for a copy in host memory, as large as the state, and write that while
-                the run goes on. It is complete before the next one is begun and before `on_training_run_end`; what
-                goes wrong until then is raised in between. Outside of a run it is written at once.
+            background: within a run, wait only for a copy in host memory, as large as the state, and write it while the
+                run continues. It is complete before the next one starts and before `on_training_run_end`; errors until
+                then are raised in between. Outside of a run it is written at once.
         """
         request = (Path(output_dir), dict(checkpoint_kwargs or {}), background)
         if self._run is not None and self._run.requests.defers_saves:
@@ -445,7 +446,7 @@ class Trainer(TrainerHooks):
             self.current_run.write_state(*request[:2], background and self._run is not None)
 
     def load_training_state(self, input_dir: str | Path) -> dict[str, Any]:
-        """Take over a folder that `save_training_state` wrote, or the newest of several. Must be called by all ranks.
+        """Load a folder written by `save_training_state`, or the newest of several. Must be called by all ranks.
 
         Use ``train(resume_from=...)`` to continue a run.
 
@@ -464,12 +465,12 @@ class Trainer(TrainerHooks):
         """Tensors of all ranks, concatenated on their first dimension. Must be called by all ranks with a batch.
 
         In the hooks and events of a batch it works for any size of the dataset: a rank without a batch in this round
-        answers with no rows.
+        contributes no rows.
 
         Args:
             tensor: a tensor, or a nested tuple, list or dict of tensors; first dimensions may differ between ranks.
-            padding_value: fills up other dimensions where they differ. Rows of the result that consist of nothing else
-                are left out, also on one process: scripts mark "nothing here" by such a row.
+            padding_value: pads other dimensions that differ. Rows of the result that contain nothing else are removed,
+                also on one process: scripts mark "nothing here" by such a row.
 
         Returns:
             The same structure, with the rows of all ranks; a 0-dim tensor counts as one row.
@@ -487,28 +488,28 @@ class Trainer(TrainerHooks):
 
     @property
     def device(self) -> torch.device:
-        """Where batches and the model go."""
+        """The device of batches and the model."""
         return self._ranks.device
 
     def get_model(self, keep_torch_compile: bool = True) -> Any:
-        """The bare module, without what training wraps around it.
+        """The bare module, without wrappers that training needs.
 
         Args:
-            keep_torch_compile: False to take off what the user's own `torch.compile(model)` put around it.
+            keep_torch_compile: False to also remove the wrapper of the user's own `torch.compile(model)`.
         """
         model = bare_model(self.model)
         return model if keep_torch_compile else uncompiled(model)
 
     def request_evaluation(self) -> None:
-        """Ask for an evaluation as soon as possible, recorded as ``intermediate_eval_loss``.
+        """Request an evaluation as soon as possible, recorded as ``intermediate_eval_loss``.
 
-        That is when the current update is finished, or after the current event, with all its callbacks. For callbacks,
-        during training; every rank must ask.
+        It happens when the current update is finished, or after the current event with all its callbacks. For
+        callbacks, during training; every rank must request it.
         """
         self.current_run.requests.evaluation = True
 
     def explain(self, num_epochs: int = 1, evaluate: bool = True) -> str:
-        """The order of hooks and events of a run as text, with the callbacks that really act at each event."""
+        """The order of hooks and events of a run as text, with the callbacks that handle each event."""
         return explain_run(
             type(self), self.callback_handler, self.custom_events, num_epochs=num_epochs, evaluate=evaluate
         )
@@ -516,16 +517,17 @@ class Trainer(TrainerHooks):
     def preflight(
         self, train_dataset: Any, num_epochs: int | None, eval_dataset: Any = None, **train_arguments: Any
     ) -> PreflightReport:
-        """Rehearse a run before it is started: one update, one evaluated batch, metric names, save, reload, disk space.
+        """Rehearse a run before it is started: one update, one evaluation batch, metric names, save, reload, disk
+        space.
 
-        Takes the arguments of `train`. Callbacks that print or write files are left out. Afterwards everything that
-        the trainer can see is as before. Must be called by all ranks.
+        Takes the arguments of `train`. Callbacks that print or write files are left out. Afterwards everything that the
+        trainer can see is restored. Must be called by all ranks.
 
         Returns:
-            What was found; print it.
+            The findings; print them.
 
         Raises:
-            Whatever the run would have raised: better now than after the first epoch.
+            Any error that the run would have raised.
         """
         setup.refuse_within_a_run(self, self._run, "preflight", "Call it before `train`.")
         arguments = {"train_dataset": train_dataset, "num_epochs": num_epochs, "eval_dataset": eval_dataset}
@@ -533,7 +535,7 @@ class Trainer(TrainerHooks):
 
     @property
     def current_run(self) -> Run:
-        """Everything that lives as long as the current call of `train`, `evaluate` or `predict`.
+        """The state of the current call of `train`, `evaluate` or `predict`.
 
         Between calls it is the last run, and before the first call a new one.
         """
@@ -541,13 +543,13 @@ class Trainer(TrainerHooks):
 
     @property
     def is_last_epoch(self) -> bool:
-        """Whether the training run ends, as far as is known, when the current epoch is over."""
+        """Whether, as far as is known, the training run ends with the current epoch."""
         return self.current_run.is_last_epoch
 
     # --------------------------------------------------------------------------------------------- the order of a run
 
     def _run_training(self) -> None:
-        """Epoch after epoch, until the run is complete or something stops it."""
+        """Run epoch after epoch, until the run is complete or something stops it."""
         run = self.current_run
         run.requests.defers_saves = True
         with run.ending(self.training_run_end, "on_training_run_end"):
@@ -561,7 +563,7 @@ class Trainer(TrainerHooks):
                     run.go_back_to(request.state)
 
     def _run_epoch(self, run: Run) -> None:
-        """One epoch and its evaluation; after a resume, the parts of it that are still due."""
+        """One epoch and its evaluation; after a resume, their remaining parts."""
         state = self.run_state
         if state.phase is RunPhase.TRAINING:
             if isinstance(run.loaders.train, RunLoader):  # a subclass may iterate over it itself
@@ -580,7 +582,7 @@ class Trainer(TrainerHooks):
         run.close_part(RunPhase.EPOCH_CLOSED)
 
     def _run_train_epoch(self, train_dl: Any) -> None:
-        """One pass over the training data, or over what is left of it."""
+        """One pass over the training data, or over the rest of it."""
         run = self.current_run
         step = run.step
         run.start_part(self.train_epoch_start, "on_train_epoch_start")
@@ -599,7 +601,7 @@ class Trainer(TrainerHooks):
         self.current_run.step.compute(batch, step)
 
     def _clip_gradients(self) -> None:
-        """Limit the complete gradient, once per update."""
+        """Clip the complete gradient, once per update."""
         self.current_run.step.clip()
 
     def _update_loss_tracker(self, batch_loss: torch.Tensor, batch_size: Any) -> None:
@@ -629,7 +631,7 @@ class Trainer(TrainerHooks):
             run.emitter.emit("on_eval_epoch_end", is_intermediate=is_intermediate)
 
     def _add_epoch_loss_to_run_history(self, metric_name: str) -> None:
-        """Record the mean loss per item over all ranks, and begin a new mean."""
+        """Record the mean loss per item over all ranks, and start a new mean."""
         self.current_run.record_mean_loss(metric_name)
 
     def _step_scheduler_after_epoch(self) -> None:
@@ -672,7 +674,7 @@ class Trainer(TrainerHooks):
         return self._run_kind(self, settings, self._run_eval_epoch, own, self._last_run)
 
     def _prepare_model_optimizer_and_dataloaders(self) -> None:
-        """Put the model on its device, wrap what must be wrapped, and distribute the loaders over the ranks."""
+        """Move the model to its device, wrap what must be wrapped, and distribute the loaders over the ranks."""
         run = self.current_run
         run.prepare_model(for_training=run.loaders.train is not None)
         run.prepare_loaders()
@@ -685,28 +687,28 @@ class Trainer(TrainerHooks):
         max_num_train_steps: int | None,
         gradient_clip_value: float | None,
     ) -> TrainerRunConfig:
-        """The frozen facts of the run, from what was asked for and the loaders that exist."""
+        """The frozen facts of the run, from its settings and loaders."""
         return self.current_run.describe(
             per_device_batch_size, num_epochs, gradient_accumulation_steps, max_num_train_steps, gradient_clip_value
         )
 
     @property
     def _loss_tracker(self) -> LossTracker:
-        """The loss tracker at work."""
+        """The current loss tracker."""
         return self.current_run.losses
 
 
 class TrainerWithTimmScheduler(Trainer):
-    """A `Trainer` for timm's schedulers, which are told the number of updates and epochs.
+    """A `Trainer` for timm's schedulers, which it tells the number of updates and epochs.
 
     Attributes:
-        num_updates: applied updates of this run, as last told to the scheduler.
+        num_updates: applied updates of this run, as last passed to the scheduler.
     """
 
     num_updates = 0
 
     def scheduler_step(self) -> None:
-        """Tell the scheduler how many updates there have been."""
+        """Pass the number of updates to the scheduler."""
         self.num_updates = self.run_state.applied_updates + 1  # the current one is counted right after
         if self.scheduler is not None:
             self.scheduler.step_update(num_updates=self.num_updates)
