@@ -36,7 +36,8 @@ def names_in(node: ast.AST) -> Iterator[str]:
         name = ast.unparse(node)
         if name in ATTRIBUTES or name.endswith(("serialization.load", "jit.load", "hub.load")):
             yield name
-    elif isinstance(node, ast.Name) and node.id in CALLS | {"import_module"}:
+    # A field of that name, such as the loader for evaluation, calls nothing.
+    elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in CALLS | {"import_module"}:
         yield node.id
     elif isinstance(node, ast.keyword) and node.arg in KEYWORDS:
         yield node.arg
