@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.house import ROOT, House, plain_update
+from scripts.house import MISSED, ROOT, House, figures, plain_update
 
 TRAINER = """
 from pytorch_accelerated.hooks import Hooks
@@ -70,3 +70,12 @@ def test_an_update_is_measured_between_two_forward_passes() -> None:
     assert "RunState.finish_update" in names
     assert not any("Counting" in name or name == "train" for name in names)
     assert any("scaler is not None" in decision for decision in update.decisions(House(ROOT)))
+
+
+def test_figures_keep_to_their_limits_or_to_what_has_been_reached() -> None:
+    found = figures(House(ROOT))
+    allowed = {figure.name: MISSED.get(figure.name, (figure.limit, ""))[0] for figure in found}
+    assert MISSED.keys() <= allowed.keys()
+    limited = [(figure.name, figure.now, most) for figure in found if (most := allowed[figure.name]) is not None]
+    worse = [f"{name}: {now}, at most {most}" for name, now, most in limited if now > most]
+    assert not worse, f"{worse}. `scripts/house.py` says how each figure is counted."
