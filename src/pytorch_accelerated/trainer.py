@@ -32,8 +32,8 @@ from pytorch_accelerated.data.padding import remove_padding
 from pytorch_accelerated.data.slicing import LIMIT_BATCHES_ENV_VAR, batch_limit_from_environment
 from pytorch_accelerated.data.updates import RunLoader
 from pytorch_accelerated.errors import InvalidCheckpointError
-from pytorch_accelerated.models.preparation import bare_model
 from pytorch_accelerated.models.sharding import whole
+from pytorch_accelerated.models.wrappers import bare_model
 from pytorch_accelerated.prediction.collecting import collect_predictions
 from pytorch_accelerated.processes.gathering import map_tensors
 from pytorch_accelerated.run_config import TrainerRunConfig

@@ -15,7 +15,7 @@ from pytorch_accelerated import Trainer as NativeTrainer
 from pytorch_accelerated.checkpointing.verify import verify
 from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.huggingface import Trainer
-from pytorch_accelerated.models.deepspeed import is_engine
+from pytorch_accelerated.models.wrappers import is_engine
 from tests.huggingface.runs import Recorder, Regression, Rows, StopAt, Tokens, make_trainer, without_speed
 from tests.support.resuming import assert_same
 

@@ -35,8 +35,8 @@ from pytorch_accelerated.checkpointing.weights import canonical_state_dict, chec
 from pytorch_accelerated.data.resuming import SavedData, data_facts, restore_stream, saved_data, stream_state
 from pytorch_accelerated.errors import InvalidCheckpointError
 from pytorch_accelerated.models.deepspeed import ZeroOptimizer
-from pytorch_accelerated.models.preparation import bare_model
 from pytorch_accelerated.models.sharding import has_shards, is_sharded
+from pytorch_accelerated.models.wrappers import bare_model
 from pytorch_accelerated.processes.ranks import Ranks
 from pytorch_accelerated.run_config import TrainerRunConfig
 from pytorch_accelerated.seeding import generator_states, restore_generator_states

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -22,17 +21,9 @@ from pytorch_accelerated.compat.torch import forward_hook_stores, mark_stepped
 from pytorch_accelerated.errors import CheckpointError, ConfigurationError
 
 if TYPE_CHECKING:
-    from typing import TypeGuard
-
     from accelerate import Accelerator
 
 Parameters = Sequence[torch.Tensor]
-
-
-def is_engine(model: Any) -> TypeGuard[nn.Module]:
-    """Whether `model` is a DeepSpeed engine."""
-    deepspeed = sys.modules.get("deepspeed")  # such a model exists only if deepspeed has been imported
-    return deepspeed is not None and isinstance(model, deepspeed.DeepSpeedEngine)
 
 
 def hand_over(accelerator: Accelerator, model: nn.Module, optimizer: Any) -> tuple[Any, EngineOptimizer]:

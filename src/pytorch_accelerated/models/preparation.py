@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from pytorch_accelerated.compat.accelerate import forget_prepared
 from pytorch_accelerated.models.compiling import compile_in_place
-from pytorch_accelerated.models.deepspeed import EngineOptimizer, hand_over, is_engine
+from pytorch_accelerated.models.deepspeed import EngineOptimizer, hand_over
 from pytorch_accelerated.models.sharding import has_shards
 from pytorch_accelerated.processes.accelerators import uses_deepspeed
 from pytorch_accelerated.processes.plugins import refuse_idle_fp8
@@ -100,13 +99,6 @@ class PreparedModel:
                 bare["forward"] = self._forward
         was_replaced = model is not self.model and model is not self._bare_model
         return (model if was_replaced else self._bare_model), self._bare_optimizer
-
-
-def bare_model(model: Any) -> Any:
-    """The module inside of what training wraps around it."""
-    while isinstance(model, DistributedDataParallel) or is_engine(model):
-        model = model.module
-    return model
 
 
 def is_replicated(accelerator: Accelerator) -> bool:

@@ -20,8 +20,9 @@ from pytorch_accelerated.checkpointing.weights import are_finite
 from pytorch_accelerated.compat.torch import stored_values
 from pytorch_accelerated.data.updates import Update
 from pytorch_accelerated.errors import ConfigurationError, InvalidCheckpointError, NonFiniteLossError
-from pytorch_accelerated.models.preparation import bare_model, is_replicated
+from pytorch_accelerated.models.preparation import is_replicated
 from pytorch_accelerated.models.sharding import own_part
+from pytorch_accelerated.models.wrappers import bare_model
 from pytorch_accelerated.processes.accelerators import Accelerator
 from pytorch_accelerated.steps.transaction import TransactionalStep
 from pytorch_accelerated.tracking.loss import LossTracker

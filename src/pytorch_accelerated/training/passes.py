@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from pytorch_accelerated.callbacks.handler import CallbackHandler
 from pytorch_accelerated.data.updates import Round
 from pytorch_accelerated.errors import HookOutputError, StopTrainingError
+from pytorch_accelerated.models.wrappers import for_evaluation
 from pytorch_accelerated.prediction.collecting import PredictionCollector
 from pytorch_accelerated.processes.ranks import Ranks
 from pytorch_accelerated.seeding import generator_states, restore_generator_states
@@ -90,8 +90,7 @@ class Passes:
         """
         hooks = self._hooks
         wrapped = hooks.model
-        if isinstance(wrapped, DistributedDataParallel):
-            hooks.model = wrapped.module
+        hooks.model = for_evaluation(wrapped)
         if self._ranks.count > 1:
             # Each rank has its own batch statistics.
             self._ranks.copy_from_first(list(hooks.model.buffers()))

@@ -37,8 +37,9 @@ from pytorch_accelerated.data.resuming import SavedData, differing_rows
 from pytorch_accelerated.data.slicing import DataLoaderSlice
 from pytorch_accelerated.data.updates import CountItems, Round, RunLoader, Update
 from pytorch_accelerated.errors import ConfigurationError, DataError, NonFiniteLossError, StopTrainingError
-from pytorch_accelerated.models.preparation import PreparedModel, bare_model
+from pytorch_accelerated.models.preparation import PreparedModel
 from pytorch_accelerated.models.sharding import has_shards
+from pytorch_accelerated.models.wrappers import bare_model
 from pytorch_accelerated.processes.accelerators import send_to_device
 from pytorch_accelerated.processes.peers import is_lost_contact, limit_of_waiting, lost_peer_error
 from pytorch_accelerated.processes.ranks import Ranks
