@@ -494,7 +494,7 @@ def test_exactly_one_of_model_and_model_init_is_needed(parts: dict[str, Any], tm
 
 
 def test_a_model_that_is_none_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentTypeError, match="no nn.Module"):
+    with pytest.raises(ArgumentTypeError, match="not an nn.Module"):
         make_trainer(tmp_path, parts={"model": Regression})
 
 

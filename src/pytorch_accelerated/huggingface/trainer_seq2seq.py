@@ -1,4 +1,4 @@
-"""A trainer for translations, summaries and the like: evaluations may generate."""
+"""A trainer whose evaluations may generate, for translations, summaries and the like."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ __all__ = ["Seq2SeqTrainer"]
 
 
 class Seq2SeqTrainer(Trainer):
-    """A `Trainer` that predicts what the model generates, if its arguments have ``predict_with_generate=True``.
+    """A `Trainer` whose predictions are generated, if its arguments have ``predict_with_generate=True``.
 
-    Takes what `Trainer` takes; `args` are `Seq2SeqTrainingArguments`. A row of predictions is one of tokens. Shorter
-    rows are filled up with the padding token of the generation config, the tokenizer or the model; rows of labels with
-    -100, as everywhere. The loss is that of the labels, as without generating.
+    It has the parameters of `Trainer`; `args` are `Seq2SeqTrainingArguments`. Predictions are rows of tokens. Shorter
+    ones are padded with the padding token of the generation config, the tokenizer or the model; rows of labels with
+    -100, as usual. The loss is that of the labels, as without generating.
 
     Raises:
-        ConfigurationError: if `args` are none of `Seq2SeqTrainingArguments`, if the model has to generate and can't, or
-            if nothing can be generated as ``generation_config`` says.
+        ConfigurationError: if `args` are not `Seq2SeqTrainingArguments`, if the model cannot generate, or if
+            ``generation_config`` is invalid.
     """
 
     args: Seq2SeqTrainingArguments
@@ -110,7 +110,7 @@ class Seq2SeqTrainer(Trainer):
 
     @property
     def prediction_padding(self) -> int:
-        """Fills up shorter rows of predictions: the padding token where these are generated."""
+        """The value that shorter rows of predictions are padded with: the padding token for generated ones."""
         if not self.args.predict_with_generate:
             return PADDING
         return padding_token(self.model, self.processing_class, self._arguments_of_generate({}))
@@ -133,12 +133,12 @@ class Seq2SeqTrainer(Trainer):
         if has_shards(self.model):
             from torch.distributed.fsdp import register_fsdp_forward_method
 
-            # Which calls the encoder before it calls the model: that has to gather its own parameters first.
+            # It calls the encoder before the model, so it must gather the parameters itself.
             register_fsdp_forward_method(self.model, "generate")
 
     @contextlib.contextmanager
     def _generating_with(self, gen_kwargs: Mapping[str, Any]) -> Iterator[None]:
-        """An evaluation of several datasets is several evaluations inside of one."""
+        """Use these arguments of `generate` too. Evaluations may be nested, for several datasets."""
         before = self._gen_kwargs
         self._gen_kwargs = {**before, **gen_kwargs}
         try:
@@ -157,5 +157,5 @@ class Seq2SeqTrainer(Trainer):
             if value is not None:
                 arguments[name] = value
         if self.args.world_size > 1 and has_shards(self.model):
-            arguments.setdefault("synced_gpus", True)  # a rank that is done computes along: the others need its part
+            arguments.setdefault("synced_gpus", True)  # a rank that is done must continue: the others need its shard
         return arguments

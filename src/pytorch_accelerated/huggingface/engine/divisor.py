@@ -1,9 +1,9 @@
-"""Finds out what a loss is divided by, from the one computation of it that there is.
+"""Detects what a loss is divided by, while it is computed.
 
-The signature of a loss does not tell. Many models take any keyword and pass it on to a loss that is a mean all the
-same, and so do losses of users that have the parameter because they must; others divide by the trainer's
-``current_gradient_accumulation_steps``. So the numbers that a loss is told are marked while it is computed, and marks
-are passed on to whatever torch computes from them.
+A signature does not show it. Many models accept any keyword and pass it on to a loss that is a mean anyway, and many
+losses of users have the parameter only because they must; others divide by the trainer's
+``current_gradient_accumulation_steps``. So the numbers given to a loss are marked, and everything computed from them is
+marked too.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ ITEMS, BATCHES, NOTHING = "items", "batches", "nothing"
 
 
 class LossDivisor:
-    """What the loss of a run is divided by, once the loss of a batch has shown it.
+    """Knows what the losses of a run are divided by, once the loss of a batch has shown it.
 
     Args:
-        known: it, if it need not be found out.
+        known: the divisor, if it need not be detected.
 
     Attributes:
         known: `ITEMS`, `BATCHES` or `NOTHING`; None while it is unknown.
@@ -39,9 +39,9 @@ class LossDivisor:
         self._watch: DivisorWatch | None = None
 
     def loss_of(self, compute: Callable[[Any], Any], num_items: int | None) -> Any:
-        """The loss that `compute` returns when it is told the number of items.
+        """The loss that `compute` returns for this number of items.
 
-        Compiled code runs as it was written while this is to be found out: it would not show what it computes.
+        Compiled code runs uncompiled while the divisor is unknown, because its operations could not be seen.
         """
         if not num_items or self.known is not None:
             return compute(num_items)
@@ -59,7 +59,7 @@ class LossDivisor:
         return loss
 
     def told_batches(self, number: int) -> int:
-        """The number of batches in an update, as the code that computes a loss is told it."""
+        """The number of batches in an update, marked if a loss is being watched."""
         return number if self._watch is None else self._watch.mark(number, BATCHES)
 
     def _conclude(self, loss: Any, watch: DivisorWatch) -> None:
@@ -80,11 +80,11 @@ class LossDivisor:
 
 
 class DivisorWatch(TorchFunctionMode):
-    """While it is entered, follows the numbers that it has marked through Python's and torch's arithmetic.
+    """A context that follows marked numbers through the arithmetic of Python and torch.
 
-    A number that is converted by ``int`` or ``float`` cannot be followed any further. What reads a number without
-    calling anything is not seen at all: an operation with a float on its left, as in ``1.0 / number``, and C code of
-    other packages, such as a kernel that is passed the number itself.
+    A number converted by ``int`` or ``float`` cannot be followed. Reads without a call are not even noticed: an
+    operation with a float on its left, as in ``1.0 / number``, and C code of other packages, such as a kernel that gets
+    the number itself.
 
     Attributes:
         lost: the marks of the numbers that were converted.
@@ -125,7 +125,7 @@ class DivisorWatch(TorchFunctionMode):
 
 
 class _Marked:
-    """What a number has besides its value. Every kind of number has a class of its own below."""
+    """The marks of a number. There is a subclass for each type of number."""
 
     marks: frozenset[str] = frozenset()
     lost: set[str] = set()

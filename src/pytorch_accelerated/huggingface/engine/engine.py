@@ -32,6 +32,9 @@ class Engine(NativeTrainer):
         face: the trainer that users see.
         events: calls its callbacks.
         native_arguments: see the native `Trainer`.
+
+    Attributes:
+        training: the current training, or the last one.
     """
 
     _makes_optimizer = True
@@ -40,7 +43,7 @@ class Engine(NativeTrainer):
     def __init__(self, face: Face, events: Events, **native_arguments: Any) -> None:
         self._face = face
         self._events = events
-        self._training: TrainingHooks | None = None
+        self.training: TrainingHooks | None = None
         self._items_on_rank: list[int | None] = []
         self._evaluate_batch: Callable[[Any], Any] | None = None
         self._kept_loaders: dict[Any, RunLoader] = {}
@@ -48,7 +51,7 @@ class Engine(NativeTrainer):
         self._has_trained = False
         super().__init__(face.model, None, None, callbacks=[_Moments(self, events)], **native_arguments)
 
-    # ------------------------------------------------------------------------------------------- what the face asks for
+    # ----------------------------------------------------------------------------------- for the Hugging Face trainer
 
     @property
     def run(self) -> EngineRun:
@@ -82,17 +85,17 @@ class Engine(NativeTrainer):
 
     @property
     def learning_rate(self) -> float:
-        """The one that the last update used."""
+        """The learning rate of the last update."""
         return self.step.learning_rate if self.run.has_step else 0.0
 
     @property
     def preparation_seconds(self) -> float | None:
-        """How long making the model ready for the last evaluation took; None if a training had done so."""
+        """The time it took to prepare the model for the last evaluation; None if a training had prepared it."""
         return None if self._has_trained else self.run.preparation_seconds
 
     @property
     def batches_of_update(self) -> int:
-        """Batches of this process in the update at work; the last one of an epoch may have fewer than the others."""
+        """Batches of this process in the current update. The last update of an epoch may have fewer than the others."""
         most = self._face.args.gradient_accumulation_steps
         batches = getattr(self._train_dataloader, "num_batches", None)
         if batches is None or not self._face.is_in_train:
@@ -101,7 +104,7 @@ class Engine(NativeTrainer):
         return self.step.divisor.told_batches(number) if self.run.has_step else number
 
     def has_placed(self, batch: Any) -> bool:
-        """Whether `batch` is the one at work in training, which the loader has put on the device."""
+        """Whether `batch` is the current one of the training, which the loader has put on the device."""
         return self.run.has_step and batch is self.step.micro_batch.batch
 
     @property
@@ -128,7 +131,7 @@ class Engine(NativeTrainer):
             self.model = self._face.model
         outer, self._evaluate_batch = self._evaluate_batch, evaluate_batch
         try:
-            # One that the loop asked for may be given up for a signal: a resumed run repeats it.
+            # A signal may end an evaluation that the loop requested: a resumed run repeats it.
             with contextlib.nullcontext() if is_asked_for else self._running(TrainSettings(num_epochs=1)):
                 run = self.run
                 with self._pass_over(loader, run) as adapted:
@@ -149,7 +152,7 @@ class Engine(NativeTrainer):
 
     def run_training(self, training: TrainingHooks, dataset: Any, **arguments: Any) -> None:
         """Run the native training, and inform `training` of its progress."""
-        self._training = training
+        self.training = training
         try:
             self.train(dataset, **arguments)
         finally:  # the workers of evaluations end with the training
@@ -162,7 +165,7 @@ class Engine(NativeTrainer):
         return self._face.get_train_dataloader()
 
     def count_batch_items(self, batch: Any) -> int | None:
-        """The labels that a token-wise loss is the mean of, where the loss takes their number."""
+        """The number of labels in a batch, for a loss that is their mean and takes their number."""
         count = self._face.count_items(batch)
         self._items_on_rank.append(count)
         return count
@@ -179,13 +182,13 @@ class Engine(NativeTrainer):
 
     def _create_run(self, settings: TrainSettings) -> EngineRun:
         if self._face.args.deepspeed is not None:
-            # accelerate has one config of DeepSpeed per process: come back to ours if another trainer has changed it.
+            # accelerate has one DeepSpeed config per process: restore ours if another trainer has changed it.
             self._accelerator = self._create_accelerator()
         run = super()._create_run(settings)
         assert isinstance(run, EngineRun)
         run.face, run.events = self._face, self._events
-        if self._training is not None:
-            run.training = self._training
+        if self.training is not None:
+            run.training = self.training
         run.take_items = self._take_items
         return run
 
@@ -225,16 +228,16 @@ class Engine(NativeTrainer):
             gradient_clip_value,
         )
         args = self._face.args
-        # DeepSpeed computes in a precision that accelerate is not told of.
+        # accelerate does not know the precision of DeepSpeed.
         return (
             dataclasses.replace(config, mixed_precision="bf16") if args.deepspeed is not None and args.bf16 else config
         )
 
     def _add_epoch_loss_to_run_history(self, metric_name: str) -> None:
-        """The face logs losses, when it is asked to."""
+        """Do nothing: the Hugging Face trainer logs losses when requested."""
 
     def _step_scheduler_after_epoch(self) -> None:
-        """A schedule that watches a metric steps at evaluations."""
+        """Do nothing: a schedule that watches a metric steps at evaluations."""
 
 
 class _Moments(TrainerCallback):
@@ -243,30 +246,27 @@ class _Moments(TrainerCallback):
     def __init__(self, engine: Engine, events: Events) -> None:
         self._engine, self._events = engine, events
 
-    @property
-    def _training(self) -> TrainingHooks:
-        return self._engine.run.training
-
     def on_training_run_start(self, trainer: Any, **kwargs: Any) -> None:
-        self._training.begin()
+        self._engine.run.training.begin()
 
     def on_train_epoch_start(self, trainer: Any, **kwargs: Any) -> None:
         self._events.fire("on_epoch_begin")
 
     def on_optimizer_step_end(self, trainer: Any, **kwargs: Any) -> None:
-        self._training.end_step()
+        self._engine.run.training.end_step()
 
     def on_train_epoch_end(self, trainer: Any, **kwargs: Any) -> None:
-        self._training.end_epoch()
+        self._engine.run.training.end_epoch()
 
     def on_prediction_step_end(self, trainer: Any, **kwargs: Any) -> None:
         self._events.fire("on_prediction_step")
 
     def on_stop_training_error(self, trainer: Any, **kwargs: Any) -> None:
-        self._training.save_because_of_signal()
+        if self._engine.training is not None:  # else an evaluation was stopped before any training
+            self._engine.training.save_because_of_signal()
 
     def on_training_run_end(self, trainer: Any, **kwargs: Any) -> None:
-        self._training.end()
+        self._engine.run.training.end()
 
     def on_exception(self, trainer: Any, **kwargs: Any) -> None:
         self._events.close_displays()

@@ -27,15 +27,15 @@ from pytorch_accelerated.training.step import Step, StepParts
 class EngineRun(Run):
     """What lives as long as one call of the engine.
 
-    The loss tracker holds the losses since the last log, which may reach over the end of an epoch.
+    The loss tracker holds the losses since the last log, which may have been in an earlier epoch.
 
     Attributes:
         face: the trainer that users see.
         events: calls its callbacks.
-        training: the training, unless this is an evaluation outside of one.
-        take_items: gives the items of the batches that were counted since it was last called.
-        evaluates_as_requested: whether an evaluation is going on that the loop asked for.
-        preparation_seconds: how long making the model ready took, if that was for an evaluation.
+        training: the current training, or the last one if this is an evaluation outside of a training.
+        take_items: returns the numbers of items in the batches since its last call.
+        evaluates_as_requested: whether an evaluation is running that the loop requested.
+        preparation_seconds: the time it took to prepare the model for an evaluation.
     """
 
     face: Face
@@ -46,21 +46,21 @@ class EngineRun(Run):
     preparation_seconds: float | None = None
 
     def choose_seed(self, state: Path | None = None) -> None:
-        """The order of the rows follows from the arguments alone, so that training again gives the same again."""
+        """Use the seed of the arguments, so that a second training has the same order of rows."""
         args = self.face.args
         self.seed = args.seed if args.data_seed is None else args.data_seed
 
     def find_state(self, source: str | Path) -> Path | None:
-        """The face has looked for it."""
+        """The checkpoint itself, which the Hugging Face trainer has already found."""
         return Path(source)
 
     def resume_from(self, state: Path | None) -> None:
-        """Say which checkpoint the run will be resumed from."""
+        """Note the checkpoint that the run resumes from."""
         super().resume_from(state)
         self.losses = LossTracker(leaves_out_non_finite=self.face.args.logging_nan_inf_filter)
 
     def resume(self, state: Path, skipped_weights: Collection[str] = ()) -> None:
-        """Load the checkpoint as the face does."""
+        """Load the checkpoint as the Hugging Face trainer does."""
         self.training.resume(state)
         self.losses.reset()  # the next log is about the steps of this call
 
@@ -81,7 +81,7 @@ class EngineRun(Run):
         super().resume(folder, frozen)
 
     def write_checkpoint(self, folder: Path, write_others: Callable[[Path], None]) -> None:
-        """Write everything this run is to a folder, and files of `write_others` beside it. All ranks must call it."""
+        """Write the state of this run and the files of `write_others` to a folder. All ranks must call it."""
         model = self.face.model
         self.check_finite()
         frozen = frozen_base(model)
@@ -96,7 +96,7 @@ class EngineRun(Run):
         self.saves.folders.add_saved(folder, self.ranks)
 
     def write_model(self, folder: Path, write_others: Callable[[Path], None]) -> None:
-        """Write a folder with the files of `write_others` alone. All ranks must call it."""
+        """Write a folder with only the files of `write_others`. All ranks must call it."""
         self.check_finite()
         state = self.hooks.run_state
         facts = {"updates": state.updates, "epochs": state.epochs}
@@ -104,11 +104,11 @@ class EngineRun(Run):
         self.saves.folders.add_saved(folder, self.ranks)
 
     def write_state(self, folder: Path, extra: dict[str, Any], background: bool) -> None:
-        """Write the checkpoint that callbacks asked for."""
+        """Write the checkpoint that callbacks requested."""
         self.training.save_as_requested()
 
     def agrees_after_each_update(self) -> bool:
-        """Whether some callback or method is the user's."""
+        """Whether a callback or method of the user may set flags on one rank alone."""
         return self.events.ranks_agree_after_each_update()
 
     def agree_on_control(self) -> None:
@@ -135,7 +135,7 @@ class EngineRun(Run):
                 return
 
     def refuse_empty_epoch(self, loader: Any) -> None:
-        """A stream may be used up; the run is over then."""
+        """End the run with a warning: a stream may be exhausted."""
         warn_user(
             self.ranks,
             f"The training data has nothing more to yield, so the run ends after {self.hooks.run_state.updates} of "
@@ -144,7 +144,7 @@ class EngineRun(Run):
         self.face.control.should_training_stop = True
 
     def make_step(self, parts: StepParts, kind: type[Step] = FaceStep) -> Step:
-        """The step that calls the face's `training_step`."""
+        """A step that calls the `training_step` of the Hugging Face trainer."""
         step = super().make_step(parts, kind)
         assert isinstance(step, FaceStep)
         step.face, step.events, step.training = self.face, self.events, self.training
@@ -152,7 +152,7 @@ class EngineRun(Run):
         return step
 
     def evaluate_as_requested(self) -> None:
-        """Evaluate as the face does."""
+        """Evaluate as the Hugging Face trainer does."""
         self.evaluates_as_requested = True
         try:
             self.training.evaluate_as_requested()
@@ -160,17 +160,17 @@ class EngineRun(Run):
             self.evaluates_as_requested = False
 
     def give_up_prediction(self, reason: str) -> BaseException:
-        """The error that ends an evaluation because of a signal: a resumed run repeats one that the loop asked for."""
+        """The error that ends an evaluation after a signal. A resumed run repeats one that the loop requested."""
         return StopTrainingError(reason) if self.evaluates_as_requested else super().give_up_prediction(reason)
 
     def prepare_model(self, *, for_training: bool) -> None:
-        """Put the model on its device, and take the time."""
+        """Put the model on its device, and measure the time."""
         started = time.perf_counter()
         super().prepare_model(for_training=for_training)
         self.preparation_seconds = None if for_training else time.perf_counter() - started
 
     def release_model(self) -> None:
-        """Take off the model what training wrapped around it."""
+        """Remove the wrappers of training from the model."""
         face = self.face
         if isinstance(face.optimizer, EngineOptimizer):  # it would keep all that DeepSpeed holds
             face.optimizer = face.callback_handler.optimizer = face.optimizer.optimizer

@@ -31,10 +31,10 @@ class FaceStep(Step):
         face: the trainer that users see.
         events: calls its callbacks.
         training: the current training.
-        take_items: gives the items of this rank's batches in the update that begins; None if they are not counted.
-        learning_rate: that the last update used.
+        take_items: returns the numbers of items in this rank's batches of the next update; None without counting.
+        learning_rate: of the last update.
         samples_used: in the updates of this run, over all processes.
-        divisor: what the loss is divided by.
+        divisor: knows what the loss is divided by.
     """
 
     face: Face
@@ -46,7 +46,7 @@ class FaceStep(Step):
         super().__init__(parts)
         self.learning_rate = 0.0
         self.samples_used = 0
-        # The mean of a single batch is right whatever it is divided by.
+        # The loss of a single batch is right, whatever it is divided by.
         is_one_batch = parts.ranks.count == parts.settings.gradient_accumulation_steps == 1
         self.divisor = LossDivisor(known=ITEMS if is_one_batch else None)
         self._loss: Any = None
@@ -55,7 +55,7 @@ class FaceStep(Step):
         self._raw_optimizer = getattr(parts.hooks.optimizer, "optimizer", parts.hooks.optimizer)
 
     def update(self, update: Update) -> None:
-        """One update, with its events."""
+        """Do one update, with its events."""
         self._emitter.defer(self.events.fire, "on_step_begin")
         if self.take_items is not None:
             self._items = self._sum_of_items(self.take_items())
@@ -70,7 +70,7 @@ class FaceStep(Step):
             self._tell("on_substep_end")
 
     def compute(self, batch: Any, step: int) -> None:
-        """Add the gradients of one batch by the face's `training_step`."""
+        """Add the gradients of one batch by the `training_step` of the Hugging Face trainer."""
         training_step = self.face.training_step
         try:
             share = training_step(self._hooks.model, batch, self._items_to_tell)
@@ -86,7 +86,7 @@ class FaceStep(Step):
         self._loss = share if self._loss is None else self._loss + share
 
     def compute_borrowed(self, batch: Any) -> None:
-        """A pass that counts nowhere, on a rank that has no samples left in this update."""
+        """Do a pass that does not count, on a rank without samples in this update."""
         assert isinstance(self, UnevenStep)
         with self.uneven.counting_nothing():
             share = self.face.training_step(self._hooks.model, batch, self._items_to_tell)
@@ -94,18 +94,17 @@ class FaceStep(Step):
             self._loss = torch.zeros_like(share)
 
     def loss_of(self, compute: Callable[[Any], Any], num_items_in_batch: Any) -> Any:
-        """The loss that `compute` returns when it is told the number of items."""
+        """The loss that `compute` returns for this number of items."""
         loss = self.divisor.loss_of(compute, num_items_in_batch)
         if num_items_in_batch is not None and self.divisor.known == NOTHING and is_ours(self.face.compute_loss):
             refuse_sum(self.face.compute_loss_func)
         return loss
 
     def share_of_update(self, loss: Any, num_items_in_batch: Any) -> Any:
-        """The loss of a batch as its share of the update's, whose gradients are added up.
+        """The share of the update's loss that a batch with this loss contributes.
 
-        A loss that was divided by the number of items of the whole update is a share of it already; a mean over the
-        rows of the batch becomes one. Each rank's share counts as often as there are ranks, because gradients are
-        averaged over them.
+        A loss divided by the number of items of the whole update is already a share, and a mean over the rows of the
+        batch is weighted. Shares are multiplied by the number of ranks, because gradients are averaged over them.
         """
         micro_batch = self.micro_batch
         if micro_batch.is_borrowed:
@@ -123,23 +122,23 @@ class FaceStep(Step):
         return loss * weight if weight else adding_nothing(loss)
 
     def applying(self) -> list[Callable[[], Any]]:
-        """What changes the parameters, in order, with the events in between."""
+        """The functions that change the parameters, in order, with the events between them."""
         return [self.clip, self._before_optimizer, self._hooks.optimizer_step, self._after_optimizer]
 
     def clip(self) -> None:
-        """Limit the complete gradient, and keep its norm where it may be logged."""
+        """Clip the complete gradient, and keep its norm if it may be logged."""
         if isinstance(self._hooks.optimizer, ZeroOptimizer):
             return  # its step does so: no rank has a gradient to itself
         norm = self.clipped()
         self._norms = None if norm is None else [norm]
         if norm is None and self.training.may_log_step():
             gradients = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
-            # Those of the tensors; putting them together takes longer, and can wait until the norm is looked at.
+            # Norms of the tensors: combining them is slower, and can wait until the norm is logged.
             self._norms = norms_of(gradients)
 
     @property
     def gradient_norm(self) -> float | None:
-        """Of the last update, before it was clipped; None if it was not foreseen that it would be asked for.
+        """The norm of the last update's gradient before clipping; None if no log was expected.
 
         Waits for the device. Must be called by all ranks.
         """
@@ -159,7 +158,7 @@ class FaceStep(Step):
         self.parts.losses.update(self._loss)
 
     def _tell(self, event: str) -> None:
-        """Emit an event that changes nothing by itself."""
+        """Fire an event, if any callback listens to it."""
         if self.events.listens_to(event):
             self._emitter.defer(self.events.fire, event)
 
@@ -169,7 +168,7 @@ class FaceStep(Step):
         return None if self.divisor.known == NOTHING else self._items
 
     def _sum_of_items(self, counts: list[int | None]) -> int | None:
-        """The items of this update, as far as they could be counted."""
+        """The items of this update; None if some batches could not be counted."""
         ranks = self.parts.ranks
         if ranks.any(None in counts):
             return None
