@@ -73,7 +73,7 @@ class PlannedLoader(RunLoader):
         batches = self._feed(host_batches)
         if self._ranks.count == self._accumulation_steps == 1:
             for window in windows:
-                yield update_of_one_batch(next(batches), window.size)
+                yield update_of_one_batch(next(batches), window.stop - window.start)
         else:
             for window in windows:
                 yield Update(self._micro_batches(window, batches), window.size)

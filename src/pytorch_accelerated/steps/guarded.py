@@ -207,7 +207,7 @@ class GuardedStep(TransactionalStep):
         scaler = self.parts.accelerator.scaler
         if scaler is not None:  # it has checked the gradients and waits to be told the result
             scaler.update()
-        self.call_all([self._hooks.optimizer_zero_grad])
+        self._emitter.defer(self._hooks.optimizer_zero_grad)
 
     def _pass_over(self, update: Update) -> None:
         """Consume the batches of an update. No batch event is emitted, since no batch is computed."""

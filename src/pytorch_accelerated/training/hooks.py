@@ -19,7 +19,6 @@ from pytorch_accelerated.processes.accelerators import (
     Accelerator,
     create_accelerator,
     given_accelerator,
-    uses_deepspeed,
 )
 from pytorch_accelerated.processes.peers import limit_of_waiting
 from pytorch_accelerated.processes.ranks import Ranks
@@ -207,7 +206,7 @@ class TrainerHooks:
                 "parameter of the model has `requires_grad=True`."
             )
         accelerator = self._accelerator
-        if accelerator.scaler is None and not uses_deepspeed(accelerator):
+        if accelerator.scaler is None and getattr(accelerator, "deepspeed_engine_wrapped", None) is None:
             loss.backward()  # type: ignore[no-untyped-call]
         else:
             accelerator.backward(loss)

@@ -29,11 +29,6 @@ class Requests:
         self._evaluate = evaluate
         self._write_state = write_state
 
-    @property
-    def are_waiting(self) -> bool:
-        """Whether there is anything to do."""
-        return self.evaluation or bool(self.states)
-
     def act(self, state: RunState) -> None:
         """Serve the requests. Must be called by all ranks."""
         if self.evaluation or state.is_evaluation_due:

@@ -272,7 +272,7 @@ class Run:
 
     def start_epoch(self) -> None:
         """Start the clock of a training epoch, and agree how often the ranks agree."""
-        self.has_agreed_to_agree = self.ranks.any(self.agrees_after_each_update())
+        self.has_agreed_to_agree = self.ranks.count == 1 or self.ranks.any(self.agrees_after_each_update())
         self.epoch_clock = EpochClock(self.hooks.run_history.current_epoch)
 
     def updates(self, loader: Any) -> Iterator[Update]:
@@ -288,18 +288,18 @@ class Run:
 
     def act_at_safe_point(self) -> None:
         """Read losses, serve requests, and stop if asked: between two updates, where everything is consistent."""
-        updates = self.hooks.run_state.updates
-        if self.hooks.run_state.updates_in_epoch % UPDATES_BETWEEN_READINGS == 0:
+        state, requests = self.hooks.run_state, self.requests
+        if state.updates_in_epoch % UPDATES_BETWEEN_READINGS == 0:
             self.losses.read()
             self.gradient_norms.read()
             self.report_non_finite("train_loss_epoch")
-        if self.requests.are_waiting:
+        if requests.evaluation or requests.states:
             self.losses.look_for_non_finite()
             self.report_non_finite("train_loss_epoch")
             with self.epoch_clock.paused():
-                self.requests.act(self.hooks.run_state)
-        if self.has_agreed_to_agree or self.stopping.is_due(updates):
-            self.stopping.stop_if_asked(updates)
+                requests.act(state)
+        if self.has_agreed_to_agree or self.stopping.is_due(state.updates):
+            self.stopping.stop_if_asked(state.updates)
 
     def finish_epoch(self, loader: Any) -> None:
         """Read the remaining losses and the time of the epoch.

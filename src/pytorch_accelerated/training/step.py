@@ -116,7 +116,7 @@ class Step:
     def run_batch(self, micro_batch: MicroBatch) -> None:
         """Add the gradients of one batch of the update."""
         state = self._hooks.run_state
-        self.micro_batch = micro_batch
+        self.micro_batch, self._emitter.batch = micro_batch, micro_batch.batch
         if self._hooks.callback_handler.acts_at["on_train_step_start"]:
             self.emit_of_batch("on_train_step_start")
         self._compute(micro_batch.batch, state.batches_in_epoch)
@@ -185,7 +185,7 @@ class Step:
         except StopTrainingError as wish:
             emitter.wish = emitter.wish or wish
         except Exception as error:
-            emitter.note_failure(error, hook, self.micro_batch.batch)
+            emitter.note_failure(error, hook)
             raise
 
     def complete(self) -> bool:
@@ -214,20 +214,16 @@ class Step:
         Returns:
             Whether the update has changed nothing.
         """
-        self.call_all(self._skipping if is_skipped else self._applying)
-        return is_skipped
-
-    def call_all(self, hooks: list[Callable[[], Any]]) -> None:
-        """Call hooks one after the other. A request to stop is deferred."""
         emitter = self._emitter
-        for hook in hooks:
-            try:
+        for hook in self._skipping if is_skipped else self._applying:
+            try:  # as `Emitter.defer` does it, without another call for each hook
                 hook()
             except StopTrainingError as wish:
                 emitter.wish = emitter.wish or wish
             except Exception as error:
-                emitter.note_failure(error, hook, self.micro_batch.batch)
+                emitter.note_failure(error, hook)
                 raise
+        return is_skipped
 
     def applying(self) -> list[Callable[[], Any]]:
         """The hooks that apply the update, in order."""

@@ -53,7 +53,7 @@ class Stopping:
 
     def is_due(self, updates: int) -> bool:
         """Whether it is time to agree, after `updates` updates without a callback that could have asked to stop."""
-        return self._ranks.count == 1 or self._pace.is_due(updates)
+        return self._pace.is_due(updates)
 
     def stop_if_asked(self, updates: int) -> None:
         """Raise `StopTrainingError` on all ranks if any of them has a reason to stop. Must be called by all ranks.

@@ -81,7 +81,7 @@ class UnevenStep(Step):
 
     def run_batch(self, micro_batch: MicroBatch) -> None:
         """Add the gradients of a batch; a borrowed one adds nothing."""
-        self.micro_batch = micro_batch
+        self.micro_batch, self._emitter.batch = micro_batch, micro_batch.batch
         if not micro_batch.is_borrowed:
             self._take_part_if_silent("on_train_step_start")
             super().run_batch(micro_batch)
