@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 from pytorch_accelerated.checkpointing.layout import MANIFEST_NAME
@@ -19,19 +20,22 @@ _PATTERNS = (
 def refuse_accelerate_states(folder: Path) -> None:
     """Refuse a folder that accelerate wrote, or one that holds such folders and no state of ours.
 
-    A folder that can't be read passes: the error comes from whoever reads it.
+    Folders that can't be read are ignored here; reading them later raises an error.
 
     Raises:
         InvalidCheckpointError: says what the folders are, and how to load their contents.
     """
-    try:
+    inside: list[Path] = []
+    with contextlib.suppress(OSError):
         inside = sorted(child for child in folder.iterdir() if child.is_dir() and not child.is_symlink())
-    except OSError:
-        inside = []
-    if any(_has_manifest(place) for place in (folder, *inside)):
-        return
+    for place in (folder, *inside):
+        with contextlib.suppress(OSError):
+            if (place / MANIFEST_NAME).exists():
+                return
     for state in (folder, *reversed(inside)):
-        names = _names_in(state)
+        names: list[str] = []
+        with contextlib.suppress(OSError):
+            names = sorted({path.name for pattern in _PATTERNS for path in state.glob(pattern)})
         if names:
             raise InvalidCheckpointError(
                 f"{state} is a training state of accelerate's `save_state`, as pytorch-accelerated 0.1 writes them: it "
@@ -46,17 +50,3 @@ def refuse_accelerate_states(folder: Path) -> None:
                     else ""
                 )
             )
-
-
-def _has_manifest(folder: Path) -> bool:
-    try:
-        return (folder / MANIFEST_NAME).exists()
-    except OSError:
-        return False
-
-
-def _names_in(folder: Path) -> list[str]:
-    try:
-        return sorted({path.name for pattern in _PATTERNS for path in folder.glob(pattern)})
-    except OSError:
-        return []

@@ -34,7 +34,12 @@ def differences_from_first(ranks: Ranks, states: Mapping[str, Any], *, path: str
     """
     if ranks.count == 1:
         return {}
-    digests = ranks.do_on_all(lambda: _digests(dict(states), path=path))
+
+    def own_digests() -> dict[str, Any]:
+        encode(dict(states), path=path)  # raises, with the places of all values that cannot be stored
+        return {name: _digest(state) for name, state in states.items()}
+
+    digests = ranks.do_on_all(own_digests)
     first = ranks.from_first(digests)
     differences = {name: list(_differing(state, digests[name], first.get(name), [])) for name, state in states.items()}
     return {name: difference for name, difference in differences.items() if difference}
@@ -58,11 +63,6 @@ def _replaced(state: Any, path: list[str], value: Any) -> Any:
     if not path:
         return value
     return {**state, path[0]: _replaced(state[path[0]], path[1:], value)}
-
-
-def _digests(states: dict[str, Any], *, path: str) -> dict[str, Any]:
-    encode(states, path=path)  # raises, with the places of all values that cannot be stored
-    return {name: _digest(state) for name, state in states.items()}
 
 
 def _digest(value: Any) -> Any:

@@ -105,16 +105,10 @@ def _are_on_several_machines(ranks: Ranks) -> bool:
 def _view(place: str | Path) -> str:
     """The newest state that this machine sees, in words."""
     try:
-        return _newest_in(Path(place).resolve())
+        folder = Path(place).resolve()
+        if looks_like_state(folder):
+            return f"{folder.name}, with serial number {read_manifest(folder).serial}"
+        states = [state for state in list_states(folder) if PREDICTIONS_FORMAT not in state[1].facts]
     except (PytorchAcceleratedError, OSError) as error:  # if all machines agree, reading the state raises it again
         return f"nothing that could be read ({error})"
-
-
-def _newest_in(folder: Path) -> str:
-    if looks_like_state(folder):
-        return f"{folder.name}, with serial number {read_manifest(folder).serial}"
-    states = [state for state in list_states(folder) if PREDICTIONS_FORMAT not in state[1].facts]
-    if not states:
-        return "no state"
-    newest, manifest = states[-1]
-    return f"newest is {newest.name}, with serial number {manifest.serial}"
+    return f"newest is {states[-1][0].name}, with serial number {states[-1][1].serial}" if states else "no state"
