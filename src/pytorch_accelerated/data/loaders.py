@@ -9,12 +9,12 @@ from typing import Any
 
 @dataclasses.dataclass
 class Loaders:
-    """The loaders of a run. Callbacks may put others in place.
+    """The loaders of a run. Callbacks may replace them.
 
     Attributes:
         train: yields batches to train on; None if the run doesn't train.
         eval: yields batches to evaluate; None if there is nothing to evaluate.
-        train_kwargs: keyword arguments that `train` was made with, defaults included.
+        train_kwargs: keyword arguments that `train` was made with, including defaults.
         eval_kwargs: the same for `eval`.
     """
 
