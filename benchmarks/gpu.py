@@ -1,8 +1,8 @@
-"""What the loop costs on a GPU, against the raw loop: ``python -m benchmarks.gpu [--quick] [--output FOLDER]``.
+"""The cost of the loop on a GPU, compared with the raw loop: ``python -m benchmarks.gpu [--quick] [--output FOLDER]``.
 
-Eager against eager, compiled against compiled, and compiled into CUDA graphs against the same, for a network that is
-bound by the launching of its kernels and for two that are not. Takes less than ten minutes on one GPU. With ``--quick``
-it needs none: that only shows that everything runs.
+Compares eager with eager, compiled with compiled, and compiled into CUDA graphs with the same, for one network that is
+limited by launching its kernels and for two that are not. Takes less than ten minutes on one GPU. ``--quick`` needs no
+GPU: it only checks that everything runs.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class Workload:
     """A network and its batches.
 
     Attributes:
-        name: as the tables show it.
-        warm_steps: before the clock starts: enough for compiling.
-        timed_steps: while it runs.
-        new_model: makes the network.
-        new_batch: makes a batch on a device.
+        name: the name in the tables.
+        warm_steps: steps before the clock starts: enough for compiling.
+        timed_steps: steps while the clock runs.
+        new_model: creates the network.
+        new_batch: creates a batch on a device.
         autocast: run the network in bfloat16.
-        at_most: how many times the raw loop's time ours may take.
+        at_most: upper limit for the ratio of our time to the raw loop's.
     """
 
     name: str
@@ -64,21 +64,21 @@ class Workload:
         return model, CrossEntropy(), optimizer
 
     def batches(self, device: torch.device) -> Cycle:
-        """On the device beforehand: both loops get them for nothing."""
+        """Batches on the device, created beforehand: they cost neither loop anything."""
         torch.manual_seed(1)
         distinct = [self.new_batch(device) for _ in range(DISTINCT_BATCHES)]
         return Cycle(distinct, self.warm_steps + self.timed_steps)
 
 
 class CrossEntropy(nn.Module):
-    """Over the last dimension, whatever is before it."""
+    """Cross-entropy over the last dimension, for any leading dimensions."""
 
     def forward(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return nn.functional.cross_entropy(outputs.flatten(0, -2).float(), targets.flatten())
 
 
 class Cycle:
-    """A number of batches, of which only a few are different."""
+    """A number of batches, only a few of which are different."""
 
     def __init__(self, distinct: list[Batch], number: int) -> None:
         self._distinct = distinct
@@ -92,12 +92,12 @@ class Cycle:
 
 
 class Stopwatch(TrainerCallback):
-    """Takes the time between two updates on the device, and refuses to wait for the device meanwhile if asked.
+    """Measures the time between two updates on the device; on request, waiting for the device meanwhile is an error.
 
     Args:
-        workload: says from when to when.
-        device: where the work is done.
-        forbids_waiting: raise an error where the host waits for the GPU.
+        workload: says from which update to which.
+        device: the device of the work.
+        forbids_waiting: raise an error if the host waits for the GPU.
     """
 
     def __init__(self, workload: Workload, device: torch.device, *, forbids_waiting: bool = False) -> None:
@@ -107,7 +107,7 @@ class Stopwatch(TrainerCallback):
         self._marks: list[Any] = []
 
     def after_step(self, number: int) -> None:
-        """To be called after each step, numbered from 1."""
+        """Called after each step, numbered from 1."""
         if number not in (self._first, self._last):
             return
         if self._forbids_waiting:
@@ -134,7 +134,7 @@ class Stopwatch(TrainerCallback):
 
 
 def train_raw(workload: Workload, mode: str, device: torch.device, stopwatch: Stopwatch) -> nn.Module:
-    """The loop by hand."""
+    """The hand-written loop."""
     model, loss_func, optimizer = workload.parts(device)
     model.train()
 
@@ -157,7 +157,7 @@ def train_raw(workload: Workload, mode: str, device: torch.device, stopwatch: St
 
 
 def train_ours(workload: Workload, mode: str, device: torch.device, stopwatch: Stopwatch) -> nn.Module:
-    """The same by a trainer."""
+    """The same with a trainer."""
     model, loss_func, optimizer = workload.parts(device)
     trainer = Trainer(
         model,
@@ -176,7 +176,7 @@ WAYS = {"raw loop": train_raw, "ours": train_ours}
 
 
 def compare(workload: Workload, mode: str, device: torch.device, repeats: int) -> Result:
-    """Raw loop and ours in turn; beforehand, that they come to the same weights and that ours never waits."""
+    """Raw loop and ours in turn, after checking that their weights are the same and that ours never waits."""
     weights = {}
     for name, train in WAYS.items():
         stopwatch = Stopwatch(workload, device, forbids_waiting=True)
@@ -204,7 +204,7 @@ def _microseconds(train: Callable[..., Any], workload: Workload, mode: str, devi
 
 
 def graphs_against_eager(results: dict[str, Result]) -> Result:
-    """How many times faster our step in CUDA graphs is than our eager one."""
+    """The speed-up of our step in CUDA graphs over our eager one."""
     rounds = {mode: results[mode].rounds["ours"] for mode in ("eager", "graphs")}
     return Result(
         title="MLP: our step in CUDA graphs against our eager one",
@@ -227,7 +227,7 @@ def mlp_batch(device: torch.device) -> Batch:
 
 
 def resnet() -> nn.Module:
-    """ResNet-18 as it is used for pictures of 32×32."""
+    """ResNet-18 in its usual form for 32×32 images."""
     from torchvision.models import resnet18
 
     model: nn.Module = resnet18(num_classes=10)
@@ -276,9 +276,9 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "gpu")
     options = parser.parse_args()
     if not torch.cuda.is_available() and not options.quick:
-        parser.error("there is no CUDA device; --quick tries the script out without one")
+        parser.error("there is no CUDA device; --quick runs the script without one")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    torch.backends.cudnn.deterministic = True  # else the weights of two raw loops would differ as well
+    torch.backends.cudnn.deterministic = True  # otherwise even the weights of two raw loops would differ
     options.output.mkdir(parents=True, exist_ok=True)
     setting = Setting(options.repeats, is_quick=options.quick, peers=(), folder=options.output)
     repeats = setting.size(options.repeats, quick=1)

@@ -1,4 +1,4 @@
-"""What is measured, one file a case. Each has `run`, which returns its tables."""
+"""The benchmark cases, one per file. Each has a function `run` that returns its tables."""
 
 from collections.abc import Callable
 

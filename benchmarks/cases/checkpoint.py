@@ -1,4 +1,4 @@
-"""How long a save holds up the run."""
+"""How long a save delays the run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ STEPS_BETWEEN_SAVES = 20
 
 
 class BorderClock(TrainerCallback):
-    """Times what happens between the end of the second saved update and the next step: there is memory for it by then.
+    """Times the gap between the end of the second saved update and the next step, when memory for it is already
+    allocated.
 
     Attributes:
         seconds: how long the run stood still.

@@ -1,4 +1,4 @@
-"""The share of its time that a run waits for data: what a better loop could win."""
+"""The share of time that a run waits for data, which a better loop could save."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two processes on one machine: a step of ours against a step of a raw DDP loop."""
+"""Two processes on one machine: our step compared with a step of a raw DDP loop."""
 
 from __future__ import annotations
 

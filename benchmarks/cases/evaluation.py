@@ -1,4 +1,4 @@
-"""Evaluation: of data in memory as a user would write it, and on batches that are ready."""
+"""Evaluation: of data in memory as a user would write it, and on ready batches."""
 
 from __future__ import annotations
 

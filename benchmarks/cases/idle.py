@@ -1,4 +1,4 @@
-"""What a callback costs per event that it does nothing at."""
+"""The cost of a callback per event that it does not handle."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STEP_EVENTS = ("on_train_step_start", "on_train_step_end", "on_optimizer_step_st
 
 
 class NumberedCallback(TrainerCallback):
-    """One of many that must be told apart."""
+    """One of many callbacks that must be distinguished."""
 
     def __init__(self, number: int) -> None:
         self._number = number

@@ -1,4 +1,4 @@
-"""The loader alone: samples a second out of tensors in memory."""
+"""The loader alone: samples per second from tensors in memory."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def run(setting: Setting) -> list[Result]:
 
 
 def _loader_of_a_run(job: Job, *, shuffle: bool) -> Iterable[Batch]:
-    """The loader that a training run makes for itself."""
+    """The loader that a training run creates for itself."""
     trainer = Trainer(*job.parts(), callbacks=(), seed=0)
     loader_kwargs = {"shuffle": shuffle}
     trainer.train(job.data(), 1, None, job.batch_size, max_num_train_steps=1, train_dataloader_kwargs=loader_kwargs)

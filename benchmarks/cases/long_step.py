@@ -1,4 +1,4 @@
-"""A step that takes long by itself: what is left of the differences."""
+"""A step that itself takes long: what remains of the differences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory of a run against the raw loop's, and what many runs in one process leave behind."""
+"""Memory of a run compared with the raw loop's, and what many runs in one process leave behind."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _peak(setting: Setting, repeats: int) -> Result:
 
 
 def peak_of_run(name: str, job: Job) -> float:
-    """Megabytes that this process needs on top for `job`."""
+    """Additional megabytes that this process needs for `job`."""
     way = WAYS[name]()
     # A narrower network first: everything is loaded then, and every bar has been drawn.
     way.run(dataclasses.replace(job, hidden=1))
@@ -73,7 +73,7 @@ def _growth(setting: Setting) -> list[Result]:
 
 
 def growth_over_runs(name: str, runs: int) -> tuple[float, int]:
-    """Megabytes, and threads, files and processes, that this process has more after `runs` runs."""
+    """Additional megabytes, threads, files and processes of this process after `runs` runs."""
     way = WAYS[name]()
     in_memory = Job(samples=320, is_ready=False)
     with_workers = Job(samples=1_000, is_ready=False, sample_seconds=1e-6)

@@ -1,4 +1,4 @@
-"""Prediction: its time, and the memory of a pass that writes far more than there is room for."""
+"""Prediction: its time, and the memory of a pass that writes far more than fits into memory."""
 
 from __future__ import annotations
 
@@ -73,11 +73,11 @@ def _memory(setting: Setting, folder: Path) -> Result:
 
 
 def megabytes_to_predict(size_megabytes: int, folder: Path | None) -> float:
-    """What this process needs on top for predictions of `size_megabytes`, in memory or to a new folder in `folder`."""
+    """Additional memory of this process to predict `size_megabytes`, in memory or to a new folder in `folder`."""
     model = nn.Linear(1, OUTPUTS)
     rows = size_megabytes * 2**20 // (4 * OUTPUTS)
     trainer = Trainer(model, nn.MSELoss(), torch.optim.SGD(model.parameters()), callbacks=())
-    trainer.predict(TensorDataset(torch.zeros(256, 1)), per_device_batch_size=256)  # what the first pass loads
+    trainer.predict(TensorDataset(torch.zeros(256, 1)), per_device_batch_size=256)  # loaded by the first pass
     forget_peak()
     before = resident_megabytes()
     with tempfile.TemporaryDirectory(dir=folder) as parent:

@@ -1,4 +1,4 @@
-"""What a program pays before its first step."""
+"""The cost of a program before its first step."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def _fresh_processes(setting: Setting) -> list[Result]:
 
 
 def facts_of_start(way: Way) -> dict[str, float]:
-    """What benchmarks/first_step.py has found out in a process of its own."""
+    """The measurements of benchmarks/first_step.py in a separate process."""
     command = [sys.executable, "-m", "benchmarks.first_step", way.name]
     environment = {**os.environ, **way.fresh_environment()}
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # each process would compile everything anew
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # otherwise each process would compile everything again
     output = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
     facts: dict[str, float] = json.loads(output)
     return facts

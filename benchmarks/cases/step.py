@@ -1,4 +1,4 @@
-"""What a step costs above the raw loop, on batches that cost nothing to load."""
+"""The cost of a step above the raw loop, on batches that cost nothing to load."""
 
 from __future__ import annotations
 
