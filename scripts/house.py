@@ -379,8 +379,8 @@ MISSED = {
         "seven are about the kind of batch and output that a hook gets or returns, six about callbacks and requests "
         "that may come at any time; scaler, late counts and weights are asked for each batch",
     ),
-    "lines of source": (32_500, "more was promised meanwhile than was taken out"),
-    "lines of source, Hugging Face": (9_000, "every argument and method of the API is honoured or refused in words"),
+    "lines of source": (32_600, "more was promised meanwhile than was taken out"),
+    "lines of source, Hugging Face": (9_200, "every argument and method of the API is honoured or refused in words"),
     "lines of tests": (44_500, "tests were joined, but each promise keeps its proof"),
 }
 
