@@ -64,8 +64,8 @@ def test_containers_are_rebuilt(container: Any, expected: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", [dict, OrderedDict, UserDict])
-def test_mappings_keep_their_kind_if_that_is_wanted(kind: type) -> None:
-    mapping = kind(x=[1], y=2)
+def test_mappings_keep_their_kind_if_that_is_wanted(kind: Any) -> None:
+    mapping: Any = kind(x=[1], y=2)
     found = map_leaves(str, mapping, keep_mappings=True)
     assert type(found) is kind
     assert dict(found) == {"x": ["1"], "y": "2"}
@@ -88,7 +88,7 @@ def test_trees_are_merged_where_they_are_alike() -> None:
 
 
 def test_rows_are_counted_and_cut() -> None:
-    batch = UserDict(x=torch.arange(6).view(3, 2), more=Pair("text", [torch.arange(3), None]))
+    batch: Any = UserDict(x=torch.arange(6).view(3, 2), more=Pair("text", [torch.arange(3), None]))
     assert count_rows(batch) == 3
     assert len(tensors_in(batch)) == 2
     first, second = split_rows(batch, [2, 1])

@@ -80,7 +80,7 @@ def test_version_of() -> None:
 def test_stored_values() -> None:
     dense = torch.zeros(2)
     assert compat.stored_values(dense) is dense
-    sparse = torch.sparse_coo_tensor([[0, 0]], [1.0, 2.0], (3,), check_invariants=True)
+    sparse = torch.sparse_coo_tensor(torch.tensor([[0, 0]]), torch.tensor([1.0, 2.0]), (3,), check_invariants=True)
     assert not sparse.is_coalesced()
     compat.stored_values(sparse).mul_(2)
     assert sparse.to_dense().tolist() == [6.0, 0.0, 0.0]
@@ -126,7 +126,7 @@ def test_the_wrapped_names_are_those_of_checkpointed_layers_and_replicas() -> No
     named = [kind for kind in type(wrapper).__mro__ if kind.__name__ in compat.WRAPPED_NAMES]
     assert compat.WRAPPED_NAMES[named[0].__name__] in dict(wrapper.named_children())
     assert compat.WRAPPED_NAMES["DataParallel"] in dict(nn.DataParallel(nn.Linear(1, 1)).named_children())
-    assert compat.WRAPPED_NAMES["FullyShardedDataParallel"] == fully_sharded_data_parallel.FSDP_WRAPPED_MODULE
+    assert compat.WRAPPED_NAMES["FullyShardedDataParallel"] == vars(fully_sharded_data_parallel)["FSDP_WRAPPED_MODULE"]
 
 
 def test_the_loading_methods_are_called_by_torch() -> None:
@@ -203,8 +203,13 @@ def test_found_infinite(value: float) -> None:
     assert compat.found_infinite(scaler, optimizer) == (value == float("inf"))
 
 
+def loader_of(size: int, **arguments: Any) -> DataLoader[Any]:
+    dataset: Any = range(size)
+    return DataLoader(dataset, **arguments)
+
+
 def test_kept_pass_is_the_one_whose_workers_of_a_loader_stay_until_end_workers() -> None:
-    loader = DataLoader(range(4), 2, num_workers=1, persistent_workers=True)
+    loader = loader_of(4, batch_size=2, num_workers=1, persistent_workers=True)
     assert compat.kept_pass(loader) is None
     batches = iter(loader)
     assert compat.kept_pass(loader) is batches
@@ -217,14 +222,14 @@ def test_kept_pass_is_the_one_whose_workers_of_a_loader_stay_until_end_workers()
 
 
 def test_stop_workers() -> None:
-    batches = iter(DataLoader(range(4), num_workers=1))
+    batches = iter(loader_of(4, num_workers=1))
     workers = compat.workers_of(batches)
     compat.stop_workers(batches)
     assert not workers[0].is_alive()
 
 
 def test_wait_with_another_function_that_may_wait_as_torch_does() -> None:
-    loader = DataLoader(range(2), num_workers=1)
+    loader = loader_of(2, num_workers=1)
     batches = iter(loader)
     seconds = []
 
@@ -237,8 +242,8 @@ def test_wait_with_another_function_that_may_wait_as_torch_does() -> None:
     assert [int(batch) for batch in batches] == [0, 1]
     assert set(seconds) == {None}
     compat.stop_workers(batches)
-    assert not compat.wait_with(iter(DataLoader(range(2))), wait)
-    assert compat.workers_of(iter(DataLoader(range(2)))) == []
+    assert not compat.wait_with(iter(loader_of(2)), wait)
+    assert compat.workers_of(iter(loader_of(2))) == []
 
 
 # -------------------------------------------------------------------------------------------------------- accelerate

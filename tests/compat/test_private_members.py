@@ -57,7 +57,8 @@ def names_of_ours() -> frozenset[str]:
 def names_of_theirs() -> frozenset[str]:
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    loader = DataLoader([1])
+    rows: Any = [1]
+    loader = DataLoader(rows)
     things = [
         torch,
         torch.distributed,
@@ -99,7 +100,7 @@ def uses(tree: ast.AST) -> Iterator[tuple[int, str]]:
                 yield from ((node.lineno, alias.name) for alias in node.names if is_private(alias.name))
         is_theirs = name not in names_of_ours() or (name in names_of_theirs() and not is_own(owner))
         if is_private(name) and is_theirs:
-            yield node.lineno, name
+            yield getattr(node, "lineno", 0), name
 
 
 def test_private_members_of_other_libraries_are_used_in_compat_only() -> None:
