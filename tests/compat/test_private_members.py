@@ -12,6 +12,7 @@ import ast
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import accelerate
 import pytest

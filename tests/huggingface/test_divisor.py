@@ -104,6 +104,8 @@ WAYS_TO_DIVIDE: dict[str, Any] = {
     "by at least 1": lambda total, number: total / max(number, 1),
     "by a multiple": lambda total, number: 2 * total / (number * 2 + 0.0),
     "times the inverse": lambda total, number: total * (1 / number),
+    "times the inverse, with a float on the left": lambda total, number: total * (1.0 / number),
+    "with a number of digits": lambda total, number: total / number if f"{number}" == "6" else None,
     "by what a tensor holds": lambda total, number: total / torch.full((), number).item(),
     "in a list": lambda total, number: torch.stack([total / number, 0 * total]).sum(),
 }

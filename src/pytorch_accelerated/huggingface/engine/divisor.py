@@ -124,11 +124,21 @@ class DivisorWatch(TorchFunctionMode):
         return self._marked_tensors[id(value)][1] if id(value) in self._marked_tensors else frozenset()
 
 
-class _Marked:
-    """The marks of a number. There is a subclass for each type of number."""
+class _Marked(float):
+    """A number with marks.
 
-    marks: frozenset[str] = frozenset()
-    lost: set[str] = set()
+    It is a float, also where the number is an int, because Python asks no other kind of number that stands right of a
+    float what ``1.0 / number`` is.
+    """
+
+    number: Any
+    marks: frozenset[str]
+    lost: set[str]
+
+    @property
+    def __class__(self) -> type:  # type: ignore[misc]  # to be assigned in the base, which nobody does
+        """The type that `isinstance` sees."""
+        return type(self.number)
 
     def __int__(self) -> int:
         return int(_converted(self))
@@ -136,38 +146,37 @@ class _Marked:
     def __float__(self) -> float:
         return float(_converted(self))
 
+    def __index__(self) -> int:
+        return operator.index(self.number)
+
+    def __repr__(self) -> str:
+        return repr(self.number)
+
+    def __format__(self, format_spec: str) -> str:
+        return format(self.number, format_spec)
+
     def __reduce__(self) -> Any:
-        return type(_bare(self)), (_converted(self),)
+        return type(self.number), (_converted(self),)
 
 
-class _MarkedInt(_Marked, int):
-    pass
-
-
-class _MarkedFloat(_Marked, float):
-    pass
-
-
-_MARKED_KINDS: dict[type, type[Any]] = {int: _MarkedInt, float: _MarkedFloat}
+_MARKED_KINDS = (int, float)
 
 
 def _marked(number: Any, marks: frozenset[str], lost: set[str]) -> Any:
-    marked = _MARKED_KINDS[type(number)](number)
-    marked.marks, marked.lost = marks, lost
+    marked = _Marked(number)
+    marked.number, marked.marks, marked.lost = number, marks, lost
     return marked
 
 
 def _bare(number: Any) -> Any:
     """The number without marks."""
-    if isinstance(number, int):
-        return int.__pos__(number)
-    return float.__pos__(number) if isinstance(number, float) else number
+    return number.number if isinstance(number, _Marked) else number
 
 
 def _converted(number: _Marked) -> Any:
     """The number as it leaves the watch."""
     number.lost |= number.marks
-    return _bare(number)
+    return number.number
 
 
 def _define(name: str, operation: Callable[..., Any], *, is_reflected: bool = False) -> None:
