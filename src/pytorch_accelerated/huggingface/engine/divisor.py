@@ -135,8 +135,8 @@ class _Marked(float):
     marks: frozenset[str]
     lost: set[str]
 
-    @property
-    def __class__(self) -> type:  # type: ignore[misc]  # to be assigned in the base, which nobody does
+    @property  # type: ignore[misc]  # in the base it can be assigned
+    def __class__(self) -> type:
         """The type that `isinstance` sees."""
         return type(self.number)
 
