@@ -131,7 +131,7 @@ class Run:
         self.count_items: CountItems | None = hooks.count_batch_items if overrides(hooks, "count_batch_items") else None
         self._saved_data: Mapping[str, SavedData] | None = None
         self._prepared: PreparedModel | None = None
-        self.has_agreed_to_agree = True
+        self.all_agree_after_each_update = True
 
     # -------------------------------------------------------------------------------------------- beginning and ending
 
@@ -272,7 +272,7 @@ class Run:
 
     def start_epoch(self) -> None:
         """Start the clock of a training epoch, and agree how often the ranks agree."""
-        self.has_agreed_to_agree = self.ranks.count == 1 or self.ranks.any(self.agrees_after_each_update())
+        self.all_agree_after_each_update = self.ranks.count == 1 or self.ranks.any(self.agrees_after_each_update())
         self.epoch_clock = EpochClock(self.hooks.run_history.current_epoch)
 
     def updates(self, loader: Any) -> Iterator[Update]:
@@ -298,7 +298,7 @@ class Run:
             self.report_non_finite("train_loss_epoch")
             with self.epoch_clock.paused():
                 requests.act(state)
-        if self.has_agreed_to_agree or self.stopping.is_due(state.updates):
+        if self.all_agree_after_each_update or self.stopping.is_due(state.updates):
             self.stopping.stop_if_asked(state.updates)
 
     def finish_epoch(self, loader: Any) -> None:

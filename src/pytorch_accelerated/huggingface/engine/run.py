@@ -14,10 +14,10 @@ from pytorch_accelerated.data.updates import Update
 from pytorch_accelerated.errors import StopTrainingError
 from pytorch_accelerated.huggingface.checkpoints.saving import write_without_run
 from pytorch_accelerated.huggingface.engine.face import Face, TrainingHooks
-from pytorch_accelerated.huggingface.engine.step import FaceStep
+from pytorch_accelerated.huggingface.engine.step import FaceStep, ZeroStep
 from pytorch_accelerated.huggingface.events.firing import Events
 from pytorch_accelerated.huggingface.models.adapters import BASE_KEY, fingerprint_of, frozen_base
-from pytorch_accelerated.models.deepspeed import EngineOptimizer
+from pytorch_accelerated.models.deepspeed import EngineOptimizer, ZeroOptimizer
 from pytorch_accelerated.models.sharding import has_shards
 from pytorch_accelerated.tracking.loss import LossTracker
 from pytorch_accelerated.training.run import Run
@@ -116,7 +116,7 @@ class EngineRun(Run):
 
         Must be called by all ranks, between events and what is done because of their flags.
         """
-        if self.uneven is not None and self.has_agreed_to_agree:
+        if self.uneven is not None and self.all_agree_after_each_update:
             self.events.agree(self.ranks)
 
     @property
@@ -145,7 +145,7 @@ class EngineRun(Run):
 
     def make_step(self, parts: StepParts, kind: type[Step] = FaceStep) -> Step:
         """A step that calls the `training_step` of the Hugging Face trainer."""
-        step = super().make_step(parts, kind)
+        step = super().make_step(parts, ZeroStep if isinstance(self.hooks.optimizer, ZeroOptimizer) else kind)
         assert isinstance(step, FaceStep)
         step.face, step.events, step.training = self.face, self.events, self.training
         step.take_items = None if self.count_items is None else self.take_items

@@ -15,7 +15,6 @@ from pytorch_accelerated.huggingface.engine.face import Face, TrainingHooks
 from pytorch_accelerated.huggingface.events.callbacks import is_ours
 from pytorch_accelerated.huggingface.events.firing import Events
 from pytorch_accelerated.huggingface.models.knowledge import refuse_sum
-from pytorch_accelerated.models.deepspeed import ZeroOptimizer
 from pytorch_accelerated.models.sharding import whole
 from pytorch_accelerated.training.hook_output import adding_nothing
 from pytorch_accelerated.training.step import Step, StepParts
@@ -34,6 +33,7 @@ class FaceStep(Step):
         take_items: returns the numbers of items in this rank's batches of the next update; None without counting.
         learning_rate: of the last update.
         samples_used: in the updates of this run, over all processes.
+        norms: of the gradients of the last update; None if no log was expected.
         divisor: knows what the loss is divided by.
     """
 
@@ -51,7 +51,7 @@ class FaceStep(Step):
         self.divisor = LossDivisor(known=ITEMS if is_one_batch else None)
         self._loss: Any = None
         self._items: int | None = None
-        self._norms: Sequence[torch.Tensor] | None = None
+        self.norms: Sequence[torch.Tensor] | None = None
         self._raw_optimizer = getattr(parts.hooks.optimizer, "optimizer", parts.hooks.optimizer)
 
     def update(self, update: Update) -> None:
@@ -123,18 +123,16 @@ class FaceStep(Step):
 
     def applying(self) -> list[Callable[[], Any]]:
         """The functions that change the parameters, in order, with the events between them."""
-        return [self.clip, self._before_optimizer, self._hooks.optimizer_step, self._after_optimizer]
+        return [self.clip, self._before_optimizer, self._hooks.optimizer_step, self.after_optimizer]
 
     def clip(self) -> None:
         """Clip the complete gradient, and keep its norm if it may be logged."""
-        if isinstance(self._hooks.optimizer, ZeroOptimizer):
-            return  # its step does so: no rank has a gradient to itself
         norm = self.clipped()
-        self._norms = None if norm is None else [norm]
+        self.norms = None if norm is None else [norm]
         if norm is None and self.training.may_log_step():
             gradients = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
             # Norms of the tensors: combining them is slower, and can wait until the norm is logged.
-            self._norms = norms_of(gradients)
+            self.norms = norms_of(gradients)
 
     @property
     def gradient_norm(self) -> float | None:
@@ -142,18 +140,16 @@ class FaceStep(Step):
 
         Waits for the device. Must be called by all ranks.
         """
-        if self._norms is None:
+        if self.norms is None:
             return None
-        return float(whole(torch.nn.utils.get_total_norm(self._norms)))
+        return float(whole(torch.nn.utils.get_total_norm(self.norms)))
 
     def _before_optimizer(self) -> None:
         self._tell("on_pre_optimizer_step")
         self.learning_rate = self._raw_optimizer.param_groups[0]["lr"]
 
-    def _after_optimizer(self) -> None:
-        optimizer = self._hooks.optimizer
-        if isinstance(optimizer, ZeroOptimizer):
-            self._norms = [optimizer.gradient_norm]
+    def after_optimizer(self) -> None:
+        """Emit the event after the optimizer's step, and keep the loss of the update."""
         self._tell("on_optimizer_step")
         self.parts.losses.update(self._loss)
 
@@ -176,3 +172,15 @@ class FaceStep(Step):
         if self.face.args.average_tokens_across_devices:
             return int(ranks.sum([total])[0])
         return max(1, total)  # a process without any label adds 0, not 0 / 0
+
+
+class ZeroStep(FaceStep):
+    """A step under ZeRO, where no rank has a gradient to itself: the optimizer's step clips and knows the norm."""
+
+    def clip(self) -> None:
+        """Leave clipping to the optimizer's step."""
+
+    def after_optimizer(self) -> None:
+        """Take the norm of the gradient from the optimizer."""
+        self.norms = [self._hooks.optimizer.gradient_norm]
+        super().after_optimizer()
