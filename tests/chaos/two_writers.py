@@ -5,7 +5,9 @@ import json
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
+from pytorch_accelerated.checkpointing import disk
 from pytorch_accelerated.checkpointing.verify import list_states, verify
 from tests.chaos.killing import train
 from tests.support.forks import Fork
@@ -13,6 +15,19 @@ from tests.support.forks import Fork
 
 def started(folder: Path, name: str) -> Fork:
     return Fork(functools.partial(train, folder, False), folder / name)
+
+
+def train_until_second_is_over(folder: Path) -> None:
+    """As `train`; before its first state is published, the run waits for a file ``second is over``."""
+    move = disk.move
+
+    def waiting(*args: Any) -> Any:
+        while not (folder / "second is over").exists():
+            time.sleep(0.001)
+        return move(*args)
+
+    disk.move = waiting  # type: ignore[assignment]
+    train(folder, False)
 
 
 def whole_run(folder: Path) -> list[str]:
@@ -29,11 +44,12 @@ def main() -> None:
     for number in range(trials):
         folder = place / str(number)
         folder.mkdir()
-        first = started(folder, "first")
+        first = Fork(functools.partial(train_until_second_is_over, folder), folder / "first")
         while not (folder / "states" / ".lock").exists():
             time.sleep(0.001)
         second = started(folder, "second").wait()
         done["refused"] += any("is saving to" in line and "CheckpointError" in line for line in second.lines)
+        (folder / "second is over").touch()
         outcome = first.wait()
         done["first runs that ended differently"] += outcome.lines[-1:] != expected
         for state, _ in list_states(folder / "states"):

@@ -1,6 +1,8 @@
 """Whatever goes wrong while a run is cleaned up, the rest of it is cleaned up all the same."""
 
+import gc
 import multiprocessing
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -86,3 +88,18 @@ print("the program ends")
 @pytest.mark.processes
 def test_a_program_that_ends_in_the_middle_of_a_run_is_not_kept_waiting_by_its_loader_processes():
     assert run_script(TRAIN_IN_A_THREAD).stdout == "the program ends\n"
+
+
+@pytest.mark.parametrize("arguments", [{}, {"split_on_oom": True}, {"nonfinite_policy": "skip"}])
+def test_the_last_batch_is_not_kept_after_a_run(arguments: dict[str, Any]) -> None:
+    kept: list[weakref.ref[Any]] = []
+
+    class Remember(TrainerCallback):
+        def on_train_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
+            kept[:] = [weakref.ref(kwargs["batch"][0])]
+
+    model = tiny_model()
+    trainer = Trainer(model, nn.MSELoss(), sgd(model), callbacks=[Remember()])
+    trainer.train(regression_data(12), 1, per_device_batch_size=4, **arguments)
+    gc.collect()
+    assert kept[0]() is None

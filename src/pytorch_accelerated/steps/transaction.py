@@ -62,6 +62,10 @@ class Transaction:
             generator.set_state(state)
         restore_generator_states(states)
 
+    def forget(self) -> None:
+        """Drop the note: there is nothing to give back any more."""
+        self._begun = ()
+
 
 class TransactionalStep(Step):
     """A step whose updates can be undone."""
@@ -74,3 +78,8 @@ class TransactionalStep(Step):
         """One update, from a recorded beginning."""
         self.transaction.begin(self.parameters())
         super().update(update)
+
+    def release(self) -> None:
+        """Drop the note of the last update, too."""
+        super().release()
+        self.transaction.forget()

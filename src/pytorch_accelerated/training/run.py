@@ -469,6 +469,8 @@ class Run:
         if self._prepared is not None:
             self.hooks.model, self.hooks.optimizer = self._prepared.release(self.hooks.model)
             self._prepared = None
+        if self._step is not None:
+            self._step.release()
 
     def prepare_loaders(self) -> None:
         """Distribute the loaders over the ranks.

@@ -60,6 +60,10 @@ class StepParts:
     own_recording: Callable[[torch.Tensor, Any], None] | None = None
 
 
+_NO_UPDATE = Update((), samples=0)
+_NO_BATCH = MicroBatch(None, 1.0, is_last=True, is_borrowed=False, has_empty_rank=False)
+
+
 class Step:
     """Computes the updates of a training run.
 
@@ -73,8 +77,7 @@ class Step:
 
     def __init__(self, parts: StepParts) -> None:
         self.parts = parts
-        self.current = Update((), samples=0)
-        self.micro_batch = MicroBatch(None, 1.0, is_last=True, is_borrowed=False, has_empty_rank=False)
+        self.current, self.micro_batch = _NO_UPDATE, _NO_BATCH
         self.late_counts = LateCounts(parts.ranks)
         self._hooks = hooks = parts.hooks
         self._emitter = parts.emitter
@@ -246,6 +249,11 @@ class Step:
             norm: torch.Tensor = torch.nn.utils.clip_grad_norm_(self.parameters(), settings.gradient_clip_norm)
             return whole(norm)  # type: ignore[no-any-return]
         return None
+
+    def release(self) -> None:
+        """Drop the references to the last batch, and to what training wrapped around the model."""
+        self.current, self.micro_batch, self._emitter.batch = _NO_UPDATE, _NO_BATCH, None
+        self.parts.accumulating = contextlib.nullcontext
 
     def parameters(self) -> list[torch.Tensor]:
         """The parameters of the optimizer."""
