@@ -62,7 +62,7 @@ class Screen:
 
 
 def printable(text: str) -> str:
-    """`text` with every control character escaped.
+    r"""`text` with every control character escaped.
 
     Otherwise, names in a folder created by somebody else could move the cursor or hide the text above them.
 
