@@ -189,13 +189,19 @@ def test_reading_changes_nothing_on_the_disk(tmp_path):
     }
 
 
-def test_a_newer_format_asks_for_an_update(tmp_path):
+@pytest.mark.parametrize(
+    ("written", "read", "message"),
+    [(2, 1, r"has format 2.*reads up to 1.*Update"), (1, 2, r"has format 1.*reads format 2.*[Ii]nstall the version")],
+)
+def test_a_state_of_another_format_is_not_called_damaged(written, read, message, tmp_path, monkeypatch):
     folder = save(tmp_path / "state")
-    manifest = {**json.loads((folder / "manifest.json").read_bytes()), "format": 2}
+    manifest = {**json.loads((folder / "manifest.json").read_bytes()), "format": written}
     del manifest["sha256"]
     (folder / "manifest.json").write_bytes(layout._with_checksum(manifest))
-    with pytest.raises(InvalidCheckpointError, match=r"has format 2.*reads up to 1.*Update"):
+    monkeypatch.setattr(layout, "FORMAT", read)
+    with pytest.raises(InvalidCheckpointError, match=message) as caught:
         read_manifest(folder)
+    assert "damaged" not in str(caught.value)
 
 
 def test_a_foreign_folder_does_no_harm(tmp_path, monkeypatch):

@@ -95,10 +95,13 @@ def parse_manifest(data: bytes, *, what: str) -> Manifest:
     """
     content = load_json(data, what=what)
     written: Any = content.pop("format", None) if isinstance(content, dict) else None
-    if _is_size(written) and written > FORMAT:
+    if _is_size(written) and written != FORMAT:
+        reads, advice = "up to", "Update the package"
+        if written < FORMAT:
+            reads, advice = "format", "Install the version that wrote it"
         raise InvalidCheckpointError(
-            f"{what} has format {written}; this version of pytorch-accelerated reads up to {FORMAT}. "
-            "Update the package to read this state."
+            f"{what} has format {written}; this version of pytorch-accelerated reads {reads} {FORMAT}. "
+            f"{advice} to read this state."
         )
     try:
         content.pop("sha256")
