@@ -539,7 +539,11 @@ class Trainer(TrainerHooks):
 
         Between calls it is the last run, and before the first call a new one.
         """
-        return self._run or self._last_run or self._create_run(TrainSettings(num_epochs=1))
+        if self._run is not None:
+            return self._run
+        if self._last_run is None:
+            self._last_run = self._create_run(TrainSettings(num_epochs=1))
+        return self._last_run
 
     @property
     def is_last_epoch(self) -> bool:

@@ -272,8 +272,8 @@ def own_version(trainer: TrainerHooks, name: str, base: type) -> Any:
 
 
 def overrides(trainer: TrainerHooks, hook: str) -> bool:
-    """Whether the trainer overrides the method of `TrainerHooks`."""
-    return getattr(type(trainer), hook) is not getattr(TrainerHooks, hook)
+    """Whether a subclass or this trainer overrides the method of `TrainerHooks`."""
+    return own_version(trainer, hook, TrainerHooks) is not None
 
 
 def warn_about_misspelt_hooks(trainer: TrainerHooks, ranks: Ranks) -> None:

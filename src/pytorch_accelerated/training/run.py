@@ -435,11 +435,6 @@ class Run:
         return self.ranks.do_on_first(lambda: find_state(source))
 
     @property
-    def is_prepared(self) -> bool:
-        """Whether the model is ready to be called."""
-        return self._prepared is not None
-
-    @property
     def is_sharded(self) -> bool:
         """Whether each rank has only a shard of the model."""
         return self._prepared is not None and has_shards(self._prepared.model)
