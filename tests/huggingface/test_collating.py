@@ -152,6 +152,17 @@ def test_unknown_columns_of_dict_rows_are_removed_in_the_collator() -> None:
     assert collator([(1, 2)]) == [(1, 2)]
     with pytest.raises(DataError, match="has the columns 'text'"):
         collator([{"text": "a"}])
+    with pytest.raises(DataError, match="has the columns .none"):
+        collator([{}])
+
+
+@pytest.mark.parametrize("row", [{"input_ids": 1, "label": 0}, {"input_ids": 1, "label": 0, "text": "a"}])
+def test_a_collator_may_change_the_rows_that_it_is_given(row: dict[str, Any]) -> None:
+    def taking_labels(rows: list[dict[str, int]]) -> list[int]:
+        return [each.pop("label") for each in rows]
+
+    collator = RemoveColumnsCollator(taking_labels, signature_columns(Classifier(), []))
+    assert collator([row]) == collator([row]) == [0]
 
 
 def test_other_datasets_stay_as_they_are() -> None:

@@ -15,6 +15,7 @@ from pytorch_accelerated.huggingface.engine.face import Face, TrainingHooks
 from pytorch_accelerated.huggingface.events.callbacks import is_ours
 from pytorch_accelerated.huggingface.events.firing import Events
 from pytorch_accelerated.huggingface.models.knowledge import refuse_sum
+from pytorch_accelerated.models.clipping import clip_norm
 from pytorch_accelerated.models.sharding import whole
 from pytorch_accelerated.training.hook_output import adding_nothing
 from pytorch_accelerated.training.step import Step, StepParts
@@ -127,12 +128,14 @@ class FaceStep(Step):
 
     def clip(self) -> None:
         """Clip the complete gradient, and keep its norm if it may be logged."""
-        norm = self.clipped()
-        self.norms = None if norm is None else [norm]
-        if norm is None and self.training.may_log_step():
-            gradients = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
+        limit = self.parts.settings.gradient_clip_norm
+        if limit is not None:
+            self.norms = [clip_norm(self.parameters(), limit)]
+        elif self.training.may_log_step():
             # Norms of the tensors: combining them is slower, and can wait until the norm is logged.
-            self.norms = norms_of(gradients)
+            self.norms = norms_of([parameter.grad for parameter in self.parameters() if parameter.grad is not None])
+        else:
+            self.norms = None
 
     @property
     def gradient_norm(self) -> float | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -185,12 +185,22 @@ class RemoveColumnsCollator:
         Raises:
             DataError: if no column would be left.
         """
-        return self.data_collator([self._without_unused(feature) for feature in features])
+        columns = frozenset(self.columns)
+        return self.data_collator(
+            [
+                # Most rows have nothing to remove, and a copy takes a third of the time. It is one in any case, because
+                # collators remove labels from the rows that they are given.
+                feature.copy()
+                if type(feature) is dict and feature and feature.keys() <= columns
+                else self._without_unused(feature, columns)
+                for feature in features
+            ]
+        )
 
-    def _without_unused(self, feature: Any) -> Any:
-        if not isinstance(feature, Mapping):
+    def _without_unused(self, feature: Any, columns: Collection[str]) -> Any:
+        if not isinstance(feature, (dict, Mapping)):
             return feature
-        used = {name: value for name, value in feature.items() if name in self.columns}
+        used = {name: value for name, value in feature.items() if name in columns}
         if not used:
             _refuse_nothing_left(list(feature), list(feature), self.columns)
         return used
