@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
+
+from pytorch_accelerated.compat.numpy import words_of
+
+
+_numpy_random: Any = np.random  # numpy's type hints lack two of its functions
 
 
 def mixed_seed(*parts: object) -> int:
@@ -48,19 +51,97 @@ def worker_init_fn(worker_id: int) -> None:
     random.seed(seed)
 
 
-@contextlib.contextmanager
-def host_generators_seeded(seed: int) -> Iterator[None]:
-    """Seed the host generators within the block, and restore their states afterwards."""
-    torch_state = torch.default_generator.get_state()
-    numpy_state = np.random.get_state()
-    random_state = random.getstate()
-    seed_host_generators(seed)
-    try:
-        yield
-    finally:
-        torch.default_generator.set_state(torch_state)
-        np.random.set_state(numpy_state)
-        random.setstate(random_state)
+class host_generators_seeded:  # noqa: N801  # called like a function
+    """Seed the host generators with `seed` within a ``with`` block, and restore their states afterwards.
+
+    Entered for each batch, so states that have not changed since the last block are not copied again.
+    """
+
+    __slots__ = ("_numpy", "_random", "_seed", "_torch")
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+
+    def __enter__(self) -> None:
+        self._torch = torch.default_generator.get_state()
+        self._numpy = _numpy_generator.put_aside()
+        self._random = _random_generator.read()
+        seed_host_generators(self._seed)
+
+    def __exit__(self, *exception_info: object) -> None:
+        torch.default_generator.set_state(self._torch)
+        _numpy_generator.put_back(self._numpy)
+        random.setstate(self._random)
+
+
+class _NumpyGenerator:
+    """Numpy's global generator, which another one of the same kind replaces for a while. Nothing is copied."""
+
+    def __init__(self) -> None:
+        self._spare: list[Any] = []
+        self._known: Any = None  # a bit generator
+        self._words: Any = None  # its memory
+
+    def put_aside(self) -> tuple[Any, float | None]:
+        """Replace the global bit generator.
+
+        Returns:
+            It, and the second number of a pair of normally distributed ones, if only the first has been drawn: numpy
+            keeps this number outside of the bit generator.
+        """
+        current = _numpy_random.get_bit_generator()
+        if current is not self._known:
+            self._known, self._words = current, words_of(current)
+        if self._words is None:
+            kept = np.random.get_state(legacy=False)
+            second = kept["gauss"] if kept["has_gauss"] else None
+        else:
+            # Drawing a number is many times faster than asking whether there is one without drawing.
+            before = self._words.copy()
+            number = np.random.standard_normal()
+            second = number if self._words[-1] == before[-1] else None
+            self._words[:] = before
+        _numpy_random.set_bit_generator(self._spare.pop() if self._spare else np.random.MT19937())
+        return current, second
+
+    def put_back(self, kept: tuple[Any, float | None]) -> None:
+        """The inverse of `put_aside`."""
+        current, second = kept
+        self._spare.append(_numpy_random.get_bit_generator())
+        _numpy_random.set_bit_generator(current)
+        if second is not None:
+            np.random.set_state({**np.random.get_state(legacy=False), "has_gauss": 1, "gauss": second})
+
+
+class _RandomGenerator:
+    """Python's global generator. Reading its state takes longer than seeding, so the last one is kept.
+
+    Whether it is still the state shows in the next number, which is drawn in vain: the caller sets or seeds the
+    generator afterwards. Once in 2**32 times a changed state would pass for the last one.
+    """
+
+    def __init__(self) -> None:
+        self._generator: Any = random.random.__self__  # type: ignore[attr-defined]
+        self._state: Any = None
+        self._next: int | None = None  # the number that is drawn next in `_state`
+
+    def read(self) -> Any:
+        """The state, as from ``random.getstate()``. The caller must set or seed the generator before its next use."""
+        if self._state is None:
+            self._state = random.getstate()
+            self._next = random.getrandbits(32)
+            return self._state
+        drawn = random.getrandbits(32)
+        if drawn != self._next or self._generator.gauss_next != self._state[2]:
+            version, internal, gauss_next = random.getstate()
+            # The position is the last item. A state at position 0 is that at the end of the block of numbers before.
+            self._state = (version, (*internal[:-1], internal[-1] - 1), gauss_next)
+            self._next = drawn
+        return self._state
+
+
+_numpy_generator = _NumpyGenerator()
+_random_generator = _RandomGenerator()
 
 
 def derived_seed(runs: int) -> int:

@@ -8,6 +8,7 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
@@ -19,6 +20,7 @@ import pytorch_accelerated.compat
 from pytorch_accelerated.compat import accelerate as compat_accelerate
 from pytorch_accelerated.compat import torch as compat
 from pytorch_accelerated.compat.datasets import parts_of_stream
+from pytorch_accelerated.compat.numpy import words_of
 from pytorch_accelerated.compat.torchmetrics import reductions_of, set_update_count
 from pytorch_accelerated.compat.transformers import unsplittable_layers
 
@@ -208,6 +210,12 @@ def loader_of(size: int, **arguments: Any) -> DataLoader[Any]:
     return DataLoader(dataset, **arguments)
 
 
+@pytest.mark.skipif(not torch.accelerator.is_available(), reason="there is no accelerator")
+def test_pinned() -> None:
+    batch = compat.pinned({"x": [torch.zeros(2)]})
+    assert batch["x"][0].is_pinned()
+
+
 def test_kept_pass_is_the_one_whose_workers_of_a_loader_stay_until_end_workers() -> None:
     loader = loader_of(4, batch_size=2, num_workers=1, persistent_workers=True)
     assert compat.kept_pass(loader) is None
@@ -320,3 +328,18 @@ def test_unsplittable_layers() -> None:
     config = transformers.GPT2Config(n_layer=1, n_head=1, n_embd=4, vocab_size=4, n_positions=4)
     assert list(unsplittable_layers(transformers.GPT2LMHeadModel(config))) == ["GPT2Block"]
     assert unsplittable_layers(nn.Linear(1, 1)) == ()
+
+
+# ------------------------------------------------------------------------------------------------------------- numpy
+
+
+def test_words_of() -> None:
+    generator = np.random.MT19937(3)
+    words = words_of(generator)
+    assert words is not None, "this numpy has another layout"
+    kept = words.copy()
+    drawn = generator.random_raw(700)
+    assert words[-1] == generator.state["state"]["pos"] != kept[-1]
+    words[:] = kept
+    assert np.array_equal(generator.random_raw(700), drawn)
+    assert words_of(np.random.PCG64()) is None

@@ -4,8 +4,8 @@ import multiprocessing
 import os
 import random
 import sys
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import datasets
 import numpy as np
@@ -22,7 +22,8 @@ from torch.utils.data import (
 )
 
 from pytorch_accelerated.data.building import build_loader
-from pytorch_accelerated.data.fetching import BatchFetcher, Request, StreamFetcher
+from pytorch_accelerated.data.fetching import BatchFetcher, StreamFetcher
+from pytorch_accelerated.data.rows import Request, collated
 from tests.data.loaders import Numbers, Stream, adapted, numbers_in
 from tests.support.processes import run_forked
 
@@ -36,8 +37,12 @@ def draws() -> list[float]:
 
 
 def generators() -> list[Any]:
+    """The state of each generator; that of Python's by what it will draw, since it can be written in two ways."""
     numpy_state: Any = np.random.get_state()
-    return [torch.get_rng_state().tolist(), numpy_state[1].tolist(), numpy_state[2:], random.getstate()]
+    copy = random.Random()
+    copy.setstate(random.getstate())
+    coming = [copy.gauss(0, 1), *(copy.getrandbits(32) for _ in range(2000))]
+    return [torch.get_rng_state().tolist(), numpy_state[1].tolist(), numpy_state[2:], coming]
 
 
 class Noise(Dataset[Any]):
@@ -372,3 +377,68 @@ def test_an_error_of_a_dataset_or_collate_function_says_for_which_samples(
     finally:
         fetcher.close()
     assert note in "".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
+
+
+class Named(NamedTuple):
+    x: torch.Tensor
+    y: int
+
+
+ROWS: dict[str, Callable[[int], Any]] = {
+    "tensor": lambda i: torch.full((2, 3), float(i)),
+    "scalar tensor": lambda i: torch.tensor(i),
+    "transposed tensor": lambda i: torch.arange(6).view(2, 3).t() + i,
+    "needs a gradient": lambda i: torch.tensor([1.0], requires_grad=True) * i,
+    "parameter": lambda i: torch.nn.Parameter(torch.tensor([float(i)])),
+    "int": lambda i: i,
+    "bool": lambda i: i > 1,
+    "float": lambda i: i / 3,
+    "int, then float": lambda i: i / 2 if i else 0,
+    "text": lambda i: f"row {i}",
+    "bytes": lambda i: bytes([i]),
+    "array": lambda i: np.full((2,), i, np.float32),
+    "array of small integers": lambda i: np.full((2,), i, np.uint8),
+    "big-endian array": lambda i: np.full((2,), i, ">f4"),
+    "arrays of several types": lambda i: np.full((2,), i, np.float32 if i else np.float64),
+    "array without dimensions": lambda i: np.array(i),
+    "array of text": lambda i: np.array([f"row {i}"]),
+    "negative strides": lambda i: np.arange(3)[::-1],
+    "numpy number": lambda i: np.float32(i),
+    "pair": lambda i: (torch.tensor([i]), i),
+    "list": lambda i: [torch.tensor([i]), i],
+    "named": lambda i: Named(torch.tensor([i]), i),
+    "dict": lambda i: {"x": torch.tensor([i]), "y": {"z": (i, f"{i}")}},
+    "dict with another key": lambda i: {"x": i} if i else {"x": i, "z": i},
+    "dict with one key less": lambda i: {"x": i, "z": i} if i else {"x": i},
+    "pairs of several lengths": lambda i: (i,) * (i + 1),
+    "tensors of several sizes": lambda i: torch.zeros(i + 1),
+    "arrays of several sizes": lambda i: np.zeros(i + 1),
+    "nothing": lambda i: None,
+    "sparse": lambda i: torch.eye(2).to_sparse(),
+    "whole number that is too large": lambda i: 2**70,
+}
+
+
+@pytest.mark.parametrize("kind", ROWS)
+def test_batches_and_errors_are_those_of_default_collate(kind: str) -> None:
+    rows = [ROWS[kind](i) for i in range(3)]
+    assert outcome(collated, rows) == outcome(default_collate, rows)
+
+
+def outcome(collate: Callable[[list[Any]], Any], rows: list[Any]) -> Any:
+    """The batch of `rows`, or the error."""
+    try:
+        return described(collate(rows))
+    except Exception as error:
+        return type(error), str(error)
+
+
+def described(batch: Any) -> Any:
+    """A batch as plain values, with the types of all its parts."""
+    if isinstance(batch, torch.Tensor):
+        return type(batch), batch.dtype, batch.stride(), batch.requires_grad, batch.tolist()
+    if isinstance(batch, dict):
+        return type(batch), [(name, described(part)) for name, part in batch.items()]
+    if isinstance(batch, (list, tuple)):
+        return type(batch), [described(part) for part in batch]
+    return type(batch), batch

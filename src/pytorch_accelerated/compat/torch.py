@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import DataLoader
+from torch.utils.data._utils import pin_memory as pinning
 
 Tensors = list[Tensor] | tuple[Tensor, ...]
 
@@ -148,6 +149,11 @@ def found_infinite(scaler: Any, optimizer: Any) -> bool:
 
 
 # ----------------------------------------------------------------------------------------------------------- loaders
+
+
+def pinned(batch: Any) -> Any:
+    """A batch in pinned memory, as a loader puts it there in this process; publicly only a loader does it."""
+    return pinning.pin_memory(batch)  # type: ignore[no-untyped-call]
 
 
 def kept_pass(loader: DataLoader[Any]) -> Iterator[Any] | None:

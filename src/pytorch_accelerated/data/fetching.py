@@ -4,33 +4,24 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, default_collate
+from torch.utils.data import DataLoader, IterableDataset, Sampler, default_collate
 
+from pytorch_accelerated.compat.torch import pinned
 from pytorch_accelerated.data.arrays import ArrayDataset, as_array_dataset
 from pytorch_accelerated.data.hub_streams import is_hub_stream
+from pytorch_accelerated.data.rows import Request, RowBatches
 from pytorch_accelerated.data.sampling import Cell
-from pytorch_accelerated.data.streams import KeyedStream, fetching_under, has_state, is_stateful_loader, knows_position
+from pytorch_accelerated.data.streams import KeyedStream, has_state, is_stateful_loader, knows_position
 from pytorch_accelerated.data.workers import WorkerInit, begin_pass, end_pass, no_workers_left_on_error
 from pytorch_accelerated.seeding import host_generators_seeded, mixed_seed
 
 # How much data in memory is fetched at once: it should stay in the processor's cache until it is used.
 _BLOCK_BYTES = 512 * 1024
 _BLOCK_BATCHES = 32
-
-
-class Request(NamedTuple):
-    """One batch to fetch.
-
-    `key` seeds torch, numpy and random while the batch is fetched and collated. It depends on the batch only, not on
-    the worker or on earlier batches, so augmentations are the same with any number of workers and after a resume.
-    """
-
-    indices: Any
-    key: int
 
 
 class BatchFetcher:
@@ -43,12 +34,13 @@ class BatchFetcher:
         is_plain = loader.collate_fn is default_collate
         self._arrays: ArrayDataset | None = as_array_dataset(loader.dataset) if is_plain else None
         self._pins_memory = _pins_memory(loader)
+        self._rows = RowBatches(loader.dataset, loader.collate_fn)
         self._requests = _PendingRequests()
         self._loader: DataLoader[Any] | None = None
         self._pass: Iterator[Any] | None = None
-        if self._arrays is None:
-            dataset = _RequestDataset(loader.dataset, loader.collate_fn)
-            self._loader = like_loader(loader, dataset, batch_size=None, sampler=self._requests, collate_fn=_unchanged)
+        if self._arrays is None and loader.num_workers > 0:
+            settings: dict[str, Any] = {"batch_size": None, "sampler": self._requests, "collate_fn": _unchanged}
+            self._loader = like_loader(loader, self._rows, **settings)
             _seed_generator(self._loader, "workers", seed)
 
     @property
@@ -58,7 +50,9 @@ class BatchFetcher:
 
     def fetch(self, requests: Iterable[Request]) -> Iterator[Any]:
         """The batches of `requests`, in order. One pass at a time."""
-        assert self._loader is not None
+        if self._loader is None:
+            batches: Iterator[Any] = map(self._rows.__getitem__, requests)
+            return map(pinned, batches) if self._pins_memory else batches
         self._requests.pending = requests
         self._pass = begin_pass(self._loader)
         return self._pass
@@ -273,56 +267,6 @@ class _PendingRequests(Sampler[Request]):
 
     def __iter__(self) -> Iterator[Request]:
         return iter(self.pending)
-
-
-class _RequestDataset(Dataset[Any]):
-    """Answers a `Request` with a collated batch, so that fetching and collating use the batch's key."""
-
-    def __init__(self, dataset: Any, collate_fn: Callable[[list[Any]], Any]) -> None:
-        self.dataset = dataset
-        self.collate_fn = collate_fn
-        self._may_read_columns = collate_fn is default_collate and _is_arrow_dataset_of_tensors(dataset)
-
-    def __getitem__(self, request: Request) -> Any:
-        with fetching_under(request.key):
-            return self._fetch(request.indices)
-
-    def _fetch(self, indices: Any) -> Any:
-        if self._may_read_columns:
-            columns = self.dataset[list(indices)]
-            if all(isinstance(column, torch.Tensor) for column in columns.values()):
-                return columns
-            # Rows of different sizes, or not tensors: leave them to the collate function.
-            self._may_read_columns = False
-        samples = self._samples(indices)
-        try:
-            return self.collate_fn(samples)
-        except Exception as error:
-            self._add_note(error, f"the batch of samples {list(indices)}")
-            raise
-
-    def _samples(self, indices: Any) -> list[Any]:
-        fetch_many = getattr(self.dataset, "__getitems__", None)
-        samples: list[Any] = []
-        try:
-            if fetch_many is not None:
-                return fetch_many(list(indices))  # type: ignore[no-any-return]
-            for index in indices:
-                samples.append(self.dataset[index])  # noqa: PERF401  # their number shows which one failed
-        except Exception as error:
-            failed = f"sample {indices[len(samples)]}" if fetch_many is None else f"one of the samples {list(indices)}"
-            self._add_note(error, failed)
-            raise
-        return samples
-
-    def _add_note(self, error: Exception, source: str) -> None:
-        if hasattr(error, "add_note"):  # since Python 3.11
-            error.add_note(f"Raised for {source} of the {type(self.dataset).__name__}.")
-
-
-def _is_arrow_dataset_of_tensors(dataset: Any) -> bool:
-    """Whether this is a Hugging Face dataset of tensors, which can return the columns of a whole batch."""
-    return type(dataset).__module__ == "datasets.arrow_dataset" and dataset.format["type"] == "torch"
 
 
 class _RankSlice(IterableDataset[Any]):

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from pytorch_accelerated.data.fetching import BatchFetcher, Request
+from pytorch_accelerated.data.fetching import BatchFetcher
 from pytorch_accelerated.data.ordering import EpochOrder, EpochOrders
 from pytorch_accelerated.data.prefetch import DeviceFeed
+from pytorch_accelerated.data.rows import Request
 from pytorch_accelerated.data.sampling import BatchListPlan, Cell, TrainingPlan, Window, evaluation_rounds
 from pytorch_accelerated.data.updates import (
     CountItems,

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import operator
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any, Final
 
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
@@ -33,15 +34,12 @@ def is_stateful_loader(loader: Any) -> bool:
     return kind.__name__ == "StatefulDataLoader" and kind.__module__.startswith("torchdata.")
 
 
-@contextlib.contextmanager
-def fetching_under(key: int) -> Iterator[None]:
+def fetching_under(key: int) -> AbstractContextManager[None]:
     """Seed the host generators with `key`; restore them at the end of the block, except in a worker."""
-    if get_worker_info() is not None:
-        seed_host_generators(key)
-        yield
-    else:
-        with host_generators_seeded(key):
-            yield
+    if get_worker_info() is None:
+        return host_generators_seeded(key)
+    seed_host_generators(key)
+    return contextlib.nullcontext()
 
 
 class KeyedStream(IterableDataset[Any]):

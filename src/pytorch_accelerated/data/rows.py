@@ -1,0 +1,109 @@
+"""Fetches and collates the rows of a map-style dataset, under the key of their batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, default_collate, get_worker_info
+
+from pytorch_accelerated.data.streams import fetching_under
+
+
+class Request(NamedTuple):
+    """One batch to fetch.
+
+    `key` seeds torch, numpy and random while the batch is fetched and collated. It depends on the batch only, not on
+    the worker or on earlier batches, so augmentations are the same with any number of workers and after a resume.
+    """
+
+    indices: Sequence[Any]
+    key: int
+
+
+class RowBatches(Dataset[Any]):
+    """The batches of `dataset` by `Request`, in this process or in a worker."""
+
+    def __init__(self, dataset: Any, collate_fn: Callable[[list[Any]], Any]) -> None:
+        self.dataset = dataset
+        self.collate_fn = collate_fn
+        self._fetch_many = getattr(dataset, "__getitems__", None)
+        self._may_read_columns = collate_fn is default_collate and _is_arrow_dataset_of_tensors(dataset)
+
+    def __getitem__(self, request: Request) -> Any:
+        with fetching_under(request.key):
+            return self._fetch(request.indices)
+
+    def _fetch(self, indices: Sequence[Any]) -> Any:
+        if self._may_read_columns:
+            columns = self.dataset[list(indices)]
+            if all(isinstance(column, torch.Tensor) for column in columns.values()):
+                return columns
+            # Rows of different sizes, or not tensors: leave them to the collate function.
+            self._may_read_columns = False
+        samples = self._samples(indices)
+        try:
+            return collated(samples) if self.collate_fn is default_collate else self.collate_fn(samples)
+        except Exception as error:
+            self._add_note(error, f"the batch of samples {list(indices)}")
+            raise
+
+    def _samples(self, indices: Sequence[Any]) -> list[Any]:
+        samples: list[Any] = []
+        try:
+            if self._fetch_many is not None:
+                return self._fetch_many(list(indices))  # type: ignore[no-any-return]
+            dataset, add = self.dataset, samples.append
+            for index in indices:
+                add(dataset[index])  # their number shows which one failed
+        except Exception as error:
+            is_one = self._fetch_many is None
+            self._add_note(error, f"sample {indices[len(samples)]}" if is_one else f"one of samples {list(indices)}")
+            raise
+        return samples
+
+    def _add_note(self, error: Exception, source: str) -> None:
+        if hasattr(error, "add_note"):  # since Python 3.11
+            error.add_note(f"Raised for {source} of the {type(self.dataset).__name__}.")
+
+
+def collated(samples: list[Any]) -> Any:
+    """The batch that torch's `default_collate` makes of `samples`, for the usual types without its search for a rule.
+
+    Its errors are torch's, too.
+    """
+    if get_worker_info() is not None:
+        return default_collate(samples)  # in a worker torch collates into shared memory
+    try:
+        first = samples[0]
+        if type(first) is tuple:
+            return list(map(_collated_column, zip(*samples, strict=True)))
+        if type(first) is dict:
+            return {name: _collated_column([sample[name] for sample in samples]) for name in first}
+        return _collated_column(samples)
+    except Exception:
+        return default_collate(samples)
+
+
+def _collated_column(values: Any) -> Any:
+    first = values[0]
+    kind = type(first)
+    if kind is torch.Tensor and first.layout is torch.strided and not first.is_nested:
+        return torch.stack(values)
+    if kind is int:
+        return torch.tensor(values)
+    if kind is np.ndarray and _is_usual_array(first) and len({row.dtype for row in values}) == 1:
+        return torch.from_numpy(np.stack(values))
+    return default_collate(values)
+
+
+def _is_usual_array(array: Any) -> bool:
+    """Whether torch accepts an array as it is."""
+    return array.ndim > 0 and min(array.strides) >= 0 and array.dtype.isnative and array.dtype.kind in "fiub"
+
+
+def _is_arrow_dataset_of_tensors(dataset: Any) -> bool:
+    """Whether this is a Hugging Face dataset of tensors, which can return the columns of a whole batch."""
+    return type(dataset).__module__ == "datasets.arrow_dataset" and dataset.format["type"] == "torch"

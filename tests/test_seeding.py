@@ -1,0 +1,74 @@
+"""Blocks with seeds of their own leave every generator as it was, whatever is drawn within and between them."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pytorch_accelerated.seeding import host_generators_seeded, seed_host_generators
+
+DRAWS: dict[str, Callable[[], Any]] = {
+    "random": random.random,
+    "random, many": lambda: [random.random() for _ in range(313)],
+    "random.gauss": lambda: random.gauss(0, 1),
+    "numpy": np.random.rand,
+    "numpy.randn": np.random.randn,
+    "torch": lambda: torch.rand(()).item(),
+    "torch.randn": lambda: torch.randn(()).item(),
+    "reseeded": lambda: (random.seed(3), random.random()),
+}
+
+
+@pytest.mark.parametrize("kind", [*DRAWS, "all", "none"])
+def test_what_is_drawn_between_blocks_does_not_depend_on_them(kind: str) -> None:
+    kinds = {"all": list(DRAWS.values()), "none": []}.get(kind) or [DRAWS[kind]] if kind != "none" else []
+    everything = list(DRAWS.values())
+
+    def drawn(*, has_blocks: bool) -> list[Any]:
+        seed_host_generators(1)
+        numbers: list[Any] = []
+        for turn in range(60):
+            if has_blocks:
+                with host_generators_seeded(turn):
+                    for draw in everything[: turn % (len(everything) + 1)]:
+                        draw()
+                    if turn % 3 == 0:
+                        with host_generators_seeded(turn):
+                            np.random.randn()
+            numbers += [draw() for draw in kinds]
+        return [*numbers, *(draw() for draw in everything)]
+
+    assert drawn(has_blocks=True) == drawn(has_blocks=False)
+
+
+def test_what_is_drawn_within_a_block_depends_on_its_seed_only() -> None:
+    def within(seed: int) -> list[Any]:
+        with host_generators_seeded(seed):
+            return [draw() for draw in DRAWS.values()]
+
+    first = within(5)
+    for draw in DRAWS.values():
+        draw()
+        assert within(5) == first
+    assert within(6) != first
+    seed_host_generators(5)
+    assert [draw() for draw in DRAWS.values()] == first
+
+
+def test_a_bit_generator_of_the_user_stays_numpys_global_one() -> None:
+    numpy_random: Any = np.random  # its type hints lack two functions
+    before = numpy_random.get_bit_generator()
+    try:
+        numpy_random.set_bit_generator(np.random.PCG64(3))
+        expected = np.random.RandomState(np.random.PCG64(3)).standard_normal(3)
+        found = []
+        for _ in range(3):
+            with host_generators_seeded(1):
+                np.random.randn()
+            found.append(np.random.randn())
+        assert found == list(expected)
+    finally:
+        numpy_random.set_bit_generator(before)
