@@ -18,9 +18,10 @@ from accelerate import Accelerator
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
+from benchmarks.data import ReadyBatches
 from benchmarks.measuring import losses_of_same_work, seconds_per_step, take_turns
 from benchmarks.ways import Ours, RawLoop, Way
-from benchmarks.work import Batch, Job, Parts, ReadyBatches
+from benchmarks.work import Feed, Job, Parts
 
 
 class RawDDPLoop(RawLoop):
@@ -28,13 +29,13 @@ class RawDDPLoop(RawLoop):
 
     library = "raw DDP loop, ready batches"
 
-    def train(self, parts: Parts, data: Any, batch_size: int) -> None:
-        super().train(parts._replace(model=DistributedDataParallel(parts.model)), data, batch_size)
+    def train(self, parts: Parts, feed: Feed) -> None:
+        super().train(parts._replace(model=DistributedDataParallel(parts.model)), feed)
 
-    def batches(self, data: Any, batch_size: int, *, shuffle: bool) -> Iterable[Batch]:
+    def batches(self, feed: Feed, *, shuffle: bool) -> Iterable[Any]:
         rank, ranks = dist.get_rank(), dist.get_world_size()
-        inputs, targets = (torch.cat(tensor.split(batch_size)[rank::ranks]) for tensor in data.tensors)
-        return ReadyBatches(inputs, targets, batch_size)
+        inputs, targets = (torch.cat(tensor.split(feed.batch_size)[rank::ranks]) for tensor in feed.data.tensors)
+        return ReadyBatches(inputs, targets, feed.batch_size)
 
 
 class RawDDPLoopWithLoader(RawDDPLoop):
@@ -42,8 +43,8 @@ class RawDDPLoopWithLoader(RawDDPLoop):
 
     library = "raw DDP loop, DataLoader"
 
-    def batches(self, data: Any, batch_size: int, *, shuffle: bool) -> Iterable[Batch]:
-        return DataLoader(data, batch_size, sampler=DistributedSampler(data, shuffle=False))
+    def batches(self, feed: Feed, *, shuffle: bool) -> Iterable[Any]:
+        return DataLoader(feed.data, feed.batch_size, sampler=DistributedSampler(feed.data, shuffle=False))
 
 
 class AccelerateByHandOnRanks(RawDDPLoop):
@@ -51,10 +52,10 @@ class AccelerateByHandOnRanks(RawDDPLoop):
 
     library = "accelerate by hand, ready batches"
 
-    def train(self, parts: Parts, data: Any, batch_size: int) -> None:
+    def train(self, parts: Parts, feed: Feed) -> None:
         accelerator = Accelerator()
         model, optimizer = accelerator.prepare(parts.model, parts.optimizer)
-        for inputs, targets in self.batches(data, batch_size, shuffle=False):
+        for inputs, targets in self.batches(feed, shuffle=False):
             accelerator.backward(parts.loss_func(model(inputs), targets))
             optimizer.step()
             optimizer.zero_grad()
@@ -63,16 +64,14 @@ class AccelerateByHandOnRanks(RawDDPLoop):
 class OursInOrder(Ours):
     """This library; each update has the same samples as in the hand-written loop."""
 
-    def train(self, parts: Parts, data: Any, batch_size: int) -> None:
-        self._trainer(parts).train(
-            data, num_epochs=1, per_device_batch_size=batch_size, train_dataloader_kwargs={"shuffle": False}
-        )
+    def _loader_kwargs(self, feed: Feed) -> dict[str, Any]:
+        return {**super()._loader_kwargs(feed), "shuffle": False}
 
 
 def main() -> None:
     short_samples, long_samples, repeats, file = sys.argv[1:]
     dist.init_process_group("gloo")
-    short, long = (Job(samples=int(size), is_ready=False) for size in (short_samples, long_samples))
+    short, long = (Job(samples=int(size), kind="tensors") for size in (short_samples, long_samples))
     ways = [RawDDPLoop(), RawDDPLoopWithLoader(), AccelerateByHandOnRanks(), OursInOrder(), OursInOrder(is_lean=False)]
     losses = losses_of_same_work(ways, short, tolerance=1e-4)  # the sums of the ranks' gradients are rounded
     rounds = take_turns({way.name: partial(_microseconds, way, short, long) for way in ways}, int(repeats))

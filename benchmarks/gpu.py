@@ -20,10 +20,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from benchmarks.data import Batch
 from benchmarks.measuring import Result, Setting, Target, take_turns
 from benchmarks.reporting import as_markdown, facts_of_run, write_report
 from benchmarks.ways import unseen
-from benchmarks.work import Batch
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import TrainerCallback
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from benchmarks.ways import Way
+from benchmarks.ways import RawLoop, Way
 from benchmarks.work import Job
 
 Number = TypeVar("Number", int, float)
+Measured = TypeVar("Measured")
 Rounds = dict[str, list[float]]
 
 
@@ -76,6 +79,7 @@ class Result:
         compared_as: how they are compared.
         targets: the targets.
         final_losses: by way, if the ways did the same work.
+        processor_rounds: the processor time of the same rounds, loader processes included.
         more_is_better: whether the figure is a speed.
         note: what one must know to read it.
         is_pictured: whether it belongs in the picture.
@@ -88,6 +92,7 @@ class Result:
     compared_as: Literal["difference", "ratio"] = "ratio"
     targets: Sequence[Target] = ()
     final_losses: Mapping[str, float] = field(default_factory=dict)
+    processor_rounds: Mapping[str, list[float]] = field(default_factory=dict)
     more_is_better: bool = False
     note: str = ""
     is_pictured: bool = False
@@ -98,9 +103,15 @@ class Result:
 
     def compared(self, way: str) -> float:
         """The median, over the rounds, of the difference or ratio to the baseline in the same round."""
-        if self.baseline is None:
-            return self.median(way)
-        pairs = zip(self.rounds[way], self.rounds[self.baseline], strict=True)
+        return self.median(way) if self.baseline is None else self._compared(self.rounds, way, self.baseline)
+
+    def processor_compared(self, way: str) -> float:
+        """The same of the processor time."""
+        assert self.baseline is not None
+        return self._compared(self.processor_rounds, way, self.baseline)
+
+    def _compared(self, rounds: Mapping[str, list[float]], way: str, baseline: str) -> float:
+        pairs = zip(rounds[way], rounds[baseline], strict=True)
         if self.compared_as == "ratio":
             return statistics.median(figure / base if base else math.nan for figure, base in pairs)
         return statistics.median(figure - base for figure, base in pairs)
@@ -116,9 +127,9 @@ class Result:
         return target.at_least <= reached <= target.at_most and is_below
 
 
-def take_turns(measures: Mapping[str, Callable[[], float]], repeats: int) -> Rounds:
+def take_turns(measures: Mapping[str, Callable[[], Measured]], repeats: int) -> dict[str, list[Measured]]:
     """Call every function once per round. Every other round is reversed, so that no function always comes first."""
-    rounds: Rounds = {name: [] for name in measures}
+    rounds: dict[str, list[Measured]] = {name: [] for name in measures}
     for round_ in range(repeats):
         for name in reversed(list(measures)) if round_ % 2 else measures:
             rounds[name].append(measures[name]())
@@ -137,6 +148,47 @@ def losses_of_same_work(ways: Iterable[Way], job: Job, *, tolerance: float = 1e-
         RuntimeError: if they differ by more than `tolerance`: then some way has done less, or different work.
     """
     losses = {way.name: way.run(job).loss for way in ways}
+    _refuse_different(losses, job, tolerance)
+    return losses
+
+
+def compare(
+    title: str,
+    job: Job,
+    ways: Sequence[Way],
+    repeats: int,
+    *,
+    tolerance: float,
+    baselines: Sequence[str] = (RawLoop.library,),
+    targets: Sequence[Target] = (),
+    note: str = "",
+    is_pictured: bool = False,
+) -> Result:
+    """Time and processor time of a whole job, compared with the fastest of `baselines`, after a short warm-up.
+
+    Raises:
+        RuntimeError: if final losses differ by more than `tolerance` in any round.
+    """
+    for way in ways:
+        way.run(dataclasses.replace(job, samples=2 * job.batch_size))
+    outcomes = take_turns({way.name: partial(way.run, job) for way in ways}, repeats)
+    losses = {name: [outcome.loss for outcome in of_way] for name, of_way in outcomes.items()}
+    for round_ in range(repeats):
+        _refuse_different({name: of_way[round_] for name, of_way in losses.items()}, job, tolerance)
+    rounds = {name: [outcome.seconds for outcome in of_way] for name, of_way in outcomes.items()}
+    return Result(
+        title=title,
+        unit="s",
+        rounds=rounds,
+        processor_rounds={name: [outcome.processor_seconds for outcome in of_way] for name, of_way in outcomes.items()},
+        baseline=min(baselines, key=lambda name: statistics.median(rounds[name])),
+        targets=targets,
+        final_losses={name: statistics.median(of_way) for name, of_way in losses.items()},
+        note=note,
+        is_pictured=is_pictured,
+    )
+
+
+def _refuse_different(losses: Mapping[str, float], job: Job, tolerance: float) -> None:
     if max(losses.values()) - min(losses.values()) > tolerance:
         raise RuntimeError(f"The ways did not do the same work; the final losses of {job} are {losses}.")
-    return losses

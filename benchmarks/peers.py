@@ -7,7 +7,7 @@ import tempfile
 from typing import Any
 
 from benchmarks.ways import HuggingFaceShape, Way
-from benchmarks.work import Parts, as_loader
+from benchmarks.work import Feed, Parts, inputs_and_targets
 
 
 class Ignite(Way):
@@ -24,15 +24,21 @@ class Ignite(Way):
         self._new_evaluator: Any = create_supervised_evaluator
         self._new_metric = Loss
 
-    def train(self, parts: Parts, data: Any, batch_size: int) -> None:
+    def train(self, parts: Parts, feed: Feed) -> None:
         model, loss_func, optimizer = parts
         kwargs = {"output_transform": lambda x, y, y_pred, loss: None} if self.is_lean else {}
-        engine = self._new_trainer(model, optimizer, loss_func, **kwargs)
-        engine.run(as_loader(data, batch_size, shuffle=True), max_epochs=1)
+        engine = self._new_trainer(model, optimizer, loss_func, prepare_batch=_prepare_batch, **kwargs)
+        engine.run(feed.loader(shuffle=True), max_epochs=feed.epochs)
 
-    def evaluate(self, parts: Parts, data: Any, batch_size: int) -> float:
-        engine = self._new_evaluator(parts.model, {"loss": self._new_metric(parts.loss_func)})
-        return float(engine.run(as_loader(data, batch_size, shuffle=False)).metrics["loss"])
+    def evaluate(self, parts: Parts, feed: Feed) -> float:
+        engine = self._new_evaluator(
+            parts.model, {"loss": self._new_metric(parts.loss_func)}, prepare_batch=_prepare_batch
+        )
+        return float(engine.run(feed.loader(shuffle=False)).metrics["loss"])
+
+
+def _prepare_batch(batch: Any, device: Any = None, non_blocking: bool = False) -> Any:
+    return inputs_and_targets(batch)
 
 
 class Skorch(Way):
@@ -46,23 +52,23 @@ class Skorch(Way):
 
         self._new_net = NeuralNet
 
-    def train(self, parts: Parts, data: Any, batch_size: int) -> None:
-        self._net(parts, as_loader(data, batch_size, shuffle=True)).fit(data, None)
+    def train(self, parts: Parts, feed: Feed) -> None:
+        self._net(parts, feed.loader(shuffle=True), feed.epochs).fit(feed.data, None)
 
-    def evaluate(self, parts: Parts, data: Any, batch_size: int) -> float:
-        loader = as_loader(data, batch_size, shuffle=False)
+    def evaluate(self, parts: Parts, feed: Feed) -> float:
+        loader = feed.loader(shuffle=False)
         net = self._net(parts, loader).initialize()
         net.history.new_epoch()
         net.run_single_epoch(loader, training=False, prefix="valid", step_fn=net.validation_step)
         losses = net.history[-1, "batches", :, ("valid_loss", "valid_batch_size")]
         return sum(loss * size for loss, size in losses) / sum(size for _, size in losses)
 
-    def _net(self, parts: Parts, loader: Any) -> Any:
+    def _net(self, parts: Parts, loader: Any, epochs: int = 1) -> Any:
         return self._new_net(
             parts.model,
             criterion=parts.loss_func,
             optimizer=lambda *args, **kwargs: parts.optimizer,
-            max_epochs=1,
+            max_epochs=epochs,
             train_split=None,
             iterator_train=lambda *args, **kwargs: loader,
             **({"callbacks": "disable", "verbose": 0} if self.is_lean else {}),
@@ -83,22 +89,22 @@ class Lightning(Way):
             logging.getLogger(name).setLevel(logging.ERROR)
         self._folder = tempfile.TemporaryDirectory()
 
-    def train(self, parts: Parts, data: Any, batch_size: int) -> None:
-        self._trainer().fit(self._module(parts), as_loader(data, batch_size, shuffle=True))
+    def train(self, parts: Parts, feed: Feed) -> None:
+        self._trainer(feed.epochs).fit(self._module(parts), feed.loader(shuffle=True))
 
-    def evaluate(self, parts: Parts, data: Any, batch_size: int) -> float:
-        loader = as_loader(data, batch_size, shuffle=False)
+    def evaluate(self, parts: Parts, feed: Feed) -> float:
+        loader = feed.loader(shuffle=False)
         (metrics,) = self._trainer().validate(self._module(parts), loader, verbose=not self.is_lean)
         return float(metrics["loss"])
 
     def close(self) -> None:
         self._folder.cleanup()
 
-    def _trainer(self) -> Any:
+    def _trainer(self, epochs: int = 1) -> Any:
         extras = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
         lean = dict.fromkeys(extras, False) if self.is_lean else {}
         folder = self._folder.name
-        return self._lightning.Trainer(max_epochs=1, accelerator="cpu", devices=1, default_root_dir=folder, **lean)
+        return self._lightning.Trainer(max_epochs=epochs, accelerator="cpu", devices=1, default_root_dir=folder, **lean)
 
     def _module(self, parts: Parts) -> Any:
         model, loss_func, optimizer = parts
@@ -109,11 +115,11 @@ class Lightning(Way):
                 self.model = model
 
             def training_step(self, batch: Any, batch_index: int) -> Any:
-                inputs, targets = batch
+                inputs, targets = inputs_and_targets(batch)
                 return loss_func(self.model(inputs), targets)
 
             def validation_step(self, batch: Any, batch_index: int) -> None:
-                inputs, targets = batch
+                inputs, targets = inputs_and_targets(batch)
                 self.log("loss", loss_func(self.model(inputs), targets), batch_size=len(targets))
 
             def configure_optimizers(self) -> Any:

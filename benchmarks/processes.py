@@ -39,6 +39,14 @@ def settle() -> None:
     gc.freeze()
 
 
+def processor_seconds_of_ended_children() -> float:
+    """What child processes have used that have ended. Those of `multiprocessing` get some seconds to do so."""
+    for child in multiprocessing.active_children():
+        child.join(timeout=10)
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def resident_megabytes() -> float:
     """The current memory of this process."""
     return psutil.Process().memory_info().rss / 2**20

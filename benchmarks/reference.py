@@ -19,8 +19,9 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from benchmarks.data import ReadyBatches
 from benchmarks.ways import Outcome, Way
-from benchmarks.work import Job, Parts, ReadyBatches
+from benchmarks.work import Feed, Job, Parts, inputs_and_targets
 
 REQUIREMENT = "pytorch-accelerated==0.1.61"
 REPOSITORY = Path(__file__).parents[1]
@@ -29,7 +30,10 @@ FOLDER = REPOSITORY / ".venv" / "reference"
 
 
 class ReferenceInWorker(Way):
-    """Lean: no callbacks, no loader processes. It needs a torch DataLoader, even for ready batches."""
+    """Lean: no callbacks, and no loader processes unless the job asks for some.
+
+    It needs a torch DataLoader, even for ready batches.
+    """
 
     library = REQUIREMENT.replace("==", " ")
 
@@ -48,21 +52,44 @@ class ReferenceInWorker(Way):
             def create_eval_dataloader(self, batch_size: int, eval_dl_kwargs: Any = None) -> Any:
                 return ready_loader(self.eval_dataset)
 
+        class TrainerOnColumns(Trainer):
+            def calculate_train_batch_loss(self, batch: Any) -> Any:
+                return super().calculate_train_batch_loss(inputs_and_targets(batch))
+
+            def calculate_eval_batch_loss(self, batch: Any) -> Any:
+                return super().calculate_eval_batch_loss(inputs_and_targets(batch))
+
         self._new_trainer, self._new_trainer_of_ready_batches = Trainer, TrainerOfReadyBatches
+        self._new_trainer_on_columns = TrainerOnColumns
 
-    def train(self, parts: Parts, data: Any, batch_size: int) -> None:
-        kwargs = {"train_dataloader_kwargs": {"num_workers": 0}} if self.is_lean else {}
-        self._trainer(parts, data).train(data, num_epochs=1, per_device_batch_size=batch_size, **kwargs)
+    def train(self, parts: Parts, feed: Feed) -> None:
+        self._trainer(parts, feed).train(
+            feed.data,
+            num_epochs=feed.epochs,
+            per_device_batch_size=feed.batch_size,
+            train_dataloader_kwargs=self._loader_kwargs(feed),
+            collate_fn=feed.collate_fn,
+        )
 
-    def evaluate(self, parts: Parts, data: Any, batch_size: int) -> float:
-        trainer = self._trainer(parts, data)
-        kwargs = {"dataloader_kwargs": {"num_workers": 0}} if self.is_lean else {}
-        trainer.evaluate(data, per_device_batch_size=batch_size, **kwargs)
+    def evaluate(self, parts: Parts, feed: Feed) -> float:
+        trainer = self._trainer(parts, feed)
+        trainer.evaluate(
+            feed.data,
+            per_device_batch_size=feed.batch_size,
+            dataloader_kwargs=self._loader_kwargs(feed),
+            collate_fn=feed.collate_fn,
+        )
         return float(trainer.run_history.get_latest_metric("evaluation_loss"))
 
-    def _trainer(self, parts: Parts, data: Any) -> Any:
-        new_trainer = self._new_trainer_of_ready_batches if isinstance(data, ReadyBatches) else self._new_trainer
+    def _trainer(self, parts: Parts, feed: Feed) -> Any:
+        new_trainer = self._new_trainer_on_columns if feed.is_of_columns else self._new_trainer
+        if isinstance(feed.data, ReadyBatches):
+            new_trainer = self._new_trainer_of_ready_batches
         return new_trainer(*parts, **({"callbacks": ()} if self.is_lean else {}))
+
+    def _loader_kwargs(self, feed: Feed) -> dict[str, Any] | None:
+        workers = 0 if feed.workers is None and self.is_lean else feed.workers
+        return None if workers is None else {"num_workers": workers}
 
 
 def ready_loader(batches: ReadyBatches) -> DataLoader[Any]:

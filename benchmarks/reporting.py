@@ -8,6 +8,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -62,13 +63,17 @@ def as_markdown(result: Result) -> str:
     heads = ["way", f"{result.unit}: median", "lowest to highest"]
     if result.baseline is not None:
         heads.append(f"against {result.baseline}")
+    heads += ["processor s: median", f"against {result.baseline}"] if result.processor_rounds else []
     heads += ["final loss"] if result.final_losses else []
     rows = []
     for way in result.best_first():
         figures = result.rounds[way]
         row = [way, number(result.median(way)), f"{number(min(figures))} to {number(max(figures))}"]
         if result.baseline is not None:
-            row.append(compared_text(result, way))
+            row.append(compared_text(result, result.compared(way)))
+        if result.processor_rounds:
+            row.append(number(statistics.median(result.processor_rounds[way])))
+            row.append(compared_text(result, result.processor_compared(way)))
         if result.final_losses:
             loss = result.final_losses.get(way)
             row.append("" if loss is None else f"{loss:.4f}")
@@ -79,9 +84,8 @@ def as_markdown(result: Result) -> str:
     return "\n".join(lines)
 
 
-def compared_text(result: Result, way: str) -> str:
+def compared_text(result: Result, compared: float) -> str:
     """For example "+12.3" or "0.78×"."""
-    compared = result.compared(way)
     if result.compared_as == "ratio":
         return f"{compared:.4g}×"
     return f"{'+' if compared >= 0 else '−'}{number(abs(compared))}"

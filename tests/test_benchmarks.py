@@ -19,6 +19,7 @@ BY_HAND = {"raw loop", "accelerate by hand"}
 BOTH_FACES = {f"ours, {face}, clipped and scheduled" for face in ("native face", "Hugging Face face, lean")}
 ON_RANKS = {"raw DDP loop, ready batches", "raw DDP loop, DataLoader", "accelerate by hand, ready batches"}
 MEMORY = {"ours to disk, one budget", "ours to disk, ten budgets", "ours in memory, ten budgets"}
+NUMBERS_OF_WORKERS = {"raw loop, 0 workers", "raw loop, 2 workers"}
 # The ways in each table of a case; in halves of about the same length, for two test processes.
 ONE_HALF = {
     "step": [BY_HAND | OURS | {"ours, Hugging Face face, lean"}, BOTH_FACES],
@@ -34,6 +35,7 @@ ONE_HALF = {
     ],
 }
 OTHER_HALF = {
+    "ordinary": [*[BY_HAND | OURS] * 5, *[NUMBERS_OF_WORKERS | OURS] * 4, BY_HAND | OURS],
     "evaluation": [BY_HAND | OURS | {"raw loop, whole-batch indexing"}, {"raw loop"} | OURS],
     "prediction": [{"by hand, DataLoader", "by hand, whole-batch indexing", "ours", "ours, to disk"}, MEMORY],
     "memory": [BY_HAND | OURS, *[{"raw loop"} | OURS] * 2],

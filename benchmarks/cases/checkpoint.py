@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from benchmarks.data import CLASSES, ReadyBatches
 from benchmarks.measuring import Result, Setting, Target, take_turns
 from benchmarks.ways import RawLoop, unseen
-from benchmarks.work import CLASSES, Parts, ReadyBatches
+from benchmarks.work import Feed, Parts
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.saving import SaveTrainingStateCallback
 from pytorch_accelerated.trainer import Trainer
@@ -76,7 +77,7 @@ def run(setting: Setting) -> list[Result]:
             "ours": lambda: states().seconds,
             "ours, in the background": stall_in_background,
         }
-        RawLoop().train(parts, batches, 1)  # Adam's state exists from here on
+        RawLoop().train(parts, Feed(batches, 1, len(batches)))  # Adam's state exists from here on
         take_turns(measures, 1)  # warms up
         slowdowns.clear()
         stalls = take_turns(measures, setting.repeats)

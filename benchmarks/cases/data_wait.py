@@ -5,24 +5,24 @@ from __future__ import annotations
 from functools import partial
 
 from benchmarks.measuring import Result, Setting, losses_of_same_work, seconds_per_step, take_turns
-from benchmarks.ways import Ours, RawLoop, RawLoopWithWorker, Way
+from benchmarks.ways import Ours, RawLoop, Way
 from benchmarks.work import Job
 
 STEP_SECONDS = 0.008
-SAMPLE_SECONDS = 0.0002
+ROW_SECONDS = 0.0002
 
 
 def run(setting: Setting) -> list[Result]:
     short, long = (
-        Job(samples=size, is_ready=False, step_seconds=STEP_SECONDS, sample_seconds=SAMPLE_SECONDS)
+        Job(samples=size, kind="waiting rows", step_seconds=STEP_SECONDS, row_seconds=ROW_SECONDS)
         for size in (setting.size(1_024, quick=64), setting.size(4_096, quick=128))
     )
-    ways = [RawLoop(), RawLoopWithWorker(), Ours(), Ours(is_lean=False)]
+    ways = [RawLoop(), RawLoop(workers=1), Ours(), Ours(is_lean=False)]
     return [
         Result(
             title=(
                 f"Waiting (a step computes {STEP_SECONDS * 1e3:g} ms, a batch of 32 samples takes "
-                f"{32 * SAMPLE_SECONDS * 1e3:g} ms to fetch)"
+                f"{32 * ROW_SECONDS * 1e3:g} ms to fetch)"
             ),
             unit="% of the run that is not that computation",
             final_losses=losses_of_same_work(ways, short, tolerance=0.5),  # other orders

@@ -13,8 +13,8 @@ from benchmarks.work import Job
 
 
 def run(setting: Setting) -> list[Result]:
-    short = Job(samples=64 * setting.size(100, quick=5), is_ready=False)
-    long = Job(samples=64 * setting.size(600, quick=10), is_ready=False)
+    short = Job(samples=64 * setting.size(100, quick=5), kind="tensors")
+    long = Job(samples=64 * setting.size(600, quick=10), kind="tensors")
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "figures.json"
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

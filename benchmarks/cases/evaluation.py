@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from functools import partial
 
-from benchmarks.measuring import Result, Setting, Target, losses_of_same_work, seconds_per_step, take_turns
+from benchmarks.measuring import Result, Setting, Target, compare, losses_of_same_work, seconds_per_step, take_turns
 from benchmarks.ways import OURS, AccelerateByHand, Ours, RawLoop, RawLoopOnWholeBatches, Way
 from benchmarks.work import Job
 
@@ -15,23 +15,23 @@ def run(setting: Setting) -> list[Result]:
         samples=setting.size(60_000, quick=1_000),
         batch_size=256,
         features=64,
-        hidden=128,
-        is_ready=False,
+        hidden=(128,),
+        kind="tensors",
         is_evaluation=True,
     )
-    short = dataclasses.replace(in_memory, samples=256 * setting.size(100, quick=5), is_ready=True)
+    short = dataclasses.replace(in_memory, samples=256 * setting.size(100, quick=5), kind="ready batches")
     long = dataclasses.replace(short, samples=256 * setting.size(500, quick=10))
     ours = [Ours(), Ours(is_lean=False)]
     ways = [RawLoop(), RawLoopOnWholeBatches(), AccelerateByHand(), *ours, *setting.lean_peers]
     ready_ways = [RawLoop(), *ours]
     return [
-        Result(
-            title=f"Evaluation of {in_memory.samples:,} samples in memory (MLP 64-128-10, batch 256)",
-            unit="s",
+        compare(
+            f"Evaluation of {in_memory.samples:,} samples in memory (MLP 64-128-10, batch 256)",
+            in_memory,
+            ways,
+            setting.repeats,
             # One library counts the short last batch as a whole one.
-            final_losses=losses_of_same_work(ways, in_memory, tolerance=setting.size(1e-3, quick=0.1)),
-            rounds=take_turns({way.name: partial(_seconds, way, in_memory) for way in ways}, setting.repeats),
-            baseline=RawLoop.library,
+            tolerance=setting.size(1e-3, quick=0.1),
             targets=[Target(name, at_most=0.3) for name in OURS],
             is_pictured=True,
         ),
@@ -47,10 +47,6 @@ def run(setting: Setting) -> list[Result]:
             targets=[Target(OURS[0], at_least=0.98)],
         ),
     ]
-
-
-def _seconds(way: Way, job: Job) -> float:
-    return way.run(job).seconds
 
 
 def _samples_per_second(way: Way, short: Job, long: Job) -> float:

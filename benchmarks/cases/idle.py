@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.measuring import Result, Setting, Target, losses_of_same_work, seconds_per_step, take_turns
 from benchmarks.ways import Way
-from benchmarks.work import Job, Parts
+from benchmarks.work import Feed, Job, Parts
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.trainer import Trainer
 
@@ -45,9 +45,9 @@ class OursWithCallbacks(Way):
         super().__init__()
         self._callback_class = callback_class
 
-    def train(self, parts: Parts, data: Any, batch_size: int) -> None:
+    def train(self, parts: Parts, feed: Feed) -> None:
         callbacks = [] if self._callback_class is None else map(self._callback_class, range(CALLBACKS))
-        Trainer(*parts, callbacks=callbacks).train(data, num_epochs=1, per_device_batch_size=batch_size)
+        Trainer(*parts, callbacks=callbacks).train(feed.data, num_epochs=1, per_device_batch_size=feed.batch_size)
 
 
 def run(setting: Setting) -> list[Result]:

@@ -8,24 +8,23 @@ from functools import partial
 
 import torch
 
+from benchmarks.data import Batch
 from benchmarks.measuring import Result, Setting, Target, take_turns
 from benchmarks.ways import RawLoopOnWholeBatches
-from benchmarks.work import Batch, Job, as_loader
+from benchmarks.work import Job
 from pytorch_accelerated.trainer import Trainer
 
 
 def run(setting: Setting) -> list[Result]:
-    job = Job(samples=setting.size(60_000, quick=2_000), batch_size=256, features=64, hidden=128, is_ready=False)
-    data = job.data()
+    job = Job(samples=setting.size(60_000, quick=2_000), batch_size=256, features=64, hidden=(128,), kind="tensors")
+    feed = job.feed()
     ours = _loader_of_a_run(job, shuffle=True)
     new_passes: dict[str, Callable[[], Iterable[Batch]]] = {
-        "DataLoader": lambda: as_loader(data, job.batch_size, shuffle=True),
-        "one permutation, whole-batch indexing": lambda: RawLoopOnWholeBatches().batches(
-            data, job.batch_size, shuffle=True
-        ),
+        "DataLoader": lambda: feed.loader(shuffle=True),
+        "one permutation, whole-batch indexing": lambda: RawLoopOnWholeBatches().batches(feed, shuffle=True),
         "ours": lambda: ours,
     }
-    _check_equal(as_loader(data, job.batch_size, shuffle=False), _loader_of_a_run(job, shuffle=False))
+    _check_equal(feed.loader(shuffle=False), _loader_of_a_run(job, shuffle=False))
     measures = {name: partial(_samples_per_second, new_pass, job) for name, new_pass in new_passes.items()}
     for measure in measures.values():
         measure()

@@ -26,7 +26,7 @@ def run(setting: Setting) -> list[Result]:
 
 
 def _peak(setting: Setting, repeats: int) -> Result:
-    job = Job(samples=setting.size(60_000, quick=1_000), features=64, hidden=1024, is_ready=False)
+    job = Job(samples=setting.size(60_000, quick=1_000), features=64, hidden=(1024,), kind="tensors")
     return Result(
         title="Memory of a run (MLP 64-1024-10, data in memory not counted)",
         unit="MB at the peak, above what was there before",
@@ -41,12 +41,12 @@ def peak_of_run(name: str, job: Job) -> float:
     """Additional megabytes that this process needs for `job`."""
     way = WAYS[name]()
     # A narrower network first: everything is loaded then, and every bar has been drawn.
-    way.run(dataclasses.replace(job, hidden=1))
-    parts, data = job.parts(), job.data()
+    way.run(dataclasses.replace(job, hidden=(1,)))
+    parts, feed = job.parts(), job.feed()
     forget_peak()
     before = resident_megabytes()
     with unseen():
-        way.train(parts, data, job.batch_size)
+        way.train(parts, feed)
     return peak_megabytes() - before
 
 
@@ -75,8 +75,8 @@ def _growth(setting: Setting) -> list[Result]:
 def growth_over_runs(name: str, runs: int) -> tuple[float, int]:
     """Additional megabytes, threads, files and processes of this process after `runs` runs."""
     way = WAYS[name]()
-    in_memory = Job(samples=320, is_ready=False)
-    with_workers = Job(samples=1_000, is_ready=False, sample_seconds=1e-6)
+    in_memory = Job(samples=320, kind="tensors")
+    with_workers = Job(samples=1_000, kind="rows", workers=1)
     jobs = [with_workers, *[in_memory] * 9]
     for number in range(10):
         way.run(jobs[number])

@@ -14,10 +14,11 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from benchmarks.data import Batch
 from benchmarks.measuring import Result, Setting, Target, take_turns
 from benchmarks.processes import forget_peak, in_new_process, peak_megabytes, resident_megabytes
 from benchmarks.ways import RawLoopOnWholeBatches
-from benchmarks.work import Batch, Job, as_loader
+from benchmarks.work import Job
 from pytorch_accelerated.trainer import Trainer
 
 OUTPUTS = 1024  # float32, so that a row has 4 KiB
@@ -29,21 +30,21 @@ def run(setting: Setting) -> list[Result]:
 
 
 def _times(setting: Setting, folder: Path) -> Result:
-    job = Job(samples=setting.size(60_000, quick=1_000), batch_size=256, features=64, hidden=128, is_ready=False)
+    job = Job(samples=setting.size(60_000, quick=1_000), batch_size=256, features=64, hidden=(128,), kind="tensors")
     model, loss_func, optimizer = job.parts()
-    data = job.data()
+    feed = job.feed()
     trainer = Trainer(model, loss_func, optimizer, callbacks=())
     new_loaders: dict[str, Callable[[], Iterable[Batch]]] = {
-        "by hand, DataLoader": partial(as_loader, data, job.batch_size, shuffle=False),
-        "by hand, whole-batch indexing": partial(RawLoopOnWholeBatches().batches, data, job.batch_size, shuffle=False),
+        "by hand, DataLoader": partial(feed.loader, shuffle=False),
+        "by hand, whole-batch indexing": partial(RawLoopOnWholeBatches().batches, feed, shuffle=False),
     }
     passes = {name: partial(_predictions, model, new_loader) for name, new_loader in new_loaders.items()}
-    passes["ours"] = partial(trainer.predict, data, job.batch_size)
+    passes["ours"] = partial(trainer.predict, feed.data, job.batch_size)
     expected = passes["by hand, DataLoader"]()
     for predict in passes.values():
         torch.testing.assert_close(predict(), expected)
     new_folders = (folder / str(number) for number in itertools.count())
-    passes["ours, to disk"] = lambda: trainer.predict(data, job.batch_size, output_path=next(new_folders))
+    passes["ours, to disk"] = lambda: trainer.predict(feed.data, job.batch_size, output_path=next(new_folders))
     return Result(
         title=f"Prediction for {job.samples:,} samples in memory (MLP 64-128-10, batch {job.batch_size})",
         unit="s",
