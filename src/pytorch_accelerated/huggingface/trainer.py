@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader, Sampler
 
 from pytorch_accelerated.callbacks.warning import warn_user
-from pytorch_accelerated.checkpointing.optimizers import without_callables
+from pytorch_accelerated.checkpointing.portable import save_portable
 from pytorch_accelerated.checkpointing.publish import explained
 from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.huggingface.arguments.deepspeed import make_schedule_of_config
@@ -31,27 +31,23 @@ from pytorch_accelerated.huggingface.arguments.parallel import (
     warn_about_idle_devices,
 )
 from pytorch_accelerated.huggingface.arguments.read_by_scripts import READ_BY_SCRIPTS
-from pytorch_accelerated.huggingface.arguments.training_arguments import TrainingArguments, logger, set_log_level
+from pytorch_accelerated.huggingface.arguments.training_arguments import TrainingArguments, set_log_level
 from pytorch_accelerated.huggingface.checkpoints.folders import rotate_checkpoints
-from pytorch_accelerated.huggingface.checkpoints.generators import known_generator_states
 from pytorch_accelerated.huggingface.checkpoints.model_card import CARD_NAME, model_card
 from pytorch_accelerated.huggingface.checkpoints.restoring import (
     agreed_checkpoint,
     read_trainer_state,
     restore_callbacks,
+    states_of_run,
 )
 from pytorch_accelerated.huggingface.checkpoints.saving import (
-    OPTIMIZER_NAME,
-    SCALER_NAME,
-    SCHEDULER_NAME,
     TRAINER_STATE_NAME,
+    StagedWeights,
+    gathered_weights,
     load_weights,
-    rng_state_name,
     save_companions,
     save_description,
-    save_tensors,
     save_weights,
-    state_dict_of,
     write_whole,
 )
 from pytorch_accelerated.huggingface.engine.counting import BatchCounter, operations_of
@@ -123,6 +119,7 @@ from pytorch_accelerated.huggingface.models.knowledge import (
 from pytorch_accelerated.huggingface.models.loading import (
     LoadersBySet,
     PaddingCollator,
+    dataset_named,
     make_loader,
     number_of_rows,
     refuse_missing,
@@ -130,7 +127,6 @@ from pytorch_accelerated.huggingface.models.loading import (
 )
 from pytorch_accelerated.huggingface.models.smoothing import LabelSmoother
 from pytorch_accelerated.huggingface.models.special_tokens import take_over_special_tokens
-from pytorch_accelerated.models.sharding import has_shards
 from pytorch_accelerated.prediction.padded import PADDING
 from pytorch_accelerated.processes.accelerators import send_to_device
 from pytorch_accelerated.seeding import set_seed
@@ -150,16 +146,15 @@ class Trainer:
         trainer.train()
 
     Args:
-        model: any module whose forward takes the columns of a row by name. If labels are among them, it returns its
-            loss first, or as "loss".
-        args: `TrainingArguments`; default: all defaults.
-        data_collator: makes a batch, a dict, from rows; default: padding by the `processing_class` if it has a method
-            `pad`, else `default_data_collator`.
+        model: a module whose forward takes the columns of a row by name; with labels, it returns its loss first, or as
+            "loss".
+        args: default: `TrainingArguments` with all defaults.
+        data_collator: makes a batch, a dict, from rows; default: the method `pad` of the `processing_class`, if it has
+            one, else `default_data_collator`.
         train_dataset: map-style or iterable, or one of `datasets`.
         eval_dataset: likewise, or a dict of several.
         processing_class: a tokenizer or the like, saved with the model; default for saving: the collator's
-            ``tokenizer``. At the start of training, the model's configuration takes over its padding, first and last
-            token.
+            ``tokenizer``. A training begins by giving its special tokens to the model's configuration.
         model_init: returns a new model for each call of `train`; instead of `model`.
         compute_loss_func: of ``(outputs, labels, num_items_in_batch=...)``, instead of the model's own loss. The number
             counts the labels other than -100 in the whole update, or in the evaluated batch, to divide a sum by; it is
@@ -171,18 +166,12 @@ class Trainer:
         preprocess_logits_for_metrics: of ``(logits, labels)`` of a batch, still on the device: what to keep of them.
 
     Attributes:
-        model: the bare model.
-        model_wrapped: the model as called in training.
-        args: the arguments.
+        model_wrapped: the model as called in training; `model` is the bare one.
         state: the progress of the run.
         control: the requests of callbacks.
-        callback_handler: holds the callbacks.
-        optimizer: once there is one.
-        lr_scheduler: once there is one.
         is_in_train: whether `train` is running.
         label_names: columns that are labels: those in ``args``, else those that forward names, else "labels" if a loss
             function or a label smoother takes them.
-        label_smoother: computes the loss if labels are smoothed, or None.
         model_accepts_loss_kwargs: whether the model gets the number of labels in an update, ``num_items_in_batch``, to
             divide by.
 
@@ -247,8 +236,7 @@ class Trainer:
         self._eval_loaders = LoadersBySet()
         self._signature_columns: list[str] | None = None  # found out when they are first needed
         self._has_warned_without_metrics = False
-        self._folder_of_run: Path | None = None  # while a checkpoint is written
-        self._weights_of_checkpoint: dict[str, Any] | None = None  # likewise, of a model that is cut over the ranks
+        self._staged: StagedWeights | None = None  # while a checkpoint is written
 
         self.control = TrainerControl()
         shown_by = PrinterCallback if self.args.disable_tqdm else ProgressCallback
@@ -305,27 +293,20 @@ class Trainer:
             )
         self.args.check()
         makes_optimizer = self.model_init is None and self.optimizer is None and is_ours(self.create_optimizer)
-        refuse(
-            [
-                *self._complaints_about_data(),
-                *complaints_about_training(self.args, self.model, makes_optimizer=makes_optimizer),
-            ]
-        )
+        complaints = complaints_about_training(self.args, self.model, makes_optimizer=makes_optimizer)
+        refuse([*self._complaints_about_data(), *complaints])
         if self.model_init is not None:
             self._seed()
             self.model = self.model_wrapped = self.call_model_init()
             self.callback_handler.model = self.model
             self._signature_columns = None
             self._make_model_ready()
-        changes = take_over_special_tokens(self.model, self.processing_class)
-        if changes and self.is_world_process_zero():
-            logger.warning("The model takes over special tokens of the `processing_class`: %s", "; ".join(changes))
+        take_over_special_tokens(self.model, self.processing_class, logs=self.is_world_process_zero())
         for index, name in enumerate(("optimizer", "lr_scheduler")):
             is_of_run = self.model_init is not None or self.args.deepspeed is not None or name == "lr_scheduler"
             if self._optimizers_are_ours[index] and is_of_run:
                 setattr(self, name, None)
         checkpoint = agreed_checkpoint(resume_from_checkpoint, self._output_dir, self._engine.ranks)
-        size = self.args.train_batch_size
         optimizer, schedule = self.optimizer, self.lr_scheduler
 
         def run(batch_size: int) -> TrainOutput:
@@ -335,7 +316,14 @@ class Trainer:
                 self,
                 self._engine,
                 self._events,
-                self._own_methods(),
+                Overridable(
+                    evaluate=self._evaluate,
+                    determine_best_metric=self._determine_best_metric,
+                    save_checkpoint=self._save_checkpoint,
+                    load_from_checkpoint=self._load_from_checkpoint,
+                    load_best_model=self._load_best_model,
+                    load_callback_state=self._load_callback_state,
+                ),
                 counter=BatchCounter(
                     self.floating_point_ops,
                     tokens_counted=str(self.args.include_num_input_tokens_seen),
@@ -349,22 +337,13 @@ class Trainer:
             self._engine.model = self.model
             return self._training.run(checkpoint)
 
+        size = self.args.train_batch_size
         if not self.args.auto_find_batch_size:
             return run(size)
         if checkpoint is not None:
             size = read_trainer_state(checkpoint).train_batch_size or size
         stateful = [part for part in (optimizer, schedule) if part is not None]
         return with_batches_that_fit(run, size, self.model, stateful, lambda text: warn_user(self._engine.ranks, text))
-
-    def _own_methods(self) -> Overridable:
-        return Overridable(
-            evaluate=self._evaluate,
-            determine_best_metric=self._determine_best_metric,
-            save_checkpoint=self._save_checkpoint,
-            load_from_checkpoint=self._load_from_checkpoint,
-            load_best_model=self._load_best_model,
-            load_callback_state=self._load_callback_state,
-        )
 
     def _refuse_parts(self, model: Any) -> None:
         """Raise one error for everything that is wrong with the arguments of the constructor."""
@@ -393,15 +372,14 @@ class Trainer:
         return complaints_about_data(self.args, self.train_dataset, lacks_eval_dataset=lacks_eval_dataset)
 
     def training_step(self, model: Any, inputs: Mapping[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
-        """Add the gradients of one batch.
+        """Add the gradients of one batch, and return its share of the loss of the update, detached.
+
+        The shares of all batches add up to that loss.
 
         Args:
             model: to call; wrapped if there are several processes.
             inputs: the batch, on the device.
             num_items_in_batch: labels of the whole update, if the loss takes their number.
-
-        Returns:
-            The batch's share of the loss of the update, detached. The shares of all batches add up to that loss.
 
         Raises:
             DataError: if the loss is not a single number, or has no gradient.
@@ -427,7 +405,7 @@ class Trainer:
         """The loss of a batch, in training and in evaluation. Override it for a loss of your own.
 
         Args:
-            model: to call.
+            model: to call; wrapped if there are several processes.
             inputs: the batch.
             return_outputs: whether to return a pair of loss and outputs.
             num_items_in_batch: labels of the whole update, or of an evaluated batch. Divide by it if it is given, and
@@ -575,25 +553,14 @@ class Trainer:
         )
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
-        """The loader of an evaluation: every row once, in order.
-
-        With persistent workers, each dataset keeps its loader.
+        """The loader of an evaluation: every row once, in order. With persistent workers, each dataset keeps its own.
 
         Args:
             eval_dataset: a dataset, or the name of one in the dict ``self.eval_dataset``; default: that itself.
-
-        Raises:
-            ConfigurationError: a ValueError, if there is no such dataset.
         """
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(eval_dataset, str):
-            sets = self.eval_dataset if isinstance(self.eval_dataset, Mapping) else {}
-            if eval_dataset not in sets:
-                raise ConfigurationError(
-                    f"There is no evaluation set {eval_dataset!r}, only "
-                    f"{', '.join(map(repr, sets)) or 'none by name'}. Give one of these, or a dataset."
-                )
-            dataset = sets[eval_dataset]
+            dataset = dataset_named(eval_dataset, self.eval_dataset)
         refuse_missing(dataset, "evaluate", "eval_dataset")
         if not self.args.dataloader_persistent_workers:
             return self.get_test_dataloader(dataset)
@@ -670,16 +637,13 @@ class Trainer:
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Sequence[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Evaluate, log the metrics and return them. Must be called by all ranks.
+        """Evaluate, log the metrics and return them, the same on all ranks. Must be called by all ranks.
 
         Args:
             eval_dataset: a dataset, or a dict of several, whose names become part of the prefix; default: the
                 trainer's.
             ignore_keys: outputs of the model to leave out.
             metric_key_prefix: the first word of the metrics' names.
-
-        Returns:
-            Metrics by name, the same on all ranks, with the mean loss over the rows.
         """
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(dataset, Mapping):
@@ -694,10 +658,9 @@ class Trainer:
                 for name, each in dataset.items()
             ]
             return {name: value for metrics in several for name, value in metrics.items()}
-        meter = self._memory_meter("eval")
-        started = time.time()
-        output = self.evaluation_loop(
-            self.get_eval_dataloader(eval_dataset),
+        output, metrics = self._measured_loop(
+            "eval",
+            lambda: self.get_eval_dataloader(eval_dataset),
             description="Evaluation",
             # Nothing but `compute_metrics` uses the predictions.
             prediction_loss_only=True if self.compute_metrics is None else None,
@@ -705,7 +668,6 @@ class Trainer:
             metric_key_prefix=metric_key_prefix,
         )
         self._warn_without_metrics(output, metric_key_prefix)
-        metrics = self._with_measures(output, metric_key_prefix, started, meter)
         self.log(metrics)
         self._events.fire("on_evaluate", metrics=metrics)
         return metrics
@@ -713,22 +675,17 @@ class Trainer:
     def predict(
         self, test_dataset: Any, ignore_keys: Sequence[str] | None = None, metric_key_prefix: str = "test"
     ) -> PredictionOutput:
-        """Predict all rows, in order. Must be called by all ranks, which get the same result.
+        """Predict all rows, in order, with labels or without; the other arguments are those of `evaluate`.
 
-        Args:
-            test_dataset: with labels or without.
-            ignore_keys: outputs of the model to leave out.
-            metric_key_prefix: the first word of the metrics' names.
+        Must be called by all ranks, which get the same result.
         """
-        meter = self._memory_meter("test")
-        started = time.time()
-        output = self.evaluation_loop(
-            self.get_test_dataloader(test_dataset),
+        output, metrics = self._measured_loop(
+            "test",
+            lambda: self.get_test_dataloader(test_dataset),
             description="Prediction",
             ignore_keys=ignore_keys,
             metric_key_prefix=metric_key_prefix,
         )
-        metrics = self._with_measures(output, metric_key_prefix, started, meter)
         self._events.fire("on_predict", metrics=metrics)
         return PredictionOutput(output.predictions, output.label_ids, metrics)
 
@@ -746,7 +703,7 @@ class Trainer:
             dataloader: yields host batches; a torch `DataLoader` is distributed over the ranks.
             description: of the pass, for overriding methods.
             prediction_loss_only: whether to keep only the loss; default: as the arguments say.
-            ignore_keys: outputs of the model to leave out.
+            ignore_keys: as in `evaluate`, like the prefix.
             metric_key_prefix: the first word of the metrics' names.
         """
         loss_only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
@@ -772,15 +729,14 @@ class Trainer:
     ) -> tuple[torch.Tensor | None, Any, Any]:
         """Loss, outputs and labels of one batch. Override it for models that are used in another way.
 
+        The loss is None without labels. The outputs are one, or a tuple of several, each with the rows of the batch.
+        The labels likewise: None if some are missing, an empty tuple for a model whose loss needs none.
+
         Args:
             model: to call.
             inputs: the batch.
             prediction_loss_only: whether outputs and labels may be None.
             ignore_keys: outputs of the model to leave out; default: those that its config names.
-
-        Returns:
-            The loss, None without labels. The outputs: one, or a tuple of several, each with the rows of the batch. The
-            labels likewise: None if some are missing, an empty tuple for a model whose loss needs none.
         """
         inputs = self._prepare_inputs(inputs)
         if ignore_keys is None:
@@ -820,11 +776,12 @@ class Trainer:
             return EvaluatedBatch(size, loss)
         if self.preprocess_logits_for_metrics is not None and logits is not None:
             logits = self.preprocess_logits_for_metrics(logits, labels)
-        inputs = None
-        if "inputs" in self.args.include_for_metrics:
-            inputs = inputs_for_metrics(batch, self._main_input_name)
-        evaluated = EvaluatedBatch(size, loss, logits, labels, inputs)
-        return self._gathered(evaluated) if self.args.batch_eval_metrics else evaluated
+        keeps_inputs = "inputs" in self.args.include_for_metrics
+        inputs = inputs_for_metrics(batch, self._main_input_name) if keeps_inputs else None
+        rows = {"logits": logits, "labels": labels, "inputs": inputs}
+        if self.args.batch_eval_metrics and self.args.world_size > 1:
+            rows = {name: self._nested_gather(value, name) for name, value in rows.items()}
+        return EvaluatedBatch(size, loss, **rows)
 
     def _evaluate(
         self, trial: Any, ignore_keys_for_eval: Sequence[str] | None, skip_scheduler: bool = False
@@ -839,19 +796,20 @@ class Trainer:
         """Note the metric if it is the best so far, and return whether it is."""
         return note_if_best(self.state, self.args, metrics, self._engine.ranks)
 
-    def _with_measures(
-        self, output: EvalLoopOutput, prefix: str, started: float, meter: MemoryMeter | None
-    ) -> dict[str, Any]:
-        metrics = dict(output.metrics or {})
-        total_batch_size = self.args.eval_batch_size * self.args.world_size
-        samples = output.num_samples or 0
+    def _measured_loop(
+        self, stage: str, make_loader: Callable[[], Any], *, metric_key_prefix: str, **arguments: Any
+    ) -> tuple[EvalLoopOutput, dict[str, Any]]:
+        """The output of `evaluation_loop`, and its metrics with those of time and memory."""
+        meter, started = self._memory_meter(stage), time.time()
+        output = self.evaluation_loop(make_loader(), metric_key_prefix=metric_key_prefix, **arguments)
+        metrics, samples = dict(output.metrics or {}), output.num_samples or 0
+        steps = math.ceil(samples / (self.args.eval_batch_size * self.args.world_size))
         if self._engine.preparation_seconds is not None:
-            metrics[f"{prefix}_model_preparation_time"] = round(self._engine.preparation_seconds, 4)
-        metrics.update(speed_metrics(prefix, started, samples, math.ceil(samples / total_batch_size)))
+            metrics[f"{metric_key_prefix}_model_preparation_time"] = round(self._engine.preparation_seconds, 4)
+        metrics.update(speed_metrics(metric_key_prefix, started, samples, steps))
         if meter is not None:
-            metrics.update(self._init_metrics)
-            metrics.update(meter.stop())
-        return metrics
+            metrics.update({**self._init_metrics, **meter.stop()})
+        return output, metrics
 
     def _warn_without_metrics(self, output: EvalLoopOutput, prefix: str) -> None:
         """Warn at the first evaluation that could not call `compute_metrics`."""
@@ -880,8 +838,7 @@ class Trainer:
 
         Args:
             logs: plain numbers by name, to which the epoch is added.
-            start_time: of `time.time` at the start of training. If tokens are counted, it adds ``train_runtime`` and
-                ``train_tokens_per_second``.
+            start_time: of training. If tokens are counted, it adds ``train_runtime`` and ``train_tokens_per_second``.
         """
         logs["epoch"] = self.state.epoch
         if self.args.include_num_input_tokens_seen != "no":
@@ -898,18 +855,12 @@ class Trainer:
         if self.is_world_process_zero():
             self._engine.print(as_table(split, metrics))
 
-    @staticmethod
-    def metrics_format(metrics: Mapping[str, Any]) -> dict[str, Any]:
-        """Metrics for people: durations, megabytes and gigaflops as strings, other fractions to four decimals."""
-        return formatted(metrics)
+    metrics_format = staticmethod(formatted)
 
     def save_metrics(self, split: str, metrics: Mapping[str, Any], combined: bool = True) -> None:
         """Write metrics to ``<split>_results.json`` in ``args.output_dir``, on the first process.
 
-        Args:
-            split: the data that was used, for example "train".
-            metrics: plain values by name.
-            combined: whether to add them to ``all_results.json`` too.
+        If `combined`, add them to ``all_results.json`` too.
 
         Raises:
             ArgumentTypeError: if JSON cannot hold a metric.
@@ -959,7 +910,7 @@ class Trainer:
             dataset_args=dataset_args,
             language=language,
             license=license,
-            tags=[tags] if isinstance(tags, str) else tags,
+            tags=tags,
             base_model=finetuned_from,
         )
         write_whole(self._output_dir / CARD_NAME, [card.encode()])
@@ -1013,19 +964,17 @@ class Trainer:
 
         Must be called by all ranks; the first one writes.
         """
-        state_dict = self._weights_of_checkpoint
-        if state_dict is None and self._folder_of_run is None and has_shards(self.model):
-            state_dict = state_dict_of(self.model)
+        gathered = gathered_weights(self.model) if self._staged is None else self._staged.gathered
         if self.args.should_save:
-            self._save(output_dir, state_dict=state_dict)
+            self._save(output_dir, state_dict=gathered)
 
     def _save(self, output_dir: str | None = None, state_dict: Mapping[str, Any] | None = None) -> None:
         """Do the work of `save_model` on the rank that writes."""
         folder = self._output_dir if output_dir is None else Path(output_dir)
-        if folder == self._folder_of_run:
-            save_description(self.model, folder)  # the weights are in the native parts
+        if self._staged is not None and folder == self._staged.folder_of_run:
+            save_description(self.model, folder)
         else:
-            save_weights(self.model, folder, state_dict_of(self.model) if state_dict is None else state_dict)
+            save_weights(self.model, folder, state_dict)
         processor = self.processing_class
         if processor is None:
             processor = getattr(self.data_collator, "tokenizer", None)
@@ -1034,22 +983,26 @@ class Trainer:
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Write a checkpoint of this step, atomically, and delete superfluous ones. All ranks must call it."""
         assert self._training is not None
-        folder = self._training.checkpoint_folder()
+        folder, only_model = self._training.checkpoint_folder(), self.args.save_only_model
         self._training.note_best_checkpoint(folder)
         self.store_flos()
         self.state.stateful_callbacks = exported_states(self._exportables())
-        ranks = self._engine.ranks
-        generators = ranks.exchange(known_generator_states(is_alone=ranks.count == 1))
         # Gather everything before rank 0 starts writing.
-        if self.args.save_only_model:
-            self._weights_of_checkpoint = state_dict_of(self.model) if has_shards(self.model) else None
+        gathered = gathered_weights(self.model) if only_model else None
+        states = {} if only_model else states_of_run(self._engine, self.model)
+
+        def write_files(staging: Path) -> None:
+            self._staged = StagedWeights(None if only_model else staging, gathered)
             try:
-                self._engine.run.write_model(folder, self._write_beside_weights)
+                self.save_model(str(staging), _internal_call=True)
             finally:
-                self._weights_of_checkpoint = None
-        else:
-            states = self._states_of_run(generators)
-            self._engine.run.write_checkpoint(folder, lambda staging: self._write_beside_run(staging, states))
+                self._staged = None
+            self.state.save_to_json(staging / TRAINER_STATE_NAME)
+            for name, state in states.items():
+                save_portable(staging / name, state)
+
+        run = self._engine.run
+        (run.write_model if only_model else run.write_checkpoint)(folder, write_files)
         if self.args.should_save:
             rotate_checkpoints(self._output_dir, self.args.save_total_limit, self.state.best_model_checkpoint)
 
@@ -1062,30 +1015,6 @@ class Trainer:
         """Callbacks, and the control, whose states are saved in ``trainer_state.json``."""
         parts = [*self.callback_handler.callbacks, self.control]
         return [part for part in parts if callable(getattr(part, "state", None)) and hasattr(part, "from_state")]
-
-    def _write_beside_weights(self, folder: Path) -> None:
-        self.save_model(str(folder), _internal_call=True)
-        self.state.save_to_json(folder / TRAINER_STATE_NAME)
-
-    def _write_beside_run(self, folder: Path, states: Mapping[str, Any]) -> None:
-        """Write the files that people and other tools read."""
-        self._folder_of_run = folder
-        try:
-            self._write_beside_weights(folder)
-        finally:
-            self._folder_of_run = None
-        save_tensors(folder, states)
-
-    def _states_of_run(self, generators: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """The states that a run needs to resume, besides its weights, by file name."""
-        optimizer, scheduler, scaler = self._engine.optimizer, self._engine.scheduler, self._engine.accelerator.scaler
-        return {
-            # Each rank writes its shard of a sharded optimizer with the native state.
-            OPTIMIZER_NAME: None if has_shards(self.model) else without_callables(optimizer.state_dict()),
-            SCHEDULER_NAME: None if scheduler is None else scheduler.state_dict(),
-            SCALER_NAME: None if scaler is None else scaler.state_dict(),
-            **{rng_state_name(rank, len(generators)): state for rank, state in enumerate(generators)},
-        }
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         """Load the weights of a checkpoint, by default into the trainer's model."""
@@ -1100,14 +1029,6 @@ class Trainer:
         if self.args.restore_callback_states_from_checkpoint:
             control = restore_callbacks(self.callback_handler.callbacks, self.state.stateful_callbacks)
             self.control = control or self.control
-
-    def _gathered(self, batch: EvaluatedBatch) -> EvaluatedBatch:
-        """A batch with the rows of all ranks, in order."""
-        if self.args.world_size == 1:
-            return batch
-        rows = {"logits": batch.logits, "labels": batch.labels, "inputs": batch.inputs}
-        gathered = {name: self._nested_gather(value, name) for name, value in rows.items()}
-        return EvaluatedBatch(batch.size, batch.loss, **gathered)
 
     def _new_state(self) -> TrainerState:
         return TrainerState(

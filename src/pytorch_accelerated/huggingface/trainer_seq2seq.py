@@ -51,12 +51,8 @@ class Seq2SeqTrainer(Trainer):
     ) -> dict[str, float]:
         """Evaluate as `Trainer.evaluate` does.
 
-        Args:
-            eval_dataset: as there.
-            ignore_keys: as there.
-            metric_key_prefix: as there.
-            **gen_kwargs: for the model's `generate`, for example ``max_new_tokens`` and ``num_beams``; default: as the
-                arguments say.
+        `gen_kwargs` are for the model's `generate`, for example ``max_new_tokens`` and ``num_beams``; default: as the
+        arguments say.
         """
         with self._generating_with(gen_kwargs):
             return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
@@ -68,14 +64,7 @@ class Seq2SeqTrainer(Trainer):
         metric_key_prefix: str = "test",
         **gen_kwargs: Any,
     ) -> PredictionOutput:
-        """Predict as `Trainer.predict` does.
-
-        Args:
-            test_dataset: as there.
-            ignore_keys: as there.
-            metric_key_prefix: as there.
-            **gen_kwargs: for the model's `generate`; default: as the arguments say.
-        """
+        """Predict as `Trainer.predict` does, with the same `gen_kwargs` as `evaluate`."""
         with self._generating_with(gen_kwargs):
             return super().predict(test_dataset, ignore_keys, metric_key_prefix)
 
@@ -89,12 +78,7 @@ class Seq2SeqTrainer(Trainer):
     ) -> tuple[torch.Tensor | None, Any, Any]:
         """Loss, generated tokens and labels of one batch; without ``predict_with_generate``, as in `Trainer`.
 
-        Args:
-            model: to compute the loss with.
-            inputs: the batch.
-            prediction_loss_only: whether nothing but the loss is wanted; nothing is generated then.
-            ignore_keys: outputs of the model to leave out.
-            **gen_kwargs: for the model's `generate`, before those that the evaluation was called with.
+        With `prediction_loss_only`, nothing is generated. `gen_kwargs` replace those of the evaluation.
         """
         if prediction_loss_only or not self.args.predict_with_generate:
             return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)

@@ -58,16 +58,7 @@ def get_last_checkpoint(folder: str | os.PathLike[str]) -> str | None:
 
 
 def refuse_steps_taken_by_others(output_dir: Path, first_step: int, max_steps: int) -> None:
-    """Reject a run whose checkpoints would collide with folders that this library did not write.
-
-    Args:
-        output_dir: of the run.
-        first_step: its first update.
-        max_steps: its last one.
-
-    Raises:
-        ConfigurationError: a ValueError; names these folders.
-    """
+    """Reject a run whose checkpoints, from its first to its last update, would collide with folders of others."""
     taken = [
         step
         for path in (children_of(output_dir) if is_folder(output_dir) else ())
@@ -84,14 +75,9 @@ def refuse_steps_taken_by_others(output_dir: Path, first_step: int, max_steps: i
 
 
 def checkpoints_to_delete(checkpoints: Sequence[str], save_total_limit: int, best: str | None) -> list[str]:
-    """The oldest of `checkpoints`, to delete so that at most `save_total_limit` stay.
+    """The oldest of `checkpoints`, which are sorted by age, to delete so that at most `save_total_limit` stay.
 
     The newest and the best always stay, so a limit of 1 may leave two.
-
-    Args:
-        checkpoints: paths, the oldest first.
-        save_total_limit: at least 1.
-        best: the path of the best, if there is one.
     """
     kept = {os.path.realpath(path) for path in (*checkpoints[-1:], *filter(None, [best]))}
     deletable = [path for path in checkpoints if os.path.realpath(path) not in kept]
@@ -106,10 +92,6 @@ def rotate_checkpoints(
     """Delete the oldest checkpoints in `output_dir`, so that at most `save_total_limit` stay. Call it on one rank.
 
     The newest and the best always stay. An interruption leaves complete checkpoints only.
-
-    Raises:
-        ConfigurationError: if the limit is below 1.
-        CheckpointError: if the disk refuses.
     """
     if save_total_limit is None:
         return

@@ -22,8 +22,7 @@ _KEYS = struct.Struct("<624I")  # of numpy's generator
 def known_generator_states(*, is_alone: bool) -> dict[str, Any]:
     """The states of this process's generators for transformers, made of plain values and tensors.
 
-    Args:
-        is_alone: whether there is one process. transformers then expects the state of its GPU, else of all GPUs.
+    If the process is alone, transformers expects the state of its GPU, else of all GPUs.
     """
     states = generator_states()
     algorithm, keys, *rest = states["numpy"]
@@ -34,11 +33,7 @@ def known_generator_states(*, is_alone: bool) -> dict[str, Any]:
 
 
 def read_generator_states(path: Path) -> dict[str, Any] | None:
-    """Read a file of transformers or of this library for `seeding.restore_generator_states`; None without a file.
-
-    Raises:
-        InvalidCheckpointError: if it holds anything else.
-    """
+    """Read a file of transformers or of this library for `seeding.restore_generator_states`; None without a file."""
     if kind_of(path) is None:
         return None
     try:

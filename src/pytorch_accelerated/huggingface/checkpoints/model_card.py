@@ -33,23 +33,16 @@ def model_card(
     dataset_args: str | Sequence[str] | None = None,
     **metadata: Any,
 ) -> str:
-    """A page in Markdown, with a header for the hub.
+    """A page in Markdown, with a header for the hub that also has the `metadata` that are not None.
 
-    Args:
-        model: the bare model.
-        args: of the run. The card lists those that differ from the defaults, except folders.
-        log_history: its last value of each name is listed.
-        name: of the model; default: the last part of ``args.output_dir``.
-        tasks: in the words of the hub.
-        datasets: the training data, in words.
-        dataset_tags: their names on the hub.
-        dataset_args: their configurations.
-        metadata: further entries for the hub; None leaves one out.
+    It lists the arguments that differ from the defaults, except folders, and the last logged value of each name. See
+    `Trainer.create_model_card` for the others.
     """
     name = name or Path(args.output_dir or ".").resolve().name
     last = {key: value for entry in log_history for key, value in entry.items()}
     head = {
         **metadata,
+        "tags": _listed(metadata.get("tags")),
         "pipeline_tag": next(iter(_listed(tasks) or []), None),
         "datasets": _listed(dataset_tags),
         "model-index": [{"name": name, "results": list(_results(tasks, datasets, dataset_tags, dataset_args, last))}],

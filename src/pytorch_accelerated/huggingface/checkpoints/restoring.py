@@ -1,4 +1,4 @@
-"""Resuming: the state of the trainer itself, and checkpoints without native parts."""
+"""The states of a run as transformers has them, file by file, and how a run resumes from them."""
 
 from __future__ import annotations
 
@@ -10,29 +10,26 @@ from typing import Any
 
 from pytorch_accelerated.callbacks.warning import stacklevel_of_user, warn_user
 from pytorch_accelerated.checkpointing.loading import all_or_nothing, check_same_kind, load_states
-from pytorch_accelerated.checkpointing.optimizers import check_optimizer_state, with_callables
+from pytorch_accelerated.checkpointing.optimizers import OPTIMIZER_FILE as OPTIMIZER_NAME
+from pytorch_accelerated.checkpointing.optimizers import check_optimizer_state, with_callables, without_callables
+from pytorch_accelerated.checkpointing.portable import load_portable
 from pytorch_accelerated.checkpointing.reading import is_file
 from pytorch_accelerated.checkpointing.shared_disk import agree_on_resuming
 from pytorch_accelerated.errors import ArgumentTypeError, InvalidCheckpointError
 from pytorch_accelerated.huggingface.arguments.strategies import IntervalStrategy
 from pytorch_accelerated.huggingface.arguments.training_arguments import TrainingArguments
-from pytorch_accelerated.huggingface.checkpoints.generators import read_generator_states
-from pytorch_accelerated.huggingface.checkpoints.saving import (
-    OPTIMIZER_NAME,
-    SCALER_NAME,
-    SCHEDULER_NAME,
-    TRAINER_STATE_NAME,
-    find_checkpoint,
-    read_portable,
-    rng_state_name,
-)
+from pytorch_accelerated.huggingface.checkpoints.generators import known_generator_states, read_generator_states
+from pytorch_accelerated.huggingface.checkpoints.saving import TRAINER_STATE_NAME, find_checkpoint
 from pytorch_accelerated.huggingface.engine.engine import Engine
 from pytorch_accelerated.huggingface.events.state import TrainerControl, TrainerState
 from pytorch_accelerated.models.deepspeed import ZeroOptimizer
+from pytorch_accelerated.models.sharding import has_shards
 from pytorch_accelerated.processes.ranks import Ranks
 from pytorch_accelerated.seeding import restore_generator_states
 from pytorch_accelerated.training.run_state import RunPhase, RunState
 
+SCHEDULER_NAME = "scheduler.pt"
+SCALER_NAME = "scaler.pt"
 # The fields that a resumed run keeps. The others follow from its arguments, which may have changed.
 _KEPT = (
     "epoch",
@@ -49,11 +46,7 @@ _KINDS_OF_STEPS = ("logging", "eval", "save")
 
 
 def read_trainer_state(folder: Path) -> TrainerState:
-    """The state in a checkpoint.
-
-    Raises:
-        InvalidCheckpointError: if the file is missing or damaged.
-    """
+    """The state in a checkpoint."""
     path = folder / TRAINER_STATE_NAME
     if not is_file(path):
         raise InvalidCheckpointError(
@@ -63,11 +56,7 @@ def read_trainer_state(folder: Path) -> TrainerState:
 
 
 def agreed_checkpoint(source: Any, output_dir: Path, ranks: Ranks) -> Path | None:
-    """The checkpoint for `resume_from_checkpoint`, the same on all ranks; None to start. All ranks must call it.
-
-    Raises:
-        ArgumentTypeError: if `source` is no path, bool or None.
-    """
+    """The checkpoint for `resume_from_checkpoint`, the same on all ranks; None to start. All ranks must call it."""
     if source is None or source is False:
         agree_on_resuming(None, ranks)
         return None
@@ -160,6 +149,20 @@ def restore_callbacks(callbacks: list[Any], states: Mapping[str, Any]) -> Traine
     return TrainerControl.from_state(controls[0]) if controls else None
 
 
+def states_of_run(engine: Engine, model: Any) -> dict[str, Any]:
+    """What a run needs to resume besides its weights, by file name. All ranks must call it."""
+    ranks, scheduler, scaler = engine.ranks, engine.scheduler, engine.accelerator.scaler
+    generators = ranks.exchange(known_generator_states(is_alone=ranks.count == 1))
+    states = {
+        # Each rank writes its shard of a sharded optimizer with the native state.
+        OPTIMIZER_NAME: None if has_shards(model) else without_callables(engine.optimizer.state_dict()),
+        SCHEDULER_NAME: None if scheduler is None else scheduler.state_dict(),
+        SCALER_NAME: None if scaler is None else scaler.state_dict(),
+        **{_rng_state_name(rank, ranks): state for rank, state in enumerate(generators)},
+    }
+    return {name: dict(state) for name, state in states.items() if state is not None}
+
+
 def take_over_foreign(engine: Engine, folder: Path, updates: int, load_weights: Callable[[], None]) -> None:
     """Resume from a folder without native parts, as far as its files allow. All ranks must call it.
 
@@ -168,9 +171,9 @@ def take_over_foreign(engine: Engine, folder: Path, updates: int, load_weights: 
     Raises:
         InvalidCheckpointError: if a file holds more than tensors and plain values, or does not fit.
     """
-    optimizer = read_portable(folder / OPTIMIZER_NAME)
-    scheduler, scaler = read_portable(folder / SCHEDULER_NAME), read_portable(folder / SCALER_NAME)
-    generators = read_generator_states(folder / rng_state_name(engine.ranks.index, engine.ranks.count))
+    paths = [folder / name for name in (OPTIMIZER_NAME, SCHEDULER_NAME, SCALER_NAME)]
+    optimizer, scheduler, scaler = (load_portable(path) if is_file(path) else None for path in paths)
+    generators = read_generator_states(folder / _rng_state_name(engine.ranks.index, engine.ranks))
     if optimizer is not None:
         optimizer = with_callables(optimizer, engine.optimizer)
         check_optimizer_state(engine.optimizer, optimizer, source=folder / OPTIMIZER_NAME)
@@ -195,6 +198,10 @@ def take_over_foreign(engine: Engine, folder: Path, updates: int, load_weights: 
             "optimizer state. Save without `save_only_model` to resume exactly.",
         )
     engine.run_state = _position(engine, updates)
+
+
+def _rng_state_name(rank: int, ranks: Ranks) -> str:
+    return f"rng_state_{rank}.pth" if ranks.count > 1 else "rng_state.pth"
 
 
 def _position(engine: Engine, updates: int) -> RunState:

@@ -11,7 +11,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -20,8 +20,8 @@ from pytorch_accelerated.callbacks.warning import stacklevel_of_user
 from pytorch_accelerated.checkpointing import disk
 from pytorch_accelerated.checkpointing.codec import encode
 from pytorch_accelerated.checkpointing.layout import MANIFEST_NAME, SHARDS_FILE, SHARDS_NAME, Manifest
-from pytorch_accelerated.checkpointing.optimizers import OPTIMIZER_FILE
-from pytorch_accelerated.checkpointing.portable import load_portable, save_portable
+from pytorch_accelerated.checkpointing.optimizers import OPTIMIZER_FILE as OPTIMIZER_NAME
+from pytorch_accelerated.checkpointing.portable import save_portable
 from pytorch_accelerated.checkpointing.publish import begin, explained, make_folders, replacing
 from pytorch_accelerated.checkpointing.reading import children_of, is_file
 from pytorch_accelerated.checkpointing.state_folder import part_names, read_state
@@ -41,26 +41,41 @@ from pytorch_accelerated.huggingface.checkpoints.weight_files import (
     read_weights,
 )
 from pytorch_accelerated.huggingface.models.adapters import frozen_base, has_adapters, load_adapters
-from pytorch_accelerated.models.sharding import whole
+from pytorch_accelerated.models.sharding import has_shards, whole
 
 TRAINER_STATE_NAME = "trainer_state.json"
 TRAINING_ARGS_NAME = "training_args.bin"
-OPTIMIZER_NAME = OPTIMIZER_FILE
-SCHEDULER_NAME = "scheduler.pt"
-SCALER_NAME = "scaler.pt"
 _RUN_PART = "run"
 
 
 # -------------------------------------------------------------------------------------------------------------- writing
 
 
-def save_weights(model: nn.Module, folder: Path, state_dict: Mapping[str, Any]) -> None:
-    """Write the weights by the model's own ``save_pretrained``, if it has one, else to ``model.safetensors``."""
+class StagedWeights(NamedTuple):
+    """How a checkpoint that is being written gets its weights.
+
+    Attributes:
+        folder_of_run: where the native parts hold them.
+        gathered: those of a sharded model, for a folder without native parts.
+    """
+
+    folder_of_run: Path | None
+    gathered: dict[str, Any] | None
+
+
+def gathered_weights(model: nn.Module) -> dict[str, Any] | None:
+    """The weights of a sharded model, for which all ranks must call it; None for others."""
+    return whole(canonical_state_dict(model)) if has_shards(model) else None
+
+
+def save_weights(model: nn.Module, folder: Path, state_dict: Mapping[str, Any] | None) -> None:
+    """Write the weights, by default the model's, by its ``save_pretrained``, else to ``model.safetensors``."""
+    weights = dict(whole(canonical_state_dict(model)) if state_dict is None else state_dict)
     if hasattr(model, "save_pretrained"):
         make_folders(folder.resolve())
-        model.save_pretrained(folder, state_dict=dict(state_dict))  # type: ignore[operator]  # not torch's own
+        model.save_pretrained(folder, state_dict=weights)  # type: ignore[operator]  # not torch's own
         return
-    write_whole(folder / WEIGHTS_NAME, chunks(encode(dict(state_dict), path="model").tensors))
+    write_whole(folder / WEIGHTS_NAME, chunks(encode(weights, path="model").tensors))
 
 
 def save_description(model: nn.Module, folder: Path) -> None:
@@ -99,27 +114,11 @@ def _with_attributes(args: TrainingArguments, contents: Mapping[str, Any]) -> Or
     return values
 
 
-def save_tensors(folder: Path, contents: Mapping[str, Mapping[str, Any] | None]) -> None:
-    """Write state dicts to files by name, except those that are None."""
-    for name, state in contents.items():
-        if state is not None:
-            save_portable(folder / name, dict(state))
-
-
 def write_whole(path: Path, contents: Iterable[bytes | memoryview]) -> None:
-    """Write or replace a file atomically, and create missing folders. Call it on one rank.
-
-    Raises:
-        CheckpointError: if the disk refuses.
-    """
+    """Write or replace a file atomically, and create missing folders. Call it on one rank."""
     with explained(path), replacing(path.resolve()) as file:
         for data in contents:
             disk.write(file, data)
-
-
-def rng_state_name(rank: int, ranks: int) -> str:
-    """The file with the states of a rank's generators."""
-    return f"rng_state_{rank}.pth" if ranks > 1 else "rng_state.pth"
 
 
 def write_without_run(folder: Path, facts: dict[str, Any], write_others: Callable[[Path], None]) -> None:
@@ -290,21 +289,7 @@ def load_weights(model: nn.Module, folder: Path) -> None:
     load_canonical(model, tensors)
 
 
-def read_portable(path: Path) -> dict[str, Any] | None:
-    """The content of a file of state; None without a file.
-
-    Raises:
-        InvalidCheckpointError: if it holds anything but tensors and plain values, which would have to be executed.
-    """
-    return load_portable(path) if is_file(path) else None
-
-
 def _memory(tensor: Any) -> Any:
     if not isinstance(tensor, torch.Tensor) or not tensor.numel():
         return id(tensor)
     return tensor.data_ptr(), tensor.shape, tensor.stride()
-
-
-def state_dict_of(model: nn.Module) -> dict[str, Any]:
-    """The weights, gathered from all ranks if the model is sharded. All ranks must call it then."""
-    return whole(canonical_state_dict(model))  # type: ignore[no-any-return]

@@ -20,11 +20,7 @@ WEIGHT_FILES = (WEIGHTS_NAME, INDEX_NAME, OLD_WEIGHTS_NAME, ADAPTER_NAME)
 
 
 def read_weights(folder: Path) -> dict[str, Any]:
-    """The weights in a folder, by name, from any of the usual files.
-
-    Raises:
-        InvalidCheckpointError: if there are none, or they are damaged.
-    """
+    """The weights in a folder, by name, from any of the usual files."""
     if is_file(folder / WEIGHTS_NAME):
         return read_safetensors(folder / WEIGHTS_NAME)
     if is_file(folder / INDEX_NAME):
@@ -41,11 +37,7 @@ def read_weights(folder: Path) -> dict[str, Any]:
 
 
 def read_safetensors(path: Path) -> dict[str, Any]:
-    """The tensors in a safetensors file, by name.
-
-    Raises:
-        InvalidCheckpointError: if it is no such file, or damaged.
-    """
+    """The tensors in a safetensors file, by name."""
     with open_plain_file(path) as file:
 
         def read_into(buffer: memoryview) -> None:

@@ -25,15 +25,7 @@ ComputeMetrics = Callable[..., Mapping[str, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class EvaluatedBatch:
-    """The results of one batch.
-
-    Attributes:
-        size: the number of rows.
-        loss: the mean over them, if there are labels.
-        logits: the outputs of the model, without the loss.
-        labels: of the batch.
-        inputs: those that metrics need.
-    """
+    """The results of one batch: its number of rows, the mean loss over them, and what there is of the other three."""
 
     size: int
     loss: Any = None
@@ -45,13 +37,7 @@ class EvaluatedBatch:
 class EvaluationCollector:
     """Collects the batches of a pass for the native loop. `finish` gives all processes the same output.
 
-    Args:
-        ranks: the processes.
-        args: say what to keep.
-        prediction_loss_only: keep nothing but the loss.
-        compute_metrics: called with everything, or after each batch.
-        prefix: of the names of metrics.
-        prediction_padding: pads shorter rows of predictions that are integers.
+    `args` say what to keep, and `prediction_padding` pads shorter rows of predictions that are integers.
     """
 
     def __init__(
@@ -79,23 +65,21 @@ class EvaluationCollector:
             batches_on_device=args.eval_accumulation_steps or 1,
             paddings={"predictions": prediction_padding},
         )
-        self._batch_to_compute: EvaluatedBatch | None = None
+        self._waiting: EvalPrediction | None = None  # the last batch must be known as such
 
     def add(self, start: int, batch: EvaluatedBatch) -> None:
-        """Add one batch."""
         self._num_samples += batch.size
         if batch.loss is not None:
             self._losses.update(batch.loss, batch.size)
         if self._prediction_loss_only:
             return
-        if self._computes_by_batch:
-            if batch.logits is not None and batch.labels is not None:
-                self._compute_by_batch(batch)
-            return
-        rows = {"predictions": batch.logits, "label_ids": batch.labels, "inputs": batch.inputs}
-        if self._keeps_losses and batch.loss is not None:
-            rows["losses"] = batch.loss.expand(batch.size)
-        self._rows.add(start, {name: value for name, value in rows.items() if value is not None})
+        losses = batch.loss.expand(batch.size) if self._keeps_losses and batch.loss is not None else None
+        rows = {"predictions": batch.logits, "label_ids": batch.labels, "inputs": batch.inputs, "losses": losses}
+        if not self._computes_by_batch:
+            self._rows.add(start, {name: value for name, value in rows.items() if value is not None})
+        elif batch.logits is not None and batch.labels is not None:
+            self._compute_waiting(compute_result=False)
+            self._waiting = EvalPrediction(**rows)
 
     def finish(self) -> EvalLoopOutput:
         """Join the rows and compute the metrics. Must be called by all ranks."""
@@ -118,27 +102,18 @@ class EvaluationCollector:
             return {}
         if self._computes_by_batch:
             # The first rank has had rows in each round.
-            metrics: dict[str, Any] = self._ranks.from_first(self._last_of_batches())
+            metrics: dict[str, Any] = self._ranks.from_first(plain_metrics(self._compute_waiting(compute_result=True)))
             return metrics
         if "predictions" not in rows or "label_ids" not in rows:
             return {}
         extras = {name: rows[name] for name in ("inputs", "losses") if name in rows}
         return plain_metrics(self._compute_metrics(EvalPrediction(rows["predictions"], rows["label_ids"], **extras)))
 
-    def _compute_by_batch(self, batch: EvaluatedBatch) -> None:
-        """Call `compute_metrics` for the batch before: the last one must be known as such."""
-        before, self._batch_to_compute = self._batch_to_compute, batch
-        if before is not None:
-            self._call_for_batch(before, compute_result=False)
-
-    def _last_of_batches(self) -> dict[str, Any]:
-        batch, self._batch_to_compute = self._batch_to_compute, None
-        return {} if batch is None else plain_metrics(self._call_for_batch(batch, compute_result=True))
-
-    def _call_for_batch(self, batch: EvaluatedBatch, *, compute_result: bool) -> Any:
-        assert self._compute_metrics is not None
-        losses = batch.loss.expand(batch.size) if self._keeps_losses and batch.loss is not None else None
-        prediction = EvalPrediction(batch.logits, batch.labels, batch.inputs, losses)
+    def _compute_waiting(self, *, compute_result: bool) -> Any:
+        """Call `compute_metrics` for the batch that waits, if there is one."""
+        prediction, self._waiting = self._waiting, None
+        if prediction is None or self._compute_metrics is None:
+            return {}
         return self._compute_metrics(prediction, compute_result=compute_result)
 
 
@@ -147,11 +122,8 @@ def why_no_metrics(
 ) -> str | None:
     """The reason why an evaluation did not call `compute_metrics`, and the remedy; None if it could.
 
-    Args:
-        output: of the evaluation.
-        label_names: columns that are labels.
-        preprocesses: whether there is a `preprocess_logits_for_metrics`.
-        by_batch: whether it would have been called for each batch, so that `output` has no predictions.
+    If it would have been called `by_batch`, `output` has no predictions. `preprocesses` says whether there is a
+    `preprocess_logits_for_metrics`.
     """
     if by_batch:
         return (
@@ -176,11 +148,7 @@ def why_no_metrics(
 
 
 def rows_in(batch: Any) -> int:
-    """The number of rows of a batch.
-
-    Raises:
-        DataError: if it is unknown.
-    """
+    """The number of rows of a batch."""
     size = count_rows(batch)
     if size is None and isinstance(batch, Mapping):
         size = next((len(value) for value in batch.values() if isinstance(value, (list, tuple))), None)
@@ -199,13 +167,7 @@ def labels_in(inputs: Any, names: Sequence[str]) -> tuple[Any, ...] | None:
 
 
 def outputs_without_loss(outputs: Any, ignored: Sequence[str], *, has_loss: bool) -> Any:
-    """The outputs of a model without its loss: one value, or a tuple of several.
-
-    Args:
-        outputs: of the model.
-        ignored: names to leave out of a mapping.
-        has_loss: whether a tuple begins with the loss.
-    """
+    """The outputs of a model without its loss, with which a tuple begins if it has one: one value, or a tuple."""
     if isinstance(outputs, Mapping):
         left_out = {*ignored, "loss"} if has_loss else {*ignored}
         values = tuple(value for name, value in outputs.items() if name not in left_out)
@@ -218,11 +180,7 @@ def outputs_without_loss(outputs: Any, ignored: Sequence[str], *, has_loss: bool
 
 
 def inputs_for_metrics(batch: Mapping[str, Any], name: str) -> Any:
-    """The inputs that metrics need.
-
-    Raises:
-        DataError: if the batch does not have them.
-    """
+    """The inputs that metrics need."""
     if name not in batch:
         raise DataError(
             f"Metrics need the inputs {name!r}, but the batch has {', '.join(map(repr, batch))}. Set "
@@ -248,11 +206,7 @@ def detached(outputs: Any) -> Any:
 
 
 def plain_metrics(metrics: Any) -> dict[str, Any]:
-    """Convert arrays and tensors in metrics to numbers and lists.
-
-    Raises:
-        HookOutputError: if `metrics` is not a dict, or a name is not a string.
-    """
+    """Metrics that must be a dict with strings as names, with numbers and lists in place of arrays and tensors."""
     if not isinstance(metrics, Mapping):
         raise HookOutputError(
             f"`compute_metrics` returned {metrics!r:.100}, but metrics need names. Return a dict, for example "

@@ -18,15 +18,7 @@ _OF_DECODER = ("decoder_input_ids", "decoder_attention_mask")
 
 
 def load_generation_config(source: Any) -> Any:
-    """A new `GenerationConfig`.
-
-    Args:
-        source: such an object, a dict of its values, the path of a JSON file or of a folder with a
-            ``generation_config.json``, or the name of a model on the hub.
-
-    Raises:
-        ConfigurationError: if it cannot be read, or contradicts itself.
-    """
+    """A new `GenerationConfig`, made of whatever the argument of that name may be."""
     kind = require("transformers", extra="transformers", needed_by="`generation_config`").GenerationConfig
     try:
         if isinstance(source, Mapping):
@@ -59,9 +51,6 @@ def generated_tokens(model: Any, inputs: Mapping[str, Any], arguments: Mapping[s
     """One row of tokens for each row of a batch, with `padding` after the token that ends it.
 
     Beam search may put other tokens there if the batch has longer rows.
-
-    Raises:
-        DataError: if `generate` returns several rows for each.
     """
     output = model.generate(**inputs, **arguments)
     tokens: torch.Tensor = getattr(output, "sequences", output)

@@ -49,8 +49,7 @@ class EvalPrediction:
     Args:
         predictions: of the model, in the order of the dataset; a tuple for several outputs.
         label_ids: the labels, likewise.
-        inputs: of the model, if ``include_for_metrics`` asks for them.
-        losses: of the rows, likewise.
+        inputs: of the model, if ``include_for_metrics`` asks for them, like `losses` of the rows.
     """
 
     def __init__(self, predictions: Any, label_ids: Any, inputs: Any = None, losses: Any = None) -> None:

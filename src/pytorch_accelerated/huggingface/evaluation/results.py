@@ -32,13 +32,7 @@ def as_table(split: str, metrics: Mapping[str, Any]) -> str:
 
 
 def save_results(folder: Path, split: str, metrics: Mapping[str, Any], *, combined: bool) -> None:
-    """Write metrics to ``<split>_results.json``, and add them to ``all_results.json``. One rank.
-
-    Args:
-        folder: created if needed.
-        split: for example "train".
-        metrics: values that JSON can hold, by name.
-        combined: False leaves ``all_results.json`` as it is.
+    """Write metrics to ``<split>_results.json``, and if `combined`, add them to ``all_results.json``. One rank.
 
     Raises:
         ArgumentTypeError: if JSON cannot hold a metric; nothing is written then.

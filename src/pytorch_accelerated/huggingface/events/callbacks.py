@@ -107,17 +107,11 @@ def _fires(event: str, *names: str) -> Callable[..., Any]:
 class CallbackHandler(EventHandler):
     """Holds the callbacks of a trainer, in the order given, and calls them with ``args, state, control``.
 
-    Callbacks may be genuine ones of `transformers`, or any objects with methods named like events.
+    Callbacks may be genuine ones of `transformers`, or any objects with methods named like events. All attributes but
+    the callbacks are handed to these.
 
     Args:
         callbacks: instances, or classes that can be made without arguments.
-        model: handed to the callbacks, like the three others.
-        processing_class: a tokenizer, for example.
-        optimizer: the optimizer, once there is one.
-        lr_scheduler: the schedule, once there is one.
-
-    Attributes:
-        train_dataloader: handed to the callbacks, once there is one; `eval_dataloader` likewise.
     """
 
     def __init__(
@@ -128,7 +122,7 @@ class CallbackHandler(EventHandler):
         self.processing_class = processing_class
         self.optimizer = optimizer
         self.lr_scheduler = lr_scheduler
-        self.train_dataloader: Any = None
+        self.train_dataloader: Any = None  # until there is one
         self.eval_dataloader: Any = None
         self._known_callbacks: list[Any] = []
         self._agrees = False
@@ -185,11 +179,7 @@ class CallbackHandler(EventHandler):
         return self._agrees
 
     def call_event(self, event: str, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
-        """Call all callbacks in their order, and return the control that they leave.
-
-        Raises:
-            ArgumentTypeError: if a callback returns something else than a control or None.
-        """
+        """Call all callbacks in their order, and return the control that they leave."""
         for method in self._methods_now(event):
             result = method(
                 args,
@@ -302,10 +292,8 @@ class DefaultFlowCallback(TrainerCallback):
         """Request what is due after this update; the last one is always evaluated and saved, if others are."""
         step = state.global_step
         is_last = step >= state.max_steps
-        if is_last:
-            control.should_training_stop = True
-        if is_log_due(args, state, step):
-            control.should_log = True
+        control.should_training_stop |= is_last
+        control.should_log |= is_log_due(args, state, step)
         if args.eval_strategy == IntervalStrategy.STEPS and (is_last or step % state.eval_steps == 0):
             control.should_evaluate |= step >= args.eval_delay
         if args.save_strategy == SaveStrategy.STEPS and (is_last or step % state.save_steps == 0):
@@ -314,12 +302,9 @@ class DefaultFlowCallback(TrainerCallback):
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         """Request what is due after every epoch."""
-        if args.logging_strategy == IntervalStrategy.EPOCH:
-            control.should_log = True
-        if args.eval_strategy == IntervalStrategy.EPOCH and state.epoch >= args.eval_delay:
-            control.should_evaluate = True
-        if args.save_strategy == SaveStrategy.EPOCH:
-            control.should_save = True
+        control.should_log |= args.logging_strategy == IntervalStrategy.EPOCH
+        control.should_evaluate |= args.eval_strategy == IntervalStrategy.EPOCH and state.epoch >= args.eval_delay
+        control.should_save |= args.save_strategy == SaveStrategy.EPOCH
         return control
 
 
@@ -393,11 +378,9 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
             # The first value counts as an improvement, even NaN, but a second NaN does not.
             is_better = not math.isnan(value) or sum(name in entry for entry in state.log_history) < 2
         else:
-            is_better = self._is_improvement(value, state.best_metric, args.greater_is_better)
-        if is_better:
-            self.early_stopping_patience_counter = 0
-        else:
-            self.early_stopping_patience_counter += 1
+            gain = value - state.best_metric
+            is_better = (gain if args.greater_is_better else -gain) > self.early_stopping_threshold
+        self.early_stopping_patience_counter = 0 if is_better else self.early_stopping_patience_counter + 1
         if self.early_stopping_patience_counter >= self.early_stopping_patience:
             control.should_training_stop = True
 
@@ -410,10 +393,6 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
             },
             "attributes": {"early_stopping_patience_counter": self.early_stopping_patience_counter},
         }
-
-    def _is_improvement(self, value: float, best: float, greater_is_better: bool) -> bool:
-        gain = value - best if greater_is_better else best - value
-        return gain > self.early_stopping_threshold
 
 
 DEFAULT_CALLBACKS: list[type] = [DefaultFlowCallback]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from pytorch_accelerated.huggingface.events.callbacks import TrainerCallback
@@ -29,14 +29,8 @@ class ProgressCallback(TrainerCallback):
         """Start the bar of the updates."""
         self.close()
         self._new_display = None  # the output may have been redirected
-        self._training = self._begin(
-            state,
-            "training",
-            state.max_steps,
-            done=state.global_step,
-            unit="steps",
-            read_facts=lambda: _facts(state),
-        )
+        options = {"done": state.global_step, "unit": "steps", "read_facts": lambda: _facts(state)}
+        self._training = self._begin(state, "training", state.max_steps, **options)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         """Count an update."""
@@ -82,21 +76,12 @@ class ProgressCallback(TrainerCallback):
             self._evaluation.close()
             self._evaluation = None
 
-    def _begin(
-        self,
-        state: Any,
-        label: str,
-        total: int | None,
-        *,
-        done: int = 0,
-        unit: str = "batches",
-        read_facts: Callable[[], Mapping[str, str]] = dict,
-    ) -> Progress | None:
+    def _begin(self, state: Any, label: str, total: int | None, **options: Any) -> Progress | None:
         if not state.is_local_process_zero:
             return None
         if self._new_display is None:
             self._new_display = display_factory(_print)
-        return Progress(label, total, self._new_display(), read_facts=read_facts, done=done, unit=unit)
+        return Progress(label, total, self._new_display(), **options)
 
 
 def _print(text: str) -> None:

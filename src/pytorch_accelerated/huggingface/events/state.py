@@ -33,11 +33,7 @@ class ExportableState:
 
     @classmethod
     def from_state(cls: type[ExportableT], state: dict[str, Any]) -> ExportableT:
-        """Make a new object from the result of `state`, in which either of the two may be missing.
-
-        Raises:
-            InvalidCheckpointError: if `state` does not fit this class.
-        """
+        """Make a new object from the result of `state`, in which either of the two may be missing."""
         try:
             instance = cls(**state.get("args", {}))
             for name, value in state.get("attributes", {}).items():
@@ -52,15 +48,7 @@ class ExportableState:
 
 @dataclasses.dataclass
 class TrainerControl(ExportableState):
-    """The requests of callbacks. The trainer acts on them after the event, and clears those that it has fulfilled.
-
-    Attributes:
-        should_training_stop: end the run.
-        should_epoch_stop: end the epoch.
-        should_save: save a checkpoint after this step.
-        should_evaluate: evaluate after this step.
-        should_log: log after this step.
-    """
+    """The requests of callbacks. The trainer acts on them after the event, and clears those that it has fulfilled."""
 
     should_training_stop: bool = False
     should_epoch_stop: bool = False
@@ -84,9 +72,8 @@ class TrainerState:
         epoch: passes over the training set, with the fraction of the current one.
         global_step: updates done.
         max_steps: updates of the whole run.
-        logging_steps: updates between two logs, also if the arguments have a share of the run.
-        eval_steps: updates between two evaluations, likewise.
-        save_steps: updates between two checkpoints, likewise.
+        logging_steps: updates between two logs, also if the arguments have a share of the run. Those between
+            evaluations and checkpoints, `eval_steps` and `save_steps`, likewise.
         train_batch_size: of one device.
         num_train_epochs: passes of the whole run, rounded up.
         num_input_tokens_seen: if the arguments ask to count them.
@@ -97,9 +84,7 @@ class TrainerState:
         best_model_checkpoint: the checkpoint of that step, if there is one.
         is_local_process_zero: whether this is the first process of its machine.
         is_world_process_zero: whether this is the first process of all.
-        is_hyper_param_search: always False.
-        trial_name: always None.
-        trial_params: always None.
+        is_hyper_param_search: always False, as the trial's name and parameters are always None.
         stateful_callbacks: states by class name of every `ExportableState` among the callbacks, and of the control. A
             list of such objects is replaced by their states.
     """
@@ -137,11 +122,7 @@ class TrainerState:
                 setattr(self, name, math.ceil(max_steps * steps) if steps < 1 else int(steps))
 
     def to_json(self) -> str:
-        """The content of ``trainer_state.json``.
-
-        Raises:
-            ArgumentTypeError: if the log history or a callback's state holds something that JSON cannot.
-        """
+        """The content of ``trainer_state.json``."""
         try:
             content = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
             # Python writes and reads losses that are not finite as NaN and Infinity.
@@ -179,11 +160,7 @@ class TrainerState:
 
 
 def exported_states(exportables: Iterable[Any]) -> dict[str, Any]:
-    """The states of `exportables` by class name, as a list for several objects of one class.
-
-    Raises:
-        ArgumentTypeError: if one has no state to export.
-    """
+    """The states of `exportables` by class name, as a list for several objects of one class."""
     states: dict[str, list[dict[str, Any]]] = {}
     for exportable in exportables:
         if not callable(getattr(exportable, "state", None)):

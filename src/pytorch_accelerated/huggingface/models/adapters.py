@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -36,12 +37,8 @@ def frozen_base(model: nn.Module) -> set[str]:
         if not parameter.requires_grad and not any(part in f"{name}." for part in parts)
     }
     # Quantized layers keep the statistics of a parameter under names that begin with its own.
-    return {name for name in canonical_state_dict(model) if any(start in frozen for start in _beginnings(name))}
-
-
-def _beginnings(name: str) -> list[str]:
-    steps = name.split(".")
-    return [".".join(steps[:count]) for count in range(1, len(steps) + 1)]
+    beginnings = ((name, itertools.accumulate(name.split("."), "{}.{}".format)) for name in canonical_state_dict(model))
+    return {name for name, starts in beginnings if not frozen.isdisjoint(starts)}
 
 
 def fingerprint_of(model: nn.Module, names: Collection[str]) -> str:
@@ -56,11 +53,7 @@ def fingerprint_of(model: nn.Module, names: Collection[str]) -> str:
 
 
 def load_adapters(model: Any, folder: Path) -> None:
-    """Load the adapters of `model` from files of PEFT.
-
-    Raises:
-        InvalidCheckpointError: if the files are missing or damaged, or belong to other adapters.
-    """
+    """Load the adapters of `model` from files of PEFT."""
     peft = require("peft", extra="peft", needed_by=type(model).__name__)
     for name in model.peft_config:
         path = (folder if name == "default" else folder / name) / ADAPTER_NAME

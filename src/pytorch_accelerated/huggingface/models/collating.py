@@ -121,11 +121,7 @@ def refuse_no_inputs(batch: Any, model: Any) -> None:
 
 
 def without_unused_columns(dataset: Any, columns: Sequence[str]) -> Any:
-    """`dataset` with only these columns, if it is one of `datasets`; others are returned unchanged.
-
-    Raises:
-        DataError: if no column would be left.
-    """
+    """`dataset` with only these columns, if it is one of `datasets`; others are returned unchanged."""
     if getattr(dataset, "column_names", None) is None or not hasattr(dataset, "remove_columns"):
         return dataset
     unused = [name for name in dataset.column_names if name not in columns]
@@ -168,23 +164,14 @@ def columns_of(dataset: Any) -> list[str]:
 
 
 class RemoveColumnsCollator:
-    """Removes all but some columns from rows that are dicts, before another collator.
-
-    Args:
-        data_collator: makes a batch from rows.
-        columns: the names to keep.
-    """
+    """Removes all but these columns from rows that are dicts, before another collator."""
 
     def __init__(self, data_collator: Callable[[list[Any]], Any], columns: Sequence[str]) -> None:
         self.data_collator = data_collator
         self.columns = columns
 
     def __call__(self, features: list[Any]) -> Any:
-        """The batch.
-
-        Raises:
-            DataError: if no column would be left.
-        """
+        """The batch."""
         columns = frozenset(self.columns)
         return self.data_collator(
             [

@@ -16,11 +16,7 @@ from pytorch_accelerated.training.settings import returns_a_sum
 
 
 def made_model(model_init: Callable[..., Any], trial: Any = None) -> nn.Module:
-    """A new model from `model_init`, which may take the trial.
-
-    Raises:
-        ArgumentTypeError: if it returns no model, or needs other arguments.
-    """
+    """A new model from `model_init`, which may take the trial."""
     needed = [
         parameter.name
         for parameter in inspect.signature(model_init).parameters.values()
@@ -63,11 +59,7 @@ def returns_loss_by_itself(model: Any, inputs: Mapping[str, Any]) -> bool:
 
 
 def own_loss(outputs: Any, inputs: Mapping[str, Any]) -> torch.Tensor:
-    """The loss in the outputs of a model: "loss" of a mapping, or the first item of a tuple.
-
-    Raises:
-        DataError: if there is none.
-    """
+    """The loss in the outputs of a model: "loss" of a mapping, or the first item of a tuple."""
     if isinstance(outputs, Mapping):
         if outputs.get("loss") is None:
             raise DataError(
@@ -88,11 +80,7 @@ def own_loss(outputs: Any, inputs: Mapping[str, Any]) -> torch.Tensor:
 
 
 def refuse_no_loss(loss: Any, *, is_learnt_from: bool) -> None:
-    """Reject a loss that is not a single number or, in training, has no gradient.
-
-    Raises:
-        DataError: names possible reasons.
-    """
+    """Reject a loss that is not a single number or, in training, has no gradient."""
     if not isinstance(loss, torch.Tensor):
         complaint = f"is a {type(loss).__name__}, {loss!r}, but must be a tensor with one number"
     elif loss.numel() != 1:
@@ -111,16 +99,7 @@ def refuse_no_loss(loss: Any, *, is_learnt_from: bool) -> None:
 
 
 def outputs_of(model: Any, inputs: Mapping[str, Any], *, bare_model: Any) -> Any:
-    """The outputs of a model for a batch.
-
-    Args:
-        model: to call; wrapped if there are several processes.
-        inputs: the batch.
-        bare_model: the model itself, whose forward names its inputs.
-
-    Raises:
-        DataError: if its forward needs an input that the batch does not have.
-    """
+    """The outputs of a model, which may be wrapped, for a batch. The forward of the bare model names its inputs."""
     try:
         return model(**inputs)
     except TypeError as error:
@@ -140,11 +119,7 @@ def outputs_of(model: Any, inputs: Mapping[str, Any], *, bare_model: Any) -> Any
 def refuse_missing_column(
     error: KeyError, owner: str, model: nn.Module, label_names: Iterable[str], dataset: Any
 ) -> None:
-    """Explain a KeyError of `compute_loss`, if the column it looks for was removed from the batch; else do nothing.
-
-    Raises:
-        DataError: names the column and the remedies.
-    """
+    """Explain a KeyError of `compute_loss`, if the column it looks for was removed from the batch; else do nothing."""
     name = error.args[0] if error.args else None
     if not isinstance(name, str) or name in signature_columns(model, label_names) or name not in columns_of(dataset):
         return
@@ -156,11 +131,7 @@ def refuse_missing_column(
 
 
 def refuse_missing_parameters(error: TypeError, owner: str, compute_loss: Callable[..., Any]) -> None:
-    """Explain a TypeError of an overridden `compute_loss` of older scripts, if it lacks parameters; else do nothing.
-
-    Raises:
-        ConfigurationError: names the parameters.
-    """
+    """Explain a TypeError of an overridden `compute_loss` of older scripts, if it lacks parameters; else do nothing."""
     parameters = inspect.signature(compute_loss).parameters
     defaults = {"return_outputs": "False", "num_items_in_batch": "None"}
     missing = [name for name in defaults if name not in parameters]

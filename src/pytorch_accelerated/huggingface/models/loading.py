@@ -30,9 +30,6 @@ def make_loader(
     """A torch `DataLoader` with all rows, which the engine distributes over the processes.
 
     Its ``total_batch_size`` is the number of rows of a batch over all processes.
-
-    Raises:
-        DataError: for objects that are not datasets, such as a generator.
     """
     if not isinstance(dataset, IterableDataset) and not hasattr(dataset, "__getitem__"):
         raise DataError(
@@ -74,11 +71,11 @@ class LoadersBySet:
 
 
 def training_sampler(dataset: Any, args: TrainingArguments, input_name: str, batch_size: int) -> Sampler[int] | None:
-    """The order of the training rows; None for a dataset with its own order.
+    """The order of the training rows that the arguments name; None for a dataset with its own order.
 
     Args:
         dataset: the rows.
-        args: name the order.
+        args: of the trainer.
         input_name: the column whose length is that of the row, unless another column holds the length.
         batch_size: rows of an update on one process.
     """
@@ -95,10 +92,6 @@ class LengthGroupedSampler(Sampler[int]):
     """Yields rows in random order, but with rows of similar length in each batch.
 
     The first batch has the longest row, so that running out of memory happens at once.
-
-    Args:
-        lengths: of the rows.
-        batch_size: the number of rows that should have similar lengths.
     """
 
     def __init__(self, lengths: Sequence[int], batch_size: int) -> None:
@@ -120,11 +113,7 @@ class LengthGroupedSampler(Sampler[int]):
 
 
 def row_lengths(dataset: Any, length_column: str, input_name: str) -> list[int]:
-    """The length of each row: its column `length_column`, or else the length of its inputs.
-
-    Raises:
-        ConfigurationError: if rows have neither.
-    """
+    """The length of each row: its column `length_column`, or else the length of its inputs."""
     columns = getattr(dataset, "column_names", None)
     if isinstance(columns, list) and length_column in columns:
         return list(dataset[length_column])
@@ -156,12 +145,7 @@ class PaddingCollator:
 
 
 def refuse_missing(dataset: Any, purpose: str, argument: str) -> None:
-    """Reject a missing dataset, or one without rows.
-
-    Raises:
-        ConfigurationError: names the missing argument.
-        DataError: for an empty dataset, or a dict.
-    """
+    """Reject a missing dataset, or one without rows."""
     if dataset is None:
         raise ConfigurationError(f"There is no dataset to {purpose}. Pass `{argument}`.")
     if isinstance(dataset, Mapping):
@@ -174,12 +158,19 @@ def refuse_missing(dataset: Any, purpose: str, argument: str) -> None:
         raise DataError(f"`{argument}` is empty, so there is nothing to {purpose}. Check how it was made.")
 
 
-def number_of_rows(loader: Any) -> int:
-    """The number of rows of one pass over all processes.
+def dataset_named(name: str, datasets: Any) -> Any:
+    """One of several evaluation sets."""
+    sets = datasets if isinstance(datasets, Mapping) else {}
+    if name not in sets:
+        raise ConfigurationError(
+            f"There is no evaluation set {name!r}, only {', '.join(map(repr, sets)) or 'none by name'}. Give one of "
+            "these, or a dataset."
+        )
+    return sets[name]
 
-    Raises:
-        DataError: if neither the loader nor the dataset has a length.
-    """
+
+def number_of_rows(loader: Any) -> int:
+    """The number of rows of one pass over all processes."""
     dataset = getattr(loader, "dataset", None)
     if dataset is not None and hasattr(dataset, "__len__"):
         return len(dataset)

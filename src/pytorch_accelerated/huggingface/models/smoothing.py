@@ -11,23 +11,20 @@ import torch
 
 @dataclasses.dataclass(frozen=True)
 class LabelSmoother:
-    """Computes a cross-entropy with smoothed labels, as the mean over labels that are not ignored.
+    """Computes a cross-entropy with smoothed labels, as the mean over labels other than `ignore_index`.
 
-    Attributes:
-        epsilon: the share of each label that is distributed equally over all classes.
-        ignore_index: the value of ignored labels.
+    The share `epsilon` of each label is distributed equally over all classes.
     """
 
     epsilon: float = 0.1
     ignore_index: int = -100
 
     def __call__(self, model_output: Any, labels: torch.Tensor, shift_labels: bool = False) -> torch.Tensor:
-        """The loss.
+        """The loss. With `shift_labels`, the logits of a position predict the label of the next one.
 
         Args:
             model_output: a mapping with "logits", or a tuple that begins with them; the last dimension are classes.
             labels: of the same shape without the last dimension.
-            shift_labels: whether logits predict the label of the next position.
         """
         logits = model_output["logits"] if isinstance(model_output, Mapping) else model_output[0]
         if shift_labels:
