@@ -6,50 +6,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
+from torch.utils.data import DataLoader, Sampler
 
 from pytorch_accelerated.errors import ConfigurationError, DataError
-from pytorch_accelerated.huggingface.arguments.strategies import SamplingStrategy
 
 if TYPE_CHECKING:
-    from pytorch_accelerated.huggingface.arguments.training_arguments import TrainingArguments
+    pass
 
 # Rows are sorted by length within so many batches: few enough that epochs differ, enough for rows of similar length.
 _BATCHES_PER_POOL = 50
-
-
-def make_loader(
-    dataset: Any,
-    args: TrainingArguments,
-    *,
-    batch_size: int,
-    collate_fn: Callable[[list[Any]], Any],
-    sampler: Sampler[int] | None,
-    drop_last: bool,
-) -> DataLoader[Any]:
-    """A torch `DataLoader` with all rows, which the engine distributes over the processes.
-
-    Its ``total_batch_size`` is the number of rows of a batch over all processes.
-    """
-    if not isinstance(dataset, IterableDataset) and not hasattr(dataset, "__getitem__"):
-        raise DataError(
-            f"A dataset is a {type(dataset).__name__}, which has no rows by number. Make a list of it, or give an "
-            "object of a torch `IterableDataset` whose `__iter__` restarts it for each pass."
-        )
-    kwargs: dict[str, Any] = {
-        "batch_size": batch_size,
-        "collate_fn": collate_fn,
-        "num_workers": args.dataloader_num_workers,
-        "pin_memory": args.dataloader_pin_memory and torch.accelerator.is_available(),
-        "persistent_workers": args.dataloader_persistent_workers,
-        "prefetch_factor": args.dataloader_prefetch_factor,
-        "multiprocessing_context": args.dataloader_multiprocessing_context,
-    }
-    if not isinstance(dataset, IterableDataset):
-        kwargs.update(sampler=sampler, drop_last=drop_last)
-    loader: DataLoader[Any] = DataLoader(dataset, **kwargs)
-    loader.total_batch_size = batch_size * args.world_size
-    return loader
 
 
 class LoadersBySet:
@@ -68,24 +33,6 @@ class LoadersBySet:
         pair = next((pair for pair in self._pairs if pair[0] is dataset), None) or (dataset, make(dataset))
         self._pairs = [*(other for other in self._pairs if other is not pair), pair][-self._limit :]
         return pair[1]
-
-
-def training_sampler(dataset: Any, args: TrainingArguments, input_name: str, batch_size: int) -> Sampler[int] | None:
-    """The order of the training rows that the arguments name; None for a dataset with its own order.
-
-    Args:
-        dataset: the rows.
-        args: of the trainer.
-        input_name: the column whose length is that of the row, unless another column holds the length.
-        batch_size: rows of an update on one process.
-    """
-    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
-        return None
-    if args.train_sampling_strategy == SamplingStrategy.SEQUENTIAL:
-        return SequentialSampler(dataset)
-    if args.train_sampling_strategy == SamplingStrategy.GROUP_BY_LENGTH:
-        return LengthGroupedSampler(row_lengths(dataset, args.length_column_name, input_name), batch_size)
-    return RandomSampler(dataset)
 
 
 class LengthGroupedSampler(Sampler[int]):
@@ -156,27 +103,3 @@ def refuse_missing(dataset: Any, purpose: str, argument: str) -> None:
         )
     if hasattr(dataset, "__len__") and not len(dataset):
         raise DataError(f"`{argument}` is empty, so there is nothing to {purpose}. Check how it was made.")
-
-
-def dataset_named(name: str, datasets: Any) -> Any:
-    """One of several evaluation sets."""
-    sets = datasets if isinstance(datasets, Mapping) else {}
-    if name not in sets:
-        raise ConfigurationError(
-            f"There is no evaluation set {name!r}, only {', '.join(map(repr, sets)) or 'none by name'}. Give one of "
-            "these, or a dataset."
-        )
-    return sets[name]
-
-
-def number_of_rows(loader: Any) -> int:
-    """The number of rows of one pass over all processes."""
-    dataset = getattr(loader, "dataset", None)
-    if dataset is not None and hasattr(dataset, "__len__"):
-        return len(dataset)
-    if hasattr(loader, "__len__"):
-        return len(loader) * (getattr(loader, "batch_size", None) or 1)
-    raise DataError(
-        f"Neither the {type(loader).__name__} nor its dataset has a length, so the number of rows is unknown. "
-        "Give the dataset a `__len__`, or count the rows yourself."
-    )
