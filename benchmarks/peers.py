@@ -7,7 +7,7 @@ import tempfile
 from typing import Any
 
 from benchmarks.ways import HuggingFaceShape, Way
-from benchmarks.work import Feed, Parts, inputs_and_targets
+from benchmarks.work import Feed, Job, Parts, inputs_and_targets
 
 
 class Ignite(Way):
@@ -27,18 +27,16 @@ class Ignite(Way):
     def train(self, parts: Parts, feed: Feed) -> None:
         model, loss_func, optimizer = parts
         kwargs = {"output_transform": lambda x, y, y_pred, loss: None} if self.is_lean else {}
-        engine = self._new_trainer(model, optimizer, loss_func, prepare_batch=_prepare_batch, **kwargs)
+        engine = self._new_trainer(model, optimizer, loss_func, **kwargs, **self._columns_kwargs(feed))
         engine.run(feed.loader(shuffle=True), max_epochs=feed.epochs)
 
     def evaluate(self, parts: Parts, feed: Feed) -> float:
-        engine = self._new_evaluator(
-            parts.model, {"loss": self._new_metric(parts.loss_func)}, prepare_batch=_prepare_batch
-        )
+        metrics = {"loss": self._new_metric(parts.loss_func)}
+        engine = self._new_evaluator(parts.model, metrics, **self._columns_kwargs(feed))
         return float(engine.run(feed.loader(shuffle=False)).metrics["loss"])
 
-
-def _prepare_batch(batch: Any, device: Any = None, non_blocking: bool = False) -> Any:
-    return inputs_and_targets(batch)
+    def _columns_kwargs(self, feed: Feed) -> dict[str, Any]:
+        return {"prepare_batch": lambda batch, **_: inputs_and_targets(batch)} if feed.is_of_columns else {}
 
 
 class Skorch(Way):
@@ -51,6 +49,9 @@ class Skorch(Way):
         from skorch import NeuralNet
 
         self._new_net = NeuralNet
+
+    def takes(self, job: Job) -> bool:
+        return job.kind != "arrow of tensors"  # a batch must be a pair
 
     def train(self, parts: Parts, feed: Feed) -> None:
         self._net(parts, feed.loader(shuffle=True), feed.epochs).fit(feed.data, None)

@@ -106,6 +106,9 @@ class Reference(Way):
         super().__init__(is_lean=is_lean)
         self._worker = _worker()
 
+    def takes(self, job: Job) -> bool:
+        return job.kind != "stream"  # data must have a length
+
     def run(self, job: Job) -> Outcome:
         requests, replies = self._worker.stdin, self._worker.stdout
         assert requests is not None

@@ -63,6 +63,10 @@ class Way:
         """The mean loss over all samples."""
         raise NotImplementedError
 
+    def takes(self, job: Job) -> bool:
+        """Whether the library can load the data of `job` without another loader."""
+        return True
+
     def run(self, job: Job) -> Outcome:
         """Do `job`. The clock measures what a user would wait for once model and data exist."""
         parts, feed = job.parts(), job.feed()

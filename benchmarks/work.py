@@ -142,6 +142,11 @@ class Job:
         return inputs[:size], targets[:size]
 
 
+def ordinary_job(samples: int, *, workers: int | None) -> Job:
+    """An epoch over a dataset that has `__getitem__` and no more."""
+    return Job(samples=samples, features=64, hidden=(128, 64), kind="rows", workers=workers)
+
+
 class TokenMean(nn.Module):
     """The mean of the vectors of a text's tokens. Token 0 is padding."""
 

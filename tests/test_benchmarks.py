@@ -16,13 +16,15 @@ if __name__ == "__main__":
 """
 OURS = {"ours, no callbacks", "ours, default callbacks"}
 BY_HAND = {"raw loop", "accelerate by hand"}
+LEAN_FACE = "ours, Hugging Face face, lean"
+FACE_AS_IT_COMES = "ours, Hugging Face face, as it comes, clipped and scheduled"
 BOTH_FACES = {f"ours, {face}, clipped and scheduled" for face in ("native face", "Hugging Face face, lean")}
 ON_RANKS = {"raw DDP loop, ready batches", "raw DDP loop, DataLoader", "accelerate by hand, ready batches"}
 MEMORY = {"ours to disk, one budget", "ours to disk, ten budgets", "ours in memory, ten budgets"}
 NUMBERS_OF_WORKERS = {"raw loop, 0 workers", "raw loop, 2 workers"}
 # The ways in each table of a case; in halves of about the same length, for two test processes.
 ONE_HALF = {
-    "step": [BY_HAND | OURS | {"ours, Hugging Face face, lean"}, BOTH_FACES],
+    "step": [BY_HAND | OURS | {LEAN_FACE}, BOTH_FACES],
     "idle": [{f"a callback {what} method for the event" for what in ("without a", "with an empty")}],
     "epoch": [BY_HAND | OURS | {"raw loop, whole-batch indexing"}],
     "loader": [{"DataLoader", "one permutation, whole-batch indexing", "ours"}],
@@ -35,7 +37,12 @@ ONE_HALF = {
     ],
 }
 OTHER_HALF = {
-    "ordinary": [*[BY_HAND | OURS] * 5, *[NUMBERS_OF_WORKERS | OURS] * 4, BY_HAND | OURS],
+    "ordinary": [BY_HAND | OURS] * 6,
+    "workers": [NUMBERS_OF_WORKERS | OURS] * 4,
+    "face": [{"raw loop", LEAN_FACE}, {"raw loop", FACE_AS_IT_COMES}, BY_HAND | OURS | {LEAN_FACE, FACE_AS_IT_COMES}],
+    "text": [BY_HAND | OURS | {LEAN_FACE}] * 2,
+    "arrow": [BY_HAND | OURS | {LEAN_FACE}] * 4,
+    "stream": [BY_HAND | OURS | {LEAN_FACE}] * 4,
     "evaluation": [BY_HAND | OURS | {"raw loop, whole-batch indexing"}, {"raw loop"} | OURS],
     "prediction": [{"by hand, DataLoader", "by hand, whole-batch indexing", "ours", "ours, to disk"}, MEMORY],
     "memory": [BY_HAND | OURS, *[{"raw loop"} | OURS] * 2],

@@ -3,11 +3,13 @@
 from collections.abc import Callable
 
 from benchmarks.cases import (
+    arrow,
     checkpoint,
     data_wait,
     ddp,
     epoch,
     evaluation,
+    face,
     idle,
     loader,
     long_step,
@@ -16,6 +18,9 @@ from benchmarks.cases import (
     prediction,
     start,
     step,
+    stream,
+    text,
+    workers,
 )
 from benchmarks.measuring import Result, Setting
 
@@ -24,6 +29,11 @@ CASES: dict[str, Callable[[Setting], list[Result]]] = {
     "idle": idle.run,
     "epoch": epoch.run,
     "ordinary": ordinary.run,
+    "workers": workers.run,
+    "face": face.run,
+    "text": text.run,
+    "arrow": arrow.run,
+    "stream": stream.run,
     "loader": loader.run,
     "evaluation": evaluation.run,
     "prediction": prediction.run,
