@@ -79,6 +79,25 @@ def test_the_written_state_is_the_one_at_the_time_of_the_request(
         wanted = {name: tensor.clone() for name, tensor in tensors.items()}
 
 
+def test_the_copies_have_the_layout_of_the_tensors_and_are_used_again(
+    writer: BackgroundWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    written: list[dict[str, torch.Tensor]] = []
+    monkeypatch.setattr(
+        "pytorch_accelerated.checkpointing.background.write_encoded",
+        lambda *arguments: written.append(arguments[2]["model"].tensors),
+    )
+    weights = {"transposed": torch.rand(3, 5).T, "last": torch.rand(2, 4, 3, 3).to(memory_format=torch.channels_last)}
+    for _ in range(2):
+        writer.write(tmp_path, {}, encode_parts({"model": weights}))
+        writer.wait()
+    for name, weight in weights.items():
+        first, second = (tensors[name] for tensors in written)
+        assert torch.equal(second, weight)
+        assert first.stride() == second.stride() == weight.stride()
+        assert first.data_ptr() == second.data_ptr() != weight.data_ptr()
+
+
 def test_a_state_is_started_when_the_previous_one_is_complete(
     writer: BackgroundWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
