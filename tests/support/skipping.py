@@ -1,23 +1,22 @@
 """A trainer some of whose updates count as skipped, as if fp16 had found infinite gradients."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.training.run import Run
-from pytorch_accelerated.training.step import Step, StepParts
+from pytorch_accelerated.training.step import Call, Step, StepParts
 
 
-def skipping_trainer(is_skipped: Callable[[int], bool]) -> type[Trainer]:
+def skipping_trainer(skips: Callable[[int], bool]) -> type[Trainer]:
     """A class of trainers; the weights move all the same.
 
     Args:
-        is_skipped: of the number of updates before one, whether that one is skipped.
+        skips: of the number of updates before one, whether that one is skipped.
     """
 
     class SkippingStep(Step):
-        def complete(self) -> bool:
-            super().complete()
-            return is_skipped(self.parts.hooks.run_state.updates)
+        def finish(self, calls: Sequence[Call], *, is_skipped: bool) -> None:
+            super().finish(calls, is_skipped=skips(self.parts.hooks.run_state.updates))
 
     class SkippingRun(Run):
         def make_step(self, parts: StepParts, kind: type[Step] = SkippingStep) -> Step:

@@ -51,7 +51,7 @@ def history(request):
 
 def record_two_epochs(history):
     for epoch in (1, 2):
-        history._set_updates(10 * epoch)
+        history.updates_done = 10 * epoch
         history.update_metric("train_loss_epoch", 1 / epoch)
         history.update_metric("eval_loss_epoch", 2 / epoch)
         history._increment_epoch()
@@ -301,7 +301,7 @@ def test_a_subclass_must_implement_only_the_abstract_methods():
 def test_the_table_has_a_row_for_each_moment_and_a_column_for_each_metric(history):
     pytest.importorskip("pandas")
     record_two_epochs(history)
-    history._set_updates(25)
+    history.updates_done = 25
     history.update_metric("intermediate_eval_loss", 0.25)
     table = history.to_dataframe()
     assert list(table.columns) == ["train_loss_epoch", "eval_loss_epoch", "intermediate_eval_loss"]
@@ -374,7 +374,7 @@ def test_the_plot_counts_updates_where_an_epoch_has_several_values_and_values_wh
     pytest.importorskip("matplotlib")
     history = InMemoryRunHistory()
     for updates in (5, 10):
-        history._set_updates(updates)
+        history.updates_done = updates
         history.update_metric("intermediate_eval_loss", 1)
     figure = history.plot()
     assert figure.axes[0].get_xlabel() == "update"

@@ -2,16 +2,39 @@
 
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
 from pytorch_accelerated import Trainer
+from pytorch_accelerated.callbacks import TrainerCallback
+from pytorch_accelerated.training.order import PARTS
+
+HOOKS_OF_UPDATE = [
+    *("calculate_train_batch_loss", "backward_step"),
+    *("optimizer_step", "scheduler_step", "optimizer_zero_grad"),
+]
 
 
-def trainer_of() -> Trainer:
+class Patching(TrainerCallback):
+    """Patches hooks of the trainer or its class when update 2 begins."""
+
+    def __init__(self, patch: Any) -> None:
+        self.patch = patch
+
+    def on_train_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        if trainer.run_state.updates == 2:
+            self.patch(trainer)
+
+
+class Own(Trainer):
+    """A class of the test's own, which may be patched."""
+
+
+def trainer_of(kind: type[Trainer] = Trainer, callbacks: Any = ()) -> Trainer:
     torch.manual_seed(0)
     model = nn.Linear(2, 1)
-    return Trainer(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1), callbacks=())
+    return kind(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1), callbacks=callbacks)
 
 
 def train(trainer: Trainer, **arguments: Any) -> None:
@@ -28,6 +51,25 @@ def counting(holder: Any, hook: str, calls: list[str]) -> None:
         return original(*args)
 
     setattr(holder, hook, noted)
+
+
+def scheduler(optimizer: Any) -> Any:
+    return torch.optim.lr_scheduler.StepLR(optimizer, 10)
+
+
+@pytest.mark.parametrize("of_class", [False, True])
+def test_hooks_of_an_update_may_be_patched_within_a_run(of_class: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert all(hook in PARTS["a batch"] + PARTS["the step of an update"] for hook in HOOKS_OF_UPDATE)
+    for hook in HOOKS_OF_UPDATE:
+        monkeypatch.setattr(Own, hook, getattr(Own, hook))  # taken back after the test
+    calls: list[str] = []
+
+    def patch(trainer: Trainer) -> None:
+        for hook in HOOKS_OF_UPDATE:
+            counting(Own if of_class else trainer, hook, calls)
+
+    train(trainer_of(Own, [Patching(patch)]), create_scheduler_fn=scheduler)
+    assert calls == 3 * HOOKS_OF_UPDATE
 
 
 def test_hooks_patched_on_the_trainer_before_a_run_count_as_overridden() -> None:

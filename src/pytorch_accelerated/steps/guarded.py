@@ -6,41 +6,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
-from pytorch_accelerated.callbacks.saving import SaveTrainingStateCallback
 from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.checkpointing.policy import SavePolicy
-from pytorch_accelerated.checkpointing.verify import list_states, verify
 from pytorch_accelerated.checkpointing.weights import are_finite
 from pytorch_accelerated.compat.torch import stored_values
 from pytorch_accelerated.data.updates import Update
-from pytorch_accelerated.errors import ConfigurationError, InvalidCheckpointError, NonFiniteLossError
+from pytorch_accelerated.errors import ConfigurationError, NonFiniteLossError
 from pytorch_accelerated.models.preparation import is_replicated
 from pytorch_accelerated.models.sharding import own_part
 from pytorch_accelerated.models.wrappers import bare_model
 from pytorch_accelerated.processes.accelerators import Accelerator
+from pytorch_accelerated.steps.rollbacks import RollBack, savers_among
 from pytorch_accelerated.steps.transaction import TransactionalStep
 from pytorch_accelerated.tracking.loss import LossTracker
-from pytorch_accelerated.training.saves import Saves
 from pytorch_accelerated.training.settings import TrainSettings
-from pytorch_accelerated.training.step import StepParts
-
-
-class RollBack(Exception):
-    """Ends the current work on all ranks, so that the run can resume from a training state.
-
-    Attributes:
-        state: the folder of that state.
-    """
-
-    def __init__(self, state: Path) -> None:
-        super().__init__()
-        self.state = state
+from pytorch_accelerated.training.step import Call, StepParts
 
 
 def refuse_what_cannot_be_held_back(
@@ -55,7 +40,7 @@ def refuse_what_cannot_be_held_back(
     if not is_replicated(accelerator):
         kind = accelerator.distributed_type.value
         complaints.append(f"{kind} shards gradients, so that no rank sees a whole one: use one process or DDP")
-    has_states = any(saver.policy != SavePolicy() for saver in _savers(callbacks))
+    has_states = any(saver.policy != SavePolicy() for saver in savers_among(callbacks))
     if settings.nonfinite_policy == "rollback" and not has_states:
         complaints.append(
             "there is nothing to go back to: add `SaveTrainingStateCallback(save_every_n_steps=...)` to the callbacks"
@@ -94,52 +79,8 @@ class FiniteLossTracker(LossTracker):
         self.of_update[-1 - later] = loss.detach()
 
 
-class Rollbacks:
-    """Finds the training state that a run can go back to.
-
-    States that are already in the folders of the callbacks when this is created belong to other runs.
-
-    Args:
-        callbacks: the callbacks of the trainer.
-        saves: the saves of the run.
-        resumed_from: the training state that the run was resumed from, if any.
-        is_first: whether this is rank 0, the only one that looks at folders.
-    """
-
-    def __init__(self, callbacks: Iterable[Any], saves: Saves, resumed_from: Path | None, *, is_first: bool) -> None:
-        self._saves = saves
-        self._resumed_from = resumed_from
-        self._newest_of_others: dict[Path, int] = {}
-        for saver in _savers(callbacks) if is_first else ():
-            serials = [manifest.serial for _, manifest in list_states(Path(saver.save_dir))]
-            self._newest_of_others[Path(saver.save_dir)] = max(serials, default=0)
-
-    def finish_saves(self) -> None:
-        """Wait for states that are being written. Must be called by all ranks."""
-        self._saves.finish()
-
-    def newest_state(self) -> Path | None:
-        """The newest valid training state of this run. For rank 0."""
-        states = [
-            (manifest.facts["updates"], manifest.serial, folder)
-            for place, newest_of_others in self._newest_of_others.items()
-            for folder, manifest in list_states(place)
-            if manifest.serial > newest_of_others and "updates" in manifest.facts
-        ]
-        folders = [folder for *_, folder in sorted(states, reverse=True)]
-        for folder in [*folders, *([self._resumed_from] if self._resumed_from is not None else [])]:
-            try:
-                verify(folder)
-            except InvalidCheckpointError:
-                continue
-            return folder
-        return None
-
-
 class GuardedStep(TransactionalStep):
     """A step that undoes an update whose losses or gradients are not finite."""
-
-    rollbacks: Rollbacks | None = None
 
     def __init__(self, parts: StepParts) -> None:
         super().__init__(parts)
@@ -155,7 +96,7 @@ class GuardedStep(TransactionalStep):
         self._losses.of_update.clear()
         super().update(update)
 
-    def finish(self, is_skipped: bool) -> bool:
+    def finish(self, calls: Sequence[Call], *, is_skipped: bool) -> None:
         """Apply the gradients if they are finite. Waits for the device once. Must be called by all ranks.
 
         Raises:
@@ -163,8 +104,9 @@ class GuardedStep(TransactionalStep):
             RollBack: if the run should go back to a training state.
         """
         if self._is_finite(is_skipped):
-            return super().finish(is_skipped)
-        ranks, settings = self.parts.ranks, self.parts.settings
+            super().finish(calls, is_skipped=is_skipped)
+            return
+        ranks, settings, rollbacks = self.parts.ranks, self.parts.settings, self.parts.rollbacks
         message = self._description()
         self._give_back()
         last = self._hooks.run_state.updates + 1
@@ -178,15 +120,15 @@ class GuardedStep(TransactionalStep):
                 "logarithm of 0 in the loss; or resume from an older training state with a smaller learning rate or "
                 "`gradient_clip_norm`."
             )
-        if self.rollbacks is not None:
-            self.rollbacks.finish_saves()
-            state = ranks.do_on_first(self.rollbacks.newest_state)
+        if rollbacks is not None:
+            rollbacks.finish_saves()
+            state = ranks.do_on_first(rollbacks.newest_state)
             if state is not None:
                 warn_user(ranks, f"{message} The run goes back to {state}, and on without this update.")
                 raise RollBack(state)
             message += " There is no training state of this run to go back to."
         warn_user(ranks, f"{message} The update is left out; everything it would have changed is as before.")
-        return True
+        super().finish((), is_skipped=True)
 
     def record(self, history: Any) -> None:
         """Also record how many updates of the run have been skipped so far, if any."""
@@ -214,7 +156,8 @@ class GuardedStep(TransactionalStep):
         hooks = self._hooks
         for micro_batch in update.micro_batches:
             hooks.run_state.batches_in_epoch += not micro_batch.is_borrowed
-        self.count(update, is_skipped=True)
+        self.current = update
+        super().finish((), is_skipped=True)
 
     def _gradients(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """The parameters with gradients, and the values of these; for sharded ones, this rank's shard."""
@@ -254,10 +197,6 @@ class GuardedStep(TransactionalStep):
             f"In epoch {epoch}, update {number} of the run ({batches_of_update} of the epoch, counted from 0) cannot "
             f"be applied: {', and '.join(reasons)}."
         )
-
-
-def _savers(callbacks: Iterable[Any]) -> list[SaveTrainingStateCallback]:
-    return [callback for callback in callbacks if isinstance(callback, SaveTrainingStateCallback)]
 
 
 def _counted(one: str, many: str, numbers: Any) -> str:

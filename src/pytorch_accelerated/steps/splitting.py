@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,17 +14,15 @@ import torch
 from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.compat.torch import version_of
 from pytorch_accelerated.data.sampling import deal
-from pytorch_accelerated.data.updates import CountItems, MicroBatch, Update, items_of
+from pytorch_accelerated.data.updates import MicroBatch, Update, items_of
 from pytorch_accelerated.errors import ConfigurationError, DataError, HookOutputError
 from pytorch_accelerated.models.preparation import is_replicated
 from pytorch_accelerated.processes.accelerators import Accelerator
 from pytorch_accelerated.progress.formats import format_count
 from pytorch_accelerated.steps.transaction import TransactionalStep
-from pytorch_accelerated.training.hook_output import loss_and_size
+from pytorch_accelerated.training.hook_output import adding_nothing, loss_and_size
 from pytorch_accelerated.training.step import StepParts
 from pytorch_accelerated.trees import leaves, map_leaves, merged, split_rows
-
-_NO_ROOM = object()
 
 
 def refuse_what_cannot_be_split(accelerator: Accelerator, *, has_own_passes: bool) -> None:
@@ -71,6 +69,19 @@ class _Computed:
     is_loss_changed: bool = False
 
 
+@dataclasses.dataclass(eq=False)
+class _Part:
+    """A part of the current batch.
+
+    Attributes:
+        items: in its mean loss.
+        output: of the hook, without gradients.
+    """
+
+    items: Any
+    output: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
 class SplittingStep(TransactionalStep):
     """A step that computes batches whole, or in parts if they do not fit; update, loss and events are the same.
 
@@ -78,14 +89,13 @@ class SplittingStep(TransactionalStep):
 
     Attributes:
         rows: the largest number of samples in a part; None as long as whole batches fit.
-        count_items: counts the items of a part, if the loss is not a mean over samples.
     """
-
-    rows: int | None = None
-    count_items: CountItems | None = None
 
     def __init__(self, parts: StepParts) -> None:
         super().__init__(parts)
+        self.rows: int | None = None
+        self._part: _Part | None = None
+        self._is_reporting = False
         self._computed: list[_Computed] = []
         self._error: RuntimeError | None = None
 
@@ -169,70 +179,72 @@ class SplittingStep(TransactionalStep):
         self.micro_batch = batch.micro_batch
         size = rows_of(batch.micro_batch.batch)
         if self.rows is None or size <= self.rows:
-            return self._passes_whole(batch)
-        return self._passes_in_parts(batch, size, self.rows)
+            return self._has_room(batch.micro_batch.batch, batch.step)
+        return self._fits_in_parts(batch, size, self.rows)
 
-    def _passes_whole(self, batch: _Computed) -> bool:
-        output = self._tried(self.forward, batch.micro_batch.batch)
-        if output is _NO_ROOM:
-            return False
-        self._report_once(output, batch)
-        return self._tried(self._add_gradients, output) is not _NO_ROOM
-
-    def _passes_in_parts(self, batch: _Computed, size: int, rows: int) -> bool:
+    def _fits_in_parts(self, batch: _Computed, size: int, rows: int) -> bool:
         whole = batch.micro_batch
         parts = list(split_rows(whole.batch, deal(size, -(-size // rows))))  # as few and as equal as possible
         counts = self._counts_of(parts)
-        outputs: list[dict[str, Any]] = []
-        items: list[Any] = []
-        for part, count in zip(parts, counts, strict=True):
-            weight = None if whole.weight is None else whole.weight * count / (sum(counts) or 1)
-            self.micro_batch = whole._replace(batch=part, weight=weight)
-            output = self._tried(self.forward, part)
-            if output is _NO_ROOM:
-                return False
-            _, number = loss_and_size(output, hook="calculate_train_batch_loss")
-            items.append(number if self.is_counted_late(output) else count)
-            # A mean over no items is NaN, even when multiplied by 0.
-            if items[-1] != 0 and self._tried(self._add_gradients, output) is _NO_ROOM:
-                return False
-            outputs.append(map_leaves(_detached, output, keep_mappings=True))
-            del output
+        computed: list[_Part] = []
+        try:
+            for part, count in zip(parts, counts, strict=True):
+                weight = None if whole.weight is None else whole.weight * count / (sum(counts) or 1)
+                self.micro_batch = whole._replace(batch=part, weight=weight)
+                self._part = _Part(count)
+                computed.append(self._part)
+                if not self._has_room(part, batch.step):
+                    return False
+        finally:
+            self._part = None
         self.micro_batch = whole
-        self._report_once(_output_of_whole(outputs, items), batch)
+        self.report(_output_of_whole(computed), whole.batch, batch.step)
         self._refuse_changed_losses()
         return True
 
     def _counts_of(self, parts: list[Any]) -> list[int]:
         """The weights of the parts, if they are known before the parts are computed."""
-        count_items = self.count_items
+        count_items = self.parts.count_items
         counts = [rows_of(part) if count_items is None else items_of(part, count_items) for part in parts]
         return [rows_of(part) for part in parts] if None in counts else counts  # type: ignore[return-value]
 
-    def _add_gradients(self, output: Mapping[str, Any]) -> None:
-        self.backward(self.weigh(output))
+    def report(self, output: Any, batch: Any, step: int) -> None:
+        """Tell the loss tracker and the callbacks about a whole batch, only once even if it is computed several times.
 
-    def _report_once(self, output: Any, batch: _Computed) -> None:
-        """Tell the loss tracker and the callbacks about a batch, only once even if it is computed several times."""
-        loss, _ = loss_and_size(output, hook="calculate_train_batch_loss")
-        if batch.is_reported:
-            later = self._computed[self._computed.index(batch) + 1 :]
+        Of a part, keep the output.
+        """
+        loss, size = loss_and_size(output, hook="calculate_train_batch_loss")
+        if self._part is not None:
+            self._part.items = size if self.is_counted_late(output) else self._part.items
+            self._part.output = map_leaves(_detached, output, keep_mappings=True)
+            return
+        computed = next(each for each in self._computed if each.micro_batch is self.micro_batch)
+        if computed.is_reported:
+            later = self._computed[self._computed.index(computed) + 1 :]
             self.parts.losses.replace(sum(each.is_reported for each in later), loss)
             return
-        batch.is_reported = True
+        computed.is_reported = True
         version = version_of(loss)
-        self.report(output, batch.micro_batch.batch, batch.step)
-        batch.is_loss_changed = output["loss"] is not loss or version_of(loss) != version
+        self._is_reporting = True
+        super().report(output, batch, step)
+        self._is_reporting = False
+        computed.is_loss_changed = output["loss"] is not loss or version_of(loss) != version
 
-    def _tried(self, function: Callable[..., Any], *args: Any) -> Any:
-        """The output of `function`, or `_NO_ROOM`."""
+    def weigh(self, output: Mapping[str, Any]) -> Any:
+        """The loss times its share of the update. A mean over no items is NaN, even when multiplied by 0."""
+        loss = super().weigh(output)
+        return adding_nothing(output["loss"]) if self._part is not None and self._part.items == 0 else loss
+
+    def _has_room(self, batch: Any, step: int) -> bool:
+        """Add the gradients of a batch or part. Returns whether there was enough memory."""
         try:
-            return function(*args)
+            super().compute(batch, step)
         except RuntimeError as error:
-            if not is_out_of_memory(error):
+            if self._is_reporting or not is_out_of_memory(error):  # callbacks are not called again
                 raise
             self._error = error
-            return _NO_ROOM
+            return False
+        return True
 
 
 _WORDS_OF_OUT_OF_MEMORY = (
@@ -275,9 +287,10 @@ def rows_of(batch: Any) -> int:
     return size
 
 
-def _output_of_whole(outputs: Sequence[dict[str, Any]], items: Sequence[Any]) -> dict[str, Any]:
+def _output_of_whole(parts: Sequence[_Part]) -> dict[str, Any]:
     """The hook's output for the whole batch, as far as it follows from the outputs of the parts."""
-    numbers = [number.item() if isinstance(number, torch.Tensor) else number for number in items]
+    outputs = [part.output for part in parts]
+    numbers = [part.items.item() if isinstance(part.items, torch.Tensor) else part.items for part in parts]
     total = sum(numbers)
     shares = [number / total if number else 0.0 for number in numbers]
     whole = {

@@ -28,12 +28,14 @@ class RunHistory(ABC):
 
     Attributes:
         names_not_saved: metrics for which a warning has said that training states leave out some of their values.
+        updates_done: optimizer updates so far, counted by the loop. If the history is not reset, a second run continues
+            the count of the first.
     """
 
     names_not_saved: set[str]
+    updates_done: int
 
     _current_epoch: int
-    _updates_done: int
     _metric_name_prefix: str
     _metric_records: list[MetricRecord]
     _timings: list[EpochTiming]
@@ -104,13 +106,6 @@ class RunHistory(ABC):
     def _set_epoch(self, epoch: int) -> None:
         self._current_epoch = epoch
 
-    def _set_updates(self, updates: int) -> None:
-        self._updates_done = updates
-
-    def finish_update(self) -> None:
-        """Count an optimizer update. If the history is not reset, a second run continues the count of the first."""
-        self._updates_done += 1
-
     @property
     def records(self) -> Sequence[MetricRecord]:
         """Every value of every metric, in the order of recording."""
@@ -160,7 +155,7 @@ class RunHistory(ABC):
             "records": [list(record) for record in self._metric_records],
             "read_positions": dict(self._read_positions),
             "current_epoch": self._current_epoch,
-            "updates_done": self._updates_done,
+            "updates_done": self.updates_done,
             "metric_name_prefix": self._metric_name_prefix,
         }
 
@@ -170,11 +165,11 @@ class RunHistory(ABC):
         self.set_metric_name_prefix("")  # the names in the state include their prefix
         for name, value, epoch, update in state["records"]:
             self._set_epoch(epoch)
-            self._set_updates(update)
+            self.updates_done = update
             self.update_metric(name, value)
         self._read_positions.update(state["read_positions"])
         self._set_epoch(state["current_epoch"])
-        self._set_updates(state["updates_done"])
+        self.updates_done = state["updates_done"]
         self.set_metric_name_prefix(state["metric_name_prefix"])
 
     def copy(self) -> InMemoryRunHistory:
@@ -248,7 +243,7 @@ class RunHistory(ABC):
 
     def _start_over(self) -> None:
         self._current_epoch = 1
-        self._updates_done = 0
+        self.updates_done = 0
         self._metric_records = []
         self._timings = []
         self._read_positions = {}
@@ -265,7 +260,7 @@ def _recorded(update_metric: Callable[..., None]) -> Callable[..., None]:
         update_metric(self, name, value, *args, **kwargs)
         if len(self._metric_records) == records_before:  # otherwise it has called the method of its base class
             full_name = self.metric_name_prefix + name
-            self._metric_records.append(MetricRecord(full_name, value, self.current_epoch, self._updates_done))
+            self._metric_records.append(MetricRecord(full_name, value, self.current_epoch, self.updates_done))
 
     return wrapper
 

@@ -17,11 +17,15 @@ def loss_and_size(output: Any, *, hook: str) -> tuple[Any, Any]:
     Raises:
         HookOutputError: if one of them is missing or unusable.
     """
-    if type(output) is dict:
-        loss, size = output.get("loss"), output.get("batch_size")
-        is_plain = isinstance(loss, torch.Tensor) and loss.ndim == 0 and type(size) is int and size > 0
-        if is_plain and output.get("num_items_in_batch") is None:
-            return loss, size  # nearly all hooks return this; a closer check takes microseconds
+    if (
+        type(output) is dict
+        and isinstance(loss := output.get("loss"), torch.Tensor)
+        and loss.ndim == 0
+        and type(size := output.get("batch_size")) is int
+        and size > 0
+        and output.get("num_items_in_batch") is None
+    ):
+        return loss, size  # nearly all hooks return this; a closer check takes microseconds
     is_mapping = isinstance(output, Mapping)
     if not is_mapping or "loss" not in output or "batch_size" not in output:
         entries = f" with {', '.join(map(repr, output)) or 'nothing in it'}" if is_mapping else ""

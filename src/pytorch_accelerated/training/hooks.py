@@ -199,17 +199,20 @@ class TrainerHooks:
         Raises:
             HookOutputError: if no gradient can be computed from it.
         """
-        if not getattr(loss, "requires_grad", False):
+        accelerator = self._accelerator
+        try:
+            if accelerator.scaler is None and getattr(accelerator, "deepspeed_engine_wrapped", None) is None:
+                loss.backward()  # type: ignore[no-untyped-call]
+            else:
+                accelerator.backward(loss)
+        except Exception as error:
+            if getattr(loss, "requires_grad", False):
+                raise
             raise HookOutputError(
                 f"The loss is a {type(loss).__name__} that no gradient can be computed from. Return it from "
                 "`calculate_train_batch_loss` as it is, without `.item()` or `.detach()`, and check that some "
                 "parameter of the model has `requires_grad=True`."
-            )
-        accelerator = self._accelerator
-        if accelerator.scaler is None and getattr(accelerator, "deepspeed_engine_wrapped", None) is None:
-            loss.backward()  # type: ignore[no-untyped-call]
-        else:
-            accelerator.backward(loss)
+            ) from error
 
     def optimizer_step(self) -> None:
         """Update the parameters."""

@@ -24,7 +24,8 @@ class LateCounts:
     Attributes:
         counts: the counts of the update's batches so far.
         hook_counts: whether the hook returns `num_items_in_batch`; None before the first batch.
-        is_agreed: whether the ranks have agreed that all of their hooks count, or none.
+        are_pending: whether the update needs `take_factor`: it has counts, or the ranks have not agreed yet that all of
+            their hooks count, or none.
     """
 
     def __init__(self, ranks: Ranks) -> None:
@@ -32,7 +33,8 @@ class LateCounts:
         self.counts: list[Any] = []
         self._reference = 1.0
         self._are_tensors = False  # on any rank
-        self.is_agreed = ranks.count == 1
+        self._is_agreed = self._ranks.count == 1
+        self.are_pending = not self._is_agreed
         self.hook_counts: bool | None = None
 
     def check(self, output: Mapping[str, Any]) -> bool:
@@ -56,6 +58,7 @@ class LateCounts:
             samples: the samples of the whole update, on all ranks: weights are near 1 if it has about as many items.
         """
         self.counts.append(count)
+        self.are_pending = True
         self._reference = max(1.0, samples / self._ranks.count)
         if isinstance(count, torch.Tensor):
             return count.detach().reshape(()).to(widest_float(count.device)) / self._reference
@@ -64,8 +67,9 @@ class LateCounts:
     def forget(self) -> None:
         """Forget the counts, because the update is computed again."""
         self.counts.clear()
+        self.are_pending = not self._is_agreed
 
-    def agree(self) -> None:
+    def _agree(self) -> None:
         """Agree, after the first update, whether the hooks of all ranks count. Must be called by all ranks.
 
         Raises:
@@ -75,19 +79,24 @@ class LateCounts:
         counting, tensors = zip(*self._ranks.exchange_numbers([bool(self.hook_counts), are_tensors]), strict=True)
         if len(set(counting)) > 1:
             raise _only_some(f"on rank {', '.join(str(rank) for rank, counts in enumerate(counting) if counts)} only")
-        self._are_tensors, self.is_agreed = any(tensors), True
+        self._are_tensors, self._is_agreed = any(tensors), True
 
-    def take_factor(self) -> float:
-        """The factor for all gradients; forgets the update. Must be called by all ranks.
+    def take_factor(self) -> float | None:
+        """The factor for all gradients, or None without counts; forgets the update. Must be called by all ranks.
 
         Waits for the device if counts are tensors: an update without items must be detected before the optimizer steps,
         since its momentum and weight decay change the weights even if the gradient is zero.
 
         Raises:
             DataError: on all ranks, if the update has no items.
+            HookOutputError: if only some ranks count.
         """
-        total = self._total()
-        self.counts.clear()
+        if not self._is_agreed:
+            self._agree()
+        total = self._total() if self.counts else None
+        self.forget()
+        if total is None:
+            return None
         if total == 0:
             raise DataError(
                 "An update has no items at all: `num_items_in_batch` was 0 for each of its batches, on all ranks. A "

@@ -43,10 +43,12 @@ from pytorch_accelerated.models.wrappers import bare_model
 from pytorch_accelerated.processes.accelerators import send_to_device
 from pytorch_accelerated.processes.peers import is_lost_contact, limit_of_waiting, lost_peer_error
 from pytorch_accelerated.processes.ranks import Ranks
+from pytorch_accelerated.processes.uneven import UnevenRanks
 from pytorch_accelerated.progress.display import above_bars
 from pytorch_accelerated.run_config import TrainerRunConfig, describe_run
 from pytorch_accelerated.seeding import derived_seed
-from pytorch_accelerated.steps.guarded import FiniteLossTracker, GuardedStep, Rollbacks
+from pytorch_accelerated.steps.guarded import FiniteLossTracker, GuardedStep
+from pytorch_accelerated.steps.rollbacks import Rollbacks
 from pytorch_accelerated.steps.splitting import SplittingStep
 from pytorch_accelerated.tracking.loss import LossTracker
 from pytorch_accelerated.tracking.timing import EpochClock
@@ -60,7 +62,7 @@ from pytorch_accelerated.training.saves import Saves
 from pytorch_accelerated.training.settings import TrainSettings
 from pytorch_accelerated.training.step import Step, StepParts
 from pytorch_accelerated.training.stopping import Stopping
-from pytorch_accelerated.training.uneven import UnevenPasses, UnevenRanks, UnevenStep
+from pytorch_accelerated.training.uneven import UnevenPasses, UnevenStep
 
 # Losses are read this often. A number of updates, not of seconds: a resumed run must divide its sums at the same
 # places.
@@ -131,6 +133,7 @@ class Run:
         self.count_items: CountItems | None = hooks.count_batch_items if overrides(hooks, "count_batch_items") else None
         self._saved_data: Mapping[str, SavedData] | None = None
         self._prepared: PreparedModel | None = None
+        # On one process: whether something other than a callback, a signal or a save may ask to stop.
         self.all_agree_after_each_update = True
 
     # -------------------------------------------------------------------------------------------- beginning and ending
@@ -272,7 +275,10 @@ class Run:
 
     def start_epoch(self) -> None:
         """Start the clock of a training epoch, and agree how often the ranks agree."""
-        self.all_agree_after_each_update = self.ranks.count == 1 or self.ranks.any(self.agrees_after_each_update())
+        if self.ranks.count == 1:
+            self.all_agree_after_each_update = self.settings.max_seconds is not None
+        else:
+            self.all_agree_after_each_update = self.ranks.any(self.agrees_after_each_update())
         self.epoch_clock = EpochClock(self.hooks.run_history.current_epoch)
 
     def updates(self, loader: Any) -> Iterator[Update]:
@@ -288,7 +294,7 @@ class Run:
 
     def act_at_safe_point(self) -> None:
         """Read losses, serve requests, and stop if asked: between two updates, where everything is consistent."""
-        state, requests = self.hooks.run_state, self.requests
+        state, requests, stopping = self.hooks.run_state, self.requests, self.stopping
         if state.updates_in_epoch % UPDATES_BETWEEN_READINGS == 0:
             self.losses.read()
             self.gradient_norms.read()
@@ -298,8 +304,11 @@ class Run:
             self.report_non_finite("train_loss_epoch")
             with self.epoch_clock.paused():
                 requests.act(state)
-        if self.all_agree_after_each_update or self.stopping.is_due(state.updates):
-            self.stopping.stop_if_asked(state.updates)
+        # One process knows whether it is asked; several must agree on that, now and then.
+        is_asked = self.emitter.wish is not None or stopping.signals.number or self.saves.writer.failure is not None
+        is_due = is_asked if self.uneven is None else stopping.is_due(state.updates)
+        if self.all_agree_after_each_update or is_due:
+            stopping.stop_if_asked(state.updates)
 
     def finish_epoch(self, loader: Any) -> None:
         """Read the remaining losses and the time of the epoch.
@@ -542,6 +551,10 @@ class Run:
             steps_scheduler: whether the scheduler steps after each update.
         """
         assert self._prepared is not None
+        rollbacks = None
+        if self.settings.nonfinite_policy == "rollback":
+            callbacks = self.hooks.callback_handler
+            rollbacks = Rollbacks(callbacks, self.saves, self.resumed_from, is_first=self.ranks.is_first)
         parts = StepParts(
             self.hooks,
             self.emitter,
@@ -552,6 +565,9 @@ class Run:
             self.losses,
             self.gradient_norms,
             steps_scheduler=steps_scheduler,
+            uneven=self.uneven,
+            count_items=self.count_items,
+            rollbacks=rollbacks,
             **self._own_parts,
         )
         self._step = self.make_step(parts)
@@ -572,15 +588,7 @@ class Run:
             variants.append(UnevenStep)
         bases = [*([kind] if kind is not Step or not variants else []), *variants]
         made: type[Step] = bases[0] if len(bases) == 1 else type(kind.__name__, tuple(bases), {})
-        step = made(parts)
-        if isinstance(step, UnevenStep) and self.uneven is not None:
-            step.uneven = self.uneven
-        if isinstance(step, SplittingStep):
-            step.count_items = self.count_items
-        if isinstance(step, GuardedStep) and self.settings.nonfinite_policy == "rollback":
-            is_first, callbacks = self.ranks.is_first, self.hooks.callback_handler
-            step.rollbacks = Rollbacks(callbacks, self.saves, self.resumed_from, is_first=is_first)
-        return step
+        return made(parts)
 
     def describe(
         self,

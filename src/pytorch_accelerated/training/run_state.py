@@ -58,13 +58,6 @@ class RunState:
         self.updates_in_epoch = self.batches_in_epoch = self.samples_in_epoch = 0
         self.phase = RunPhase.TRAINING
 
-    def finish_update(self, *, samples: int, skipped: bool = False) -> None:
-        """Count an update that used `samples` samples over all ranks."""
-        self.updates += 1
-        self.updates_in_epoch += 1
-        self.samples_in_epoch += samples
-        self.skipped_updates += skipped
-
     def finish_epoch(self) -> None:
         """Count an epoch, including its evaluation."""
         self.epochs += 1

@@ -1,24 +1,27 @@
 """An update, written once: forward, report, weigh, backward, complete, clip, apply.
 
 Read `Step.update` and `Step.compute` first. Subclasses replace a part: those in `steps/`, and the one in `uneven.py`
-for ranks without rows. The kind of step is chosen once, when the run is created.
+for ranks without rows. The kind of step is chosen once, when the run is created. Hooks are looked up whenever they are
+called, so that a callback may replace one within the run.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from pytorch_accelerated.compat.torch import found_infinite, scale_all
-from pytorch_accelerated.data.updates import MicroBatch, Update
+from pytorch_accelerated.data.updates import CountItems, MicroBatch, Update
 from pytorch_accelerated.errors import StopTrainingError
 from pytorch_accelerated.models.sharding import own_parts, whole
 from pytorch_accelerated.processes.accelerators import Accelerator
 from pytorch_accelerated.processes.ranks import Ranks
+from pytorch_accelerated.processes.uneven import UnevenRanks
+from pytorch_accelerated.steps.rollbacks import Rollbacks
 from pytorch_accelerated.tracking.loss import LossTracker
 from pytorch_accelerated.training.emitting import Emitter
 from pytorch_accelerated.training.hook_output import adding_nothing, loss_and_size
@@ -44,6 +47,9 @@ class StepParts:
         own_passes: the user's own version of `_perform_forward_and_backward_passes`, if there is one.
         own_clipping: the user's own version of `_clip_gradients`, if there is one.
         own_recording: the user's own version of `_update_loss_tracker`, if there is one.
+        uneven: how rows count when some ranks have none; None for a single process.
+        count_items: counts the items of a host batch, if the loss is not a mean over samples.
+        rollbacks: finds the state to go back to after a non-finite update, if that is the policy.
     """
 
     hooks: TrainerHooks
@@ -58,7 +64,13 @@ class StepParts:
     own_passes: Callable[[Any, int], None] | None = None
     own_clipping: Callable[[], None] | None = None
     own_recording: Callable[[torch.Tensor, Any], None] | None = None
+    uneven: UnevenRanks | None = None
+    count_items: CountItems | None = None
+    rollbacks: Rollbacks | None = None
 
+
+# The owner and the name of something that an update calls.
+Call = tuple[object, str]
 
 _NO_UPDATE = Update((), samples=0)
 _NO_BATCH = MicroBatch(None, 1.0, is_last=True, is_borrowed=False, has_empty_rank=False)
@@ -79,22 +91,21 @@ class Step:
         self.parts = parts
         self.current, self.micro_batch = _NO_UPDATE, _NO_BATCH
         self.late_counts = LateCounts(parts.ranks)
-        self._hooks = hooks = parts.hooks
+        self._hooks = parts.hooks
         self._emitter = parts.emitter
         self._compute = parts.own_passes or self.compute
         self._record = parts.own_recording or parts.losses.update
-        # fp16's scaler skips the optimizer's step itself, but must be called.
-        self._skipping = [*self.applying(), hooks.optimizer_zero_grad]
-        self._applying = [
-            *self.applying(),
-            *([hooks.scheduler_step] if parts.steps_scheduler else []),
-            hooks.optimizer_zero_grad,
-        ]
+        self._has_scaler = parts.accelerator.scaler is not None
+        scheduling: list[Call] = [(parts.hooks, "scheduler_step")] if parts.steps_scheduler else []
+        discarding: Call = (parts.hooks, "optimizer_zero_grad")
+        # By whether fp16 skips the update: its scaler does not step the optimizer then, but must be called.
+        self._calls = {
+            False: [*self.applying(), *scheduling, discarding],
+            True: [*self.applying(), discarding],
+        }
 
     def update(self, update: Update) -> None:
         """One optimizer update from the batches of `update`."""
-        hooks, emitter = self._hooks, self._emitter
-        acts_at = hooks.callback_handler.acts_at
         self.current = update
         for micro_batch in update.micro_batches:
             if micro_batch.is_last:  # ranks exchange gradients in the backward pass of the last batch only
@@ -102,50 +113,48 @@ class Step:
             else:
                 with self.parts.accumulating():
                     self.run_batch(micro_batch)
-        is_skipped = self.complete()
-        if acts_at["on_optimizer_step_start"]:
-            emitter.emit("on_optimizer_step_start")
-        is_skipped = self.finish(is_skipped)
-        self.count(update, is_skipped=is_skipped)
-
-    def count(self, update: Update, *, is_skipped: bool) -> None:
-        """Count a finished update. The safe point begins here."""
-        hooks = self._hooks
-        hooks.run_state.finish_update(samples=update.samples, skipped=is_skipped)
-        hooks.run_history.finish_update()
-        if hooks.callback_handler.acts_at["on_optimizer_step_end"]:
-            self._emitter.emit("on_optimizer_step_end")
+        is_skipped = (self._has_scaler or self.late_counts.are_pending) and self.complete()
+        if self._hooks.callback_handler.acts_at["on_optimizer_step_start"]:
+            self._emitter.emit("on_optimizer_step_start")
+        self.finish(self._calls[is_skipped], is_skipped=is_skipped)
 
     def run_batch(self, micro_batch: MicroBatch) -> None:
         """Add the gradients of one batch of the update."""
-        state = self._hooks.run_state
+        hooks = self._hooks
+        state = hooks.run_state
         self.micro_batch, self._emitter.batch = micro_batch, micro_batch.batch
-        if self._hooks.callback_handler.acts_at["on_train_step_start"]:
+        if hooks.callback_handler.acts_at["on_train_step_start"]:
             self.emit_of_batch("on_train_step_start")
         self._compute(micro_batch.batch, state.batches_in_epoch)
         state.batches_in_epoch += 1
 
     def compute(self, batch: Any, step: int) -> None:
-        """Forward, report, weigh, backward.
+        """Forward, report, weigh, backward. A request to stop in the backward pass is deferred.
 
         Args:
             batch: the batch, on the trainer's device.
             step: the number of this rank's earlier batches in the epoch.
         """
-        output = self.forward(batch)
-        self.report(output, batch, step)
-        self.backward(self.weigh(output))
-
-    def forward(self, batch: Any) -> Any:
-        """The output of `calculate_train_batch_loss`."""
-        hook = self._hooks.calculate_train_batch_loss
+        emitter, forward = self._emitter, self._hooks.calculate_train_batch_loss
         try:
-            return hook(batch)
+            output = forward(batch)
         except StopTrainingError as wish:
-            self._emitter.refuse_to_stop_in(hook, wish)
+            emitter.refuse_to_stop_in(forward, wish)
             raise
         except Exception as error:
-            self._emitter.note_failure(error, hook, batch)
+            emitter.note_failure(error, forward, batch)
+            raise
+        self.report(output, batch, step)
+        # Nearly all hooks count nothing. The first batch decides that, so it is checked more closely.
+        is_counted = self.late_counts.hook_counts is not False or output.get("num_items_in_batch") is not None
+        loss = self.weigh(output) if is_counted or self.micro_batch.weight != 1 else output["loss"]
+        backward = self._hooks.backward_step
+        try:
+            backward(loss)
+        except StopTrainingError as wish:
+            emitter.wish = emitter.wish or wish
+        except Exception as error:
+            emitter.note_failure(error, backward)
             raise
 
     def report(self, output: Any, batch: Any, step: int) -> None:
@@ -164,9 +173,7 @@ class Step:
         """The loss times its share of the update, as far as that is known; `complete` does the rest."""
         loss: Any = output["loss"]
         weight: Any = self.micro_batch.weight
-        # Nearly all hooks count nothing. The first batch decides that, so it is checked more closely.
-        is_plain = weight is not None and self.late_counts.hook_counts is False
-        if not (is_plain and output.get("num_items_in_batch") is None) and self.is_counted_late(output):
+        if self.is_counted_late(output):
             count = output.get("num_items_in_batch")
             weight = self.late_counts.add(output["batch_size"] if count is None else count, self.current.samples)
             if isinstance(weight, torch.Tensor):
@@ -180,45 +187,36 @@ class Step:
         counts = self.late_counts.check(output)
         return self.micro_batch.weight is None or (counts and self.micro_batch.items is None)
 
-    def backward(self, loss: Any) -> None:
-        """Add the gradients of a weighted loss. A request to stop is deferred."""
-        emitter, hook = self._emitter, self._hooks.backward_step
-        try:
-            hook(loss)
-        except StopTrainingError as wish:
-            emitter.wish = emitter.wish or wish
-        except Exception as error:
-            emitter.note_failure(error, hook)
-            raise
-
     def complete(self) -> bool:
-        """Scale the gradients to their true size. Returns whether fp16 found them infinite, so that nothing will
-        change.
+        """Scale the gradients to their true size, if something is left to be done for that.
+
+        Returns:
+            Whether fp16 found them infinite, so that nothing will change.
         """
         is_skipped = False
         accelerator, late_counts = self.parts.accelerator, self.late_counts
-        if accelerator.scaler is not None:
+        if self._has_scaler:
             accelerator.unscale_gradients(self._hooks.optimizer)
             raw = getattr(self._hooks.optimizer, "optimizer", self._hooks.optimizer)
             is_skipped = found_infinite(accelerator.scaler, raw)  # the only read that fp16 needs
-        if not late_counts.is_agreed:
-            late_counts.agree()
-        if late_counts.counts:
+        if late_counts.are_pending:
             factor = late_counts.take_factor()
-            scale_all(own_parts(each.grad for each in self.parameters() if each.grad is not None), factor)
+            if factor is not None:
+                scale_all(own_parts(each.grad for each in self.parameters() if each.grad is not None), factor)
         return is_skipped
 
-    def finish(self, is_skipped: bool) -> bool:
-        """Update the parameters, step the scheduler, and discard the gradients.
+    def finish(self, calls: Sequence[Call], *, is_skipped: bool) -> None:
+        """Update the parameters, step the scheduler, discard the gradients, and count the update.
+
+        The safe point begins here.
 
         Args:
-            is_skipped: whether fp16 found infinite gradients.
-
-        Returns:
-            Whether the update has changed nothing.
+            calls: what does so.
+            is_skipped: whether nothing changes, because fp16 found infinite gradients.
         """
-        emitter = self._emitter
-        for hook in self._skipping if is_skipped else self._applying:
+        hooks, emitter = self._hooks, self._emitter
+        for owner, name in calls:
+            hook = getattr(owner, name)
             try:  # as `Emitter.defer` does it, without another call for each hook
                 hook()
             except StopTrainingError as wish:
@@ -226,13 +224,20 @@ class Step:
             except Exception as error:
                 emitter.note_failure(error, hook)
                 raise
-        return is_skipped
+        state = hooks.run_state
+        state.updates += 1
+        state.updates_in_epoch += 1
+        state.samples_in_epoch += self.current.samples
+        state.skipped_updates += is_skipped
+        hooks.run_history.updates_done += 1
+        if hooks.callback_handler.acts_at["on_optimizer_step_end"]:
+            emitter.emit("on_optimizer_step_end")
 
-    def applying(self) -> list[Callable[[], Any]]:
-        """The hooks that apply the update, in order."""
+    def applying(self) -> list[Call]:
+        """The calls that apply the update, in order."""
         parts = self.parts
-        clipping = [parts.own_clipping or self.clip] if parts.own_clipping or parts.settings.clips_gradients else []
-        return [*clipping, self._hooks.optimizer_step]
+        clips = parts.own_clipping is not None or parts.settings.clips_gradients
+        return [*([(parts.hooks, "_clip_gradients")] if clips else []), (parts.hooks, "optimizer_step")]
 
     def clip(self) -> None:
         """Clip the complete gradient according to the settings. Does not wait for the device."""

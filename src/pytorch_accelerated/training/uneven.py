@@ -1,4 +1,4 @@
-"""Ranks without rows: the parts of a step and of a pass on several ranks, and `gather` in them.
+"""Ranks without rows: the parts of a step and of a pass on several ranks.
 
 In the last update or round of a pass, only some ranks may have batches. All ranks then take part in what these ranks do
 together: exchanging gradients, and the `gather` calls of their hooks and callbacks. A single process uses nothing in
@@ -8,64 +8,18 @@ this module. `docs/design/rounds.md` has the reasons.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pytorch_accelerated.data.updates import MicroBatch, Round
 from pytorch_accelerated.prediction.collecting import PredictionCollector
-from pytorch_accelerated.processes.gathering import map_tensors, without_rows
 from pytorch_accelerated.processes.ranks import Ranks
+from pytorch_accelerated.processes.uneven import UnevenRanks
 from pytorch_accelerated.training.emitting import Emitter
 from pytorch_accelerated.training.hook_output import adding_nothing, loss_and_size
 from pytorch_accelerated.training.hooks import TrainerHooks
 from pytorch_accelerated.training.passes import Passes, Record
 from pytorch_accelerated.training.step import Step, StepParts
-
-
-class UnevenRanks:
-    """Tracks how the rows of this rank currently count.
-
-    Args:
-        ranks: the processes.
-    """
-
-    def __init__(self, ranks: Ranks) -> None:
-        self._ranks = ranks
-        self._has_empty_rank = False
-        self._counts_nothing = False
-
-    def gather(self, data: Any, padding_value: float | None) -> Any:
-        """The rows of all ranks; see `Ranks.gather`."""
-        if self._has_empty_rank:
-            self._ranks.announce_gather(data, padding_value)
-        elif self._counts_nothing:
-            data = map_tensors(without_rows, data)
-        return self._ranks.gather(data, padding_value)
-
-    @contextlib.contextmanager
-    def counting_nothing(self) -> Iterator[None]:
-        """Context in which this rank's rows count nowhere: `gather` leaves them out."""
-        self._counts_nothing = True
-        try:
-            yield
-        finally:
-            self._counts_nothing = False
-
-    def take_part(self, work: Callable[[], Any], *, is_idle: bool) -> Any:
-        """Do `work` while some ranks are idle; an idle rank answers the others' `gather` instead. All ranks call it.
-
-        Returns:
-            The result of `work`; None on an idle rank.
-        """
-        result = None
-        self._has_empty_rank = True
-        try:
-            if not is_idle:
-                result = work()
-        finally:
-            self._has_empty_rank = False
-        self._ranks.finish_round(is_idle=is_idle)
-        return result
 
 
 class UnevenStep(Step):
@@ -77,32 +31,39 @@ class UnevenStep(Step):
 
     def __init__(self, parts: StepParts) -> None:
         super().__init__(parts)
-        self.uneven = UnevenRanks(parts.ranks)
+        assert parts.uneven is not None
+        self.uneven = parts.uneven
 
     def run_batch(self, micro_batch: MicroBatch) -> None:
-        """Add the gradients of a batch; a borrowed one adds nothing."""
+        """Add the gradients of a batch.
+
+        A borrowed one counts nowhere: it only makes this rank exchange gradients when the others do.
+        """
         self.micro_batch, self._emitter.batch = micro_batch, micro_batch.batch
         if not micro_batch.is_borrowed:
             self._take_part_if_silent("on_train_step_start")
             super().run_batch(micro_batch)
             return
         self.emit_of_batch("on_train_step_start")
-        self.compute_borrowed(micro_batch.batch)
-
-    def compute_borrowed(self, batch: Any) -> None:
-        """A forward and backward pass that counts nowhere, because the other ranks exchange gradients in theirs."""
         with self.uneven.counting_nothing():
-            output = self.forward(batch)
-        loss, _ = loss_and_size(output, hook="calculate_train_batch_loss")
-        self.emit_of_batch("on_train_step_end")
-        self._hooks.backward_step(adding_nothing(loss))
-        if self.is_counted_late(output):
-            self.late_counts.add(0, self.current.samples)
+            self.compute(micro_batch.batch, self._hooks.run_state.batches_in_epoch)
 
     def report(self, output: Any, batch: Any, step: int) -> None:
-        """Tell the loss tracker and the callbacks about a batch."""
-        super().report(output, batch, step)
-        self._take_part_if_silent("on_train_step_end")
+        """Tell the loss tracker and the callbacks about a batch, unless it is borrowed."""
+        if self.micro_batch.is_borrowed:
+            loss_and_size(output, hook="calculate_train_batch_loss")
+            self.emit_of_batch("on_train_step_end")
+        else:
+            super().report(output, batch, step)
+            self._take_part_if_silent("on_train_step_end")
+
+    def weigh(self, output: Mapping[str, Any]) -> Any:
+        """The loss times its share of the update; that of a borrowed batch adds nothing."""
+        if not self.micro_batch.is_borrowed:
+            return super().weigh(output)
+        if self.is_counted_late(output):
+            self.late_counts.add(0, self.current.samples)
+        return adding_nothing(output["loss"])
 
     def emit_of_batch(self, event: str, **kwargs: Any) -> None:
         """Emit an event of the current batch, together with the ranks that have none."""

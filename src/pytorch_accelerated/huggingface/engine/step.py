@@ -18,8 +18,7 @@ from pytorch_accelerated.huggingface.models.knowledge import refuse_sum
 from pytorch_accelerated.models.clipping import clip_norm
 from pytorch_accelerated.models.sharding import whole
 from pytorch_accelerated.training.hook_output import adding_nothing
-from pytorch_accelerated.training.step import Step, StepParts
-from pytorch_accelerated.training.uneven import UnevenStep
+from pytorch_accelerated.training.step import Call, Step, StepParts
 
 
 class FaceStep(Step):
@@ -83,16 +82,11 @@ class FaceStep(Step):
                 f"{type(self.face).__name__}.training_step returned None, but its loss is logged. Return the batch's "
                 "share of it, as that of the super class does."
             )
-        self.training.count_batch(batch)
+        if self.micro_batch.is_borrowed:  # this rank has no row left
+            share = torch.zeros_like(share)
+        else:
+            self.training.count_batch(batch)
         self._loss = share if self._loss is None else self._loss + share
-
-    def compute_borrowed(self, batch: Any) -> None:
-        """Do a pass that does not count, on a rank without samples in this update."""
-        assert isinstance(self, UnevenStep)
-        with self.uneven.counting_nothing():
-            share = self.face.training_step(self._hooks.model, batch, self._items_to_tell)
-        if self._loss is None:  # a rank without any row in this update
-            self._loss = torch.zeros_like(share)
 
     def loss_of(self, compute: Callable[[Any], Any], num_items_in_batch: Any) -> Any:
         """The loss that `compute` returns for this number of items."""
@@ -122,9 +116,9 @@ class FaceStep(Step):
             return loss
         return loss * weight if weight else adding_nothing(loss)
 
-    def applying(self) -> list[Callable[[], Any]]:
-        """The functions that change the parameters, in order, with the events between them."""
-        return [self.clip, self._before_optimizer, self._hooks.optimizer_step, self.after_optimizer]
+    def applying(self) -> list[Call]:
+        """The calls that change the parameters, in order, with the events between them."""
+        return [(self, "clip"), (self, "before_optimizer"), (self._hooks, "optimizer_step"), (self, "after_optimizer")]
 
     def clip(self) -> None:
         """Clip the complete gradient, and keep its norm if it may be logged."""
@@ -147,7 +141,8 @@ class FaceStep(Step):
             return None
         return float(whole(torch.nn.utils.get_total_norm(self.norms)))
 
-    def _before_optimizer(self) -> None:
+    def before_optimizer(self) -> None:
+        """Emit the event before the optimizer's step, and note the learning rate."""
         self._tell("on_pre_optimizer_step")
         self.learning_rate = self._raw_optimizer.param_groups[0]["lr"]
 
