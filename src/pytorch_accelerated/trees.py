@@ -118,8 +118,13 @@ def split_rows(data: Any, sizes: Sequence[int]) -> Iterator[Any]:
 
 def count_rows(data: Any) -> int | None:
     """The first dimension of the first tensor or array; None if there is none."""
-    if type(data) in (list, tuple) and data and isinstance(data[0], torch.Tensor) and data[0].ndim:
-        return data[0].shape[0]  # the answer for most batches, without a search
+    kind, first = type(data), None
+    if kind is tuple or kind is list:
+        first = data[0] if data else None
+    elif kind is dict:
+        first = next(iter(data.values()), None)
+    if isinstance(first, torch.Tensor) and first.ndim:
+        return first.shape[0]  # the answer for most batches, without a search
     return next((int(leaf.shape[0]) for leaf in leaves(data) if getattr(leaf, "shape", None)), None)
 
 

@@ -487,7 +487,7 @@ class Trainer(TrainerHooks):
             if returns_loss:
                 count = self.count_items(inputs) if self.counts_items else None
                 loss, outputs = self._compute_loss(model, inputs, return_outputs=True, num_items_in_batch=count)
-                loss = loss.detach().mean()
+                loss = loss.detach().mean() if loss.ndim else loss.detach()
             else:
                 loss = None
                 with self.compute_loss_context_manager():

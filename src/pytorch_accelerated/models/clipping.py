@@ -20,11 +20,10 @@ def clip_norm(parameters: Sequence[torch.Tensor], most: float) -> torch.Tensor:
     """
     norm: torch.Tensor
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    kinds = {(type(gradient), gradient.device, gradient.dtype) for gradient in gradients}
-    if len(kinds) != 1 or type(gradients[0]) is not torch.Tensor:
+    kinds = {(type(each), each.device, each.dtype, each.requires_grad) for each in gradients}
+    if len(kinds) != 1 or type(gradients[0]) is not torch.Tensor or gradients[0].requires_grad:
         norm = torch.nn.utils.clip_grad_norm_(parameters, most)
         return whole(norm)  # type: ignore[no-any-return]
-    with torch.no_grad():
-        norm = torch.linalg.vector_norm(torch.stack(norms_of(gradients)))
-        scale_all(gradients, torch.clamp(most / (norm + 1e-6), max=1.0))
+    norm = torch.linalg.vector_norm(torch.stack(norms_of(gradients)))
+    scale_all(gradients, norm.add(1e-6).reciprocal_().mul_(most).clamp_(max=1.0))
     return norm

@@ -44,8 +44,8 @@ class BatchCounter:
 
     def count(self, batch: Any) -> None:
         """Count a batch that has been used."""
-        if isinstance(batch, Mapping):
-            shapes = tuple((name, getattr(value, "shape", None)) for name, value in batch.items())
+        if isinstance(batch, (dict, Mapping)):
+            shapes = tuple([(name, getattr(value, "shape", None)) for name, value in batch.items()])
             if shapes not in self._flos_by_shapes:  # counting the parameters takes longer than a small step
                 self._flos_by_shapes[shapes] = float(self._estimate(batch))
             self.flos += self._flos_by_shapes[shapes]
