@@ -11,7 +11,6 @@ import torch
 
 from pytorch_accelerated.compat.numpy import words_of
 
-
 _numpy_random: Any = np.random  # numpy's type hints lack two of its functions
 
 

@@ -118,14 +118,17 @@ def split_rows(data: Any, sizes: Sequence[int]) -> Iterator[Any]:
 
 def count_rows(data: Any) -> int | None:
     """The first dimension of the first tensor or array; None if there is none."""
-    kind, first = type(data), None
-    if kind is tuple or kind is list:
-        first = data[0] if data else None
-    elif kind is dict:
-        first = next(iter(data.values()), None)
+    first = next(iter(_ITEMS.get(type(data), _no_items)(data)), None)
     if isinstance(first, torch.Tensor) and first.ndim:
         return first.shape[0]  # the answer for most batches, without a search
     return next((int(leaf.shape[0]) for leaf in leaves(data) if getattr(leaf, "shape", None)), None)
+
+
+_ITEMS: dict[type, Callable[[Any], Iterable[Any]]] = {tuple: iter, list: iter, dict: dict.values}
+
+
+def _no_items(data: Any) -> tuple[()]:
+    return ()
 
 
 def _is_like(first: Any, other: Any) -> bool:

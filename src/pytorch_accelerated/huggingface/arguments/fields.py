@@ -25,7 +25,9 @@ _OPTIMIZER = "the optimizer that you make"
 _SCRIPT = "your script"
 _LOGS = "the run history has everything; `on_train_epoch_end` or a logging callback decides what is shown"
 _SAMPLER = '`train(train_dataloader_kwargs={"sampler": ...})`'
+_LOADER = "`train(train_dataloader_kwargs=..., eval_dataloader_kwargs=...)`"
 _DDP = "`Trainer(accelerator=Accelerator(kwargs_handlers=[DistributedDataParallelKwargs(...)]))`"
+_GROUP = "`Trainer(accelerator=Accelerator(kwargs_handlers=[InitProcessGroupKwargs(...)]))`"
 _METRICS = "`MetricsCallback`, or your own callback with `on_eval_step_end`"
 _MODEL = "the model's own method, called before"
 _SCHEDULE = "arguments of `create_scheduler_fn()`"
@@ -77,33 +79,19 @@ class Arguments:
         8, "Rows in an evaluation batch on one device.", "`train(eval_per_device_batch_size=8)`", limit=AT_LEAST_1
     )
     gradient_accumulation_steps: int = argument(
-        1,
-        "Batches per update; the update equals that of one large batch.",
-        "`train(gradient_accumulation_steps=1)`",
-        limit=AT_LEAST_1,
+        1, "Batches per update, as if they were one.", "`train(gradient_accumulation_steps=1)`", limit=AT_LEAST_1
     )
     num_train_epochs: float = argument(
-        3.0,
-        "Passes over the training set; the last one may be partial.",
-        "`train(num_epochs=3)`, whole ones",
-        limit=FINITE,
+        3.0, "Passes over the training set; the last may be partial.", "`train(num_epochs=3)`, whole ones", limit=FINITE
     )
     max_steps: int = argument(
-        -1,
-        "Updates of the run, if above 0: overrides num_train_epochs.",
-        "`train(max_num_train_steps=...)`",
-        limit=rules.MAX_STEPS,
+        -1, "Updates of the run; overrides num_train_epochs.", "`train(max_num_train_steps=...)`", limit=rules.MAX_STEPS
     )
     auto_find_batch_size: bool = argument(
-        False,
-        "Restart with half the batch size when memory runs out.",
-        "`train(split_on_oom=True)`, which keeps the update as it is",
+        False, "When memory runs out, halve the batch size.", "`train(split_on_oom=True)`, with the same updates"
     )
     seed: int = argument(
-        42,
-        "Seeds every generator when the Trainer is made.",
-        "`set_seed(42)` first, or `Trainer(seed=42)`",
-        limit=rules.A_SEED,
+        42, "Seeds every generator at the start.", "`set_seed(42)` first, or `Trainer(seed=42)`", limit=rules.A_SEED
     )
     data_seed: int | None = argument(
         None, "Seed for the order of rows. Default: seed.", "`Trainer(seed=42)`", limit=rules.A_SEED
@@ -137,30 +125,22 @@ class Arguments:
         1.0, "Limit of the gradient's norm. 0: no limit.", "`train(gradient_clip_norm=1.0)`", limit=FINITE
     )
     lr_scheduler_type: SchedulerType | str = argument(
-        "linear",
-        "The shape of the learning rate over the run.",
-        "`train(create_scheduler_fn=LinearLrScheduler.create_scheduler_fn())`",
+        "linear", "The shape of the learning rate over the run.", "`train(create_scheduler_fn=...)`"
     )
     lr_scheduler_kwargs: dict[str, Any] | str | None = argument(
         None, "Further arguments of the schedule, as JSON.", _SCHEDULE
     )
     warmup_steps: float = argument(
-        0,
-        "Updates in which the learning rate rises from 0, or a share of the run.",
-        _SCHEDULE,
-        kind=rules.WARMUP_STEPS,
-        limit=rules.WARMUP,
+        0, "Updates, or share of the run, of rising rates.", _SCHEDULE, kind=rules.WARMUP_STEPS, limit=rules.WARMUP
     )
     label_smoothing_factor: float = argument(
         0.0,
-        "Share of each label that is spread evenly over all classes, in [0, 1).",
-        "`CrossEntropyLoss(label_smoothing=...)` as the loss function",
+        "Share of a label spread over all classes, in [0, 1).",
+        "`CrossEntropyLoss(label_smoothing=...)`",
         limit=BELOW_1,
     )
     average_tokens_across_devices: bool = argument(
-        True,
-        "Where the loss is a mean over tokens, take the mean over the tokens of all devices.",
-        "always, with `num_items_in_batch` or `count_batch_items`",
+        True, "Whether a mean over tokens covers those of all devices.", "always: see `count_batch_items`"
     )
 
     # Precision, memory, compilation
@@ -187,9 +167,7 @@ class Arguments:
 
     # Data
     remove_unused_columns: bool = argument(
-        True,
-        "Drop columns that the model's forward does not name.",
-        "the dataset or the `collate_fn` yields what the model takes",
+        True, "Drop columns that the model's forward does not name.", "the `collate_fn` yields what the model takes"
     )
     label_names: list[str] | None = argument(
         None,
@@ -202,52 +180,27 @@ class Arguments:
     dataloader_drop_last: bool = argument(
         False, "Drop a last batch that is not full.", '`train(train_dataloader_kwargs={"drop_last": True})`'
     )
-    dataloader_num_workers: int = argument(
-        0,
-        "Processes that fetch data.",
-        '`train(train_dataloader_kwargs={"num_workers": 4}, eval_dataloader_kwargs=...)`',
-        limit=AT_LEAST_0,
-    )
-    dataloader_pin_memory: bool = argument(
-        True,
-        "Copy to the device from pinned memory.",
-        '`train(train_dataloader_kwargs={"pin_memory": True}, eval_dataloader_kwargs=...)`',
-    )
+    dataloader_num_workers: int = argument(0, "Processes that fetch data.", _LOADER, limit=AT_LEAST_0)
+    dataloader_pin_memory: bool = argument(True, "Copy to the device from pinned memory.", _LOADER)
     dataloader_persistent_workers: bool = argument(
-        False,
-        "Keep the workers from epoch to epoch.",
-        '`train(train_dataloader_kwargs={"persistent_workers": True}, eval_dataloader_kwargs=...)`',
-        needs="dataloader_num_workers",
+        False, "Keep the workers from epoch to epoch.", _LOADER, needs="dataloader_num_workers"
     )
     dataloader_prefetch_factor: int | None = argument(
-        None,
-        "Batches that each worker fetches ahead.",
-        '`train(train_dataloader_kwargs={"prefetch_factor": 2}, eval_dataloader_kwargs=...)`',
-        limit=AT_LEAST_1,
-        needs="dataloader_num_workers",
+        None, "Batches that each worker fetches ahead.", _LOADER, limit=AT_LEAST_1, needs="dataloader_num_workers"
     )
     dataloader_multiprocessing_context: str | None = argument(
-        None,
-        "How workers start: fork, spawn or forkserver.",
-        '`train(train_dataloader_kwargs={"multiprocessing_context": "spawn"}, eval_dataloader_kwargs=...)`',
-        needs="dataloader_num_workers",
+        None, "How workers start: fork, spawn or forkserver.", _LOADER, needs="dataloader_num_workers"
     )
     ignore_data_skip: bool = argument(
-        False,
-        "When resuming, start the epoch's data from the beginning.",
-        "none: a resumed run continues where it stopped",
+        False, "When resuming, start the epoch's data from the beginning.", "none: a run resumes where it stopped"
     )
 
     # Logging
     logging_strategy: IntervalStrategy | str = argument("steps", "When to log.", _LOGS)
-    logging_steps: float = argument(
-        500, "Log every so many updates, or at every such share of the run.", _LOGS, kind=rules.STEPS
-    )
+    logging_steps: float = argument(500, "Log every so many updates, or share of the run.", _LOGS, kind=rules.STEPS)
     logging_first_step: bool = argument(False, "Log the first update too.", _LOGS)
     logging_nan_inf_filter: bool = argument(
-        True,
-        "Keep losses that are not finite out of the logged mean.",
-        '`train(nonfinite_policy="skip")`, which leaves out the update, too',
+        True, "Leave non-finite losses out of the logged mean.", '`train(nonfinite_policy="skip")` skips the update'
     )
     logging_dir: str | None = argument(
         None, "Folder for TensorBoard, which is then used. Default: below output_dir.", "the tracker's callback"
@@ -265,28 +218,19 @@ class Arguments:
         None, "Name of this run's TensorBoard folder. Default: time and host.", "the tracker's callback"
     )
     disable_tqdm: bool | None = argument(
-        None,
-        "Print the logs instead of showing progress bars.",
-        "`Trainer(callbacks=...)` without `ProgressBarCallback`",
+        None, "Print logs instead of showing progress bars.", "`Trainer(callbacks=...)` without `ProgressBarCallback`"
     )
     log_level: str = argument(
-        "passive",
-        "Level of this package's logger on the first process; passive: leave it.",
-        "logging, in your script",
-        choices=_LOG_LEVELS,
+        "passive", "The logger's level on the first process; passive: as it is.", "`logging`", choices=_LOG_LEVELS
     )
-    log_level_replica: str = argument(
-        "warning", "The same on all other processes.", "logging, in your script", choices=_LOG_LEVELS
-    )
+    log_level_replica: str = argument("warning", "The same on all other processes.", "`logging`", choices=_LOG_LEVELS)
     log_on_each_node: bool = argument(
-        True,
-        "Treat the first process of each machine as a first process for logging.",
-        "none: only the first process of all shows and writes",
+        True, "Log on the first process of each machine.", "none: only the first process of all logs"
     )
     include_num_input_tokens_seen: str = argument(
         "no",
         "Count the tokens of the input: no, all, non_padding.",
-        "your own callback with `on_train_step_end`",
+        "a callback's `on_train_step_end`",
         kind=rules.TOKENS_TO_COUNT,
         choices=("no", "all", "non_padding"),
     )
@@ -294,30 +238,19 @@ class Arguments:
 
     # Evaluation
     eval_strategy: IntervalStrategy | str = argument(
-        "no",
-        "When to evaluate.",
-        "every epoch where there is an `eval_dataset`; `StepBasedEvaluationCallback` in between",
+        "no", "When to evaluate.", "every epoch, if there is an `eval_dataset`; `StepBasedEvaluationCallback`"
     )
     eval_steps: float | None = argument(
-        None,
-        "Evaluate every so many updates, or at every such share of the run. Default: logging_steps.",
-        "`StepBasedEvaluationCallback(eval_every_n_steps)`",
-        kind=rules.STEPS,
+        None, "Like logging_steps, which is the default.", "`StepBasedEvaluationCallback`", kind=rules.STEPS
     )
     eval_delay: float = argument(
-        0,
-        "Updates or epochs, as eval_strategy says, before the first evaluation.",
-        "your own callback that calls `trainer.request_evaluation()`",
-        limit=FINITE,
+        0, "Updates or epochs before the first evaluation.", "`request_evaluation()` in a callback", limit=FINITE
     )
     eval_on_start: bool = argument(
         False, "Evaluate before the first update, too.", "`trainer.evaluate(...)` before `train`"
     )
     eval_accumulation_steps: int | None = argument(
-        None,
-        "Batches whose predictions stay on the device together.",
-        "`predict(output_path=...)` keeps rows in files",
-        limit=AT_LEAST_1,
+        None, "Batches whose predictions are moved together.", "`predict(output_path=...)`: files", limit=AT_LEAST_1
     )
     eval_do_concat_batches: bool = argument(
         True, "Join predictions to arrays; otherwise they stay lists of batches.", "`predict` returns rows joined"
@@ -335,51 +268,31 @@ class Arguments:
         "steps", "When to save a checkpoint.", "`SaveTrainingStateCallback(save_every_n_epochs=1)`"
     )
     save_steps: float = argument(
-        500,
-        "Save every so many updates, or at every such share of the run.",
-        "`SaveTrainingStateCallback(save_every_n_steps=500)`",
-        kind=rules.STEPS,
+        500, "Save every so many updates, or share of the run.", "`SaveTrainingStateCallback`", kind=rules.STEPS
     )
     save_total_limit: int | None = argument(
         None,
-        "Number of checkpoints to keep: the oldest are deleted, the best never.",
-        "`SaveTrainingStateCallback(max_checkpoints=..., keep_best=1)`",
+        "Checkpoints to keep; the best is never deleted.",
+        "`SaveTrainingStateCallback`",
         limit=rules.KEPT_CHECKPOINTS,
     )
     save_only_model: bool = argument(
-        False,
-        "Leave out everything that only resuming needs.",
-        "`SaveBestModelCallback(save_optimizer=False)`, or `save_checkpoint`",
+        False, "Leave out what only resuming needs.", "`SaveBestModelCallback(save_optimizer=False)`"
     )
     load_best_model_at_end: bool = argument(False, "Load the best weights at the end.", "`SaveBestModelCallback`")
     metric_for_best_model: str | None = argument(
-        None,
-        "The metric by which models are compared, with or without eval_ before it.",
-        "`SaveBestModelCallback(watch_metric=...)`",
+        None, "The metric that compares models, with or without eval_.", "`SaveBestModelCallback(watch_metric=...)`"
     )
     greater_is_better: bool | None = argument(
-        None,
-        "Whether a greater metric is better. Default: True, unless the metric's name ends with loss.",
-        "`SaveBestModelCallback(greater_is_better=True)`",
+        None, "Whether a greater metric is better. Default: unless it ends with loss.", "`SaveBestModelCallback`"
     )
     restore_callback_states_from_checkpoint: bool = argument(
-        False,
-        "When resuming, restore the states of callbacks and of the control.",
-        "always: callbacks with `state_dict` are restored",
+        False, "When resuming, restore callbacks and the control.", "always: `state_dict` of callbacks"
     )
 
     # Several processes
-    ddp_backend: str | None = argument(
-        None,
-        "Backend through which the processes communicate: nccl, gloo, ...",
-        "`Trainer(accelerator=Accelerator(kwargs_handlers=[InitProcessGroupKwargs(backend=...)]))`",
-    )
-    ddp_timeout: int = argument(
-        1800,
-        "Seconds that a process waits for the others.",
-        "`Trainer(accelerator=Accelerator(kwargs_handlers=[InitProcessGroupKwargs(timeout=...)]))`",
-        limit=AT_LEAST_1,
-    )
+    ddp_backend: str | None = argument(None, "Backend of the communication: nccl, gloo, ...", _GROUP)
+    ddp_timeout: int = argument(1800, "Seconds that a process waits for the others.", _GROUP, limit=AT_LEAST_1)
     ddp_find_unused_parameters: bool | None = argument(
         None, "Look for parameters without a gradient. Default: True, unless activations are recomputed.", _DDP
     )
@@ -392,8 +305,8 @@ class Arguments:
     ddp_static_graph: bool | None = argument(None, "Whether every step uses the same parameters.", _DDP)
     fsdp: str | None = argument(
         None,
-        "Shard the model over the processes: true, or words among full_shard, shard_grad_op and auto_wrap.",
-        "torch's `fully_shard(model)` before the `Trainer`",
+        "Shard the model: true, full_shard or shard_grad_op, auto_wrap.",
+        "torch's `fully_shard(model)`",
         kind=rules.SHARDING,
     )
     fsdp_config: dict[str, Any] | str | None = argument(
@@ -404,10 +317,7 @@ class Arguments:
         needs="fsdp",
     )
     deepspeed: dict[str, Any] | str | None = argument(
-        None,
-        "Train with DeepSpeed, ZeRO stage 0 to 2: its config, as JSON or the path of a file; see huggingface.md.",
-        "none",
-        kind=rules.A_DICT_OR_FILE,
+        None, "DeepSpeed's config, up to ZeRO stage 2, as JSON or a path.", "none", kind=rules.A_DICT_OR_FILE
     )
 
     # Other names, most of them from older scripts
@@ -431,22 +341,17 @@ class Arguments:
     bf16_full_eval: bool = unsupported(False, _FULL_EVAL)
     fp16_full_eval: bool = unsupported(False, _FULL_EVAL)
     tf32: bool | None = unsupported(
-        None,
-        'It changes a setting of the whole process. Call `torch.set_float32_matmul_precision("high")` in your script.',
-        also=(False,),
+        None, 'It changes the whole process. Call `torch.set_float32_matmul_precision("high")`.', also=(False,)
     )
     use_liger_kernel: bool = unsupported(False, _LIGER)
     liger_kernel_config: str | None = unsupported(None, _LIGER)
     use_cache: bool = unsupported(False, "It is a setting of the model. Set `model.config.use_cache`.")
     neftune_noise_alpha: float | None = unsupported(
-        None,
-        "The Trainer does not change what the model computes. Register a forward hook on the embedding that adds the "
-        "noise while `module.training` is True.",
+        None, "The Trainer changes no model. Let a forward hook of the embedding add noise if `module.training`."
     )
     torch_empty_cache_steps: int | None = unsupported(
         None,
-        "It slows a run down without giving it memory that it would not get anyway. If you must, call "
-        "`torch.cuda.empty_cache()` in `on_step_end` of your own callback.",
+        "It slows a run down for nothing. If you must, call `torch.cuda.empty_cache()` in `on_step_end` of a callback.",
     )
     project: str = unsupported("huggingface", _OTHER_TRACKER)
     trackio_space_id: str | None = unsupported(None, _OTHER_TRACKER)
@@ -456,19 +361,13 @@ class Arguments:
         False, "Nested structures, strings and objects are gathered as they are. Leave it out.", also=(True,)
     )
     save_on_each_node: bool = unsupported(
-        False,
-        "A checkpoint of several machines is one folder, either complete or absent. Save to a folder that all of them "
-        "share.",
+        False, "A checkpoint is one folder, complete or absent. Save to a folder that all machines share."
     )
     enable_jit_checkpoint: bool = unsupported(
-        False,
-        "A signal that ends the run leads to a checkpoint in any case, unless `save_strategy` is 'no'. Leave it out.",
-        also=(True,),
+        False, "A signal leads to a checkpoint unless `save_strategy` is 'no'. Leave it out.", also=(True,)
     )
     sortish_sampler: bool = unsupported(
-        False,
-        "Nothing reads it in transformers either. Use train_sampling_strategy='group_by_length' to have rows of about "
-        "the same length in a batch.",
+        False, "Nothing reads it in transformers either. Use train_sampling_strategy='group_by_length'."
     )
     push_to_hub: bool = unsupported(False, _HUB)
     hub_token: str | None = unsupported(None, _HUB)
@@ -485,16 +384,10 @@ class Arguments:
         True, "Batches come in their order, on which exact runs and resuming depend. Leave it out."
     )
     debug: str = unsupported(
-        "",
-        "Its options are for float16 overflows and TPUs. Call `torch.autograd.set_detect_anomaly(True)`; losses that "
-        "are not finite are reported in any case.",
-        also=([],),
+        "", "Non-finite losses are reported in any case. Call `torch.autograd.set_detect_anomaly(True)`.", also=([],)
     )
     local_rank: int = unsupported(
-        -1,
-        "The launcher tells each process its rank, and reading the argument gives that. Leave it out; torchrun sets "
-        "LOCAL_RANK.",
-        also=(0,),
+        -1, "The launcher sets LOCAL_RANK, which reading the argument gives. Leave it out.", also=(0,)
     )
     # Unsupported, of older versions
     dispatch_batches: bool | None = unsupported(None, _LOADERS, also=(False,))
