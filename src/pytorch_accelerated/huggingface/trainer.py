@@ -263,10 +263,11 @@ class Trainer(TrainerHooks):
             self._signature_columns = None
             self._make_model_ready()
         take_over_special_tokens(self.model, self.processing_class, logs=self.is_world_process_zero())
-        for index, name in enumerate(("optimizer", "lr_scheduler")):
-            is_of_run = self.model_init is not None or self.args.deepspeed is not None or name == "lr_scheduler"
-            if self._optimizers_are_ours[index] and is_of_run:
-                setattr(self, name, None)
+        is_optimizer_ours, is_schedule_ours = self._optimizers_are_ours
+        if is_schedule_ours:
+            self.lr_scheduler = None
+        if is_optimizer_ours and (self.model_init is not None or self.args.deepspeed is not None):
+            self.optimizer = None
         checkpoint = agreed_checkpoint(resume_from_checkpoint, self._output_dir, self._engine.ranks)
         optimizer, schedule = self.optimizer, self.lr_scheduler
 
@@ -726,7 +727,7 @@ class Trainer(TrainerHooks):
         folder, only_model = self._training.checkpoint_folder(), self.args.save_only_model
         self._training.note_best_checkpoint(folder)
         self.store_flos()
-        self.state.stateful_callbacks = exported_states(self._exportables())
+        self.state.stateful_callbacks = self._states_of_callbacks()
         # Gather everything before rank 0 starts writing.
         gathered = gathered_weights(self.model) if only_model else None
         states = {} if only_model else states_of_run(self._engine, self.model)
@@ -751,10 +752,11 @@ class Trainer(TrainerHooks):
         if self._training is not None:
             self.state.total_flos += self._training.counter.take_flos(self._engine.ranks)
 
-    def _exportables(self) -> list[Any]:
-        """Callbacks, and the control, whose states are saved in ``trainer_state.json``."""
+    def _states_of_callbacks(self) -> dict[str, Any]:
         parts = [*self.callback_handler.callbacks, self.control]
-        return [part for part in parts if callable(getattr(part, "state", None)) and hasattr(part, "from_state")]
+        return exported_states(
+            part for part in parts if callable(getattr(part, "state", None)) and hasattr(part, "from_state")
+        )
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         """Load the weights of a checkpoint, by default into the trainer's model."""
@@ -774,7 +776,7 @@ class Trainer(TrainerHooks):
         return TrainerState(
             is_local_process_zero=self.is_local_process_zero(),
             is_world_process_zero=self.is_world_process_zero(),
-            stateful_callbacks=exported_states(self._exportables()),
+            stateful_callbacks=self._states_of_callbacks(),
         )
 
     def _seed(self) -> None:

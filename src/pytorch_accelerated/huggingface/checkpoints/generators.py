@@ -48,10 +48,10 @@ def read_generator_states(path: Path) -> dict[str, Any] | None:
     return states
 
 
-class _Kind(Built):
-    """Stands for a dtype in a file, so that numpy need not be called."""
+class _OfNumpy(Built):
+    """Stands for an array in a file, or for the dtype of that code, so that numpy need not be called."""
 
-    def __init__(self, code: Any) -> None:
+    def __init__(self, code: Any = None) -> None:
         self.code = code
         self.state: Any = None
 
@@ -59,34 +59,25 @@ class _Kind(Built):
         self.state = state
 
 
-class _Array(Built):
-    """Stands for the array in a file that holds the state of numpy's generator."""
-
-    def __init__(self) -> None:
-        self._state: Any = None
-
-    def build(self, state: Any) -> None:
-        self._state = state
-
-    def numbers(self) -> list[int]:
-        """The keys of the generator."""
-        _, shape, kind, _, octets = self._state
-        is_known = isinstance(kind, _Kind) and (kind.code, kind.state[1], shape) == ("u4", "<", (624,))
-        if not is_known or len(octets) != _KEYS.size:
-            raise ValueError("numpy's generator has keys of another kind")
-        return list(_KEYS.unpack(octets))
-
-
 # Replace the functions of numpy, by all their names, that restore an array.
 _ARRAYS: dict[str, Maker] = {
-    f"numpy.{module}.multiarray._reconstruct": lambda *_: _Array() for module in ("core", "_core")
+    "numpy.core.multiarray._reconstruct": lambda *_: _OfNumpy(),
+    "numpy._core.multiarray._reconstruct": lambda *_: _OfNumpy(),
+    "numpy.dtype": lambda machine, code, *_: _OfNumpy(code),
 }
-_ARRAYS["numpy.dtype"] = lambda machine, code, *_: _Kind(code)
+
+
+def _keys_in(array: _OfNumpy) -> list[int]:
+    _, shape, kind, _, octets = array.state
+    is_known = isinstance(kind, _OfNumpy) and (kind.code, kind.state[1], shape) == ("u4", "<", (624,))
+    if not is_known or len(octets) != _KEYS.size:
+        raise ValueError("numpy's generator has keys of another kind")
+    return list(_KEYS.unpack(octets))
 
 
 def _native(known: dict[str, Any]) -> dict[str, Any]:
     algorithm, keys, *rest = known["numpy"]
-    keys = keys.numbers() if isinstance(keys, _Array) else keys
+    keys = _keys_in(keys) if isinstance(keys, _OfNumpy) else keys
     numpy_state = [algorithm, torch.tensor(keys, dtype=torch.int64, device="cpu"), *rest]
     states = {"torch": known["cpu"], "numpy": numpy_state, "random": known["python"]}
     if "cuda" in known and torch.cuda.is_available():

@@ -154,22 +154,16 @@ def find_checkpoint(source: str | Path | bool, output_dir: Path) -> Path:
             continue
         if isinstance(source, bool) or skipped:
             skipped = {**_without_place(candidate), **skipped}
-        if skipped:
-            warnings.warn(
-                f"Resuming from {candidate}; skipped:\n" + "\n".join(skipped.values()), stacklevel=stacklevel_of_user()
-            )
-        if not_read:
-            warnings.warn(
-                f"Resuming from {candidate}, some of whose files were changed. These are not read:\n"
-                + "\n".join(not_read),
-                stacklevel=stacklevel_of_user(),
-            )
+        for what, complaints in (
+            ("; skipped:", list(skipped.values())),
+            (", some of whose files were changed. These are not read:", not_read),
+        ):
+            if complaints:
+                message = "\n".join([f"Resuming from {candidate}{what}", *complaints])
+                warnings.warn(message, stacklevel=stacklevel_of_user())
         return candidate
-    raise InvalidCheckpointError(
-        "No checkpoint is valid:\n"
-        + "\n".join(skipped.values())
-        + "\nGive the folder of a valid one, or start without."
-    )
+    complaints = ["No checkpoint is valid:", *skipped.values(), "Give the folder of a valid one, or start without."]
+    raise InvalidCheckpointError("\n".join(complaints))
 
 
 def _candidates(source: str | Path | bool, output_dir: Path) -> list[Path]:
@@ -206,10 +200,9 @@ def _without_place(taken: Path) -> dict[str, str]:
     """Complaints about checkpoints beside `taken` that have higher numbers but no valid manifest, by name."""
     complaints = {}
     for path in map(Path, sort_checkpoints(taken.parent)):
-        if (checkpoint_step(path) or 0) <= (checkpoint_step(taken) or 0):
-            continue
+        is_higher = (checkpoint_step(path) or 0) > (checkpoint_step(taken) or 0)
         try:
-            if not children_of(path):
+            if not is_higher or not children_of(path):
                 continue
             if not is_file(path / MANIFEST_NAME):
                 raise InvalidCheckpointError(

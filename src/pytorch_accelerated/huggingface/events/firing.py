@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
-from pytorch_accelerated.huggingface.events.callbacks import CallbackHandler, is_ours
-from pytorch_accelerated.huggingface.events.state import CONTROL_FLAGS, TrainerControl, TrainerState
+from pytorch_accelerated.huggingface.engine.face import Face
+from pytorch_accelerated.huggingface.events.callbacks import is_ours
+from pytorch_accelerated.huggingface.events.state import CONTROL_FLAGS
 from pytorch_accelerated.processes.ranks import Ranks
 
 
-class Watched(Protocol):
-    """A trainer with callbacks."""
-
-    args: Any
-    state: TrainerState
-    control: TrainerControl
-    callback_handler: CallbackHandler
-
-
 class Events:
-    """Calls callbacks with the arguments, the state and the control of a trainer.
+    """Calls callbacks with the arguments, the state and the control of a trainer, all of which scripts may replace."""
 
-    Args:
-        watched: the trainer. Scripts may replace its state, its control and its handler.
-    """
-
-    def __init__(self, watched: Watched) -> None:
+    def __init__(self, watched: Face) -> None:
         self._watched = watched
         self._is_agreed = False  # by the ranks, since the last event
 
