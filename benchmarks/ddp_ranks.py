@@ -5,6 +5,7 @@ Arguments: samples of the short run, samples of the long run, rounds, and the fi
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from collections.abc import Iterable
@@ -24,8 +25,15 @@ from benchmarks.ways import Ours, RawLoop, Way
 from benchmarks.work import Feed, Job, Parts
 
 
+def batches_of_rank(feed: Feed) -> ReadyBatches:
+    """This rank's batches, created beforehand."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    inputs, targets = (torch.cat(tensor.split(feed.batch_size)[rank::ranks]) for tensor in feed.data.tensors)
+    return ReadyBatches(inputs, targets, feed.batch_size)
+
+
 class RawDDPLoop(RawLoop):
-    """A hand-written loop over this rank's batches, which are created beforehand."""
+    """A hand-written loop over `batches_of_rank`."""
 
     library = "raw DDP loop, ready batches"
 
@@ -33,9 +41,7 @@ class RawDDPLoop(RawLoop):
         super().train(parts._replace(model=DistributedDataParallel(parts.model)), feed)
 
     def batches(self, feed: Feed, *, shuffle: bool) -> Iterable[Any]:
-        rank, ranks = dist.get_rank(), dist.get_world_size()
-        inputs, targets = (torch.cat(tensor.split(feed.batch_size)[rank::ranks]) for tensor in feed.data.tensors)
-        return ReadyBatches(inputs, targets, feed.batch_size)
+        return batches_of_rank(feed)
 
 
 class RawDDPLoopWithLoader(RawDDPLoop):
@@ -61,8 +67,20 @@ class AccelerateByHandOnRanks(RawDDPLoop):
             optimizer.zero_grad()
 
 
+class OursOnReadyBatches(Ours):
+    """This library, on `batches_of_rank`."""
+
+    def train(self, parts: Parts, feed: Feed) -> None:
+        super().train(parts, dataclasses.replace(feed, data=batches_of_rank(feed)))
+
+    def _loader_kwargs(self, feed: Feed) -> dict[str, Any]:
+        return {"is_sharded": True}
+
+
 class OursInOrder(Ours):
-    """This library; each update has the same samples as in the hand-written loop."""
+    """This library, which loads; each update has the same samples as in the hand-written loop."""
+
+    library = "ours, data in memory"
 
     def _loader_kwargs(self, feed: Feed) -> dict[str, Any]:
         return {**super()._loader_kwargs(feed), "shuffle": False}
@@ -72,7 +90,9 @@ def main() -> None:
     short_samples, long_samples, repeats, file = sys.argv[1:]
     dist.init_process_group("gloo")
     short, long = (Job(samples=int(size), kind="tensors") for size in (short_samples, long_samples))
-    ways = [RawDDPLoop(), RawDDPLoopWithLoader(), AccelerateByHandOnRanks(), OursInOrder(), OursInOrder(is_lean=False)]
+    by_hand = [RawDDPLoop(), RawDDPLoopWithLoader(), AccelerateByHandOnRanks()]
+    ours = [OursOnReadyBatches(), OursOnReadyBatches(is_lean=False), OursInOrder(), OursInOrder(is_lean=False)]
+    ways = [*by_hand, *ours]
     losses = losses_of_same_work(ways, short, tolerance=1e-4)  # the sums of the ranks' gradients are rounded
     rounds = take_turns({way.name: partial(_microseconds, way, short, long) for way in ways}, int(repeats))
     if dist.get_rank() == 0:

@@ -46,7 +46,7 @@ OTHER_HALF = {
     "evaluation": [BY_HAND | OURS | {"raw loop, whole-batch indexing"}, {"raw loop"} | OURS],
     "prediction": [{"by hand, DataLoader", "by hand, whole-batch indexing", "ours", "ours, to disk"}, MEMORY],
     "memory": [BY_HAND | OURS, *[{"raw loop"} | OURS] * 2],
-    "ddp": [ON_RANKS | OURS],
+    "ddp": [ON_RANKS | OURS | {f"ours, data in memory, {which} callbacks" for which in ("no", "default")}],
 }
 
 
