@@ -24,13 +24,15 @@ _update_loss_tracker _add_epoch_loss_to_run_history _check_eval_batch_size _acce
 _eval_dataloader _loss_tracker _train_dl_kwargs _eval_dl_kwargs _pad_uneven_eval_batches
 """)
 OURS = words_of("""
-_callbacks _given_accelerator _ranks _precision _makes_optimizer _run_kind _run _run_loaders _last_run _running
-_create_run _run_epoch _step_scheduler_after_epoch _checked_defaults _default_dl_kwargs
+_callbacks _given_accelerator _ranks _precision_at_start _makes_optimizer _run_kind _run_loaders
+_ongoing_run _previous_run _during_run _create_run _run_epoch _step_scheduler_after_epoch _checked_defaults
+_default_dl_kwargs
 """)
 
 WORDS = words_of("""
-update stop close rounds parameters weighted step steps batch batches loss losses state states settings config options
-args kwargs device devices model models net network encoder decoder head backbone teacher student generator
+run runs running last_run precision recall accuracy experiment project
+update stop close rounds parameters weighted step steps batch batches loss losses state states settings config
+options args kwargs device devices model models net network encoder decoder head backbone teacher student generator
 discriminator critic optimizer optimizers scheduler schedulers lr lrs learning_rate epoch epochs metric metrics score
 scores history log logs logger writer tracker progress bar display clock timer start started end ended begin finish
 finished done ready prepare prepared setup reset clear release restore save saves saved load loaded write read

@@ -103,8 +103,8 @@ class Trainer(TrainerHooks):
     """
 
     _run_kind: type[Run] = Run
-    _run: Run | None = None  # during a call of the trainer
-    _last_run: Run | None = None
+    _ongoing_run: Run | None = None  # during a call of the trainer
+    _previous_run: Run | None = None
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class Trainer(TrainerHooks):
             inference_mode=inference_mode,
             timeout=timeout,
         )
-        self._precision = str(self._accelerator.mixed_precision)
+        self._precision_at_start = str(self._accelerator.mixed_precision)
         limit = batch_limit_from_environment()
         if limit is not None:
             self.callback_handler.add_callback(OuterLimit(limit, source=LIMIT_BATCHES_ENV_VAR))
@@ -212,7 +212,9 @@ class Trainer(TrainerHooks):
             NonFiniteLossError: if `TerminateOnNaNCallback` saw a loss that is NaN or infinite, or more updates in a row
                 than `max_skipped_updates` could not be applied.
         """
-        setup.refuse_within_a_run(self, self._run, "train", "Call it when the run is over, or use another trainer.")
+        setup.refuse_within_a_run(
+            self, self._ongoing_run, "train", "Call it when the run is over, or use another trainer."
+        )
         settings = TrainSettings(
             num_epochs=num_epochs,
             per_device_batch_size=per_device_batch_size,
@@ -246,7 +248,7 @@ class Trainer(TrainerHooks):
         self.eval_dataset = eval_dataset
         self.collate_fn = collate_fn
         self.create_scheduler_fn = create_scheduler_fn
-        with self._running(settings) as run:
+        with self._during_run(settings) as run:
             agree_on_resuming(resume_from, self._ranks)
             state = None if resume_from is None else run.find_state(resume_from)
             if resume_from is not None and state is None:
@@ -287,7 +289,7 @@ class Trainer(TrainerHooks):
             ConfigurationError: without any dataset.
             DataError: if the dataset is empty.
         """
-        setup.refuse_within_a_run(self, self._run, "evaluate", "Call `trainer.request_evaluation()` instead.")
+        setup.refuse_within_a_run(self, self._ongoing_run, "evaluate", "Call `trainer.request_evaluation()` instead.")
         check_positive_count("per_device_batch_size", per_device_batch_size)
         check_run_arguments(dataloader_kwargs=dataloader_kwargs, collate_fn=collate_fn)
         setup.check_evaluation(self, dataset)
@@ -295,7 +297,7 @@ class Trainer(TrainerHooks):
         self.collate_fn = collate_fn if collate_fn is not None else self.collate_fn
         settings = TrainSettings(num_epochs=1, eval_per_device_batch_size=per_device_batch_size)
         self.run_history.reset()
-        with self._running(settings) as run:
+        with self._during_run(settings) as run:
             run.choose_seed()
             run.loaders.train = None
             run.loaders.eval_kwargs = dict(dataloader_kwargs or {})
@@ -339,7 +341,7 @@ class Trainer(TrainerHooks):
         defaults = self._default_dl_kwargs(dataset, per_device_batch_size, shuffle=False)
         loader = build_loader(dataset, defaults, dataloader_kwargs, collate_fn or self.collate_fn)
         with (
-            self._running(TrainSettings(num_epochs=1)) as run,
+            self._during_run(TrainSettings(num_epochs=1)) as run,
             run.loader_of_pass(loader, dataloader_kwargs) as adapted,
         ):
             refuse_rearranged(adapted)
@@ -440,10 +442,10 @@ class Trainer(TrainerHooks):
                 then are raised in between. Outside of a run it is written at once.
         """
         request = (Path(output_dir), dict(checkpoint_kwargs or {}), background)
-        if self._run is not None and self._run.requests.defers_saves:
-            self._run.requests.states.append(request)
+        if self._ongoing_run is not None and self._ongoing_run.requests.defers_saves:
+            self._ongoing_run.requests.states.append(request)
         else:
-            self.current_run.write_state(*request[:2], background and self._run is not None)
+            self.current_run.write_state(*request[:2], background and self._ongoing_run is not None)
 
     def load_training_state(self, input_dir: str | Path) -> dict[str, Any]:
         """Load a folder written by `save_training_state`, or the newest of several. Must be called by all ranks.
@@ -458,7 +460,7 @@ class Trainer(TrainerHooks):
         state = run.find_state(input_dir)
         if state is None:
             raise InvalidCheckpointError(f"There is no training state in {input_dir}. Check the path.")
-        extra: dict[str, Any] = run.load_state(state, is_at_work=self._run is not None)
+        extra: dict[str, Any] = run.load_state(state, is_at_work=self._ongoing_run is not None)
         return extra
 
     def gather(self, tensor: Any, padding_value: float | None = None) -> Any:
@@ -475,7 +477,7 @@ class Trainer(TrainerHooks):
         Returns:
             The same structure, with the rows of all ranks; a 0-dim tensor counts as one row.
         """
-        run = self._run
+        run = self._ongoing_run
         gather = self._ranks.gather if run is None or run.uneven is None else run.uneven.gather
         rows = gather(tensor, padding_value)
         if padding_value is None:
@@ -529,7 +531,7 @@ class Trainer(TrainerHooks):
         Raises:
             Any error that the run would have raised.
         """
-        setup.refuse_within_a_run(self, self._run, "preflight", "Call it before `train`.")
+        setup.refuse_within_a_run(self, self._ongoing_run, "preflight", "Call it before `train`.")
         arguments = {"train_dataset": train_dataset, "num_epochs": num_epochs, "eval_dataset": eval_dataset}
         return rehearse(self, {**arguments, **train_arguments})
 
@@ -539,11 +541,11 @@ class Trainer(TrainerHooks):
 
         Between calls it is the last run, and before the first call a new one.
         """
-        if self._run is not None:
-            return self._run
-        if self._last_run is None:
-            self._last_run = self._create_run(TrainSettings(num_epochs=1))
-        return self._last_run
+        if self._ongoing_run is not None:
+            return self._ongoing_run
+        if self._previous_run is None:
+            self._previous_run = self._create_run(TrainSettings(num_epochs=1))
+        return self._previous_run
 
     @property
     def is_last_epoch(self) -> bool:
@@ -655,27 +657,27 @@ class Trainer(TrainerHooks):
     # ---------------------------------------------------------------------------------------------------- making a run
 
     @contextlib.contextmanager
-    def _running(self, settings: TrainSettings) -> Iterator[Run]:
+    def _during_run(self, settings: TrainSettings) -> Iterator[Run]:
         """A run for `settings`; within a run, that run."""
-        if self._run is not None:
-            with self._run.stopping.finishing_passes():
-                yield self._run
+        if self._ongoing_run is not None:
+            with self._ongoing_run.stopping.finishing_passes():
+                yield self._ongoing_run
             return
-        if str(self._accelerator.mixed_precision) != self._precision:
+        if str(self._accelerator.mixed_precision) != self._precision_at_start:
             # accelerate has one precision per process, and another trainer has changed it.
             self._accelerator = self._create_accelerator()
         self._run_loaders = dataclasses.replace(self._run_loaders)  # those of the last run stay as they are
-        run = self._run = self._create_run(settings)
+        run = self._ongoing_run = self._create_run(settings)
         try:
             with run.at_work():
                 yield run
         finally:
-            self._run, self._last_run = None, run
+            self._ongoing_run, self._previous_run = None, run
 
     def _create_run(self, settings: TrainSettings) -> Run:
         """A run that goes by `settings`."""
         own = {part: own_version(self, name, Trainer) for part, name in _OWN_PARTS.items()}
-        return self._run_kind(self, settings, self._run_eval_epoch, own, self._last_run)
+        return self._run_kind(self, settings, self._run_eval_epoch, own, self._previous_run)
 
     def _prepare_model_optimizer_and_dataloaders(self) -> None:
         """Move the model to its device, wrap what must be wrapped, and distribute the loaders over the ranks."""

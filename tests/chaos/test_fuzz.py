@@ -190,7 +190,7 @@ class Life(RuleBasedStateMachine):
         state = self.trainer.run_state
         assert 0 <= state.updates_in_epoch <= state.updates
         assert state.skipped_updates == 0
-        assert self.trainer._run is None
+        assert self.trainer._ongoing_run is None
         assert not isinstance(self.trainer.optimizer, list)
         assert all(
             record.epoch <= self.trainer.run_history.current_epoch for record in self.trainer.run_history.records

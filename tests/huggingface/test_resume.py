@@ -480,7 +480,7 @@ def float16_on_the_cpu(trainer: Trainer) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(accelerator, "native_amp", True)
         patch.setattr(accelerator.state, "_mixed_precision", "fp16")
-        patch.setattr(trainer._engine, "_precision", "fp16")
+        patch.setattr(trainer._engine, "_precision_at_start", "fp16")
         patch.setattr(accelerator, "scaler", torch.amp.GradScaler("cpu", init_scale=2.0**15, growth_interval=2))
         yield
 

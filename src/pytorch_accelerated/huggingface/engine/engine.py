@@ -126,13 +126,13 @@ class Engine(NativeTrainer):
         self, loader: Any, evaluate_batch: Callable[[Any], Any], collector: PredictionCollector
     ) -> EvalLoopOutput:
         """The result of `collector`, from the output of `evaluate_batch` for each batch. All ranks must call it."""
-        is_asked_for = self._run is not None and self.run.evaluates_as_requested
-        if self._run is None:
+        is_asked_for = self._ongoing_run is not None and self.run.evaluates_as_requested
+        if self._ongoing_run is None:
             self.model = self._face.model
         outer, self._evaluate_batch = self._evaluate_batch, evaluate_batch
         try:
             # A signal may end an evaluation that the loop requested: a resumed run repeats it.
-            with contextlib.nullcontext() if is_asked_for else self._running(TrainSettings(num_epochs=1)):
+            with contextlib.nullcontext() if is_asked_for else self._during_run(TrainSettings(num_epochs=1)):
                 run = self.run
                 with self._pass_over(loader, run) as adapted:
                     output: EvalLoopOutput = run.predict(adapted, collector)
