@@ -88,3 +88,21 @@ def test_the_run_before_the_first_call_is_made_once() -> None:
     train(trainer)
     assert trainer.current_run is not run
     assert trainer.current_run.number == 1
+
+
+def test_a_scheduler_that_a_callback_sets_is_stepped() -> None:
+    class Sets(TrainerCallback):
+        def __init__(self, create: Any) -> None:
+            self.create = create
+
+        def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+            trainer.scheduler = self.create(trainer.optimizer)
+
+    schedulers = torch.optim.lr_scheduler
+    trainer = trainer_of(callbacks=[Sets(lambda optimizer: schedulers.StepLR(optimizer, step_size=1, gamma=0.5))])
+    train(trainer)
+    assert trainer.optimizer.param_groups[0]["lr"] == 0.1 * 0.5**5
+
+    trainer = trainer_of(callbacks=[Sets(lambda optimizer: schedulers.ReduceLROnPlateau(optimizer))])
+    train(trainer, scheduler_metric="train_loss_epoch")
+    assert trainer.scheduler.last_epoch == 1, "after the epoch, with the metric"

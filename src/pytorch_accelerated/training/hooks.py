@@ -219,8 +219,11 @@ class TrainerHooks:
         self.optimizer.step()
 
     def scheduler_step(self) -> None:
-        """Step the scheduler: once per applied update, or once per epoch if `step_scheduler` says so."""
-        if self.scheduler is not None:
+        """Step the scheduler: once per applied update, or once per epoch if `step_scheduler` says so.
+
+        A `ReduceLROnPlateau` is not stepped here, but after each evaluation.
+        """
+        if self.scheduler is not None and not isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
             self.scheduler.step()
 
     def optimizer_zero_grad(self) -> None:

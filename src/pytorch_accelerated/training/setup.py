@@ -190,4 +190,4 @@ def _make_scheduler(run: Run) -> bool:
     if isinstance(hooks.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
         WatchedMetric(settings.scheduler_metric).check_before_run(has_evaluation=hooks.eval_dataset is not None)
         return False
-    return (hooks.scheduler is not None or has_own_step) and settings.step_scheduler == "update"
+    return settings.step_scheduler == "update"  # without a scheduler, too: a callback may set one later
