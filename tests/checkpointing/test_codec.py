@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from pytorch_accelerated.checkpointing.codec import KEEP_LIVE, decode, encode
-from pytorch_accelerated.checkpointing.optimizers import hide_callables, restore_callables
+from pytorch_accelerated.checkpointing.optimizers import hide_callables, with_callables
 from pytorch_accelerated.checkpointing.strict_json import dump_json, load_json
 from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError
 from tests.checkpointing.same_state import assert_same_state, bits_of
@@ -345,14 +345,14 @@ def tiny_optimizer(**options: Any) -> torch.optim.Optimizer:
 def test_callables_in_parameter_groups_are_not_stored_and_the_live_ones_stay():
     stored = through_files(hide_callables(tiny_optimizer(scale=math.sqrt, name="head").state_dict()))
     live = tiny_optimizer(scale=math.exp, name="head")
-    live.load_state_dict(restore_callables(stored, live))
+    live.load_state_dict(with_callables(stored, live))
     assert live.param_groups[0]["scale"] is math.exp
 
 
 def test_a_callable_that_the_live_optimizer_lacks_is_an_error():
     stored = hide_callables(tiny_optimizer(scale=math.sqrt, other=math.exp).state_dict())
     with pytest.raises(InvalidCheckpointError, match=r"param_groups\[0\]\.scale, param_groups\[0\]\.other"):
-        restore_callables(stored, tiny_optimizer(scale=3))
+        with_callables(stored, tiny_optimizer(scale=3))
 
 
 def test_a_callable_in_a_state_is_an_error_with_its_path():

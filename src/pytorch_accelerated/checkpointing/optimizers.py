@@ -41,55 +41,41 @@ def hide_callables(state: dict[str, Any]) -> dict[str, Any]:
     return {**state, "param_groups": groups}
 
 
-def restore_callables(state: dict[str, Any], live: torch.optim.Optimizer) -> dict[str, Any]:
-    """The inverse of `hide_callables`, with the callables of `live`.
-
-    Raises:
-        InvalidCheckpointError: names every callable that `live` does not have.
-    """
-    complaints = []
-    groups = []
-    for index, group in enumerate(state["param_groups"]):
-        live_group = live.param_groups[index] if index < len(live.param_groups) else {}
-        groups.append({key: live_group.get(key) if value is KEEP_LIVE else value for key, value in group.items()})
-        complaints += [
-            f"param_groups[{index}].{key}"
-            for key, value in group.items()
-            if value is KEEP_LIVE and not callable(live_group.get(key))
-        ]
-    if complaints:
-        raise InvalidCheckpointError(
-            f"The saved optimizer had functions at {', '.join(complaints)}, but the {type(live).__name__} of this run "
-            "has none there. Functions are not stored: create the optimizer with the same ones, then load."
-        )
-    return {**state, "param_groups": groups}
-
-
 def without_callables(state: Mapping[str, Any]) -> dict[str, Any]:
     """An optimizer's state dict without the functions in its parameter groups, which `OPTIMIZER_FILE` can't hold."""
     groups = [{key: value for key, value in group.items() if not callable(value)} for group in state["param_groups"]]
     return {**state, "param_groups": groups}
 
 
-def with_callables(state: dict[str, Any], optimizer: Any) -> dict[str, Any]:
-    """The inverse of `without_callables`, with the functions of the live `optimizer`.
+def with_callables(state: Mapping[str, Any], optimizer: Any) -> dict[str, Any]:
+    """The inverse of `hide_callables` and `without_callables`, with the functions of the live `optimizer`.
 
     Raises:
-        InvalidCheckpointError: if `state` is not the state of an optimizer.
+        InvalidCheckpointError: if `state` is not that of an optimizer; or names the functions that `optimizer` lacks.
     """
     groups = state.get("param_groups")
     if not isinstance(groups, list) or not all(isinstance(group, dict) for group in groups):
         raise InvalidCheckpointError(
-            f"{OPTIMIZER_FILE} does not hold the state of an optimizer. Use another checkpoint."
+            "The saved state is not that of an optimizer like torch's: its `param_groups` are not a list of dicts. Use "
+            "another checkpoint."
         )
     live = getattr(optimizer, "param_groups", None) or []
-    kept = [{key: value for key, value in group.items() if callable(value)} for group in live[: len(groups)]]
-    kept += [{} for _ in groups[len(kept) :]]
-    return {**state, "param_groups": [{**own, **group} for own, group in zip(kept, groups, strict=True)]}
+    complete, missing = [], []
+    for index, group in enumerate(groups):
+        functions = {key: value for key, value in live[index].items() if callable(value)} if index < len(live) else {}
+        hidden = [key for key, value in group.items() if value is KEEP_LIVE]
+        missing += [f"param_groups[{index}].{key}" for key in hidden if key not in functions]
+        complete.append({**functions, **{key: value for key, value in group.items() if key not in hidden}})
+    if missing:
+        raise InvalidCheckpointError(
+            f"The saved optimizer had functions at {', '.join(missing)}, but the {type(optimizer).__name__} of this "
+            "run has none there. Functions are not stored: create the optimizer with the same ones, then load."
+        )
+    return {**state, "param_groups": complete}
 
 
-def read_optimizer_file(folder: Path, optimizer: Any) -> dict[str, Any] | None:
-    """The state in a state folder's `OPTIMIZER_FILE`, with the functions of the live `optimizer`; None without a file.
+def read_optimizer_file(folder: Path) -> dict[str, Any] | None:
+    """The state in a state folder's `OPTIMIZER_FILE`, without functions; None without such a file.
 
     Raises:
         InvalidCheckpointError: if the file was changed, or holds more than tensors and plain values.
@@ -97,7 +83,7 @@ def read_optimizer_file(folder: Path, optimizer: Any) -> dict[str, Any] | None:
     if OPTIMIZER_FILE not in {entry.name for entry in read_manifest(folder).files}:
         return None
     verify(folder, {OPTIMIZER_FILE})
-    return with_callables(load_portable(folder / OPTIMIZER_FILE), optimizer)
+    return load_portable(folder / OPTIMIZER_FILE)
 
 
 def load_optimizer_state(optimizer: Any, state: Mapping[str, Any]) -> None:

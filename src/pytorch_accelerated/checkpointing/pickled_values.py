@@ -61,6 +61,7 @@ _DTYPES_OF_STORAGES = {
     "ComplexDoubleStorage": torch.complex128,
     "UntypedStorage": torch.uint8,
 }
+_LAYOUTS = {"torch.strided": torch.strided, "torch.sparse_coo": torch.sparse_coo}
 _DTYPES = {name: value for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
 
 
@@ -164,17 +165,9 @@ def _sparse_tensor(budget: Budget, layout: Any, arguments: Any) -> torch.Tensor:
     return tensor.coalesce() if coalesced and coalesced[0] is True else tensor
 
 
-def _layout(budget: Budget, name: Any) -> torch.layout:
-    return {"torch.strided": torch.strided, "torch.sparse_coo": torch.sparse_coo}[name]
-
-
 def _size_of_tensor(budget: Budget, items: Any = ()) -> torch.Size:
     budget.charge(CONTAINER_BYTES + 8 * len(items))
     return torch.Size(items)
-
-
-def _device(budget: Budget, *arguments: Any) -> torch.device:
-    return torch.device(*arguments)
 
 
 def _ordered_dict(budget: Budget, items: Any = ()) -> OrderedDict[Any, Any]:
@@ -203,20 +196,12 @@ def _set(budget: Budget, items: Any = ()) -> set[Any]:
     return found
 
 
-def _complex(budget: Budget, real: float, imaginary: float) -> complex:
-    return complex(real, imaginary)
-
-
 def _bytes(budget: Budget, text: Any, encoding: Any) -> bytes:
     """Bytes, which torch's version of pickle stores as text."""
     if type(text) is not str or codecs.lookup(encoding).name != "iso8859-1":
         raise TypeError(f"it is a {type(text).__name__} in {encoding!r}")
     budget.charge(len(text))
     return text.encode("latin-1")
-
-
-def _no_bytes(budget: Budget) -> bytes:
-    return b""
 
 
 def _byte_array(budget: Budget, data: Any = b"", *encoding: Any) -> bytearray:
@@ -236,15 +221,15 @@ MAKERS: dict[str, Maker] = {
     "torch._utils._rebuild_parameter_with_state": _parameter,
     "torch._utils._rebuild_sparse_tensor": _sparse_tensor,
     "torch._tensor._rebuild_from_type_v2": _tensor_with_attributes,
-    "torch.serialization._get_layout": _layout,
+    "torch.serialization._get_layout": lambda budget, name: _LAYOUTS[name],
     "torch.Size": _size_of_tensor,
-    "torch.device": _device,
+    "torch.device": lambda budget, *arguments: torch.device(*arguments),
     "collections.OrderedDict": _ordered_dict,
     "collections.Counter": _counter,
     "_codecs.encode": _bytes,
 }
 for _module in ("builtins", "__builtin__"):  # by the version of the pickle
     MAKERS[f"{_module}.set"] = _set
-    MAKERS[f"{_module}.complex"] = _complex
-    MAKERS[f"{_module}.bytes"] = _no_bytes
+    MAKERS[f"{_module}.complex"] = lambda budget, real, imaginary: complex(real, imaginary)
+    MAKERS[f"{_module}.bytes"] = lambda budget: b""
     MAKERS[f"{_module}.bytearray"] = _byte_array

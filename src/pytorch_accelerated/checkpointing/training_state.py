@@ -23,7 +23,7 @@ from pytorch_accelerated.checkpointing.optimizers import (
     check_optimizer_state,
     hide_callables,
     read_optimizer_file,
-    restore_callables,
+    with_callables,
 )
 from pytorch_accelerated.checkpointing.rank_differences import differences_from_first, with_difference
 from pytorch_accelerated.checkpointing.reading import kind_of
@@ -207,7 +207,7 @@ def _read_run(
     """Facts, parts and the optimizer's state, verified as far as possible before anything is changed."""
     facts, parts = read_state(folder, make_target=_targets(run))
     if "optimizer" not in parts:
-        parts["optimizer"] = read_optimizer_file(folder, run.optimizer)
+        parts["optimizer"] = read_optimizer_file(folder)
     check_run_parts(facts, parts, source=folder)
     if (run.optimizer is None) != (parts["optimizer"] is None):
         raise InvalidCheckpointError(
@@ -216,7 +216,7 @@ def _read_run(
         )
     optimizer_state = parts["optimizer"]
     if optimizer_state is not None:
-        optimizer_state = restore_callables(optimizer_state, run.optimizer)
+        optimizer_state = with_callables(optimizer_state, run.optimizer)
         check_optimizer_state(run.optimizer, optimizer_state, source=folder)
     for _, target, state in _scheduler_and_scaler(run, parts):
         check_same_kind(target, state, source=folder)
