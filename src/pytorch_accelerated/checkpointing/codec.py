@@ -99,6 +99,14 @@ def decode(structure: Any, tensors: Mapping[str, torch.Tensor], *, path: str) ->
     return _Decoder(tensors, path).decode(structure, "")
 
 
+def _is_json(value: Any) -> bool:
+    """Whether `value` is a scalar that JSON has."""
+    kind = type(value)
+    if kind is float:
+        return math.isfinite(value)
+    return -(2**63) <= value < 2**63 if kind is int else value is None or kind is str or kind is bool
+
+
 def _child(path: str, key: Any) -> str:
     if type(key) is str and re.fullmatch(r"[\w.]+", key):
         return f"{path}.{key}" if path else key
@@ -141,19 +149,23 @@ class _Encoder:
     def encode(self, value: Any, path: str, depth: int) -> Any:
         if depth > MAX_DEPTH:
             return self._refuse(path, f"nested deeper than {MAX_DEPTH} levels, or holds itself")
-        kind = type(value)
-        if value is None or kind in (bool, str):
+        if _is_json(value):
             return value
+        kind = type(value)
         if kind is int:
-            return value if -(2**63) <= value < 2**63 else {"$": "int", "hex": hex(value)}
+            return {"$": "int", "hex": hex(value)}
         if kind is float:
-            return value if math.isfinite(value) else {"$": "float", "text": repr(value)}
+            return {"$": "float", "text": repr(value)}
         if kind is complex:
             return {"$": "complex", "real": self.encode(value.real, path, 0), "imag": self.encode(value.imag, path, 0)}
         if kind is bytes:
             return {"$": "bytes", "base64": b64encode(value).decode("ascii")}
         if kind in (list, tuple, torch.Size):
-            items = [self.encode(item, f"{path}[{index}]", depth + 1) for index, item in enumerate(value)]
+            # Asked here once more: a history has hundreds of thousands of such items, and the run waits for this.
+            items = [
+                item if _is_json(item) else self.encode(item, f"{path}[{index}]", depth + 1)
+                for index, item in enumerate(value)
+            ]
             return items if kind is list else {"$": "tuple" if kind is tuple else "size", "items": items}
         if kind in (dict, OrderedDict, Counter):
             return self._encode_dict(value, path, depth)
