@@ -138,8 +138,7 @@ class HiddenName:
         final: the name that it will have, or had.
         kind: ``partial`` is being written or deleted and is never read. ``replaced`` is a complete state whose
             successor is taking its name; while no state has that name, it is still the valid one.
-        host: of the process at work, including its process namespace.
-        pid: of the process at work.
+        host, pid: of the process at work; the host includes its process namespace.
         process: distinguishes processes that had the same pid one after the other.
         nonce: makes the name unique.
     """

@@ -101,7 +101,6 @@ def load_states(
     Args:
         load_model: loads the weights.
         optimizer: loads `optimizer_state`, unless that is None.
-        optimizer_state: see `optimizer`.
         others: a name, an object with `load_state_dict`, and its state.
         undo: from `all_or_nothing`.
         source: where the states come from, for messages.

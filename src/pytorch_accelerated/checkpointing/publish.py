@@ -39,9 +39,7 @@ _BLOCK_BYTES = 2**20
 class StagedFolder:
     """An unpublished folder. It can be sent to other ranks, which may add their own files.
 
-    Attributes:
-        staging: where its files are until it is published.
-        final: where it will be published.
+    Its files are in `staging` until it is published as `final`.
     """
 
     staging: Path
@@ -60,11 +58,8 @@ class StagedFolder:
 
         To be called before `write_file`, so that the function cannot replace those files.
 
-        Args:
-            write_others: called with the folder; may write regular files with valid names, and no folders.
-
         Raises:
-            CheckpointError: if it wrote something else, or the disk fails.
+            CheckpointError: if it wrote anything but regular files with valid names, or the disk fails.
         """
         before = set(self.staging.iterdir())
         write_others(self.staging)
@@ -77,11 +72,9 @@ class StagedFolder:
         return entries
 
     def commit(self, facts: dict[str, Any], files: Iterable[FileEntry]) -> None:
-        """Publish the folder under its final name. To be called by one rank, after all ranks have written their files.
+        """Publish the folder, with the `files` of all ranks, under its final name. To be called by one rank.
 
-        Args:
-            facts: plain values that can be read without the files.
-            files: the entries that `write_file` returned on all ranks.
+        `facts` are plain values that can be read without the files.
 
         Raises:
             CheckpointError: if a file is missing here, or the disk fails; an earlier state then keeps the name.

@@ -75,8 +75,7 @@ def read_shards(
     """The sharded tensors of a state folder. Reads and checks only the files that this rank needs.
 
     Args:
-        folder: of the state.
-        entries: its files, by name.
+        folder, entries: of the state, and its files by name.
         layout: the content of ``shards.json``.
         make_target: returns the tensor to fill for a name, shape and dtype; a sharded one gets this rank's part.
 

@@ -31,13 +31,9 @@ _SHOWN_CHARACTERS = 100
 
 @dataclass(frozen=True)
 class Found:
-    """A training state found on disk, readable or not.
+    """A training state found on disk. If its manifest cannot be read, that is None, and `complaint` says why.
 
-    Attributes:
-        folder: of the state.
-        saved_at: when its manifest was written (the last step of a save), in seconds since the epoch.
-        manifest: None if it cannot be read.
-        complaint: why it cannot be read.
+    `saved_at` is when the manifest was written (the last step of a save), in seconds since the epoch.
     """
 
     folder: Path
@@ -85,20 +81,12 @@ def list_states(place: Path, screen: Screen) -> int:
     if not states:
         screen.line(f"No training states in {printable(str(place))}.")
         return 0
+    facts = ("updates", "epochs", "ranks")
     rows = [
-        (
-            state.name,
-            state.when,
-            state.fact("updates"),
-            state.fact("epochs"),
-            state.fact("ranks"),
-            state.size,
-            "damaged" if state.manifest is None else "ok",
-        )
-        for state in states
+        (one.name, one.when, *map(one.fact, facts), one.size, "damaged" if one.manifest is None else "ok")
+        for one in states
     ]
-    header = ("name", "saved", "updates", "epochs", "ranks", "size", "manifest")
-    screen.table(Table(header, rows, numbers=("updates", "epochs", "ranks", "size")))
+    screen.table(Table(("name", "saved", *facts, "size", "manifest"), rows, numbers=(*facts, "size")))
     return 0
 
 
@@ -107,7 +95,8 @@ def verify_states(place: Path, screen: Screen) -> int:
     states = _at_least_one(place)
     number_damaged = 0
     for state in states:
-        complaints = _damage(state)
+        manifest = state.manifest
+        complaints = [state.complaint] if manifest is None else find_damage(state.folder, manifest)
         number_damaged += bool(complaints)
         verdict, style = ("damaged", "bold red") if complaints else ("ok", "green")
         screen.line(f"{verdict:<7}  {state.name}", style=style)
@@ -175,7 +164,8 @@ def plan_prune(place: Path, retention: Retention, metric_name: str | None) -> Pr
     states = find_states(place)
     if looks_like_state(place):
         raise CheckpointError(f"{str(place)!r} is one training state. Give the folder that holds the states.")
-    complete = [(one.folder, one.manifest) for one in states if one.manifest and _is_of_a_run(one.manifest)]
+    readable = [(one.folder, one.manifest) for one in states if one.manifest is not None]
+    complete = [one for one in readable if type(one[1].facts.get("updates")) is int]
     judged = judged_states(complete, metric_name=metric_name)
     if metric_name is not None and judged and all(one.value is None for one in judged):
         known = sorted({record.name for folder, _ in complete for record in _records_if_any(folder)})
@@ -194,11 +184,12 @@ def plan_prune(place: Path, retention: Retention, metric_name: str | None) -> Pr
         valid |= {folder for folder, _ in unread}
         complete = [one for one in complete if one not in damaged]
         judged = judged_states(complete, metric_name=metric_name)
+    plan = PrunePlan([], [], [])
     folders = {folder for folder, _ in complete}
-    doomed = [one for one in states if one.folder in folders and one.folder.name in doomed_names]
-    kept = [one for one in states if one.folder in folders and one not in doomed]
-    left_alone = [one for one in states if one not in kept and one not in doomed]
-    return PrunePlan(kept, doomed, left_alone)
+    for one in states:
+        verdict = plan.doomed if one.folder.name in doomed_names else plan.kept
+        (verdict if one.folder in folders else plan.left_alone).append(one)
+    return plan
 
 
 def prune(plan: PrunePlan, screen: Screen, *, is_agreed: Callable[[str], bool]) -> int:
@@ -247,14 +238,6 @@ def _found(folder: Path) -> Found:
         return Found(folder, saved_at, None, str(error))
 
 
-def _damage(state: Found) -> list[str]:
-    return [state.complaint] if state.manifest is None else find_damage(state.folder, state.manifest)
-
-
-def _is_of_a_run(manifest: Manifest) -> bool:
-    return type(manifest.facts.get("updates")) is int
-
-
 def _records_if_any(folder: Path) -> Iterator[Any]:
     try:
         yield from read_metric_records(folder)
@@ -263,12 +246,9 @@ def _records_if_any(folder: Path) -> Iterator[Any]:
 
 
 def _part_row(folder: Path, manifest: Manifest, name: str) -> tuple[str, str, str]:
-    structure, tensors = (
-        next(entry for entry in manifest.files if entry.name == f"{name}.{suffix}")
-        for suffix in ("json", "safetensors")
-    )
-    number = len(tensors_of_file(folder / tensors.name))
-    return name, str(number), format_bytes(structure.size_bytes + tensors.size_bytes)
+    tensors = f"{name}.safetensors"
+    size_bytes = sum(entry.size_bytes for entry in manifest.files if entry.name in (tensors, f"{name}.json"))
+    return name, str(len(tensors_of_file(folder / tensors))), format_bytes(size_bytes)
 
 
 def _fact(value: object) -> str:

@@ -49,19 +49,8 @@ from pytorch_accelerated.training.run_state import RunState
 class LiveRun:
     """The objects whose states make up a training state.
 
-    Attributes:
-        ranks: the processes.
-        model: the module, wrapped for training.
-        optimizer, scheduler, scaler: each may be None.
-        callbacks: those of the trainer, in order.
-        history: the run history.
-        config: the run config; None before the first run.
-        run_state: the progress of the run.
-        losses: the current loss tracker.
-        gradient_norms: of the current epoch.
-        train_loader, eval_loader: as prepared for the run; each may be None.
-        seed: of the run.
-        epochs_before: epochs of the runs that this run continues.
+    The model is the one wrapped for training. Optimizer, scheduler, scaler and loaders, as prepared for the run, may be
+    None. `epochs_before` counts the epochs of the runs that this one continues.
     """
 
     ranks: Ranks
@@ -82,13 +71,7 @@ class LiveRun:
 
 
 class LoadedRun(NamedTuple):
-    """The contents of a training state besides the states of objects.
-
-    Attributes:
-        run_state: the progress of the run.
-        epochs_before: epochs of the runs that it continued.
-        extra: the `extra` entries of the save.
-    """
+    """The contents of a training state besides the states of objects; `extra` as it was given to `save_run`."""
 
     run_state: RunState
     epochs_before: int
@@ -111,8 +94,7 @@ def save_run(
     Rank 0 writes. Each rank writes its own parts of sharded tensors, and rank 0 publishes when all have done so.
 
     Args:
-        run: the run to save.
-        folder: of the state.
+        run, folder: what to save, and where to.
         extra: additional entries.
         writer: writes the state in the background, if given; it can't be combined with `write_others`.
         write_others: writes further files into the folder, on rank 0; see `StagedFolder.take_in`.
@@ -163,8 +145,7 @@ def load_run(
     draw from them.
 
     Args:
-        run: the run to load into.
-        folder: of the state.
+        run, folder: where to load into, and from.
         restores_position: whether to restore the position of the training loader.
         skipped_weights: names in the model's state that the folder need not have; the live values stay.
 
@@ -228,12 +209,12 @@ def _others(
     run: LiveRun, parts: dict[str, Any], history: dict[str, Any], callbacks: dict[str, Any]
 ) -> list[tuple[str, Any, Any]]:
     """Name, object and state of everything besides model and optimizer that loads a state."""
-    others = [*_scheduler_and_scaler(run, parts), ("The run history", run.history, history)]
-    for callback in run.callbacks:
-        state = callbacks.get(_state_key(callback))
-        if state is not None and hasattr(callback, "load_state_dict"):
-            others.append((type(callback).__name__, callback, state))
-    return others
+    saved = [(one, callbacks.get(_state_key(one))) for one in run.callbacks if hasattr(one, "load_state_dict")]
+    return [
+        *_scheduler_and_scaler(run, parts),
+        ("The run history", run.history, history),
+        *((type(callback).__name__, callback, state) for callback, state in saved if state is not None),
+    ]
 
 
 def _scheduler_and_scaler(run: LiveRun, parts: dict[str, Any]) -> list[tuple[str, Any, Any]]:
@@ -249,11 +230,8 @@ def _scheduler_and_scaler(run: LiveRun, parts: dict[str, Any]) -> list[tuple[str
 def _targets(run: LiveRun) -> Callable[[str, torch.Size, torch.dtype], torch.Tensor]:
     """A function that makes targets for tensors, sharded as in this run, so that no rank holds a whole state."""
     values = canonical_state_dict(bare_model(run.model))
-    parameters = (
-        {}
-        if run.optimizer is None
-        else dict(enumerate(each for group in run.optimizer.param_groups for each in group["params"]))
-    )
+    groups = [] if run.optimizer is None else run.optimizer.param_groups
+    parameters = dict(enumerate(each for group in groups for each in group["params"]))
 
     def make(name: str, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
         part, _, path = name.partition("/")
