@@ -349,11 +349,12 @@ class Trainer(TrainerHooks):
         if not model.training:
             model.train()
         inputs = self._prepare_inputs(inputs)
-        loss = self._engine.step.loss_of(
+        step = self._engine.step
+        loss = step.loss_of(
             lambda items: self._compute_loss(model, inputs, num_items_in_batch=items), num_items_in_batch
         )
         refuse_no_loss(loss, is_learnt_from=True)
-        share = self._engine.step.share_of_update(loss, num_items_in_batch)
+        share = step.share_of_update(loss, num_items_in_batch)
         self._engine.backward_step(share)
         return share.detach()  # type: ignore[no-any-return]
 

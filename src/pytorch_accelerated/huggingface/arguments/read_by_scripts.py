@@ -6,9 +6,9 @@ A subclass must not override these methods, because nothing here calls them; see
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
-from pytorch_accelerated.huggingface.engine.measuring import MemoryTracker
 from pytorch_accelerated.huggingface.models.knowledge import returns_loss_by_itself
 from pytorch_accelerated.processes.accelerators import send_to_device
 
@@ -36,6 +36,10 @@ _NOT_IN_USE = {
 }
 
 
+# Copies of `evaluate` in older scripts call it; here `evaluate` itself measures memory.
+_NO_MEMORY_TRACKER = SimpleNamespace(start=lambda: None, stop_and_update_metrics=lambda metrics=None: None)
+
+
 def _always(value: Any) -> Callable[[Any], Any]:
     return lambda trainer: value
 
@@ -48,9 +52,7 @@ READ_BY_SCRIPTS: dict[str, Callable[[Any], Any]] = {
     "current_flos": lambda trainer: trainer._training.counter.flos if trainer.is_in_train else 0,
     "current_gradient_accumulation_steps": lambda trainer: trainer._engine.batches_of_update,
     "tokenizer": lambda trainer: trainer.processing_class,
-    "_memory_tracker": lambda trainer: vars(trainer).setdefault(
-        "_memory_tracker", MemoryTracker(is_used=not trainer.args.skip_memory_metrics)
-    ),
+    "_memory_tracker": _always(_NO_MEMORY_TRACKER),
     "_get_learning_rate": lambda trainer: lambda: trainer._engine.learning_rate,
     "_get_output_dir": lambda trainer: lambda trial=None: str(trainer.args.output_dir),
     "_move_model_to_device": lambda trainer: lambda model, device: model.to(device),

@@ -105,7 +105,8 @@ class Engine(NativeTrainer):
 
     def has_placed(self, batch: Any) -> bool:
         """Whether `batch` is the current one of the training, which the loader has put on the device."""
-        return self.run.has_step and batch is self.step.micro_batch.batch
+        run = self.run
+        return run.has_step and batch is run.step.micro_batch.batch
 
     @property
     def epochs_done(self) -> float:
@@ -114,8 +115,7 @@ class Engine(NativeTrainer):
         if batches is None:
             assert settings.max_num_train_steps is not None
             return state.epochs + state.updates_in_epoch / settings.max_num_train_steps
-        used = min(state.updates_in_epoch * settings.gradient_accumulation_steps, batches)
-        return state.epochs + float(used / batches)
+        return state.epochs + min(state.updates_in_epoch * settings.gradient_accumulation_steps, batches) / batches
 
     def gather_padded(self, tensors: Any, padding_value: float) -> Any:
         """`gather` that keeps rows of nothing but padding: the labels of a row may all be -100."""
@@ -228,10 +228,9 @@ class Engine(NativeTrainer):
             gradient_clip_value,
         )
         args = self._face.args
-        # accelerate does not know the precision of DeepSpeed.
-        return (
-            dataclasses.replace(config, mixed_precision="bf16") if args.deepspeed is not None and args.bf16 else config
-        )
+        if args.deepspeed is None or not args.bf16:
+            return config
+        return dataclasses.replace(config, mixed_precision="bf16")  # accelerate does not know that of DeepSpeed
 
     def _add_epoch_loss_to_run_history(self, metric_name: str) -> None:
         """Do nothing: the Hugging Face trainer logs losses when requested."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pytorch_accelerated.huggingface.arguments.training_arguments import TrainingArguments
+from pytorch_accelerated.huggingface.engine.counting import BatchCounter
 from pytorch_accelerated.huggingface.events.callbacks import CallbackHandler
 from pytorch_accelerated.huggingface.events.state import TrainerControl, TrainerState
 
@@ -61,6 +62,8 @@ class Face(Protocol):
 class TrainingHooks(Protocol):
     """One training of that trainer, which the engine informs of its progress."""
 
+    counter: BatchCounter
+
     def plan(self, updates_per_epoch: int | None) -> int:
         """The number of updates of the run."""
 
@@ -69,9 +72,6 @@ class TrainingHooks(Protocol):
 
     def resume(self, folder: Path) -> None:
         """Load a checkpoint."""
-
-    def count_batch(self, batch: Any) -> None:
-        """A batch has been used."""
 
     def may_log_step(self) -> bool:
         """Whether the current update may be logged."""

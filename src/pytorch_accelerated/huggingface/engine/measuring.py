@@ -66,25 +66,3 @@ class MemoryMeter:
         if self._has_gpu:
             bytes_in_use["gpu"] = torch.cuda.memory_allocated()
         return bytes_in_use
-
-
-class MemoryTracker:
-    """The ``_memory_tracker`` that an overridden `evaluate` of older scripts uses before and after its loop.
-
-    Args:
-        is_used: whether memory is measured.
-    """
-
-    def __init__(self, *, is_used: bool) -> None:
-        self._is_used = is_used
-        self._meter: MemoryMeter | None = None
-
-    def start(self) -> None:
-        """Start to measure."""
-        self._meter = MemoryMeter("eval") if self._is_used else None
-
-    def stop_and_update_metrics(self, metrics: dict[str, float] | None = None) -> None:
-        """Add the measurements to `metrics`."""
-        if self._meter is not None and metrics is not None:
-            metrics.update(self._meter.stop())
-        self._meter = None

@@ -85,7 +85,7 @@ class FaceStep(Step):
         if self.micro_batch.is_borrowed:  # this rank has no row left
             share = torch.zeros_like(share)
         else:
-            self.training.count_batch(batch)
+            self.training.counter.count(batch)
         self._loss = share if self._loss is None else self._loss + share
 
     def loss_of(self, compute: Callable[[Any], Any], num_items_in_batch: Any) -> Any:

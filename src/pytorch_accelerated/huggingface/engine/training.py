@@ -68,8 +68,6 @@ class Training:
         init_metrics: the memory that making the trainer took, for the summary.
 
     Attributes:
-        counter: of operations and tokens.
-        batch_size: rows of a batch on one device.
         first_tokens: tokens that were seen before this training.
         output: the result, once the training is over.
     """
@@ -169,10 +167,6 @@ class Training:
         if self._args.eval_on_start:
             self._own.evaluate(None, self._ignore_keys, skip_scheduler=True)
 
-    def count_batch(self, batch: Any) -> None:
-        """Count the tokens and operations of a training batch."""
-        self.counter.count(batch)
-
     def may_log_step(self) -> bool:
         """Whether the current update may be logged: callbacks decide only after it."""
         args, handler = self._args, self._face.callback_handler
@@ -185,10 +179,10 @@ class Training:
 
     def end_step(self) -> None:
         """Do what is due after an update: the safe point."""
-        self._state.global_step = self._engine.run_state.updates
-        self._state.epoch = self._engine.epochs_done
+        state, engine = self._state, self._engine
+        state.global_step, state.epoch = engine.run_state.updates, engine.epochs_done
         if self.counter.counts_tokens:
-            self._state.num_input_tokens_seen += self.counter.take_tokens(self._engine.ranks)
+            state.num_input_tokens_seen += self.counter.take_tokens(engine.ranks)
         self._events.fire("on_step_end")
         self._act_on_control()
 
