@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
 
-from pytorch_accelerated.errors import ConfigurationError, DataError
+from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, DataError
 from pytorch_accelerated.huggingface.arguments.deepspeed import make_schedule_of_config
 from pytorch_accelerated.huggingface.arguments.strategies import SamplingStrategy
 from pytorch_accelerated.huggingface.arguments.training_arguments import TrainingArguments
@@ -33,10 +34,8 @@ from pytorch_accelerated.huggingface.models.collating import (
 )
 from pytorch_accelerated.huggingface.models.knowledge import (
     accepts_loss_kwargs,
-    made_model,
     outputs_of,
     own_loss,
-    predicts_next_token,
     refuse_missing_column,
     refuse_missing_parameters,
 )
@@ -128,7 +127,8 @@ class TrainerHooks:
         else:
             assert self.label_smoother is not None
             named = {"logits": outputs} if isinstance(outputs, torch.Tensor) else outputs
-            loss = self.label_smoother(named, labels, shift_labels=predicts_next_token(self.model))
+            predicts_next_token = type(self.model).__name__.endswith(("ForCausalLM", "LMHeadModel"))
+            loss = self.label_smoother(named, labels, shift_labels=predicts_next_token)
         return (loss, outputs) if return_outputs else loss
 
     def _compute_loss(self, model: Any, inputs: Mapping[str, Any], **arguments: Any) -> Any:
@@ -168,9 +168,22 @@ class TrainerHooks:
         return operations_of(self.model, inputs.get(self._main_input_name))
 
     def call_model_init(self, trial: Any = None) -> Any:
-        """A new model from `model_init`."""
+        """A new model from `model_init`, which may take the trial."""
         assert self.model_init is not None
-        return made_model(self.model_init, trial)
+        needed = [
+            parameter.name
+            for parameter in inspect.signature(self.model_init).parameters.values()
+            if parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD
+        ]
+        if len(needed) > 1:
+            raise ArgumentTypeError(
+                f"`model_init` needs the arguments {', '.join(needed)}, but it is called with a trial, which is None, "
+                "or with nothing. Give the others a default, for example with functools.partial."
+            )
+        model = self.model_init(trial) if needed else self.model_init()
+        if not isinstance(model, nn.Module):
+            raise ArgumentTypeError(f"`model_init` returned {model!r}, which is not an nn.Module. Return a new model.")
+        return model
 
     @property
     def _main_input_name(self) -> str:

@@ -10,27 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, DataError
+from pytorch_accelerated.errors import ConfigurationError, DataError
 from pytorch_accelerated.huggingface.models.collating import columns_of, inner_model, signature_columns
 from pytorch_accelerated.training.settings import returns_a_sum
-
-
-def made_model(model_init: Callable[..., Any], trial: Any = None) -> nn.Module:
-    """A new model from `model_init`, which may take the trial."""
-    needed = [
-        parameter.name
-        for parameter in inspect.signature(model_init).parameters.values()
-        if parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD
-    ]
-    if len(needed) > 1:
-        raise ArgumentTypeError(
-            f"`model_init` needs the arguments {', '.join(needed)}, but it is called with a trial, which is None, "
-            "or with nothing. Give the others a default, for example with functools.partial."
-        )
-    model = model_init(trial) if needed else model_init()
-    if not isinstance(model, nn.Module):
-        raise ArgumentTypeError(f"`model_init` returned {model!r}, which is not an nn.Module. Return a new model.")
-    return model
 
 
 def accepts_loss_kwargs(model: Any) -> bool:
@@ -42,11 +24,6 @@ def accepts_loss_kwargs(model: Any) -> bool:
     return "num_items_in_batch" in parameters or any(
         parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()
     )
-
-
-def predicts_next_token(model: Any) -> bool:
-    """Whether the logits of a position predict the label of the next one."""
-    return type(model).__name__.endswith(("ForCausalLM", "LMHeadModel"))
 
 
 def returns_loss_by_itself(model: Any, inputs: Mapping[str, Any]) -> bool:
