@@ -8,8 +8,6 @@ can end.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,11 +18,9 @@ from torch import nn
 
 from pytorch_accelerated.callbacks.defaults import DEFAULT_CALLBACKS
 from pytorch_accelerated.callbacks.limits import OuterLimit
-from pytorch_accelerated.checkpointing.loading import all_or_nothing, check_same_kind, load_states
-from pytorch_accelerated.checkpointing.optimizers import check_optimizer_state
-from pytorch_accelerated.checkpointing.portable import load_portable, save_portable
+from pytorch_accelerated.checkpointing.checkpoint_file import checkpoint_of, load_checkpoint
+from pytorch_accelerated.checkpointing.portable import save_portable
 from pytorch_accelerated.checkpointing.shared_disk import agree_on_resuming
-from pytorch_accelerated.checkpointing.weights import canonical_state_dict, check_canonical, load_canonical
 from pytorch_accelerated.compat.torch import uncompiled
 from pytorch_accelerated.data.building import build_loader, check_dataset
 from pytorch_accelerated.data.checking import refuse_rearranged
@@ -32,7 +28,6 @@ from pytorch_accelerated.data.padding import remove_padding
 from pytorch_accelerated.data.slicing import LIMIT_BATCHES_ENV_VAR, batch_limit_from_environment
 from pytorch_accelerated.data.updates import RunLoader
 from pytorch_accelerated.errors import InvalidCheckpointError
-from pytorch_accelerated.models.sharding import whole
 from pytorch_accelerated.models.wrappers import bare_model
 from pytorch_accelerated.prediction.collecting import collect_predictions
 from pytorch_accelerated.processes.gathering import map_tensors
@@ -298,12 +293,13 @@ class Trainer(TrainerHooks):
         settings = TrainSettings(num_epochs=1, eval_per_device_batch_size=per_device_batch_size)
         self.run_history.reset()
         with self._during_run(settings) as run:
-            run.choose_seed()
-            run.loaders.train = None
-            run.loaders.eval_kwargs = dict(dataloader_kwargs or {})
-            run.loaders.eval = self.create_eval_dataloader(per_device_batch_size, dataloader_kwargs)
-            self._prepare_model_optimizer_and_dataloaders()
-            self.run_config = self._create_run_config(per_device_batch_size, None, 1, None, None)
+            setup.start_evaluation(
+                run,
+                per_device_batch_size,
+                dataloader_kwargs,
+                prepare=self._prepare_model_optimizer_and_dataloaders,
+                describe=self._create_run_config,
+            )
             self._run_evaluation()
         return {name: self.run_history.get_latest_metric(name) for name in self.run_history.get_metric_names()}
 
@@ -369,16 +365,11 @@ class Trainer(TrainerHooks):
             CheckpointError: if an entry could not be read back without running code; the message names it.
             NonFiniteLossError: if a parameter is NaN or infinite; an existing file is left as it is.
         """
-        model = self.get_model()
-        self.current_run.check_finite()  # on every rank, so that all of them get the error
-        checkpoint: dict[str, Any] = {"model_state_dict": whole(canonical_state_dict(model))}
-        if save_optimizer and self.optimizer is not None:
-            checkpoint["optimizer_state_dict"] = whole(self.optimizer.state_dict())
-        if not (self._ranks.is_first_of_node if save_per_node else self._ranks.is_first):
-            return
-        if save_scheduler and self.scheduler is not None:
-            checkpoint["scheduler_state_dict"] = self.scheduler.state_dict()
-        save_portable(save_path, {**checkpoint, **(checkpoint_kwargs or {})})
+        run = self.current_run
+        run.check_finite()  # on every rank, so that all of them get the error
+        checkpoint = checkpoint_of(run.contents(), self.get_model(), optimizer=save_optimizer, scheduler=save_scheduler)
+        if self._ranks.is_first_of_node if save_per_node else self._ranks.is_first:
+            save_portable(save_path, {**checkpoint, **(checkpoint_kwargs or {})})
 
     def load_checkpoint(
         self, checkpoint_path: str | Path, load_optimizer: bool = True, load_scheduler: bool = True
@@ -398,29 +389,10 @@ class Trainer(TrainerHooks):
             InvalidCheckpointError: if the file is damaged or belongs to another model or optimizer; then nothing is
                 changed.
         """
-        checkpoint = load_portable(checkpoint_path)
-        if "model_state_dict" not in checkpoint:
-            raise InvalidCheckpointError(
-                f"{checkpoint_path} has no 'model_state_dict', only {', '.join(map(repr, checkpoint)) or 'nothing'}. "
-                "Load a file that `save_checkpoint` wrote."
-            )
-        optimizer_state = (
-            checkpoint.get("optimizer_state_dict") if load_optimizer and self.optimizer is not None else None
+        run = self.current_run.contents()
+        return load_checkpoint(
+            checkpoint_path, run, self.get_model(), optimizer=load_optimizer, scheduler=load_scheduler
         )
-        scheduler_state = (
-            checkpoint.get("scheduler_state_dict") if load_scheduler and self.scheduler is not None else None
-        )
-        check_canonical(self.get_model(), checkpoint["model_state_dict"])
-        if optimizer_state is not None:
-            check_optimizer_state(self.optimizer, optimizer_state, source=checkpoint_path)
-        others = []
-        if scheduler_state is not None:
-            check_same_kind(self.scheduler, scheduler_state, source=checkpoint_path)
-            others = [(type(self.scheduler).__name__, self.scheduler, scheduler_state)]
-        load_model = functools.partial(load_canonical, self.get_model(), checkpoint["model_state_dict"])
-        with all_or_nothing() as undo:
-            load_states(load_model, self.optimizer, optimizer_state, others, undo, source=checkpoint_path)
-        return checkpoint
 
     def save_training_state(
         self,
@@ -666,7 +638,6 @@ class Trainer(TrainerHooks):
         if str(self._accelerator.mixed_precision) != self._precision_at_start:
             # accelerate has one precision per process, and another trainer has changed it.
             self._accelerator = self._create_accelerator()
-        self._run_loaders = dataclasses.replace(self._run_loaders)  # those of the last run stay as they are
         run = self._ongoing_run = self._create_run(settings)
         try:
             with run.at_work():

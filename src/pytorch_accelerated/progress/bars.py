@@ -11,8 +11,8 @@ from typing import Any
 class BarsOnScreen:
     """The bars on the screen. A log line or a warning clears them; they are drawn again soon after.
 
-    tqdm can redirect log handlers as well, but what it puts in their place has no level, joins several handlers in one,
-    and takes a lock that loader processes share. Handlers that are added later, and what is printed, don't clear bars.
+    Handlers that are added later, and what is printed, don't clear bars. `docs/design/progress.md` says why tqdm's own
+    means do not do.
     """
 
     def __init__(self) -> None:

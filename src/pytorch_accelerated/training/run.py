@@ -6,6 +6,7 @@ A run is created by `Trainer`, entered once and closed once. `trainer.py` has th
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import sys
 import warnings
@@ -113,7 +114,8 @@ class Run:
         self.ranks: Ranks = hooks._ranks
         self.accelerator = hooks._accelerator
         self.hooks = hooks
-        self.loaders: Loaders = hooks._run_loaders
+        self.loaders: Loaders = dataclasses.replace(hooks._run_loaders)  # those of the last run stay as they are
+        hooks._run_loaders = self.loaders
         self.emitter = Emitter(hooks, self.ranks)
         self.saves = Saves(self.ranks)
         self.stopping = Stopping(self.ranks, self.emitter, self.saves, settings)

@@ -180,6 +180,23 @@ def start_training(
     run.stopping.start_clock()
 
 
+def start_evaluation(
+    run: Run,
+    batch_size: int,
+    dl_kwargs: Mapping[str, Any] | None,
+    *,
+    prepare: Callable[[], None],
+    describe: Callable[..., Any],
+) -> None:
+    """Create the loader, the prepared model and the run config of `evaluate`; see `start_training`."""
+    run.choose_seed()
+    run.loaders.train = None
+    run.loaders.eval_kwargs = dict(dl_kwargs or {})
+    run.loaders.eval = run.hooks.create_eval_dataloader(batch_size, dl_kwargs)
+    prepare()
+    run.hooks.run_config = describe(batch_size, None, 1, None, None)
+
+
 def _make_scheduler(run: Run) -> bool:
     """Create the scheduler. Returns whether it steps after each update."""
     hooks, settings = run.hooks, run.settings
