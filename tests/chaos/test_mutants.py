@@ -163,8 +163,8 @@ MUTANTS = [
     Mutant(
         "callbacks start afresh",
         "checkpointing/training_state.py",
-        "            others.append((type(callback).__name__, callback, state))\n",
-        "            pass\n",
+        "        *((type(callback).__name__, callback, state) for callback, state in saved if state is not None),\n",
+        "",
         RESUME,
     ),
     Mutant(
