@@ -310,7 +310,7 @@ class _Decoder:
         self._kinds: dict[str, Callable[..., Any]] = {
             "int": lambda hex: int(_checked(hex, str), 16),
             "float": lambda text: {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}[text],
-            "complex": self._complex,
+            "complex": lambda real, imag: complex(_checked(real, float), _checked(imag, float)),
             "bytes": lambda base64: b64decode(_checked(base64, str), validate=True),
             "tuple": lambda items: tuple(_checked(items, list)),
             "size": lambda items: torch.Size(_checked(items, list)),
@@ -344,10 +344,6 @@ class _Decoder:
                 f"{_place(self.root, path)} cannot be read as a stored {kind!r} ({type(error).__name__}: {error}). "
                 "The file was changed, or written by another version of this library."
             ) from error
-
-    @staticmethod
-    def _complex(real: Any, imag: Any) -> complex:
-        return complex(_checked(real, float), _checked(imag, float))
 
     @staticmethod
     def _ordered_dict(items: Any, metadata: Any = None) -> OrderedDict[Any, Any]:

@@ -40,11 +40,7 @@ class FolderLock:
         self._is_new = False
 
     def acquire(self) -> None:
-        """Lock the folder.
-
-        Raises:
-            CheckpointError: if another run holds the lock, or the disk fails.
-        """
+        """Lock the folder; a `CheckpointError` if another run holds the lock, or the disk fails."""
         if self._folder in _held:
             raise self._refusal("another run of this process")
         if fcntl is None:

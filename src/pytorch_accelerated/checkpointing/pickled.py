@@ -30,6 +30,7 @@ from pytorch_accelerated.checkpointing.pickled_values import (
 from pytorch_accelerated.errors import InvalidCheckpointError
 
 _MAX_DEPTH = 100
+_MARK = object()  # on the stack, where the items of an unfinished container begin
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
 _LEAVES = (*SCALARS, *_TENSORS, complex, bytearray, torch.Size, torch.dtype, torch.device, torch.layout)
 
@@ -66,13 +67,6 @@ def _explained(complaint: str) -> Iterator[None]:
         raise
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise InvalidCheckpointError(f"{complaint} ({type(error).__name__}: {error})") from error
-
-
-class _Mark:
-    """Marks where the items of an unfinished container begin on the stack."""
-
-
-_MARK = _Mark()
 
 
 class _Machine:

@@ -163,14 +163,11 @@ def _read_sharded(
     if isinstance(layout, dict):
         layout = {name: facts for name, facts in layout.items() if name.partition("/")[0] in parts}
     tensors: dict[str, dict[str, torch.Tensor]] = {}
-    for name, tensor in read_shards(folder, entries, layout, make_target or _whole_target).items():
+    make_target = make_target or (lambda name, shape, dtype: torch.empty(shape, dtype=dtype))
+    for name, tensor in read_shards(folder, entries, layout, make_target).items():
         part, _, path = name.partition("/")
         tensors.setdefault(part, {})[path] = tensor
     return tensors
-
-
-def _whole_target(name: str, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
-    return torch.empty(shape, dtype=dtype)
 
 
 def _read_tensors(folder: Path, entry: FileEntry) -> dict[str, Any]:

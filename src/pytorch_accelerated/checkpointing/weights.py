@@ -71,7 +71,8 @@ def load_canonical(module: nn.Module, state: Mapping[str, Any], *, may_lack: Col
         InvalidCheckpointError: says what does not fit.
     """
     check_canonical(module, state, may_lack=may_lack)
-    copies = copy.deepcopy(_plain(module.state_dict())) if _loads_in_a_way_of_its_own(module) else None
+    has_own_way = any(_overrides(part, name) for part in module.modules() for name in LOADING_METHODS)
+    copies = copy.deepcopy(_plain(module.state_dict())) if has_own_way else None
     try:
         _load_checked(module, state, may_lack)
     except Exception as error:
@@ -113,10 +114,6 @@ def _live(module: nn.Module, inner: set[str]) -> dict[str, tuple[str, Any]]:
     return {_canonical(name, inner): (name, value) for name, value in _state_dict(module).items()}
 
 
-def _loads_in_a_way_of_its_own(module: nn.Module) -> bool:
-    return any(_overrides(part, name) for part in module.modules() for name in LOADING_METHODS)
-
-
 def _plain(state: Mapping[str, Any]) -> dict[str, Any]:
     """A plain dict of `state` with its tensors detached, so that it can be copied."""
     return {name: value.detach() if isinstance(value, torch.Tensor) else value for name, value in state.items()}
@@ -153,15 +150,12 @@ def are_finite(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
         tensors: dense and not empty, of any floating or complex dtype of two bytes or more, on any devices.
     """
     # Unlike a sum, extremes cannot overflow, and they propagate NaN; a norm would take ten times as long.
-    extremes = [extreme for tensor in tensors for extreme in torch.aminmax(_real(tensor.detach()))]
+    real = (torch.view_as_real(tensor) if tensor.is_complex() else tensor for tensor in tensors)
+    extremes = [extreme for tensor in real for extreme in torch.aminmax(tensor.detach())]
     if not extremes:
         return torch.tensor(True)
     device = extremes[0].device
     return torch.stack([torch.isfinite(extreme).to(device) for extreme in extremes]).all()
-
-
-def _real(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def _wrapped_paths(module: nn.Module) -> set[str]:
