@@ -9,7 +9,6 @@ import dataclasses
 import json
 import sys
 from collections.abc import Iterable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
 from benchmarks.data import ReadyBatches
-from benchmarks.measuring import losses_of_same_work, seconds_per_step, take_turns
-from benchmarks.ways import Ours, RawLoop, Way
+from benchmarks.measuring import measure_steps
+from benchmarks.ways import Ours, RawLoop
 from benchmarks.work import Feed, Job, Parts
 
 
@@ -93,15 +92,17 @@ def main() -> None:
     by_hand = [RawDDPLoop(), RawDDPLoopWithLoader(), AccelerateByHandOnRanks()]
     ours = [OursOnReadyBatches(), OursOnReadyBatches(is_lean=False), OursInOrder(), OursInOrder(is_lean=False)]
     ways = [*by_hand, *ours]
-    losses = losses_of_same_work(ways, short, tolerance=1e-4)  # the sums of the ranks' gradients are rounded
-    rounds = take_turns({way.name: partial(_microseconds, way, short, long) for way in ways}, int(repeats))
+    measured = measure_steps(
+        ways,
+        short,
+        long,
+        int(repeats),
+        units_per_second=1e6 * dist.get_world_size(),  # the ranks divide the steps of a job
+        tolerance=1e-4,  # the sums of the ranks' gradients are rounded
+    )
     if dist.get_rank() == 0:
-        Path(file).write_text(json.dumps({"rounds": rounds, "final_losses": losses}))
+        Path(file).write_text(json.dumps(measured))
     dist.destroy_process_group()
-
-
-def _microseconds(way: Way, short: Job, long: Job) -> float:
-    return seconds_per_step(way, short, long) * 1e6 * dist.get_world_size()
 
 
 if __name__ == "__main__":

@@ -9,9 +9,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal, TypedDict, TypeVar
 
-from benchmarks.ways import RawLoop, Way
+from benchmarks.ways import Outcome, RawLoop, Way
 from benchmarks.work import Job
 
 Number = TypeVar("Number", int, float)
@@ -127,6 +127,14 @@ class Result:
         return target.at_least <= reached <= target.at_most and is_below
 
 
+class Measurements(TypedDict):
+    """Fields of a `Result` that are measured together."""
+
+    rounds: Rounds
+    processor_rounds: Rounds
+    final_losses: dict[str, float]
+
+
 def take_turns(measures: Mapping[str, Callable[[], Measured]], repeats: int) -> dict[str, list[Measured]]:
     """Call every function once per round. Every other round is reversed, so that no function always comes first."""
     rounds: dict[str, list[Measured]] = {name: [] for name in measures}
@@ -138,7 +146,41 @@ def take_turns(measures: Mapping[str, Callable[[], Measured]], repeats: int) -> 
 
 def seconds_per_step(way: Way, short: Job, long: Job) -> float:
     """The slope between two runs, which cancels their fixed costs."""
-    return (way.run(long).seconds - way.run(short).seconds) / (long.steps - short.steps)
+    return _slope(way, short, long).seconds
+
+
+def _slope(way: Way, short: Job, long: Job) -> Outcome:
+    steps, after_long, after_short = long.steps - short.steps, way.run(long), way.run(short)
+    return Outcome(
+        (after_long.seconds - after_short.seconds) / steps,
+        after_long.loss,
+        (after_long.processor_seconds - after_short.processor_seconds) / steps,
+    )
+
+
+def measure_steps(
+    ways: Sequence[Way], short: Job, long: Job, repeats: int, *, units_per_second: float, tolerance: float = 1e-5
+) -> Measurements:
+    """Time and processor time per step, from the slope between two runs.
+
+    Raises:
+        RuntimeError: if final losses differ by more than `tolerance`.
+    """
+    losses = losses_of_same_work(ways, short, tolerance=tolerance)
+    slopes = take_turns({way.name: partial(_slope, way, short, long) for way in ways}, repeats)
+    return _measurements(slopes, losses, units_per_second)
+
+
+def _measurements(
+    outcomes: Mapping[str, list[Outcome]], losses: dict[str, float], units_per_second: float = 1
+) -> Measurements:
+    return {
+        "rounds": {way: [one.seconds * units_per_second for one in each] for way, each in outcomes.items()},
+        "processor_rounds": {
+            way: [one.processor_seconds * units_per_second for one in each] for way, each in outcomes.items()
+        },
+        "final_losses": losses,
+    }
 
 
 def losses_of_same_work(ways: Iterable[Way], job: Job, *, tolerance: float = 1e-5) -> dict[str, float]:
@@ -167,23 +209,24 @@ def compare(
     """Time and processor time of a whole job, compared with the fastest of `baselines`, after a short warm-up.
 
     Raises:
-        RuntimeError: if final losses differ by more than `tolerance` in any round.
+        RuntimeError: if final losses differ by more than `tolerance` in any round. Ways with clipping and a schedule
+            are compared with one another.
     """
     for way in ways:
         way.run(dataclasses.replace(job, samples=2 * job.batch_size))
     outcomes = take_turns({way.name: partial(way.run, job) for way in ways}, repeats)
     losses = {name: [outcome.loss for outcome in of_way] for name, of_way in outcomes.items()}
-    for round_ in range(repeats):
-        _refuse_different({name: of_way[round_] for name, of_way in losses.items()}, job, tolerance)
-    rounds = {name: [outcome.seconds for outcome in of_way] for name, of_way in outcomes.items()}
+    for is_scheduled in {way.is_scheduled for way in ways}:
+        alike = [way.name for way in ways if way.is_scheduled == is_scheduled]
+        for round_ in range(repeats):
+            _refuse_different({name: losses[name][round_] for name in alike}, job, tolerance)
+    measured = _measurements(outcomes, {name: statistics.median(of_way) for name, of_way in losses.items()})
     return Result(
         title=title,
         unit="s",
-        rounds=rounds,
-        processor_rounds={name: [outcome.processor_seconds for outcome in of_way] for name, of_way in outcomes.items()},
-        baseline=min(baselines, key=lambda name: statistics.median(rounds[name])),
+        **measured,
+        baseline=min(baselines, key=lambda name: statistics.median(measured["rounds"][name])),
         targets=targets,
-        final_losses={name: statistics.median(of_way) for name, of_way in losses.items()},
         note=note,
         is_pictured=is_pictured,
     )

@@ -63,7 +63,7 @@ def as_markdown(result: Result) -> str:
     heads = ["way", f"{result.unit}: median", "lowest to highest"]
     if result.baseline is not None:
         heads.append(f"against {result.baseline}")
-    heads += ["processor s: median", f"against {result.baseline}"] if result.processor_rounds else []
+    heads += [f"processor {result.unit}: median", f"against {result.baseline}"] if result.processor_rounds else []
     heads += ["final loss"] if result.final_losses else []
     rows = []
     for way in result.best_first():

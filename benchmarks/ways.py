@@ -46,10 +46,12 @@ class Way:
     Attributes:
         library: the name of the library.
         name: the name of this way in the tables.
+        is_scheduled: whether it clips gradients and has a linear schedule, so that it learns something else.
     """
 
     library: str
     endings = (", lean", ", as it comes")
+    is_scheduled = False
 
     def __init__(self, *, is_lean: bool = True) -> None:
         self.is_lean = is_lean
@@ -135,6 +137,32 @@ class RawLoop(Way):
         if self._workers is not None:
             feed = dataclasses.replace(feed, workers=self._workers)
         return feed.loader(shuffle=shuffle)
+
+
+class RawLoopClippedAndScheduled(RawLoop):
+    """A hand-written loop that does in each update what Hugging Face's arguments ask for by default."""
+
+    library = "raw loop, clipped and scheduled"
+    is_scheduled = True
+
+    def train(self, parts: Parts, feed: Feed) -> None:
+        update: Any = _ClippedAndScheduled(parts, feed.steps)
+        super().train(parts._replace(optimizer=update), feed)
+
+
+class _ClippedAndScheduled:
+    """The calls of an optimizer in a loop, with clipping and a schedule."""
+
+    def __init__(self, parts: Parts, steps: int) -> None:
+        self._parameters = list(parts.model.parameters())
+        self._optimizer = parts.optimizer
+        self._schedule = _linear_schedule(parts.optimizer, steps)
+        self.zero_grad = parts.optimizer.zero_grad
+
+    def step(self) -> None:
+        nn.utils.clip_grad_norm_(self._parameters, 1.0)
+        self._optimizer.step()
+        self._schedule.step()
 
 
 class RawLoopOnWholeBatches(RawLoop):
@@ -233,6 +261,7 @@ class OursClippedAndScheduled(Ours):
     """This library, doing in each update what Hugging Face's arguments ask for by default."""
 
     endings = (", native face, clipped and scheduled", "")
+    is_scheduled = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -270,6 +299,7 @@ class HuggingFaceShape(Way):
         self._update: dict[str, Any] = {"lr_scheduler_type": "constant", "max_grad_norm": 0}
         if clips_and_schedules:
             self._update = {}
+            self.is_scheduled = True
             self.name += ", clipped and scheduled"
         module = importlib.import_module(self.module)
         self._trainer_class: Any = module.Trainer

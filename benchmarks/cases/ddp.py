@@ -21,7 +21,7 @@ def run(setting: Setting) -> list[Result]:
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
         worker = ["-m", "benchmarks.ddp_ranks", short.samples, long.samples, setting.repeats, file]
         subprocess.run([sys.executable, *launcher, *map(str, worker)], check=True)
-        found = json.loads(file.read_text())
+        measured = json.loads(file.read_text())
     return [
         Result(
             title=(
@@ -29,10 +29,9 @@ def run(setting: Setting) -> list[Result]:
                 f"{long.steps // 2} steps)"
             ),
             unit="µs per step",
-            rounds=found["rounds"],
+            **measured,
             baseline="raw DDP loop, ready batches",
             compared_as="difference",
-            final_losses=found["final_losses"],
             targets=[Target(OURS[0], at_most=60)],
             note=(
                 "Each update has the same samples everywhere. Batches are ready for each way but the DataLoader and "

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from benchmarks.comparing import evaluation_of, shape
 from benchmarks.measuring import Result, Setting, Target, compare
 from benchmarks.peers import Transformers
-from benchmarks.ways import OursInHuggingFaceShape, RawLoop, Way
+from benchmarks.ways import OursInHuggingFaceShape, RawLoop, RawLoopClippedAndScheduled, Way
 from benchmarks.work import ordinary_job
 
 
@@ -23,19 +23,20 @@ def run(setting: Setting) -> list[Result]:
     ]
     what = "ordinary rows with a collate function"
 
-    def training(name: str, ours: Way, peers: Sequence[Way], at_most: float, tolerance: float) -> Result:
+    def training(name: str, ours: Way, by_hand: Sequence[Way], peers: Sequence[Way], at_most: float) -> Result:
         return compare(
             f"Training on {what}, {name} ({shape(job)})",
             job,
-            [RawLoop(), ours, *peers],
+            [*by_hand, ours, *peers],
             setting.repeats,
-            tolerance=setting.size(tolerance, quick=0.5),  # other orders
+            tolerance=setting.size(0.05, quick=0.5),  # other orders
             targets=[Target(ours.name, at_most=at_most, below=[peer.name for peer in peers])],
         )
 
     return [
-        training("lean", lean, setting.lean_peers, at_most=1.1, tolerance=0.05),
-        # The default schedule lowers the learning rate from the first step on.
-        training("as it comes", as_it_comes, peers_as_they_come, at_most=1.3, tolerance=0.5),
+        training("lean", lean, [RawLoop()], setting.lean_peers, at_most=1.1),
+        training(
+            "as it comes", as_it_comes, [RawLoop(), RawLoopClippedAndScheduled()], peers_as_they_come, at_most=1.3
+        ),
         evaluation_of(what, job, setting, faces=[lean, as_it_comes]),
     ]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
-
-from benchmarks.measuring import Result, Setting, Target, losses_of_same_work, seconds_per_step, take_turns
-from benchmarks.ways import OURS, AccelerateByHand, Ours, RawLoop, Way
+from benchmarks.measuring import Result, Setting, Target, measure_steps
+from benchmarks.ways import OURS, AccelerateByHand, Ours, RawLoop
 from benchmarks.work import Job
 
 STEP_SECONDS = 0.03
@@ -19,15 +17,8 @@ def run(setting: Setting) -> list[Result]:
         Result(
             title=f"A step of {STEP_SECONDS * 1e3:g} ms (slope between {short.steps} and {long.steps} steps)",
             unit="ms per step",
-            final_losses=losses_of_same_work(ways, short),
-            rounds=take_turns(
-                {way.name: partial(_milliseconds, way, short, long) for way in ways}, min(setting.repeats, 5)
-            ),
+            **measure_steps(ways, short, long, min(setting.repeats, 5), units_per_second=1e3),
             baseline=RawLoop.library,
             targets=[Target(name, at_most=1.005) for name in OURS],
         )
     ]
-
-
-def _milliseconds(way: Way, short: Job, long: Job) -> float:
-    return seconds_per_step(way, short, long) * 1e3

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
-
-from benchmarks.measuring import Result, Setting, Target, losses_of_same_work, seconds_per_step, take_turns
+from benchmarks.measuring import Result, Setting, Target, measure_steps
 from benchmarks.reference import Reference
-from benchmarks.ways import OURS, AccelerateByHand, Ours, OursClippedAndScheduled, OursInHuggingFaceShape, RawLoop, Way
+from benchmarks.ways import OURS, AccelerateByHand, Ours, OursClippedAndScheduled, OursInHuggingFaceShape, RawLoop
 from benchmarks.work import Job
 
 
@@ -15,16 +13,14 @@ def run(setting: Setting) -> list[Result]:
     long = Job(samples=32 * setting.size(1500, quick=50))
     face = OursInHuggingFaceShape()
     ways = [RawLoop(), AccelerateByHand(), Ours(), Ours(is_lean=False), face, *setting.peers]
-    losses = losses_of_same_work(ways, short)
     faces = [OursClippedAndScheduled(), OursInHuggingFaceShape(clips_and_schedules=True)]
     native, hugging_face = (way.name for way in faces)
-    losses_of_faces = losses_of_same_work(faces, short)
     bare, with_defaults = OURS
     return [
         Result(
             title=f"A step (MLP 32-64-10, batch 32, slope between {short.steps} and {long.steps} steps)",
             unit="µs per step",
-            rounds=take_turns({way.name: partial(_microseconds, way, short, long) for way in ways}, setting.repeats),
+            **measure_steps(ways, short, long, setting.repeats, units_per_second=1e6),
             baseline=RawLoop.library,
             compared_as="difference",
             targets=[
@@ -32,21 +28,15 @@ def run(setting: Setting) -> list[Result]:
                 Target(with_defaults, at_most=35, below=[peer.name for peer in setting.peers if not peer.is_lean]),
                 Target(face.name, at_most=50, below=[peer.name for peer in setting.lean_peers]),
             ],
-            final_losses=losses,
             note=f"{Reference.library} insists on a DataLoader around the batches, which is part of its figure.",
             is_pictured=True,
         ),
         Result(
             title="The same step by both faces, gradients clipped by their norm and a linear schedule",
             unit="µs per step",
-            rounds=take_turns({way.name: partial(_microseconds, way, short, long) for way in faces}, setting.repeats),
+            **measure_steps(faces, short, long, setting.repeats, units_per_second=1e6),
             baseline=native,
             compared_as="difference",
             targets=[Target(hugging_face, at_most=30)],
-            final_losses=losses_of_faces,
         ),
     ]
-
-
-def _microseconds(way: Way, short: Job, long: Job) -> float:
-    return seconds_per_step(way, short, long) * 1e6
