@@ -15,7 +15,7 @@ from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.data.building import advice_on_waiting
 from pytorch_accelerated.progress.display import Display, display_factory
 from pytorch_accelerated.progress.formats import format_count, format_duration, format_number, format_update_size
-from pytorch_accelerated.progress.progress import Progress
+from pytorch_accelerated.progress.progress import Progress, length_of
 from pytorch_accelerated.progress.table import GrowingTable, block, screen_columns
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class PrintProgressCallback(TrainerCallback):
 
     def on_evaluation_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Print, for example, "Evaluating 12 batches of 32 samples, on cpu"."""
-        batches, samples = _length(trainer.current_run.loaders.eval), _config_of(trainer).eval_total_batch_size
+        batches, samples = length_of(trainer.current_run.loaders.eval), _config_of(trainer).eval_total_batch_size
         work = "a stream" if batches is None else format_count(batches, "batch", "batches")
         of_samples = "" if samples is None else f" of {format_count(samples, 'sample')}"
         trainer.print(f"Evaluating {work}{of_samples}, {_where(trainer)}")
@@ -128,7 +128,7 @@ class ProgressBarCallback(TrainerCallback):
         self._start_pass(
             trainer,
             "evaluation",
-            _length(trainer.current_run.loaders.eval),
+            length_of(trainer.current_run.loaders.eval),
             per_device_batch_size=_config_of(trainer).eval_per_device_batch_size,
             read_facts=functools.partial(_loss_so_far, trainer),
         )
@@ -345,20 +345,13 @@ def _learning_rate(trainer: Trainer) -> str:
 
 def _batches_of_epoch(trainer: Trainer) -> int | None:
     """The batches of this rank until the end of the epoch, or of the run within the epoch."""
-    batches = _length(trainer.current_run.loaders.train)
+    batches = length_of(trainer.current_run.loaders.train)
     config, state = _config_of(trainer), trainer.run_state
     if config.max_num_train_steps is None:
         return batches
     updates_left = config.max_num_train_steps - (state.updates - state.updates_in_epoch)
     batches_left = updates_left * (config.gradient_accumulation_steps or 1)
     return batches_left if batches is None else min(batches, batches_left)
-
-
-def _length(loader: Any) -> int | None:
-    try:
-        return len(loader)
-    except (TypeError, NotImplementedError):
-        return None
 
 
 def _where(trainer: Trainer) -> str:

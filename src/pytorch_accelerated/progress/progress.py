@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from pytorch_accelerated.progress.display import Display
 from pytorch_accelerated.progress.snapshot import Snapshot
@@ -16,6 +17,14 @@ _SECONDS_BETWEEN_LOOKS = 0.02
 _MAX_BATCHES_BETWEEN_LOOKS = 64
 # The speed is measured over this many refreshes, about 10 seconds of a bar.
 _REFRESHES_REMEMBERED = 50
+
+
+def length_of(loader: Any) -> int | None:
+    """The number of batches of a loader; None for a stream."""
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError):
+        return None
 
 
 class Progress:

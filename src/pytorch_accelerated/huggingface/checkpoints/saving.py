@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ from pytorch_accelerated.checkpointing.codec import encode
 from pytorch_accelerated.checkpointing.layout import MANIFEST_NAME, SHARDS_FILE, SHARDS_NAME, Manifest
 from pytorch_accelerated.checkpointing.optimizers import OPTIMIZER_FILE as OPTIMIZER_NAME
 from pytorch_accelerated.checkpointing.portable import save_portable
-from pytorch_accelerated.checkpointing.publish import begin, explained, make_folders, replacing
+from pytorch_accelerated.checkpointing.publish import explained, make_folders, replacing
 from pytorch_accelerated.checkpointing.reading import children_of, is_file
 from pytorch_accelerated.checkpointing.state_folder import part_names, read_state
 from pytorch_accelerated.checkpointing.tensor_file import chunks
@@ -119,16 +119,6 @@ def write_whole(path: Path, contents: Iterable[bytes | memoryview]) -> None:
     with explained(path), replacing(path.resolve()) as file:
         for data in contents:
             disk.write(file, data)
-
-
-def write_without_run(folder: Path, facts: dict[str, Any], write_others: Callable[[Path], None]) -> None:
-    """Write a checkpoint atomically that has no native parts to resume from exactly. Call it on one rank."""
-    staged = begin(folder)
-    try:
-        staged.commit(facts, staged.take_in(write_others))
-    except BaseException:
-        staged.abort()
-        raise
 
 
 # -------------------------------------------------------------------------------------------------------------- finding

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from pytorch_accelerated.callbacks.warning import warn_user
-from pytorch_accelerated.checkpointing.state_folder import read_state
+from pytorch_accelerated.checkpointing.state_folder import read_state, write_encoded
 from pytorch_accelerated.checkpointing.training_state import save_run
 from pytorch_accelerated.data.updates import Update
 from pytorch_accelerated.errors import StopTrainingError
-from pytorch_accelerated.huggingface.checkpoints.saving import write_without_run
 from pytorch_accelerated.huggingface.engine.face import Face, TrainingHooks
 from pytorch_accelerated.huggingface.engine.step import FaceStep, ZeroStep
 from pytorch_accelerated.huggingface.events.firing import Events
@@ -100,7 +99,7 @@ class EngineRun(Run):
         self.check_finite()
         state = self.hooks.run_state
         facts = {"updates": state.updates, "epochs": state.epochs}
-        self.ranks.do_on_first(lambda: write_without_run(folder, facts, write_others))
+        self.ranks.do_on_first(lambda: write_encoded(folder, facts, {}, write_others=write_others))
         self.saves.folders.add_saved(folder, self.ranks)
 
     def write_state(self, folder: Path, extra: dict[str, Any], background: bool) -> None:

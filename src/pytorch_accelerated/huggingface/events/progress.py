@@ -8,7 +8,7 @@ from typing import Any
 from pytorch_accelerated.huggingface.events.callbacks import TrainerCallback
 from pytorch_accelerated.progress.display import Display, above_bars, display_factory
 from pytorch_accelerated.progress.formats import format_number
-from pytorch_accelerated.progress.progress import Progress
+from pytorch_accelerated.progress.progress import Progress, length_of
 from pytorch_accelerated.progress.table import block, screen_columns
 
 
@@ -42,7 +42,7 @@ class ProgressCallback(TrainerCallback):
     ) -> Any:
         """Count a batch, the first one of an evaluation or prediction included."""
         if self._evaluation is None:
-            self._evaluation = self._begin(state, "evaluation", _length(eval_dataloader))
+            self._evaluation = self._begin(state, "evaluation", length_of(eval_dataloader))
         if self._evaluation is not None:
             self._evaluation.advance()
 
@@ -98,10 +98,3 @@ def _facts(state: Any) -> dict[str, str]:
 
 def _text(value: Any) -> str:
     return format_number(value) if isinstance(value, float) else str(value)
-
-
-def _length(loader: Any) -> int | None:
-    try:
-        return len(loader)
-    except TypeError:  # a stream
-        return None
