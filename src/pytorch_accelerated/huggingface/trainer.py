@@ -47,7 +47,7 @@ from pytorch_accelerated.huggingface.checkpoints.saving import (
     save_weights,
     write_whole,
 )
-from pytorch_accelerated.huggingface.engine.counting import BatchCounter
+from pytorch_accelerated.huggingface.engine.counting import BatchCounter, has_operations
 from pytorch_accelerated.huggingface.engine.determinism import enable_full_determinism
 from pytorch_accelerated.huggingface.engine.engine import Engine
 from pytorch_accelerated.huggingface.engine.fitting import with_batches_that_fit
@@ -271,6 +271,8 @@ class Trainer(TrainerHooks):
         checkpoint = agreed_checkpoint(resume_from_checkpoint, self._output_dir, self._engine.ranks)
         optimizer, schedule = self.optimizer, self.lr_scheduler
 
+        estimates_operations = has_operations(self.model) or not is_ours(self.floating_point_ops)
+
         def run(batch_size: int) -> TrainOutput:
             self._train_batch_size, self.optimizer, self.lr_scheduler = batch_size, optimizer, schedule
             self.state = self._new_state()
@@ -287,7 +289,7 @@ class Trainer(TrainerHooks):
                     load_callback_state=self._load_callback_state,
                 ),
                 counter=BatchCounter(
-                    self.floating_point_ops,
+                    self.floating_point_ops if estimates_operations else None,
                     tokens_counted=str(self.args.include_num_input_tokens_seen),
                     input_name=self._main_input_name,
                     pad_token_id=getattr(self.processing_class, "pad_token_id", None),

@@ -15,7 +15,7 @@ class BatchCounter:
     """Counts operations and tokens of the batches of this process, as far as the batches allow it.
 
     Args:
-        estimate: the number of operations of a batch.
+        estimate: the number of operations of a batch; None if they are not counted.
         tokens_counted: "no", "all", or "non_padding".
         input_name: the column that holds the tokens.
         pad_token_id: of the tokenizer, if there is one.
@@ -27,7 +27,7 @@ class BatchCounter:
 
     def __init__(
         self,
-        estimate: Callable[[Mapping[str, Any]], float],
+        estimate: Callable[[Mapping[str, Any]], float] | None,
         *,
         tokens_counted: str,
         input_name: str,
@@ -44,7 +44,7 @@ class BatchCounter:
 
     def count(self, batch: Any) -> None:
         """Count a batch that has been used."""
-        if isinstance(batch, (dict, Mapping)):
+        if self._estimate is not None and isinstance(batch, (dict, Mapping)):
             shapes = tuple([(name, getattr(value, "shape", None)) for name, value in batch.items()])
             if shapes not in self._flos_by_shapes:  # counting the parameters takes longer than a small step
                 self._flos_by_shapes[shapes] = float(self._estimate(batch))
@@ -81,9 +81,13 @@ class BatchCounter:
 def operations_of(model: Any, tokens: Any) -> float:
     """Estimate the operations of a forward and backward pass: 6 per token and parameter that is not an embedding.
 
-    0.0 for models without the method ``num_parameters`` that those of `transformers` have.
+    0.0 unless `has_operations`.
     """
-    count = getattr(model, "num_parameters", None)
-    if not isinstance(tokens, torch.Tensor) or not callable(count):
+    if not isinstance(tokens, torch.Tensor) or not has_operations(model):
         return 0.0
-    return 6.0 * tokens.numel() * int(count(exclude_embeddings=True))
+    return 6.0 * tokens.numel() * int(model.num_parameters(exclude_embeddings=True))
+
+
+def has_operations(model: Any) -> bool:
+    """Whether the model has the method ``num_parameters``, as those of `transformers` do."""
+    return callable(getattr(model, "num_parameters", None))

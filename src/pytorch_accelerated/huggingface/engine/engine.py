@@ -251,9 +251,6 @@ class _Moments(TrainerCallback):
     def on_train_epoch_start(self, trainer: Any, **kwargs: Any) -> None:
         self._events.fire("on_epoch_begin")
 
-    def on_optimizer_step_end(self, trainer: Any, **kwargs: Any) -> None:
-        self._engine.run.training.end_step()
-
     def on_train_epoch_end(self, trainer: Any, **kwargs: Any) -> None:
         self._engine.run.training.end_epoch()
 

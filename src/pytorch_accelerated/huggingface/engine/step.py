@@ -9,7 +9,7 @@ import torch
 
 from pytorch_accelerated.compat.torch import norms_of
 from pytorch_accelerated.data.updates import MicroBatch, Update
-from pytorch_accelerated.errors import HookOutputError
+from pytorch_accelerated.errors import HookOutputError, StopTrainingError
 from pytorch_accelerated.huggingface.engine.divisor import BATCHES, ITEMS, NOTHING, LossDivisor
 from pytorch_accelerated.huggingface.engine.face import Face, TrainingHooks
 from pytorch_accelerated.huggingface.events.callbacks import is_ours
@@ -62,6 +62,10 @@ class FaceStep(Step):
         self._loss = None
         super().update(update)
         self.samples_used += update.samples
+        try:
+            self.training.end_step()
+        except StopTrainingError as wish:
+            self._emitter.wish = self._emitter.wish or wish
 
     def run_batch(self, micro_batch: MicroBatch) -> None:
         """Add the gradients of one batch, and tell the callbacks."""
