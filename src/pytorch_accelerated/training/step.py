@@ -241,19 +241,12 @@ class Step:
 
     def clip(self) -> None:
         """Clip the complete gradient according to the settings. Does not wait for the device."""
-        norm = self.clipped()
-        if norm is not None:
-            self.parts.gradient_norms.update(norm)
-
-    def clipped(self) -> torch.Tensor | None:
-        """Clip the complete gradient. Returns its norm before clipping, if it is clipped by norm."""
         settings = self.parts.settings
         if settings.gradient_clip_value is not None:
             torch.nn.utils.clip_grad_value_(self.parameters(), settings.gradient_clip_value)
         elif settings.gradient_clip_norm is not None:
-            norm: torch.Tensor = torch.nn.utils.clip_grad_norm_(self.parameters(), settings.gradient_clip_norm)
-            return whole(norm)  # type: ignore[no-any-return]
-        return None
+            norm = torch.nn.utils.clip_grad_norm_(self.parameters(), settings.gradient_clip_norm)
+            self.parts.gradient_norms.update(whole(norm))
 
     def release(self) -> None:
         """Drop the references to the last batch, and to what training wrapped around the model."""
