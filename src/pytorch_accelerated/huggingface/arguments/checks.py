@@ -57,27 +57,15 @@ def _why_not(kind: type, name: str, parameters: Mapping[str, Any]) -> str:
 
 
 def check_kinds(args: Arguments) -> None:
-    """Reject values of the wrong kind, and unsupported arguments.
-
-    Raises:
-        ArgumentTypeError: with all complaints.
-    """
-    _raise(args, ArgumentTypeError, _about_kinds(args))
+    """Raise an ArgumentTypeError for all values of the wrong kind, and unsupported arguments."""
+    if complaints := list(_about_kinds(args)):
+        raise ArgumentTypeError(f"{type(args).__name__} cannot work: {'; '.join(complaints)}.")
 
 
 def check_values(args: Arguments) -> None:
-    """Reject values of the right kind that cannot work, alone or together.
-
-    Raises:
-        ConfigurationError: with all complaints.
-    """
-    _raise(args, ConfigurationError, _about_values(args))
-
-
-def _raise(args: Arguments, error: type[Exception], complaints: Iterator[str]) -> None:
-    found = list(complaints)
-    if found:
-        raise error(f"{type(args).__name__} cannot work: {'; '.join(found)}.")
+    """Raise a ConfigurationError for all values of the right kind that cannot work, alone or together."""
+    if complaints := list(_about_values(args)):
+        raise ConfigurationError(f"{type(args).__name__} cannot work: {'; '.join(complaints)}.")
 
 
 def _about_kinds(args: Arguments) -> Iterator[str]:
@@ -110,16 +98,12 @@ def _about_values(args: Arguments) -> Iterator[str]:
 
 
 def _about_steps(args: Arguments) -> Iterator[str]:
-    for event, strategy in (
-        ("logging", args.logging_strategy),
-        ("eval", args.eval_strategy),
-        ("save", args.save_strategy),
-    ):
+    for event in ("logging", "eval", "save"):
         name = f"{event}_steps"
         steps = getattr(args, name)
         if steps is None:
             continue
-        if steps <= 0 and strategy == IntervalStrategy.STEPS:
+        if steps <= 0 and getattr(args, f"{event}_strategy") == IntervalStrategy.STEPS:
             yield (
                 f"`{name}` is {steps!r}, so {event}_strategy='steps' would never act: give 1 or more, a share of the "
                 f"run in (0, 1), or {event}_strategy='no'"

@@ -18,18 +18,12 @@ from pytorch_accelerated.processes.accelerators import uses_deepspeed
 def native_arguments(args: DerivedValues) -> dict[str, Any]:
     """The arguments with which the native trainer is made."""
     precision = "bf16" if args.bf16 else "fp16" if args.fp16 else None
+    compiling = {"backend": args.torch_compile_backend, "mode": args.torch_compile_mode}
+    given = {name: value for name, value in compiling.items() if value is not None}
     return {
         "mixed_precision": precision if args.deepspeed is None else "no",  # DeepSpeed's config has the precision
-        "compile_model": compile_arguments(args),
+        "compile_model": args.torch_compile and (given or True),
     }
-
-
-def compile_arguments(args: DerivedValues) -> bool | dict[str, Any]:
-    """The native trainer's `compile_model`."""
-    if not args.torch_compile:
-        return False
-    given = {"backend": args.torch_compile_backend, "mode": args.torch_compile_mode}
-    return {name: value for name, value in given.items() if value is not None} or True
 
 
 def accelerator_arguments(args: DerivedValues, model: Any) -> dict[str, Any]:

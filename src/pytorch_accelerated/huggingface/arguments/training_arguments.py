@@ -36,13 +36,9 @@ class TrainingArguments(Setters, DerivedValues):
         self.check()
 
     def check(self) -> None:
-        """Reject values that cannot work. The Trainer checks again, because arguments may change before it is made.
+        """Reject values that cannot work, and make strings members of their enums.
 
-        Strings become members of their enums.
-
-        Raises:
-            ArgumentTypeError: if a value is of the wrong kind.
-            ConfigurationError: if values cannot work, alone or together.
+        The Trainer checks again, because arguments may change before it is made.
         """
         read_values(self)
         check_kinds(self)

@@ -29,11 +29,7 @@ def with_batches_that_fit(
     that succeeds equals one without failed attempts. Callbacks have seen these, however.
 
     Args:
-        run: of the batch size.
-        batch_size: of the first call.
-        model: that is trained.
         stateful: the optimizer and the schedule, as far as they exist already.
-        warn: tells the user that the batch size was halved.
 
     Raises:
         torch.OutOfMemoryError: if a single row does not fit.

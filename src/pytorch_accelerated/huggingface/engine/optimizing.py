@@ -131,12 +131,7 @@ def optimizer_class_and_arguments(args: Arguments) -> tuple[type[torch.optim.Opt
     if made.name == "AdEMAMix":  # of two mean gradients
         adam["betas"] += (given.pop("beta3", 0.9999),)
     chosen = {name: adam[name] for name in made.adam}
-    return getattr(classes, made.name), {
-        "lr": args.learning_rate,
-        **chosen,
-        **made.others,
-        **given,
-    }
+    return getattr(classes, made.name), {"lr": args.learning_rate, **chosen, **made.others, **given}
 
 
 def keep_embeddings_whole(model: nn.Module, kind: type[torch.optim.Optimizer], arguments: Mapping[str, Any]) -> None:
@@ -199,10 +194,6 @@ def make_schedule(
     """A schedule by name: the learning rate of each update as a multiple of the optimizer's own.
 
     Args:
-        kind: a `SchedulerType` or its string.
-        optimizer: to set the learning rate of.
-        num_warmup_steps: updates in which the rate rises from 0.
-        num_training_steps: updates of the whole run.
         arguments: further ones of this kind of schedule.
 
     Raises:

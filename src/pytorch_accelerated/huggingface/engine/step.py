@@ -76,8 +76,9 @@ class FaceStep(Step):
     def compute(self, batch: Any, step: int) -> None:
         """Add the gradients of one batch by the `training_step` of the Hugging Face trainer."""
         training_step = self.face.training_step
+        items = None if self.divisor.known == NOTHING else self._items  # nothing, if the loss is a mean in any case
         try:
-            share = training_step(self._hooks.model, batch, self._items_to_tell)
+            share = training_step(self._hooks.model, batch, items)
         except Exception as error:
             self._emitter.note_failure(error, training_step, batch)
             raise
@@ -159,11 +160,6 @@ class FaceStep(Step):
         """Fire an event, if any callback listens to it."""
         if self.events.listens_to(event):
             self._emitter.defer(self.events.fire, event)
-
-    @property
-    def _items_to_tell(self) -> int | None:
-        """The items of this update, unless the loss is a mean whatever it is told."""
-        return None if self.divisor.known == NOTHING else self._items
 
     def _sum_of_items(self, counts: list[int | None]) -> int | None:
         """The items of this update; None if some batches could not be counted."""
