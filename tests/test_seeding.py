@@ -8,7 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from pytorch_accelerated.seeding import host_generators_seeded, seed_host_generators
+from pytorch_accelerated.seeding import (
+    generator_states,
+    host_generators_seeded,
+    restore_generator_states,
+    seed_host_generators,
+)
 
 DRAWS: dict[str, Callable[[], Any]] = {
     "random": random.random,
@@ -72,3 +77,11 @@ def test_a_bit_generator_of_the_user_stays_numpys_global_one() -> None:
         assert found == list(expected)
     finally:
         numpy_random.set_bit_generator(before)
+
+
+def test_generators_draw_the_same_again_after_their_states_are_restored() -> None:
+    DRAWS["random.gauss"](), DRAWS["numpy.randn"]()  # each leaves the second number of a pair
+    states = generator_states()
+    first = [draw() for draw in DRAWS.values()]
+    restore_generator_states(states)
+    assert [draw() for draw in DRAWS.values()] == first

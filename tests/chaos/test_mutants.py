@@ -137,7 +137,7 @@ MUTANTS = [
         "seeding.py",
         "    np.random.set_state((algorithm,",
         "    bool((algorithm,",
-        RESUME,
+        "tests/test_seeding.py",
     ),
     Mutant(
         "losses before the save are forgotten",

@@ -95,6 +95,15 @@ def test_all_damaged_files_are_named(tmp_path):
     assert "model.safetensors" not in str(caught.value)
 
 
+def test_a_longer_file_is_named_with_both_sizes(tmp_path):
+    folder = save(tmp_path / "state")
+    size_bytes = (folder / "model.json").stat().st_size
+    with (folder / "model.json").open("ab") as file:
+        file.write(b" ")
+    with pytest.raises(InvalidCheckpointError, match=f"has {size_bytes + 1} bytes; its manifest says {size_bytes}"):
+        verify(folder)
+
+
 def test_files_that_the_manifest_does_not_list_are_ignored(tmp_path):
     folder = save(tmp_path / "state")
     (folder / "notes.txt").write_text("a good one")
