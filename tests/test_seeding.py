@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from pytorch_accelerated.seeding import (
+    PythonGenerator,
     generator_states,
     host_generators_seeded,
     restore_generator_states,
@@ -27,17 +28,19 @@ DRAWS: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.parametrize("keeps_states", [False, True])
 @pytest.mark.parametrize("kind", [*DRAWS, "all", "none"])
-def test_what_is_drawn_between_blocks_does_not_depend_on_them(kind: str) -> None:
+def test_what_is_drawn_between_blocks_does_not_depend_on_them(kind: str, keeps_states: bool) -> None:
     kinds = {"all": list(DRAWS.values()), "none": []}.get(kind) or [DRAWS[kind]] if kind != "none" else []
     everything = list(DRAWS.values())
 
     def drawn(*, has_blocks: bool) -> list[Any]:
         seed_host_generators(1)
+        python = PythonGenerator() if keeps_states else None
         numbers: list[Any] = []
         for turn in range(60):
             if has_blocks:
-                with host_generators_seeded(turn):
+                with host_generators_seeded(turn, python):
                     for draw in everything[: turn % (len(everything) + 1)]:
                         draw()
                     if turn % 3 == 0:
@@ -85,3 +88,12 @@ def test_generators_draw_the_same_again_after_their_states_are_restored() -> Non
     first = [draw() for draw in DRAWS.values()]
     restore_generator_states(states)
     assert [draw() for draw in DRAWS.values()] == first
+
+
+def test_states_look_as_before_after_a_block() -> None:
+    for seed in range(3):
+        random.seed(seed)
+        before = random.getstate()
+        with host_generators_seeded(1):
+            random.random()
+        assert random.getstate() == before

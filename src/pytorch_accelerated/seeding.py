@@ -53,24 +53,25 @@ def worker_init_fn(worker_id: int) -> None:
 class host_generators_seeded:  # noqa: N801  # called like a function
     """Seed the host generators with `seed` within a ``with`` block, and restore their states afterwards.
 
-    Entered for each batch, so states that have not changed since the last block are not copied again.
+    For many blocks in a row, `python` keeps the state of Python's generator from one to the next.
     """
 
-    __slots__ = ("_numpy", "_random", "_seed", "_torch")
+    __slots__ = ("_numpy", "_python", "_python_state", "_seed", "_torch")
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, python: PythonGenerator | None = None) -> None:
         self._seed = seed
+        self._python = python or PythonGenerator()
 
     def __enter__(self) -> None:
         self._torch = torch.default_generator.get_state()
         self._numpy = _numpy_generator.put_aside()
-        self._random = _random_generator.read()
+        self._python_state = self._python.read()
         seed_host_generators(self._seed)
 
     def __exit__(self, *exception_info: object) -> None:
         torch.default_generator.set_state(self._torch)
         _numpy_generator.put_back(self._numpy)
-        random.setstate(self._random)
+        random.setstate(self._python_state)
 
 
 class _NumpyGenerator:
@@ -112,7 +113,7 @@ class _NumpyGenerator:
             np.random.set_state({**np.random.get_state(legacy=False), "has_gauss": 1, "gauss": second})
 
 
-class _RandomGenerator:
+class PythonGenerator:
     """Python's global generator. Reading its state takes longer than seeding, so the last one is kept.
 
     Whether it is still the state shows in the next number, which is drawn in vain: the caller sets or seeds the
@@ -140,7 +141,6 @@ class _RandomGenerator:
 
 
 _numpy_generator = _NumpyGenerator()
-_random_generator = _RandomGenerator()
 
 
 def derived_seed(runs: int) -> int:

@@ -4,6 +4,7 @@ import importlib
 import inspect
 import pkgutil
 import re
+import signal
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -234,6 +235,17 @@ def test_stop_workers() -> None:
     workers = compat.workers_of(batches)
     compat.stop_workers(batches)
     assert not workers[0].is_alive()
+
+
+def test_leave_deaths_to_waiting() -> None:
+    batches = iter(loader_of(100, num_workers=1))
+    compat.leave_deaths_to_waiting(batches)
+    (worker,) = compat.workers_of(batches)
+    worker.kill()
+    worker.join()
+    signal.raise_signal(signal.SIGCHLD)  # the handler has nothing to say
+    with pytest.raises(RuntimeError, match="exited unexpectedly"):
+        list(batches)
 
 
 def test_wait_with_another_function_that_may_wait_as_torch_does() -> None:

@@ -115,7 +115,7 @@ def test_the_bar_shows_the_share_of_waiting_if_it_matters(clock: Clock) -> None:
 def test_the_hint_comes_once_and_says_what_to_change(
     clock: Clock, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(building, "_usable_processors", lambda: 5)
+    monkeypatch.setattr(building, "usable_processors", lambda: 5)
     trainer = trainer_at(clock, PrintProgressCallback)
     trainer.train(Slow(clock), 3, per_device_batch_size=2, train_dataloader_kwargs={"num_workers": 0})
     hints = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Waited")]
@@ -128,7 +128,7 @@ def test_the_hint_comes_once_and_says_what_to_change(
 
 
 def test_advice_fits_the_loader(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(building, "_usable_processors", lambda: 3)
+    monkeypatch.setattr(building, "usable_processors", lambda: 3)
     two = adapted(DataLoader(Numbers(4), num_workers=2))
     assert "2 worker processes fetch it, as many" in advice_on_waiting(two)
     assert "1 worker processes fetch it, but 2 could" in advice_on_waiting(

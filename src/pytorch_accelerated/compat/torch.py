@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import DataLoader
 from torch.utils.data._utils import pin_memory as pinning
+from torch.utils.data._utils import signal_handling
 
 Tensors = list[Tensor] | tuple[Tensor, ...]
 
@@ -188,6 +189,16 @@ def stop_workers(batches: Any) -> None:
 def workers_of(batches: Any) -> list[Any]:
     """The worker processes of a loader's iterator, which have no public name."""
     return list(getattr(batches, "_workers", ()))
+
+
+def leave_deaths_to_waiting(batches: Any) -> None:
+    """Let a worker that has died be noticed by the next wait of the iterator `batches` for a batch, within 5 seconds.
+
+    Otherwise a signal handler of torch raises an error at once, wherever the program is.
+    """
+    if getattr(batches, "_worker_pids_set", False):
+        signal_handling._remove_worker_pids(id(batches))  # type: ignore[attr-defined]
+        batches._worker_pids_set = False
 
 
 def wait_with(batches: Any, wait: Callable[[float | None], tuple[bool, Any]]) -> bool:

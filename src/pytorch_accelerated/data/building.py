@@ -12,63 +12,56 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from pytorch_accelerated.data.arrays import as_array_dataset
 from pytorch_accelerated.data.ready_batches import is_used_up_by_one_pass
+from pytorch_accelerated.data.worker_choice import AutomaticWorkers, usable_processors
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError
-
-# Starting a worker process costs about as much as fetching this many typical samples.
-_SAMPLES_WORTH_A_WORKER = 1000
 
 
 def default_loader_kwargs(dataset: Any, *, batch_size: int, shuffle: bool, ranks_on_node: int) -> dict[str, Any]:
     """The default keyword arguments of a `DataLoader` for `dataset`."""
-    workers = default_num_workers(dataset, ranks_on_node)
     kwargs: dict[str, Any] = {
         "batch_size": batch_size,
         "pin_memory": torch.cuda.is_available(),
-        "num_workers": workers,
+        "num_workers": AutomaticWorkers(_processors_for_workers(dataset, ranks_on_node)),
     }
     if not isinstance(dataset, IterableDataset):
         kwargs["shuffle"] = shuffle
     return kwargs
 
 
-def default_num_workers(dataset: Any, ranks_on_node: int) -> int:
-    """The number of worker processes for `dataset`: 0 where they would cost more than they gain.
+def _processors_for_workers(dataset: Any, ranks_on_node: int) -> int:
+    """The number of processors that this rank and its workers may use; 0 where there can't be any workers.
 
-    These cases are data in memory, small datasets, streams (each worker would yield the whole stream unless the dataset
-    prevents it), processes that may not have children, and processes that are not forked. Otherwise one worker for each
-    processor that this rank may use, minus one, at most 8.
+    These cases are streams (each worker would yield the whole stream unless the dataset prevents it), processes that
+    may not have children, and processes that are not forked.
     """
     is_stream = isinstance(dataset, (IterableDataset, DataLoader)) or not hasattr(dataset, "__len__")
-    if is_stream or as_array_dataset(dataset) is not None:
-        return 0
-    if len(dataset) < _SAMPLES_WORTH_A_WORKER or torch.multiprocessing.current_process().daemon:
+    if is_stream or torch.multiprocessing.current_process().daemon:
         return 0
     if torch.multiprocessing.get_start_method(allow_none=True) not in (None, "fork") or os.name != "posix":
         return 0
-    return max(0, min(8, _usable_processors() // ranks_on_node - 1))
+    return max(1, usable_processors() // ranks_on_node)
 
 
 def advice_on_waiting(loader: Any) -> str:
     """Advice for a run that spends much time waiting for `loader`."""
-    workers, spare = getattr(loader, "num_workers", None), max(1, _usable_processors() - 1)
+    workers, spare = getattr(loader, "num_workers", None), max(1, usable_processors() - 1)
+    is_automatic = isinstance(getattr(getattr(loader, "source", None), "num_workers", None), AutomaticWorkers)
     if getattr(loader, "is_vectorised", False):
         return "a batch is one indexing operation already; larger batches, or files on a faster disk, would help."
     if workers is None:
         return "the loader is your own, so let it prepare batches ahead, in a thread or in processes."
-    if workers < spare:
+    if workers < spare and not is_automatic:
         return (
             f"{workers or 'no'} worker processes fetch it, but {spare} could: try train_dataloader_kwargs="
             f"{{'num_workers': {spare}}}."
         )
+    fetching = f"{workers} worker processes fetch it, as many as this machine has room for"
+    if is_automatic:
+        fetching = "as many processes fetch it as this machine has room for"
     return (
-        f"{workers} worker processes fetch it, as many as this machine has room for: do costly steps once, before "
+        f"{fetching}: do costly steps once, before "
         "training, or give the dataset `__getitems__` to fetch a whole batch at once."
     )
-
-
-def _usable_processors() -> int:
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
 
 
 def build_loader(

@@ -26,11 +26,11 @@ class Snapshot:
     """
 
     def __init__(self, of: Any) -> None:
-        self._parts = list(_parts_of(of))
+        self._parts = list(objects_within(of))
 
     def is_of(self, now: Any) -> bool:
         """Whether `now` is unchanged."""
-        parts = list(_parts_of(now))
+        parts = list(objects_within(now))
         return len(parts) == len(self._parts) and all(map(_is_same, parts, self._parts))
 
 
@@ -40,7 +40,7 @@ def _is_same(one: Any, other: Any) -> bool:
     return isinstance(one, _PLAIN) and type(one) is type(other) and repr(one) == repr(other)  # NaN equals NaN
 
 
-def _parts_of(root: Any) -> Iterator[Any]:
+def objects_within(root: Any) -> Iterator[Any]:
     """The parts of `root`, always in the same order. The walk ends after many objects."""
     seen: set[int] = set()
     waiting: list[tuple[Any, int]] = [(root, 0)]

@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, Sampler, default_collate
 
-from pytorch_accelerated.compat.torch import pinned
 from pytorch_accelerated.data.arrays import ArrayDataset, as_array_dataset
+from pytorch_accelerated.data.automatic import AutomaticFetcher
 from pytorch_accelerated.data.hub_streams import is_hub_stream
 from pytorch_accelerated.data.rows import Request, RowBatches
 from pytorch_accelerated.data.sampling import Cell
 from pytorch_accelerated.data.streams import KeyedStream, has_state, is_stateful_loader, knows_position
+from pytorch_accelerated.data.worker_choice import AutomaticWorkers
 from pytorch_accelerated.data.workers import WorkerInit, begin_pass, end_pass, no_workers_left_on_error
 from pytorch_accelerated.seeding import host_generators_seeded, mixed_seed
 
@@ -28,31 +29,58 @@ class BatchFetcher:
     """Fetches the batches of a map-style dataset, with the collate function and the worker settings of `loader`.
 
     The sampler of `loader` is not used. Workers are seeded with `seed`, so nothing is drawn from torch's generator.
+
+    Attributes:
+        automatic: decides about workers, if the user has not.
     """
 
     def __init__(self, loader: DataLoader[Any], *, seed: int) -> None:
         is_plain = loader.collate_fn is default_collate
         self._arrays: ArrayDataset | None = as_array_dataset(loader.dataset) if is_plain else None
         self._pins_memory = _pins_memory(loader)
-        self._rows = RowBatches(loader.dataset, loader.collate_fn)
+        self._rows = RowBatches(loader.dataset, loader.collate_fn, pins_memory=self._pins_memory)
+        self._description = loader
+        self._seed = seed
         self._requests = _PendingRequests()
         self._loader: DataLoader[Any] | None = None
         self._pass: Iterator[Any] | None = None
-        if self._arrays is None and loader.num_workers > 0:
-            settings: dict[str, Any] = {"batch_size": None, "sampler": self._requests, "collate_fn": _unchanged}
-            self._loader = like_loader(loader, self._rows, **settings)
-            _seed_generator(self._loader, "workers", seed)
+        self.automatic: AutomaticFetcher | None = None
+        workers = loader.num_workers
+        if self._arrays is not None:
+            return
+        if isinstance(workers, AutomaticWorkers):
+            if workers.processors > 0:
+                self.automatic = AutomaticFetcher(self._rows, workers.processors, self._new_loader)
+        elif workers > 0:
+            self._loader = self._new_loader(self._requests)
+
+    def _new_loader(
+        self, requests: Iterable[Request], *, workers: int | None = None, timeout: float = 0.0
+    ) -> DataLoader[Any]:
+        """A loader with workers: the user's number of them, or `workers`. See `automatic.MakePool`."""
+        settings: dict[str, Any] = {"batch_size": None, "sampler": requests, "collate_fn": _unchanged}
+        if workers is not None:
+            settings |= {"num_workers": workers, "timeout": timeout, "persistent_workers": True}
+        loader = like_loader(self._description, self._rows, **settings)
+        _seed_generator(loader, "workers", self._seed)
+        return loader
 
     @property
     def is_vectorised(self) -> bool:
         """Whether a batch is one indexing operation in this process."""
         return self._arrays is not None
 
-    def fetch(self, requests: Iterable[Request]) -> Iterator[Any]:
-        """The batches of `requests`, in order. One pass at a time."""
+    @property
+    def num_workers(self) -> int:
+        """The number of worker processes that fetch batches now."""
+        return self._description.num_workers if self.automatic is None else self.automatic.num_workers
+
+    def fetch(self, requests: Iterator[Request], batches: int) -> Iterator[Any]:
+        """The batches of `requests`, in order; `batches` is their number. One pass at a time."""
+        if self.automatic is not None:
+            return self.automatic.fetch(requests, batches)
         if self._loader is None:
-            batches: Iterator[Any] = map(self._rows.__getitem__, requests)
-            return map(pinned, batches) if self._pins_memory else batches
+            return map(self._rows.maker(), requests)
         self._requests.pending = requests
         self._pass = begin_pass(self._loader)
         return self._pass
@@ -71,6 +99,8 @@ class BatchFetcher:
 
     def close(self) -> None:
         """End worker processes. The next pass starts new ones."""
+        if self.automatic is not None:
+            self.automatic.close()
         end_pass(self._loader, self._pass)
         self._pass = None
 

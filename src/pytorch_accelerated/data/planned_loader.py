@@ -7,7 +7,7 @@ is a pure function of (seed, epoch), so every rank knows the size of every batch
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -50,6 +50,15 @@ class PlannedLoader(RunLoader):
     @property
     def num_samples(self) -> int:
         return self._orders.sizes(self._epoch).size
+
+    @property
+    def num_workers(self) -> int:
+        return self._fetcher.num_workers
+
+    def expect_passes(self, passes: int, say: Callable[[str], None]) -> None:
+        if self._fetcher.automatic is not None:
+            self._fetcher.automatic.passes_left = passes
+            self._fetcher.automatic.say = say
 
     @property
     def num_batches(self) -> int:
@@ -118,7 +127,8 @@ class PlannedLoader(RunLoader):
     def _fetch(self, order: EpochOrder, cells: Iterable[Cell]) -> Iterator[Any]:
         if self.is_vectorised:
             return self.waiting.over(self._fetcher.fetch_cells(order.indices, iter(cells)))
-        return self.waiting.over(self._fetcher.fetch(self._request(order, cell) for cell in cells))
+        requests = (self._request(order, cell) for cell in cells)
+        return self.waiting.over(self._fetcher.fetch(requests, self._at_most(self._plan(order).num_batches)))
 
     def _request(self, order: EpochOrder, cell: Cell) -> Request:
         span = slice(cell.start, cell.start + (cell.size or 1))

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, default_collate, get_worker_info
 
-from pytorch_accelerated.data.streams import fetching_under
+from pytorch_accelerated.compat.torch import pinned
+from pytorch_accelerated.seeding import PythonGenerator, host_generators_seeded, seed_host_generators
 
 
 class Request(NamedTuple):
@@ -24,17 +25,39 @@ class Request(NamedTuple):
 
 
 class RowBatches(Dataset[Any]):
-    """The batches of `dataset` by `Request`, in this process or in a worker."""
+    """The batches of `dataset` by `Request`: those of workers as items, those of this process by `maker`.
 
-    def __init__(self, dataset: Any, collate_fn: Callable[[list[Any]], Any]) -> None:
+    `pins_memory` puts batches made in this process into pinned memory; for those of workers, torch's loader does it.
+
+    Attributes:
+        dataset: the user's.
+        collate_fn: makes a batch of a list of samples.
+        after_row: called after each sample with the number of samples in the batch, if given.
+    """
+
+    def __init__(self, dataset: Any, collate_fn: Callable[[list[Any]], Any], *, pins_memory: bool) -> None:
         self.dataset = dataset
         self.collate_fn = collate_fn
+        self.after_row: Callable[[int], None] | None = None
+        self._pins_memory = pins_memory
         self._fetch_many = getattr(dataset, "__getitems__", None)
         self._may_read_columns = collate_fn is default_collate and _is_arrow_dataset_of_tensors(dataset)
 
     def __getitem__(self, request: Request) -> Any:
-        with fetching_under(request.key):
-            return self._fetch(request.indices)
+        """A batch, in a worker."""
+        seed_host_generators(request.key)
+        return self._fetch(request.indices)
+
+    def maker(self) -> Callable[[Request], Any]:
+        """A function that makes the batches of one pass in this process."""
+        python = PythonGenerator()
+
+        def make(request: Request) -> Any:
+            with host_generators_seeded(request.key, python):
+                batch = self._fetch(request.indices)
+            return pinned(batch) if self._pins_memory else batch
+
+        return make
 
     def _fetch(self, indices: Sequence[Any]) -> Any:
         if self._may_read_columns:
@@ -58,6 +81,8 @@ class RowBatches(Dataset[Any]):
             dataset, add = self.dataset, samples.append
             for index in indices:
                 add(dataset[index])  # their number shows which one failed
+                if self.after_row is not None:
+                    self.after_row(len(indices))
         except Exception as error:
             is_one = self._fetch_many is None
             self._add_note(error, f"sample {indices[len(samples)]}" if is_one else f"one of samples {list(indices)}")

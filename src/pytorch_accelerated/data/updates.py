@@ -179,7 +179,6 @@ class RunLoader(ABC):
         dataset: the user's, if there is one.
         batch_size: samples of a batch on this rank; None if they vary or are unknown.
         drop_last: whether samples that do not fill a batch are left out.
-        num_workers: the number of processes that fetch; None if unknown.
         waiting: the time that the run waited for host batches.
         is_sharded: whether each rank has different data already.
         is_shuffled: whether we shuffle the samples of each epoch.
@@ -202,7 +201,6 @@ class RunLoader(ABC):
         self.dataset: Any = getattr(source, "dataset", None)
         self.batch_size: int | None = getattr(source, "batch_size", None)
         self.drop_last = bool(getattr(source, "drop_last", False))
-        self.num_workers: int | None = getattr(source, "num_workers", None)
         self.waiting = WaitingTime()
         self.seed = seed
         self._ranks = ranks
@@ -224,6 +222,19 @@ class RunLoader(ABC):
     def fingerprint(self) -> Fingerprint:
         """The fingerprint of rows that all ranks share. The first access fetches some of them."""
         return Fingerprint() if self.is_sharded else fingerprint_of(self.source)
+
+    @property
+    def num_workers(self) -> int | None:
+        """The number of processes that fetch now; None if unknown."""
+        return getattr(self.source, "num_workers", None)
+
+    def expect_passes(self, passes: int, say: Callable[[str], None]) -> None:  # noqa: B027  # not all loaders need it
+        """Prepare for a number of passes, which tells whether it is worth starting workers.
+
+        Args:
+            passes: over the data, including evaluations of each epoch.
+            say: tells the user about workers that start or stop.
+        """
 
     @property
     def device(self) -> torch.device:

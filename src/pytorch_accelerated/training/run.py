@@ -489,9 +489,11 @@ class Run:
         if loaders.train is not None:
             loaders.train = self.adapted(loaders.train, loaders.train_kwargs, role="train")
             refuse_empty(loaders.train, "train on")
+            loaders.train.expect_passes(self.settings.num_epochs, self.print)
         if loaders.eval is not None:
             loaders.eval = self.adapted(loaders.eval, loaders.eval_kwargs, role="eval")
             hooks._check_eval_batch_size()
+            loaders.eval.expect_passes(self.settings.num_epochs if loaders.train is not None else 1, self.print)
 
     def adapted(self, loader: Any, dl_kwargs: Mapping[str, Any] | None, role: str | None = None) -> RunLoader:
         """This rank's part of the user's `loader`."""
