@@ -376,7 +376,7 @@ MISSED = {
     ),
     "lines of source": (32_600, "more was promised meanwhile than was taken out"),
     "lines of source, Hugging Face": (9_200, "every argument and method of the API is honoured or refused in words"),
-    "lines of tests": (45_000, "tests were joined, but each promise keeps its proof"),
+    "lines of tests": (45_500, "tests were joined, but each promise keeps its proof"),
 }
 
 

@@ -564,16 +564,19 @@ class Trainer(TrainerHooks):
         """One pass over the training data, or over the rest of it."""
         run = self.current_run
         step = run.step
-        run.start_part(self.train_epoch_start, "on_train_epoch_start")
-        run.start_epoch()
-        for update in run.updates(train_dl):
-            step.update(update)
-            run.act_at_safe_point()
-        run.finish_epoch(train_dl)
-        run.emitter.defer(self.train_epoch_end)
-        self._add_epoch_loss_to_run_history("train_loss_epoch")
-        step.record(self.run_history)
-        run.emitter.emit("on_train_epoch_end")
+        run.begin_pass()
+        with run.requests.deferring_saves():
+            run.start_part(self.train_epoch_start, "on_train_epoch_start")
+            run.start_epoch()
+            for update in run.updates(train_dl):
+                step.update(update)
+                run.act_at_safe_point()
+            run.finish_epoch(train_dl)
+            run.emitter.defer(self.train_epoch_end)
+            self._add_epoch_loss_to_run_history("train_loss_epoch")
+            step.record(self.run_history)
+            run.emitter.emit("on_train_epoch_end")
+            self.run_state.phase = RunPhase.TRAINING_EPOCH_CLOSED
 
     def _perform_forward_and_backward_passes(self, batch: Any, step: int) -> None:
         """Add the gradients of one batch. `step` counts batches of this rank in the epoch, from 0."""

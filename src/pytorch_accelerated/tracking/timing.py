@@ -75,10 +75,13 @@ class EpochClock:
 
     Args:
         epoch: counted from 1.
+
+    Attributes:
+        epoch: counted from 1.
     """
 
     def __init__(self, epoch: int) -> None:
-        self._epoch = epoch
+        self.epoch = epoch
         self._started = time.perf_counter()
         self._paused_seconds = 0.0
         self._waiting: Waiting | None = None
@@ -100,4 +103,4 @@ class EpochClock:
     def read(self) -> EpochTiming:
         """The time so far."""
         waited = 0.0 if self._waiting is None else self._waiting.seconds - self._waited_before
-        return EpochTiming(self._epoch, time.perf_counter() - self._started - self._paused_seconds, waited)
+        return EpochTiming(self.epoch, time.perf_counter() - self._started - self._paused_seconds, waited)

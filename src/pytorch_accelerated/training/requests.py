@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,17 @@ class Requests:
         self.defers_saves = False
         self._evaluate = evaluate
         self._write_state = write_state
+
+    @contextlib.contextmanager
+    def deferring_saves(self) -> Iterator[None]:
+        """Context in which saves wait for a safe point; the end of the outermost one is such a point."""
+        before, self.defers_saves = self.defers_saves, True
+        try:
+            yield
+        finally:
+            self.defers_saves = before
+        if not before:
+            self.write_states()
 
     def act(self, state: RunState) -> None:
         """Serve the requests. Must be called by all ranks."""

@@ -99,6 +99,7 @@ class Run:
         number: the number of the trainer's training runs so far, including this one.
         count_items: counts the items of a host batch, if the loss is not a mean over samples.
         epochs_before: epochs of the runs that this run continues, with `reset_run_history=False`.
+        further_passes: training passes besides the first one of each epoch, in loops of the user's own.
         resumed_from: the training state that the run was resumed from, if any.
     """
 
@@ -127,6 +128,7 @@ class Run:
         self.seed: int = 0 if before is None else before.seed
         self.number: int = 0 if before is None else before.number
         self.epochs_before: int = 0 if before is None else before.epochs_before
+        self.further_passes = 0
         self.resumed_from: Path | None = None
         self._step: Step | None = None
         self._passes: Passes | None = None
@@ -267,13 +269,34 @@ class Run:
     @property
     def data_epoch(self) -> int:
         """The epoch that determines the order of the samples: epochs of this run and of those that it continues."""
-        return self.epochs_before + self.hooks.run_state.epochs
+        return self.epochs_before + self.hooks.run_state.epochs + self.further_passes
 
     def agrees_after_each_update(self) -> bool:
         """Whether a callback or a hook of the user on this rank may ask to stop within an update."""
         has_own_parts = any(part is not None for part in self._own_parts.values())
         has_own_hooks = has_own_parts or any(overrides(self.hooks, hook) for hook in _HOOKS_OF_UPDATE)
         return has_own_hooks or self.hooks.callback_handler.ranks_agree_after_each_update()
+
+    def begin_pass(self) -> None:
+        """Begin a training pass at its first sample, if the last one is over.
+
+        The trainer's loop has done so already, and a resumed pass isn't over. A loop of the user's own only counts the
+        epochs of the run history, or passes over the data twice in one of them.
+
+        Raises:
+            StopTrainingError: if the run has no update left.
+        """
+        state = self.hooks.run_state
+        if state.phase is RunPhase.TRAINING:
+            return
+        if self.updates_left == 0:
+            raise StopTrainingError(f"The {state.updates} updates of the run are done.")
+        if state.phase is not RunPhase.EPOCH_CLOSED:
+            if self.hooks.run_history.current_epoch > self.epoch_clock.epoch:
+                state.finish_epoch()
+            else:
+                self.further_passes += 1
+        state.start_epoch()
 
     def start_epoch(self) -> None:
         """Start the clock of a training epoch, and agree how often the ranks agree."""
