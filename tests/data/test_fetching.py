@@ -1,5 +1,6 @@
 """Batches are fetched with the same randomness wherever it happens, and workers do what their user expects of them."""
 
+import itertools
 import multiprocessing
 import os
 import random
@@ -20,10 +21,12 @@ from torch.utils.data import (
     default_collate,
     get_worker_info,
 )
+from torch.utils.data.datapipes.iter import IterableWrapper
 
 from pytorch_accelerated.data.building import build_loader
 from pytorch_accelerated.data.fetching import BatchFetcher, StreamFetcher
 from pytorch_accelerated.data.rows import Request, collated
+from pytorch_accelerated.seeding import host_generators_seeded, mixed_seed
 from tests.data.loaders import Numbers, Stream, adapted, numbers_in
 from tests.support.processes import run_forked
 
@@ -335,6 +338,64 @@ def test_a_loader_of_another_kind_is_iterated_over_as_it_is() -> None:
 
     loader = Loud(Stream(4), 2)
     assert numbers_in(StreamFetcher(loader, seed=0, rank=1, ranks=2).fetch(0)) == [[0, 1], [2, 3]]
+
+
+class OwnIterator(IterableDataset[Any]):
+    """A stream that is its own iterator: to iterate over it again begins a new pass."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.position = 0
+
+    def __iter__(self) -> "OwnIterator":
+        self.position = 0
+        return self
+
+    def __next__(self) -> tuple[torch.Tensor, float]:
+        if self.position == self.size:
+            raise StopIteration
+        self.position += 1
+        return torch.tensor(draws()), random.random() + self.position
+
+
+class OwnIteratorWithState(OwnIterator):
+    def state_dict(self) -> dict[str, Any]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.position = state["position"]
+
+
+@pytest.mark.parametrize("settings", [{"drop_last": False}, {"drop_last": True}, {"batch_size": None}], ids=str)
+@pytest.mark.parametrize("size", [0, 2, 6, 7])
+@pytest.mark.parametrize("kind", [OwnIterator, OwnIteratorWithState])
+def test_a_stream_read_in_this_process_gives_the_batches_of_torchs_loader(
+    kind: type[OwnIterator], size: int, settings: dict[str, Any]
+) -> None:
+    def loader() -> DataLoader[Any]:
+        return DataLoader(kind(size), **{"batch_size": 3, **settings})
+
+    ours = StreamFetcher(loader(), seed=4, rank=0, ranks=1).fetch(2)
+    key = ("stream", 4, 2, *(() if kind is OwnIterator else (0,)))
+    with host_generators_seeded(mixed_seed("stream", 4, 2, "start")):
+        theirs = iter(loader())
+    expected = []
+    for number in itertools.count():
+        with host_generators_seeded(mixed_seed(*key, number)):
+            batch = next(theirs, None)
+        if batch is None:
+            break
+        expected.append(described(batch))
+    assert [described(batch) for batch in ours] == expected
+
+
+def test_the_parts_of_a_pipe_are_seeded_by_torchs_loader() -> None:
+    pipe = IterableWrapper(range(20)).shuffle()
+    first, again, other = (
+        numbers_in(StreamFetcher(DataLoader(pipe, 4), seed=0, rank=0, ranks=1).fetch(epoch)) for epoch in (0, 0, 1)
+    )
+    assert first == again != other
+    assert sorted(itertools.chain(*first)) == list(range(20))
 
 
 class OneBadRecord(Dataset[Any]):

@@ -8,17 +8,24 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, Sampler, default_collate
+from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, Sampler, default_collate
 
+from pytorch_accelerated.compat.torch import pinned
 from pytorch_accelerated.data.arrays import ArrayDataset, as_array_dataset
 from pytorch_accelerated.data.automatic import AutomaticFetcher
 from pytorch_accelerated.data.hub_streams import is_hub_stream
-from pytorch_accelerated.data.rows import Request, RowBatches
+from pytorch_accelerated.data.rows import Request, RowBatches, collated
 from pytorch_accelerated.data.sampling import Cell
-from pytorch_accelerated.data.streams import KeyedStream, has_state, is_stateful_loader, knows_position
+from pytorch_accelerated.data.streams import (
+    KeyedStream,
+    StreamBatches,
+    has_state,
+    is_stateful_loader,
+    knows_position,
+)
 from pytorch_accelerated.data.worker_choice import AutomaticWorkers
 from pytorch_accelerated.data.workers import WorkerInit, begin_pass, end_pass, no_workers_left_on_error
-from pytorch_accelerated.seeding import host_generators_seeded, mixed_seed
+from pytorch_accelerated.seeding import PythonGenerator, host_generators_seeded, mixed_seed
 
 # How much data in memory is fetched at once: it should stay in the processor's cache until it is used.
 _BLOCK_BYTES = 512 * 1024
@@ -118,6 +125,8 @@ class StreamFetcher:
         self._seed = seed
         self._told_epochs = [loader, getattr(loader, "dataset", None), getattr(loader, "sampler", None)]
         self._source = loader
+        self._is_keyed = has_state(loader)  # here, while a `KeyedStream` and workers have their own keys
+        self._pins_memory = False
         self._loader: DataLoader[Any] | None = None
         self._stream: KeyedStream | None = None
         # An unknown loader would return the dataset's state even if that is inexact.
@@ -183,17 +192,25 @@ class StreamFetcher:
 
     def _rebuild(self, loader: DataLoader[Any], rank: int, ranks: int) -> None:
         is_here = loader.num_workers == 0
+        collate_fn = collated if loader.collate_fn is default_collate else loader.collate_fn
+        self._pins_memory = is_here and _pins_memory(loader)
         if is_stateful_loader(loader) or (is_here and knows_position(loader.dataset)):
-            self._stream = KeyedStream(loader, seed=self._seed, rank=rank, ranks=ranks)
-            self._loader = like_loader(loader, self._stream, batch_size=None, collate_fn=_unchanged)
+            self._source = self._stream = KeyedStream(loader, collate_fn, seed=self._seed, rank=rank, ranks=ranks)
+            self._is_keyed = False
+            if not is_here:
+                self._loader = like_loader(loader, self._stream, batch_size=None, collate_fn=_unchanged)
             self._stateful = self._stream if is_here else self._loader
-        else:
-            self._stateful = None
-            dataset: Any = loader.dataset
-            if ranks > 1:
-                dataset = _RankSlice(dataset, loader.batch_size or 1, rank, ranks)
-            sizes: dict[str, Any] = {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
-            self._loader = like_loader(loader, dataset, collate_fn=loader.collate_fn, **sizes)
+            return
+        dataset: Any = loader.dataset
+        if ranks > 1:
+            dataset = _RankSlice(dataset, loader.batch_size or 1, rank, ranks)
+        self._stateful, self._is_keyed = None, is_here
+        if is_here and not isinstance(dataset, IterDataPipe):
+            self._source = StreamBatches(dataset, collate_fn, loader.batch_size, drop_last=loader.drop_last)
+            return
+        # Torch's loader also seeds and shards the parts of a pipe.
+        sizes: dict[str, Any] = {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+        self._source = self._loader = like_loader(loader, dataset, collate_fn=loader.collate_fn, **sizes)
 
     def _begin(self, epoch: int) -> Iterator[Any]:
         """A new pass, or the rest of one if a state was loaded."""
@@ -201,15 +218,15 @@ class StreamFetcher:
             set_epoch = getattr(part, "set_epoch", None)
             if callable(set_epoch):
                 set_epoch(epoch)
-        if self._loader is None:
-            return self._keyed(self._source, epoch) if has_state(self._source) else iter(self._source)
-        _seed_generator(self._loader, "stream workers", self._seed, epoch)
         if self._stream is not None:
             self._stream.epoch = epoch
-        elif self._loader.num_workers == 0:
-            return self._keyed(self._loader, epoch)
-        self._pass = begin_pass(self._loader)
-        return self._pass
+        if self._loader is not None:
+            _seed_generator(self._loader, "stream workers", self._seed, epoch)
+            if not self._is_keyed:
+                self._pass = begin_pass(self._loader)
+                return self._pass
+        batches = self._keyed(self._source, epoch) if self._is_keyed else iter(self._source)
+        return map(pinned, batches) if self._pins_memory else batches
 
     def _keyed(self, source: Iterable[Any], epoch: int) -> Iterator[Any]:
         """The batches of `source` from the current one on, each under its key. Starting a pass has a key too."""
@@ -218,8 +235,9 @@ class StreamFetcher:
         return self._under_keys(batches, epoch)
 
     def _under_keys(self, batches: Iterator[Any], epoch: int) -> Iterator[Any]:
+        python = PythonGenerator()
         for number in itertools.count(self._batches):
-            with host_generators_seeded(mixed_seed("stream", self._seed, epoch, number)):
+            with host_generators_seeded(mixed_seed("stream", self._seed, epoch, number), python):
                 try:
                     batch = next(batches)
                 except StopIteration:

@@ -12,7 +12,7 @@ from typing import Any, Final
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from pytorch_accelerated.data.hub_streams import HubSamples, is_exact_hub_stream, is_hub_stream
-from pytorch_accelerated.seeding import host_generators_seeded, mixed_seed, seed_host_generators
+from pytorch_accelerated.seeding import PythonGenerator, host_generators_seeded, mixed_seed, seed_host_generators
 
 _END: Final = object()
 
@@ -34,12 +34,33 @@ def is_stateful_loader(loader: Any) -> bool:
     return kind.__name__ == "StatefulDataLoader" and kind.__module__.startswith("torchdata.")
 
 
-def fetching_under(key: int) -> AbstractContextManager[None]:
-    """Seed the host generators with `key`; restore them at the end of the block, except in a worker."""
-    if get_worker_info() is None:
-        return host_generators_seeded(key)
-    seed_host_generators(key)
-    return contextlib.nullcontext()
+class StreamBatches:
+    """The batches of an `IterableDataset` in this process, as torch's `DataLoader` makes them.
+
+    `batch_size` is None if the dataset makes batches itself.
+    """
+
+    def __init__(
+        self, dataset: Any, collate_fn: Callable[[Any], Any], batch_size: int | None, *, drop_last: bool
+    ) -> None:
+        self._dataset = dataset
+        self._collate_fn = collate_fn
+        self._batch_size = batch_size
+        self._drop_last = drop_last
+
+    def __iter__(self) -> Iterator[Any]:
+        samples = _samples_of(iter(self._dataset))
+        if self._batch_size is None:
+            return map(self._collate_fn, samples)
+        return self._collated(samples, self._batch_size)
+
+    def _collated(self, samples: Iterator[Any], size: int) -> Iterator[Any]:
+        is_full = True
+        while is_full:
+            batch = list(itertools.islice(samples, size))
+            is_full = len(batch) == size
+            if is_full or (batch and not self._drop_last):
+                yield self._collate_fn(batch)
 
 
 class KeyedStream(IterableDataset[Any]):
@@ -53,10 +74,12 @@ class KeyedStream(IterableDataset[Any]):
         epoch: of the next pass; to be set before workers are started.
     """
 
-    def __init__(self, loader: DataLoader[Any], *, seed: int, rank: int, ranks: int) -> None:
+    def __init__(
+        self, loader: DataLoader[Any], collate_fn: Callable[[Any], Any], *, seed: int, rank: int, ranks: int
+    ) -> None:
         self.dataset: Any = loader.dataset
         self.epoch = 0
-        self._collate_fn: Callable[[Any], Any] = loader.collate_fn
+        self._collate_fn = collate_fn
         self._batch_size = loader.batch_size
         self._drop_last = loader.drop_last
         self._seed = seed
@@ -118,15 +141,17 @@ class KeyedStream(IterableDataset[Any]):
 
     def _read_again(self, *key: object) -> None:
         """Read used samples again, under the same keys: samples may be random, or prepared before their batch."""
+        python = PythonGenerator()
         while self._batches_read < self._batches_to_read_again:
-            with fetching_under(mixed_seed(*key, self._batches_read)):
+            with _fetching_under(mixed_seed(*key, self._batches_read), python):
                 if self._next_samples() is _END:
                     return
             self._batches_read += 1
 
     def _batches(self, *key: object) -> Iterator[Any]:
+        python = PythonGenerator()
         while True:
-            with fetching_under(mixed_seed(*key, self._batches_read)):
+            with _fetching_under(mixed_seed(*key, self._batches_read), python):
                 batch = self._next_batch()
             if batch is _END:
                 self._rewind()
@@ -139,23 +164,32 @@ class KeyedStream(IterableDataset[Any]):
         return _END if samples is _END else self._collate_fn(samples)
 
     def _next_samples(self) -> Any:
-        """The samples of the next batch."""
-        samples = self._own_samples()
-        if self._batch_size is None:
-            return next(samples, _END)
-        batch = list(itertools.islice(samples, self._batch_size))
-        return _END if not batch or (self._drop_last and len(batch) < self._batch_size) else batch
-
-    def _own_samples(self) -> Iterator[Any]:
-        """The remaining samples of this rank."""
+        """The samples of this rank's next batch. Those before it, of other ranks, are read in vain."""
         if self._samples is None and not self._is_exhausted:
             self._samples = self._begin()
-        while not self._is_exhausted:
-            sample = next(self._samples, _END)
-            if sample is _END:
-                self._is_exhausted = True
-                return
-            turn = self._samples_read // (self._batch_size or 1) % self._ranks
-            self._samples_read += 1
-            if turn == self._rank:
-                yield sample
+        size, batch = self._batch_size or 1, list[Any]()
+        while len(batch) < size and not self._is_exhausted:
+            turn, used = divmod(self._samples_read, size)
+            is_own = turn % self._ranks == self._rank
+            wanted = size - max(used, len(batch) if is_own else 0)
+            share = list(itertools.islice(_samples_of(self._samples), wanted))
+            self._samples_read += len(share)
+            self._is_exhausted = len(share) < wanted
+            if is_own:
+                batch += share
+        if not batch or (self._drop_last and len(batch) < size):
+            return _END
+        return batch if self._batch_size else batch[0]
+
+
+def _fetching_under(key: int, python: PythonGenerator) -> AbstractContextManager[None]:
+    """Seed the host generators with `key`; restore them at the end of the block, except in a worker."""
+    if get_worker_info() is None:
+        return host_generators_seeded(key, python)
+    seed_host_generators(key)
+    return contextlib.nullcontext()
+
+
+def _samples_of(iterator: Any) -> Iterator[Any]:
+    """The samples of `iterator`, whose `__iter__` is not called: that of a dataset that is its own begins a pass."""
+    return map(next, itertools.repeat(iterator))
