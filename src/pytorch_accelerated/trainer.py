@@ -80,7 +80,8 @@ class Trainer(TrainerHooks):
         model: any module. It is the bare module before and after a run; during training it may be wrapped.
         loss_func: a function of the model's outputs and the targets that returns the mean over the batch. For dict
             batches, a function of the outputs and the whole batch, or None if the model returns its own loss.
-        optimizer: an optimizer of the model's parameters.
+        optimizer: an optimizer of the model's parameters. None if a subclass has optimizers of its own, and overrides
+            `optimizer_step` and `optimizer_zero_grad`; then saving their states is up to the subclass.
         callbacks: `TrainerCallback` classes or instances; events are fired in this order.
         run_history: where metrics are recorded; default `InMemoryRunHistory`.
         seed: the seed of everything random in training runs: order of samples, augmentations, dropout. None: derived

@@ -178,6 +178,15 @@ def test_parts_may_be_filled_in_after_the_constructor():
     assert trainer.run_state.updates == 1
 
 
+def test_no_optimizer_is_refused_unless_both_of_its_hooks_are_overridden():
+    class StepsOnly(Trainer):
+        def optimizer_step(self) -> None:
+            pass
+
+    trainer = StepsOnly(tiny_model(), nn.MSELoss(), None, callbacks=())
+    refused(lambda: trainer.train(DATA, 1), ArgumentTypeError, "`optimizer_zero_grad`", "both", trainer=trainer)
+
+
 def test_an_optimizer_of_another_model_is_refused_because_it_would_train_nothing():
     trainer = Trainer(tiny_model(), nn.MSELoss(), sgd(tiny_model()), callbacks=())
     refused(lambda: trainer.train(DATA, 1), ConfigurationError, "4 parameters", "none of them", "`model.parameters()`")

@@ -1,5 +1,6 @@
 """When the methods that users override are looked up: a patch of the class or the trainer is seen from then on."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,13 +8,55 @@ import torch
 from torch import nn
 
 from pytorch_accelerated import Trainer
-from pytorch_accelerated.callbacks import TrainerCallback
+from pytorch_accelerated.callbacks import SaveTrainingStateCallback, TrainerCallback
 from pytorch_accelerated.training.order import PARTS
+from tests.support.reference import assert_same_parameters, regression_data, tiny_model
 
 HOOKS_OF_UPDATE = [
     *("calculate_train_batch_loss", "backward_step"),
     *("optimizer_step", "scheduler_step", "optimizer_zero_grad"),
 ]
+
+
+class OwnOptimizers(Trainer):
+    """Has an optimizer for each layer, and gives the trainer none."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model, nn.MSELoss(), None, seed=1)
+        self.parts = [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in (model[0], model[2])]
+
+    def optimizer_step(self) -> None:
+        for part in self.parts:
+            part.step()
+
+    def optimizer_zero_grad(self) -> None:
+        for part in self.parts:
+            part.zero_grad()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"gradient_clip_norm": 0.1, "gradient_accumulation_steps": 2},
+        {"nonfinite_policy": "skip", "split_on_oom": True},
+    ],
+)
+def test_optimizers_of_a_subclass_need_none_of_the_trainer(arguments: dict[str, Any], tmp_path: Path):
+    """With all default callbacks, in a training state, and in a file."""
+    data = regression_data(9)
+    own = OwnOptimizers(tiny_model())
+    own.callback_handler.add_callback(SaveTrainingStateCallback(tmp_path / "states"))
+    own.train(data, 2, data, per_device_batch_size=4, **arguments)
+    own.save_checkpoint(tmp_path / "model.pt")
+    model = tiny_model()
+    usual = Trainer(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1), callbacks=(), seed=1)
+    usual.train(data, 2, data, per_device_batch_size=4, **arguments)
+    assert_same_parameters(own.model, usual.model, tolerance=0)
+    resumed = OwnOptimizers(tiny_model())
+    resumed.train(data, 2, data, per_device_batch_size=4, resume_from=tmp_path / "states", **arguments)
+    resumed.load_checkpoint(tmp_path / "model.pt")
+    assert_same_parameters(resumed.model, usual.model, tolerance=0)
 
 
 class Patching(TrainerCallback):

@@ -305,11 +305,11 @@ class LogMetricsCallback(TrainerCallback):
     def _start_row(self, trainer: Trainer, title: str) -> None:
         self._print_row(trainer)
         # The learning rate of this epoch: schedulers may step before the row is complete.
-        self._row = {"epoch": title, "lr": _learning_rate(trainer)}
+        self._row = {"epoch": title, **_learning_rate(trainer)}
 
     def _print_row(self, trainer: Trainer) -> None:
         row, self._row = self._row, None
-        if row is None or len(row) == 2:  # no metrics in it: `log_metrics` is overridden
+        if row is None or row.keys() <= {"epoch", "lr"}:  # no metrics in it: `log_metrics` is overridden
             return
         if self._epoch_started is not None:
             row["time"] = format_duration(time.perf_counter() - self._epoch_started)
@@ -331,7 +331,7 @@ def _training_facts(trainer: Trainer) -> dict[str, str]:
     timing = trainer.current_run.epoch_clock.read()
     matters = timing.data_wait_seconds >= _SECONDS_WORTH_SHOWING and timing.data_wait_share >= _SHARE_WORTH_SHOWING
     waiting = {"data_wait": f"{timing.data_wait_share:.0%}"} if matters else {}
-    return {**_loss_so_far(trainer), "lr": _learning_rate(trainer), **waiting}
+    return {**_loss_so_far(trainer), **_learning_rate(trainer), **waiting}
 
 
 def _loss_so_far(trainer: Trainer) -> dict[str, str]:
@@ -339,8 +339,10 @@ def _loss_so_far(trainer: Trainer) -> dict[str, str]:
     return {} if loss is None else {"loss": format_number(loss)}
 
 
-def _learning_rate(trainer: Trainer) -> str:
-    return f"{float(trainer.optimizer.param_groups[0]['lr']):.2e}"
+def _learning_rate(trainer: Trainer) -> dict[str, str]:
+    if trainer.optimizer is None:  # the user's own optimizers are not known
+        return {}
+    return {"lr": f"{float(trainer.optimizer.param_groups[0]['lr']):.2e}"}
 
 
 def _batches_of_epoch(trainer: Trainer) -> int | None:

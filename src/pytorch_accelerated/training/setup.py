@@ -13,7 +13,8 @@ from pytorch_accelerated.callbacks.saving import SaveTrainingStateCallback
 from pytorch_accelerated.callbacks.watching import WatchedMetric
 from pytorch_accelerated.data.building import check_dataset
 from pytorch_accelerated.data.resuming import data_facts
-from pytorch_accelerated.errors import ConfigurationError
+from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError
+from pytorch_accelerated.models.preparation import is_replicated
 from pytorch_accelerated.processes.plugins import refuse_static_graph
 from pytorch_accelerated.seeding import mixed_seed, set_seed
 from pytorch_accelerated.steps.guarded import refuse_what_cannot_be_held_back
@@ -63,9 +64,24 @@ def check_parts_of(trainer: TrainerHooks) -> None:
 
 
 def check_optimizer_of(trainer: TrainerHooks) -> None:
-    """Reject an optimizer whose steps would change nothing."""
-    modules = [value for value in vars(trainer).values() if isinstance(value, nn.Module)]
-    check_optimizer(trainer.optimizer, modules, has_own_step=overrides(trainer, "optimizer_step"))
+    """Reject an optimizer whose steps would change nothing; None is for subclasses with optimizers of their own."""
+    has_own_step = overrides(trainer, "optimizer_step")
+    if trainer.optimizer is not None:
+        modules = [value for value in vars(trainer).values() if isinstance(value, nn.Module)]
+        check_optimizer(trainer.optimizer, modules, has_own_step=has_own_step)
+        return
+    if not (has_own_step and overrides(trainer, "optimizer_zero_grad")):
+        raise ArgumentTypeError(
+            "`optimizer` is None, so the trainer cannot update the model. Pass an optimizer of the model's parameters, "
+            "for example `torch.optim.AdamW(model.parameters())`. A subclass with optimizers of its own must override "
+            "both `optimizer_step` and `optimizer_zero_grad`."
+        )
+    accelerator = trainer._accelerator
+    if accelerator.scaler is not None or not is_replicated(accelerator):
+        raise ConfigurationError(
+            "`optimizer` is None, but with fp16, DeepSpeed or FSDP the trainer must prepare the optimizer. Pass it, or "
+            "train without them."
+        )
 
 
 def check_training(

@@ -255,7 +255,10 @@ class Step:
 
     def parameters(self) -> list[torch.Tensor]:
         """The parameters of the optimizer."""
-        return [parameter for group in self._hooks.optimizer.param_groups for parameter in group["params"]]
+        hooks = self._hooks
+        if hooks.optimizer is None:  # the user's own optimizers are not known
+            return [parameter for parameter in hooks.model.parameters() if parameter.requires_grad]
+        return [parameter for group in hooks.optimizer.param_groups for parameter in group["params"]]
 
     @property
     def summary(self) -> str | None:
