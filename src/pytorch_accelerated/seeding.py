@@ -75,32 +75,32 @@ class host_generators_seeded:  # noqa: N801  # called like a function
 
 
 class _NumpyGenerator:
-    """Numpy's global generator, which another one of the same kind replaces for a while. Nothing is copied."""
+    """Numpy's global generator, which another one of the same kind replaces for a while. Nothing is copied.
+
+    Numpy draws normally distributed numbers in pairs, and keeps a second one outside of the bit generator, where it
+    is lost. Publicly only copying the whole state tells whether there is one, so this is done only if numbers have been
+    drawn since the last block, or there was one before.
+    """
 
     def __init__(self) -> None:
         self._spare: list[Any] = []
         self._known: Any = None  # a bit generator
         self._words: Any = None  # its memory
+        self._seen: tuple[int, int] | None = None  # two of its words at the end of the last block
 
     def put_aside(self) -> tuple[Any, float | None]:
         """Replace the global bit generator.
 
         Returns:
-            It, and the second number of a pair of normally distributed ones, if only the first has been drawn: numpy
-            keeps this number outside of the bit generator.
+            It, and the second number of a pair.
         """
         current = _numpy_random.get_bit_generator()
         if current is not self._known:
-            self._known, self._words = current, words_of(current)
-        if self._words is None:
-            kept = np.random.get_state(legacy=False)
-            second = kept["gauss"] if kept["has_gauss"] else None
-        else:
-            # Drawing a number is many times faster than asking whether there is one without drawing.
-            before = self._words.copy()
-            number = np.random.standard_normal()
-            second = number if self._words[-1] == before[-1] else None
-            self._words[:] = before
+            self._known, self._words, self._seen = current, words_of(current), None
+        words, second = self._words, None
+        if words is None or self._seen != (words[0], words[-1]):
+            state: Any = np.random.get_state(legacy=False)
+            second = state["gauss"] if state["has_gauss"] else None
         _numpy_random.set_bit_generator(self._spare.pop() if self._spare else np.random.MT19937())
         return current, second
 
@@ -109,8 +109,11 @@ class _NumpyGenerator:
         current, second = kept
         self._spare.append(_numpy_random.get_bit_generator())
         _numpy_random.set_bit_generator(current)
+        self._seen = None
         if second is not None:
             np.random.set_state({**np.random.get_state(legacy=False), "has_gauss": 1, "gauss": second})
+        elif current is self._known and self._words is not None:
+            self._seen = self._words[0], self._words[-1]
 
 
 class PythonGenerator:

@@ -349,7 +349,7 @@ def test_words_of() -> None:
     generator = np.random.MT19937(3)
     words = words_of(generator)
     assert words is not None, "this numpy has another layout"
-    kept = words.copy()
+    kept = list(words)
     drawn = generator.random_raw(700)
     assert words[-1] == generator.state["state"]["pos"] != kept[-1]
     words[:] = kept

@@ -11,7 +11,7 @@ _WORDS = 624
 
 
 def words_of(generator: Any) -> Any:
-    """The state of a Mersenne Twister as an array that shares its memory: 624 words, then the position.
+    """The state of a Mersenne Twister as an array of `ctypes` that shares its memory: 624 words, then the position.
 
     Publicly the state is only copied word by word in Python, which takes a hundred times longer. The address is public,
     but not the layout behind it.
@@ -20,11 +20,10 @@ def words_of(generator: Any) -> Any:
         generator: a bit generator of numpy.
 
     Returns:
-        uint32 of shape (625,); None if `generator` is of another kind, or this numpy has another layout.
+        625 numbers; None if `generator` is of another kind, or this numpy has another layout.
     """
     if type(generator) is not np.random.MT19937:
         return None
-    memory = (ctypes.c_uint32 * (_WORDS + 1)).from_address(generator.ctypes.state_address)
-    words: Any = np.frombuffer(memory, dtype=np.uint32)  # type: ignore[call-overload]
+    words = (ctypes.c_uint32 * (_WORDS + 1)).from_address(generator.ctypes.state_address)
     state = generator.state["state"]
-    return words if np.array_equal(words[:-1], state["key"]) and words[-1] == state["pos"] else None
+    return words if list(words) == [*state["key"].tolist(), state["pos"]] else None

@@ -32,6 +32,8 @@ from pytorch_accelerated.data.updates import (
 from pytorch_accelerated.processes.ranks import Ranks
 from pytorch_accelerated.seeding import mixed_seed
 
+_INDICES_AT_ONCE = 4096
+
 
 class PlannedLoader(RunLoader):
     """Batches of a map-style dataset on this rank, in the order of `set_epoch`. For the arguments see `RunLoader`."""
@@ -127,16 +129,26 @@ class PlannedLoader(RunLoader):
     def _fetch(self, order: EpochOrder, cells: Iterable[Cell]) -> Iterator[Any]:
         if self.is_vectorised:
             return self.waiting.over(self._fetcher.fetch_cells(order.indices, iter(cells)))
-        requests = (self._request(order, cell) for cell in cells)
-        return self.waiting.over(self._fetcher.fetch(requests, self._at_most(self._plan(order).num_batches)))
+        batches = self._fetcher.fetch(self._requests(order, cells), self._at_most(self._plan(order).num_batches))
+        return self.waiting.over(batches)
 
-    def _request(self, order: EpochOrder, cell: Cell) -> Request:
-        span = slice(cell.start, cell.start + (cell.size or 1))
-        indices = range(span.start, span.stop) if order.indices is None else order.indices[span]
-        if isinstance(indices, torch.Tensor):
-            indices = indices.tolist()  # a tensor would be sent to the worker in shared memory
-        # The position of its first sample identifies a batch, independently of earlier batches.
-        return Request(indices, mixed_seed("batch", self.seed, self._epoch, cell.start))
+    def _requests(self, order: EpochOrder, cells: Iterable[Cell]) -> Iterator[Request]:
+        seed, epoch, indices = self.seed, self._epoch, order.indices
+        first = last = 0  # of the positions whose indices are in `block`
+        block: list[int] = []
+        for start, stop in cells:
+            stop = max(stop, start + 1)
+            if indices is None:
+                rows: Sequence[Any] = range(start, stop)
+            elif isinstance(indices, torch.Tensor):  # in plain numbers: tensors go to workers in shared memory
+                if not first <= start <= stop <= last:
+                    first, last = start, max(stop, start + _INDICES_AT_ONCE)
+                    block = indices[first:last].tolist()
+                rows = block[start - first : stop - first]
+            else:
+                rows = indices[start:stop]
+            # The position of its first sample identifies a batch, independently of earlier batches.
+            yield Request(rows, mixed_seed("batch", seed, epoch, start))
 
     def _plan(self, order: EpochOrder) -> TrainingPlan | BatchListPlan:
         if order.batch_sizes is not None:
