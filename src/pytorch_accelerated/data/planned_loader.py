@@ -76,19 +76,21 @@ class PlannedLoader(RunLoader):
     def updates(
         self, *, start: int = 0, batches_done: int = 0, count_items: CountItems | None = None
     ) -> Iterator[Update]:
-        order = self._orders.of(self._epoch)
-        windows, planned = itertools.tee(self._plan(order).windows(start, self._batches_left(batches_done)))
+        order, left = self._orders.of(self._epoch), self._batches_left(batches_done)
+        plan = self._plan(order)
+        if self._ranks.count == self._accumulation_steps == 1 and count_items is None and type(plan) is TrainingPlan:
+            batches = self._feed(self._fetch(order, plan.cells(start, left)))
+            for (begin, end), batch in zip(plan.cells(start, left), batches, strict=True):
+                yield update_of_one_batch(batch, end - begin)
+            return
+        windows, planned = itertools.tee(plan.windows(start, left))
         host_batches = self._fetch(order, (cells[self._ranks.index] for window in planned for cells in window.rounds))
         if count_items is not None:
             yield from self._counted_updates(windows, host_batches, count_items)
             return
         batches = self._feed(host_batches)
-        if self._ranks.count == self._accumulation_steps == 1:
-            for window in windows:
-                yield update_of_one_batch(next(batches), window.stop - window.start)
-        else:
-            for window in windows:
-                yield Update(self._micro_batches(window, batches), window.size)
+        for window in windows:
+            yield Update(self._micro_batches(window, batches), window.size)
 
     def _counted_updates(
         self, windows: Iterator[Window], host_batches: Iterator[Any], count_items: CountItems

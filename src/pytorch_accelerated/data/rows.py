@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+import operator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -78,16 +80,21 @@ class RowBatches(Dataset[Any]):
         try:
             if self._fetch_many is not None:
                 return self._fetch_many(list(indices))  # type: ignore[no-any-return]
-            dataset, add = self.dataset, samples.append
-            for index in indices:
-                add(dataset[index])  # their number shows which one failed
-                if self.after_row is not None:
-                    self.after_row(len(indices))
+            rows: Iterator[Any] = map(operator.getitem, itertools.repeat(self.dataset), indices)
+            if self.after_row is not None:
+                rows = self._watched(rows, len(indices))
+            samples.extend(rows)  # one by one: their number shows which one failed
         except Exception as error:
             is_one = self._fetch_many is None
             self._add_note(error, f"sample {indices[len(samples)]}" if is_one else f"one of samples {list(indices)}")
             raise
         return samples
+
+    def _watched(self, rows: Iterator[Any], size: int) -> Iterator[Any]:
+        for row in rows:
+            if self.after_row is not None:
+                self.after_row(size)
+            yield row
 
     def _add_note(self, error: Exception, source: str) -> None:
         if hasattr(error, "add_note"):  # since Python 3.11

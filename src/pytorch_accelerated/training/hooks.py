@@ -228,7 +228,14 @@ class TrainerHooks:
 
     def optimizer_zero_grad(self) -> None:
         """Set the gradients to None."""
-        self.optimizer.zero_grad()
+        optimizer = self.optimizer
+        if type(optimizer).zero_grad is not torch.optim.Optimizer.zero_grad or "zero_grad" in vars(optimizer):
+            optimizer.zero_grad()
+            return
+        # What torch does then, without its record for the profiler, which costs a small model several percent.
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
 
     def train_epoch_end(self) -> None:
         """A training epoch has ended; its loss is recorded next."""
