@@ -370,9 +370,10 @@ MISSED = {
         "loader, run, step, hooks, their default and its check, and the mean loss are in files of their own",
     ),
     "decisions in a plain update": (
-        17,
+        18,
         "eight are about callbacks, requests and signals, which may come at any time, and six about what a batch, its "
-        "loss and its weight are; a scheduler, a scaler and accumulation are asked for once each",
+        "loss and its weight are; a scheduler, a scaler, accumulation and how the optimizer discards gradients are "
+        "asked for once each",
     ),
     "lines of source": (32_600, "more was promised meanwhile than was taken out"),
     "lines of source, Hugging Face": (9_200, "every argument and method of the API is honoured or refused in words"),

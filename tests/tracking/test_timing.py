@@ -73,7 +73,7 @@ def test_each_epoch_has_its_time_and_what_of_it_was_waited(clock: Clock, stream:
     history = trainer_at(clock).train(
         data, 2, per_device_batch_size=2, gradient_accumulation_steps=steps, train_dataloader_kwargs=kwargs
     )
-    expected = [EpochTiming(epoch, 8 * WAIT + 4 * WORK, 8 * WAIT) for epoch in (1, 2)]
+    expected = [EpochTiming(epoch, 8 * WAIT + 4 * WORK, 8 * WAIT, 0) for epoch in (1, 2)]
     assert list(history.timings) == expected
     assert history.timings[0].data_wait_share == pytest.approx(24 / 28)
 
@@ -89,7 +89,7 @@ def test_evaluations_inside_an_epoch_do_not_count(clock: Clock) -> None:
     history = trainer_at(clock, Evaluate()).train(
         Slow(clock), 1, Slow(clock), per_device_batch_size=2, train_dataloader_kwargs={"num_workers": 0}
     )
-    assert list(history.timings) == [EpochTiming(1, 8 * WAIT + 4 * WORK, 8 * WAIT)]
+    assert list(history.timings) == [EpochTiming(1, 8 * WAIT + 4 * WORK, 8 * WAIT, 0)]
 
 
 def test_a_clock_that_watches_nothing_has_waited_for_nothing(clock: Clock) -> None:

@@ -188,8 +188,8 @@ class AutomaticFetcher:
                 with no_workers_left_on_error(self._pool):
                     self._pass = begin_pass(self._pool)
             leave_deaths_to_waiting(self._pass)
-        except OSError as error:  # no more processes, or not enough memory for one
-            self._leave_workers(f"they can't be started ({error})")
+        except (OSError, RuntimeError) as error:  # no more processes, no memory for one, or one has died at once
+            self._leave_workers(f"they can't be started ({_last_line(error)})")
 
     def _of_workers(self) -> Iterator[Any]:
         """The batches made here while workers start, and those of the workers, until there are no more or the workers

@@ -16,11 +16,13 @@ class EpochTiming(NamedTuple):
         seconds: from its first to its last update.
         data_wait_seconds: the part in which the loop waited for the next batch. On a GPU, the run loses less than this,
             since the GPU may still be working while the loop waits.
+        num_workers: worker processes that fetched the last batch; None if unknown.
     """
 
     epoch: int
     seconds: float
     data_wait_seconds: float
+    num_workers: int | None = None
 
     @property
     def data_wait_share(self) -> float:
@@ -70,6 +72,18 @@ class Waiting(Protocol):
     seconds: float
 
 
+class Source(Protocol):
+    """Where batches come from."""
+
+    @property
+    def waiting(self) -> Waiting:
+        """The waiting for them."""
+
+    @property
+    def num_workers(self) -> int | None:
+        """The number of processes that fetch now; None if unknown."""
+
+
 class EpochClock:
     """Measures the time of one training epoch, from its construction on.
 
@@ -84,12 +98,12 @@ class EpochClock:
         self.epoch = epoch
         self._started = time.perf_counter()
         self._paused_seconds = 0.0
-        self._waiting: Waiting | None = None
+        self._source: Source | None = None
         self._waited_before = 0.0
 
-    def watch(self, waiting: Waiting) -> None:
+    def watch(self, source: Source) -> None:
         """Count the waiting from now on."""
-        self._waiting, self._waited_before = waiting, waiting.seconds
+        self._source, self._waited_before = source, source.waiting.seconds
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -102,5 +116,8 @@ class EpochClock:
 
     def read(self) -> EpochTiming:
         """The time so far."""
-        waited = 0.0 if self._waiting is None else self._waiting.seconds - self._waited_before
-        return EpochTiming(self.epoch, time.perf_counter() - self._started - self._paused_seconds, waited)
+        source = self._source
+        waited, workers = 0.0, None
+        if source is not None:
+            waited, workers = source.waiting.seconds - self._waited_before, source.num_workers
+        return EpochTiming(self.epoch, time.perf_counter() - self._started - self._paused_seconds, waited, workers)

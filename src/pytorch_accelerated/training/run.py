@@ -311,7 +311,7 @@ class Run:
         loader = self.adapted(loader, self.loaders.train_kwargs)  # a callback may have replaced it
         state = self.hooks.run_state
         loader.set_epoch(self.data_epoch)
-        self.epoch_clock.watch(loader.waiting)
+        self.epoch_clock.watch(loader)
         updates = loader.updates(
             start=state.samples_in_epoch, batches_done=state.batches_in_epoch, count_items=self.count_items
         )
