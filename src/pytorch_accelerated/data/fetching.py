@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import warnings
 from collections.abc import Iterable, Iterator
@@ -30,6 +31,7 @@ from pytorch_accelerated.seeding import PythonGenerator, host_generators_seeded,
 # How much data in memory is fetched at once: it should stay in the processor's cache until it is used.
 _BLOCK_BYTES = 512 * 1024
 _BLOCK_BATCHES = 32
+_ITERATORS_IN_MEMORY: tuple[type, ...] = (type(iter([])), type(iter(())))
 
 
 class BatchFetcher:
@@ -119,6 +121,10 @@ class StreamFetcher:
     of a `StatefulDataLoader`. In other workers, and for other iterables without a state, there are no keys.
 
     `seed` is mixed into the keys. `is_sharded` says that the dataset already gives each rank different samples.
+
+    Attributes:
+        batches_in_memory: another iterator over the batches of the last pass, from the first one on; None if they are
+            not in a list or tuple.
     """
 
     def __init__(self, loader: Iterable[Any], *, seed: int, rank: int, ranks: int, is_sharded: bool = False) -> None:
@@ -137,6 +143,7 @@ class StreamFetcher:
         self._epoch: int | None = None  # of the last pass; None: its position is unknown
         self._batches = 0
         self._is_finished = False
+        self.batches_in_memory: Iterator[Any] | None = None
         is_known_kind = type(loader) is DataLoader or is_stateful_loader(loader)
         if is_known_kind and isinstance(loader, DataLoader) and isinstance(loader.dataset, IterableDataset):
             self._rebuild(loader, *((0, 1) if is_sharded else (rank, ranks)))
@@ -226,6 +233,7 @@ class StreamFetcher:
                 self._pass = begin_pass(self._loader)
                 return self._pass
         batches = self._keyed(self._source, epoch) if self._is_keyed else iter(self._source)
+        self.batches_in_memory = copy.copy(batches) if type(batches) in _ITERATORS_IN_MEMORY else None
         return map(pinned, batches) if self._pins_memory else batches
 
     def _keyed(self, source: Iterable[Any], epoch: int) -> Iterator[Any]:

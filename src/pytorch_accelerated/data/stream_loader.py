@@ -12,6 +12,7 @@ from torch.utils.data import IterableDataset
 
 from pytorch_accelerated.data.fetching import StreamFetcher
 from pytorch_accelerated.data.prefetch import DeviceFeed
+from pytorch_accelerated.data.shares import Shares, total_of
 from pytorch_accelerated.data.updates import (
     CountItems,
     ItemCounter,
@@ -131,12 +132,14 @@ class StreamLoader(RunLoader):
         batches = self._measured_batches(self._feed if is_fed_ahead else iter)
         left = sys.maxsize if batches_left is None else batches_left
         position = start if self._fetcher.resumes_within(self._epoch) else 0
+        shares = self._shares(self._accumulation_steps)
         while True:
             # Used samples may have been divided into updates differently.
             wanted = 1 if position < start else min(self._accumulation_steps, left)
             measured = list(itertools.islice(batches, wanted))
             host, sizes = [batch for batch, _ in measured], [size for _, size in measured]
-            numbers, samples = self._count(sizes)
+            everyones = shares.exchange(sizes, left - wanted)
+            numbers, samples = [share.batches for share in everyones], total_of(everyones)
             rounds = max(numbers)
             if rounds == 0:
                 self._previous = None
@@ -166,15 +169,8 @@ class StreamLoader(RunLoader):
             "rank needs one to stay in step with the others; use fewer ranks, smaller batches or more data."
         )
 
-    def _count(self, sizes: list[int | None]) -> tuple[list[int], int | None]:
-        """The number of batches of each rank in the next update, and of all their samples if known."""
-        samples = sum(size or 0 for size in sizes)
-        if self._ranks.count == 1:
-            return [len(sizes)], None if None in sizes else samples
-        everyones = self._ranks.exchange_numbers([len(sizes), samples, None in sizes])
-        is_known = not any(unknown for _, _, unknown in everyones)
-        total = sum(samples for _, samples, _ in everyones)
-        return [number for number, _, _ in everyones], total if is_known else None
+    def _shares(self, batches: int) -> Shares:
+        return Shares(self._ranks, batches, lambda: self._fetcher.batches_in_memory)
 
     def _weights(
         self, host: list[Any], sizes: list[int | None], total: int | None, count_items: CountItems | None
@@ -217,9 +213,13 @@ class StreamLoader(RunLoader):
     ) -> Iterator[Round]:
         position = 0
         previous: Any = None
+        shares = self._shares(1)
+        left = sys.maxsize if self.max_batches is None else self.max_batches
         while True:
             batch, size = next(batches, (None, 0))
-            sizes = [size for (size,) in self._ranks.exchange_numbers([1 if size is None else size])]
+            left -= 1
+            everyones = shares.exchange([] if size == 0 else [size], left)
+            sizes = [share.batches if share.samples is None else share.samples for share in everyones]
             if not any(sizes):
                 return
             if borrows and position == 0 and not all(sizes):
