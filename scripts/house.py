@@ -375,7 +375,10 @@ MISSED = {
         "loss and its weight are; a scheduler, a scaler, accumulation and how the optimizer discards gradients are "
         "asked for once each",
     ),
-    "lines of source": (32_600, "more was promised meanwhile than was taken out"),
+    "lines of source": (
+        32_900,
+        "more was promised meanwhile than was taken out, last the loaders that choose their workers",
+    ),
     "lines of source, Hugging Face": (9_200, "every argument and method of the API is honoured or refused in words"),
     "lines of tests": (45_500, "tests were joined, but each promise keeps its proof"),
 }

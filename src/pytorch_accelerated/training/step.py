@@ -17,7 +17,8 @@ import torch
 from pytorch_accelerated.compat.torch import found_infinite, scale_all
 from pytorch_accelerated.data.updates import CountItems, MicroBatch, Update
 from pytorch_accelerated.errors import StopTrainingError
-from pytorch_accelerated.models.sharding import own_parts, whole
+from pytorch_accelerated.models.clipping import clip_norm
+from pytorch_accelerated.models.sharding import own_parts
 from pytorch_accelerated.processes.accelerators import Accelerator
 from pytorch_accelerated.processes.ranks import Ranks
 from pytorch_accelerated.processes.uneven import UnevenRanks
@@ -245,8 +246,7 @@ class Step:
         if settings.gradient_clip_value is not None:
             torch.nn.utils.clip_grad_value_(self.parameters(), settings.gradient_clip_value)
         elif settings.gradient_clip_norm is not None:
-            norm = torch.nn.utils.clip_grad_norm_(self.parameters(), settings.gradient_clip_norm)
-            self.parts.gradient_norms.update(whole(norm))
+            self.parts.gradient_norms.update(clip_norm(self.parameters(), settings.gradient_clip_norm))
 
     def release(self) -> None:
         """Drop the references to the last batch, and to what training wrapped around the model."""

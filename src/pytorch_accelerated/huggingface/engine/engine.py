@@ -48,6 +48,7 @@ class Engine(NativeTrainer):
         self._evaluate_batch: Callable[[Any], Any] | None = None
         self._kept_loaders: dict[Any, RunLoader] = {}
         self._kept_workers = contextlib.ExitStack()
+        self._counted: tuple[RunLoader | None, int | None] = None, None  # a training loader and its batches
         self._has_trained = False
         super().__init__(face.model, None, None, callbacks=[_Moments(self, events)], **native_arguments)
 
@@ -111,7 +112,10 @@ class Engine(NativeTrainer):
     @property
     def epochs_done(self) -> float:
         """Passes over the training set, with the fraction of the current one."""
-        state, batches, settings = self.run_state, self.train_loader.num_batches, self.run.settings
+        state, loader, settings = self.run_state, self.train_loader, self.run.settings
+        if loader is not self._counted[0]:  # asked after each update
+            self._counted = loader, loader.num_batches
+        batches = self._counted[1]
         if batches is None:
             assert settings.max_num_train_steps is not None
             return state.epochs + state.updates_in_epoch / settings.max_num_train_steps
