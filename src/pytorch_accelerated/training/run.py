@@ -516,7 +516,8 @@ class Run:
         if loaders.eval is not None:
             loaders.eval = self.adapted(loaders.eval, loaders.eval_kwargs, role="eval")
             hooks._check_eval_batch_size()
-            loaders.eval.expect_passes(self.settings.num_epochs if loaders.train is not None else 1, self.print)
+            if loaders.train is not None:
+                loaders.eval.expect_passes(self.settings.num_epochs, self.print)
 
     def adapted(self, loader: Any, dl_kwargs: Mapping[str, Any] | None, role: str | None = None) -> RunLoader:
         """This rank's part of the user's `loader`."""
@@ -539,6 +540,7 @@ class Run:
         )
         if adapted.announcement is not None:
             self.print(adapted.announcement)
+        adapted.expect_passes(1, self.print)
         refuse_other_rows(adapted, self.ranks)
         return adapted
 
