@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from pytorch_accelerated import Trainer
-from pytorch_accelerated.callbacks import TrainerCallback
+from pytorch_accelerated.callbacks import EarlyStoppingCallback, LogMetricsCallback, TrainerCallback
+from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.training.hooks import TrainerHooks
 from tests.support.reference import assert_same_parameters, regression_data, sgd, tiny_model
 
@@ -24,7 +25,7 @@ _update_loss_tracker _add_epoch_loss_to_run_history _check_eval_batch_size _acce
 _eval_dataloader _loss_tracker _train_dl_kwargs _eval_dl_kwargs _pad_uneven_eval_batches
 """)
 OURS = words_of("""
-_callbacks _given_accelerator _ranks _precision_at_start _makes_optimizer _run_kind _run_loaders
+_callbacks _given_arguments _ranks _precision_at_start _makes_optimizer _run_kind _run_loaders
 _ongoing_run _previous_run _during_run _create_run _run_epoch _step_scheduler_after_epoch _checked_defaults
 _default_dl_kwargs
 """)
@@ -100,6 +101,75 @@ def test_a_subclass_may_keep_anything_under_likely_names() -> None:
     data = regression_data(12)
     trainer.train(data, 2, data, per_device_batch_size=4)
     assert all(type(getattr(trainer, name)) is object for name in names)
+
+
+# Public names that version 0.1.61 does not have.
+REPLACEABLE = words_of("current_run is_last_epoch seed mixed_precision compile_model inference_mode timeout")
+
+
+def own_method(trainer: Any) -> str:
+    return "mine"
+
+
+@pytest.mark.parametrize("value", [own_method, "mine", None, property(own_method)], ids=str)
+@pytest.mark.parametrize("name", REPLACEABLE)
+def test_a_subclass_may_define_the_public_names_that_were_added(name: str, value: Any):
+    kind = type("Own", (Trainer,), {name: value})
+    found = getattr(run_everything(kind), name)
+    assert (found() if callable(found) else found) == (value if value is None else "mine")
+
+
+@pytest.mark.parametrize("is_assigned_first", [True, False])
+@pytest.mark.parametrize("name", REPLACEABLE)
+def test_a_subclass_may_assign_the_public_names_that_were_added(name: str, is_assigned_first: bool):
+    class Own(Trainer):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            if is_assigned_first:
+                setattr(self, name, "mine")
+            super().__init__(*args, **kwargs)
+            if not is_assigned_first:
+                setattr(self, name, "mine")
+
+    assert getattr(run_everything(Own), name) == "mine"
+
+
+def run_everything(kind: type[Trainer]) -> Trainer:
+    """With callbacks that read the run; the result must be that of the trainer's arguments."""
+    usual, own = (
+        each(
+            model := tiny_model(),
+            nn.MSELoss(),
+            sgd(model),
+            seed=1,
+            callbacks=[_Watcher(), LogMetricsCallback(), EarlyStoppingCallback()],
+        )
+        for each in (Trainer, kind)
+    )
+    data = regression_data(12)
+    for trainer in (usual, own):
+        trainer.train(data, 2, data, per_device_batch_size=4)
+        trainer.evaluate(data)
+        trainer.predict(data[0])
+    assert_same_parameters(own.model, usual.model, tolerance=0)
+    return own
+
+
+def test_without_a_subclass_an_argument_may_be_changed_between_runs():
+    trainer = plain_trainer()
+    assert (trainer.seed, trainer.inference_mode) == (1, False)
+    trainer.seed = 5
+    trainer.train(regression_data(4), 1)
+    assert trainer.run_config.seed == 5
+
+
+@pytest.mark.parametrize("namespace", [{"run_state": own_method}, {"run_state": "idle"}], ids=str)
+def test_an_own_run_state_is_refused_in_words(namespace: dict[str, Any]):
+    with pytest.raises(ConfigurationError, match="Own has its own `run_state`.* another name"):
+        plain_trainer(type("Own", (Trainer,), namespace))
+    trainer = plain_trainer()
+    trainer.run_state = "idle"  # type: ignore[assignment]
+    with pytest.raises(ConfigurationError, match=r"own `run_state` \(str\)"):
+        trainer.train(regression_data(4), 1)
 
 
 class _Watcher(TrainerCallback):

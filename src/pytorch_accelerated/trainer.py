@@ -38,6 +38,7 @@ from pytorch_accelerated.tracking.loss import LossTracker
 from pytorch_accelerated.training import setup
 from pytorch_accelerated.training.explaining import explain_run
 from pytorch_accelerated.training.hooks import TrainerHooks, own_version, warn_about_misspelt_hooks
+from pytorch_accelerated.training.names import Replaceable
 from pytorch_accelerated.training.placeholders import TrainerPlaceholderValues, replace_trainer_placeholder_values
 from pytorch_accelerated.training.preflight import PreflightReport, rehearse
 from pytorch_accelerated.training.run import Run, print_above_bars
@@ -74,7 +75,9 @@ class Trainer(TrainerHooks):
     them, and then the callbacks' events, in the order that `explain` shows. Each is looked up when it is called, so a
     callback may replace it within a run; parts of an update whose names begin with `_` only before it.
 
-    The constructor stores its arguments; their types and values are checked when a run starts.
+    The constructor stores its arguments; their types and values are checked when a run starts. A subclass may use the
+    names of the keyword-only ones, `current_run` and `is_last_epoch` for something else: the trainer does not read
+    them.
 
     Args:
         model: any module. It is the bare module before and after a run; during training it may be wrapped.
@@ -367,7 +370,7 @@ class Trainer(TrainerHooks):
             CheckpointError: if an entry could not be read back without running code; the message names it.
             NonFiniteLossError: if a parameter is NaN or infinite; an existing file is left as it is.
         """
-        run = self.current_run
+        run = self.internal_run
         run.check_finite()  # on every rank, so that all of them get the error
         checkpoint = checkpoint_of(run.contents(), self.get_model(), optimizer=save_optimizer, scheduler=save_scheduler)
         if self._ranks.is_first_of_node if save_per_node else self._ranks.is_first:
@@ -391,7 +394,7 @@ class Trainer(TrainerHooks):
             InvalidCheckpointError: if the file is damaged or belongs to another model or optimizer; then nothing is
                 changed.
         """
-        run = self.current_run.contents()
+        run = self.internal_run.contents()
         return load_checkpoint(
             checkpoint_path, run, self.get_model(), optimizer=load_optimizer, scheduler=load_scheduler
         )
@@ -419,7 +422,7 @@ class Trainer(TrainerHooks):
         if self._ongoing_run is not None and self._ongoing_run.requests.defers_saves:
             self._ongoing_run.requests.states.append(request)
         else:
-            self.current_run.write_state(*request[:2], background and self._ongoing_run is not None)
+            self.internal_run.write_state(*request[:2], background and self._ongoing_run is not None)
 
     def load_training_state(self, input_dir: str | Path) -> dict[str, Any]:
         """Load a folder written by `save_training_state`, or the newest of several. Must be called by all ranks.
@@ -430,7 +433,7 @@ class Trainer(TrainerHooks):
             The `checkpoint_kwargs` of the save, and ``current_epoch``.
         """
         agree_on_resuming(input_dir, self._ranks)
-        run = self.current_run
+        run = self.internal_run
         state = run.find_state(input_dir)
         if state is None:
             raise InvalidCheckpointError(f"There is no training state in {input_dir}. Check the path.")
@@ -482,7 +485,7 @@ class Trainer(TrainerHooks):
         It happens when the current update is finished, or after the current event with all its callbacks. For
         callbacks, during training; every rank must request it.
         """
-        self.current_run.requests.evaluation = True
+        self.internal_run.requests.evaluation = True
 
     def explain(self, num_epochs: int = 1, evaluate: bool = True) -> str:
         """The order of hooks and events of a run as text, with the callbacks that handle each event."""
@@ -510,7 +513,7 @@ class Trainer(TrainerHooks):
         return rehearse(self, {**arguments, **train_arguments})
 
     @property
-    def current_run(self) -> Run:
+    def internal_run(self) -> Run:
         """The state of the current call of `train`, `evaluate` or `predict`.
 
         Between calls it is the last run, and before the first call a new one.
@@ -521,16 +524,21 @@ class Trainer(TrainerHooks):
             self._previous_run = self._create_run(TrainSettings(num_epochs=1))
         return self._previous_run
 
-    @property
+    @Replaceable
+    def current_run(self) -> Run:
+        """The state of the current call of `train`, `evaluate` or `predict`."""
+        return self.internal_run
+
+    @Replaceable
     def is_last_epoch(self) -> bool:
         """Whether, as far as is known, the training run ends with the current epoch."""
-        return self.current_run.is_last_epoch
+        return self.internal_run.is_last_epoch
 
     # --------------------------------------------------------------------------------------------- the order of a run
 
     def _run_training(self) -> None:
         """Run epoch after epoch, until the run is complete or something stops it."""
-        run = self.current_run
+        run = self.internal_run
         run.requests.defers_saves = True
         with run.ending(self.training_run_end, "on_training_run_end"):
             run.start_part(self.training_run_start, "on_training_run_start")
@@ -563,7 +571,7 @@ class Trainer(TrainerHooks):
 
     def _run_train_epoch(self, train_dl: Any) -> None:
         """One pass over the training data, or over the rest of it."""
-        run = self.current_run
+        run = self.internal_run
         step = run.step
         run.begin_pass()
         with run.requests.deferring_saves():
@@ -581,15 +589,15 @@ class Trainer(TrainerHooks):
 
     def _perform_forward_and_backward_passes(self, batch: Any, step: int) -> None:
         """Add the gradients of one batch. `step` counts batches of this rank in the epoch, from 0."""
-        self.current_run.step.compute(batch, step)
+        self.internal_run.step.compute(batch, step)
 
     def _clip_gradients(self) -> None:
         """Clip the complete gradient, once per update."""
-        self.current_run.step.clip()
+        self.internal_run.step.clip()
 
     def _update_loss_tracker(self, batch_loss: torch.Tensor, batch_size: Any) -> None:
         """Add the mean loss of a batch to that of the epoch. Does not wait for the device."""
-        self.current_run.losses.update(batch_loss, batch_size)
+        self.internal_run.losses.update(batch_loss, batch_size)
 
     def _run_eval_epoch(self, valid_dl: Any, is_training: bool = True, is_intermediate: bool = False) -> None:
         """Evaluate every sample once and record the mean loss.
@@ -599,7 +607,7 @@ class Trainer(TrainerHooks):
             is_training: whether this belongs to a training run.
             is_intermediate: whether this happens inside a training epoch.
         """
-        run = self.current_run
+        run = self.internal_run
         metric_name = "evaluation_loss"
         if is_training:
             metric_name = "intermediate_eval_loss" if is_intermediate else "eval_loss_epoch"
@@ -615,15 +623,15 @@ class Trainer(TrainerHooks):
 
     def _add_epoch_loss_to_run_history(self, metric_name: str) -> None:
         """Record the mean loss per item over all ranks, and start a new mean."""
-        self.current_run.record_mean_loss(metric_name)
+        self.internal_run.record_mean_loss(metric_name)
 
     def _step_scheduler_after_epoch(self) -> None:
         """Step schedulers that count epochs, or watch a metric."""
-        self.current_run.step_scheduler_after_epoch()
+        self.internal_run.step_scheduler_after_epoch()
 
     def _run_evaluation(self) -> None:
         """The run of `evaluate`."""
-        run = self.current_run
+        run = self.internal_run
         with run.ending(self.evaluation_run_end, "on_evaluation_run_end"):
             run.emitter.defer(self.evaluation_run_start)
             run.emitter.emit("on_evaluation_run_start")
@@ -657,7 +665,7 @@ class Trainer(TrainerHooks):
 
     def _prepare_model_optimizer_and_dataloaders(self) -> None:
         """Move the model to its device, wrap what must be wrapped, and distribute the loaders over the ranks."""
-        run = self.current_run
+        run = self.internal_run
         run.prepare_model(for_training=run.loaders.train is not None)
         run.prepare_loaders()
 
@@ -670,14 +678,14 @@ class Trainer(TrainerHooks):
         gradient_clip_value: float | None,
     ) -> TrainerRunConfig:
         """The frozen facts of the run, from its settings and loaders."""
-        return self.current_run.describe(
+        return self.internal_run.describe(
             per_device_batch_size, num_epochs, gradient_accumulation_steps, max_num_train_steps, gradient_clip_value
         )
 
     @property
     def _loss_tracker(self) -> LossTracker:
         """The current loss tracker."""
-        return self.current_run.losses
+        return self.internal_run.losses
 
 
 class TrainerWithTimmScheduler(Trainer):

@@ -76,7 +76,7 @@ def one_of_two_gpus(model: nn.Module) -> Any:
         model=model,
         get_model=lambda: model,
         device=torch.device("cuda"),
-        current_run=SimpleNamespace(ranks=SimpleNamespace(count=2, is_first=True)),
+        internal_run=SimpleNamespace(ranks=SimpleNamespace(count=2, is_first=True)),
     )
 
 

@@ -186,7 +186,7 @@ class Announced(TrainerCallback):
 
     def on_train_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
         if trainer.run_state.batches_in_epoch == self.at:
-            step = trainer.current_run.step
+            step = trainer.internal_run.step
             if isinstance(step, SplittingStep):
                 step.rows = self.rows
 

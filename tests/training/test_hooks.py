@@ -126,11 +126,11 @@ def test_hooks_patched_on_the_trainer_before_a_run_count_as_overridden() -> None
 
 def test_the_run_before_the_first_call_is_made_once() -> None:
     trainer = trainer_of()
-    run = trainer.current_run
-    assert trainer.current_run is run
+    run = trainer.internal_run
+    assert trainer.internal_run is run
     train(trainer)
-    assert trainer.current_run is not run
-    assert trainer.current_run.number == 1
+    assert trainer.internal_run is not run
+    assert trainer.internal_run.number == 1
 
 
 def test_a_scheduler_that_a_callback_sets_is_stepped() -> None:

@@ -346,7 +346,7 @@ def test_an_evaluation_can_be_asked_for_before_the_first_update():
 
 
 def test_a_time_limit_that_is_over_leaves_no_gradients_behind():
-    trainer = make(Once("on_train_step_end", lambda trainer: setattr(trainer.current_run.stopping, "_deadline", 0.0)))
+    trainer = make(Once("on_train_step_end", lambda trainer: setattr(trainer.internal_run.stopping, "_deadline", 0.0)))
     trainer.train(DATA, 1, max_duration=1000, **ARGUMENTS)
     assert trainer.run_state.updates == 1
     assert all(parameter.grad is None for parameter in trainer.model.parameters())

@@ -36,7 +36,7 @@ def tell_of_earlier_states(trainer: Trainer, folder: str | Path, names: Sequence
         names: the names of the earlier checkpoints, the newest last.
         fate: says what this run will do to them.
     """
-    if names and trainer.current_run.ranks.is_first:
+    if names and trainer.internal_run.ranks.is_first:
         newest = Path(folder) / names[-1]
         number = format_count(len(names), "checkpoint")
         trainer.print(

@@ -33,7 +33,7 @@ class StepBasedEvaluationCallback(TrainerCallback):
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Reject a run without an evaluation set."""
-        if trainer.current_run.loaders.eval is None:
+        if trainer.internal_run.loaders.eval is None:
             raise ConfigurationError(
                 f"StepBasedEvaluationCallback should evaluate every {self.eval_every_n_steps} updates, but there is no "
                 "evaluation set. Pass `eval_dataset` to `train`, or leave the callback out."
@@ -95,11 +95,11 @@ class LimitEvalStepsCallback(TrainerCallback):
         self._restore(trainer)
 
     def _limit(self, trainer: Trainer) -> None:
-        loaders = trainer.current_run.loaders
+        loaders = trainer.internal_run.loaders
         if self._unlimited is None and loaders.eval is not None:
             self._unlimited = loaders.eval
             loaders.eval = DataLoaderSlice(self._unlimited, self.num_eval_steps)
 
     def _restore(self, trainer: Trainer) -> None:
         if self._unlimited is not None:
-            trainer.current_run.loaders.eval, self._unlimited = self._unlimited, None
+            trainer.internal_run.loaders.eval, self._unlimited = self._unlimited, None

@@ -37,7 +37,7 @@ class LimitBatchesCallback(TrainerCallback):
         """Limit both loaders, and print a line, because the sizes printed elsewhere ignore the limit."""
         if self._source is not None:
             trainer.print(f"Using {self.num_batches} batches of each pass at most ({self._source})")
-        loaders = trainer.current_run.loaders
+        loaders = trainer.internal_run.loaders
         loaders.train = DataLoaderSlice(loaders.train, self.num_batches)
         self._limit_evaluation(trainer)
 
@@ -46,7 +46,7 @@ class LimitBatchesCallback(TrainerCallback):
         self._limit_evaluation(trainer)
 
     def _limit_evaluation(self, trainer: Trainer) -> None:
-        loaders = trainer.current_run.loaders
+        loaders = trainer.internal_run.loaders
         if loaders.eval is not None:
             loaders.eval = DataLoaderSlice(loaders.eval, self.num_batches)
 

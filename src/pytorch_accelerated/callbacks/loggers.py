@@ -88,13 +88,13 @@ class _FileLogger(TrainerCallback, abc.ABC):
     def _log(self, trainer: Trainer) -> None:
         new = [record for record in trainer.run_history.read_new_records(self.state_key) if record.is_scalar]
         self._records += tuple(new)
-        if new and trainer.current_run.ranks.is_first:
+        if new and trainer.internal_run.ranks.is_first:
             try:
                 with replacing(self.path) as file:
                     disk.write(file, self._text(_rows(self._records)).encode())
             except OSError as error:
                 warn_user(
-                    trainer.current_run.ranks,
+                    trainer.internal_run.ranks,
                     f"{type(self).__name__} could not write {self.path}: {error}. Training continues; the next attempt "
                     "writes everything. Check the disk's free space and the permissions.",
                 )

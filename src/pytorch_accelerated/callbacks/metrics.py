@@ -155,9 +155,9 @@ class MetricsCallback(TrainerCallback):
         key = trainer.run_history.metric_name_prefix + purpose
         if key not in self._collections:
             self._collections = {**self._collections, key: _as_collection(self.metrics).to(trainer.device)}
-            self._ranks = trainer.current_run.ranks
+            self._ranks = trainer.internal_run.ranks
         if key in self._restored:
-            saved = self._restored[key][trainer.current_run.ranks.index :: trainer.current_run.ranks.count]
+            saved = self._restored[key][trainer.internal_run.ranks.index :: trainer.internal_run.ranks.count]
             self._restored = {other: states for other, states in self._restored.items() if other != key}
             self._collections[key].reset()
             with explained_loading(type(self).__name__, "the training state"):
@@ -173,8 +173,8 @@ class MetricsCallback(TrainerCallback):
 
     def _record(self, trainer: Trainer, purpose: str, *, name_prefix: str | None = None) -> None:
         collection = self._collection(trainer, purpose)
-        if trainer.current_run.ranks.count > 1:
-            _write_states(collection, trainer.current_run.ranks.exchange(_read_states(collection)))
+        if trainer.internal_run.ranks.count > 1:
+            _write_states(collection, trainer.internal_run.ranks.exchange(_read_states(collection)))
         for name, value in collection.compute().items():
             trainer.run_history.update_metric((name_prefix or purpose) + name, value)
         collection.reset()
@@ -186,7 +186,7 @@ class MetricsCallback(TrainerCallback):
         if loggers and not self._has_warned:
             self._has_warned = True
             warn_user(
-                trainer.current_run.ranks,
+                trainer.internal_run.ranks,
                 f"{type(self).__name__} comes after {type(loggers[0]).__name__} in the list of callbacks, so its "
                 "metrics are recorded too late to be logged together with the loss. Put it before.",
             )

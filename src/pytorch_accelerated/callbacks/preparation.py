@@ -49,7 +49,7 @@ class ConvertSyncBatchNormCallback(TrainerCallback):
 
     def on_init_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Convert the layers."""
-        ranks = trainer.current_run.ranks
+        ranks = trainer.internal_run.ranks
         if ranks.count == 1:
             return
         if trainer.device.type != "cpu":
@@ -63,7 +63,7 @@ class ConvertSyncBatchNormCallback(TrainerCallback):
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Reject unconverted layers of a model that replaced the first one after the trainer was created."""
-        if trainer.current_run.ranks.count == 1 or trainer.device.type == "cpu":
+        if trainer.internal_run.ranks.count == 1 or trainer.device.type == "cpu":
             return
         late = [name for name, module in trainer.get_model().named_modules() if _is_unsynchronised(module)]
         if late:

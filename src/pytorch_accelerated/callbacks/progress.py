@@ -57,7 +57,7 @@ class PrintProgressCallback(TrainerCallback):
             self._has_hinted = True
             trainer.print(
                 f"Waited for data during {timing.data_wait_share:.0%} of epoch {timing.epoch}: "
-                f"{advice_on_waiting(trainer.current_run.loaders.train)}"
+                f"{advice_on_waiting(trainer.internal_run.loaders.train)}"
             )
 
     def on_stop_training_error(self, trainer: Trainer, reason: str = "", **kwargs: Any) -> None:
@@ -73,12 +73,12 @@ class PrintProgressCallback(TrainerCallback):
         duration = f" in {format_duration(time.perf_counter() - self._started)}" if self._started is not None else ""
         epochs, updates = format_count(state.epochs, "epoch"), format_count(state.updates, "update")
         trainer.print(f"{word} {epochs}, {updates}{skipped}{duration}{reason}")
-        if trainer.current_run.step.summary is not None:
-            trainer.print(trainer.current_run.step.summary)
+        if trainer.internal_run.step.summary is not None:
+            trainer.print(trainer.internal_run.step.summary)
 
     def on_evaluation_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Print, for example, "Evaluating 12 batches of 32 samples, on cpu"."""
-        batches, samples = length_of(trainer.current_run.loaders.eval), _config_of(trainer).eval_total_batch_size
+        batches, samples = length_of(trainer.internal_run.loaders.eval), _config_of(trainer).eval_total_batch_size
         work = "a stream" if batches is None else format_count(batches, "batch", "batches")
         of_samples = "" if samples is None else f" of {format_count(samples, 'sample')}"
         trainer.print(f"Evaluating {work}{of_samples}, {_where(trainer)}")
@@ -128,7 +128,7 @@ class ProgressBarCallback(TrainerCallback):
         self._start_pass(
             trainer,
             "evaluation",
-            length_of(trainer.current_run.loaders.eval),
+            length_of(trainer.internal_run.loaders.eval),
             per_device_batch_size=_config_of(trainer).eval_per_device_batch_size,
             read_facts=functools.partial(_loss_so_far, trainer),
         )
@@ -189,7 +189,7 @@ class ProgressBarCallback(TrainerCallback):
         read_facts: Callable[[], Mapping[str, str]] = dict,
         done: int = 0,
     ) -> None:
-        if not trainer.current_run.ranks.is_first_of_node:
+        if not trainer.internal_run.ranks.is_first_of_node:
             return
         if self._new_display is None:
             self._new_display = display_factory(trainer.print)
@@ -199,7 +199,7 @@ class ProgressBarCallback(TrainerCallback):
             self._new_display(),
             samples_per_batch=None
             if per_device_batch_size is None
-            else per_device_batch_size * trainer.current_run.ranks.count,
+            else per_device_batch_size * trainer.internal_run.ranks.count,
             read_facts=read_facts,
             done=done,
         )
@@ -328,14 +328,14 @@ def _new_table() -> GrowingTable:
 
 
 def _training_facts(trainer: Trainer) -> dict[str, str]:
-    timing = trainer.current_run.epoch_clock.read()
+    timing = trainer.internal_run.epoch_clock.read()
     matters = timing.data_wait_seconds >= _SECONDS_WORTH_SHOWING and timing.data_wait_share >= _SHARE_WORTH_SHOWING
     waiting = {"data_wait": f"{timing.data_wait_share:.0%}"} if matters else {}
     return {**_loss_so_far(trainer), **_learning_rate(trainer), **waiting}
 
 
 def _loss_so_far(trainer: Trainer) -> dict[str, str]:
-    loss = trainer.current_run.losses.peek()
+    loss = trainer.internal_run.losses.peek()
     return {} if loss is None else {"loss": format_number(loss)}
 
 
@@ -347,7 +347,7 @@ def _learning_rate(trainer: Trainer) -> dict[str, str]:
 
 def _batches_of_epoch(trainer: Trainer) -> int | None:
     """The batches of this rank until the end of the epoch, or of the run within the epoch."""
-    batches = length_of(trainer.current_run.loaders.train)
+    batches = length_of(trainer.internal_run.loaders.train)
     config, state = _config_of(trainer), trainer.run_state
     if config.max_num_train_steps is None:
         return batches

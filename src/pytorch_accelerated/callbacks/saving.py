@@ -92,14 +92,14 @@ class SaveBestModelCallback(TrainerCallback):
         self._watched.check_before_run(has_evaluation=trainer.eval_dataset is not None)
         if trainer.run_state.updates == 0:  # else the run was resumed
             self._watched.new_values(
-                trainer.run_history, trainer.current_run.ranks, self.state_key
+                trainer.run_history, trainer.internal_run.ranks, self.state_key
             )  # those of earlier runs belong to other weights
             if self.reset_on_train:
                 self._forget_best()
         # Whether there is a best one is the same on all ranks; whether they see the file may not be.
-        if self.best_metric is not None and not trainer.current_run.ranks.from_first(Path(self.save_path).is_file()):
+        if self.best_metric is not None and not trainer.internal_run.ranks.from_first(Path(self.save_path).is_file()):
             warn_user(
-                trainer.current_run.ranks,
+                trainer.internal_run.ranks,
                 f"The best model so far ({self.watch_metric} {self.best_metric} in epoch {self.best_metric_epoch}) is "
                 f"not in {self.save_path} any more. The search for the best starts again. To continue it, put the "
                 "file back before you resume.",
@@ -115,7 +115,7 @@ class SaveBestModelCallback(TrainerCallback):
 
     def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Judge the metrics of the epoch."""
-        self._watched.check_recorded(trainer.run_history, trainer.current_run.ranks)
+        self._watched.check_recorded(trainer.run_history, trainer.internal_run.ranks)
         self._judge(trainer)
 
     def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
@@ -124,12 +124,12 @@ class SaveBestModelCallback(TrainerCallback):
             return
         if self.best_metric is None:
             warn_user(
-                trainer.current_run.ranks,
+                trainer.internal_run.ranks,
                 f"The model has the weights of the last update: no best model was saved to {self.save_path}, because "
                 f"{self.watch_metric!r} had no value, or only NaN, at the end of each epoch.",
             )
             return
-        trainer.current_run.ranks.wait()  # other ranks read what the first of their node may still be writing
+        trainer.internal_run.ranks.wait()  # other ranks read what the first of their node may still be writing
         trainer.load_checkpoint(self.save_path)
         trainer.print(
             f"Loaded the best model, of epoch {self.best_metric_epoch}: {self.watch_metric} "
@@ -156,7 +156,7 @@ class SaveBestModelCallback(TrainerCallback):
         return WatchedMetric(self.watch_metric, self.greater_is_better)
 
     def _judge(self, trainer: Trainer) -> None:
-        values = self._watched.new_values(trainer.run_history, trainer.current_run.ranks, reader=self.state_key)
+        values = self._watched.new_values(trainer.run_history, trainer.internal_run.ranks, reader=self.state_key)
         # Only the last one belongs to the weights that the model has now.
         if values and self._watched.is_better(values[-1], self.best_metric):
             epoch = trainer.run_history.current_epoch
@@ -267,7 +267,7 @@ class SaveTrainingStateCallback(TrainerCallback):
         """Check the metric, the folder and the disk, and start the clock."""
         if self.retention.best is not None:
             WatchedMetric(self.watch_metric).check_before_run(has_evaluation=trainer.eval_dataset is not None)
-        trainer.current_run.saves.claim_folder(self.save_dir)
+        trainer.internal_run.saves.claim_folder(self.save_dir)
         if trainer.run_state.updates == 0:  # else the run was resumed
             names = [folder.name for folder, _ in self._listed_states()]
             fate = "will replace those of the same names"
@@ -278,9 +278,9 @@ class SaveTrainingStateCallback(TrainerCallback):
         self._refuse_full_disk(trainer)
         self._is_final_requested = False
         self._saved_at = None
-        if self.background and trainer.current_run.ranks.is_first:
+        if self.background and trainer.internal_run.ranks.is_first:
             # Waiting for a moment without a writer would let states pile up where saving takes longer than training.
-            trainer.current_run.saves.writer.after_each.append(self._apply_retention)
+            trainer.internal_run.saves.writer.after_each.append(self._apply_retention)
 
     def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Save if the number of updates or minutes says so."""
@@ -298,15 +298,15 @@ class SaveTrainingStateCallback(TrainerCallback):
         epoch = trainer.run_history.current_epoch
         if self.retention.best is not None:
             # This rejects values that cannot be compared.
-            WatchedMetric(self.watch_metric).new_values(trainer.run_history, trainer.current_run.ranks, self.state_key)
+            WatchedMetric(self.watch_metric).new_values(trainer.run_history, trainer.internal_run.ranks, self.state_key)
         if self.policy.is_due(updates=0, saved_updates=0, epochs=epoch, saved_epochs=epoch - 1, seconds_since_save=0.0):
             self._request(trainer, f"epoch_{epoch}")
-        if self.save_at_end and trainer.is_last_epoch:
+        if self.save_at_end and trainer.internal_run.is_last_epoch:
             self._request_final(trainer)
 
     def on_stop_training_error(self, trainer: Trainer, **kwargs: Any) -> None:
         """Save where the run stopped. After a loss that is not finite, the trainer discards the request."""
-        if self.save_on_signal if trainer.current_run.stopping.signals.agreed else self.save_at_end:
+        if self.save_on_signal if trainer.internal_run.stopping.signals.agreed else self.save_at_end:
             self._request_final(trainer)
 
     def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
@@ -322,7 +322,7 @@ class SaveTrainingStateCallback(TrainerCallback):
         """Check the space before the first update, by the size of the parameters; the optimizer will add to that."""
         parameters = trainer.get_model().parameters()
         size_bytes = sum(parameter.nbytes for parameter in parameters if not is_lazy(parameter))
-        trainer.current_run.ranks.do_on_first(lambda: check_space(self.save_dir, self.retention, size_bytes))
+        trainer.internal_run.ranks.do_on_first(lambda: check_space(self.save_dir, self.retention, size_bytes))
 
     def _request(self, trainer: Trainer, name: str) -> None:
         trainer.save_training_state(Path(self.save_dir) / name, background=self.background)
@@ -330,7 +330,7 @@ class SaveTrainingStateCallback(TrainerCallback):
         self._saved_at = self._clock()
 
     def _request_final(self, trainer: Trainer) -> None:
-        is_training = trainer.current_run.loaders.train is not None  # an evaluation can be stopped, too
+        is_training = trainer.internal_run.loaders.train is not None  # an evaluation can be stopped, too
         if is_training and not self._is_final_requested:
             self._is_final_requested = True
             self._request(trainer, "final")
@@ -345,7 +345,7 @@ class SaveTrainingStateCallback(TrainerCallback):
         if not self._pace.is_due(updates):
             return 0.0
         seconds: float
-        seconds, between = trainer.current_run.ranks.from_first(
+        seconds, between = trainer.internal_run.ranks.from_first(
             (self._clock() - self._saved_at, self._pace.proposal(updates))
         )
         self._pace.go_on(updates, between)
@@ -353,10 +353,10 @@ class SaveTrainingStateCallback(TrainerCallback):
 
     def _delete_outdated(self, trainer: Trainer) -> None:
         """Apply the retention, since the states requested in earlier events are complete."""
-        if trainer.current_run.saves.writer.is_busy:
+        if trainer.internal_run.saves.writer.is_busy:
             return  # it does so itself
         is_due, self._is_retention_due = self._is_retention_due, False
-        if is_due and trainer.current_run.ranks.is_first:
+        if is_due and trainer.internal_run.ranks.is_first:
             self._apply_retention()
 
     def _apply_retention(self) -> None:

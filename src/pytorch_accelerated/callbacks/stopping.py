@@ -104,7 +104,7 @@ class EarlyStoppingCallback(TrainerCallback):
         self._watched.check_before_run(has_evaluation=trainer.eval_dataset is not None)
         if trainer.run_state.updates == 0:
             self._watched.new_values(
-                trainer.run_history, trainer.current_run.ranks, self.state_key
+                trainer.run_history, trainer.internal_run.ranks, self.state_key
             )  # those of earlier runs have been judged then
             if self.reset_on_train:
                 self.best_metric = self.best_metric_epoch = None
@@ -123,7 +123,7 @@ class EarlyStoppingCallback(TrainerCallback):
         Raises:
             UnknownMetricError: if the metric has no value yet.
         """
-        self._watched.check_recorded(trainer.run_history, trainer.current_run.ranks)
+        self._watched.check_recorded(trainer.run_history, trainer.internal_run.ranks)
         self._judge(trainer)
 
     def state_dict(self) -> dict[str, Any]:
@@ -150,7 +150,7 @@ class EarlyStoppingCallback(TrainerCallback):
         return self.evaluations_without_improvement >= self.early_stopping_patience
 
     def _judge(self, trainer: Trainer) -> None:
-        for value in self._watched.new_values(trainer.run_history, trainer.current_run.ranks, self.state_key):
+        for value in self._watched.new_values(trainer.run_history, trainer.internal_run.ranks, self.state_key):
             if self._watched.is_better(value, self.best_metric, self.early_stopping_threshold):
                 self.best_metric, self.best_metric_epoch = value, trainer.run_history.current_epoch
                 self.evaluations_without_improvement = 0

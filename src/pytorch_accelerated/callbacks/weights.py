@@ -119,9 +119,9 @@ class ModelEmaCallback(SaveBestModelCallback):
 
     def on_eval_epoch_end(self, trainer: Trainer, *, is_intermediate: bool = False, **kwargs: Any) -> None:
         """Evaluate the average at the end of a training epoch."""
-        is_training = trainer.current_run.loaders.train is not None
+        is_training = trainer.internal_run.loaders.train is not None
         if self.evaluate_during_training and is_training and not is_intermediate:
-            trainer.current_run.evaluate_other_model(
+            trainer.internal_run.evaluate_other_model(
                 self._average(trainer).module, metric_name_prefix="ema_model_", callbacks=self.callbacks
             )
 
@@ -134,12 +134,12 @@ class ModelEmaCallback(SaveBestModelCallback):
         """Save the average if it was never evaluated."""
         if self.evaluate_during_training:
             return
-        trainer.current_run.ranks.copy_from_first(list(self._average(trainer).buffers()))
+        trainer.internal_run.ranks.copy_from_first(list(self._average(trainer).buffers()))
         try:
             self._save(trainer, {})
         except NonFiniteLossError as error:
             warn_user(
-                trainer.current_run.ranks, f"The average of the weights was not saved to {self.save_path}. {error}"
+                trainer.internal_run.ranks, f"The average of the weights was not saved to {self.save_path}. {error}"
             )
 
     def state_dict(self) -> dict[str, Any]:

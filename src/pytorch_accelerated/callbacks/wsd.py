@@ -61,7 +61,7 @@ class WSDCheckpointCallback(TrainerCallback):
             CheckpointError: if the state is missing, damaged, or of another model.
         """
         scheduler = _scheduler_of(trainer)
-        trainer.current_run.saves.claim_folder(self.save_dir)
+        trainer.internal_run.saves.claim_folder(self.save_dir)
         is_resumed = trainer.run_state.updates > 0
         if self.initial_checkpoint is not None and not is_resumed:
             trainer.load_training_state(self.initial_checkpoint)

@@ -14,7 +14,7 @@ from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.data.building import build_loader, default_loader_kwargs, effective_kwargs
 from pytorch_accelerated.data.checking import refuse_empty
 from pytorch_accelerated.data.loaders import Loaders
-from pytorch_accelerated.errors import HookOutputError
+from pytorch_accelerated.errors import ConfigurationError, HookOutputError
 from pytorch_accelerated.processes.accelerators import (
     Accelerator,
     create_accelerator,
@@ -25,6 +25,7 @@ from pytorch_accelerated.processes.ranks import Ranks
 from pytorch_accelerated.run_config import TrainerRunConfig
 from pytorch_accelerated.tracking.history import InMemoryRunHistory, RunHistory
 from pytorch_accelerated.training.batches import batch_loss, batch_predictions
+from pytorch_accelerated.training.names import GivenArgument, GivenArguments, is_users_class
 from pytorch_accelerated.training.order import HOOKS
 from pytorch_accelerated.training.placeholders import replace_trainer_placeholder_values
 from pytorch_accelerated.training.run_state import RunState
@@ -55,6 +56,11 @@ class TrainerHooks:
     _eval_dataloader = _of_loaders("eval")
     _train_dl_kwargs = _of_loaders("train_kwargs")
     _eval_dl_kwargs = _of_loaders("eval_kwargs")
+    seed = GivenArgument()
+    mixed_precision = GivenArgument()
+    compile_model = GivenArgument()
+    inference_mode = GivenArgument()
+    timeout = GivenArgument()
     _makes_optimizer = False  # True if a subclass creates the optimizer when a run starts
 
     def __init__(
@@ -72,15 +78,14 @@ class TrainerHooks:
         inference_mode: bool,
         timeout: float | None,
     ) -> None:
+        self._given_arguments = GivenArguments(
+            seed, mixed_precision, compile_model, accelerator, inference_mode, timeout
+        )
+        refuse_own_run_state(self)
         self.model: Any = model
         self.loss_func = loss_func
         self.optimizer: Any = optimizer
         self.run_history: RunHistory = run_history if run_history is not None else InMemoryRunHistory()
-        self.seed = seed
-        self.mixed_precision = mixed_precision
-        self.compile_model = compile_model
-        self.inference_mode = inference_mode
-        self.timeout = timeout
         self.scheduler: Any = None
         self.create_scheduler_fn: Callable[..., Any] | None = None
         self.collate_fn: Callable[..., Any] | None = None
@@ -89,7 +94,6 @@ class TrainerHooks:
         self.run_config: TrainerRunConfig = None  # type: ignore[assignment]  # there is none before the first run
         self.run_state = RunState()
         self._callbacks = callbacks
-        self._given_accelerator = accelerator
         self._run_loaders = Loaders()
         self._pad_uneven_eval_batches = False  # scripts read it; nothing is padded
         self._accelerator: Accelerator = self._create_accelerator()
@@ -100,9 +104,11 @@ class TrainerHooks:
 
     def _create_accelerator(self) -> Accelerator:
         """The accelerate object behind this trainer."""
-        if self._given_accelerator is None:
-            return create_accelerator(self.mixed_precision, timeout=limit_of_waiting(self.timeout))
-        return given_accelerator(self._given_accelerator, limit_of_waiting(self.timeout))
+        given = self._given_arguments
+        limit = limit_of_waiting(given.timeout)
+        if given.accelerator is None:
+            return create_accelerator(given.mixed_precision, timeout=limit)
+        return given_accelerator(given.accelerator, limit)
 
     def _create_callback_handler(self) -> CallbackHandler:
         """The handler of the callbacks given to the constructor."""
@@ -289,10 +295,25 @@ def overrides(trainer: TrainerHooks, hook: str) -> bool:
     return own_version(trainer, hook, TrainerHooks) is not None
 
 
+def refuse_own_run_state(trainer: TrainerHooks) -> None:
+    """Reject a subclass that uses the name `run_state` for something else.
+
+    Raises:
+        ConfigurationError: if the class has such a name, or something else was assigned.
+    """
+    kind = type(trainer)
+    value = getattr(kind, "run_state", vars(trainer).get("run_state"))
+    if value is not None and not isinstance(value, RunState):
+        raise ConfigurationError(
+            f"{kind.__name__} has its own `run_state` ({type(value).__name__}), but under this name the trainer keeps "
+            "the counts of updates and epochs, which callbacks read. Give yours another name."
+        )
+
+
 def warn_about_misspelt_hooks(trainer: TrainerHooks, ranks: Ranks) -> None:
     """Warn about methods of the user's subclasses whose names resemble a hook's but are never called."""
     for kind in type(trainer).__mro__:
-        if not issubclass(kind, TrainerHooks) or kind.__module__.startswith("pytorch_accelerated."):
+        if not issubclass(kind, TrainerHooks) or not is_users_class(kind):
             continue
         for name, value in vars(kind).items():
             # Properties and private helpers are the user's own, and so are overrides of methods of another base.

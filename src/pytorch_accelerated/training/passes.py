@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-import torch
 from torch import nn
 
 from pytorch_accelerated.callbacks.handler import CallbackHandler
@@ -31,12 +30,20 @@ class Passes:
         hooks: the trainer, whose hooks are called.
         emitter: calls callbacks and hooks.
         ranks: the processes.
+        without_gradients: returns a context for all computations of a pass.
     """
 
-    def __init__(self, hooks: TrainerHooks, emitter: Emitter, ranks: Ranks) -> None:
+    def __init__(
+        self,
+        hooks: TrainerHooks,
+        emitter: Emitter,
+        ranks: Ranks,
+        without_gradients: Callable[[], contextlib.AbstractContextManager[Any]],
+    ) -> None:
         self._hooks = hooks
         self._emitter = emitter
         self._ranks = ranks
+        self.without_gradients = without_gradients
         # Several ranks finish a pass together; a single one may abandon it.
         self.emit = emitter.emit_at_once if ranks.count == 1 else emitter.emit
 
@@ -76,10 +83,6 @@ class Passes:
                 "unknown which prediction belongs to which sample. Return one row per sample."
             )
         collector.add(round_.start, predictions)
-
-    def without_gradients(self) -> contextlib.AbstractContextManager[Any]:
-        """Context for all computations of a pass."""
-        return torch.inference_mode() if self._hooks.inference_mode else torch.no_grad()
 
     @contextlib.contextmanager
     def on_bare_model(self, *, restore_modes: bool) -> Iterator[None]:

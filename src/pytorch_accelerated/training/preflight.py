@@ -70,7 +70,7 @@ def rehearse(trainer: Trainer, arguments: dict[str, Any]) -> PreflightReport:
             UnknownMetricError if a callback watches a metric that nothing records.
     """
     started = time.perf_counter()
-    ranks = trainer.current_run.ranks
+    ranks = trainer.internal_run.ranks
     callbacks = list(trainer.callback_handler)
     taking_part = [callback for callback in callbacks if getattr(callback, "takes_part_in_preflight", True)]
     savers = [callback for callback in callbacks if isinstance(callback, SaveTrainingStateCallback)]
@@ -80,7 +80,7 @@ def rehearse(trainer: Trainer, arguments: dict[str, Any]) -> PreflightReport:
     modes = [(module, module.training) for module in trainer.get_model().modules()]
     scratch = Path(ranks.do_on_first(lambda: _scratch_folder(places[0])))
     try:
-        save_run(trainer.current_run.contents(), scratch / "before", {})
+        save_run(trainer.internal_run.contents(), scratch / "before", {})
         try:
             trainer.callback_handler = CallbackHandler(
                 [*taking_part, OuterLimit(1), _OneUpdate()], custom_events=trainer.custom_events
@@ -89,12 +89,12 @@ def rehearse(trainer: Trainer, arguments: dict[str, Any]) -> PreflightReport:
             with own_generators_kept():
                 trainer.train(**{**arguments, "resume_from": None, "nonfinite_policy": None})
             metric_names = tuple(trainer.run_history.get_metric_names())
-            save_run(trainer.current_run.contents(), scratch / "after", {})
-            trainer.current_run.load_state(scratch / "after", is_at_work=False)
+            save_run(trainer.internal_run.contents(), scratch / "after", {})
+            trainer.internal_run.load_state(scratch / "after", is_at_work=False)
         finally:
             vars(trainer).clear()
             vars(trainer).update(attributes)
-            trainer.current_run.load_state(scratch / "before", is_at_work=False)
+            trainer.internal_run.load_state(scratch / "before", is_at_work=False)
             trainer.run_history.load_state_dict(history)
             for module, is_training in modes:
                 module.training = is_training
@@ -121,7 +121,7 @@ class _OneUpdate(TrainerCallback):
     """Ends the run after one update, when everything (such as the schedule) has been created for the whole run."""
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        run = trainer.current_run
+        run = trainer.internal_run
         run.settings = dataclasses.replace(run.settings, max_num_train_steps=1)
 
 

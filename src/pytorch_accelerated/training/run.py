@@ -84,6 +84,7 @@ class Run:
 
     Attributes:
         settings: the arguments of the call.
+        given: the arguments of the trainer's constructor.
         ranks: the processes.
         accelerator: the accelerator of this process.
         loaders: the loaders of this run.
@@ -112,6 +113,7 @@ class Run:
         before: Run | None,
     ) -> None:
         self.settings = settings
+        self.given = hooks._given_arguments
         self.ranks: Ranks = hooks._ranks
         self.accelerator = hooks._accelerator
         self.hooks = hooks
@@ -452,7 +454,7 @@ class Run:
 
     def choose_seed(self, state: Path | None = None) -> None:
         """Fix the seed of the run; a resumed run keeps that of its training state."""
-        given = self.hooks.seed
+        given = self.given.seed
         seed = int(given) if given is not None else derived_seed(self.number)
         if state is not None:
             seed = seed_of_run(state)
@@ -481,16 +483,18 @@ class Run:
             hooks.model,
             hooks.optimizer,
             for_training=for_training,
-            compile_arguments=hooks.compile_model,
+            compile_arguments=self.given.compile_model,
         )
         if self.ranks.count > 1 and not for_training and not self.is_sharded:
             # Nothing else ensures that all ranks evaluate the same model.
             self.ranks.copy_from_first([parameter.data for parameter in hooks.model.parameters()])
         hooks.model, hooks.optimizer = self._prepared.model, self._prepared.optimizer
+        parts = (hooks, self.emitter, self.ranks)
+        without_gradients = torch.inference_mode if self.given.inference_mode else torch.no_grad
         self._passes = (
-            Passes(hooks, self.emitter, self.ranks)
+            Passes(*parts, without_gradients)
             if self.uneven is None
-            else UnevenPasses(hooks, self.emitter, self.ranks, self.uneven, is_sharded=self.is_sharded)
+            else UnevenPasses(*parts, without_gradients, self.uneven, is_sharded=self.is_sharded)
         )
 
     def release_model(self) -> None:
@@ -717,7 +721,7 @@ class Run:
 
     def ranks_of_writer(self) -> Ranks:
         """The ranks on a channel for threads that write. Must be called by all ranks."""
-        return Ranks(self.accelerator, channel="writer", timeout=limit_of_waiting(self.hooks.timeout))
+        return Ranks(self.accelerator, channel="writer", timeout=limit_of_waiting(self.given.timeout))
 
     def step_scheduler_after_epoch(self) -> None:
         """Step schedulers that count epochs, or watch a metric."""

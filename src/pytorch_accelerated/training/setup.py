@@ -19,7 +19,7 @@ from pytorch_accelerated.processes.plugins import refuse_static_graph
 from pytorch_accelerated.seeding import mixed_seed, set_seed
 from pytorch_accelerated.steps.guarded import refuse_what_cannot_be_held_back
 from pytorch_accelerated.steps.splitting import refuse_what_cannot_be_split
-from pytorch_accelerated.training.hooks import TrainerHooks, overrides
+from pytorch_accelerated.training.hooks import TrainerHooks, overrides, refuse_own_run_state
 from pytorch_accelerated.training.placeholders import settle_epoch_counts
 from pytorch_accelerated.training.run import Run
 from pytorch_accelerated.training.run_state import RunState
@@ -58,9 +58,10 @@ def check_parts_of(trainer: TrainerHooks) -> None:
         model=trainer.model,
         loss_func=trainer.loss_func,
         run_history=trainer.run_history,
-        seed=trainer.seed,
-        compile_model=trainer.compile_model,
+        seed=trainer._given_arguments.seed,
+        compile_model=trainer._given_arguments.compile_model,
     )
+    refuse_own_run_state(trainer)
 
 
 def check_optimizer_of(trainer: TrainerHooks) -> None:
@@ -168,8 +169,8 @@ def start_training(
     run.choose_seed(state)
     run.resume_from(state)
     run.number += 1
-    if hooks.seed is not None:
-        set_seed(mixed_seed("run", int(hooks.seed), run.ranks.index, run.number))
+    if run.given.seed is not None:
+        set_seed(mixed_seed("run", int(run.given.seed), run.ranks.index, run.number))
     hooks.run_state = RunState()
     if isinstance(hooks.model, nn.Module):
         hooks.model.zero_grad()  # an interrupted run may have left half of an update

@@ -87,9 +87,16 @@ class UnevenPasses(Passes):
     """
 
     def __init__(
-        self, hooks: TrainerHooks, emitter: Emitter, ranks: Ranks, uneven: UnevenRanks, *, is_sharded: bool
+        self,
+        hooks: TrainerHooks,
+        emitter: Emitter,
+        ranks: Ranks,
+        without_gradients: Callable[[], contextlib.AbstractContextManager[Any]],
+        uneven: UnevenRanks,
+        *,
+        is_sharded: bool,
     ) -> None:
-        super().__init__(hooks, emitter, ranks)
+        super().__init__(hooks, emitter, ranks, without_gradients)
         self._uneven = uneven
         self._is_sharded = is_sharded
 

@@ -57,7 +57,7 @@ class Engine(NativeTrainer):
     @property
     def run(self) -> EngineRun:
         """The current run; outside of one the last, or a new one."""
-        run = self.current_run
+        run = self.internal_run
         assert isinstance(run, EngineRun)
         return run
 
