@@ -335,18 +335,16 @@ class RunLoader(ABC):
         Raises:
             DataError: if no rank has any item.
         """
-        numbers: Sequence[int | None] = counts
-        are_items = not self._ranks.any(None in counts)
-        if not are_items:
-            numbers = sizes
-            if self._ranks.any(None in sizes):
-                return [ItemWeight(None)] * len(counts)
-        (total,) = self._ranks.sum([sum(number or 0 for number in numbers)])
+        mine = [None in counts, None in sizes, *(sum(each or 0 for each in known) for known in (counts, sizes))]
+        uncounted, unsized, items, samples = self._ranks.sum(mine)
+        if uncounted and unsized:
+            return [ItemWeight(None)] * len(counts)
+        numbers, total = (sizes, samples) if uncounted else (counts, items)
         if total == 0:
             raise DataError(
                 "An update has no items at all: `count_batch_items` returned 0 for each of its batches. The mean of no "
                 "items is undefined; leave such batches out of the dataset."
             )
         return [
-            ItemWeight(self._ranks.count * (number or 0) / total, number if are_items else None) for number in numbers
+            ItemWeight(self._ranks.count * (number or 0) / total, None if uncounted else number) for number in numbers
         ]
