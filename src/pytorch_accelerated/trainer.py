@@ -37,7 +37,7 @@ from pytorch_accelerated.tracking.history import RunHistory
 from pytorch_accelerated.tracking.loss import LossTracker
 from pytorch_accelerated.training import setup
 from pytorch_accelerated.training.explaining import explain_run
-from pytorch_accelerated.training.hooks import TrainerHooks, own_version, warn_about_misspelt_hooks
+from pytorch_accelerated.training.hooks import TrainerHooks, own_events, own_version, warn_about_misspelt_hooks
 from pytorch_accelerated.training.names import Replaceable
 from pytorch_accelerated.training.placeholders import TrainerPlaceholderValues, replace_trainer_placeholder_values
 from pytorch_accelerated.training.preflight import PreflightReport, rehearse
@@ -490,7 +490,7 @@ class Trainer(TrainerHooks):
     def explain(self, num_epochs: int = 1, evaluate: bool = True) -> str:
         """The order of hooks and events of a run as text, with the callbacks that handle each event."""
         return explain_run(
-            type(self), self.callback_handler, self.custom_events, num_epochs=num_epochs, evaluate=evaluate
+            type(self), self.callback_handler, own_events(self), num_epochs=num_epochs, evaluate=evaluate
         )
 
     def preflight(

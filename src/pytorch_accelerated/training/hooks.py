@@ -26,7 +26,7 @@ from pytorch_accelerated.run_config import TrainerRunConfig
 from pytorch_accelerated.tracking.history import InMemoryRunHistory, RunHistory
 from pytorch_accelerated.training.batches import batch_loss, batch_predictions
 from pytorch_accelerated.training.names import GivenArgument, GivenArguments, is_users_class
-from pytorch_accelerated.training.order import HOOKS
+from pytorch_accelerated.training.order import EVENTS, HOOKS
 from pytorch_accelerated.training.placeholders import replace_trainer_placeholder_values
 from pytorch_accelerated.training.run_state import RunState
 
@@ -112,7 +112,7 @@ class TrainerHooks:
 
     def _create_callback_handler(self) -> CallbackHandler:
         """The handler of the callbacks given to the constructor."""
-        return CallbackHandler(self._callbacks, custom_events=self.custom_events)
+        return CallbackHandler(self._callbacks, custom_events=own_events(self))
 
     def create_train_dataloader(
         self, batch_size: int, train_dl_kwargs: Mapping[str, Any] | None = None
@@ -293,6 +293,18 @@ def own_version(trainer: TrainerHooks, name: str, base: type) -> Any:
 def overrides(trainer: TrainerHooks, hook: str) -> bool:
     """Whether a subclass or this trainer overrides the method of `TrainerHooks`."""
     return own_version(trainer, hook, TrainerHooks) is not None
+
+
+def own_events(trainer: TrainerHooks) -> tuple[str, ...]:
+    """The events that the user's subclasses emit: `custom_events`, and names with ``on_`` in the code of methods."""
+    names = dict.fromkeys(trainer.custom_events)
+    for kind in filter(is_users_class, type(trainer).__mro__):
+        codes = [value.__code__ for value in vars(kind).values() if isinstance(value, types.FunctionType)]
+        while codes:
+            constants = codes.pop().co_consts
+            codes += [each for each in constants if isinstance(each, types.CodeType)]
+            names |= dict.fromkeys(each for each in constants if isinstance(each, str) and each.startswith("on_"))
+    return tuple(name for name in names if name not in EVENTS)
 
 
 def refuse_own_run_state(trainer: TrainerHooks) -> None:

@@ -17,7 +17,7 @@ from pytorch_accelerated.processes.ranks import Ranks
 from pytorch_accelerated.seeding import generator_states, restore_generator_states
 from pytorch_accelerated.training.emitting import Emitter
 from pytorch_accelerated.training.hook_output import loss_and_size
-from pytorch_accelerated.training.hooks import TrainerHooks
+from pytorch_accelerated.training.hooks import TrainerHooks, own_events
 from pytorch_accelerated.trees import count_rows
 
 Record = Callable[[Any, Any], None]
@@ -115,7 +115,7 @@ class Passes:
         hooks = self._hooks
         own_model, own_handler, own_prefix = hooks.model, hooks.callback_handler, hooks.run_history.metric_name_prefix
         hooks.model = model
-        hooks.callback_handler = CallbackHandler(callbacks, custom_events=hooks.custom_events)
+        hooks.callback_handler = CallbackHandler(callbacks, custom_events=own_events(hooks))
         hooks.run_history.set_metric_name_prefix(metric_name_prefix)
         try:
             yield

@@ -17,6 +17,7 @@ from pytorch_accelerated.checkpointing.space import check_space, existing_parent
 from pytorch_accelerated.checkpointing.training_state import save_run
 from pytorch_accelerated.data.ordering import own_generators_kept
 from pytorch_accelerated.errors import UnknownMetricError
+from pytorch_accelerated.training.hooks import own_events
 
 if TYPE_CHECKING:
     from pytorch_accelerated.callbacks.base import Trainer
@@ -83,7 +84,7 @@ def rehearse(trainer: Trainer, arguments: dict[str, Any]) -> PreflightReport:
         save_run(trainer.internal_run.contents(), scratch / "before", {})
         try:
             trainer.callback_handler = CallbackHandler(
-                [*taking_part, OuterLimit(1), _OneUpdate()], custom_events=trainer.custom_events
+                [*taking_part, OuterLimit(1), _OneUpdate()], custom_events=own_events(trainer)
             )
             # Going back to a training state would need callbacks that are left out.
             with own_generators_kept():
