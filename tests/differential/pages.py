@@ -46,6 +46,17 @@ portable checkpoint there and start from that.
 Tables, files and `log_metrics` receive numbers only; version {VERSION} passes everything on. A logger that draws a
 matrix gets it from `trainer.run_history.get_latest_metric(name)`.
 
+**`evaluate` in a callback.** In {VERSION}, `trainer.evaluate` within a training run resets the run history. Here it
+raises `ConfigurationError`. `trainer.request_evaluation()` evaluates the evaluation set and records
+`intermediate_eval_loss`; for other data, call `trainer.predict(dataset)` and score the result.
+
+**Your own loaders.** If `create_train_dataloader` or `create_eval_dataloader` is overridden, `_train_dl_kwargs` or
+`_eval_dl_kwargs` is what was passed to `train`, `{{}}` by default; {VERSION} has None. The run config has the batch
+size of the loader instead of the argument's.
+
+**Names that were added.** A subclass may use `seed`, `mixed_precision`, `compile_model`, `inference_mode`, `timeout`,
+`current_run` and `is_last_epoch` for anything else. `run_state` is the trainer's: a subclass with its own is refused.
+
 **Numbers.** With one process, no accumulation and no scheduler of the package, a run with the same data order gives the
 same weights and the same history. Where a number differs, the tables say why. If you tuned a learning rate around one
 of the differences (schedules that come one update late, losses divided by the accumulation steps), check it again.
