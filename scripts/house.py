@@ -376,11 +376,11 @@ MISSED = {
         "asked for once each",
     ),
     "lines of source": (
-        32_900,
-        "more was promised meanwhile than was taken out, last the loaders that choose their workers",
+        33_100,
+        "more was promised meanwhile than was taken out, last loaders that choose their workers and read Arrow by columns",
     ),
     "lines of source, Hugging Face": (9_200, "every argument and method of the API is honoured or refused in words"),
-    "lines of tests": (45_500, "tests were joined, but each promise keeps its proof"),
+    "lines of tests": (45_700, "tests were joined, but each promise keeps its proof"),
 }
 
 

@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import Dataset, default_collate, get_worker_info
 
 from pytorch_accelerated.compat.torch import pinned
+from pytorch_accelerated.data.arrow import column_reader
 from pytorch_accelerated.seeding import PythonGenerator, host_generators_seeded, seed_host_generators
 
 
@@ -44,6 +45,7 @@ class RowBatches(Dataset[Any]):
         self._pins_memory = pins_memory
         self._fetch_many = getattr(dataset, "__getitems__", None)
         self._may_read_columns = collate_fn is default_collate and _is_arrow_dataset_of_tensors(dataset)
+        self._columns = column_reader(dataset, collate_fn)
 
     def __getitem__(self, request: Request) -> Any:
         """A batch, in a worker."""
@@ -68,6 +70,11 @@ class RowBatches(Dataset[Any]):
                 return columns
             # Rows of different sizes, or not tensors: leave them to the collate function.
             self._may_read_columns = False
+        if self._columns is not None:
+            batch = self._columns.read(indices)
+            if batch is not None:
+                return batch
+            self._columns = None
         samples = self._samples(indices)
         try:
             return collated(samples) if self.collate_fn is default_collate else self.collate_fn(samples)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -10,12 +11,32 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset
 
+from pytorch_accelerated.data.arrow import (
+    CollatesColumns,
+    Columns,
+    OfColumns,
+    also_of_columns,
+    as_python_numbers,
+    find_of_columns,
+)
 from pytorch_accelerated.errors import DataError
 
 # The labels of this task are two positions, whose names do not contain "label".
 _SPAN_TASK, _SPAN_LABELS = "QuestionAnswering", ("start_positions", "end_positions")
+# Columns that become "labels".
+_LABELS = ("label", "label_ids")
 
 
+def _batch_of_columns(columns: Columns) -> dict[str, torch.Tensor]:
+    batch: dict[str, torch.Tensor] = {}
+    for name, values in columns.items():
+        if values is not None:
+            stacked = as_python_numbers(values, torch.get_default_dtype())
+            batch[_name_in_batch(name)] = _as_labels(stacked) if name in _LABELS else stacked
+    return batch
+
+
+@also_of_columns(_batch_of_columns)
 def default_data_collator(features: Sequence[Any]) -> dict[str, torch.Tensor]:
     """A batch as a dict of tensors, with one row per feature.
 
@@ -42,8 +63,16 @@ def default_data_collator(features: Sequence[Any]) -> dict[str, torch.Tensor]:
     for name in rows[0]:
         values = [row[name] for row in rows]
         if any(value is not None and not isinstance(value, str) for value in values):
-            batch["labels" if name in ("label", "label_ids") else name] = _stacked(name, values)
+            batch[_name_in_batch(name)] = _stacked(name, values)
     return batch
+
+
+def _name_in_batch(name: str) -> str:
+    return "labels" if name in _LABELS else name
+
+
+def _as_labels(stacked: torch.Tensor) -> torch.Tensor:
+    return stacked.to(torch.float32 if stacked.is_floating_point() else torch.int64)
 
 
 def _columns_of(feature: Any) -> Mapping[str, Any]:
@@ -70,7 +99,7 @@ def _stacked(name: str, values: list[Any]) -> torch.Tensor:
             f"The values of {name!r} cannot be stacked to a batch ({error}). {_stacking_advice(values)}"
         ) from error
     if name == "label" or (name == "label_ids" and not isinstance(first, torch.Tensor)):
-        return stacked.to(torch.float32 if stacked.is_floating_point() else torch.int64)
+        return _as_labels(stacked)
     return stacked
 
 
@@ -163,7 +192,7 @@ def columns_of(dataset: Any) -> list[str]:
     return list(row) if isinstance(row, Mapping) else []
 
 
-class RemoveColumnsCollator:
+class RemoveColumnsCollator(CollatesColumns):
     """Removes all but these columns from rows that are dicts, before another collator."""
 
     def __init__(self, data_collator: Callable[[list[Any]], Any], columns: Sequence[str]) -> None:
@@ -184,6 +213,14 @@ class RemoveColumnsCollator:
             ]
         )
 
+    def of_columns(self) -> OfColumns | None:
+        """See `CollatesColumns`."""
+        inner = find_of_columns(self.data_collator)
+        is_overridden = type(self).__call__ is not RemoveColumnsCollator.__call__
+        if inner is None or is_overridden:
+            return None
+        return functools.partial(_batch_of_used_columns, inner, frozenset(self.columns))
+
     def _without_unused(self, feature: Any, columns: Collection[str]) -> Any:
         if not isinstance(feature, (dict, Mapping)):
             return feature
@@ -191,6 +228,13 @@ class RemoveColumnsCollator:
         if not used:
             _refuse_nothing_left(list(feature), list(feature), self.columns)
         return used
+
+
+def _batch_of_used_columns(
+    of_columns: OfColumns, used: Collection[str], columns: Columns
+) -> dict[str, torch.Tensor] | None:
+    left = {name: values for name, values in columns.items() if name in used}
+    return of_columns(left) if left else None  # the error is that of rows
 
 
 def _refuse_nothing_left(present: list[str], unused: list[str], columns: Sequence[str]) -> None:
