@@ -16,7 +16,9 @@ def skipping_trainer(skips: Callable[[int], bool]) -> type[Trainer]:
 
     class SkippingStep(Step):
         def finish(self, calls: Sequence[Call], *, is_skipped: bool) -> None:
-            super().finish(calls, is_skipped=skips(self.parts.hooks.run_state.updates))
+            is_skipped = skips(self.parts.hooks.run_state.updates)
+            done = [call for call in calls if not (is_skipped and call[1] == "scheduler_step")]
+            super().finish(done, is_skipped=is_skipped)
 
     class SkippingRun(Run):
         def make_step(self, parts: StepParts, kind: type[Step] = SkippingStep) -> Step:
