@@ -111,7 +111,9 @@ def own_method(trainer: Any) -> str:
     return "mine"
 
 
-@pytest.mark.parametrize("value", [own_method, "mine", None, property(own_method)], ids=str)
+@pytest.mark.parametrize(
+    "value", [own_method, "mine", None, property(own_method)], ids=["method", "text", "None", "property"]
+)
 @pytest.mark.parametrize("name", REPLACEABLE)
 def test_a_subclass_may_define_the_public_names_that_were_added(name: str, value: Any):
     kind = type("Own", (Trainer,), {name: value})

@@ -2,10 +2,12 @@
 
 import ast
 import os
+import secrets
 import shutil
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
@@ -231,6 +233,22 @@ def leftover(parent: Path, name: HiddenName) -> Path:
     path.mkdir()
     (path / "model.safetensors").write_bytes(b"half")
     return path
+
+
+def test_threads_that_ask_at_once_are_the_same_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of them would take the other's unfinished save for that of a dead process, and delete it."""
+    drawn = secrets.token_hex
+
+    def slowly(size: int) -> str:
+        time.sleep(0.05)
+        return drawn(size)
+
+    monkeypatch.setattr(layout, "_tokens", {})
+    monkeypatch.setattr(secrets, "token_hex", slowly)
+    with ThreadPoolExecutor(4) as threads:
+        names = list(threads.map(lambda _: HiddenName.new("a", "partial"), range(4)))
+    assert len({name.process for name in names}) == 1
+    assert all(name.is_of_this_process for name in names)
 
 
 def test_files_written_by_a_running_process_are_left_alone(tmp_path, monkeypatch):

@@ -161,6 +161,25 @@ def test_no_optimizer_refuses_its_own_state(make: Any) -> None:
         assert problem_of_entries(optimizer, optimizer.state_dict()) is None
 
 
+def test_states_whose_next_step_would_fail_are_rejected() -> None:
+    parameter = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.Adam([parameter])
+    torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=9)
+    parameter.grad = torch.ones(2)
+    optimizer.step()
+    saved = optimizer.state_dict()
+    assert problem_of_entries(optimizer, saved) is None
+    assert problem_of_entries(optimizer, {**saved, "state": {0: {}}}) is None
+    entries: tuple[Any, ...] = ((), [], None, 0)
+    for entry in entries:
+        problem = problem_of_entries(optimizer, {**saved, "state": {0: entry}})
+        assert problem is not None
+        assert "entry for parameter 0" in problem
+    for momentum in (1.0, -0.1, float("nan")):
+        groups = [{**saved["param_groups"][0], "base_momentum": momentum}]
+        assert "base_momentum" in (problem_of_entries(optimizer, {**saved, "param_groups": groups}) or "")
+
+
 class Stubborn(nn.Linear):
     """Loads its extra state last, and does not like it."""
 

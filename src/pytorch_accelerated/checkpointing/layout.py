@@ -189,10 +189,13 @@ def _this_host() -> str:
     return hashlib.sha256(f"{socket.gethostname()} {namespace}".encode()).hexdigest()[:8]
 
 
-@functools.cache
+_tokens: dict[int, str] = {}
+
+
 def _process_token(pid: int) -> str:
-    # Keyed by pid, so that a forked child gets its own. In a container every run may have the same pid.
-    return secrets.token_hex(4)
+    # Keyed by pid, so that a forked child gets its own. In a container every run may have the same pid. Two threads may
+    # ask at the same time, and must get the same: one of them would clean up after the other.
+    return _tokens.get(pid) or _tokens.setdefault(pid, secrets.token_hex(4))
 
 
 def hidden_sibling(final: Path, kind: Literal["partial", "replaced"]) -> Path:

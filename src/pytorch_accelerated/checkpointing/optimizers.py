@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import numbers
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ _NOT_PROBED = ("LBFGS", "SparseAdam")
 _IMPLEMENTATION_FLAGS = ("foreach", "fused", "capturable", "differentiable")
 _NO_SETTINGS = ("params", *_IMPLEMENTATION_FLAGS)
 _RATES = {"lr", "initial_lr", "max_lr", "min_lr", "swa_lr", "base_momentum", "max_momentum"}  # schedulers add some
+# Limits that a cyclic schedule puts into a group. With a momentum of 1, optimizers divide by 0.
+_MOMENTA = ("base_momentum", "max_momentum")
 _SIZE = 2  # of each dimension of the tiny parameter
 
 
@@ -177,8 +180,8 @@ def problem_of_entries(optimizer: Any, state: Mapping[str, Any]) -> str | None:
     for index, (live, saved) in pairs:
         expected_for = functools.cache(functools.partial(_expected_entry, inner, index, saved))
         for number, parameter in zip(saved["params"], live["params"], strict=True):
-            entry = entries.get(number)
-            if not entry or nn.parameter.is_lazy(parameter):
+            entry = entries.get(number, {})
+            if entry == {} or nn.parameter.is_lazy(parameter):
                 continue
             try:
                 expected = expected_for(parameter.ndim, parameter.dtype)
@@ -191,8 +194,15 @@ def problem_of_entries(optimizer: Any, state: Mapping[str, Any]) -> str | None:
 
 
 def _problem_of_flags(group: Mapping[str, Any], path: str) -> str | None:
+    """Why the flags of a group, or the limits that a schedule has put into it, make its next step fail."""
     wrong = [name for name in _IMPLEMENTATION_FLAGS if type(group.get(name)) not in (bool, type(None))]
-    return f"{path}.{wrong[0]} is a {type(group[wrong[0]]).__name__}, not a bool" if wrong else None
+    if wrong:
+        return f"{path}.{wrong[0]} is a {type(group[wrong[0]]).__name__}, not a bool"
+    for name in _MOMENTA:
+        value: Any = group.get(name, 0.0)
+        if not (isinstance(value, numbers.Real) and 0 <= float(value) < 1):
+            return f"{path}.{name} is {value!r}, not a number of at least 0 and below 1"
+    return None
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
