@@ -164,7 +164,7 @@ def test_without_a_subclass_an_argument_may_be_changed_between_runs():
     assert trainer.run_config.seed == 5
 
 
-@pytest.mark.parametrize("namespace", [{"run_state": own_method}, {"run_state": "idle"}], ids=str)
+@pytest.mark.parametrize("namespace", [{"run_state": own_method}, {"run_state": "idle"}], ids=["method", "text"])
 def test_an_own_run_state_is_refused_in_words(namespace: dict[str, Any]):
     with pytest.raises(ConfigurationError, match="Own has its own `run_state`.* another name"):
         plain_trainer(type("Own", (Trainer,), namespace))
