@@ -64,9 +64,10 @@ def run(setting: Setting) -> list[Result]:
 
         def stall_in_background() -> float:
             clock = states(background=True)
-            slowdowns.append(
-                100 * (statistics.median(clock.disturbed_steps) / statistics.median(clock.quiet_steps) - 1)
-            )
+            quiet = statistics.median(clock.quiet_steps)
+            # A small state may be on the disk before the first step beside it has ended.
+            disturbed = statistics.median(clock.disturbed_steps or [quiet])
+            slowdowns.append(100 * (disturbed / quiet - 1))
             return clock.seconds
 
         measures = {
