@@ -376,12 +376,12 @@ MISSED = {
         "asked for once each",
     ),
     "lines of source": (
-        33_100,
-        "more was promised meanwhile than was taken out, last loaders that choose their workers and that read Arrow by "
-        "columns",
+        38_500,
+        "more was promised meanwhile than was taken out: loaders that choose their workers and that read Arrow by "
+        "columns, and what shows a run (curves within epochs, trackers, reports, a look before training)",
     ),
     "lines of source, Hugging Face": (9_200, "every argument and method of the API is honoured or refused in words"),
-    "lines of tests": (45_700, "tests were joined, but each promise keeps its proof"),
+    "lines of tests": (52_000, "tests were joined, but each promise keeps its proof"),
 }
 
 
