@@ -36,6 +36,7 @@ RANKS = {
     "tracking.history": 1,
     "tracking.loss": 1,
     "tracking.plotting": 1,
+    "tracking.step_records": 1,
     "tracking.timing": 1,
     "tracking.values": 1,
     "training.error_notes": 1,

@@ -10,6 +10,7 @@ import torch
 
 from pytorch_accelerated.errors import UnknownMetricError
 from pytorch_accelerated.tracking.history import InMemoryRunHistory, RunHistory
+from pytorch_accelerated.tracking.step_records import StepRecord
 from pytorch_accelerated.tracking.values import MetricRecord
 from tests.support.processes import run_script
 
@@ -421,3 +422,31 @@ def test_nothing_to_plot_is_an_error_that_names_what_there_is():
     history.update_metric("loss", 1)
     with pytest.raises(UnknownMetricError, match="'accuracy' has no value. Known metrics: 'loss'"):
         history.plot(["loss", "accuracy"])
+
+
+class BareHistory(InMemoryRunHistory):
+    """A subclass that does not call ``super().__init__()``."""
+
+    def __init__(self) -> None:
+        self._metrics = {}
+
+
+def step_record(update: int, epoch: int = 1) -> StepRecord:
+    return StepRecord(epoch, update, 8 * update, 0.5 * update, 1 / update, (0.1, 0.01), None, 16.0, 0.25, None)
+
+
+def test_each_reader_gets_every_step_record_once() -> None:
+    history = BareHistory()
+    assert history.step_records == ()
+    first, second = step_record(1), step_record(2)
+    history.add_step_record(first)
+    assert history.read_new_step_records("file") == [first]
+    history.add_step_record(second)
+    assert history.read_new_step_records("file") == [second]
+    assert history.read_new_step_records("file") == []
+    assert history.read_new_step_records("tracker") == [first, second]
+    assert history.step_records == (first, second)
+    assert history.read_new_records("file") == []
+    history.reset()
+    assert history.step_records == ()
+    assert history.read_new_step_records("file") == []

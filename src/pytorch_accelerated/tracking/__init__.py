@@ -2,6 +2,7 @@
 
 from pytorch_accelerated.tracking.history import InMemoryRunHistory, RunHistory
 from pytorch_accelerated.tracking.loss import LossTracker
+from pytorch_accelerated.tracking.step_records import StepRecord
 from pytorch_accelerated.tracking.values import MetricRecord
 
-__all__ = ["InMemoryRunHistory", "LossTracker", "MetricRecord", "RunHistory"]
+__all__ = ["InMemoryRunHistory", "LossTracker", "MetricRecord", "RunHistory", "StepRecord"]

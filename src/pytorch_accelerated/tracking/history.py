@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pytorch_accelerated.errors import UnknownMetricError
 from pytorch_accelerated.optional import require
 from pytorch_accelerated.tracking.plotting import plot_records
+from pytorch_accelerated.tracking.step_records import StepRecord
 from pytorch_accelerated.tracking.timing import EpochTiming
 from pytorch_accelerated.tracking.values import MetricRecord, stored_value
 
@@ -24,7 +25,8 @@ class RunHistory(ABC):
     """The metrics of a run. Subclass it to store them elsewhere than `InMemoryRunHistory` does.
 
     A subclass implements `get_metric_names`, `get_metric_values`, `get_latest_metric`, `update_metric` and `reset`,
-    and need not call ``super().__init__()``: `records`, on which loggers and training states rely, is kept here.
+    and need not call ``super().__init__()``: `records` and `step_records`, on which loggers and training states rely,
+    are kept here.
 
     Attributes:
         names_not_saved: metrics for which a warning has said that training states leave out some of their values.
@@ -38,8 +40,10 @@ class RunHistory(ABC):
     _current_epoch: int
     _metric_name_prefix: str
     _metric_records: list[MetricRecord]
+    _step_records: list[StepRecord]
     _timings: list[EpochTiming]
     _read_positions: dict[str, int]
+    _step_read_positions: dict[str, int]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> RunHistory:
         history = super().__new__(cls)
@@ -112,6 +116,15 @@ class RunHistory(ABC):
         return tuple(self._metric_records)
 
     @property
+    def step_records(self) -> Sequence[StepRecord]:
+        """What was measured within the training epochs, in the order of updates."""
+        return tuple(self._step_records)
+
+    def add_step_record(self, record: StepRecord) -> None:
+        """Record what was measured over some updates. The loop does so."""
+        self._step_records.append(record)
+
+    @property
     def timings(self) -> Sequence[EpochTiming]:
         """How long the training epochs of this process took. They are not part of a saved state."""
         return tuple(self._timings)
@@ -132,6 +145,16 @@ class RunHistory(ABC):
         start = self._read_positions.get(reader, 0)
         self._read_positions[reader] = len(self._metric_records)
         return self._metric_records[start:]
+
+    def read_new_step_records(self, reader: str) -> list[StepRecord]:
+        """The step records added since the last call with this `reader`; see `read_new_records`.
+
+        Args:
+            reader: any name, for example the `state_key` of a callback.
+        """
+        start = self._step_read_positions.get(reader, 0)
+        self._step_read_positions[reader] = len(self._step_records)
+        return self._step_records[start:]
 
     def delete_metric(self, name: str) -> None:
         """Forget all values of a metric.
@@ -245,8 +268,10 @@ class RunHistory(ABC):
         self._current_epoch = 1
         self.updates_done = 0
         self._metric_records = []
+        self._step_records = []
         self._timings = []
         self._read_positions = {}
+        self._step_read_positions = {}
         self.names_not_saved = set()
 
 
