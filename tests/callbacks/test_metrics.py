@@ -221,7 +221,7 @@ def test_outputs_without_predictions_are_an_error_that_names_what_to_override():
             return {"loss": torch.tensor(1.0), "model_outputs": {"other": batch}, "batch_size": len(batch)}
 
     trainer = make_trainer(MetricsCallback(torchmetrics.MeanMetric()), trainer_class=NoTargets)
-    with pytest.raises(HookOutputError, match="Override `get_predictions_and_targets`"):
+    with pytest.raises(HookOutputError, match="override `get_predictions_and_targets`"):
         trainer.evaluate(torch.zeros(4, 3))
 
 

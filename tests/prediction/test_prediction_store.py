@@ -65,7 +65,7 @@ Collect = Callable[..., PredictionCollector]
 def collect(request: pytest.FixtureRequest, ranks: Ranks, tmp_path: Path) -> Collect:
     """A function that makes one of the two collectors, with the block size it is given."""
 
-    def make(**block_bytes: int) -> PredictionCollector:
+    def make(**block_bytes: Any) -> PredictionCollector:
         if request.param == "in memory":
             return InMemoryPredictions(ranks, **block_bytes)
         return StoredPredictionsWriter(ranks, tmp_path / "predictions", **block_bytes)

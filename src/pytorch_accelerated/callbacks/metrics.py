@@ -1,19 +1,21 @@
-"""Metrics of torchmetrics in training and evaluation."""
+"""Metrics in training and evaluation: objects of torchmetrics, and functions of all rows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
+from pytorch_accelerated.callbacks.metric_functions import MetricFunctions, divided
+from pytorch_accelerated.callbacks.metric_inputs import Choice, check_choice, predictions_of, targets_of
 from pytorch_accelerated.callbacks.progress import LogMetricsCallback
 from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.checkpointing.loading import explained_loading
 from pytorch_accelerated.checkpointing.matching import require_kinds
 from pytorch_accelerated.compat.torchmetrics import reductions_of, set_update_count
-from pytorch_accelerated.errors import ConfigurationError, HookOutputError
+from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.optional import require
 from pytorch_accelerated.tracking.values import on_host
 from pytorch_accelerated.trees import map_leaves
@@ -26,17 +28,34 @@ if TYPE_CHECKING:
 
 
 class MetricsCallback(TrainerCallback):
-    """Computes metrics over each whole training epoch and evaluation, and records them in the run history.
+    """Computes metrics over whole evaluations and training epochs, and records them in the run history.
 
     ::
 
-        accuracy = torchmetrics.Accuracy(task="multiclass", num_classes=10)
-        Trainer(..., callbacks=[MetricsCallback({"accuracy": accuracy}), *DEFAULT_CALLBACKS])
+        def accuracy(predictions, targets):
+            return (predictions == targets).float().mean()
 
-    records ``train_accuracy``, ``eval_accuracy`` and, for evaluations within an epoch, ``intermediate_eval_accuracy``.
-    Put this callback before the callbacks that log. Override `get_predictions_and_targets` if your batches or outputs
-    have another structure.
+        metrics = MetricsCallback(
+            {
+                "accuracy": accuracy,
+                "f1": lambda predictions, targets: f1_score(targets, predictions, average="macro"),
+            },
+            predictions="argmax",
+        )
+        Trainer(..., callbacks=[metrics, *DEFAULT_CALLBACKS])
 
+    records ``eval_accuracy`` and ``eval_f1`` and, for evaluations within an epoch, ``intermediate_eval_accuracy`` and
+    ``intermediate_eval_f1``. Put this callback before the callbacks that log.
+
+    **Functions** are called with (predictions, targets) of all samples of an evaluation, once, on rank 0: tensors in
+    host memory, or nested containers of them, in the order of the dataset, from all ranks and batches, each sample
+    once. Mind the order of the arguments: the functions of scikit-learn take the targets first. A function returns a
+    number, or a dict of numbers, which are recorded by their own names. Functions are not computed in training. Memory:
+    during an evaluation each rank keeps the predictions and targets of its own samples in host memory, and at its end,
+    for a moment, those of all samples; with ``predictions="argmax"`` these are two numbers a sample. For anything
+    larger, pass metrics of torchmetrics, which need not keep rows.
+
+    **Metrics of torchmetrics** are updated batch by batch, in training as well, and recorded as ``train_<name>``, too.
     With several ranks, the values are those of one process with all samples, if the metric can be merged: each rank
     updates its own copy, without waiting for the others, and the copies are merged when the value is computed. Ranks
     without a batch do not count. The copies are saved with training states, so a resumed epoch has the same metrics.
@@ -46,18 +65,33 @@ class MetricsCallback(TrainerCallback):
     a logit is outside [0, 1], so pass probabilities.
 
     Args:
-        metrics: a metric, a sequence of metrics or a `MetricCollection` (named by their classes), or metrics by name.
-            They are copied. A `MetricCollection` keeps its compute groups. Otherwise, each metric is updated by itself,
-            because torchmetrics would group metrics whose states happen to be equal after the first batch.
-        during_training: whether to compute them in training.
-        during_evaluation: whether to compute them in evaluations.
+        metrics: functions and metrics by name; or a metric of torchmetrics, a sequence of them, or a
+            `MetricCollection`, named by their classes. Metrics are copied. A `MetricCollection` keeps its compute
+            groups. Otherwise, each metric is updated by itself, because torchmetrics would group metrics whose states
+            happen to be equal after the first batch.
+        during_training: whether to compute metrics of torchmetrics in training.
+        during_evaluation: whether to compute metrics in evaluations.
+        predictions: how predictions come out of the model's outputs. None: the outputs, or the entry "logits" of a
+            dict. ``"argmax"``: of the same, the index of the highest score in the last dimension. Any other string: the
+            entry of that name. A function: what it returns for the outputs of a batch, on the device.
+        targets: how targets come out of a batch. None: its second item, or the entry "labels" of a dict. A string: the
+            entry of that name. A function: what it returns for the batch.
+
+    Raises:
+        ArgumentTypeError: for a function without a name, or one that does not take predictions and targets.
+        ConfigurationError: for the names "loss" and "loss_epoch", which the trainer uses.
+        HookOutputError: in an evaluation, if there are no such predictions or targets, or a function fails or returns
+            something else than numbers.
     """
 
     ranks_agree_after_each_update = False
 
-    metrics: Any = ()
+    metrics: Any = None
     during_training = True
     during_evaluation = True
+    predictions: Choice = None
+    targets: Choice = None
+    _functions = MetricFunctions({})
     _collections: Mapping[str, MetricCollection] = {}  # by the prefix of the names under which they are recorded
     _restored: Mapping[str, list[dict[str, Any]]] = {}
     _ranks: Ranks | None = None
@@ -65,35 +99,42 @@ class MetricsCallback(TrainerCallback):
 
     def __init__(
         self,
-        metrics: Metric | MetricCollection | Sequence[Metric] | Mapping[str, Metric | MetricCollection],
+        metrics: Metric | MetricCollection | Sequence[Metric] | Mapping[str, Any],
         *,
         during_training: bool = True,
         during_evaluation: bool = True,
+        predictions: str | Callable[[Any], Any] | None = None,
+        targets: str | Callable[[Any], Any] | None = None,
     ) -> None:
-        self.metrics = _as_collection(metrics)
+        check_choice("predictions", predictions)
+        check_choice("targets", targets)
+        functions, others = divided(metrics)
+        self._functions = MetricFunctions(functions)
+        self.metrics = None if others is None else _as_collection(others)
         self.during_training = during_training
         self.during_evaluation = during_evaluation
+        self.predictions = predictions
+        self.targets = targets
 
     def get_predictions_and_targets(self, batch: Any, batch_output: dict[str, Any]) -> tuple[Any, Any]:
-        """The predictions and targets with which the metrics are updated.
+        """The predictions and targets from which the metrics are computed.
 
-        By default, these are `model_outputs` (or its entry "logits", if it is a dict) and the batch's second item (or
-        its entry "labels", if it is a dict).
+        By default, they are what the arguments `predictions` and `targets` say. An override may also leave out rows, of
+        both, such as padding.
 
         Args:
             batch: on the trainer's device.
             batch_output: the output of `calculate_train_batch_loss` or `calculate_eval_batch_loss`.
         """
-        outputs = batch_output["model_outputs"]
-        try:
-            predictions = outputs["logits"] if isinstance(outputs, Mapping) else outputs
-            targets = batch["labels"] if isinstance(batch, Mapping) else batch[1]
-        except (KeyError, IndexError, TypeError) as error:
-            raise HookOutputError(
-                f"MetricsCallback found no predictions and targets in a batch ({type(batch).__name__}) and its "
-                f"outputs ({type(outputs).__name__}). Override `get_predictions_and_targets` to say where they are."
-            ) from error
-        return predictions, targets
+        return predictions_of(batch_output["model_outputs"], self.predictions), targets_of(batch, self.targets)
+
+    @property
+    def state_key(self) -> str:
+        """The class; with `predictions` or `targets`, also the names, because a run may have several such callbacks."""
+        if self.predictions is None and self.targets is None:
+            return type(self).__name__
+        names = [*self._functions.functions, *([] if self.metrics is None else self.metrics.keys())]
+        return f"{type(self).__name__}({', '.join(names)})"
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Check the order of the callbacks."""
@@ -105,7 +146,7 @@ class MetricsCallback(TrainerCallback):
 
     def on_train_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Reset the metrics, unless the epoch is resumed."""
-        if self.during_training:
+        if self._measures_training:
             collection = self._collection(trainer, "train_")
             if trainer.run_state.updates_in_epoch == 0:
                 collection.reset()
@@ -114,28 +155,54 @@ class MetricsCallback(TrainerCallback):
         self, trainer: Trainer, batch: Any, batch_output: dict[str, Any], step: int = 0, **kwargs: Any
     ) -> None:
         """Update the metrics with a batch."""
-        if self.during_training:
-            self._update(self._collection(trainer, "train_"), batch, batch_output)
+        if self._measures_training:
+            self._collection(trainer, "train_").update(*self._rows_of(batch, batch_output))
 
     def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Record the metrics of the epoch."""
-        if self.during_training:
-            self._record(trainer, "train_")
+        if self._measures_training:
+            self._record(trainer, "train_", self._collected(trainer, "train_"))
 
     def on_eval_epoch_start(self, trainer: Trainer, is_intermediate: bool = False, **kwargs: Any) -> None:
         """Reset the metrics."""
         if self.during_evaluation:
-            self._collection(trainer, "eval_").reset()
+            self._functions.forget(self._key_of(trainer, "eval_"))
+            if self.metrics is not None:
+                self._collection(trainer, "eval_").reset()
 
     def on_eval_step_end(self, trainer: Trainer, batch: Any, batch_output: dict[str, Any], **kwargs: Any) -> None:
         """Update the metrics with a batch."""
-        if self.during_evaluation:
-            self._update(self._collection(trainer, "eval_"), batch, batch_output)
+        if not self.during_evaluation:
+            return
+        predictions, targets = self._rows_of(batch, batch_output)
+        if self.metrics is not None:
+            self._collection(trainer, "eval_").update(predictions, targets)
+        if self._functions.functions:
+            run = trainer.internal_run
+            self._functions.add(self._key_of(trainer, "eval_"), run.passes.start, predictions, targets, ranks=run.ranks)
 
     def on_eval_epoch_end(self, trainer: Trainer, is_intermediate: bool = False, **kwargs: Any) -> None:
         """Record the metrics of the evaluation."""
-        if self.during_evaluation:
-            self._record(trainer, "eval_", name_prefix="intermediate_eval_" if is_intermediate else "eval_")
+        if not self.during_evaluation:
+            return
+        values = {} if self.metrics is None else self._collected(trainer, "eval_")
+        if self._functions.functions:
+            computed = self._functions.compute(self._key_of(trainer, "eval_"), trainer.internal_run.ranks)
+            for name in values.keys() & computed.keys():
+                raise ConfigurationError(
+                    f"Two metrics are called {name!r}: one of torchmetrics, and one that a function returned. Give "
+                    "them different names."
+                )
+            values.update(computed)
+        self._record(trainer, "intermediate_eval_" if is_intermediate else "eval_", values)
+
+    def on_stop_training_error(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Forget the rows of an evaluation that was given up."""
+        self._functions.forget_all()
+
+    def on_exception(self, trainer: Trainer, exception: BaseException, **kwargs: Any) -> None:
+        """Forget the rows of an evaluation that failed."""
+        self._functions.forget_all()
 
     def state_dict(self) -> dict[str, Any]:
         """The states of the metrics on every rank in an unfinished epoch. Must be called by all ranks."""
@@ -152,7 +219,7 @@ class MetricsCallback(TrainerCallback):
 
     def _collection(self, trainer: Trainer, purpose: str) -> MetricCollection:
         """The metrics of training or of evaluations; another model, whose metrics have a prefix, has its own."""
-        key = trainer.run_history.metric_name_prefix + purpose
+        key = self._key_of(trainer, purpose)
         if key not in self._collections:
             self._collections = {**self._collections, key: _as_collection(self.metrics).to(trainer.device)}
             self._ranks = trainer.internal_run.ranks
@@ -165,19 +232,31 @@ class MetricsCallback(TrainerCallback):
                 _write_states(self._collections[key], saved)
         return self._collections[key]
 
-    def _update(self, collection: MetricCollection, batch: Any, batch_output: dict[str, Any]) -> None:
+    @property
+    def _measures_training(self) -> bool:
+        return self.during_training and self.metrics is not None
+
+    def _key_of(self, trainer: Trainer, purpose: str) -> str:
+        return trainer.run_history.metric_name_prefix + purpose
+
+    def _rows_of(self, batch: Any, batch_output: dict[str, Any]) -> tuple[Any, Any]:
         predictions, targets = self.get_predictions_and_targets(batch, batch_output)
         if isinstance(predictions, torch.Tensor):
             predictions = predictions.detach()  # metrics that keep predictions would keep the graph of every batch
-        collection.update(predictions, targets)
+        return predictions, targets
 
-    def _record(self, trainer: Trainer, purpose: str, *, name_prefix: str | None = None) -> None:
+    def _collected(self, trainer: Trainer, purpose: str) -> dict[str, Any]:
+        """The values of the metrics of torchmetrics over all ranks, by name."""
         collection = self._collection(trainer, purpose)
         if trainer.internal_run.ranks.count > 1:
             _write_states(collection, trainer.internal_run.ranks.exchange(_read_states(collection)))
-        for name, value in collection.compute().items():
-            trainer.run_history.update_metric((name_prefix or purpose) + name, value)
+        values: dict[str, Any] = collection.compute()
         collection.reset()
+        return values
+
+    def _record(self, trainer: Trainer, name_prefix: str, values: Mapping[str, Any]) -> None:
+        for name, value in values.items():
+            trainer.run_history.update_metric(name_prefix + name, value)
 
     def _warn_if_logged_before(self, trainer: Trainer) -> None:
         callbacks = list(trainer.callback_handler)

@@ -11,7 +11,7 @@ from pytorch_accelerated.prediction.blocks import BLOCK_BYTES, block_sizes, empt
 from pytorch_accelerated.prediction.joining import exchange_blocks, put_in_order
 from pytorch_accelerated.prediction.nested import Leaves, filled
 from pytorch_accelerated.prediction.pieces import pieces_in_order
-from pytorch_accelerated.prediction.rows import CollectedRows, agreed
+from pytorch_accelerated.prediction.rows import HOOK, CollectedRows, agreed
 from pytorch_accelerated.processes.ranks import Ranks
 
 
@@ -25,13 +25,15 @@ class InMemoryPredictions:
     Args:
         ranks: the processes.
         block_bytes: size of the blocks in which rows are kept, all ranks' together.
+        source: what the rows come from, for error messages.
     """
 
-    def __init__(self, ranks: Ranks, *, block_bytes: int = BLOCK_BYTES) -> None:
+    def __init__(self, ranks: Ranks, *, block_bytes: int = BLOCK_BYTES, source: str = HOOK) -> None:
         self._ranks = ranks
+        self._source = source
         self._block_bytes = block_bytes // ranks.count
         self._blocks: dict[str, collections.deque[torch.Tensor]] = collections.defaultdict(collections.deque)
-        self._rows = CollectedRows(self._keep, block_bytes=self._block_bytes)
+        self._rows = CollectedRows(self._keep, block_bytes=self._block_bytes, source=source)
 
     def add(self, start: int, predictions: Any) -> None:
         self._rows.add(start, predictions)
@@ -39,7 +41,7 @@ class InMemoryPredictions:
     def finish(self) -> Any:
         self._rows.finish()
         everyones = self._ranks.exchange(self._rows.facts())
-        kinds, structure = agreed(everyones)
+        kinds, structure = agreed(everyones, source=self._source)
         size = rows_per_block(kinds, self._block_bytes)
         pieces = pieces_in_order([facts.batches for facts in everyones], size)
         counts = [sum(rows for _, rows in facts.batches) for facts in everyones]

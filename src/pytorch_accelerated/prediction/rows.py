@@ -14,6 +14,8 @@ from pytorch_accelerated.prediction.blocks import Blocks, Kinds, number_of_rows
 from pytorch_accelerated.prediction.nested import ROOT, Leaves, without_classes
 from pytorch_accelerated.trees import map_paths
 
+HOOK = "`calculate_predict_batch_outputs`"
+
 
 class CollectedRows:
     """Takes batches of predictions to host memory and hands them on in blocks.
@@ -22,15 +24,22 @@ class CollectedRows:
         keep: called with each block as soon as it is full, and with the last one by `finish`.
         block_bytes: size of a block; it has at least one row.
         storable: dtypes that `keep` supports; None: all.
+        source: what the rows come from, for error messages.
     """
 
     def __init__(
-        self, keep: Callable[[Leaves], None], *, block_bytes: int, storable: Container[torch.dtype] | None = None
+        self,
+        keep: Callable[[Leaves], None],
+        *,
+        block_bytes: int,
+        storable: Container[torch.dtype] | None = None,
+        source: str = HOOK,
     ) -> None:
         self.structure: Any = None  # of the first batch, with paths in place of tensors
         self._keep = keep
         self._block_bytes = block_bytes
         self._storable = storable
+        self._source = source
         self._kinds: Kinds = {}
         self._batches: list[tuple[int, int]] = []
         self._blocks: Blocks | None = None
@@ -71,8 +80,7 @@ class CollectedRows:
         if complaints:
             raise ArgumentTypeError(
                 f"{where} contain values other than tensors: {'; '.join(complaints)}. Return only tensors or "
-                "arrays with one row per sample from `calculate_predict_batch_outputs`, alone or in tuples, lists and "
-                "dicts."
+                f"arrays with one row per sample from {self._source}, alone or in tuples, lists and dicts."
             )
         lengths = {leaf.shape[0] if leaf.ndim else None for leaf in leaves.values()}
         if len(lengths) != 1 or None in lengths:
@@ -82,7 +90,7 @@ class CollectedRows:
             )
             raise DataError(
                 f"{where} must have one row per sample in each tensor, but {found or 'there is no tensor'}. Return "
-                "such rows from `calculate_predict_batch_outputs`, without values that belong to the whole batch."
+                f"such rows from {self._source}, without values that belong to the whole batch."
             )
         kinds = {path: (leaf.dtype, tuple(leaf.shape[1:])) for path, leaf in leaves.items()}
         if self._blocks is None:
@@ -90,7 +98,7 @@ class CollectedRows:
         elif kinds != self._kinds:
             raise DataError(
                 f"{where} cannot be joined with those before them: {_difference(kinds, self._kinds)}. Return rows of "
-                "one shape and dtype from `calculate_predict_batch_outputs`; pad them there if their lengths vary."
+                f"one shape and dtype from {self._source}; pad them there if their lengths vary."
             )
         return leaves
 
@@ -100,7 +108,7 @@ class CollectedRows:
             if refused:
                 raise ArgumentTypeError(
                     f"Some predictions have a dtype that safetensors files cannot hold: {', '.join(refused)}. Convert "
-                    "them in `calculate_predict_batch_outputs`, or predict without `output_path`."
+                    f"them in {self._source}, or predict without `output_path`."
                 )
         self.structure = structure
         self._kinds = kinds
@@ -122,8 +130,10 @@ class RowFacts(NamedTuple):
     batches: list[tuple[int, int]]
 
 
-def agreed(everyones: Sequence[RowFacts]) -> tuple[Kinds, Any]:
+def agreed(everyones: Sequence[RowFacts], *, source: str = HOOK) -> tuple[Kinds, Any]:
     """Kinds and structure of the predictions of all ranks; of an empty vector if there is no batch at all.
+
+    `source` is what the rows come from, for error messages.
 
     Raises:
         DataError: if the kinds differ.
@@ -137,7 +147,7 @@ def agreed(everyones: Sequence[RowFacts]) -> tuple[Kinds, Any]:
             raise DataError(
                 f"The predictions of rank {rank} cannot be joined with those of rank {first}: "
                 f"{_difference(facts.kinds, expected.kinds)}. Return rows of one shape and dtype from "
-                "`calculate_predict_batch_outputs`; pad them there to the same length on all ranks if it varies."
+                f"{source}; pad them there to the same length on all ranks if it varies."
             )
     return expected.kinds, expected.structure
 

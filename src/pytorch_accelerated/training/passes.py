@@ -31,6 +31,10 @@ class Passes:
         emitter: calls callbacks and hooks.
         ranks: the processes.
         without_gradients: returns a context for all computations of a pass.
+
+    Attributes:
+        start: the position of the first sample of the batch that is being evaluated, in the whole evaluation; None if
+            no batch is, or a loop of the user's own goes through the batches.
     """
 
     def __init__(
@@ -44,6 +48,7 @@ class Passes:
         self._emitter = emitter
         self._ranks = ranks
         self.without_gradients = without_gradients
+        self.start: int | None = None
         # Several ranks finish a pass together; a single one may abandon it.
         self.emit = emitter.emit_at_once if ranks.count == 1 else emitter.emit
 

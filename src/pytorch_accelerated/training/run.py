@@ -398,11 +398,13 @@ class Run:
         with passes.without_gradients():
             every_round = self.rounds(loader, count_items=self.count_items)
             for rounds, round_ in enumerate(self.stopping.until_signal(every_round, StopTrainingError), start=1):
+                passes.start = round_.start
                 passes.evaluate(round_, record)
                 if rounds % UPDATES_BETWEEN_READINGS == 0:
                     self.losses.read()
         if rounds == 0:
             raise empty_loader_error(loader, "evaluate")
+        passes.start = None
         self.losses.read()
 
     def rounds(self, loader: Any, count_items: CountItems | None = None) -> Iterator[Round]:

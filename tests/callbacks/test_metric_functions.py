@@ -1,0 +1,370 @@
+"""Metrics that are functions of all rows: exact over batches and ranks, with clear errors."""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torchmetrics
+from sklearn.datasets import load_digits, load_wine
+from sklearn.metrics import f1_score, roc_auc_score
+from torch import nn
+
+from pytorch_accelerated.callbacks.base import TrainerCallback
+from pytorch_accelerated.callbacks.evaluation import StepBasedEvaluationCallback
+from pytorch_accelerated.callbacks.metrics import MetricsCallback
+from pytorch_accelerated.callbacks.weights import ModelEmaCallback
+from pytorch_accelerated.errors import (
+    ArgumentTypeError,
+    ConfigurationError,
+    DataError,
+    HookOutputError,
+    PytorchAcceleratedError,
+)
+from pytorch_accelerated.trainer import Trainer
+from tests.support.processes import run_on_ranks, run_script
+
+
+def wine() -> tuple[torch.Tensor, torch.Tensor]:
+    """178 wines of three kinds, mixed, as a rank gets them: an even and an odd number for training and evaluation."""
+    data = load_wine()
+    inputs = torch.tensor(data.data, dtype=torch.float32)
+    order = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(3))
+    inputs = (inputs - inputs.mean(0)) / inputs.std(0)
+    return inputs[order], torch.tensor(data.target)[order]
+
+
+def make_trainer(*callbacks: Any, trainer_class: type[Trainer] = Trainer, outputs: int = 3) -> Trainer:
+    torch.manual_seed(1)
+    model = nn.Linear(13, outputs)
+    return trainer_class(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.1), callbacks, seed=2)
+
+
+def train(trainer: Trainer, **arguments: Any) -> Trainer:
+    inputs, targets = wine()
+    evaluation = inputs[111:], targets[111:]  # 67 rows
+    trainer.train((inputs[:111], targets[:111]), 2, evaluation, per_device_batch_size=8, **arguments)
+    return trainer
+
+
+def latest(trainer: Trainer, name: str) -> float:
+    value: float = trainer.run_history.get_latest_metric(name)
+    return value
+
+
+def accuracy(predictions: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return (predictions == targets).float().mean()
+
+
+def macro_f1(predictions: torch.Tensor, targets: torch.Tensor) -> float:
+    return float(f1_score(targets, predictions, average="macro"))
+
+
+class Remembering:
+    """A function that keeps what it is called with."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, Any]] = []
+
+    def __call__(self, predictions: Any, targets: Any) -> int:
+        self.calls.append((predictions, targets))
+        return len(targets)
+
+
+def check_functions_see_each_row_once_in_order() -> None:
+    """Also where ranks have different numbers of rows, or none."""
+    inputs, targets = wine()
+    for size in (1, 2, 3, 67):
+        for batch_size in (1, 4):
+            seen = Remembering()
+            trainer = make_trainer(MetricsCallback({"rows": seen, "f1": macro_f1}, predictions="argmax"))
+            metrics = trainer.evaluate((inputs[:size], targets[:size]), per_device_batch_size=batch_size)
+            expected = trainer.model(inputs[:size]).argmax(-1)
+            assert metrics["eval_rows"] == size
+            assert metrics["eval_f1"] == pytest.approx(macro_f1(expected, targets[:size]))
+            if trainer.run_config.is_world_process_zero:
+                ((predictions, seen_targets),) = seen.calls
+                assert torch.equal(predictions, expected)
+                assert torch.equal(seen_targets, targets[:size])
+
+
+def check_functions_beside_torchmetrics_and_ema() -> None:
+    metrics = {
+        "accuracy": accuracy,
+        "exact": torchmetrics.Accuracy(task="multiclass", num_classes=3, average="micro"),
+    }
+    ema = ModelEmaCallback(
+        0.5, save_path=Path("ema.pt"), callbacks=[MetricsCallback({"accuracy": accuracy}, predictions="argmax")]
+    )
+    trainer = train(make_trainer(ema, MetricsCallback(metrics, predictions="argmax"), StepBasedEvaluationCallback(3)))
+    values = trainer.run_history.get_metric_values
+    assert values("eval_accuracy") == pytest.approx(values("eval_exact"))
+    assert values("intermediate_eval_accuracy") == pytest.approx(values("intermediate_eval_exact"))
+    assert len(values("intermediate_eval_accuracy")) >= 2
+    assert len(values("train_exact")) == 2
+    assert not values("train_accuracy"), "functions would keep all rows of an epoch"
+    inputs, targets = wine()
+    with torch.no_grad():
+        expected = accuracy(ema.ema_model.module(inputs[111:]).argmax(-1), targets[111:])  # type: ignore[union-attr]
+    assert latest(trainer, "ema_model_eval_accuracy") == pytest.approx(float(expected))
+
+
+CHECKS = [check_functions_see_each_row_once_in_order, check_functions_beside_torchmetrics_and_ema]
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_functions_on_one_rank(check, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    check()
+
+
+ON_RANKS = """
+import os
+import sys
+import torch
+from tests.callbacks.test_metric_functions import CHECKS
+
+os.chdir(sys.argv[1])
+for check in CHECKS:
+    check()
+assert torch.distributed.get_world_size() == 2
+torch.distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.processes
+def test_functions_on_two_ranks(tmp_path):
+    run_on_ranks(ON_RANKS, 2, tmp_path)
+
+
+def test_an_evaluation_without_shuffling_equals_scikit_learn_on_all_rows():
+    data = load_digits()
+    inputs, targets = torch.tensor(data.data / 16, dtype=torch.float32), torch.tensor(data.target)
+
+    def auc(predictions: torch.Tensor, targets: torch.Tensor) -> float:
+        return float(roc_auc_score(targets, predictions, multi_class="ovr"))
+
+    torch.manual_seed(0)
+    model = nn.Linear(64, 10)
+    callback = MetricsCallback({"auc": auc}, predictions=lambda outputs: outputs.softmax(-1))
+    trainer = Trainer(model, nn.CrossEntropyLoss(), torch.optim.Adam(model.parameters(), 0.01), [callback], seed=1)
+    trainer.train((inputs[:1000], targets[:1000]), 1, (inputs[1000:], targets[1000:]), per_device_batch_size=64)
+    with torch.no_grad():
+        expected = auc(model(inputs[1000:]).softmax(-1), targets[1000:])
+    assert latest(trainer, "eval_auc") == pytest.approx(expected)
+    assert expected > 0.9
+
+
+def test_a_dict_of_numbers_is_recorded_by_its_names():
+    def scores(predictions: Any, targets: Any) -> dict[str, Any]:
+        return {"accuracy": accuracy(predictions, targets), "f1": macro_f1(predictions, targets)}
+
+    trainer = train(make_trainer(MetricsCallback({"scores": scores}, predictions="argmax")))
+    assert 0 < latest(trainer, "eval_accuracy") <= 1
+    assert 0 < latest(trainer, "eval_f1") <= 1
+    assert "eval_scores" not in trainer.run_history.get_metric_names()
+
+
+class DictBatches(Trainer):
+    """Batches and outputs with entries of names of their own."""
+
+    def calculate_eval_batch_loss(self, batch: Any) -> dict[str, Any]:
+        scores = self.model(batch["measured"])
+        loss = nn.functional.cross_entropy(scores, batch["kind"])
+        return {"loss": loss, "model_outputs": {"scores": scores, "best": scores.argmax(-1)}, "batch_size": len(scores)}
+
+
+@pytest.mark.parametrize("predictions", ["best", lambda outputs: outputs["scores"].argmax(-1)], ids=["name", "call"])
+def test_predictions_and_targets_are_found_by_name_or_function(predictions):
+    inputs, targets = wine()
+    callback = MetricsCallback({"accuracy": accuracy}, predictions=predictions, targets="kind")
+    trainer = make_trainer(callback, trainer_class=DictBatches)
+    metrics = trainer.evaluate({"measured": inputs, "kind": targets})
+    with torch.no_grad():
+        expected = accuracy(trainer.model(inputs).argmax(-1), targets)
+    assert metrics["eval_accuracy"] == pytest.approx(float(expected))
+
+
+def test_several_callbacks_may_have_predictions_of_their_own():
+    first = MetricsCallback({"accuracy": accuracy}, predictions="argmax")
+    second = MetricsCallback({"largest": lambda predictions, targets: predictions.max()}, predictions=lambda o: o)
+    trainer = train(make_trainer(first, second))
+    assert {"eval_accuracy", "eval_largest"} <= set(trainer.run_history.get_metric_names())
+
+
+def test_an_override_may_leave_rows_out():
+    class WithoutKindTwo(MetricsCallback):
+        def get_predictions_and_targets(self, batch: Any, batch_output: dict[str, Any]) -> tuple[Any, Any]:
+            predictions, targets = super().get_predictions_and_targets(batch, batch_output)
+            return predictions[targets != 2], targets[targets != 2]
+
+    trainer = train(make_trainer(WithoutKindTwo({"rows": lambda predictions, targets: len(targets)})))
+    assert latest(trainer, "eval_rows") == int((wine()[1][111:] != 2).sum())
+
+
+def test_a_loop_of_the_users_own_computes_functions_too():
+    class OwnLoop(Trainer):
+        def _run_eval_epoch(self, valid_dl: Any, is_training: bool = True, is_intermediate: bool = False) -> None:
+            self.model.eval()
+            self.callback_handler.call_event("on_eval_epoch_start", self)
+            with torch.no_grad():
+                for batch in valid_dl:
+                    output = self.calculate_eval_batch_loss(batch)
+                    self.callback_handler.call_event("on_eval_step_end", self, batch=batch, batch_output=output)
+            self.callback_handler.call_event("on_eval_epoch_end", self)
+
+    seen = Remembering()
+    train(make_trainer(MetricsCallback({"rows": seen}), trainer_class=OwnLoop))
+    assert len(seen.calls) == 2
+    assert torch.equal(seen.calls[-1][1], wine()[1][111:])
+
+
+def test_functions_change_nothing_in_a_run():
+    plain = train(make_trainer())
+    measured = train(make_trainer(MetricsCallback({"f1": macro_f1}, predictions="argmax")))
+    for name, weights in plain.model.state_dict().items():
+        assert torch.equal(weights, measured.model.state_dict()[name])
+
+
+def test_an_evaluation_that_failed_leaves_no_rows_to_the_next_one():
+    class FailsOnce(TrainerCallback):
+        failed = False
+
+        def on_eval_step_end(self, trainer: Trainer, batch: Any, batch_output: dict[str, Any], **kwargs: Any) -> None:
+            if not self.failed:
+                self.failed = True
+                raise ValueError("this batch")
+
+    seen = Remembering()
+    trainer = make_trainer(MetricsCallback({"rows": seen}), FailsOnce())
+    with pytest.raises(ValueError, match="this batch"):
+        trainer.evaluate(wine())
+    assert trainer.evaluate(wine())["eval_rows"] == 178
+
+
+def returning(value: Any) -> Any:
+    return lambda predictions, targets: value
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        (torch.zeros(3), r"returned torch.float32 of shape \(3,\), but a metric is one number"),
+        (torch.zeros(3).numpy(), r"returned float32 of shape \(3,\)"),
+        ("0.9", "returned '0.9', but"),
+        (None, "returned None, but"),
+        ({"a": [1, 2]}, r"returned \[1, 2\] in the entry 'a' of its dict"),
+    ],
+)
+def test_a_result_that_is_no_number_is_an_error_that_shows_it(value, told):
+    with pytest.raises(HookOutputError, match=f"function of the metric 'worst' {told}"):
+        train(make_trainer(MetricsCallback({"worst": returning(value)})))
+
+
+def test_the_error_of_a_function_says_what_it_was_called_with():
+    def divided(predictions: Any, targets: Any) -> float:
+        raise ZeroDivisionError("division by zero")
+
+    with pytest.raises(HookOutputError, match=r"failed with ZeroDivisionError.*\(67, 3\).*\(67,\), in this order") as e:
+        train(make_trainer(MetricsCallback({"worst": divided})))
+    assert isinstance(e.value.__cause__, ZeroDivisionError)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "error", "told"),
+    [
+        (accuracy, ArgumentTypeError, r"accuracy has no name.*MetricsCallback\(\{'accuracy': accuracy\}\)"),
+        ([macro_f1], ArgumentTypeError, "macro_f1 has no name"),
+        ({"": accuracy}, ArgumentTypeError, "cannot be the name of a metric"),
+        ({"loss": accuracy}, ConfigurationError, "cannot be called 'loss'"),
+        ({"accuracy": torchmetrics.Accuracy}, ArgumentTypeError, r"Pass an instance, Accuracy\(...\)"),
+        ({"accuracy": 0.5}, ArgumentTypeError, "neither a function nor a metric"),
+        ({"one": lambda predictions: 1}, ArgumentTypeError, "the predictions and the targets, in this order"),
+    ],
+)
+def test_what_is_no_metric_is_an_error_before_the_run(metrics, error, told):
+    with pytest.raises(error, match=told):
+        MetricsCallback(metrics)
+
+
+@pytest.mark.parametrize("argument", ["predictions", "targets"])
+def test_a_choice_that_is_none_is_an_error(argument):
+    arguments: dict[str, Any] = {argument: 3}
+    with pytest.raises(ArgumentTypeError, match=f"`{argument}` of MetricsCallback is 3"):
+        MetricsCallback({"accuracy": accuracy}, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"predictions": "scores"}, "no entry 'scores' in a Tensor. Pass `predictions`"),
+        ({"targets": "kind"}, "no entry 'kind' in a list of 2 items. Pass `targets`"),
+        ({"predictions": lambda outputs: None}, r"\['predictions'\] is None.* `predictions` and `targets` of Metrics"),
+        ({"predictions": lambda outputs: outputs.mean()}, r"\['predictions'\] is a single number"),
+        ({"predictions": lambda outputs: outputs[:1]}, r"\['predictions'\] has 1, .*\['targets'\] has 8"),
+        ({"predictions": lambda outputs: outputs[:, : len(outputs) - 4]}, "cannot be joined .* pad them there"),
+    ],
+)
+def test_outputs_that_cannot_be_collected_are_an_error_that_says_where_to_change_them(arguments, told):
+    with pytest.raises(PytorchAcceleratedError, match=told):
+        train(make_trainer(MetricsCallback({"accuracy": accuracy}, **arguments)))
+
+
+def test_argmax_needs_a_dimension_of_classes():
+    class Binary(Trainer):
+        def calculate_eval_batch_loss(self, batch: Any) -> dict[str, Any]:
+            outputs = self.model(batch[0])[:, 0]
+            return {"loss": outputs.mean(), "model_outputs": outputs, "batch_size": len(outputs)}
+
+    trainer = make_trainer(MetricsCallback({"accuracy": accuracy}, predictions="argmax"), trainer_class=Binary)
+    with pytest.raises(HookOutputError, match=r"of shape \(8,\), without a dimension of classes"):
+        trainer.evaluate(wine())
+
+
+def test_names_that_clash_are_an_error():
+    metrics = {"accuracy": accuracy, "scores": returning({"accuracy": 1.0})}
+    with pytest.raises(ConfigurationError, match="Two metrics are called 'accuracy'"):
+        train(make_trainer(MetricsCallback(metrics, predictions="argmax")))
+    exact = torchmetrics.Accuracy(task="multiclass", num_classes=3)
+    with pytest.raises(ConfigurationError, match="Two metrics are called 'exact'"):
+        train(
+            make_trainer(MetricsCallback({"exact": exact, "scores": returning({"exact": 1.0})}, predictions="argmax"))
+        )
+
+
+def test_functions_of_torchmetrics_can_be_functions():
+    function = functools.partial(torchmetrics.functional.accuracy, task="multiclass", num_classes=3, average="micro")
+    trainer = train(make_trainer(MetricsCallback({"accuracy": function, "own": accuracy}, predictions="argmax")))
+    assert latest(trainer, "eval_accuracy") == pytest.approx(latest(trainer, "eval_own"))
+
+
+def test_rows_that_do_not_fit_are_data_errors_from_the_collector():
+    with pytest.raises(DataError, match="MetricsCallback"):
+        train(make_trainer(MetricsCallback({"accuracy": accuracy}, predictions=lambda outputs: outputs[:2])))
+
+
+WITHOUT_TORCHMETRICS = """
+import sys
+sys.modules["torchmetrics"] = None  # an import of it fails
+import torch
+from torch import nn
+from pytorch_accelerated import Trainer
+from pytorch_accelerated.callbacks import MetricsCallback
+from pytorch_accelerated.errors import MissingDependencyError
+
+model = nn.Linear(2, 2)
+metrics = MetricsCallback({"rows": lambda predictions, targets: len(targets)})
+trainer = Trainer(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.1), [metrics])
+data = torch.randn(9, 2), torch.arange(9) % 2
+trainer.train(data, 1, data)
+assert trainer.run_history.get_latest_metric("eval_rows") == 9
+try:
+    MetricsCallback([])
+except MissingDependencyError as error:
+    print(error)
+"""
+
+
+def test_functions_need_no_torchmetrics():
+    assert "torchmetrics" in run_script(WITHOUT_TORCHMETRICS).stdout
