@@ -56,6 +56,7 @@ RANKS = {
     "training.late_counts": 2,
     # watchers, the loop, faces and tools
     "callbacks": 3,
+    "looking": 4,
     "training": 4,
     "steps": 4,
     "trainer": 4,

@@ -28,6 +28,8 @@ from pytorch_accelerated.data.padding import remove_padding
 from pytorch_accelerated.data.slicing import LIMIT_BATCHES_ENV_VAR, batch_limit_from_environment
 from pytorch_accelerated.data.updates import RunLoader
 from pytorch_accelerated.errors import InvalidCheckpointError
+from pytorch_accelerated.looking.learning_rates import LearningRateTest, find_learning_rate
+from pytorch_accelerated.looking.preflight import PreflightReport, rehearse
 from pytorch_accelerated.models.wrappers import bare_model
 from pytorch_accelerated.prediction.collecting import collect_predictions
 from pytorch_accelerated.processes.gathering import map_tensors
@@ -40,7 +42,6 @@ from pytorch_accelerated.training.explaining import explain_run
 from pytorch_accelerated.training.hooks import TrainerHooks, own_events, own_version, warn_about_misspelt_hooks
 from pytorch_accelerated.training.names import Replaceable
 from pytorch_accelerated.training.placeholders import TrainerPlaceholderValues, replace_trainer_placeholder_values
-from pytorch_accelerated.training.preflight import PreflightReport, rehearse
 from pytorch_accelerated.training.run import Run, print_above_bars
 from pytorch_accelerated.training.run_state import RunPhase
 from pytorch_accelerated.training.settings import TrainSettings, check_positive_count, check_run_arguments
@@ -511,6 +512,38 @@ class Trainer(TrainerHooks):
         setup.refuse_within_a_run(self, self._ongoing_run, "preflight", "Call it before `train`.")
         arguments = {"train_dataset": train_dataset, "num_epochs": num_epochs, "eval_dataset": eval_dataset}
         return rehearse(self, {**arguments, **train_arguments})
+
+    def find_lr(
+        self,
+        train_dataset: Any,
+        *,
+        min_lr: float = 1e-6,
+        max_lr: float = 10.0,
+        num_updates: int = 200,
+        **train_arguments: Any,
+    ) -> LearningRateTest:
+        """Try growing learning rates, and suggest one: the range test of Smith (2015), arXiv 1506.01186.
+
+        Trains for up to `num_updates` updates, with a rate that grows by a constant factor, and stops when the loss
+        grows. Then everything is as before to the bit: model, optimizer, history and generators. Of the callbacks only
+        those take part that declare `prepares_run`. Waits for the device once per update. Must be called by all ranks.
+
+        Args:
+            train_dataset: the training data.
+            min_lr: the first rate.
+            max_lr: the last rate. Parameter groups keep their ratios; the largest has this rate.
+            num_updates: the number of updates, at least 20. They go through the data more than once if these are few.
+            train_arguments: arguments of `train` that say how to update: batch size, accumulation, clipping, loaders.
+
+        Returns:
+            The suggestion, the losses and a `plot`.
+
+        Raises:
+            ArgumentTypeError, ConfigurationError: for invalid input, or an optimizer without learning rates.
+        """
+        setup.refuse_within_a_run(self, self._ongoing_run, "find_lr", "Call it before `train`.")
+        rates = {"min_lr": min_lr, "max_lr": max_lr, "num_updates": num_updates}
+        return find_learning_rate(self, train_dataset, **rates, arguments=train_arguments)
 
     @property
     def internal_run(self) -> Run:

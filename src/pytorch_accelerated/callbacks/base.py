@@ -40,6 +40,10 @@ class TrainerCallback:
     #: Set it to False for callbacks that print or write files, so that `Trainer.preflight` leaves them out.
     takes_part_in_preflight: bool = True
 
+    #: Set it to True for callbacks that a run needs to work, for example because they change the model or move
+    #: something to the device: only these run in `Trainer.find_lr` and `Trainer.summary`.
+    prepares_run: bool = False
+
     #: Whether ranks exchange a message after each update, because this callback may stop the run at the events of a
     #: batch or an update. Set it to False for callbacks that do not stop the run there. Subclasses do not inherit the
     #: False, because they may do more than their base.

@@ -21,6 +21,8 @@ class MoveModulesToDeviceCallback(TrainerCallback):
     The trainer itself moves the model.
     """
 
+    prepares_run = True
+
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Move the modules."""
         self._move_modules(trainer)
@@ -46,6 +48,8 @@ class ConvertSyncBatchNormCallback(TrainerCallback):
     objects, so the optimizer keeps them. With one rank, nothing changes. On the CPU, torch has no such layers: the
     model stays unchanged, and a warning says so.
     """
+
+    prepares_run = True
 
     def on_init_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Convert the layers."""

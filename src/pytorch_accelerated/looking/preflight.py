@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import shutil
 import tempfile
 import time
@@ -10,14 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
-from pytorch_accelerated.callbacks.handler import CallbackHandler
 from pytorch_accelerated.callbacks.limits import OuterLimit
 from pytorch_accelerated.callbacks.saving import SaveTrainingStateCallback
 from pytorch_accelerated.checkpointing.space import check_space, existing_parent, megabytes
 from pytorch_accelerated.checkpointing.training_state import save_run
-from pytorch_accelerated.data.ordering import own_generators_kept
 from pytorch_accelerated.errors import UnknownMetricError
-from pytorch_accelerated.training.hooks import own_events
+from pytorch_accelerated.looking.batch_facts import BatchFacts, facts_of
+from pytorch_accelerated.looking.rehearsal import rehearsal
 
 if TYPE_CHECKING:
     from pytorch_accelerated.callbacks.base import Trainer
@@ -36,6 +36,7 @@ class PreflightReport:
         free_bytes: free space on the disk for training states, or for temporary files if none are saved.
         rehearsed: the callbacks that took part.
         left_out: the callbacks that would have printed or written something.
+        batch: what the first training batch of this rank looks like.
     """
 
     metric_names: tuple[str, ...]
@@ -44,19 +45,36 @@ class PreflightReport:
     free_bytes: int
     rehearsed: tuple[str, ...]
     left_out: tuple[str, ...]
+    batch: BatchFacts = BatchFacts(())
 
     def __str__(self) -> str:
-        return "\n".join(
-            [
-                f"Preflight passed in {self.seconds:.1f} s: one update, one evaluated batch, one save and reload.",
-                f"  metrics:        {', '.join(self.metric_names)}",
-                f"  training state: {megabytes(self.state_size_bytes)}, of {megabytes(self.free_bytes)} free",
-                f"  callbacks:      {', '.join(self.rehearsed) or 'none'}",
-                f"  left out:       {', '.join(self.left_out) or 'none'}",
-                "  Model, optimizer, history, generators and callbacks with a state are as before. Objects that the",
-                "  trainer cannot see, such as what your callbacks or datasets keep elsewhere, are not restored.",
-            ]
-        )
+        lines = [f"  {f'{name}:':<15} {value}" for name, value in self._facts]
+        entries = [f"    {entry}" for entry in self.batch.entries]
+        return "\n".join([self._headline, *lines, "  first batch:", *entries, *(f"  {line}" for line in _REMARK)])
+
+    def _repr_html_(self) -> str:
+        rows = "".join(f"<tr><td>{name}</td><td>{html.escape(value)}</td></tr>" for name, value in self._facts)
+        batch = self.batch._repr_html_()
+        return f"<p>{self._headline}</p><table><tbody>{rows}</tbody></table><p>First batch:</p>{batch}"
+
+    @property
+    def _headline(self) -> str:
+        return f"Preflight passed in {self.seconds:.1f} s: one update, one evaluated batch, one save and reload."
+
+    @property
+    def _facts(self) -> list[tuple[str, str]]:
+        return [
+            ("metrics", ", ".join(self.metric_names)),
+            ("training state", f"{megabytes(self.state_size_bytes)}, of {megabytes(self.free_bytes)} free"),
+            ("callbacks", ", ".join(self.rehearsed) or "none"),
+            ("left out", ", ".join(self.left_out) or "none"),
+        ]
+
+
+_REMARK = (
+    "Model, optimizer, history, generators and callbacks are as before. Objects that the trainer cannot see,",
+    "such as what your callbacks or datasets keep elsewhere, are not restored.",
+)
 
 
 def rehearse(trainer: Trainer, arguments: dict[str, Any]) -> PreflightReport:
@@ -76,29 +94,15 @@ def rehearse(trainer: Trainer, arguments: dict[str, Any]) -> PreflightReport:
     taking_part = [callback for callback in callbacks if getattr(callback, "takes_part_in_preflight", True)]
     savers = [callback for callback in callbacks if isinstance(callback, SaveTrainingStateCallback)]
     places = [existing_parent(Path(saver.save_dir)) for saver in savers] or [Path(tempfile.gettempdir())]
-    attributes = dict(vars(trainer))
-    history = trainer.run_history.state_dict()  # their values cannot be held by a training state
-    modes = [(module, module.training) for module in trainer.get_model().modules()]
+    one_update = _OneUpdate()
     scratch = Path(ranks.do_on_first(lambda: _scratch_folder(places[0])))
     try:
-        save_run(trainer.internal_run.contents(), scratch / "before", {})
-        try:
-            trainer.callback_handler = CallbackHandler(
-                [*taking_part, OuterLimit(1), _OneUpdate()], custom_events=own_events(trainer)
-            )
+        with rehearsal(trainer, [*taking_part, OuterLimit(1), one_update], place=places[0]):
             # Going back to a training state would need callbacks that are left out.
-            with own_generators_kept():
-                trainer.train(**{**arguments, "resume_from": None, "nonfinite_policy": None})
-            metric_names = tuple(trainer.run_history.get_metric_names())
+            trainer.train(**{**arguments, "resume_from": None, "nonfinite_policy": None, "reset_run_history": True})
+            metric_names, batch = tuple(trainer.run_history.get_metric_names()), one_update.batch
             save_run(trainer.internal_run.contents(), scratch / "after", {})
             trainer.internal_run.load_state(scratch / "after", is_at_work=False)
-        finally:
-            vars(trainer).clear()
-            vars(trainer).update(attributes)
-            trainer.internal_run.load_state(scratch / "before", is_at_work=False)
-            trainer.run_history.load_state_dict(history)
-            for module, is_training in modes:
-                module.training = is_training
         size_bytes = sum(file.stat().st_size for file in (scratch / "after").iterdir())
         ranks.wait()
     finally:
@@ -115,15 +119,26 @@ def rehearse(trainer: Trainer, arguments: dict[str, Any]) -> PreflightReport:
         free_bytes=shutil.disk_usage(places[0]).free,
         rehearsed=tuple(type(callback).__name__ for callback in taking_part),
         left_out=tuple(type(callback).__name__ for callback in left_out),
+        batch=batch,
     )
 
 
 class _OneUpdate(TrainerCallback):
-    """Ends the run after one update, when everything (such as the schedule) has been created for the whole run."""
+    """Ends the run after one update, when everything (such as the schedule) has been created for the whole run.
+
+    Attributes:
+        batch: what the batch of that update looks like.
+    """
+
+    batch = BatchFacts(())
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         run = trainer.internal_run
         run.settings = dataclasses.replace(run.settings, max_num_train_steps=1)
+
+    def on_train_step_end(self, trainer: Trainer, *, batch: Any, **kwargs: Any) -> None:
+        if not self.batch.entries:
+            self.batch = facts_of(batch)
 
 
 def _check_watched_metrics(callbacks: list[TrainerCallback], metric_names: tuple[str, ...]) -> None:

@@ -1,0 +1,257 @@
+"""The learning rate range test: what the loss does while the rate grows from tiny to too large.
+
+Source: Smith (2015), "Cyclical Learning Rates for Training Neural Networks", section 3.3, arXiv 1506.01186.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import math
+import numbers
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pytorch_accelerated.callbacks.base import TrainerCallback
+from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, DataError, StopTrainingError
+from pytorch_accelerated.looking.rehearsal import preparing, rehearsal
+from pytorch_accelerated.optional import require
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from pytorch_accelerated.callbacks.base import Trainer
+
+_FEWEST_UPDATES = 20  # fewer make no curve
+_SMOOTHING = 0.05  # standard deviation of the weights of losses in a mean, as a share of all updates
+_LEAST_FALL = 0.05  # of the loss, as a share of where it began, below which there is no suggestion
+# What `train` takes and the test determines itself.
+_NOT_TAKEN = ("num_epochs", "max_num_train_steps", "eval_dataset", "create_scheduler_fn", "resume_from", "max_duration")
+_FORCED = {
+    "create_scheduler_fn": None,
+    "eval_dataset": None,
+    "num_epochs": None,
+    "nonfinite_policy": None,
+    "reset_run_history": True,
+    "resume_from": None,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class LearningRateTest:
+    """The result of `Trainer.find_lr`.
+
+    The rates are those of the parameter group with the largest one; the others keep their ratios to it.
+
+    Attributes:
+        rates: the learning rate of each update, growing.
+        losses: the mean loss of each update over its batches and all ranks, before the parameters changed. The last
+            one may be infinite or NaN.
+        suggestion: halfway, on the logarithmic scale, between the rate at which the smoothed loss falls fastest, which
+            is safe and often slow, and the one at which it is lowest, which is nearly too large. None if it does not
+            fall.
+        ratios: the rate of each parameter group as a share of the largest one.
+        has_diverged: whether the test ended early because the loss grew.
+    """
+
+    rates: tuple[float, ...]
+    losses: tuple[float, ...]
+    ratios: tuple[float, ...]
+    has_diverged: bool
+    suggestion: float | None = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "suggestion", _suggestion(self.rates, self.losses))
+
+    @property
+    def suggestions(self) -> tuple[float, ...] | None:
+        """The suggested rate of each parameter group."""
+        return None if self.suggestion is None else tuple(self.suggestion * ratio for ratio in self.ratios)
+
+    @property
+    def smoothed_losses(self) -> tuple[float, ...]:
+        """The losses up to the last finite one, each averaged with its neighbours. The suggestion is read from them."""
+        return tuple(_smoothed(self.losses))
+
+    def __str__(self) -> str:
+        if self.suggestion is None:
+            found = (
+                f"No suggestion: the loss did not fall at any rate from {self.rates[0]:.1e} to {self.rates[-1]:.1e}. "
+                "Try a larger `max_lr` or more updates, and check that the model can learn from these data."
+            )
+        else:
+            found = f"Suggested learning rate: {self.suggestion:.2e}"
+            if len(self.ratios) > 1:
+                found += f" ({', '.join(f'{rate:.2e}' for rate in self.suggestions or ())} for the groups)"
+        end = "stopped because the loss grew" if self.has_diverged else "not stopped by a growing loss"
+        return f"{found}\n  {len(self.rates)} updates from {self.rates[0]:.1e} to {self.rates[-1]:.1e}, {end}"
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Figure:
+        """A figure of the losses over the rates, with the suggestion.
+
+        Args:
+            path: also save the picture there; the suffix determines the format.
+
+        Raises:
+            MissingDependencyError: if matplotlib is not installed.
+        """
+        figure_module = require("matplotlib.figure", extra="plot", needed_by="LearningRateTest.plot")
+        figure: Figure = figure_module.Figure(figsize=(6, 3.5), layout="constrained")
+        axes = figure.add_subplot()
+        smoothed = self.smoothed_losses
+        losses = [loss for loss in self.losses if math.isfinite(loss)]
+        rates = self.rates[: len(losses)]
+        axes.plot(rates, losses, color="C0", alpha=0.3, linewidth=1, label="loss")
+        axes.plot(rates, smoothed, color="C0", linewidth=1.8, label="smoothed")
+        if self.suggestion is not None:
+            axes.axvline(self.suggestion, color="C1", linewidth=1.4, label=f"suggestion {self.suggestion:.1e}")
+        axes.set_xscale("log")
+        low, start = min(smoothed), smoothed[0]
+        margin = 0.1 * max(start - low, abs(start), 1e-12)
+        axes.set_ylim(low - margin, min(max(losses), start + 5 * margin) + margin)
+        axes.set_xlabel("learning rate")
+        axes.set_title("loss", loc="left")
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False, loc="lower left")
+        if path is not None:
+            figure.savefig(path, dpi=150)
+        return figure
+
+
+def find_learning_rate(
+    trainer: Trainer, train_dataset: Any, *, min_lr: Any, max_lr: Any, num_updates: Any, arguments: Mapping[str, Any]
+) -> LearningRateTest:
+    """The range test of `Trainer.find_lr`. Must be called by all ranks."""
+    _check(min_lr, max_lr, num_updates, arguments)
+    test = _RangeTest(float(min_lr), float(max_lr), int(num_updates))
+    with rehearsal(trainer, [*preparing(trainer.callback_handler), test]):
+        trainer.train(train_dataset, **{**arguments, **_FORCED, "max_num_train_steps": int(num_updates)})
+        return LearningRateTest(tuple(test.rates), tuple(test.losses), test.ratios, test.has_diverged)
+
+
+class _RangeTest(TrainerCallback):
+    """Sets the rates of each update, reads its loss, and stops when the loss grows."""
+
+    def __init__(self, min_lr: float, max_lr: float, num_updates: int) -> None:
+        self.rates: list[float] = []
+        self.losses: list[float] = []
+        self.ratios: tuple[float, ...] = ()
+        self.has_diverged = False
+        self._min_lr = min_lr
+        self._factor = (max_lr / min_lr) ** (1 / (num_updates - 1))
+        self._first = max(num_updates // 10, 1)  # updates with rates so small that they change nothing
+        self._before = (0.0, 0.0)
+
+    def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        groups = getattr(trainer.optimizer, "param_groups", None) or []
+        rates = [float(group.get("lr", 0.0)) for group in groups]
+        if not rates or max(rates) <= 0:
+            raise ConfigurationError(
+                f"`find_lr` needs parameter groups with learning rates above 0, whose ratios it keeps, but the "
+                f"trainer's optimizer has {rates or 'no groups'}. Give each group a rate; only the ratios matter."
+            )
+        self.ratios = tuple(rate / max(rates) for rate in rates)
+
+    def on_train_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        self._before = (0.0, 0.0)
+
+    def on_optimizer_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        rate = self._min_lr * self._factor ** len(self.rates)
+        self.rates.append(rate)
+        for group, ratio in zip(trainer.optimizer.param_groups, self.ratios, strict=True):
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].fill_(rate * ratio)
+            else:
+                group["lr"] = rate * ratio
+
+    def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        run = trainer.internal_run
+        total, count = run.ranks.sum([run.losses.total_loss, run.losses.running_count])
+        if count == self._before[1]:
+            raise DataError(
+                "`find_lr` cannot see the loss of an update: nothing was recorded for it. Call "
+                "`self._update_loss_tracker` in your own `_perform_forward_and_backward_passes`."
+            )
+        loss = (total - self._before[0]) / (count - self._before[1])
+        self._before = (total, count)
+        self.losses.append(loss)
+        if not math.isfinite(loss) or self._has_grown():
+            self.has_diverged = True
+            raise StopTrainingError("The loss grows.")
+
+    def _has_grown(self) -> bool:
+        first, later = self.losses[: self._first], self.losses[self._first :]
+        if len(later) < self._first:
+            return False
+        return _mean(later[-max(self._first // 3, 1) :]) > _limit(first, self.losses)
+
+
+def _suggestion(rates: Sequence[float], losses: Sequence[float]) -> float | None:
+    """Halfway between where the smoothed loss falls fastest and where it is lowest; None if it does not fall.
+
+    `benchmarks/results/find_lr.md` shows how well it trains.
+    """
+    smoothed = _smoothed(losses)
+    lowest = min(range(len(smoothed)), key=smoothed.__getitem__, default=0)
+    if lowest < 2 or smoothed[0] - smoothed[lowest] < _LEAST_FALL * abs(smoothed[0]):
+        return None
+    slopes = [smoothed[place + 1] - smoothed[place - 1] for place in range(1, lowest)]
+    steepest = 1 + min(range(len(slopes)), key=slopes.__getitem__)
+    return math.sqrt(rates[steepest] * rates[lowest])
+
+
+def _smoothed(losses: Sequence[float]) -> list[float]:
+    """Means of the losses weighted by a bell curve around each, so that the curve is not shifted to later rates.
+
+    Losses that are not finite are left out, and a last huge one is cut off, so that it does not hide those before it.
+    """
+    finite = [loss for loss in losses if math.isfinite(loss)]
+    if not finite:
+        return []
+    width = max(_SMOOTHING * len(finite), 1.0)
+    values = torch.tensor(finite, dtype=torch.float64).clamp(max=_limit(finite[: max(len(finite) // 10, 1)], finite))
+    places = torch.arange(len(finite), dtype=torch.float64)
+    weights = torch.exp(-0.5 * ((places[:, None] - places[None, :]) / width) ** 2)
+    means: list[float] = ((weights @ values) / weights.sum(1)).tolist()
+    return means
+
+
+def _limit(first: Sequence[float], losses: Sequence[float]) -> float:
+    """A loss that has grown: above the `first` ones by their own size, or by what the loss could fall."""
+    start = _mean(first)
+    return start + max(abs(start), start - min(losses))
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def _check(min_lr: Any, max_lr: Any, num_updates: Any, arguments: Mapping[str, Any]) -> None:
+    given = [name for name in _NOT_TAKEN if name in arguments]
+    if given:
+        raise ArgumentTypeError(
+            f"`find_lr` got {', '.join(f'`{name}`' for name in given)}, which the test determines itself. Leave it out."
+        )
+    for name, value in (("min_lr", min_lr), ("max_lr", max_lr)):
+        if isinstance(value, bool) or not isinstance(value, numbers.Real):
+            raise ArgumentTypeError(f"`{name}` is {value!r} ({type(value).__name__}): pass a number above 0.")
+    if isinstance(num_updates, bool) or not isinstance(num_updates, numbers.Integral):
+        raise ArgumentTypeError(
+            f"`num_updates` is {num_updates!r} ({type(num_updates).__name__}): pass a whole number."
+        )
+    if not 0 < float(min_lr) < float(max_lr) < math.inf:
+        raise ConfigurationError(
+            f"`min_lr` is {min_lr} and `max_lr` is {max_lr}, but the rate grows from the first to the second by a "
+            "constant factor: both must be above 0 and finite, and `max_lr` the larger one."
+        )
+    if num_updates < _FEWEST_UPDATES:
+        raise ConfigurationError(
+            f"`num_updates` is {num_updates}, which is too few for a curve: pass at least {_FEWEST_UPDATES}."
+        )

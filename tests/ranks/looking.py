@@ -1,0 +1,35 @@
+"""Runs on two ranks: a look before training finds the same on both, and leaves both as they were."""
+
+import os
+
+import torch
+import torch.distributed as dist
+
+from tests.looking.worlds import everything, make
+from tests.support.resuming import assert_same
+
+for kind in ("mlp", "cnn"):
+    results = []
+    for is_searched in (False, True):
+        trainer, data = make(kind, seed=3)
+        assert trainer.internal_run.ranks.count == int(os.environ["WORLD_SIZE"]) == 2
+        trainer.train(data, 1, per_device_batch_size=4)
+        if is_searched:
+            before = everything(trainer)
+            # 50 rows: the last update of an epoch has rows on one rank only.
+            test = trainer.find_lr(data, num_updates=40, per_device_batch_size=7, gradient_accumulation_steps=2)
+            tests = trainer.internal_run.ranks.exchange([test.rates, test.losses, test.suggestion])
+            assert_same(tests[0], tests[1])
+            assert_same(everything(trainer), before)
+        trainer.train(data, 1, data, per_device_batch_size=4)
+        results.append({**everything(trainer), "attributes": None, "timings": None})
+    assert_same(results[1], results[0])
+
+# An exception on one rank ends the search on that rank; a loss that both see grow ends it on both.
+trainer, data = make("mlp", seed=3)
+before = everything(trainer)
+assert trainer.find_lr(data, max_lr=1e9, num_updates=100).has_diverged
+assert_same(everything(trainer), before)
+print("all is well")
+torch.distributed.destroy_process_group()
+assert not dist.is_initialized()
