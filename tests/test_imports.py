@@ -35,6 +35,7 @@ RANKS = {
     "tracking": 2,
     "tracking.history": 1,
     "tracking.loss": 1,
+    "tracking.names": 1,
     "tracking.plotting": 1,
     "tracking.step_records": 1,
     "tracking.timing": 1,

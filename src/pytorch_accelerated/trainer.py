@@ -177,7 +177,10 @@ class Trainer(TrainerHooks):
         Args:
             train_dataset: the training data.
             num_epochs: passes over it; None if `max_num_train_steps` is given.
-            eval_dataset: the evaluation data.
+            eval_dataset: the evaluation data; or several sets in a dict by name, which are evaluated one after the
+                other. Their metrics have the name in theirs: ``eval_<name>_loss_epoch``. The loss of the first set is
+                also recorded as ``eval_loss_epoch``, on which callbacks and schedules go by default. A dict with
+                tensors, arrays or dicts as values is one set in columns.
             per_device_batch_size: samples of a batch on one rank.
             max_num_train_steps: optimizer updates after which the run ends; overrides `num_epochs`.
             gradient_accumulation_steps: batches of a rank per update. The update equals that of one large batch.
@@ -278,13 +281,14 @@ class Trainer(TrainerHooks):
         """Evaluate once; the run history is reset and holds the metrics. Must be called by all ranks.
 
         Args:
-            dataset: default: the last evaluation dataset.
+            dataset: the data, or several sets by name, as in `train`; default: the last evaluation dataset.
             per_device_batch_size: samples of a batch on one rank.
             dataloader_kwargs: override the defaults of `get_default_eval_dl_kwargs`.
             collate_fn: combines samples into a batch; default: the last one given.
 
         Returns:
-            The metrics, with the mean loss as ``evaluation_loss``: per sample, or per item if items are counted.
+            The metrics, with the mean loss as ``evaluation_loss``: per sample, or per item if items are counted. Of
+            several sets, each has an ``evaluation_<name>_loss``, and ``evaluation_loss`` is that of the first.
 
         Raises:
             ConfigurationError: without any dataset.
@@ -593,7 +597,7 @@ class Trainer(TrainerHooks):
             run.close_part(RunPhase.TRAINING_EPOCH_CLOSED)
         if state.phase is RunPhase.TRAINING_EPOCH_CLOSED:
             if run.loaders.eval is not None:
-                self._run_eval_epoch(run.loaders.eval)
+                run.evaluate_sets(self._run_eval_epoch)
             self._step_scheduler_after_epoch()
             run.close_part(RunPhase.EVALUATED)
         run.emitter.defer(self.training_run_epoch_end)
@@ -669,7 +673,7 @@ class Trainer(TrainerHooks):
             run.emitter.defer(self.evaluation_run_start)
             run.emitter.emit("on_evaluation_run_start")
             run.stop_if_asked()
-            self._run_eval_epoch(run.loaders.eval, is_training=False)
+            run.evaluate_sets(self._run_eval_epoch, is_training=False)
             run.stop_if_asked()
 
     # ---------------------------------------------------------------------------------------------------- making a run

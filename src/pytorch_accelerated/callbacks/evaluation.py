@@ -57,7 +57,7 @@ class LimitEvalStepsCallback(TrainerCallback):
     """
 
     limit_intermediate_only = True
-    _unlimited: Any = None  # the loader whose place a slice of it has taken
+    _unlimited: list[Any] | None = None  # the loaders whose places slices of them have taken
 
     def __init__(self, num_eval_steps: int, limit_intermediate_only: bool = True) -> None:
         self.num_eval_steps = checked_limit(num_eval_steps, name="num_eval_steps")
@@ -97,9 +97,9 @@ class LimitEvalStepsCallback(TrainerCallback):
     def _limit(self, trainer: Trainer) -> None:
         loaders = trainer.internal_run.loaders
         if self._unlimited is None and loaders.eval is not None:
-            self._unlimited = loaders.eval
-            loaders.eval = DataLoaderSlice(self._unlimited, self.num_eval_steps)
+            self._unlimited = loaders.all_eval
+            loaders.all_eval = [DataLoaderSlice(loader, self.num_eval_steps) for loader in self._unlimited]
 
     def _restore(self, trainer: Trainer) -> None:
         if self._unlimited is not None:
-            trainer.internal_run.loaders.eval, self._unlimited = self._unlimited, None
+            trainer.internal_run.loaders.all_eval, self._unlimited = self._unlimited, None

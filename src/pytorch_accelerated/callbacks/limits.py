@@ -48,7 +48,7 @@ class LimitBatchesCallback(TrainerCallback):
     def _limit_evaluation(self, trainer: Trainer) -> None:
         loaders = trainer.internal_run.loaders
         if loaders.eval is not None:
-            loaders.eval = DataLoaderSlice(loaders.eval, self.num_batches)
+            loaders.all_eval = [DataLoaderSlice(loader, self.num_batches) for loader in loaders.all_eval]
 
 
 class OuterLimit(LimitBatchesCallback):

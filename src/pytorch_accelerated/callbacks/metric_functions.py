@@ -35,6 +35,9 @@ class MetricFunctions:
         self._rows: dict[str, InMemoryPredictions] = {}
         self._batches = 0
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(self.functions)})"
+
     def forget(self, key: str) -> None:
         """Forget the rows of an evaluation, which begins or was given up."""
         self._batches = 0

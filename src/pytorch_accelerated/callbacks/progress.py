@@ -78,8 +78,12 @@ class PrintProgressCallback(TrainerCallback):
 
     def on_evaluation_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Print, for example, "Evaluating 12 batches of 32 samples, on cpu"."""
-        batches, samples = length_of(trainer.internal_run.loaders.eval), _config_of(trainer).eval_total_batch_size
-        work = "a stream" if batches is None else format_count(batches, "batch", "batches")
+        loaders, samples = trainer.internal_run.loaders.all_eval, _config_of(trainer).eval_total_batch_size
+        batches = [length_of(loader) for loader in loaders]
+        known = [count for count in batches if count is not None]
+        work = "a stream" if len(known) < len(batches) else format_count(sum(known), "batch", "batches")
+        if len(loaders) > 1:
+            work = f"{format_count(len(loaders), 'set')}, {work}"
         of_samples = "" if samples is None else f" of {format_count(samples, 'sample')}"
         trainer.print(f"Evaluating {work}{of_samples}, {_where(trainer)}")
 
@@ -125,9 +129,10 @@ class ProgressBarCallback(TrainerCallback):
 
     def on_eval_epoch_start(self, trainer: Trainer, is_intermediate: bool = False, **kwargs: Any) -> None:
         """Open the bar of an evaluation."""
+        evaluation_set = trainer.run_history.evaluation_set
         self._start_pass(
             trainer,
-            "evaluation",
+            f"evaluation of {evaluation_set}" if evaluation_set else "evaluation",
             length_of(trainer.internal_run.loaders.eval),
             per_device_batch_size=_config_of(trainer).eval_per_device_batch_size,
             read_facts=functools.partial(_loss_so_far, trainer),
@@ -260,10 +265,11 @@ class LogMetricsCallback(TrainerCallback):
 
     def on_eval_epoch_end(self, trainer: Trainer, is_intermediate: bool = False, **kwargs: Any) -> None:
         """Log the metrics of the evaluation."""
-        if is_intermediate:
-            self._start_row(trainer, f"{trainer.run_history.current_epoch} @{trainer.run_state.updates}")
+        title = f"{trainer.run_history.current_epoch} @{trainer.run_state.updates}"
+        if is_intermediate and (self._row is None or self._row["epoch"] != title):  # else of another evaluation set
+            self._start_row(trainer, title)
         self._log_updated(trainer, "other")
-        if is_intermediate:
+        if is_intermediate and trainer.internal_run.is_last_evaluation_set:
             self._print_row(trainer)
 
     def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.errors import UnknownMetricError
 from pytorch_accelerated.optional import require
+from pytorch_accelerated.tracking.names import name_in_set
 from pytorch_accelerated.tracking.plotting import plot_records
 from pytorch_accelerated.tracking.step_records import StepRecord
 from pytorch_accelerated.tracking.timing import EpochTiming
@@ -39,6 +41,7 @@ class RunHistory(ABC):
 
     _current_epoch: int
     _metric_name_prefix: str
+    _evaluation_set: str
     _metric_records: list[MetricRecord]
     _step_records: list[StepRecord]
     _timings: list[EpochTiming]
@@ -47,7 +50,7 @@ class RunHistory(ABC):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> RunHistory:
         history = super().__new__(cls)
-        history._metric_name_prefix = ""
+        history._metric_name_prefix = history._evaluation_set = ""
         history._start_over()
         return history
 
@@ -98,6 +101,20 @@ class RunHistory(ABC):
     def set_metric_name_prefix(self, prefix: str = "") -> None:
         """Put `prefix` before the name of each metric recorded from now on."""
         self._metric_name_prefix = prefix
+
+    @property
+    def evaluation_set(self) -> str:
+        """The name of the evaluation set that is being evaluated; empty if it has none."""
+        return self._evaluation_set
+
+    @contextlib.contextmanager
+    def measuring_on(self, evaluation_set: str) -> Iterator[None]:
+        """Context in which the names of recorded metrics contain that of a set: "eval_noisy_loss_epoch"."""
+        before, self._evaluation_set = self._evaluation_set, evaluation_set
+        try:
+            yield
+        finally:
+            self._evaluation_set = before
 
     @property
     def current_epoch(self) -> int:
@@ -189,7 +206,8 @@ class RunHistory(ABC):
         for name, value, epoch, update in state["records"]:
             self._set_epoch(epoch)
             self.updates_done = update
-            self.update_metric(name, value)
+            with self.measuring_on(""):
+                self.update_metric(name, value)
         self._read_positions.update(state["read_positions"])
         self._set_epoch(state["current_epoch"])
         self.updates_done = state["updates_done"]
@@ -282,8 +300,10 @@ def _recorded(update_metric: Callable[..., None]) -> Callable[..., None]:
     def wrapper(self: RunHistory, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         value = stored_value(value)
         records_before = len(self._metric_records)
-        update_metric(self, name, value, *args, **kwargs)
-        if len(self._metric_records) == records_before:  # otherwise it has called the method of its base class
+        name = name_in_set(name, self.evaluation_set)
+        with self.measuring_on(""):  # the method of its base class, which it may call, gets the whole name
+            update_metric(self, name, value, *args, **kwargs)
+        if len(self._metric_records) == records_before:  # otherwise it has called that method
             full_name = self.metric_name_prefix + name
             self._metric_records.append(MetricRecord(full_name, value, self.current_epoch, self.updates_done))
 

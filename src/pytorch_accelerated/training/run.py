@@ -52,6 +52,7 @@ from pytorch_accelerated.steps.guarded import FiniteLossTracker, GuardedStep
 from pytorch_accelerated.steps.rollbacks import Rollbacks
 from pytorch_accelerated.steps.splitting import SplittingStep
 from pytorch_accelerated.tracking.loss import LossTracker
+from pytorch_accelerated.tracking.names import name_in_set
 from pytorch_accelerated.tracking.timing import EpochClock
 from pytorch_accelerated.training.emitting import Emitter
 from pytorch_accelerated.training.error_notes import show_note
@@ -151,7 +152,7 @@ class Run:
             # In reverse order; each is done whatever happens in those before: a second Ctrl-C, or torch's report of a
             # dead loader process, can come at any moment.
             cleaning_up.callback(lambda: close_loader(self.loaders.train))
-            cleaning_up.callback(lambda: close_loader(self.loaders.eval))
+            cleaning_up.callback(self._close_eval_loaders)
             cleaning_up.callback(self.release_model)
             cleaning_up.callback(self.saves.release_folders)
             cleaning_up.callback(self.saves.close)
@@ -170,6 +171,11 @@ class Run:
                 raise error from exception
         if signals.agreed or signals.number:
             raise signals.exit(self.saves.saved_to)
+
+    def _close_eval_loaders(self) -> None:
+        with contextlib.ExitStack() as closing:
+            for loader in self.loaders.all_eval:
+                closing.callback(close_loader, loader)
 
     def _explained(self, exception: BaseException) -> BaseException:
         """The error to raise for `exception`: a better one if torch only says that a connection broke."""
@@ -361,18 +367,26 @@ class Run:
         if steps:
             self.losses.first_non_finite = None
             epoch = self.hooks.run_history.current_epoch
+            metric_name = name_in_set(metric_name, self.hooks.run_history.evaluation_set)
             self.emitter.emit_at_once("on_non_finite_loss", metric_name=metric_name, epoch=epoch, step=min(steps))
 
     def record_mean_loss(self, metric_name: str) -> None:
-        """Record the mean loss per item over all ranks, and start a new mean."""
-        losses = self.losses
+        """Record the mean loss per item over all ranks, and start a new mean.
+
+        That of the first of several evaluation sets is also recorded without the name of the set.
+        """
+        losses, history = self.losses, self.hooks.run_history
         total, count, batches = self.ranks.sum([losses.total_loss, losses.running_count, losses.batches_read])
         if batches and not count and not losses.leaves_out_non_finite:
             raise DataError(
                 f"None of the {batches:.0f} batches has any items, so there is no mean loss to record as "
                 f"{metric_name!r}. Check the counts of `count_batch_items` or 'num_items_in_batch'."
             )
-        self.hooks.run_history.update_metric(metric_name, total / count if count else losses.average)
+        mean = total / count if count else losses.average
+        if history.evaluation_set and history.evaluation_set not in self.loaders.further_eval:
+            with history.measuring_on(""):
+                history.update_metric(metric_name, mean)
+        history.update_metric(metric_name, mean)
         losses.reset()
 
     # ------------------------------------------------------------------------------------------------------- evaluation
@@ -419,7 +433,52 @@ class Run:
                 "An evaluation was requested during training, but there is no evaluation dataset. Pass `eval_dataset` "
                 "to `train`."
             )
-        self._evaluate(self.loaders.eval, is_intermediate=True)
+        self.evaluate_sets(self._evaluate, is_intermediate=True)
+
+    def evaluate_sets(self, evaluate: Callable[..., None], **kwargs: Any) -> None:
+        """Call `evaluate` with the loader of each evaluation set, in order. A resumed run leaves out those done before.
+
+        Args:
+            evaluate: the trainer's `_run_eval_epoch`.
+            kwargs: its other arguments.
+        """
+        state, names = self.hooks.run_state, self.evaluation_sets
+        if state.evaluated_sets >= len(names):  # there were more in the run that is resumed
+            state.evaluated_sets = 0
+        for name in names[state.evaluated_sets :]:
+            with self.on_evaluation_set(name):
+                evaluate(self.loaders.eval, **kwargs)
+            state.evaluated_sets += 1
+        state.evaluated_sets = 0
+
+    @property
+    def evaluation_sets(self) -> list[str]:
+        """The names of the evaluation sets; one empty name if there is one set, which has none."""
+        return list(self.loaders.eval_sets) or [""]
+
+    @property
+    def is_last_evaluation_set(self) -> bool:
+        """Whether, in an evaluation, no other evaluation set comes after the current one."""
+        return self.hooks.run_state.evaluated_sets + 1 >= len(self.evaluation_sets)
+
+    @contextlib.contextmanager
+    def on_evaluation_set(self, name: str) -> Iterator[None]:
+        """Context in which the loader, the trainer's `eval_dataset` and the names of metrics are those of a set."""
+        if not name:
+            yield
+            return
+        hooks, loaders = self.hooks, self.loaders
+        given, first = hooks.eval_dataset, (loaders.eval, loaders.eval_kwargs)
+        hooks.eval_dataset = loaders.eval_sets[name]
+        loaders.eval, loaders.eval_kwargs = loaders.further_eval.get(name, first)
+        try:
+            with hooks.run_history.measuring_on(name):
+                yield
+        finally:
+            hooks.eval_dataset = given
+            if name in loaders.further_eval:
+                loaders.further_eval[name] = loaders.eval, loaders.eval_kwargs
+                loaders.eval, loaders.eval_kwargs = first
 
     def evaluate_other_model(self, model: nn.Module, *, metric_name_prefix: str, callbacks: Iterable[Any] = ()) -> None:
         """Evaluate `model` instead of the trainer's, for callbacks in `on_eval_epoch_end`. All ranks must call it.
@@ -519,11 +578,13 @@ class Run:
             loaders.train = self.adapted(loaders.train, loaders.train_kwargs, role="train")
             refuse_empty(loaders.train, "train on")
             loaders.train.expect_passes(self.settings.num_epochs, self.print)
-        if loaders.eval is not None:
-            loaders.eval = self.adapted(loaders.eval, loaders.eval_kwargs, role="eval")
-            hooks._check_eval_batch_size()
-            if loaders.train is not None:
-                loaders.eval.expect_passes(self.settings.num_epochs, self.print)
+        for name in self.evaluation_sets if loaders.eval is not None else ():
+            with self.on_evaluation_set(name):
+                role = None if name in loaders.further_eval else "eval"
+                loaders.eval = self.adapted(loaders.eval, loaders.eval_kwargs, role=role)
+                hooks._check_eval_batch_size()
+                if loaders.train is not None:
+                    loaders.eval.expect_passes(self.settings.num_epochs, self.print)
 
     def adapted(self, loader: Any, dl_kwargs: Mapping[str, Any] | None, role: str | None = None) -> RunLoader:
         """This rank's part of the user's `loader`."""

@@ -30,6 +30,7 @@ class RunState:
         phase: the part of the current epoch that is finished.
         is_evaluation_due: whether an evaluation inside the epoch was requested after the last update and is not
             finished.
+        evaluated_sets: how many of several evaluation sets an unfinished evaluation is done with.
     """
 
     epochs: int = 0
@@ -40,6 +41,7 @@ class RunState:
     samples_in_epoch: int = 0
     phase: RunPhase = RunPhase.TRAINING
     is_evaluation_due: bool = False
+    evaluated_sets: int = 0
 
     @property
     def applied_updates(self) -> int:
@@ -65,7 +67,10 @@ class RunState:
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
-        return {**dataclasses.asdict(self), "phase": self.phase.value}
+        state = {**dataclasses.asdict(self), "phase": self.phase.value}
+        if not self.evaluated_sets:
+            del state["evaluated_sets"]  # versions without several sets do not know it
+        return state
 
     @classmethod
     def from_state_dict(cls, state: dict[str, Any]) -> RunState:

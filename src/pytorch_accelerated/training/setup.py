@@ -12,6 +12,7 @@ from torch import nn
 from pytorch_accelerated.callbacks.saving import SaveTrainingStateCallback
 from pytorch_accelerated.callbacks.watching import WatchedMetric
 from pytorch_accelerated.data.building import check_dataset
+from pytorch_accelerated.data.evaluation_sets import check_eval_dataset, named_sets
 from pytorch_accelerated.data.resuming import data_facts
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError
 from pytorch_accelerated.models.preparation import is_replicated
@@ -118,7 +119,7 @@ def check_training(
     if not overrides(trainer, "create_train_dataloader"):
         check_dataset(train_dataset, num_passes=num_passes)
     if eval_dataset is not None and not overrides(trainer, "create_eval_dataloader"):
-        check_dataset(eval_dataset, num_passes=num_passes)
+        check_eval_dataset(eval_dataset, num_passes=num_passes)
 
 
 def check_evaluation(trainer: TrainerHooks, dataset: Any) -> None:
@@ -131,7 +132,7 @@ def check_evaluation(trainer: TrainerHooks, dataset: Any) -> None:
             "again. Pass `dataset`."
         )
     if dataset is not None and not overrides(trainer, "create_eval_dataloader"):
-        check_dataset(dataset)
+        check_eval_dataset(dataset)
 
 
 def _check_reduction_in_evaluation(trainer: TrainerHooks) -> None:
@@ -177,9 +178,7 @@ def start_training(
     eval_batch_size = settings.eval_per_device_batch_size or settings.per_device_batch_size
     run.loaders.train_kwargs, run.loaders.eval_kwargs = dict(train_dl_kwargs or {}), dict(eval_dl_kwargs or {})
     run.loaders.train = hooks.create_train_dataloader(settings.per_device_batch_size, train_dl_kwargs)
-    run.loaders.eval = None
-    if hooks.eval_dataset is not None:
-        run.loaders.eval = hooks.create_eval_dataloader(eval_batch_size, eval_dl_kwargs)
+    _make_eval_loaders(run, eval_batch_size, eval_dl_kwargs)
     prepare()
     if any(isinstance(callback, SaveTrainingStateCallback) for callback in hooks.callback_handler):
         # It fetches rows: now, not when a signal urgently asks for a state.
@@ -207,11 +206,27 @@ def start_evaluation(
 ) -> None:
     """Create the loader, the prepared model and the run config of `evaluate`; see `start_training`."""
     run.choose_seed()
+    run.hooks.run_state.evaluated_sets = 0  # an evaluation that failed may have left it
     run.loaders.train = None
     run.loaders.eval_kwargs = dict(dl_kwargs or {})
-    run.loaders.eval = run.hooks.create_eval_dataloader(batch_size, dl_kwargs)
+    _make_eval_loaders(run, batch_size, dl_kwargs)
     prepare()
     run.hooks.run_config = describe(batch_size, None, 1, None, None)
+
+
+def _make_eval_loaders(run: Run, batch_size: int, dl_kwargs: Mapping[str, Any] | None) -> None:
+    """Create the loader of the evaluation set, if there is one, or of each of several."""
+    hooks, loaders = run.hooks, run.loaders
+    loaders.eval, loaders.eval_sets, loaders.further_eval = None, named_sets(hooks.eval_dataset), {}
+    if hooks.eval_dataset is None:
+        return
+    first, *further = run.evaluation_sets
+    with run.on_evaluation_set(first):
+        loaders.eval = hooks.create_eval_dataloader(batch_size, dl_kwargs)
+    for name in further:
+        loaders.further_eval[name] = None, loaders.eval_kwargs
+        with run.on_evaluation_set(name):
+            loaders.eval = hooks.create_eval_dataloader(batch_size, dl_kwargs)
 
 
 def _make_scheduler(run: Run) -> bool:

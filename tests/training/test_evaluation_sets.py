@@ -1,0 +1,327 @@
+"""Several evaluation sets by name: each is measured as if it were alone, under names of its own."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from pytorch_accelerated.callbacks.base import TrainerCallback
+from pytorch_accelerated.callbacks.defaults import DEFAULT_CALLBACKS
+from pytorch_accelerated.callbacks.evaluation import LimitEvalStepsCallback, StepBasedEvaluationCallback
+from pytorch_accelerated.callbacks.limits import LimitBatchesCallback
+from pytorch_accelerated.callbacks.metrics import MetricsCallback
+from pytorch_accelerated.callbacks.saving import SaveBestModelCallback, SaveTrainingStateCallback
+from pytorch_accelerated.callbacks.stopping import EarlyStoppingCallback, TerminateOnNaNCallback
+from pytorch_accelerated.callbacks.weights import ModelEmaCallback
+from pytorch_accelerated.errors import ArgumentTypeError, NonFiniteLossError, StopTrainingError
+from pytorch_accelerated.tracking.history import InMemoryRunHistory
+from pytorch_accelerated.trainer import Trainer
+from tests.support.processes import run_on_ranks
+
+Rows = tuple[torch.Tensor, torch.Tensor]
+
+
+def digits() -> tuple[Rows, dict[str, Rows]]:
+    """Training digits, and evaluation digits of odd numbers: clean, and with noise."""
+    data = load_digits()
+    inputs, targets = torch.tensor(data.data / 16, dtype=torch.float32), torch.tensor(data.target)
+    noise = torch.randn(51, 64, generator=torch.Generator().manual_seed(1))
+    sets = {"clean": (inputs[500:533], targets[500:533]), "noisy": (inputs[600:651] + noise, targets[600:651])}
+    return (inputs[:203], targets[:203]), sets
+
+
+def make_trainer(*callbacks: Any, trainer_class: type[Trainer] = Trainer, **arguments: Any) -> Trainer:
+    torch.manual_seed(1)
+    model = nn.Linear(64, 10)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    return trainer_class(model, nn.CrossEntropyLoss(), optimizer, callbacks=callbacks, seed=2, **arguments)
+
+
+def train(trainer: Trainer, eval_dataset: Any, **arguments: Any) -> Trainer:
+    trainer.train(digits()[0], eval_dataset=eval_dataset, **{"num_epochs": 2, "per_device_batch_size": 16, **arguments})
+    return trainer
+
+
+def values(trainer: Trainer, name: str) -> list[float]:
+    found = trainer.run_history.get_metric_values(name)
+    assert found, f"{name} was not recorded"
+    return list(found)
+
+
+def accuracy(predictions: torch.Tensor, targets: torch.Tensor) -> float:
+    return float((predictions == targets).float().mean())
+
+
+def measuring() -> MetricsCallback:
+    return MetricsCallback({"accuracy": accuracy}, predictions="argmax")
+
+
+def check_each_set_is_measured_as_if_it_were_alone(folder: Path) -> None:
+    _, sets = digits()
+    callbacks = [measuring(), StepBasedEvaluationCallback(5)]
+    ema = ModelEmaCallback(0.5, save_path=folder / "ema.pt", callbacks=[measuring()])
+    together = train(make_trainer(ema, *callbacks), sets)
+    assert together.eval_dataset is sets
+    history = together.run_history.copy()
+    for name, rows in sets.items():
+        ema = ModelEmaCallback(0.5, save_path=folder / f"{name}.pt", callbacks=[measuring()])
+        alone = train(make_trainer(ema, measuring(), StepBasedEvaluationCallback(5)), rows)
+        for prefix in ("", "ema_model_"):
+            for metric in ("loss_epoch", "accuracy"):
+                expected = values(alone, f"{prefix}eval_{metric}")
+                assert history.get_metric_values(f"{prefix}eval_{name}_{metric}") == pytest.approx(expected)
+        for metric in ("loss", "accuracy"):
+            expected = values(alone, f"intermediate_eval_{metric}")
+            assert history.get_metric_values(f"intermediate_eval_{name}_{metric}") == pytest.approx(expected)
+        for key, weights in alone.model.state_dict().items():
+            assert torch.equal(weights, together.model.state_dict()[key])
+        expected_metrics = alone.evaluate(rows)
+        found = together.evaluate({name: rows})
+        assert found[f"evaluation_{name}_loss"] == pytest.approx(expected_metrics["evaluation_loss"])
+        assert found[f"eval_{name}_accuracy"] == pytest.approx(expected_metrics["eval_accuracy"])
+
+
+def test_each_set_is_measured_as_if_it_were_alone(tmp_path):
+    check_each_set_is_measured_as_if_it_were_alone(tmp_path)
+
+
+ON_RANKS = """
+import os
+import sys
+from pathlib import Path
+import torch
+from tests.training.test_evaluation_sets import check_each_set_is_measured_as_if_it_were_alone
+
+check_each_set_is_measured_as_if_it_were_alone(Path(sys.argv[1]))
+assert torch.distributed.get_world_size() == 2
+torch.distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.processes
+def test_each_set_is_measured_as_if_it_were_alone_on_two_ranks(tmp_path):
+    run_on_ranks(ON_RANKS, 2, tmp_path)
+
+
+def test_the_loss_of_the_first_set_is_also_recorded_without_a_name(tmp_path):
+    _, sets = digits()
+    best = SaveBestModelCallback(tmp_path / "best.pt")
+    trainer = train(make_trainer(best, StepBasedEvaluationCallback(5)), sets)
+    assert values(trainer, "eval_loss_epoch") == values(trainer, "eval_clean_loss_epoch")
+    assert values(trainer, "intermediate_eval_loss") == values(trainer, "intermediate_eval_clean_loss")
+    assert best.best_metric == min(values(trainer, "eval_clean_loss_epoch"))
+    metrics = trainer.evaluate({name: sets[name] for name in ("noisy", "clean")})
+    assert metrics["evaluation_loss"] == metrics["evaluation_noisy_loss"] != metrics["evaluation_clean_loss"]
+
+
+def test_any_set_can_drive_best_model_early_stopping_and_schedule(tmp_path):
+    _, sets = digits()
+    best = SaveBestModelCallback(tmp_path / "best.pt", watch_metric="eval_noisy_accuracy", greater_is_better=True)
+    stopping = EarlyStoppingCallback(1, 100.0, watch_metric="eval_noisy_loss_epoch")  # nothing is an improvement
+    watched: list[float] = []
+
+    class Plateau(torch.optim.lr_scheduler.ReduceLROnPlateau):
+        def step(self, metrics: Any, epoch: Any = None) -> None:  # type: ignore[override]
+            watched.append(metrics)
+            super().step(metrics)
+
+    trainer = train(
+        make_trainer(measuring(), best, stopping),
+        sets,
+        num_epochs=5,
+        create_scheduler_fn=Plateau,
+        scheduler_metric="eval_noisy_loss_epoch",
+    )
+    assert best.best_metric == max(values(trainer, "eval_noisy_accuracy"))
+    assert watched == values(trainer, "eval_noisy_loss_epoch")
+    assert len(watched) == 2, "early stopping has judged another set"
+
+
+class Events(TrainerCallback):
+    def __init__(self) -> None:
+        self.seen: list[tuple[Any, ...]] = []
+
+    def on_eval_epoch_end(self, trainer: Trainer, is_intermediate: bool = False, **kwargs: Any) -> None:
+        self.seen.append((trainer.run_history.evaluation_set, len(trainer.eval_dataset[0])))
+
+
+def test_hooks_and_events_see_the_set_that_is_being_evaluated():
+    class Own(Trainer):
+        def eval_epoch_end(self) -> None:
+            self.run_history.update_metric("eval_rows", len(self.eval_dataset[0]))
+            self.run_history.update_metric("rows", len(self.eval_dataset[0]))
+
+    events = Events()
+    trainer = train(make_trainer(events, trainer_class=Own), digits()[1], num_epochs=1)
+    assert events.seen == [("clean", 33), ("noisy", 51)]
+    assert values(trainer, "eval_clean_rows") == values(trainer, "clean_rows") == [33]
+    assert values(trainer, "eval_noisy_rows") == values(trainer, "noisy_rows") == [51]
+    assert trainer.run_history.evaluation_set == ""
+
+
+def test_an_overridden_loader_is_made_for_each_set():
+    class Own(Trainer):
+        def create_eval_dataloader(self, batch_size: int, eval_dl_kwargs: Any = None) -> Any:
+            return DataLoader(TensorDataset(*self.eval_dataset), batch_size=7)
+
+    events = Events()
+    trainer = train(make_trainer(events, trainer_class=Own), digits()[1], num_epochs=1)
+    assert [rows for _, rows in events.seen] == [33, 51]
+    assert trainer.run_config.eval_per_device_batch_size == 7
+    assert trainer.run_config.eval_dataloader_len == 5, "not of the first set"
+
+
+def test_sets_can_be_of_any_kind_and_loader_arguments_apply_to_all():
+    _, sets = digits()
+    batches: list[int] = []
+
+    class Count(TrainerCallback):
+        def on_eval_step_end(self, trainer: Trainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
+            batches.append(len(batch[0]))
+
+    kinds = {"tensors": sets["clean"], "data set": TensorDataset(*sets["clean"])}
+    kinds["loader"] = DataLoader(TensorDataset(*sets["clean"]), batch_size=20)
+    kinds["list"] = list(zip(*sets["clean"], strict=True))
+    trainer = train(make_trainer(Count()), kinds, num_epochs=1, eval_dataloader_kwargs={"batch_size": 30})
+    assert batches == [30, 3, 30, 3, 20, 13, 30, 3]
+    assert len({round(values(trainer, f"eval_{name}_loss_epoch")[0], 5) for name in kinds}) == 1
+
+
+def test_a_dict_of_arrays_is_one_set():
+    class OfDicts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(64, 10)
+
+        def forward(self, inputs: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+            logits = self.layer(inputs)
+            return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+    (inputs, targets), _ = digits()
+    model = OfDicts()
+    trainer = Trainer(model, None, torch.optim.SGD(model.parameters(), 0.1), callbacks=(), seed=1)
+    for data in ({"inputs": inputs, "labels": targets}, {"inputs": inputs.numpy(), "labels": np.asarray(targets)}):
+        trainer.train(data, 1, data)
+        assert set(trainer.run_history.get_metric_names()) == {"train_loss_epoch", "eval_loss_epoch"}
+
+
+@pytest.mark.parametrize(
+    ("sets", "told"),
+    [
+        ({1: digits()[1]["clean"]}, "set is called 1"),
+        ({"": digits()[1]["clean"]}, "set is called ''"),
+        ({"clean": digits()[1]["clean"], "noisy": 3}, "The evaluation set 'noisy' cannot be used. 3 is not a dataset"),
+    ],
+)
+def test_bad_sets_are_an_error_that_names_them(sets, told):
+    with pytest.raises(ArgumentTypeError, match=told):
+        train(make_trainer(), sets)
+    with pytest.raises(ArgumentTypeError, match=told):
+        make_trainer().evaluate(sets)
+
+
+def test_limits_apply_to_each_set():
+    _, sets = digits()
+    batches: list[str] = []
+
+    class Count(TrainerCallback):
+        def on_eval_step_end(self, trainer: Trainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
+            batches.append(trainer.run_history.evaluation_set)
+
+    train(make_trainer(Count(), LimitBatchesCallback(2)), sets, num_epochs=1)
+    assert batches == ["clean"] * 2 + ["noisy"] * 2
+    batches.clear()
+    trainer = make_trainer(Count(), LimitEvalStepsCallback(1), StepBasedEvaluationCallback(10))
+    train(trainer, sets, num_epochs=1)
+    assert batches == ["clean", "noisy"] + ["clean"] * 3 + ["noisy"] * 4
+
+
+def test_a_loss_that_is_not_finite_is_named_with_its_set():
+    _, sets = digits()
+    sets["noisy"] = (sets["noisy"][0] * torch.nan, sets["noisy"][1])
+    with pytest.raises(NonFiniteLossError, match="'eval_noisy_loss_epoch'"):
+        train(make_trainer(TerminateOnNaNCallback()), sets)
+
+
+def test_a_history_of_the_users_own_gets_the_names_of_sets():
+    class Own(InMemoryRunHistory):
+        def update_metric(self, name: str, value: Any) -> None:
+            self.seen = [*getattr(self, "seen", []), name]
+            super().update_metric(name, value)
+
+    history = Own()
+    train(make_trainer(run_history=history), digits()[1], num_epochs=1)
+    assert history.seen == ["train_loss_epoch", "eval_loss_epoch", "eval_clean_loss_epoch", "eval_noisy_loss_epoch"]
+    assert [record.name for record in history.records] == history.seen
+    assert list(history.copy().get_metric_names()) == history.seen
+
+
+class StopAt(TrainerCallback):
+    """Asks to stop at the end of the evaluation of a set, as a time limit or a signal may."""
+
+    def __init__(self, set_name: str, *, intermediate: bool) -> None:
+        self.set_name = set_name
+        self.intermediate = intermediate
+
+    def on_eval_epoch_end(self, trainer: Trainer, is_intermediate: bool = False, **kwargs: Any) -> None:
+        if (trainer.run_history.evaluation_set, is_intermediate) == (self.set_name, self.intermediate):
+            raise StopTrainingError("enough")
+
+
+@pytest.mark.parametrize("intermediate", [False, True], ids=["after an epoch", "within an epoch"])
+@pytest.mark.parametrize("set_name", ["clean", "noisy"])
+def test_a_run_that_resumes_between_two_sets_has_no_gap_and_no_double(set_name, intermediate, tmp_path):
+    _, sets = digits()
+
+    def callbacks() -> list[Any]:
+        return [measuring(), StepBasedEvaluationCallback(10), SaveTrainingStateCallback(tmp_path / "states")]
+
+    whole = train(make_trainer(*callbacks()[:2]), sets)
+    train(make_trainer(*callbacks(), StopAt(set_name, intermediate=intermediate)), sets)
+    resumed = train(make_trainer(*callbacks()), sets, resume_from=tmp_path / "states")
+    assert resumed.run_history.records == whole.run_history.records
+
+
+def test_a_run_that_resumes_with_fewer_sets_evaluates_them(tmp_path):
+    _, sets = digits()
+    saver = SaveTrainingStateCallback(tmp_path / "states")
+    train(make_trainer(saver, StopAt("clean", intermediate=False)), sets)
+    resumed = train(make_trainer(saver), sets["clean"], resume_from=tmp_path / "states")
+    assert len(values(resumed, "eval_clean_loss_epoch")) == 1
+    assert len(values(resumed, "eval_loss_epoch")) == 3  # before the stop, and after each epoch
+
+
+def test_an_evaluation_that_fails_leaves_the_sets_to_the_next_one():
+    _, sets = digits()
+
+    class FailsOnce(TrainerCallback):
+        failed = False
+
+        def on_eval_epoch_end(self, trainer: Trainer, is_intermediate: bool = False, **kwargs: Any) -> None:
+            if trainer.run_history.evaluation_set == "noisy" and not self.failed:
+                self.failed = True
+                raise ValueError("this set")
+
+    trainer = make_trainer(FailsOnce())
+    with pytest.raises(ValueError, match="this set"):
+        trainer.evaluate(sets)
+    assert trainer.eval_dataset is sets
+    metrics = trainer.evaluate()
+    assert metrics.keys() == {"evaluation_loss", "evaluation_clean_loss", "evaluation_noisy_loss"}
+    assert trainer.evaluate(sets["clean"]).keys() == {"evaluation_loss"}
+
+
+def test_the_screen_has_one_row_for_all_sets(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    trainer = make_trainer(*DEFAULT_CALLBACKS, StepBasedEvaluationCallback(10))
+    train(trainer, digits()[1], num_epochs=1)
+    trainer.evaluate()
+    output = capsys.readouterr().out
+    assert output.count("1 @10") == 1
+    assert "Evaluating 2 sets, 12 batches of 8 samples, on cpu" in output
+    assert "evaluation_noisy_loss" in output
