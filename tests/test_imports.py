@@ -52,6 +52,7 @@ RANKS = {
     "models": 2,
     "prediction": 2,
     "progress": 2,
+    "report": 2,
     "training.batches": 2,
     "training.hook_output": 2,
     "training.late_counts": 2,

@@ -12,6 +12,7 @@ from pytorch_accelerated.checkpointing import tool
 from pytorch_accelerated.checkpointing.retention import Retention
 from pytorch_accelerated.errors import ConfigurationError, PytorchAcceleratedError
 from pytorch_accelerated.progress.screen import Screen, printable
+from pytorch_accelerated.report.comparing import write_comparison
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -58,7 +59,21 @@ def _parser() -> argparse.ArgumentParser:
     prune.add_argument("--greater-is-better", action="store_true", help="the greatest values of --metric are the best")
     prune.add_argument("--keep-every", type=int, metavar="M", help="keep the first at or after every M updates")
     prune.add_argument("--yes", action="store_true", help="delete without asking")
+    help_of_compare = (
+        "write a page that shows runs side by side: curves, best values, and what differs in their settings"
+    )
+    compare = topics.add_parser("compare", help=help_of_compare, description=f"W{help_of_compare[1:]}.")
+    compare.set_defaults(run=_compare)
+    help_of_run = "a page of ReportCallback, a training state or a folder of several, or a log of JSONLoggerCallback"
+    compare.add_argument("runs", nargs="+", type=Path, metavar="RUN", help=help_of_run)
+    compare.add_argument("--output", type=Path, default=Path("compare.html"), metavar="FILE", help="the page to write")
     return parser
+
+
+def _compare(options: argparse.Namespace) -> int:
+    write_comparison(options.runs, options.output)
+    print(f"Comparison: {printable(str(options.output))}")
+    return 0
 
 
 def _prune(options: argparse.Namespace) -> int:

@@ -79,6 +79,10 @@ class InvalidCheckpointError(CheckpointError):
     """A checkpoint is incomplete, damaged, or does not belong to these objects."""
 
 
+class RunFileError(PytorchAcceleratedError, ValueError):
+    """A file or folder is not a record of a run, or is damaged."""
+
+
 class CallbackSetupError(ConfigurationError, AssertionError):
     """A callback needs an argument of the run that is missing or has an invalid value."""
 

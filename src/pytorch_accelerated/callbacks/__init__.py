@@ -19,6 +19,7 @@ from pytorch_accelerated.callbacks.progress import (
     PrintProgressCallback,
     ProgressBarCallback,
 )
+from pytorch_accelerated.callbacks.report import ReportCallback
 from pytorch_accelerated.callbacks.saving import SaveBestModelCallback, SaveTrainingStateCallback
 from pytorch_accelerated.callbacks.stopping import EarlyStoppingCallback, TerminateOnNaNCallback
 from pytorch_accelerated.callbacks.weights import ModelEmaCallback
@@ -51,6 +52,7 @@ __all__ = [
     "PrintProgressCallback",
     "ProfilerCallback",
     "ProgressBarCallback",
+    "ReportCallback",
     "SaveBestModelCallback",
     "SaveTrainingStateCallback",
     "StepBasedEvaluationCallback",

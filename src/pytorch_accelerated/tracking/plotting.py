@@ -46,8 +46,8 @@ def plot_records(records: Sequence[MetricRecord], path: str | os.PathLike[str] |
         metrics.setdefault(record.name, []).append(record)
     panels: dict[str, list[str]] = {}
     for name in metrics:
-        panels.setdefault(_split(name)[1], []).append(name)
-    roles = list(dict.fromkeys(_split(name)[0] for name in metrics))
+        panels.setdefault(role_and_quantity(name)[1], []).append(name)
+    roles = list(dict.fromkeys(role_and_quantity(name)[0] for name in metrics))
     axis = next((axis for axis in ("epoch", "update") if _tells_values_apart(axis, metrics)), "value")
 
     columns = math.ceil(math.sqrt(len(panels)))
@@ -58,7 +58,7 @@ def plot_records(records: Sequence[MetricRecord], path: str | os.PathLike[str] |
         axes = figure.add_subplot(rows, columns, position)
         for name in panels[quantity]:
             # One colour for each role, in all panels.
-            _draw(axes, metrics[name], axis, colour=f"C{roles.index(_split(name)[0])}")
+            _draw(axes, metrics[name], axis, colour=f"C{roles.index(role_and_quantity(name)[0])}")
         _decorate(axes, quantity, axis)
         if panels[quantity] != [quantity]:  # otherwise the title is enough
             axes.legend(frameon=False)
@@ -67,7 +67,7 @@ def plot_records(records: Sequence[MetricRecord], path: str | os.PathLike[str] |
     return figure
 
 
-def _split(name: str) -> tuple[str, str]:
+def role_and_quantity(name: str) -> tuple[str, str]:
     """The role and the quantity of a metric: ("eval_", "loss") for "eval_loss_epoch"."""
     end = _ROLES.match(name).end()  # type: ignore[union-attr]  # it matches the empty string too
     return name[:end], name[end:].removesuffix("_epoch") or name

@@ -1,0 +1,144 @@
+"""What a page shows of a run, as plain values that are ready for JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from pytorch_accelerated.tracking.plotting import role_and_quantity
+from pytorch_accelerated.tracking.step_records import StepRecord
+from pytorch_accelerated.tracking.values import MetricRecord
+
+_LESS_IS_BETTER = ("loss", "error", "perplexity", "wer", "mae", "mse", "rmse")
+_MORE_IS_BETTER = ("accuracy", "acc", "f1", "precision", "recall", "auc", "auroc", "iou", "map", "dice", "bleu", "r2")
+_MAX_MAIN_METRICS = 3
+
+
+@dataclasses.dataclass
+class RunContents:
+    """What a page shows of one run. All values are plain; parts that are unknown are empty.
+
+    Attributes:
+        name: of the run.
+        source: the file or folder that it was read from.
+        state: `status` ("running", "finished", "stopped" or "failed"), `detail`, `started`, `updated` (seconds since
+            1970), `seconds`, `epoch`, `updates`, `skipped_updates`, `seconds_between_writes`.
+        model: facts about the model and what trains it.
+        config: the run config.
+        environment: versions, device, command line.
+        notes: the user's own facts.
+        metrics: for each metric `name`, `role`, `quantity` and the lists `epoch`, `update` and `value`.
+        steps: the step records, one list for each field; `learning_rates` has one list for each group.
+        best: for each metric that has a best value: `name`, `value`, `epoch`, `update`, `last`, `is_main`.
+        epochs: for each epoch `epoch`, `seconds`, `data_wait_seconds`, `eval_seconds` and `wall_seconds`.
+        events: `time`, `epoch`, `update`, `what` and `text`.
+        classes: see `ClassCounts.describe`.
+        scatter: `truth` and `prediction` of some samples, and `of`.
+        samples: `rows`, `of` and `what`.
+    """
+
+    name: str
+    source: str = ""
+    state: dict[str, Any] = dataclasses.field(default_factory=dict)
+    model: dict[str, Any] = dataclasses.field(default_factory=dict)
+    config: dict[str, Any] = dataclasses.field(default_factory=dict)
+    environment: dict[str, Any] = dataclasses.field(default_factory=dict)
+    notes: dict[str, Any] = dataclasses.field(default_factory=dict)
+    metrics: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    steps: dict[str, Any] = dataclasses.field(default_factory=dict)
+    best: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    epochs: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    events: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    classes: dict[str, Any] | None = None
+    scatter: dict[str, Any] | None = None
+    samples: dict[str, Any] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields, with the names of numbers that JSON lacks ("nan", "inf", "-inf") in their place."""
+        return {field.name: _json_value(getattr(self, field.name)) for field in dataclasses.fields(self)}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> RunContents:
+        """The inverse of `to_json`, except for those numbers.
+
+        Raises:
+            TypeError, ValueError: if the values are not those of a run.
+        """
+        contents = cls(**{field.name: values[field.name] for field in dataclasses.fields(cls) if field.name in values})
+        for field in dataclasses.fields(cls):
+            value, default = getattr(contents, field.name), getattr(cls("?"), field.name)
+            if not isinstance(value, (dict, type(None)) if default is None else type(default)):
+                raise ValueError(f"its {field.name} is of the type {type(value).__name__}")
+        return contents
+
+
+def metric_columns(records: Iterable[MetricRecord]) -> list[dict[str, Any]]:
+    """The numbers among the records by metric, each with its lists of epochs, updates and values."""
+    columns: dict[str, dict[str, Any]] = {}
+    for record in records:
+        if not record.is_scalar:
+            continue
+        if record.name not in columns:
+            role, quantity = role_and_quantity(record.name)
+            names = {"name": record.name, "role": role.strip("_/").replace("_", " "), "quantity": quantity}
+            columns[record.name] = {**names, "epoch": [], "update": [], "value": []}
+        column = columns[record.name]
+        column["epoch"].append(record.epoch)
+        column["update"].append(record.update)
+        column["value"].append(record.value)
+    return list(columns.values())
+
+
+def step_columns(records: Sequence[StepRecord]) -> dict[str, Any]:
+    """The step records as one list for each field, and one for each parameter group's learning rates."""
+    columns: dict[str, Any] = {field: [getattr(record, field) for record in records] for field in StepRecord._fields}
+    groups = max((len(rates) for rates in columns["learning_rates"]), default=0)
+    columns["learning_rates"] = [
+        [rates[group] if group < len(rates) else None for rates in columns["learning_rates"]] for group in range(groups)
+    ]
+    return columns
+
+
+def best_values(metrics: Iterable[Mapping[str, Any]], watched: Mapping[str, bool]) -> list[dict[str, Any]]:
+    """The best value of each metric for which better is known, with its place.
+
+    Args:
+        metrics: the result of `metric_columns`.
+        watched: whether greater is better, by the names of the metrics that callbacks watch. For others, words in
+            their names tell it: less loss or error is better, more accuracy, precision, recall, F1 and so on.
+    """
+    best = []
+    for metric in metrics:
+        greater = watched.get(metric["name"], _greater_is_better(metric["quantity"]))
+        places = [place for place, value in enumerate(metric["value"]) if not math.isnan(value)]
+        if greater is None or not places:
+            continue
+        values = metric["value"]
+        place = (max if greater else min)(places, key=values.__getitem__)
+        facts = {name: metric[name] for name in ("name", "role")}
+        at = {"value": values[place], "epoch": metric["epoch"][place], "update": metric["update"][place]}
+        best.append({**facts, **at, "last": values[-1], "is_main": metric["name"] in watched})
+    evaluated = [each for each in best if each["role"] not in ("train", "training")]
+    main = [each for each in best if each["is_main"]]
+    for each in (evaluated or best)[: _MAX_MAIN_METRICS - len(main)]:
+        each["is_main"] = True
+    return best
+
+
+def _greater_is_better(quantity: str) -> bool | None:
+    words = quantity.lower().replace("/", "_").replace("-", "_").split("_")
+    if any(word in _LESS_IS_BETTER for word in words):
+        return False
+    return True if any(word in _MORE_IS_BETTER for word in words) else None
+
+
+def _json_value(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+    if isinstance(value, dict):
+        return {str(key): _json_value(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_json_value(item) for item in value]
+    return value

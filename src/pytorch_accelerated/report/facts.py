@@ -1,0 +1,97 @@
+"""Facts about what runs: model, optimizer, versions, device, command line, commit."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+_PACKAGES = ("pytorch_accelerated", "torch", "accelerate", "numpy", "transformers", "timm", "torchvision")
+_SECRET = re.compile("token|password|passwd|secret|api[-_]?key|credential", re.IGNORECASE)
+
+
+def model_facts(model: nn.Module, optimizer: Any, loss_func: Any, scheduler: Any) -> dict[str, Any]:
+    """What is trained, and by what."""
+    parameters = list(model.parameters())
+    facts: dict[str, Any] = {
+        "class": type(model).__qualname__,
+        "parameters": sum(parameter.numel() for parameter in parameters),
+        "trainable_parameters": sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
+    }
+    if loss_func is not None:
+        facts["loss"] = getattr(loss_func, "__qualname__", type(loss_func).__qualname__)
+    groups = getattr(optimizer, "param_groups", None)
+    if groups:
+        facts["optimizer"] = type(getattr(optimizer, "optimizer", optimizer)).__qualname__
+        for index, group in enumerate(groups):
+            settings = {name: value for name, value in group.items() if name != "params" and _is_plain(value)}
+            settings.pop("lr", None)  # it is a curve
+            facts["optimizer_settings" if len(groups) == 1 else f"optimizer_group_{index}"] = settings
+    if scheduler is not None:
+        facts["scheduler"] = type(getattr(scheduler, "scheduler", scheduler)).__qualname__
+    return facts
+
+
+def environment_facts(device: torch.device, num_processes: int) -> dict[str, Any]:
+    """Versions, device, host, command line and git commit. Values of options that look like secrets are left out."""
+    versions = {name: getattr(sys.modules[name], "__version__", "?") for name in _PACKAGES if name in sys.modules}
+    facts: dict[str, Any] = {"device": str(device)}
+    if device.type == "cuda":
+        facts["device"] = f"{torch.cuda.get_device_name(device)} ({device})"
+        facts["cuda"] = torch.version.cuda
+    facts |= {
+        "processes": num_processes,
+        "processor_cores": os.cpu_count(),
+        "python": platform.python_version(),
+        **{name.replace("_", "-"): str(version) for name, version in versions.items()},
+        "system": platform.platform(),
+        "host": platform.node(),
+        "command": shlex.join(_without_secrets(sys.argv)),
+        "folder": os.getcwd(),
+    }
+    commit = _git_commit()
+    return facts if commit is None else {**facts, "git_commit": commit}
+
+
+def _without_secrets(arguments: list[str]) -> list[str]:
+    shown: list[str] = []
+    hides_next = False
+    for argument in arguments:
+        name, equals, _ = argument.partition("=")
+        if hides_next and not argument.startswith("-"):
+            shown.append("***")
+        elif _SECRET.search(name) and equals:
+            shown.append(f"{name}=***")
+        else:
+            shown.append(argument)
+        hides_next = bool(argument.startswith("-") and not equals and _SECRET.search(name))
+    return shown
+
+
+def _git_commit() -> str | None:
+    """The commit of the folder of the script, with a remark if files were changed since; None without one."""
+    script = Path(sys.argv[0] or ".")
+    folder = script.parent if script.is_file() else Path()
+    commands = (["rev-parse", "--short=12", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
+    try:
+        commit, changes = (
+            subprocess.run(["git", *command], cwd=folder, capture_output=True, text=True, timeout=5, check=True).stdout
+            for command in commands
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return commit.strip() + (" with changes" if changes.strip() else "")
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, (bool, int, float, str))

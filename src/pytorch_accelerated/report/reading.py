@@ -1,0 +1,100 @@
+"""Reads runs back: from a report, a training state, or a log with JSON lines."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pytorch_accelerated.checkpointing.saved_metrics import read_metric_records
+from pytorch_accelerated.checkpointing.verify import find_state, read_manifest
+from pytorch_accelerated.errors import PytorchAcceleratedError, RunFileError
+from pytorch_accelerated.report.contents import RunContents, best_values, metric_columns
+from pytorch_accelerated.report.page import data_in
+from pytorch_accelerated.tracking.values import MetricRecord
+
+_MAX_BYTES = 256 * 2**20
+_MAY_BE = (
+    "A run is a page that ReportCallback has written (.html), a training state or a folder of several, or a log of "
+    "JSONLoggerCallback (one JSON object per line)."
+)
+
+
+def read_run(path: Path) -> RunContents:
+    """The run that `path` shows or has saved.
+
+    Raises:
+        RunFileError: if it is nothing of that kind, or damaged.
+    """
+    if path.is_dir():
+        return _of_state(path)
+    if not path.is_file():
+        raise RunFileError(f"There is no file or folder {str(path)!r}. {_MAY_BE}")
+    if path.stat().st_size > _MAX_BYTES:
+        raise RunFileError(f"{path} has more than {_MAX_BYTES >> 20} MiB, so it is no record of a run. {_MAY_BE}")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise RunFileError(f"{path} is not text ({error}). {_MAY_BE}") from error
+    return _of_page(path, text) if "<html" in text[:1000] else _of_lines(path, text)
+
+
+def _of_page(path: Path, text: str) -> RunContents:
+    data = data_in(text)
+    if data is None:
+        raise RunFileError(f"{path} is an HTML page, but not one of a run: it contains no data of one. {_MAY_BE}")
+    try:
+        runs = json.loads(data)["runs"]
+        if len(runs) != 1:
+            raise RunFileError(f"{path} compares {len(runs)} runs. Give the page of each of them instead.")
+        return _named(RunContents.from_json(runs[0]), path)
+    except (ValueError, TypeError, LookupError) as error:
+        raise RunFileError(f"The data in {path} is not that of a run: {error}. {_MAY_BE}") from error
+
+
+def _of_state(folder: Path) -> RunContents:
+    state = find_state(folder)
+    if state is None:
+        raise RunFileError(f"There is no complete training state in {folder}. {_MAY_BE}")
+    try:
+        records = read_metric_records(state)
+        facts = read_manifest(state).facts
+    except PytorchAcceleratedError as error:
+        raise RunFileError(f"The training state {state} cannot be read: {error}") from error
+    contents = _of_records(records)
+    shown = {name: value for name, value in facts.items() if isinstance(value, (bool, int, float, str))}
+    contents.state |= {name: facts.get(name) for name in ("updates", "epochs") if name in facts}
+    contents.notes = {"training state": state.name, **shown}
+    return _named(contents, folder)
+
+
+def _of_lines(path: Path, text: str) -> RunContents:
+    records = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        try:
+            records += _records_in(json.loads(line)) if line.strip() else []
+        except (ValueError, TypeError, LookupError) as error:
+            raise RunFileError(f"Line {number} of {path} is not a row of a log: {error}. {_MAY_BE}") from error
+    if not records:
+        raise RunFileError(f"{path} contains no values. {_MAY_BE}")
+    return _named(_of_records(records), path)
+
+
+def _records_in(row: dict[str, Any]) -> list[MetricRecord]:
+    epoch, update = int(row["epoch"]), int(row["update"])
+    numbers = {name: value for name, value in row.items() if name not in ("epoch", "update")}
+    return [MetricRecord(name, float(value), epoch, update) for name, value in numbers.items()]
+
+
+def _of_records(records: list[MetricRecord]) -> RunContents:
+    metrics = metric_columns(records)
+    last = {"epoch": max((record.epoch for record in records), default=0)}
+    last["updates"] = max((record.update for record in records), default=0)
+    return RunContents(name="", state=dict(last), metrics=metrics, best=best_values(metrics, {}))
+
+
+def _named(contents: RunContents, path: Path) -> RunContents:
+    """`contents` with its source, and a name that the user recognises."""
+    contents.source = str(path)
+    contents.name = contents.name or path.stem
+    return contents

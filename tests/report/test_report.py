@@ -1,0 +1,330 @@
+"""The page of a run: what it shows is what the run did, whatever ends it, and the run is as without it."""
+
+import base64
+import json
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_diabetes
+from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import TensorDataset
+
+from pytorch_accelerated import Trainer
+from pytorch_accelerated.callbacks import ReportCallback, SaveBestModelCallback, SaveTrainingStateCallback
+from pytorch_accelerated.callbacks.base import TrainerCallback
+from pytorch_accelerated.errors import ConfigurationError, StopTrainingError
+from pytorch_accelerated.report.facts import environment_facts
+from pytorch_accelerated.report.images import as_data_uri
+from tests.report.digits import EVAL, TRAIN, outputs_of, run_on_page, train, trainer_with
+from tests.support.processes import run_on_ranks
+
+
+class At(TrainerCallback):
+    """Raises an error after so many updates."""
+
+    def __init__(self, update: int, error: BaseException) -> None:
+        self.update = update
+        self.error = error
+
+    def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        if trainer.run_state.updates == self.update:
+            raise self.error
+
+
+def test_the_page_shows_the_run(tmp_path: Path):
+    trainer = train(trainer_with(ReportCallback(tmp_path / "run.html", notes={"size": 3, "kind": Path})), 3)
+    run = run_on_page(tmp_path / "run.html")
+    history = trainer.run_history
+    shown = {metric["name"]: metric["value"] for metric in run["metrics"]}
+    assert shown == {name: history.get_metric_values(name) for name in history.get_metric_names()}
+    assert run["name"] == "run"
+    assert run["state"]["status"] == "finished"
+    assert (run["state"]["epoch"], run["state"]["updates"]) == (3, 30)
+    assert run["model"]["class"] == "Sequential"
+    assert run["model"]["parameters"] == 650
+    assert run["model"]["optimizer"] == "SGD"
+    assert run["config"] == json.loads(json.dumps(trainer.run_config.to_dict()))
+    assert run["environment"]["torch"] == torch.__version__
+    assert run["notes"] == {"size": 3, "kind": repr(Path)}
+    assert [epoch["epoch"] for epoch in run["epochs"]] == [1, 2, 3]
+    assert all(epoch["wall_seconds"] >= epoch["seconds"] > 0 for epoch in run["epochs"])
+    best = {each["name"]: each for each in run["best"]}["eval_loss_epoch"]
+    assert best["value"] == min(history.get_metric_values("eval_loss_epoch"))
+    assert best["is_main"]
+
+
+def test_classes_and_worst_samples_are_those_of_the_last_evaluation(tmp_path: Path):
+    names = [f"digit {label}" for label in range(10)]
+    trainer = train(trainer_with(ReportCallback(tmp_path / "run.html", class_names=names, num_samples=5)))
+    run = run_on_page(tmp_path / "run.html")
+    images, labels = EVAL.tensors
+    outputs = outputs_of(trainer)
+    predictions = outputs.argmax(dim=1)
+    assert run["classes"]["matrix"] == confusion_matrix(labels, predictions, labels=range(10)).tolist()
+    scores = precision_recall_fscore_support(labels, predictions, labels=range(10), zero_division=np.nan)
+    for label, row in enumerate(run["classes"]["table"]):
+        assert row["name"] == names[label]
+        found = [row[name] for name in ("precision", "recall", "f1", "support")]
+        assert found == pytest.approx([score[label] for score in scores])
+    losses = cross_entropy(outputs, labels, reduction="none")
+    worst = losses.topk(5).indices
+    rows = run["samples"]["rows"]
+    assert [row["loss"] for row in rows] == pytest.approx(losses[worst].tolist(), rel=1e-4)
+    assert [row["target"] for row in rows] == [names[label] for label in labels[worst].tolist()]
+    assert [row["prediction"] for row in rows] == [names[label] for label in predictions[worst].tolist()]
+    assert [row["image"] for row in rows] == [as_data_uri(image) for image in images[worst]]
+
+
+ON_RANKS = """
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from pytorch_accelerated.callbacks import ReportCallback
+from tests.report.digits import EVAL, train, trainer_with
+
+trainer = trainer_with(ReportCallback(sys.argv[1]))
+torch.nn.init.zeros_(trainer.model[1].weight)
+trainer.model[1].weight.data[:, ::7] = torch.linspace(-1, 1, 100).reshape(10, 10)
+trainer.evaluate(EVAL, per_device_batch_size=int(sys.argv[2]))
+if len(sys.argv) > 3:
+    assert dist.get_world_size() == 2
+    train(trainer)
+    print(Path(sys.argv[1]).is_file(), trainer.internal_run.ranks.is_first)
+    dist.destroy_process_group()
+"""
+
+
+@pytest.mark.processes
+def test_two_ranks_show_what_one_process_shows_and_the_first_writes(tmp_path: Path):
+    alone = trainer_with(ReportCallback(tmp_path / "alone.html"))
+    weights_for_ranks(alone)
+    alone.evaluate(EVAL, per_device_batch_size=10)
+    for batch_size in (7, 80):  # 80: the second rank has fewer rows, and then none
+        run_on_ranks(ON_RANKS, 2, tmp_path / "two.html", batch_size)
+        one, two = run_on_page(tmp_path / "alone.html"), run_on_page(tmp_path / "two.html")
+        assert two["environment"]["processes"] == 2
+        assert two["classes"] == one["classes"]
+        losses = [[row["loss"] for row in run["samples"]["rows"]] for run in (one, two)]
+        assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+        assert len({row["image"] for row in two["samples"]["rows"]}) > 6
+
+
+def weights_for_ranks(trainer: Trainer) -> None:
+    """Those of `ON_RANKS`."""
+    linear = trainer.model[1]  # type: ignore[index]
+    nn.init.zeros_(linear.weight)
+    linear.weight.data[:, ::7] = torch.linspace(-1, 1, 100).reshape(10, 10)
+
+
+def test_a_run_is_the_same_with_and_without_a_page(tmp_path: Path):
+    plain, shown = trainer_with(), trainer_with(ReportCallback(tmp_path / "run.html", seconds_between_writes=0))
+    for trainer in (plain, shown):
+        train(trainer)
+    torch.testing.assert_close(shown.model.state_dict(), plain.model.state_dict(), rtol=0, atol=0)
+    assert shown.run_history.records == plain.run_history.records
+
+
+def test_the_page_is_complete_whenever_it_is_read(tmp_path: Path):
+    seen = []
+
+    class Reader(TrainerCallback):
+        def on_train_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
+            run = run_on_page(tmp_path / "run.html")
+            seen.append((run["state"]["status"], run["state"]["updates"]))
+
+    train(trainer_with(ReportCallback(tmp_path / "run.html", seconds_between_writes=0), Reader()), 2)
+    assert {status for status, _ in seen} == {"running"}
+    assert [updates for _, updates in seen] == sorted(updates for _, updates in seen)
+    assert seen[-1][1] >= 0
+    assert [path.name for path in tmp_path.iterdir()] == ["run.html"]
+
+
+def test_a_resumed_run_continues_its_page(tmp_path: Path):
+    def trainer(*others: TrainerCallback) -> Trainer:
+        report = ReportCallback(tmp_path / "run.html")
+        saving = SaveTrainingStateCallback(tmp_path / "states", save_every_n_steps=7)
+        return trainer_with(SaveBestModelCallback(tmp_path / "best.pt"), saving, report, *others)
+
+    with pytest.raises(RuntimeError, match="power cut"):
+        train(trainer(At(25, RuntimeError("power cut"))), 4)
+    failed = run_on_page(tmp_path / "run.html")
+    assert failed["state"]["status"] == "failed"
+    assert failed["state"]["detail"] == "RuntimeError: power cut"
+    assert [epoch["epoch"] for epoch in failed["epochs"]] == [1, 2]
+
+    resumed = train(trainer(), 4, resume_from=tmp_path / "states")
+    run = run_on_page(tmp_path / "run.html")
+    assert run["state"]["status"] == "finished"
+    assert run["state"]["started"] == failed["state"]["started"]
+    assert run["state"]["seconds"] > sum(epoch["wall_seconds"] for epoch in run["epochs"][:2])
+    assert [epoch["epoch"] for epoch in run["epochs"]] == [1, 2, 3, 4]
+    updates = next(metric["update"] for metric in run["metrics"] if metric["name"] == "eval_loss_epoch")
+    assert updates == [10, 20, 30, 40] == [r.update for r in resumed.run_history.records if r.name == "eval_loss_epoch"]
+    what = [event["what"] for event in run["events"]]
+    assert what.count("resumed") == 1
+    assert "saved" in what
+    assert "best model" in what
+    assert "failed" not in what  # it was after the state from which the run was resumed
+
+
+def test_a_second_run_of_a_trainer_begins_a_new_page(tmp_path: Path):
+    trainer = trainer_with(ReportCallback(tmp_path / "run.html"))
+    train(trainer, 3)
+    train(trainer, 1)
+    run = run_on_page(tmp_path / "run.html")
+    assert [epoch["epoch"] for epoch in run["epochs"]] == [1]
+    assert run["state"]["updates"] == 10
+
+
+def test_a_stopped_run_says_why(tmp_path: Path):
+    train(trainer_with(At(13, StopTrainingError("enough </script> seen")), ReportCallback(tmp_path / "run.html")))
+    run = run_on_page(tmp_path / "run.html")
+    assert (run["state"]["status"], run["state"]["detail"]) == ("stopped", "enough </script> seen")
+    assert (tmp_path / "run.html").read_text().count("</script>") == 3  # text of a run cannot end one
+
+
+def test_skipped_updates_and_values_that_are_no_numbers_are_shown(tmp_path: Path):
+    class Broken(Trainer):
+        def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
+            output = super().calculate_train_batch_loss(batch)
+            if self.run_state.updates in (3, 4):
+                output["loss"] = output["loss"] * torch.nan
+            return output
+
+    class Records(TrainerCallback):
+        def on_eval_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+            trainer.run_history.update_metric("eval_ratio", float("inf"))
+            trainer.run_history.update_metric("eval_matrix", torch.eye(2))
+
+    report = ReportCallback(tmp_path / "run.html")
+    with pytest.warns(UserWarning, match="cannot be applied"):
+        train(trainer_with(Records(), report, trainer_class=Broken), 1, nonfinite_policy="skip")
+    run = run_on_page(tmp_path / "run.html")
+    assert run["state"]["skipped_updates"] == 2
+    assert [event["text"] for event in run["events"] if event["what"] == "skipped"] == [
+        "2 updates, gradients not finite"
+    ]
+    assert {metric["name"]: metric["value"] for metric in run["metrics"]}["eval_ratio"] == ["inf"]
+    assert "eval_matrix" not in {metric["name"] for metric in run["metrics"]}
+
+
+def test_an_evaluation_after_training_keeps_the_curves(tmp_path: Path):
+    trainer = train(trainer_with(ReportCallback(tmp_path / "run.html")))
+    curves = run_on_page(tmp_path / "run.html")["metrics"]
+    trainer.evaluate(TRAIN, per_device_batch_size=50)
+    run = run_on_page(tmp_path / "run.html")
+    assert run["metrics"] == curves
+    assert run["state"]["status"] == "finished"
+    assert (run["classes"]["of"], run["classes"]["total"]) == ("evaluate()", 300)
+    assert run["events"][-1]["text"].startswith("evaluation_loss ")
+
+
+def test_regression_shows_what_is_predicted_over_what_is_true(tmp_path: Path):
+    inputs, targets = load_diabetes(return_X_y=True)
+    data = TensorDataset(torch.tensor(inputs).float(), torch.tensor(targets).float()[:, None] / 100)
+    model = nn.Linear(10, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = Trainer(model, nn.MSELoss(), optimizer, callbacks=[ReportCallback(tmp_path / "run.html")])
+    trainer.train(data, 1, data, per_device_batch_size=64)
+    run = run_on_page(tmp_path / "run.html")
+    assert run["classes"] is None
+    assert run["scatter"]["truth"] == pytest.approx(data.tensors[1][:, 0].tolist())
+    with torch.no_grad():
+        outputs = model(data.tensors[0])
+    assert run["scatter"]["prediction"] == pytest.approx(outputs[:, 0].tolist(), rel=1e-4)
+    errors = (outputs - data.tensors[1]).square()[:, 0]
+    worst = errors.topk(12)
+    assert [row["loss"] for row in run["samples"]["rows"]] == pytest.approx(worst.values.tolist(), rel=1e-4)
+    assert run["samples"]["rows"][0]["values"].startswith(f"{inputs[worst.indices[0], 0]:.4g}, ")
+
+
+def test_two_classes_from_one_logit_are_classes(tmp_path: Path):
+    images, labels = TRAIN.tensors
+    data = TensorDataset(images.flatten(1), (labels > 4).float()[:, None])
+    model = nn.Linear(64, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = Trainer(model, nn.BCEWithLogitsLoss(), optimizer, callbacks=[ReportCallback(tmp_path / "run.html")])
+    trainer.train(data, 1, data, per_device_batch_size=64)
+    with torch.no_grad():
+        predicted = model(data.tensors[0]) > 0
+    matrix = confusion_matrix(data.tensors[1][:, 0], predicted[:, 0].float()).tolist()
+    assert run_on_page(tmp_path / "run.html")["classes"]["matrix"] == matrix
+
+
+def test_targets_to_be_ignored_and_outputs_of_other_shapes_are_left_out(tmp_path: Path):
+    images, labels = EVAL.tensors
+    some = labels.clone()
+    some[::3] = -100
+    trainer = trainer_with(ReportCallback(tmp_path / "run.html"))
+    trainer.train(TRAIN, 1, TensorDataset(images, some), per_device_batch_size=50)
+    run = run_on_page(tmp_path / "run.html")
+    assert run["classes"]["total"] == (some >= 0).sum()
+    assert "-100" not in {row["target"] for row in run["samples"]["rows"]}
+
+    class Sequences(Trainer):
+        def calculate_eval_batch_loss(self, batch: Any) -> dict[str, Any]:
+            output = super().calculate_eval_batch_loss(batch)
+            return {**output, "model_outputs": output["model_outputs"][:, None].expand(-1, 3, -1)}
+
+    train(trainer_with(ReportCallback(tmp_path / "run.html"), trainer_class=Sequences))
+    run = run_on_page(tmp_path / "run.html")
+    assert run["classes"] is run["scatter"] is run["samples"] is None
+
+
+def test_a_page_that_cannot_be_written_costs_one_warning(tmp_path: Path):
+    (tmp_path / "file").touch()
+    report = ReportCallback(tmp_path / "file" / "run.html", seconds_between_writes=0)
+    with pytest.warns(UserWarning, match="The run continues") as warned:
+        trainer = train(trainer_with(report), 3)
+    assert len(warned) == 1
+    assert trainer.run_state.epochs == 3
+
+
+def test_arguments_that_cannot_be_are_rejected():
+    with pytest.raises(ConfigurationError, match="negative"):
+        ReportCallback(num_samples=-1)
+
+
+def test_secrets_on_the_command_line_are_not_shown(monkeypatch: pytest.MonkeyPatch):
+    arguments = ["train.py", "--lr", "0.1", "--hub-token", "hf_abc", "--api_key=abc", "--password", "--name", "x"]
+    monkeypatch.setattr("sys.argv", arguments)
+    command = environment_facts(torch.device("cpu"), 1)["command"]
+    assert command == "train.py --lr 0.1 --hub-token '***' '--api_key=***' --password --name x"
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 20, 30), (4, 9, 9), (300, 200), (3, 500, 250)])
+def test_a_picture_has_the_pixels_of_the_input(shape: tuple[int, ...]):
+    row = torch.rand(shape, generator=torch.Generator().manual_seed(0)) * 7 - 3
+    png = base64.b64decode(as_data_uri(row).removeprefix("data:image/png;base64,"))
+    width, height, depth, kind = struct.unpack(">IIBB", png[16:26])
+    channels = 3 if kind == 2 else 1
+    assert depth == 8
+    assert channels == (1 if row.ndim == 2 or len(row) == 1 else 3)
+    length = struct.unpack(">I", png[33:37])[0]
+    pixels = np.frombuffer(zlib.decompress(png[41 : 41 + length]), dtype=np.uint8).reshape(height, 1 + width * channels)
+    assert max(height, width) <= 128
+    if max(row.shape) <= 128:
+        kept = row.reshape(-1, *row.shape[-2:])[:channels] if row.ndim == 2 else row[:3]
+        low, high = kept.min(), kept.max()
+        expected = ((kept - low) / (high - low) * 255).round().permute(1, 2, 0).reshape(height, -1)
+        assert np.abs(pixels[:, 1:].astype(int) - expected.numpy()).max() <= 1
+
+
+def test_the_state_of_the_page_is_plain(tmp_path: Path):
+    report = ReportCallback(tmp_path / "run.html")
+    train(trainer_with(report))
+    state = report.state_dict()
+    other = ReportCallback(tmp_path / "run.html")
+    other.load_state_dict(state)
+    saved, loaded = (json.loads(each.state_dict()["page"]) for each in (report, other))
+    assert {**loaded, "seconds": 0} == {**saved, "seconds": 0}
