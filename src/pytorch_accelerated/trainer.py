@@ -168,6 +168,7 @@ class Trainer(TrainerHooks):
         nonfinite_policy: str | None = None,
         max_skipped_updates: int = 10,
         split_on_oom: bool = False,
+        overfit_batches: int | None = None,
     ) -> RunHistory:
         """Train, and evaluate after each epoch if there is an evaluation set. Must be called by all ranks.
 
@@ -207,6 +208,9 @@ class Trainer(TrainerHooks):
                 the run waits for the device once per update.
             max_skipped_updates: the number of updates in a row that `nonfinite_policy` may skip.
             split_on_oom: compute a batch that does not fit into memory, and all later ones, in parts. For one process.
+            overfit_batches: train on the first batches of each rank only, the same ones in every epoch, in the order of
+                the dataset, and evaluate on them instead of `eval_dataset`: a model that cannot learn these by heart
+                has a bug. Schedules are those of the short epochs; augmentations stay random.
 
         Returns:
             A copy of the run history, which a later `evaluate` does not change.
@@ -233,7 +237,10 @@ class Trainer(TrainerHooks):
             nonfinite_policy=nonfinite_policy,
             max_skipped_updates=max_skipped_updates,
             split_on_oom=split_on_oom,
+            overfit_batches=overfit_batches,
         )
+        if overfit_batches is not None:
+            eval_dataset = train_dataset
         check_run_arguments(
             train_dataloader_kwargs=train_dataloader_kwargs,
             eval_dataloader_kwargs=eval_dataloader_kwargs,

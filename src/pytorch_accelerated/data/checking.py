@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
+
 from pytorch_accelerated.data.fingerprints import hash_of_contents
 from pytorch_accelerated.data.updates import RunLoader
 from pytorch_accelerated.errors import ConfigurationError, DataError
@@ -46,6 +48,26 @@ def refuse_rearranged(loader: RunLoader) -> None:
             f"Predictions come in the order of the dataset, one for each sample, but the loader "
             f"{'shuffles' if loader.is_shuffled else 'leaves out samples at the end (drop_last=True)'}. Pass the "
             "dataset itself, or a loader that doesn't do this."
+        )
+
+
+def refuse_other_order(loader: Any) -> None:
+    """Refuse to train on the first batches of a torch loader that does not read its dataset from the beginning.
+
+    The order of a stream, and of a loader of another kind, is its own affair.
+
+    Raises:
+        ConfigurationError: names the sampler.
+    """
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        return
+    samplers = (loader.sampler, loader.batch_sampler)
+    others = [each for each in samplers if type(each) not in (SequentialSampler, BatchSampler, type(None))]
+    if others:
+        raise ConfigurationError(
+            f"`overfit_batches` takes the first batches of the dataset, but the loader has a "
+            f"{type(others[0]).__name__}, which may choose others in every epoch. Pass the dataset itself, or a loader "
+            "with `shuffle=False`."
         )
 
 

@@ -29,7 +29,10 @@ _FEWEST_UPDATES = 20  # fewer make no curve
 _SMOOTHING = 0.05  # standard deviation of the weights of losses in a mean, as a share of all updates
 _LEAST_FALL = 0.05  # of the loss, as a share of where it began, below which there is no suggestion
 # What `train` takes and the test determines itself.
-_NOT_TAKEN = ("num_epochs", "max_num_train_steps", "eval_dataset", "create_scheduler_fn", "resume_from", "max_duration")
+_NOT_TAKEN = (
+    *("num_epochs", "max_num_train_steps", "max_duration", "overfit_batches"),
+    *("eval_dataset", "create_scheduler_fn", "resume_from"),
+)
 _FORCED = {
     "create_scheduler_fn": None,
     "eval_dataset": None,

@@ -40,11 +40,12 @@ class TrainSettings:
     nonfinite_policy: str | None = None
     max_skipped_updates: int = 10
     split_on_oom: bool = False
+    overfit_batches: int | None = None
 
     def __post_init__(self) -> None:
         wrong_kinds: list[str] = []
         wrong_values: list[str] = []
-        optional = ("num_epochs", "eval_per_device_batch_size", "max_num_train_steps")
+        optional = ("num_epochs", "eval_per_device_batch_size", "max_num_train_steps", "overfit_batches")
         counts = ("per_device_batch_size", "gradient_accumulation_steps", "max_skipped_updates", *optional)
         limits = ("gradient_clip_value", "gradient_clip_norm")
         for name in counts:

@@ -12,8 +12,10 @@ from torch import nn
 from pytorch_accelerated.callbacks.saving import SaveTrainingStateCallback
 from pytorch_accelerated.callbacks.watching import WatchedMetric
 from pytorch_accelerated.data.building import check_dataset
+from pytorch_accelerated.data.checking import refuse_other_order
 from pytorch_accelerated.data.evaluation_sets import check_eval_dataset, named_sets
 from pytorch_accelerated.data.resuming import data_facts
+from pytorch_accelerated.data.slicing import DataLoaderSlice
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError
 from pytorch_accelerated.models.preparation import is_replicated
 from pytorch_accelerated.processes.plugins import refuse_static_graph
@@ -176,9 +178,14 @@ def start_training(
     if isinstance(hooks.model, nn.Module):
         hooks.model.zero_grad()  # an interrupted run may have left half of an update
     eval_batch_size = settings.eval_per_device_batch_size or settings.per_device_batch_size
+    if settings.overfit_batches is not None:
+        train_dl_kwargs = {**(train_dl_kwargs or {}), "shuffle": False}
     run.loaders.train_kwargs, run.loaders.eval_kwargs = dict(train_dl_kwargs or {}), dict(eval_dl_kwargs or {})
     run.loaders.train = hooks.create_train_dataloader(settings.per_device_batch_size, train_dl_kwargs)
-    _make_eval_loaders(run, eval_batch_size, eval_dl_kwargs)
+    if settings.overfit_batches is None:
+        _make_eval_loaders(run, eval_batch_size, eval_dl_kwargs)
+    else:
+        _overfit(run, settings.overfit_batches, train_dl_kwargs)
     prepare()
     if any(isinstance(callback, SaveTrainingStateCallback) for callback in hooks.callback_handler):
         # It fetches rows: now, not when a signal urgently asks for a state.
@@ -194,6 +201,18 @@ def start_training(
     if state is not None:
         run.resume(state)
     run.stopping.start_clock()
+
+
+def _overfit(run: Run, num_batches: int, train_dl_kwargs: Mapping[str, Any] | None) -> None:
+    """Limit the training loader to its first batches, and evaluate on the same ones."""
+    hooks, loaders = run.hooks, run.loaders
+    refuse_other_order(loaders.train)
+    loaders.train = DataLoaderSlice(loaders.train, num_batches)
+    same = hooks.create_train_dataloader(run.settings.per_device_batch_size, train_dl_kwargs)
+    loaders.eval, loaders.eval_kwargs = DataLoaderSlice(same, num_batches), loaders.train_kwargs
+    loaders.eval_sets, loaders.further_eval = {}, {}
+    batches = "batch" if num_batches == 1 else f"{num_batches} batches"
+    run.print(f"Overfitting: every epoch trains and evaluates on the first {batches} of each rank, without shuffling")
 
 
 def start_evaluation(

@@ -1,0 +1,147 @@
+"""`overfit_batches`: the same few batches in every epoch, and in evaluation."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
+
+from pytorch_accelerated import Trainer, TrainerPlaceholderValues
+from pytorch_accelerated.callbacks import EarlyStoppingCallback, SaveTrainingStateCallback
+from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError
+from pytorch_accelerated.schedulers import CosineLrScheduler
+from tests.support.processes import run_on_ranks
+from tests.support.reference import assert_same_parameters
+
+ROWS = torch.arange(20.0).reshape(20, 1)
+
+
+class Recording(Trainer):
+    """Notes the first column of every batch."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        self.trained: list[list[float]] = []
+        self.evaluated: list[list[float]] = []
+        torch.manual_seed(0)
+        model = nn.Linear(1, 1)
+        super().__init__(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), 1e-4), **{"callbacks": (), **kwargs})
+
+    def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
+        self.trained.append(batch[0].flatten().tolist())
+        return super().calculate_train_batch_loss(batch)
+
+    def calculate_eval_batch_loss(self, batch: Any) -> dict[str, Any]:
+        self.evaluated.append(batch[0].flatten().tolist())
+        return super().calculate_eval_batch_loss(batch)
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter([(row, row) for row in ROWS])
+
+
+FIRST_TWO = [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [(ROWS, ROWS), TensorDataset(ROWS, ROWS), DataLoader(TensorDataset(ROWS, ROWS), batch_size=3), Stream()],
+    ids=["tensors", "dataset", "loader", "stream"],
+)
+def test_every_epoch_and_evaluation_has_the_same_first_batches(data: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    trainer = Recording()
+    history = trainer.train(data, 3, (ROWS + 100, ROWS), per_device_batch_size=3, overfit_batches=2)
+    assert trainer.trained == FIRST_TWO * 3
+    assert trainer.evaluated == FIRST_TWO * 3
+    assert len(history.get_metric_values("eval_loss_epoch")) == 3
+    lines = [line for line in capsys.readouterr().out.splitlines() if "Overfitting" in line]
+    assert lines == [
+        "Overfitting: every epoch trains and evaluates on the first 2 batches of each rank, without shuffling"
+    ]
+
+
+def test_without_an_evaluation_set_and_with_a_larger_evaluation_batch_it_is_the_same() -> None:
+    trainer = Recording(callbacks=[EarlyStoppingCallback()])
+    trainer.train((ROWS, ROWS), 2, per_device_batch_size=3, eval_per_device_batch_size=10, overfit_batches=2)
+    assert trainer.evaluated == FIRST_TWO * 2
+
+
+def test_accumulation_and_the_schedule_count_the_short_epochs() -> None:
+    trainer = Recording()
+    trainer.train(
+        (ROWS, ROWS),
+        4,
+        per_device_batch_size=3,
+        gradient_accumulation_steps=2,
+        overfit_batches=3,
+        create_scheduler_fn=CosineLrScheduler.create_scheduler_fn(
+            num_warmup_epochs=0, total_num_epochs=TrainerPlaceholderValues.NUM_EPOCHS
+        ),
+    )
+    assert trainer.run_config.num_update_steps_per_epoch == 2
+    assert trainer.run_config.max_num_train_steps == trainer.run_state.updates == 8
+    assert trainer.optimizer.param_groups[0]["lr"] < 1e-5
+
+
+def test_more_batches_than_there_are_use_all_of_them() -> None:
+    trainer = Recording()
+    trainer.train((ROWS, ROWS), 1, per_device_batch_size=8, overfit_batches=50)
+    assert sum(trainer.trained, []) == ROWS.flatten().tolist()
+
+
+def test_it_resumes(tmp_path: Path) -> None:
+    saver = SaveTrainingStateCallback(tmp_path, save_every_n_steps=1, max_checkpoints=None)
+    whole, rest = Recording(callbacks=[saver]), Recording()
+    whole.train((ROWS, ROWS), 4, per_device_batch_size=3, overfit_batches=2)
+    rest.train((ROWS, ROWS), 4, per_device_batch_size=3, overfit_batches=2, resume_from=tmp_path / "step_3")
+    assert rest.trained == whole.trained[3:]
+    assert_same_parameters(rest.model, whole.model, tolerance=0)
+
+
+def test_a_model_learns_its_batches_by_heart() -> None:
+    torch.manual_seed(0)
+    rows, targets = torch.randn(100, 6), torch.randint(0, 3, (100,))
+    model = nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, 3))
+    trainer = Trainer(model, nn.CrossEntropyLoss(), torch.optim.AdamW(model.parameters(), 0.02), callbacks=())
+    history = trainer.train((rows, targets), 60, overfit_batches=2)
+    assert history.get_latest_metric("eval_loss_epoch") < 0.05
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        DataLoader(TensorDataset(ROWS, ROWS), batch_size=3, shuffle=True),
+        DataLoader(TensorDataset(ROWS, ROWS), batch_size=3, sampler=WeightedRandomSampler([1.0] * 20, 20)),
+    ],
+)
+def test_a_loader_that_shuffles_is_an_error(data: Any) -> None:
+    with pytest.raises(ConfigurationError, match="`overfit_batches` takes the first .* has a .*RandomSampler.*Pass"):
+        Recording().train(data, 1, overfit_batches=2)
+
+
+@pytest.mark.parametrize(
+    ("value", "error"), [(0, ConfigurationError), (-1, ConfigurationError), (0.5, ArgumentTypeError), (True, TypeError)]
+)
+def test_bad_values_are_errors(value: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match="`overfit_batches` is .*whole number of at least 1|`overfit_batches`.*at least 1"):
+        Recording().train((ROWS, ROWS), 1, overfit_batches=value)
+
+
+@pytest.mark.processes
+def test_each_rank_has_its_own_batches() -> None:
+    script = """
+import torch
+from tests.training.test_overfit_batches import FIRST_TWO, ROWS, Recording
+
+trainer = Recording()
+assert trainer.internal_run.ranks.count == 2
+trainer.train((ROWS, ROWS), 2, per_device_batch_size=3, overfit_batches=1)
+rank = trainer.internal_run.ranks.index
+assert trainer.trained == trainer.evaluated == [FIRST_TWO[rank]] * 2
+print("all is well")
+torch.distributed.destroy_process_group()
+"""
+    output = run_on_ranks(script, 2, cwd=Path(__file__).parents[2])
+    assert output.stdout.count("all is well") == 2
