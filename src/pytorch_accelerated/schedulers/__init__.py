@@ -2,6 +2,7 @@
 
 from pytorch_accelerated.schedulers.cosine_scheduler import CosineLrScheduler
 from pytorch_accelerated.schedulers.decay_scheduler import LinearLrScheduler, PolynomialLrScheduler
+from pytorch_accelerated.schedulers.preview import plot_schedule, scheduled_values
 from pytorch_accelerated.schedulers.scheduler_base import SchedulerBase, StatefulSchedulerBase
 from pytorch_accelerated.schedulers.warmup_scheduler import ConstantLrScheduler, InverseSqrtLrScheduler
 from pytorch_accelerated.schedulers.wsd_scheduler import WSDLrScheduler, estimate_checkpoint_steps
@@ -16,4 +17,6 @@ __all__ = [
     "StatefulSchedulerBase",
     "WSDLrScheduler",
     "estimate_checkpoint_steps",
+    "plot_schedule",
+    "scheduled_values",
 ]

@@ -1,0 +1,203 @@
+"""The learning rates of a run, before there is one."""
+
+from __future__ import annotations
+
+import copy
+import os
+import warnings
+from collections import defaultdict
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError
+from pytorch_accelerated.optional import require
+from pytorch_accelerated.run_config import TrainerRunConfig
+from pytorch_accelerated.schedulers.scheduler_base import StatefulSchedulerBase
+from pytorch_accelerated.training.placeholders import replace_trainer_placeholder_values, settle_epoch_counts
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_MOST_GROUPS = 10  # in a figure: as many as matplotlib has colours
+
+
+class _PlannedRun(NamedTuple):
+    """What placeholders are read from."""
+
+    run_config: TrainerRunConfig
+
+
+def scheduled_values(
+    create_scheduler_fn: Callable[..., Any],
+    num_epochs: int,
+    num_updates_per_epoch: int,
+    *,
+    optimizer: torch.optim.Optimizer | None = None,
+    lr: float = 1.0,
+    step_scheduler: str = "update",
+    field: str = "lr",
+) -> list[tuple[float, ...]]:
+    """The learning rates with which a run would make its updates: for each update, one for each parameter group.
+
+    Schedulers are created and stepped as a trainer does it: this library's and torch's, per update or per epoch, and
+    timm's as `TrainerWithTimmScheduler` does. Nothing is trained, and the optimizer is not changed.
+
+    Args:
+        create_scheduler_fn: the argument of `Trainer.train`; placeholders in a `functools.partial` are filled in.
+        num_epochs: the epochs of the run.
+        num_updates_per_epoch: the optimizer updates of an epoch, over all ranks: batches of a rank divided by
+            `gradient_accumulation_steps`, rounded up.
+        optimizer: the optimizer of the run, with its parameter groups; without it, an AdamW with one group.
+        lr: the rate of that AdamW. With 1.0, values are shares of the rate.
+        step_scheduler: the argument of `Trainer.train`: "update" or "epoch".
+        field: another field of the groups that is scheduled, such as "weight_decay" or "momentum".
+
+    Raises:
+        ConfigurationError, ArgumentTypeError: for invalid arguments, or a scheduler that depends on a metric.
+        Any error of the scheduler, such as torch's for a `OneCycleLR` that is shorter than the run.
+    """
+    for name, count in (("num_epochs", num_epochs), ("num_updates_per_epoch", num_updates_per_epoch)):
+        if isinstance(count, bool) or not isinstance(count, int):
+            raise ArgumentTypeError(f"`{name}` is {count!r} ({type(count).__name__}): pass a whole number.")
+        if count < 1:
+            raise ConfigurationError(f"`{name}` is {count}, but a run has at least one: pass 1 or more.")
+    if step_scheduler not in ("update", "epoch"):
+        raise ConfigurationError(f"`step_scheduler` is {step_scheduler!r}: choose 'update' or 'epoch'.")
+    if not callable(create_scheduler_fn):
+        raise ArgumentTypeError(
+            f"`create_scheduler_fn` is {create_scheduler_fn!r}, which is not callable. Pass a function that takes the "
+            "optimizer and returns a scheduler, as you would to `Trainer.train`."
+        )
+    stand_in = _stand_in(optimizer, lr)
+    planned = _PlannedRun(_config(num_epochs, num_updates_per_epoch))
+    scheduler = replace_trainer_placeholder_values(planned, create_scheduler_fn)(stand_in)
+    settle_epoch_counts(scheduler)
+    if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        raise ConfigurationError("ReduceLROnPlateau follows a metric of the run, so its rates are unknown before it.")
+    missing = [index for index, group in enumerate(stand_in.param_groups) if field not in group]
+    if missing:
+        raise ConfigurationError(f"Parameter group {missing[0]} has no {field!r}: name a field that all groups have.")
+    steps = _Steps(scheduler, step_scheduler)
+    values = []
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*lr_scheduler.step.*", UserWarning)  # the stand-in has no gradients
+        for epoch in range(num_epochs):
+            for update in range(num_updates_per_epoch):
+                values.append(tuple(float(group[field]) for group in stand_in.param_groups))
+                stand_in.step()
+                steps.after_update(epoch * num_updates_per_epoch + update + 1)
+            steps.after_epoch(epoch + 1)
+    return values
+
+
+def plot_schedule(
+    create_scheduler_fn: Callable[..., Any],
+    num_epochs: int,
+    num_updates_per_epoch: int,
+    *,
+    path: str | os.PathLike[str] | None = None,
+    field: str = "lr",
+    **arguments: Any,
+) -> Figure:
+    """A matplotlib figure of the learning rates that a run would have, over its epochs. Nothing is trained.
+
+    Args:
+        create_scheduler_fn, num_epochs, num_updates_per_epoch, field, arguments: see `scheduled_values`.
+        path: also save the picture there; the suffix determines the format.
+
+    Raises:
+        MissingDependencyError: if matplotlib is not installed.
+        Any error of `scheduled_values`.
+    """
+    values = scheduled_values(create_scheduler_fn, num_epochs, num_updates_per_epoch, field=field, **arguments)
+    figure_module = require("matplotlib.figure", extra="plot", needed_by="plot_schedule")
+    figure: Figure = figure_module.Figure(figsize=(6, 3), layout="constrained")
+    axes = figure.add_subplot()
+    epochs = [update / num_updates_per_epoch for update in range(len(values))]
+    curves: dict[tuple[Any, ...], list[int]] = {}
+    for index, curve in enumerate(zip(*values, strict=True)):
+        curves.setdefault(curve, []).append(index)
+    for curve, groups in list(curves.items())[:_MOST_GROUPS]:
+        label = f"group{'s' if len(groups) > 1 else ''} {', '.join(map(str, groups))}"
+        axes.plot([*epochs, num_epochs], [*curve, curve[-1]], drawstyle="steps-post", linewidth=1.8, label=label)
+    axes.set_xlabel(f"epoch ({num_updates_per_epoch} update{'s' if num_updates_per_epoch > 1 else ''} each)")
+    axes.set_title("learning rate" if field == "lr" else field.replace("_", " "), loc="left")
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    if len(curves) > 1:
+        axes.legend(frameon=False)
+    if path is not None:
+        figure.savefig(path, dpi=150)
+    return figure
+
+
+class _Steps:
+    """Steps a scheduler as the trainer does that its kind belongs to."""
+
+    def __init__(self, scheduler: Any, step_scheduler: str) -> None:
+        self._scheduler = scheduler
+        is_ours = isinstance(scheduler, StatefulSchedulerBase)
+        self._is_of_timm = not is_ours and hasattr(scheduler, "step_update")
+        self._steps_per_update = step_scheduler == "update"
+        if not (self._is_of_timm or callable(getattr(scheduler, "step", None))):
+            raise ArgumentTypeError(
+                f"`create_scheduler_fn` returned {scheduler!r}, which has no method `step`. Return a scheduler."
+            )
+
+    def after_update(self, updates: int) -> None:
+        if self._is_of_timm:
+            self._scheduler.step_update(num_updates=updates)
+        elif self._steps_per_update:
+            self._scheduler.step()
+
+    def after_epoch(self, epochs: int) -> None:
+        if self._is_of_timm:
+            if hasattr(self._scheduler, "step"):
+                self._scheduler.step(epochs)
+        elif not self._steps_per_update:
+            self._scheduler.step()
+
+
+def _stand_in(optimizer: Any, lr: float) -> torch.optim.Optimizer:
+    """An optimizer like the given one, with the same groups, whose parameters are empty."""
+    if optimizer is None:
+        return torch.optim.AdamW([torch.zeros(1, requires_grad=True)], lr=lr)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ArgumentTypeError(f"`optimizer` is {optimizer!r}: pass a torch optimizer, or leave it out.")
+    stand_in = copy.copy(optimizer)
+    stand_in.state = defaultdict(dict)
+    stand_in.param_groups = [
+        {
+            name: [torch.zeros(1, requires_grad=True)] if name == "params" else copy.deepcopy(value)
+            for name, value in group.items()
+        }
+        for group in optimizer.param_groups
+    ]
+    return stand_in
+
+
+def _config(num_epochs: int, num_updates_per_epoch: int) -> TrainerRunConfig:
+    """The run config of a run of this size, as far as placeholders go."""
+    return TrainerRunConfig(
+        num_epochs=num_epochs,
+        train_per_device_batch_size=None,
+        train_dl_kwargs=None,
+        eval_per_device_batch_size=None,
+        eval_dl_kwargs=None,
+        gradient_accumulation_steps=1,
+        gradient_clip_value=None,
+        train_total_batch_size=None,
+        eval_total_batch_size=None,
+        num_update_steps_per_epoch=num_updates_per_epoch,
+        num_local_update_steps_per_epoch=num_updates_per_epoch,
+        max_num_train_steps=num_epochs * num_updates_per_epoch,
+        is_local_process_zero=True,
+        is_world_process_zero=True,
+        is_distributed=False,
+        mixed_precision="no",
+        num_processes=1,
+        train_dataloader_len=num_updates_per_epoch,
+    )
