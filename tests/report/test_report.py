@@ -67,19 +67,30 @@ def test_classes_and_worst_samples_are_those_of_the_last_evaluation(tmp_path: Pa
     images, labels = EVAL.tensors
     outputs = outputs_of(trainer)
     predictions = outputs.argmax(dim=1)
-    assert run["classes"]["matrix"] == confusion_matrix(labels, predictions, labels=range(10)).tolist()
+    assert (
+        run["predictions"][""]["classes"]["matrix"] == confusion_matrix(labels, predictions, labels=range(10)).tolist()
+    )
     scores = precision_recall_fscore_support(labels, predictions, labels=range(10), zero_division=np.nan)
-    for label, row in enumerate(run["classes"]["table"]):
+    for label, row in enumerate(run["predictions"][""]["classes"]["table"]):
         assert row["name"] == names[label]
         found = [row[name] for name in ("precision", "recall", "f1", "support")]
         assert found == pytest.approx([score[label] for score in scores])
     losses = cross_entropy(outputs, labels, reduction="none")
     worst = losses.topk(5).indices
-    rows = run["samples"]["rows"]
+    rows = run["predictions"][""]["samples"]["rows"]
     assert [row["loss"] for row in rows] == pytest.approx(losses[worst].tolist(), rel=1e-4)
     assert [row["target"] for row in rows] == [names[label] for label in labels[worst].tolist()]
     assert [row["prediction"] for row in rows] == [names[label] for label in predictions[worst].tolist()]
     assert [row["image"] for row in rows] == [as_data_uri(image) for image in images[worst]]
+
+
+def test_each_of_several_evaluation_sets_has_its_predictions(tmp_path: Path):
+    trainer = trainer_with(ReportCallback(tmp_path / "run.html"))
+    trainer.train(TRAIN, 1, {"same": TRAIN, "other": EVAL}, per_device_batch_size=50)
+    totals = {
+        name: each["classes"]["total"] for name, each in run_on_page(tmp_path / "run.html")["predictions"].items()
+    }
+    assert totals == {"same": 300, "other": 137}
 
 
 ON_RANKS = """
@@ -113,10 +124,10 @@ def test_two_ranks_show_what_one_process_shows_and_the_first_writes(tmp_path: Pa
         run_on_ranks(ON_RANKS, 2, tmp_path / "two.html", batch_size)
         one, two = run_on_page(tmp_path / "alone.html"), run_on_page(tmp_path / "two.html")
         assert two["environment"]["processes"] == 2
-        assert two["classes"] == one["classes"]
-        losses = [[row["loss"] for row in run["samples"]["rows"]] for run in (one, two)]
+        assert two["predictions"][""]["classes"] == one["predictions"][""]["classes"]
+        losses = [[row["loss"] for row in run["predictions"][""]["samples"]["rows"]] for run in (one, two)]
         assert losses[1] == pytest.approx(losses[0], rel=1e-5)
-        assert len({row["image"] for row in two["samples"]["rows"]}) > 6
+        assert len({row["image"] for row in two["predictions"][""]["samples"]["rows"]}) > 6
 
 
 def weights_for_ranks(trainer: Trainer) -> None:
@@ -225,7 +236,8 @@ def test_an_evaluation_after_training_keeps_the_curves(tmp_path: Path):
     run = run_on_page(tmp_path / "run.html")
     assert run["metrics"] == curves
     assert run["state"]["status"] == "finished"
-    assert (run["classes"]["of"], run["classes"]["total"]) == ("evaluate()", 300)
+    predictions = run["predictions"][""]
+    assert (predictions["of"], predictions["classes"]["total"]) == ("evaluate()", 300)
     assert run["events"][-1]["text"].startswith("evaluation_loss ")
 
 
@@ -237,15 +249,17 @@ def test_regression_shows_what_is_predicted_over_what_is_true(tmp_path: Path):
     trainer = Trainer(model, nn.MSELoss(), optimizer, callbacks=[ReportCallback(tmp_path / "run.html")])
     trainer.train(data, 1, data, per_device_batch_size=64)
     run = run_on_page(tmp_path / "run.html")
-    assert run["classes"] is None
-    assert run["scatter"]["truth"] == pytest.approx(data.tensors[1][:, 0].tolist())
+    assert run["predictions"][""]["classes"] is None
+    assert run["predictions"][""]["scatter"]["truth"] == pytest.approx(data.tensors[1][:, 0].tolist())
     with torch.no_grad():
         outputs = model(data.tensors[0])
-    assert run["scatter"]["prediction"] == pytest.approx(outputs[:, 0].tolist(), rel=1e-4)
+    assert run["predictions"][""]["scatter"]["prediction"] == pytest.approx(outputs[:, 0].tolist(), rel=1e-4)
     errors = (outputs - data.tensors[1]).square()[:, 0]
     worst = errors.topk(12)
-    assert [row["loss"] for row in run["samples"]["rows"]] == pytest.approx(worst.values.tolist(), rel=1e-4)
-    assert run["samples"]["rows"][0]["values"].startswith(f"{inputs[worst.indices[0], 0]:.4g}, ")
+    assert [row["loss"] for row in run["predictions"][""]["samples"]["rows"]] == pytest.approx(
+        worst.values.tolist(), rel=1e-4
+    )
+    assert run["predictions"][""]["samples"]["rows"][0]["values"].startswith(f"{inputs[worst.indices[0], 0]:.4g}, ")
 
 
 def test_two_classes_from_one_logit_are_classes(tmp_path: Path):
@@ -258,7 +272,7 @@ def test_two_classes_from_one_logit_are_classes(tmp_path: Path):
     with torch.no_grad():
         predicted = model(data.tensors[0]) > 0
     matrix = confusion_matrix(data.tensors[1][:, 0], predicted[:, 0].float()).tolist()
-    assert run_on_page(tmp_path / "run.html")["classes"]["matrix"] == matrix
+    assert run_on_page(tmp_path / "run.html")["predictions"][""]["classes"]["matrix"] == matrix
 
 
 def test_targets_to_be_ignored_and_outputs_of_other_shapes_are_left_out(tmp_path: Path):
@@ -268,8 +282,8 @@ def test_targets_to_be_ignored_and_outputs_of_other_shapes_are_left_out(tmp_path
     trainer = trainer_with(ReportCallback(tmp_path / "run.html"))
     trainer.train(TRAIN, 1, TensorDataset(images, some), per_device_batch_size=50)
     run = run_on_page(tmp_path / "run.html")
-    assert run["classes"]["total"] == (some >= 0).sum()
-    assert "-100" not in {row["target"] for row in run["samples"]["rows"]}
+    assert run["predictions"][""]["classes"]["total"] == (some >= 0).sum()
+    assert "-100" not in {row["target"] for row in run["predictions"][""]["samples"]["rows"]}
 
     class Sequences(Trainer):
         def calculate_eval_batch_loss(self, batch: Any) -> dict[str, Any]:
@@ -278,7 +292,8 @@ def test_targets_to_be_ignored_and_outputs_of_other_shapes_are_left_out(tmp_path
 
     train(trainer_with(ReportCallback(tmp_path / "run.html"), trainer_class=Sequences))
     run = run_on_page(tmp_path / "run.html")
-    assert run["classes"] is run["scatter"] is run["samples"] is None
+    nothing = {"of": "epoch 2", "classes": None, "scatter": None, "samples": None}
+    assert run["predictions"] == {"": nothing}
 
 
 def test_a_page_that_cannot_be_written_costs_one_warning(tmp_path: Path):

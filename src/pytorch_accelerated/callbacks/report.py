@@ -177,11 +177,11 @@ class ReportCallback(TrainerCallback):
             everyones = ranks.exchange(self._predictions.on_host())
             self._predictions = None
             if ranks.is_first:
-                epoch, update = trainer.run_history.current_epoch, trainer.run_state.updates
-                of = f"evaluation in epoch {epoch}, after update {update}" if is_intermediate else f"epoch {epoch}"
-                names = self._names_of_classes(trainer)
-                for field, value in describe(everyones, self.num_samples, names, of).items():
-                    setattr(self._contents, field, value)
+                history = trainer.run_history
+                of = f"epoch {history.current_epoch}"
+                of = f"{of}, after update {history.updates_done}" if is_intermediate else of
+                described = describe(everyones, self.num_samples, self._names_of_classes(trainer), of)
+                self._contents.predictions[history.evaluation_set] = described
         self._seconds_of_evaluation += time.monotonic() - self._evaluation_started
         if is_intermediate:
             self._add_event(trainer, "evaluated", "within the epoch")
@@ -231,6 +231,7 @@ class ReportCallback(TrainerCallback):
 
     def on_evaluation_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Begin a page, if no run has done so."""
+        self._contents.predictions = {}
         if not self._contents.state:
             self._begin_anew(trainer)
             self._describe_run(trainer)
@@ -240,9 +241,8 @@ class ReportCallback(TrainerCallback):
     def on_evaluation_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Add the evaluation to the page, which keeps the curves of training."""
         contents = self._contents
-        for part in (contents.classes, contents.scatter, contents.samples):
-            if part is not None:
-                part["of"] = "evaluate()"
+        for part in contents.predictions.values():
+            part["of"] = "evaluate()"
         values = {record.name: record.value for record in trainer.run_history.records if record.is_scalar}
         self._add_event(trainer, "evaluate()", ", ".join(f"{name} {value:.4g}" for name, value in values.items()))
         if contents.state["status"] == "running":
@@ -355,7 +355,7 @@ class ReportCallback(TrainerCallback):
         }
 
 
-_SAVED = ("events", "epochs", "classes", "scatter", "samples")
+_SAVED = ("events", "epochs", "predictions")
 
 
 def _watched(trainer: Trainer) -> Iterator[tuple[str, bool]]:

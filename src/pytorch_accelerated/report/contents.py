@@ -34,9 +34,7 @@ class RunContents:
         best: for each metric that has a best value: `name`, `value`, `epoch`, `update`, `last`, `is_main`.
         epochs: for each epoch `epoch`, `seconds`, `data_wait_seconds`, `eval_seconds` and `wall_seconds`.
         events: `time`, `epoch`, `update`, `what` and `text`.
-        classes: see `ClassCounts.describe`.
-        scatter: `truth` and `prediction` of some samples, and `of`.
-        samples: `rows`, `of` and `what`.
+        predictions: see `predictions.describe`, by the name of the evaluation set, which is "" if there is one.
     """
 
     name: str
@@ -51,9 +49,7 @@ class RunContents:
     best: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     epochs: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     events: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    classes: dict[str, Any] | None = None
-    scatter: dict[str, Any] | None = None
-    samples: dict[str, Any] | None = None
+    predictions: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """The fields, with the names of numbers that JSON lacks ("nan", "inf", "-inf") in their place."""
@@ -69,7 +65,7 @@ class RunContents:
         contents = cls(**{field.name: values[field.name] for field in dataclasses.fields(cls) if field.name in values})
         for field in dataclasses.fields(cls):
             value, default = getattr(contents, field.name), getattr(cls("?"), field.name)
-            if not isinstance(value, (dict, type(None)) if default is None else type(default)):
+            if not isinstance(value, type(default)):
                 raise ValueError(f"its {field.name} is of the type {type(value).__name__}")
         return contents
 

@@ -371,8 +371,7 @@ function heatStyle(share) {
   return share > 0 ? `background: rgba(var(--heat), ${(0.1 + 0.9 * share).toFixed(3)});${share > 0.5 ? " color: var(--card);" : ""}` : "";
 }
 
-function classes(run) {
-  const found = run.classes;
+function classes(found, of) {
   if (!found) return [];
   const names = found.names;
   const cards = [];
@@ -398,13 +397,12 @@ function classes(run) {
     cards.push(h("section", { class: "card" }, h("h3", {}, "Most often confused"),
       list(found.confused.map(([truth, predicted, count]) => [truth, predicted, number(count)]), ["true", "predicted", "times"], 2)));
   }
-  return section(`Classes (${found.of})`,
+  return section(`Classes (${of})`,
     h("p", { class: "soft" }, `${number(found.correct)} of ${number(found.total)} right: ${percent(found.total ? found.correct / found.total : null)}.`),
     h("div", { class: "two" }, cards));
 }
 
-function scatter(run) {
-  const pairs = run.scatter;
+function scatter(pairs, of) {
   if (!pairs) return [];
   const holder = h("div", {});
   const card = h("section", { class: "card" }, h("h3", {}, "Predicted over true"), holder);
@@ -431,20 +429,27 @@ function scatter(run) {
       series: [{ label: "true", value: (u, value) => number(value) }, { label: "predicted", value: (u, value) => number(value), stroke: ink("c0"), paths: () => null, points: { show: true, size: 5, fill: ink("c0") } }],
     }, [xs, ys], holder);
   });
-  return section(`Predictions (${pairs.of})`, card);
+  return section(`Predictions (${of})`, card);
 }
 
-function samples(run) {
-  if (!run.samples?.rows.length) return [];
-  return section(`Worst predictions (${run.samples.of})`,
-    h("p", { class: "soft small" }, run.samples.what),
-    h("div", { class: "samples" }, run.samples.rows.map((sample) => h("figure", { class: "card sample", style: "margin: 0" },
+function samples(worst, of) {
+  if (!worst?.rows.length) return [];
+  return section(`Worst predictions (${of})`,
+    h("p", { class: "soft small" }, worst.what),
+    h("div", { class: "samples" }, worst.rows.map((sample) => h("figure", { class: "card sample", style: "margin: 0" },
       sample.image ? h("img", { src: sample.image, alt: `input with target ${sample.target}` }) : null,
       h("div", {}, "true ", h("b", {}, plain(sample.target))),
       h("div", {}, "predicted ", h("span", { class: sample.is_right === null ? null : sample.is_right ? "right" : "wrong" }, plain(sample.prediction)),
         sample.confidence !== null ? h("span", { class: "soft" }, ` ${Math.round(100 * sample.confidence)}%`) : null),
       h("div", { class: "soft" }, `loss ${number(sample.loss)}`),
       sample.values ? h("div", { class: "values" }, sample.values) : null))));
+}
+
+function predictions(run) {
+  return Object.entries(run.predictions).flatMap(([set, found]) => {
+    const of = set ? `${set}, ${found.of}` : found.of;
+    return [...classes(found.classes, of), ...scatter(found.scatter, of), ...samples(found.samples, of)];
+  });
 }
 
 // --------------------------------------------------------------------------------------------------- time and events
@@ -514,9 +519,7 @@ function single(run) {
     tiles(run),
     ...section("Curves", curves()),
     ...bestTable(),
-    ...classes(run),
-    ...scatter(run),
-    ...samples(run),
+    ...predictions(run),
     ...times(run),
     ...events(run),
     ...section("What ran", h("div", { class: "two" }, [facts("Model", run.model), facts("Environment", run.environment), facts("Configuration", run.config), facts("Given by the user", run.notes)].filter(Boolean))));

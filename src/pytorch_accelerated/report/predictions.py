@@ -151,8 +151,8 @@ class PredictionsOfEvaluation:
 
 def describe(
     everyones: Sequence[Collected], num_samples: int, class_names: Sequence[str] | None, of: str
-) -> dict[str, dict[str, Any] | None]:
-    """The fields `classes`, `scatter` and `samples` of `RunContents`.
+) -> dict[str, Any]:
+    """What a page shows of the predictions of an evaluation: `of`, and `classes`, `scatter` and `samples` or None.
 
     Args:
         everyones: what each rank has collected.
@@ -164,13 +164,14 @@ def describe(
     has_one_size = len({len(each) for each in counts}) == 1
     total = torch.stack(counts).sum(dim=0) if has_one_size else None
     return {
-        "classes": None if total is None or not total.sum() else _describe_counts(total, class_names, of),
-        "scatter": _describe_scatter(everyones, of),
-        "samples": _describe_rows([each.rows for each in everyones if each.rows], num_samples, class_names, of),
+        "of": of,
+        "classes": None if total is None or not total.sum() else _describe_counts(total, class_names),
+        "scatter": _describe_scatter(everyones),
+        "samples": _describe_rows([each.rows for each in everyones if each.rows], num_samples, class_names),
     }
 
 
-def _describe_counts(counts: torch.Tensor, class_names: Sequence[str] | None, of: str) -> dict[str, Any]:
+def _describe_counts(counts: torch.Tensor, class_names: Sequence[str] | None) -> dict[str, Any]:
     """The matrix of counts (rows: truth) if it is small, and a table by class."""
     names = [_name(index, class_names) for index in range(len(counts))]
     right, support, predicted = counts.diagonal().tolist(), counts.sum(dim=1).tolist(), counts.sum(dim=0).tolist()
@@ -192,7 +193,6 @@ def _describe_counts(counts: torch.Tensor, class_names: Sequence[str] | None, of
     times, places = wrong.topk(min(_MAX_SHOWN_PAIRS, len(wrong)))
     pairs = zip(times.tolist(), places.tolist(), strict=True)
     return {
-        "of": of,
         "names": names if not is_large else [],
         "num_classes": len(counts),
         "matrix": None if is_large else counts.tolist(),
@@ -206,7 +206,7 @@ def _describe_counts(counts: torch.Tensor, class_names: Sequence[str] | None, of
     }
 
 
-def _describe_scatter(everyones: Sequence[Collected], of: str) -> dict[str, Any] | None:
+def _describe_scatter(everyones: Sequence[Collected]) -> dict[str, Any] | None:
     parts = [
         (each.truth, each.prediction) for each in everyones if each.truth is not None and each.prediction is not None
     ]
@@ -215,12 +215,10 @@ def _describe_scatter(everyones: Sequence[Collected], of: str) -> dict[str, Any]
     each = -(-_MAX_SCATTERED // len(parts))
     truth, prediction = (torch.cat([pair[side][:each] for pair in parts]).double() for side in (0, 1))
     is_finite = truth.isfinite() & prediction.isfinite()
-    return {"of": of, "truth": truth[is_finite].tolist(), "prediction": prediction[is_finite].tolist()}
+    return {"truth": truth[is_finite].tolist(), "prediction": prediction[is_finite].tolist()}
 
 
-def _describe_rows(
-    parts: Sequence[Rows], num_samples: int, class_names: Sequence[str] | None, of: str
-) -> dict[str, Any] | None:
+def _describe_rows(parts: Sequence[Rows], num_samples: int, class_names: Sequence[str] | None) -> dict[str, Any] | None:
     if not parts or len({rows.truth.shape[1:] for rows in parts}) > 1:
         return None
     worst = parts[0].joined(parts[1:]).worst(num_samples)
@@ -243,7 +241,7 @@ def _describe_rows(
             row |= {"image": as_data_uri(inputs)} if is_image else {"values": _numbers(inputs)}
         described.append(row)
     kind = "cross entropy" if has_classes else "squared error"
-    return {"of": of, "rows": described, "what": f"The samples with the highest {kind}, the highest first."}
+    return {"rows": described, "what": f"The samples with the highest {kind}, the highest first."}
 
 
 def _numbers(tensor: torch.Tensor) -> str:
