@@ -8,11 +8,12 @@ import io
 import json
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
+from pytorch_accelerated.callbacks.expected import ExpectedMetrics
 from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.checkpointing import disk
 from pytorch_accelerated.checkpointing.matching import require_kinds
@@ -128,6 +129,10 @@ class LearningRateMonitorCallback(TrainerCallback):
 
     The rate of the first parameter group is `learning_rate`; other groups have `learning_rate_1` and so on.
     """
+
+    def expected_metrics(self, sets: Sequence[str]) -> ExpectedMetrics:
+        """The learning rates; how many groups there will be is not known."""
+        return ExpectedMetrics(("learning_rate",), is_complete=False)
 
     def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Record the learning rates."""

@@ -19,6 +19,8 @@ MetricFunction = Callable[[Any, Any], Any]
 
 _NAMES_OF_LOSSES = ("loss", "loss_epoch")  # "eval_loss_epoch" and "intermediate_eval_loss" are those of the loop
 
+_ONE_VALUE = (float, int, torch.Tensor, "float", "int", "Tensor", "torch.Tensor")  # annotations may be strings
+
 
 class MetricFunctions:
     """Collects the rows of evaluations, and computes functions of them.
@@ -104,6 +106,15 @@ def divided(metrics: Any) -> tuple[dict[str, MetricFunction], Any]:
         _check_function(name, function)
     others = {name: metric for name, metric in metrics.items() if name not in functions}
     return functions, others or None
+
+
+def returns_one_value(function: Callable[..., Any]) -> bool:
+    """Whether `function` declares that it returns one value, not a dict of values."""
+    try:
+        declared = inspect.signature(function).return_annotation
+    except (TypeError, ValueError):
+        return False
+    return declared in _ONE_VALUE
 
 
 def _check_function(name: Any, function: Any) -> None:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
-from pytorch_accelerated.callbacks.metric_functions import MetricFunctions, divided
+from pytorch_accelerated.callbacks.expected import ExpectedMetrics, in_sets
+from pytorch_accelerated.callbacks.metric_functions import MetricFunctions, divided, returns_one_value
 from pytorch_accelerated.callbacks.metric_inputs import Choice, check_choice, predictions_of, targets_of
 from pytorch_accelerated.callbacks.progress import LogMetricsCallback
 from pytorch_accelerated.callbacks.warning import warn_user
@@ -203,6 +204,19 @@ class MetricsCallback(TrainerCallback):
     def on_exception(self, trainer: Trainer, exception: BaseException, **kwargs: Any) -> None:
         """Forget the rows of an evaluation that failed."""
         self._functions.forget_all()
+
+    def expected_metrics(self, sets: Sequence[str]) -> ExpectedMetrics:
+        """The names under which values are recorded; complete if no metric may return a dict with other names."""
+        objects = [] if self.metrics is None else [(str(name), metric.compute) for name, metric in self.metrics.items()]
+        functions = self._functions.functions
+        names: list[str] = []
+        if self._measures_training:
+            names += [f"train_{name}" for name, _ in objects]
+        if self.during_evaluation:
+            measured = [*(name for name, _ in objects), *functions]
+            names += in_sets((kind + name for kind in ("eval_", "intermediate_eval_") for name in measured), sets)
+        makers = [*(compute for _, compute in objects), *functions.values()]
+        return ExpectedMetrics(tuple(names), all(map(returns_one_value, makers)))
 
     def state_dict(self) -> dict[str, Any]:
         """The states of the metrics on every rank in an unfinished epoch. Must be called by all ranks."""

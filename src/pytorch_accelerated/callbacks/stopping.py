@@ -101,7 +101,7 @@ class EarlyStoppingCallback(TrainerCallback):
         Raises:
             ConfigurationError, UnknownMetricError: if the metric will not be recorded.
         """
-        self._watched.check_before_run(has_evaluation=trainer.eval_dataset is not None)
+        self._watched.check_before_run(trainer.internal_run.expected_metrics, trainer.internal_run.ranks)
         if trainer.run_state.updates == 0:
             self._watched.new_values(
                 trainer.run_history, trainer.internal_run.ranks, self.state_key

@@ -6,12 +6,15 @@ import dataclasses
 import math
 from typing import Any
 
+from pytorch_accelerated.callbacks.expected import ExpectedMetrics, near_names
+from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.errors import ConfigurationError, UnknownMetricError
 from pytorch_accelerated.processes.ranks import Ranks
 from pytorch_accelerated.tracking.history import RunHistory
 from pytorch_accelerated.tracking.values import is_scalar
 
 _OF_EVALUATION = ("eval_", "intermediate_", "ema_model_")
+_PROBABLY_A_SLIP = 0.9  # "eval_f1" and "eval_f2" are less alike
 
 
 KINDS_OF_BEST = {"best_metric": (float, int, type(None)), "best_metric_epoch": (int, type(None))}
@@ -32,23 +35,40 @@ class WatchedMetric:
     name: str
     greater_is_better: bool = False
 
-    def check_before_run(self, *, has_evaluation: bool) -> None:
+    def check_before_run(self, expected: ExpectedMetrics, ranks: Ranks) -> None:
         """Reject a name that this training run will not record, as far as is known before the run.
+
+        If code of the user may record it, a name that is very like a known one is only warned about.
 
         Raises:
             ConfigurationError: for a metric of evaluations, if there is no evaluation set.
-            UnknownMetricError: for a metric that only `Trainer.evaluate` records.
+            UnknownMetricError: for a metric that nothing will record; names those that something will.
         """
         if self.name == "evaluation_loss":
             raise UnknownMetricError(
                 "The watched metric is 'evaluation_loss', which only `Trainer.evaluate` records, but this is a "
                 "training run. Watch 'eval_loss_epoch'."
             )
-        if self.name.startswith(_OF_EVALUATION) and not has_evaluation:
+        if self.name.startswith(_OF_EVALUATION) and not expected.has_evaluation:
             raise ConfigurationError(
                 f"The watched metric is {self.name!r}, but there is no evaluation set to measure it on. "
                 "Pass `eval_dataset` to `train`, or watch a metric of training, such as 'train_loss_epoch'."
             )
+
+        if self.name in expected.names:
+            return
+        if expected.is_complete:
+            remedy = "record it, for example with a `MetricsCallback`"
+            if self.name.startswith("intermediate_"):
+                remedy = "evaluate within epochs, with a `StepBasedEvaluationCallback`"
+            raise UnknownMetricError(
+                f"The watched metric is {self.name!r}, but nothing in this run will record it."
+                f"{expected.near(self.name)} The run will record {', '.join(map(repr, expected.names))}. Watch one of "
+                f"these, or {remedy}."
+            )
+        near = expected.near(self.name, cutoff=_PROBABLY_A_SLIP)
+        if near:
+            warn_user(ranks, f"The watched metric is {self.name!r}, which may be a slip of the pen.{near}")
 
     def check_recorded(self, history: RunHistory, ranks: Ranks) -> None:
         """Reject a name that has no value at the end of an epoch.
@@ -62,9 +82,9 @@ class WatchedMetric:
         may_come_later = self.name.startswith("intermediate_") and "intermediate_eval_loss" not in names
         if self.name not in names and not may_come_later:
             raise UnknownMetricError(
-                f"The watched metric is {self.name!r}, but at the end of the epoch it has no value. There is: "
-                f"{', '.join(map(repr, names))}. Watch one of these, or record {self.name!r} with "
-                "`run_history.update_metric` before the end of each epoch."
+                f"The watched metric is {self.name!r}, but at the end of the epoch it has no value."
+                f"{near_names(self.name, names)} There is: {', '.join(map(repr, names))}. Watch one of these, or "
+                f"record {self.name!r} with `run_history.update_metric` before the end of each epoch."
             )
 
     def latest(self, history: RunHistory, ranks: Ranks) -> float:

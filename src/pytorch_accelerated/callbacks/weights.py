@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.callbacks.earlier import tell_of_earlier_file
+from pytorch_accelerated.callbacks.expected import ExpectedMetrics, expected_of, in_sets
 from pytorch_accelerated.callbacks.saving import SaveBestModelCallback
 from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.checkpointing.matching import require_kinds
@@ -141,6 +142,14 @@ class ModelEmaCallback(SaveBestModelCallback):
             warn_user(
                 trainer.internal_run.ranks, f"The average of the weights was not saved to {self.save_path}. {error}"
             )
+
+    def expected_metrics(self, sets: Sequence[str]) -> ExpectedMetrics:
+        """The metrics of evaluations of the average."""
+        inner = expected_of(self.callbacks, sets)
+        names = ("eval_loss_epoch", *in_sets(["eval_loss_epoch"], sets), *inner.names)
+        if not self.evaluate_during_training:
+            return ExpectedMetrics()
+        return ExpectedMetrics(tuple(f"ema_model_{name}" for name in names), inner.is_complete)
 
     def state_dict(self) -> dict[str, Any]:
         """The average and the best value so far."""

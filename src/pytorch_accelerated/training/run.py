@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from pytorch_accelerated.callbacks.expected import ExpectedMetrics
 from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.callbacks.watching import WatchedMetric
 from pytorch_accelerated.checkpointing.training_state import (
@@ -56,6 +57,7 @@ from pytorch_accelerated.tracking.names import name_in_set
 from pytorch_accelerated.tracking.timing import EpochClock
 from pytorch_accelerated.training.emitting import Emitter
 from pytorch_accelerated.training.error_notes import show_note
+from pytorch_accelerated.training.expectations import expected_metrics
 from pytorch_accelerated.training.hooks import TrainerHooks, overrides
 from pytorch_accelerated.training.passes import Passes
 from pytorch_accelerated.training.requests import Requests
@@ -785,6 +787,11 @@ class Run:
     def ranks_of_writer(self) -> Ranks:
         """The ranks on a channel for threads that write. Must be called by all ranks."""
         return Ranks(self.accelerator, channel="writer", timeout=limit_of_waiting(self.given.timeout))
+
+    @property
+    def expected_metrics(self) -> ExpectedMetrics:
+        """The metrics that the run will record, as far as is known before its first update."""
+        return expected_metrics(self.hooks, self.loaders, self.settings)
 
     def step_scheduler_after_epoch(self) -> None:
         """Step schedulers that count epochs, or watch a metric."""

@@ -256,6 +256,6 @@ def _make_scheduler(run: Run) -> bool:
     settle_epoch_counts(hooks.scheduler)
     check_scheduler(hooks.scheduler, is_expected=hooks.create_scheduler_fn is not None, has_own_step=has_own_step)
     if isinstance(hooks.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-        WatchedMetric(settings.scheduler_metric).check_before_run(has_evaluation=hooks.eval_dataset is not None)
+        WatchedMetric(settings.scheduler_metric).check_before_run(run.expected_metrics, run.ranks)
         return False
     return settings.step_scheduler == "update"  # without a scheduler, too: a callback may set one later
