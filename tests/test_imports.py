@@ -37,6 +37,7 @@ RANKS = {
     "tracking.loss": 1,
     "tracking.names": 1,
     "tracking.plotting": 1,
+    "tracking.recording": 1,
     "tracking.step_records": 1,
     "tracking.timing": 1,
     "tracking.values": 1,

@@ -169,6 +169,7 @@ class Trainer(TrainerHooks):
         max_skipped_updates: int = 10,
         split_on_oom: bool = False,
         overfit_batches: int | None = None,
+        record_every_n_steps: int | None = None,
     ) -> RunHistory:
         """Train, and evaluate after each epoch if there is an evaluation set. Must be called by all ranks.
 
@@ -211,6 +212,10 @@ class Trainer(TrainerHooks):
             overfit_batches: train on the first batches of each rank only, the same ones in every epoch, in the order of
                 the dataset, and evaluate on them instead of `eval_dataset`: a model that cannot learn these by heart
                 has a bug. Schedules are those of the short epochs; augmentations stay random.
+            record_every_n_steps: optimizer updates of an epoch between two entries of `RunHistory.step_records`. None:
+                1 in runs of up to 255 updates, 4 from 512 on, and from 8,192 on so many that a run has between 1,024
+                and 2,047 records. If the number of updates is unknown, the distance grows with those that are done.
+                Losses and weights do not depend on it.
 
         Returns:
             A copy of the run history, which a later `evaluate` does not change.
@@ -238,6 +243,7 @@ class Trainer(TrainerHooks):
             max_skipped_updates=max_skipped_updates,
             split_on_oom=split_on_oom,
             overfit_batches=overfit_batches,
+            record_every_n_steps=record_every_n_steps,
         )
         if overfit_batches is not None:
             eval_dataset = train_dataset

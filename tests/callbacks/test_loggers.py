@@ -32,19 +32,35 @@ def train(trainer: Trainer, num_epochs: int = 2, **kwargs: Any) -> None:
     trainer.train(regression_data(20), num_epochs, regression_data(8), per_device_batch_size=4, **kwargs)
 
 
-def read_csv(path: Path) -> list[dict[str, float]]:
+def all_of_csv(path: Path) -> list[dict[str, float]]:
     """The rows without their empty cells."""
     with open(path, newline="") as file:
-        return [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
+        rows = list(csv.DictReader(file, restkey="too many", restval="nan nan"))  # which is not a number
+    return [{name: float(value) for name, value in row.items() if value} for row in rows]
 
 
-def read_json(path: Path) -> list[dict[str, float]]:
+def all_of_json(path: Path) -> list[dict[str, float]]:
     rows = [json.loads(line, parse_constant=pytest.fail) for line in path.read_text().splitlines()]
     return [{name: float(value) for name, value in row.items()} for row in rows]
 
 
+def read_csv(path: Path) -> list[dict[str, float]]:
+    """The rows of metrics."""
+    return [row for row in all_of_csv(path) if "train_loss" not in row]
+
+
+def read_json(path: Path) -> list[dict[str, float]]:
+    return [row for row in all_of_json(path) if "train_loss" not in row]
+
+
+ALL = {read_csv: all_of_csv, read_json: all_of_json}
+TIMES = ("seconds", "samples_per_second", "data_wait_share", "peak_memory")
 LOGGERS = [(CSVLoggerCallback, read_csv), (JSONLoggerCallback, read_json)]
 both_loggers = pytest.mark.parametrize(("logger_class", "read"), LOGGERS)
+
+
+def without_times(rows: list[dict[str, float]]) -> list[dict[str, float]]:
+    return [{name: value for name, value in row.items() if name not in TIMES} for row in rows]
 
 
 def expected_rows(trainer: Trainer, *moments: tuple[int, int]) -> list[dict[str, float]]:
@@ -149,10 +165,15 @@ def test_the_log_of_a_resumed_run_equals_that_of_the_uninterrupted_one(logger_cl
                 trainer.save_training_state(tmp_path / "state")
 
     train(trainer_with(StepBasedEvaluationCallback(3), Save(), logger_class(tmp_path / "log")), 3)
-    whole = (tmp_path / "log").read_bytes()
+    whole = ALL[read](tmp_path / "log")
+    columns = (tmp_path / "log").read_text().splitlines()[0]
     resumed = trainer_with(StepBasedEvaluationCallback(3), logger_class(tmp_path / "log"))
     train(resumed, 3, resume_from=tmp_path / "state")
-    assert (tmp_path / "log").read_bytes() == whole
+    again = ALL[read](tmp_path / "log")
+    assert without_times(again) == without_times(whole)
+    assert logger_class is JSONLoggerCallback or (tmp_path / "log").read_text().splitlines()[0] == columns
+    seconds = [row["seconds"] for row in again if "train_loss" in row]
+    assert seconds == sorted(seconds)
 
 
 @both_loggers
@@ -189,7 +210,61 @@ def test_nobody_ever_reads_half_a_file(logger_class, read, tmp_path, monkeypatch
 
     monkeypatch.setattr(os, "fsync", fsync)
     train(trainer_with(logger_class(path)), 3)
-    assert seen == [1, 1, 2, 2, 3]
+    assert seen == [0, 1, 2, 2, 3, 3]
+
+
+@both_loggers
+def test_step_records_have_rows_of_their_own_and_the_file_grows_within_an_epoch(logger_class, read, tmp_path):
+    path = tmp_path / "log"
+    seen: list[int] = []
+
+    class Look(TrainerCallback):
+        def on_step_records(self, trainer: Trainer, **kwargs: Any) -> None:
+            seen.append(len(ALL[read](path)))
+
+    model = tiny_model()
+    groups = torch.optim.SGD([{"params": [each], "lr": 0.01 * (n + 1)} for n, each in enumerate(model.parameters())])
+    callbacks = [logger_class(path), LearningRateMonitorCallback(), Look()]
+    trainer = Trainer(model, nn.MSELoss(), groups, callbacks=callbacks)
+    history = trainer.train(
+        regression_data(4 * 150), 2, per_device_batch_size=4, gradient_clip_norm=1.0, record_every_n_steps=16
+    )
+    assert seen == [4, 8, 10, 15, 19, 21]  # after 64 updates, after 128, and at the end of an epoch
+    rows = ALL[read](path)
+    steps = [row for row in rows if "train_loss" in row]
+    assert steps == [record.columns() for record in history.step_records]
+    assert len(steps) == 20
+    assert {"learning_rate", "learning_rate_1", "gradient_norm"} <= steps[0].keys()
+    assert [row["update"] for row in rows] == [*range(16, 150, 16), 150, 150, *range(166, 300, 16), 300, 300]
+    assert rows[10].keys() == {"epoch", "update", "train_loss_epoch", "gradient_norm", *steps[0]} - {
+        "samples",
+        "train_loss",
+        *TIMES,
+    }
+
+
+@both_loggers
+def test_a_file_without_step_records_is_like_those_before_there_were_any(logger_class, read, tmp_path):
+    trainer = trainer_with(StepBasedEvaluationCallback(3), logger_class(tmp_path / "log", step_records=False))
+    train(trainer)
+    assert ALL[read](tmp_path / "log") == expected_rows(trainer, (1, 3), (1, 5), (2, 6), (2, 9), (2, 10))
+
+
+@both_loggers
+def test_a_file_that_somebody_else_has_changed_is_written_anew(logger_class, read, tmp_path):
+    path = tmp_path / "log"
+
+    class Spoil(TrainerCallback):
+        def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+            if trainer.run_state.epochs == 0:
+                path.write_text("half a li")
+            elif trainer.run_state.epochs == 1:
+                path.unlink()
+
+    trainer = trainer_with(logger_class(path), Spoil())
+    train(trainer, 3)
+    assert read(path) == expected_rows(trainer, (1, 5), (2, 10), (3, 15))
+    assert len(ALL[read](path)) == 3 + len(trainer.run_history.step_records)
 
 
 @both_loggers

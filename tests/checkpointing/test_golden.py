@@ -28,7 +28,9 @@ def test_a_golden_state_loads_with_exactly_the_values_that_were_saved(folder: Pa
     trainer = create_trainer()
     train(trainer, max_num_train_steps=1)  # makes the scheduler, and other values to be replaced
     extra = trainer.load_training_state(folder)
-    assert contents(trainer) == json.loads(folder.with_suffix(".json").read_text())
+    expected = json.loads(folder.with_suffix(".json").read_text())
+    expected["history"] = {"step_records": [], "step_read_positions": {}, **expected["history"]}  # older than these
+    assert contents(trainer) == expected
     assert_same_state({name: extra[name] for name in EXTRA}, EXTRA)
     assert trainer.run_state.updates == UPDATES_AT_SAVE
 

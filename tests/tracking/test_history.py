@@ -437,7 +437,7 @@ def step_record(update: int, epoch: int = 1) -> StepRecord:
 
 def test_each_reader_gets_every_step_record_once() -> None:
     history = BareHistory()
-    assert history.step_records == ()
+    assert not history.step_records
     first, second = step_record(1), step_record(2)
     history.add_step_record(first)
     assert history.read_new_step_records("file") == [first]
@@ -448,5 +448,5 @@ def test_each_reader_gets_every_step_record_once() -> None:
     assert history.step_records == (first, second)
     assert history.read_new_records("file") == []
     history.reset()
-    assert history.step_records == ()
+    assert not history.step_records
     assert history.read_new_step_records("file") == []

@@ -122,6 +122,13 @@ class TrainerCallback:
     def on_prediction_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """`Trainer.predict` ends."""
 
+    def on_step_records(self, trainer: Trainer, **kwargs: Any) -> None:
+        """There are new step records in the run history, up to 64: ``trainer.run_history.read_new_step_records``.
+
+        Within a training epoch this follows a finished update, so that what it writes is a curve that grows during the
+        epoch. It is also called at the end of the epoch, before `on_train_epoch_end`.
+        """
+
     @_takes_anything
     def on_non_finite_loss(self, trainer: Trainer, *, metric_name: str, epoch: int, step: int, **kwargs: Any) -> None:
         """A loss is NaN or infinite on some rank.

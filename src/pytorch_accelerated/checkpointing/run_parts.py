@@ -17,6 +17,7 @@ from pytorch_accelerated.checkpointing.optimizers import problem_of_optimizer_st
 from pytorch_accelerated.checkpointing.rank_differences import check_difference, with_difference
 from pytorch_accelerated.errors import InvalidCheckpointError
 from pytorch_accelerated.tracking.loss import LossTracker
+from pytorch_accelerated.tracking.step_records import records_of
 from pytorch_accelerated.training.run_state import RunState
 
 _SHARED = ("model", "optimizer", "scheduler", "scaler", "run", "callbacks", "extra")
@@ -60,17 +61,31 @@ def _check_shared(facts: Mapping[str, Any], parts: Mapping[str, Any]) -> None:
         raise ValueError("its parts and its facts disagree about the number of updates or epochs")
     _check_count(run["epochs_before_run"], "run.epochs_before_run")
     _check_history(run["history"])
+    recorder = run.get("recorder")  # None in older states
+    if recorder is not None:
+        _check_count(recorder["samples"], "run.recorder.samples")
+        if type(recorder["seconds"]) is not float:
+            raise TypeError("run.recorder.seconds is not a float")
 
 
 def _check_history(history: Mapping[str, Any]) -> None:
     """Check the entries of our histories; a user's own history may have others, and must check them itself."""
     check_records(history.get("records", ()), "run.history.records")
-    for position in history.get("read_positions", {}).values():
-        _check_count(position, "run.history.read_positions")
+    for name in ("read_positions", "step_read_positions"):
+        for position in history.get(name, {}).values():
+            _check_count(position, f"run.history.{name}")
+    if "step_records" in history:
+        _check_step_records(history["step_records"])
     _check_count(history.get("current_epoch", 0), "run.history.current_epoch")
     _check_count(history.get("updates_done", 0), "run.history.updates_done")
     if not isinstance(history.get("metric_name_prefix", ""), str):
         raise TypeError("run.history.metric_name_prefix is not a string")
+
+
+def _check_step_records(table: Any) -> None:
+    for record in records_of(table):
+        for count in (record.epoch, record.update, record.samples, record.peak_memory or 0):
+            _check_count(count, "a count in run.history.step_records")
 
 
 def check_records(records: Iterable[Any], path: str) -> None:
@@ -88,7 +103,7 @@ def _check_own(own: Mapping[str, Any], path: str) -> None:
         _check_stream(own["stream"], f"{path}.stream")
     for name in ("losses", "gradient_norms"):
         state = own[name]
-        numbers = [state["total"], state["count"], state["last"]]
+        numbers = [state["total"], state["count"], state["last"], *state.get("part_read", ())]
         for pending in (state["pending_losses"], state["pending_weights"]):
             if not isinstance(pending, list):
                 raise TypeError(f"{path}.{name} holds a {type(pending).__name__} instead of numbers")
@@ -98,6 +113,7 @@ def _check_own(own: Mapping[str, Any], path: str) -> None:
         if any(type(number) not in (int, float) for number in numbers):
             raise TypeError(f"{path}.{name} does not hold numbers")
         _check_count(state["batches_read"], f"{path}.{name}.batches_read")
+        _check_count(state.get("part_start", 0), f"{path}.{name}.part_start")
         if state["first_non_finite"] is not None:
             _check_count(state["first_non_finite"], f"{path}.{name}.first_non_finite")
         LossTracker().add_state_dict(state)  # reads the pending losses

@@ -14,6 +14,7 @@ from pytorch_accelerated.checkpointing.state_folder import read_state
 from pytorch_accelerated.checkpointing.strict_json import dump_json
 from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError
 from pytorch_accelerated.tracking.history import RunHistory
+from pytorch_accelerated.tracking.step_records import table_of
 from pytorch_accelerated.tracking.values import MetricRecord, is_scalar
 
 if TYPE_CHECKING:
@@ -49,11 +50,13 @@ def _read_history(folder: Path) -> tuple[list[MetricRecord], int | None]:
 
 
 def storable_history(history: RunHistory, ranks: Ranks) -> dict[str, Any]:
-    """The state of a history without values that a training state cannot hold.
+    """The state of a history without values that a training state cannot hold, and with step records as a tensor.
 
     The first rank warns once about each metric with such values.
     """
     state = history.state_dict()
+    if "step_records" in state:  # a user's own history need not have them
+        state["step_records"] = table_of(history.step_records)
     records = state.get("records")
     if not isinstance(records, list) or all(is_scalar(value) for _, value, _, _ in records):
         return state  # a user's own history, or nothing but numbers

@@ -42,6 +42,7 @@ from pytorch_accelerated.run_config import TrainerRunConfig
 from pytorch_accelerated.seeding import generator_states, restore_generator_states
 from pytorch_accelerated.tracking.history import RunHistory
 from pytorch_accelerated.tracking.loss import LossTracker
+from pytorch_accelerated.tracking.recording import StepRecorder
 from pytorch_accelerated.training.run_state import RunState
 
 
@@ -68,6 +69,7 @@ class LiveRun:
     eval_loader: Any
     seed: int
     epochs_before: int
+    recorder: StepRecorder | None
 
 
 class LoadedRun(NamedTuple):
@@ -179,6 +181,9 @@ def load_run(
     elif ranks.is_first:  # the sum over the ranks counts
         for state in by_rank:
             run.losses.add_state_dict(state["losses"])
+    recorded = parts["run"].get("recorder")  # older states have none
+    if run.recorder is not None and recorded is not None:
+        run.recorder.load_state_dict(recorded)
     return LoadedRun(run_state, parts["run"]["epochs_before_run"], parts["extra"])
 
 
@@ -294,6 +299,7 @@ def _shared_parts(run: LiveRun, *, without_optimizer: bool) -> dict[str, Any]:
             "history": storable_history(run.history, run.ranks),
             "epochs_before_run": run.epochs_before,
             "config": None if run.config is None else run.config.to_dict(),
+            "recorder": None if run.recorder is None else run.recorder.state_dict(run.run_state.samples_in_epoch),
         },
     }
     if not without_optimizer:

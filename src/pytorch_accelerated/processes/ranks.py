@@ -34,6 +34,7 @@ Result = TypeVar("Result")
 # The first number of a message: whether it belongs to a `gather` that user code called, or to anything else.
 _OTHERWISE, _GATHER = 0, 1
 _MESSAGE_LENGTH = 80  # a tensor has 64 dimensions at the most
+_NUMBERS_OF_MESSAGE = _MESSAGE_LENGTH - 2
 _DONE = "done"
 
 
@@ -121,8 +122,17 @@ class Ranks:
         return values
 
     def exchange_numbers(self, numbers: Sequence[int]) -> list[list[int]]:
-        """The integers `numbers` of every rank, by rank."""
-        return [list(numbers)] if self._is_alone else self._tell(_OTHERWISE, numbers)
+        """The integers `numbers` of every rank, by rank.
+
+        A message has room for 78 of them; if there are more, each rank must have the same number.
+        """
+        if self._is_alone:
+            return [list(numbers)]
+        everyones = self._tell(_OTHERWISE, numbers[:_NUMBERS_OF_MESSAGE])
+        for start in range(_NUMBERS_OF_MESSAGE, len(numbers), _NUMBERS_OF_MESSAGE):
+            further = self._tell(_OTHERWISE, numbers[start : start + _NUMBERS_OF_MESSAGE])
+            everyones = [first + rest for first, rest in zip(everyones, further, strict=True)]
+        return everyones
 
     def from_first(self, value: Any) -> Any:
         """The `value` of rank 0. Small plain values only."""

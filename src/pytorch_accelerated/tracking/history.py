@@ -14,7 +14,7 @@ from pytorch_accelerated.errors import UnknownMetricError
 from pytorch_accelerated.optional import require
 from pytorch_accelerated.tracking.names import name_in_set
 from pytorch_accelerated.tracking.plotting import plot_records
-from pytorch_accelerated.tracking.step_records import StepRecord
+from pytorch_accelerated.tracking.step_records import StepRecord, plain_values_of, records_of
 from pytorch_accelerated.tracking.timing import EpochTiming
 from pytorch_accelerated.tracking.values import MetricRecord, stored_value
 
@@ -194,6 +194,8 @@ class RunHistory(ABC):
         return {
             "records": [list(record) for record in self._metric_records],
             "read_positions": dict(self._read_positions),
+            "step_records": plain_values_of(self._step_records),
+            "step_read_positions": dict(self._step_read_positions),
             "current_epoch": self._current_epoch,
             "updates_done": self.updates_done,
             "metric_name_prefix": self._metric_name_prefix,
@@ -209,6 +211,9 @@ class RunHistory(ABC):
             with self.measuring_on(""):
                 self.update_metric(name, value)
         self._read_positions.update(state["read_positions"])
+        if "step_records" in state:  # older states have none
+            self._step_records += records_of(state["step_records"])
+            self._step_read_positions.update(state["step_read_positions"])
         self._set_epoch(state["current_epoch"])
         self.updates_done = state["updates_done"]
         self.set_metric_name_prefix(state["metric_name_prefix"])
@@ -220,12 +225,16 @@ class RunHistory(ABC):
         copied._timings = list(self._timings)
         return copied
 
-    def to_dataframe(self) -> pd.DataFrame:
+    def to_dataframe(self, *, step_records: bool = False) -> pd.DataFrame:
         """A table with a column for each metric and a row for each moment of recording; NaN where a value is missing.
 
         Only numbers are included; `get_metric_values` has the other values.
 
         The index is (epoch, update). A metric with several values at one moment gets as many rows.
+
+        Args:
+            step_records: instead a table of `step_records`, with a row for each and the columns of
+                `StepRecord.columns`. It can be joined with the other one, since both have the same index.
 
         Raises:
             MissingDependencyError: if pandas is not installed.
@@ -233,7 +242,10 @@ class RunHistory(ABC):
         pandas = require("pandas", extra="dataframe", needed_by="RunHistory.to_dataframe")
         moments: list[tuple[int, int]] = []
         rows: list[dict[str, Any]] = []
-        for record in self._scalar_records:
+        if step_records:
+            rows = [record.columns() for record in self._step_records]
+            moments = [(int(row.pop("epoch")), int(row.pop("update"))) for row in rows]
+        for record in () if step_records else self._scalar_records:
             moment = (record.epoch, record.update)
             if not rows or moments[-1] != moment or record.name in rows[-1]:
                 moments.append(moment)

@@ -18,6 +18,8 @@ class LossTracker:
     `update` only appends the loss to a list. Reading (any property, or `read`) copies the pending losses to the host in
     one transfer, and adds them to sums in double precision.
 
+    `end_part` divides the losses into parts that have sums of their own. They do not change how the mean is summed.
+
     Args:
         leaves_out_non_finite: whether losses that are NaN or infinite are ignored and not reported.
 
@@ -38,6 +40,10 @@ class LossTracker:
         self._count = 0.0
         self._last = 0.0
         self.first_non_finite: int | None = None
+        self._part_ends: list[int] = []  # of parts that are not in `_parts`: the number of losses up to their end
+        self._part_start = 0
+        self._part_read = (0.0, 0.0)  # what has been read of the part that has not ended
+        self._parts: list[tuple[float, float]] = []
 
     def update(self, loss_batch_value: torch.Tensor | float, batch_size: Any = 1) -> None:
         """Add the mean loss of a batch.
@@ -61,11 +67,25 @@ class LossTracker:
         if later < len(self._pending_losses):
             self._pending_losses[-1 - later] = loss.detach()
 
+    def end_part(self) -> None:
+        """End a part after the latest loss."""
+        self._part_ends.append(self.batches_read + len(self._pending_losses))
+
+    def take_parts(self) -> list[tuple[float, float]]:
+        """The sum of losses times weights, and the sum of weights, of each part that has ended since the last call.
+
+        Waits for the device if there are pending losses in them, which stay pending.
+        """
+        if self._part_ends:
+            self._summary_of_pending()
+        parts, self._parts = self._parts, []
+        return parts
+
     def read(self) -> None:
         """Add pending losses to the sums. Waits for the device once if there are any."""
         if not self._pending_losses:
             return
-        total, count, last, first_non_finite = self._summary_of_pending()
+        total, count, last, first_non_finite = self._summary_of_pending(is_last=True)
         self._total += total
         self._count += count
         self._last = last
@@ -82,8 +102,42 @@ class LossTracker:
         if self._pending_losses:
             self._note_non_finite(self._summary_of_pending()[3])
 
-    def _summary_of_pending(self) -> tuple[float, float, float, int]:
-        return _summarise(self._pending_losses, self._pending_weights, self.leaves_out_non_finite)
+    def _summary_of_pending(self, *, is_last: bool = False) -> tuple[float, float, float, int]:
+        """Weighted sum, sum of weights, last loss and index of the first non-finite one (-1: none), in one transfer.
+
+        Parts that have ended are summed too, and if `is_last`, also the beginning of the one that has not.
+        """
+        if not self._pending_losses:
+            self._sum_parts(np.zeros(0), np.zeros(0), is_last=is_last)
+            return 0.0, 0.0, self._last, -1
+        values, shares = _to_numbers(self._pending_losses, self._pending_weights)
+        is_finite = np.isfinite(values)
+        if self.leaves_out_non_finite:
+            shares, is_finite = np.where(is_finite, shares, 0.0), np.ones_like(is_finite)
+        counted = shares != 0  # a weight of 0 leaves a batch out, whatever its loss; 0 * nan would not
+        bad = np.flatnonzero(~is_finite & counted)  # a mean of no items is NaN, which is not an error
+        with np.errstate(all="ignore"):  # non-finite losses are reported through their index
+            weighted = values[counted] * shares[counted]
+            total = float(weighted.sum())
+            if self._part_ends or is_last:
+                everyones = np.zeros_like(values)
+                everyones[counted] = weighted
+                self._sum_parts(everyones, shares, is_last=is_last)
+        return total, float(shares.sum()), float(values[-1]), int(bad[0]) if len(bad) else -1
+
+    def _sum_parts(self, weighted: Numbers, shares: Numbers, *, is_last: bool) -> None:
+        starts = [max(0, self._part_start - self.batches_read), *(end - self.batches_read for end in self._part_ends)]
+        # With one more 0, so that a part that begins after the last loss is empty too.
+        sums = np.add.reduceat(np.pad(np.stack([weighted, shares]), ((0, 0), (0, 1))), starts, axis=1)
+        sums[:, :-1][:, np.diff(starts) == 0] = 0.0  # of an empty part, `reduceat` returns the next number
+        sums[:, 0] += self._part_read
+        parts = list(map(tuple, sums.T.tolist()))
+        self._parts += parts[:-1]
+        if self._part_ends:
+            self._part_start, self._part_read = self._part_ends[-1], (0.0, 0.0)
+            self._part_ends.clear()
+        if is_last:
+            self._part_read = parts[-1]
 
     def _note_non_finite(self, pending_index: int) -> None:
         if self.first_non_finite is None and pending_index >= 0:
@@ -124,7 +178,10 @@ class LossTracker:
         return self._count
 
     def state_dict(self) -> dict[str, Any]:
-        """The sums so far and the pending losses, as plain values. Waits for the device."""
+        """The sums so far and the pending losses, as plain values. Waits for the device.
+
+        Parts that have ended are not part of it: take them before.
+        """
         losses, weights = _to_numbers(self._pending_losses, self._pending_weights)
         return {
             "pending_losses": losses.tolist(),
@@ -134,6 +191,8 @@ class LossTracker:
             "last": self._last,
             "batches_read": self.batches_read,
             "first_non_finite": self.first_non_finite,
+            "part_start": max(0, self._part_start - self.batches_read),
+            "part_read": list(self._part_read),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -143,6 +202,9 @@ class LossTracker:
         self._pending_weights = list(state["pending_weights"])
         self._total, self._count, self._last = state["total"], state["count"], state["last"]
         self.batches_read, self.first_non_finite = state["batches_read"], state["first_non_finite"]
+        self._part_start = self.batches_read + state.get("part_start", 0)  # older states have no parts
+        total, count = state.get("part_read", (0.0, 0.0))
+        self._part_read = (total, count)
 
     def add_state_dict(self, state: dict[str, Any]) -> None:
         """Add the losses of another tracker, for ranks that no longer exist."""
@@ -151,24 +213,10 @@ class LossTracker:
         self._total += other.total_loss
         self._count += other.running_count
         self._last = other.loss_value
+        self._part_read = (self._part_read[0] + other._part_read[0], self._part_read[1] + other._part_read[1])
         self.batches_read = max(self.batches_read, other.batches_read)
         if self.first_non_finite is None:
             self.first_non_finite = other.first_non_finite
-
-
-def _summarise(
-    losses: Sequence[Any], weights: Sequence[Any], leaves_out_non_finite: bool
-) -> tuple[float, float, float, int]:
-    """Weighted sum, sum of weights, last loss and index of the first non-finite one (-1: none), in one transfer."""
-    values, shares = _to_numbers(losses, weights)
-    is_finite = np.isfinite(values)
-    if leaves_out_non_finite:
-        shares, is_finite = np.where(is_finite, shares, 0.0), np.ones_like(is_finite)
-    counted = shares != 0  # a weight of 0 leaves a batch out, whatever its loss; 0 * nan would not
-    bad = np.flatnonzero(~is_finite & counted)  # a mean of no items is NaN, which is not an error
-    with np.errstate(all="ignore"):  # non-finite losses are reported through their index
-        total = (values[counted] * shares[counted]).sum()
-    return float(total), float(shares.sum()), float(values[-1]), int(bad[0]) if len(bad) else -1
 
 
 def _to_numbers(losses: Sequence[Any], weights: Sequence[Any]) -> tuple[Numbers, Numbers]:

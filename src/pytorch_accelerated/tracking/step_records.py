@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+_RATES = 5  # the place of `learning_rates` in a record
+_COLUMNS = 11  # of the table, before those of the learning rates
+_UNKNOWN = -1
 
 
 class StepRecord(NamedTuple):
@@ -39,3 +47,70 @@ class StepRecord(NamedTuple):
     samples_per_second: float
     data_wait_share: float
     peak_memory: int | None
+
+    def columns(self) -> dict[str, float]:
+        """The values of the record as columns of a table, without those that are None.
+
+        The learning rate of the first parameter group is `learning_rate`; other groups have `learning_rate_1` and so
+        on.
+        """
+        values: dict[str, Any] = {}
+        for name, value in zip(self._fields, self, strict=True):
+            if name == "learning_rates":
+                rates = enumerate(self.learning_rates)
+                values |= {f"learning_rate_{group}" if group else "learning_rate": rate for group, rate in rates}
+            elif value is not None:
+                values[name] = value
+        return values
+
+
+def plain_values_of(records: Iterable[StepRecord]) -> list[list[Any]]:
+    """The fields of the records as lists, which JSON has."""
+    return [[*record[:_RATES], list(record.learning_rates), *record[_RATES + 1 :]] for record in records]
+
+
+def records_of(values: Iterable[Sequence[Any]] | torch.Tensor) -> list[StepRecord]:
+    """The records of `plain_values_of` or of `table_of`.
+
+    Raises:
+        ValueError, TypeError: if `values` is none of their results.
+    """
+    if not isinstance(values, torch.Tensor):
+        return [StepRecord._make([*row[:_RATES], tuple(row[_RATES]), *row[_RATES + 1 :]]) for row in values]
+    if values.dtype != torch.float64 or values.dim() != 2 or values.shape[1] < _COLUMNS:
+        raise ValueError(f"step records are a {values.dtype} tensor of shape {tuple(values.shape)}")
+    return [
+        StepRecord(
+            int(epoch),
+            int(update),
+            int(samples),
+            seconds,
+            loss,
+            tuple(rates[: int(groups)]),
+            norm if has_norm else None,
+            speed,
+            wait,
+            None if peak == _UNKNOWN else int(peak),
+        )
+        for epoch, update, samples, seconds, loss, has_norm, norm, speed, wait, peak, groups, *rates in values.tolist()
+    ]
+
+
+def table_of(records: Sequence[StepRecord]) -> torch.Tensor:
+    """The records as a float64 matrix with a row for each. This is exact: their integers are below 2**53."""
+    groups = max((len(record.learning_rates) for record in records), default=0)
+    rows = [
+        (
+            *first,
+            norm is not None,
+            norm or 0.0,
+            speed,
+            wait,
+            _UNKNOWN if peak is None else peak,
+            len(rates),
+            *rates,
+            *[0.0] * (groups - len(rates)),
+        )
+        for *first, rates, norm, speed, wait, peak in records
+    ]
+    return torch.from_numpy(np.array(rows, dtype=np.float64).reshape(len(records), _COLUMNS + groups))

@@ -55,6 +55,7 @@ each update:
   each batch of the update:
     a batch
   the step of an update
+on_step_records
 train_epoch_end
 [train_loss_epoch]
 on_train_epoch_end

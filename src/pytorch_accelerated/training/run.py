@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import math
 import sys
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -54,6 +55,7 @@ from pytorch_accelerated.steps.rollbacks import Rollbacks
 from pytorch_accelerated.steps.splitting import SplittingStep
 from pytorch_accelerated.tracking.loss import LossTracker
 from pytorch_accelerated.tracking.names import name_in_set
+from pytorch_accelerated.tracking.recording import StepRecorder, usual_interval
 from pytorch_accelerated.tracking.timing import EpochClock
 from pytorch_accelerated.training.emitting import Emitter
 from pytorch_accelerated.training.error_notes import show_note
@@ -61,7 +63,7 @@ from pytorch_accelerated.training.expectations import expected_metrics
 from pytorch_accelerated.training.hooks import TrainerHooks, overrides
 from pytorch_accelerated.training.passes import Passes
 from pytorch_accelerated.training.requests import Requests
-from pytorch_accelerated.training.run_state import RunPhase
+from pytorch_accelerated.training.run_state import RunPhase, RunState
 from pytorch_accelerated.training.saves import Saves
 from pytorch_accelerated.training.settings import TrainSettings
 from pytorch_accelerated.training.step import Step, StepParts
@@ -99,6 +101,7 @@ class Run:
         losses: the current loss tracker.
         gradient_norms: the gradient norms of the current epoch, if gradients are clipped by norm.
         epoch_clock: times the current epoch.
+        recorder: makes the step records of a training run, if it has any.
         seed: the seed of everything random in this run.
         number: the number of the trainer's training runs so far, including this one.
         count_items: counts the items of a host batch, if the loss is not a mean over samples.
@@ -106,6 +109,9 @@ class Run:
         further_passes: training passes besides the first one of each epoch, in loops of the user's own.
         resumed_from: the training state that the run was resumed from, if any.
     """
+
+    #: Whether the loop makes step records of its losses.
+    has_step_records = True
 
     def __init__(
         self,
@@ -130,12 +136,14 @@ class Run:
         self.losses = LossTracker()
         self.gradient_norms = LossTracker()
         self.epoch_clock = EpochClock(1)
+        self.recorder: StepRecorder | None = None
         self.seed: int = 0 if before is None else before.seed
         self.number: int = 0 if before is None else before.number
         self.epochs_before: int = 0 if before is None else before.epochs_before
         self.further_passes = 0
         self.resumed_from: Path | None = None
         self._step: Step | None = None
+        self._updates_between_looks = UPDATES_BETWEEN_READINGS
         self._passes: Passes | None = None
         self._evaluate = evaluate
         self._own_parts = own_parts
@@ -227,6 +235,7 @@ class Run:
             requests.write_states()
         except NonFiniteLossError as error:  # the parameters are
             failure = error
+        self.finish_step_records()
         saves.finish()
         saves.saved_to = states[-1] if states and failure is None else None
         self.release_model()
@@ -234,6 +243,21 @@ class Run:
         self.emitter.emit(event)
         if failure is not None:
             raise failure
+
+    def complete_step_records(self) -> None:
+        """Add the step records that have ended to the history. Must be called by all ranks."""
+        if self.recorder is not None and self.recorder.is_pending:
+            self.recorder.complete(self.ranks.exchange_numbers(self.recorder.measurements()))
+            self.emitter.emit("on_step_records")
+
+    def finish_step_records(self) -> None:
+        """Make a record of the updates after the last one, since the run may end within an epoch.
+
+        States for a resume are written before, so that the resumed run has records at the same places.
+        """
+        if self.recorder is not None:
+            self.recorder.mark_rest(self.hooks.run_state.samples_in_epoch, self.parameter_groups)
+            self.complete_step_records()
 
     # ----------------------------------------------------------------------------------------------- order and position
 
@@ -315,6 +339,11 @@ class Run:
         else:
             self.all_agree_after_each_update = self.ranks.any(self.agrees_after_each_update())
         self.epoch_clock = EpochClock(self.hooks.run_history.current_epoch)
+        if self.recorder is not None:
+            state = self.hooks.run_state
+            updates = state.updates - state.updates_in_epoch % UPDATES_BETWEEN_READINGS
+            self.recorder.start_epoch(updates, state.samples_in_epoch, self.epoch_clock)
+            self._updates_between_looks = math.gcd(self.recorder.interval, UPDATES_BETWEEN_READINGS)
 
     def updates(self, loader: Any) -> Iterator[Update]:
         """The remaining updates of the current epoch."""
@@ -330,13 +359,11 @@ class Run:
     def act_at_safe_point(self) -> None:
         """Read losses, serve requests, and stop if asked: between two updates, where everything is consistent."""
         state, requests, stopping = self.hooks.run_state, self.requests, self.stopping
-        if state.updates_in_epoch % UPDATES_BETWEEN_READINGS == 0:
-            self.losses.read()
-            self.gradient_norms.read()
-            self.report_non_finite("train_loss_epoch")
+        if state.updates_in_epoch % self._updates_between_looks == 0:
+            self.look_at_losses(state)
         if requests.evaluation or requests.states:
             self.losses.look_for_non_finite()
-            self.report_non_finite("train_loss_epoch")
+            self.report_losses()
             with self.epoch_clock.paused():
                 requests.act(state)
         # One process knows whether it is asked; several must agree on that, now and then.
@@ -344,6 +371,24 @@ class Run:
         is_due = is_asked if self.uneven is None else stopping.is_due(state.updates)
         if self.all_agree_after_each_update or is_due:
             stopping.stop_if_asked(state.updates)
+
+    def look_at_losses(self, state: RunState) -> None:
+        """End a step record if one is due, and read losses if that is due."""
+        recorder = self.recorder
+        if recorder is not None and state.updates_in_epoch % recorder.interval == 0:
+            recorder.mark(state.samples_in_epoch, self.parameter_groups)
+        if state.updates_in_epoch % UPDATES_BETWEEN_READINGS == 0:
+            self.losses.read()
+            self.gradient_norms.read()
+            self.report_losses()
+            if recorder is not None:
+                recorder.grow(state.updates)
+                self._updates_between_looks = math.gcd(recorder.interval, UPDATES_BETWEEN_READINGS)
+
+    @property
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """The parameter groups of the optimizer; none if the user steps other optimizers."""
+        return getattr(self.hooks.optimizer, "param_groups", [])
 
     def finish_epoch(self, loader: Any) -> None:
         """Read the remaining losses and the time of the epoch.
@@ -353,19 +398,36 @@ class Run:
         """
         if self.hooks.run_state.updates_in_epoch == 0:
             self.refuse_empty_epoch(loader)
-        self.losses.read()
         self.hooks.run_history.add_timing(self.epoch_clock.read())
-        self.report_non_finite("train_loss_epoch")
+        if self.recorder is not None:
+            self.recorder.mark_rest(self.hooks.run_state.samples_in_epoch, self.parameter_groups)
+        self.losses.read()
+        self.gradient_norms.read()
+        self.report_losses()
 
     def refuse_empty_epoch(self, loader: Any) -> None:
         """Raise an error for training data without a batch."""
         raise empty_loader_error(loader, "train on")
 
+    def report_losses(self) -> None:
+        """Tell the callbacks on all ranks about new step records, and about a training loss that is not finite."""
+        recorder = self.recorder
+        everyones = self._everyones_first_non_finite([] if recorder is None else recorder.measurements())
+        if recorder is not None and recorder.complete([measured for _, *measured in everyones]):
+            self.emitter.emit("on_step_records")
+        self._report_first_non_finite("train_loss_epoch", [first for first, *_ in everyones])
+
     def report_non_finite(self, metric_name: str) -> None:
         """Tell the callbacks on all ranks if a loss that any rank has read is not finite."""
+        everyones = self._everyones_first_non_finite([])
+        self._report_first_non_finite(metric_name, [first for (first,) in everyones])
+
+    def _everyones_first_non_finite(self, numbers: list[int]) -> list[list[int]]:
         first_bad = self.losses.first_non_finite
-        everyones = self.ranks.exchange_numbers([-1 if first_bad is None else first_bad])
-        steps = [step for (step,) in everyones if step >= 0]
+        return self.ranks.exchange_numbers([-1 if first_bad is None else first_bad, *numbers])
+
+    def _report_first_non_finite(self, metric_name: str, everyones: list[int]) -> None:
+        steps = [step for step in everyones if step >= 0]
         if steps:
             self.losses.first_non_finite = None
             epoch = self.hooks.run_history.current_epoch
@@ -649,12 +711,13 @@ class Run:
             steps_scheduler: whether the scheduler steps after each update.
         """
         assert self._prepared is not None
+        hooks = self.hooks
         rollbacks = None
         if self.settings.nonfinite_policy == "rollback":
-            callbacks = self.hooks.callback_handler
+            callbacks = hooks.callback_handler
             rollbacks = Rollbacks(callbacks, self.saves, self.resumed_from, is_first=self.ranks.is_first)
         parts = StepParts(
-            self.hooks,
+            hooks,
             self.emitter,
             self.ranks,
             self.accelerator,
@@ -669,6 +732,14 @@ class Run:
             **self._own_parts,
         )
         self._step = self.make_step(parts)
+        if self.has_step_records:
+            interval = self.settings.record_every_n_steps
+            updates = None if hooks.run_config is None else hooks.run_config.max_num_train_steps
+            if interval is None and updates is not None:
+                interval = usual_interval(updates)
+            self.recorder = StepRecorder(
+                hooks.run_history, self.losses, self.gradient_norms, self.ranks.device, interval
+            )
 
     def make_step(self, parts: StepParts, kind: type[Step] = Step) -> Step:
         """`kind` with the variants that the settings and the ranks require.
@@ -734,11 +805,13 @@ class Run:
             eval_loader=self.loaders.eval,
             seed=self.seed,
             epochs_before=self.epochs_before,
+            recorder=self.recorder,
         )
 
     def write_state(self, folder: Path, extra: dict[str, Any], background: bool) -> None:
         """Write a training state. Must be called by all ranks."""
         self.check_finite()
+        self.complete_step_records()  # a state has no place for those that have ended, but have not been read
         saves = self.saves
         saves.uses_background |= background
         writer = saves.writer if background else None

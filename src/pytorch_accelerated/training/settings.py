@@ -41,11 +41,18 @@ class TrainSettings:
     max_skipped_updates: int = 10
     split_on_oom: bool = False
     overfit_batches: int | None = None
+    record_every_n_steps: int | None = None
 
     def __post_init__(self) -> None:
         wrong_kinds: list[str] = []
         wrong_values: list[str] = []
-        optional = ("num_epochs", "eval_per_device_batch_size", "max_num_train_steps", "overfit_batches")
+        optional = (
+            "num_epochs",
+            "eval_per_device_batch_size",
+            "max_num_train_steps",
+            "overfit_batches",
+            "record_every_n_steps",
+        )
         counts = ("per_device_batch_size", "gradient_accumulation_steps", "max_skipped_updates", *optional)
         limits = ("gradient_clip_value", "gradient_clip_norm")
         for name in counts:

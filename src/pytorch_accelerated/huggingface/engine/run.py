@@ -43,6 +43,7 @@ class EngineRun(Run):
     take_items: Callable[[], list[int | None]]
     evaluates_as_requested = False
     preparation_seconds: float | None = None
+    has_step_records = False  # `logging_steps` says which losses belong together
 
     def choose_seed(self, state: Path | None = None) -> None:
         """Use the seed of the arguments, so that a second training has the same order of rows."""
