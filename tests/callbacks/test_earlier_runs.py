@@ -91,7 +91,7 @@ def test_the_epoch_of_the_best_model_is_reported_when_it_is_loaded(capsys: pytes
 
 
 def test_updates_are_counted_on_where_the_history_is_not_reset() -> None:
-    log = CSVLoggerCallback("log.csv")
+    log = CSVLoggerCallback("log.csv", step_records=False)
     trainer = a_trainer(log)
     fit(trainer, 2)
     history = fit(trainer, 2, reset_run_history=False)

@@ -12,6 +12,7 @@ from torch import nn
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import EarlyStoppingCallback
 from pytorch_accelerated.seeding import generator_states
+from tests.support.histories import state_without_times
 from tests.support.reference import regression_data, tiny_model
 
 
@@ -37,7 +38,7 @@ def everything_of(trainer: Trainer) -> dict[str, Any]:
             "model": trainer.model.state_dict(),
             "optimizer": trainer.optimizer.state_dict(),
             "scheduler": trainer.scheduler.state_dict(),
-            "history": trainer.run_history.state_dict(),
+            "history": state_without_times(trainer.run_history),
             "run_state": trainer.run_state.state_dict(),
             "losses": trainer._loss_tracker.state_dict(),
             "callbacks": [

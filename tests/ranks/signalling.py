@@ -28,6 +28,7 @@ from pytorch_accelerated.checkpointing.publish import StagedFolder
 from pytorch_accelerated.checkpointing.verify import find_state
 from pytorch_accelerated.errors import SignalExit, StopTrainingError
 from tests.support.forks import Fork, Outcome, fork_ranks
+from tests.support.histories import state_without_times
 from tests.support.reference import regression_data, sgd, tiny_model
 from tests.support.resuming import AugmentedData, digests, everything, run
 
@@ -245,7 +246,7 @@ def train_with_workers(folder: Path, num_workers: int = 2) -> None:
     loading = {"num_workers": num_workers}
     resume_from = folder / "states"
     trainer.train(SlowData(48), 2, None, 2, None, 12, train_dataloader_kwargs=loading, resume_from=resume_from)
-    print_end({"model": model.state_dict(), "history": trainer.run_history.state_dict()}, folder)
+    print_end({"model": model.state_dict(), "history": state_without_times(trainer.run_history)}, folder)
 
 
 def signal_to_workers_too(name: str, folder: Path) -> None:
@@ -358,7 +359,7 @@ def train_on_ranks(folder: Path, *extra: TrainerCallback, **arguments: Any) -> N
     trainer = Trainer(model, nn.MSELoss(), optimizer, callbacks=callbacks, seed=3)
     trainer.train(AugmentedData(120), 2, regression_data(40), 3, None, 2, resume_from=states, **arguments)
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "run_state": trainer.run_state}
-    state |= {"history": trainer.run_history.state_dict(), "torch": torch.default_generator.get_state()}
+    state |= {"history": state_without_times(trainer.run_history), "torch": torch.default_generator.get_state()}
     print_end(state, folder)
 
 

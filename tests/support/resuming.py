@@ -15,6 +15,7 @@ from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import EarlyStoppingCallback, SaveBestModelCallback, TrainerCallback
 from pytorch_accelerated.callbacks.weights import ModelEmaCallback
 from pytorch_accelerated.errors import StopTrainingError
+from tests.support.histories import state_without_times
 from tests.support.reference import regression_data
 
 
@@ -97,7 +98,7 @@ def everything(trainer: Trainer, ema: ModelEmaCallback) -> dict[str, Any]:
         "optimizer": trainer.optimizer.state_dict(),
         "scheduler": trainer.scheduler.state_dict(),
         "ema": ema.state_dict(),
-        "history": trainer.run_history.state_dict(),
+        "history": state_without_times(trainer.run_history),
         "run_state": trainer.run_state.state_dict(),
         "torch": torch.default_generator.get_state(),
         "numpy": torch.from_numpy(np.random.get_state(legacy=False)["state"]["key"].astype(np.int64)),

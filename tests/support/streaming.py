@@ -14,6 +14,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks.base import TrainerCallback
+from tests.support.histories import state_without_times
 from tests.support.reference import regression_data
 from tests.support.resuming import assert_same
 
@@ -144,7 +145,7 @@ def outcome(trainer: Trainer) -> dict[str, Any]:
     return {
         "model": trainer.model.state_dict(),
         "optimizer": trainer.optimizer.state_dict(),
-        "history": trainer.run_history.state_dict(),
+        "history": state_without_times(trainer.run_history),
         "run_state": run_state,
         "torch": torch.default_generator.get_state(),
         "numpy": torch.from_numpy(np.random.get_state(legacy=False)["state"]["key"].astype(np.int64)),

@@ -73,8 +73,8 @@ def test_logs_have_the_numbers_and_the_history_has_everything(tmp_path: Path) ->
     callbacks = [
         Report(),
         Logger(),
-        CSVLoggerCallback(tmp_path / "log.csv"),
-        JSONLoggerCallback(tmp_path / "log.jsonl"),
+        CSVLoggerCallback(tmp_path / "log.csv", step_records=False),
+        JSONLoggerCallback(tmp_path / "log.jsonl", step_records=False),
     ]
     history = fit(a_trainer(*callbacks))
     assert logged == ["train_loss_epoch", "eval_loss_epoch", "score"] * 2
@@ -151,7 +151,7 @@ def test_training_states_hold_what_can_be_stored(tmp_path: Path) -> None:
 
 
 def test_values_that_cannot_be_stored_are_named_once_and_the_run_continues(tmp_path: Path) -> None:
-    reader = CSVLoggerCallback(tmp_path / "log.csv")
+    reader = CSVLoggerCallback(tmp_path / "log.csv", step_records=False)
     trainer = a_trainer(
         Report(opaque=Opaque(1), wide={"x": list(range(1_000_000))}),
         reader,
@@ -164,7 +164,7 @@ def test_values_that_cannot_be_stored_are_named_once_and_the_run_continues(tmp_p
     assert "the metric 'opaque' (opaque is a tests.training.test_metrics_of_any_kind.Opaque)" in message
     assert "the metric 'wide' (too large outside of tensors and arrays)" in message
     assert len(history.get_metric_values("opaque")) == 2
-    resumed = a_trainer(CSVLoggerCallback(tmp_path / "log.csv"))
+    resumed = a_trainer(CSVLoggerCallback(tmp_path / "log.csv", step_records=False))
     resumed_history = fit(resumed, num_epochs=3, resume_from=tmp_path / "states" / "epoch_1")
     assert list(resumed_history.get_metric_values("opaque")) == []
     assert resumed_history.get_metric_values("score") == [0.25]

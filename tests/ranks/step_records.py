@@ -1,0 +1,118 @@
+"""Step records on any number of ranks: ``step_records.py FOLDER STAGE``.
+
+"killed": the processes kill themselves within an epoch, some updates after a save. "resumed": the run that resumes has
+records, and files of them, as a run that was never interrupted, on every rank; losses are means over all ranks, whose
+shares differ. "fewer": one process resumes from the state of two.
+"""
+
+import csv
+import json
+import os
+import signal
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pytorch_accelerated import Trainer
+from pytorch_accelerated.callbacks import CSVLoggerCallback, JSONLoggerCallback, SaveTrainingStateCallback
+from pytorch_accelerated.callbacks.base import TrainerCallback
+from tests.support.reference import regression_data, sgd, tiny_model
+
+RANKS = int(os.environ.get("WORLD_SIZE", "1"))
+folder, stage = Path(sys.argv[1]), sys.argv[2]
+SIZE = 4 * 50 - 3  # the last update of an epoch has one row: none for one of two ranks
+INTERVAL = 4
+
+
+class Die(TrainerCallback):
+    ranks_agree_after_each_update = False
+
+    def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        if trainer.run_history.updates_done == 90:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Losses(TrainerCallback):
+    """Sums over all ranks, by update."""
+
+    def __init__(self) -> None:
+        self.sums: dict[int, tuple[float, float]] = {}
+
+    def on_train_step_end(self, trainer: Trainer, batch: Any = None, batch_output: Any = None, **kwargs: Any) -> None:
+        update = trainer.run_history.updates_done + 1
+        own = torch.stack([batch_output["loss"].detach() * len(batch[0]), torch.tensor(float(len(batch[0])))])
+        total, count = trainer.gather(own[None].double()).sum(0).tolist()
+        self.sums[update] = total, count
+
+
+def train(place: Path, *callbacks: Any, **arguments: Any) -> Any:
+    model = tiny_model()
+    loggers = [CSVLoggerCallback(place / "log.csv"), JSONLoggerCallback(place / "log.jsonl")]
+    saver = SaveTrainingStateCallback(place / "states", save_every_n_steps=7)
+    trainer = Trainer(model, nn.MSELoss(), sgd(model), callbacks=[*callbacks, *loggers, saver], seed=3)
+    assert trainer._ranks.count == RANKS
+    data = regression_data(SIZE)
+    return trainer.train(
+        data, 3, data, per_device_batch_size=4 // RANKS, record_every_n_steps=INTERVAL, **arguments
+    ), trainer
+
+
+def without_times(rows: Any) -> Any:
+    times = {"seconds", "samples_per_second", "data_wait_share", "peak_memory"}
+    return [{name: value for name, value in row.items() if name not in times} for row in rows]
+
+
+def files(place: Path) -> list[Any]:
+    with open(place / "log.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    lines = [json.loads(line) for line in (place / "log.jsonl").read_text().splitlines()]
+    assert [row["seconds"] for row in lines if "seconds" in row] == sorted(
+        row["seconds"] for row in lines if "seconds" in row
+    )
+    return [without_times(rows), without_times(lines)]
+
+
+def facts(records: Any) -> Any:
+    return [each._replace(seconds=0, samples_per_second=0, data_wait_share=0, peak_memory=None) for each in records]
+
+
+if stage == "killed":
+    train(folder, Die())
+
+if stage == "resumed":
+    losses = Losses()
+    whole, trainer = train(folder / "whole", losses)
+    ends = [*range(4, 50, 4), 50]
+    assert [record.update for record in whole.step_records] == [50 * epoch + end for epoch in range(3) for end in ends]
+    before, is_first = 0, trainer.internal_run.ranks.is_first
+    for record in whole.step_records if is_first else ():  # a rank without rows has no event
+        sums = [losses.sums[update] for update in range(before + 1, record.update + 1)]
+        total, count = (sum(column) for column in zip(*sums, strict=True))
+        assert record.train_loss == pytest.approx(total / count, rel=1e-12), record
+        before = record.update
+    assert whole.step_records[-1].samples == 3 * SIZE
+    everyones = trainer.internal_run.ranks.exchange(list(whole.step_records))
+    assert all(records == everyones[0] for records in everyones)
+
+    resumed, trainer = train(folder, resume_from=folder / "states")
+    assert facts(resumed.step_records) == facts(whole.step_records)
+    seconds = [record.seconds for record in resumed.step_records]
+    assert seconds == sorted(seconds)
+    if is_first:
+        assert files(folder) == files(folder / "whole")
+
+if stage == "fewer":
+    assert RANKS == 1
+    with warnings.catch_warnings(record=True) as caught:
+        resumed, _ = train(folder / "fewer", resume_from=folder / "states" / "step_84")
+    assert not [warning for warning in caught if "the run history" in str(warning.message)]
+    whole, _ = train(folder / "whole")
+    assert [record.update for record in resumed.step_records] == [record.update for record in whole.step_records]
+    for own, other in zip(resumed.step_records, whole.step_records, strict=True):
+        assert own.samples == other.samples
+        assert own.train_loss == pytest.approx(other.train_loss, rel=1e-9)

@@ -1,0 +1,292 @@
+"""What a run measures within its epochs: every update in one record, whatever the run goes through."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pytorch_accelerated import Trainer
+from pytorch_accelerated.callbacks import SaveTrainingStateCallback, TrainerCallback
+from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, StopTrainingError
+from pytorch_accelerated.tracking import RunHistory, StepRecord
+from pytorch_accelerated.tracking.recording import usual_interval
+from tests.support.processes import run_on_ranks
+from tests.support.reference import TOLERANCE, regression_data, sgd, tiny_model
+
+RANKS = Path(__file__).parents[1] / "ranks"
+SIZE = 4 * 70 - 1  # 70 updates of an epoch, the last of them smaller
+DATA = regression_data(SIZE)
+
+
+class Batches(TrainerCallback):
+    """Sums losses as they are computed, by update of the history."""
+
+    ranks_agree_after_each_update = False
+
+    def __init__(self) -> None:
+        self.sums: dict[int, tuple[float, int]] = {}
+        self.rates: dict[int, float] = {}
+
+    def on_train_step_end(self, trainer: Trainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
+        update, size = trainer.run_history.updates_done + 1, len(batch[0])
+        total, count = self.sums.get(update, (0.0, 0))
+        self.sums[update] = total + batch_output["loss"].item() * size, count + size
+
+    def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        self.rates[trainer.run_history.updates_done] = trainer.optimizer.param_groups[0]["lr"]
+
+
+def make(*callbacks: Any, **kwargs: Any) -> Trainer:
+    model = tiny_model()
+    return Trainer(model, nn.MSELoss(), sgd(model), callbacks=callbacks, seed=1, **kwargs)
+
+
+def train(trainer: Trainer, num_epochs: int | None = 2, data: Any = DATA, **arguments: Any) -> RunHistory:
+    return trainer.train(data, num_epochs, **{"per_device_batch_size": 4, **arguments})
+
+
+def facts(records: Sequence[StepRecord]) -> list[StepRecord]:
+    """The records without times and memory."""
+    return [each._replace(seconds=0, samples_per_second=0, data_wait_share=0, peak_memory=None) for each in records]
+
+
+def assert_are_the_means(records: Sequence[StepRecord], batches: Batches) -> None:
+    """Each update is in one record, whose loss is the mean over its samples."""
+    before = samples = 0
+    for record in records:
+        sums = [batches.sums[update] for update in range(before + 1, record.update + 1)]
+        total, count = (sum(column) for column in zip(*sums, strict=True))
+        assert record.train_loss == pytest.approx(total / count, rel=TOLERANCE)
+        samples += count
+        assert record.samples == samples
+        assert record.learning_rates == (batches.rates[record.update],)
+        before = record.update
+    assert before == max(batches.sums)
+
+
+def halving(optimizer: Any) -> Any:
+    return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
+
+
+@pytest.mark.parametrize("interval", [None, 1, 3, 16, 64, 65, 1000])
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_records_are_means_over_all_samples_of_their_updates(interval: int | None, accumulation: int) -> None:
+    batches = Batches()
+    size = SIZE * accumulation - 2  # neither a full batch nor a full update at the end
+    history = train(
+        make(batches),
+        data=regression_data(size),
+        gradient_accumulation_steps=accumulation,
+        record_every_n_steps=interval,
+        create_scheduler_fn=halving,
+    )
+    assert_are_the_means(history.step_records, batches)
+    distance = interval or 1
+    of_epoch = [*range(distance, 70, distance), 70]
+    assert [record.update for record in history.step_records] == [*of_epoch, *(70 + update for update in of_epoch)]
+    assert [record.epoch for record in history.step_records] == [1] * len(of_epoch) + [2] * len(of_epoch)
+    times = [record.seconds for record in history.step_records]
+    assert times == sorted(times)
+    for record in history.step_records:
+        assert record.samples_per_second > 0
+        assert 0 <= record.data_wait_share <= 1
+        assert record.gradient_norm is None
+        assert record.peak_memory is None or record.peak_memory > 2**20
+
+
+def test_weights_and_mean_losses_do_not_depend_on_the_interval() -> None:
+    results = []
+    for interval in (1, 5, 64, 100, 10_000):
+        trainer = make()
+        history = train(trainer, gradient_clip_norm=0.5, record_every_n_steps=interval)
+        weights = [parameter.tolist() for parameter in trainer.model.parameters()]
+        results.append((weights, history.records))
+    assert all(result == results[0] for result in results)
+
+
+def test_gradient_norms_are_means_over_updates() -> None:
+    history = train(make(), 1, gradient_clip_norm=0.5, record_every_n_steps=16)
+    norms = [record.gradient_norm for record in history.step_records]
+    updates = [16, 16, 16, 16, 6]
+    mean = sum(norm * number for norm, number in zip(norms, updates, strict=True) if norm is not None) / 70
+    assert mean == pytest.approx(history.get_latest_metric("gradient_norm"), rel=TOLERANCE)
+
+
+def test_items_weigh_the_losses() -> None:
+    class Weighted(Trainer):
+        def count_batch_items(self, batch: Any) -> int:
+            return int(1 + 3 * (batch[0][0, 0] > 0))
+
+    model = tiny_model()
+    trainer = Weighted(model, nn.MSELoss(), sgd(model), callbacks=(), seed=1)
+    fine, coarse = (train(trainer, 1, record_every_n_steps=interval) for interval in (1, 70))
+    assert coarse.step_records[-1].train_loss == pytest.approx(coarse.get_latest_metric("train_loss_epoch"))
+    assert len({record.train_loss for record in fine.step_records}) == 70
+
+
+def test_a_tensor_as_learning_rate_is_recorded_as_it_was_at_the_update() -> None:
+    model = tiny_model()
+    optimizer = torch.optim.Adam(model.parameters(), lr=torch.tensor(0.5, dtype=torch.float64), foreach=False)
+
+    def halve(optimizer: Any) -> Any:
+        class Halve:
+            def step(self) -> None:
+                optimizer.param_groups[0]["lr"].mul_(0.5)
+
+        return Halve()
+
+    trainer = Trainer(model, nn.MSELoss(), optimizer, callbacks=(), seed=1)
+    history = train(trainer, 1, data=regression_data(12), create_scheduler_fn=halve)
+    assert [record.learning_rates for record in history.step_records] == [(0.25,), (0.125,), (0.0625,)]
+
+
+def test_the_usual_interval_gives_a_short_run_a_curve_and_a_long_one_some_thousand_points() -> None:
+    assert [usual_interval(updates) for updates in (0, 1, 20, 255, 256, 512, 8191)] == [1, 1, 1, 1, 2, 4, 4]
+    for updates in (8192, 10_000, 123_456, 10**7):
+        assert 1024 <= updates / usual_interval(updates) < 2048
+    assert len(train(make(), 1, data=regression_data(80)).step_records) == 20
+
+
+class Stream(torch.utils.data.IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        yield from zip(*regression_data(4 * 700), strict=True)
+
+
+def test_the_distance_grows_where_the_number_of_updates_is_unknown() -> None:
+    batches = Batches()
+    history = train(make(batches), 1, data=Stream())
+    assert_are_the_means(history.step_records, batches)
+    expected = [*range(1, 257), *range(258, 513, 2), *range(516, 701, 4)]
+    assert [record.update for record in history.step_records] == expected
+
+
+@pytest.mark.parametrize("interval", [0, -1, 2.5, True, "often"])
+def test_an_interval_must_be_a_number_of_updates(interval: Any) -> None:
+    with pytest.raises((ArgumentTypeError, ConfigurationError), match="`record_every_n_steps` is"):
+        train(make(), record_every_n_steps=interval)
+
+
+# ------------------------------------------------------------------------------------------ stopping and going on
+
+
+class Save(TrainerCallback):
+    """Saves a state after some updates."""
+
+    ranks_agree_after_each_update = False
+
+    def __init__(self, folder: Path, *updates: int) -> None:
+        self.folder, self.updates = folder, updates
+
+    def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        if trainer.run_state.updates in self.updates:
+            trainer.save_training_state(self.folder / str(trainer.run_state.updates))
+
+
+@pytest.mark.parametrize("interval", [5, 100])
+def test_a_resumed_run_has_the_records_of_the_whole_one(interval: int, tmp_path: Path) -> None:
+    updates = (1, 5, 63, 64, 66, 70, 71, 137)
+    arguments: dict[str, Any] = {"gradient_clip_norm": 0.5, "record_every_n_steps": interval}
+    whole = train(make(Save(tmp_path, *updates)), **arguments)
+    alone = train(make(), **arguments)
+    assert facts(whole.step_records) == facts(alone.step_records)  # saves change nothing
+    for update in updates:
+        resumed = train(make(), resume_from=tmp_path / str(update), **arguments)
+        assert facts(resumed.step_records) == facts(whole.step_records)
+        assert resumed.get_metric_values("train_loss_epoch") == whole.get_metric_values("train_loss_epoch")
+        seconds = [record.seconds for record in resumed.step_records]
+        assert seconds == sorted(seconds)
+
+
+def test_further_runs_go_on_counting() -> None:
+    batches = Batches()
+    trainer = make(batches)
+    train(trainer, 1, record_every_n_steps=32)
+    history = train(trainer, 1, record_every_n_steps=32, reset_run_history=False)
+    assert_are_the_means(history.step_records, batches)
+    assert [record.update for record in history.step_records] == [32, 64, 70, 102, 134, 140]
+    assert [record.epoch for record in history.step_records] == [1, 1, 1, 2, 2, 2]
+    seconds = [record.seconds for record in history.step_records]
+    assert seconds == sorted(seconds)
+    assert train(trainer, 1, record_every_n_steps=70).step_records[0].update == 70
+
+
+def test_a_run_that_is_stopped_within_an_epoch_has_a_record_of_its_last_updates() -> None:
+    class Stop(TrainerCallback):
+        def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
+            if trainer.run_history.updates_done in (13, 20):
+                raise StopTrainingError("enough")
+
+    batches = Batches()
+    trainer = make(batches, Stop())
+    train(trainer, 1, record_every_n_steps=5)
+    history = train(trainer, 1, record_every_n_steps=5, reset_run_history=False)
+    assert [record.update for record in history.step_records] == [5, 10, 13, 18, 20]
+    assert_are_the_means(history.step_records, batches)
+
+
+def test_a_skipped_update_does_not_count() -> None:
+    class Bad(Trainer):
+        def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
+            output = super().calculate_train_batch_loss(batch)
+            return {**output, "loss": output["loss"] * (math.nan if self.run_state.updates in (2, 4, 5) else 1)}
+
+    model = tiny_model()
+    trainer = Bad(model, nn.MSELoss(), sgd(model), callbacks=(), seed=1)
+    with pytest.warns(UserWarning, match="left out"):
+        history = train(trainer, 1, data=regression_data(24), nonfinite_policy="skip", record_every_n_steps=2)
+    first, second, third = history.step_records
+    assert math.isfinite(first.train_loss)
+    assert math.isfinite(second.train_loss)
+    assert math.isnan(third.train_loss)
+    plain = train(Bad(model, nn.MSELoss(), sgd(model), callbacks=(), seed=1), 1, data=regression_data(24))
+    assert [math.isnan(record.train_loss) for record in plain.step_records][:3] == [False, False, True]
+
+
+def test_going_back_to_a_state_takes_records_back(tmp_path: Path) -> None:
+    class BadOnce(Trainer):
+        has_been = False
+
+        def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
+            output = super().calculate_train_batch_loss(batch)
+            if self.run_state.updates == 20 and not self.has_been:
+                self.has_been = True
+                return {**output, "loss": output["loss"] * math.nan}
+            return output
+
+    model, batches = tiny_model(), Batches()
+    saver = SaveTrainingStateCallback(tmp_path, save_every_n_steps=7)
+    trainer = BadOnce(model, nn.MSELoss(), sgd(model), callbacks=[saver, batches], seed=1)
+    with pytest.warns(UserWarning, match="goes back to"):
+        history = train(trainer, 1, nonfinite_policy="rollback", record_every_n_steps=3)
+    assert [record.update for record in history.step_records] == [*range(3, 70, 3), 70]
+    assert [record.samples for record in history.step_records] == [
+        min(4 * update, SIZE) for update in [*range(3, 70, 3), 70]
+    ]
+    assert all(math.isfinite(record.train_loss) for record in history.step_records)
+
+
+def test_records_make_a_table() -> None:
+    history = train(make(), 1, record_every_n_steps=32)
+    table = history.to_dataframe(step_records=True)
+    assert list(table.index) == [(1, 32), (1, 64), (1, 70)]
+    assert table["train_loss"].tolist() == [record.train_loss for record in history.step_records]
+    assert table["learning_rate"].tolist() == [0.1] * 3
+    assert list(history.to_dataframe().columns) == ["train_loss_epoch"]
+
+
+# ------------------------------------------------------------------------------------------------------ processes
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_killed_run_leaves_neither_gaps_nor_doubles(ranks: int, tmp_path: Path) -> None:
+    script = RANKS / "step_records.py"
+    with pytest.raises(AssertionError):
+        run_on_ranks(script, ranks, tmp_path, "killed")
+    assert (tmp_path / "states").is_dir()
+    run_on_ranks(script, ranks, tmp_path, "resumed")
+    if ranks > 1:
+        run_on_ranks(script, 1, tmp_path, "fewer")
