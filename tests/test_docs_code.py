@@ -1,0 +1,16 @@
+"""The Python code of pages that are scripts runs as it stands."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import REPOSITORY, run_script
+
+
+@pytest.mark.parametrize("page", ["metrics.md"])
+def test_the_code_of_a_page_runs_as_it_stands(page: str, tmp_path: Path) -> None:
+    text = (REPOSITORY / "docs" / page).read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    output = run_script("\n".join(blocks), cwd=tmp_path).stdout
+    assert "evaluation_noisy_loss" in output
