@@ -73,7 +73,13 @@ FACADES = {
     "huggingface.trainer_utils",
     "huggingface.training_args",
 }
-ACCELERATE_DOORS = {"compat.accelerate", "processes.launching", "processes.accelerators", "trainer"}
+ACCELERATE_DOORS = {
+    "compat.accelerate",
+    "processes.launching",
+    "processes.accelerators",
+    "tracking.trackers",
+    "trainer",
+}
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ class TrainerRunConfig:
 
         Anything else among the loader's keyword arguments, such as a sampler or a function, is named by its class.
         """
-        return {field.name: _plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
+        return {field.name: plain_value(getattr(self, field.name)) for field in dataclasses.fields(self)}
 
 
 def describe_run(
@@ -140,7 +140,8 @@ def describe_run(
     )
 
 
-def _plain(value: Any) -> Any:
+def plain_value(value: Any) -> Any:
+    """`value` if it is plain, in a form ready for JSON; anything else is named by its class."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, str):
@@ -148,7 +149,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, numbers.Real):
         return int(value) if isinstance(value, numbers.Integral) else float(value)
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain_value(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [plain_value(item) for item in value]
     return getattr(value, "__qualname__", type(value).__qualname__)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from pytorch_accelerated import Trainer
+from pytorch_accelerated import Trainer, huggingface
 from pytorch_accelerated.callbacks import (
     DEFAULT_CALLBACKS,
     CallbackHandler,
@@ -348,3 +348,21 @@ def test_a_custom_handler_receives_every_event():
     trainer.train((torch.ones(4, 1), torch.ones(4, 1)), 1, per_device_batch_size=2)
     assert heard.count("on_train_step_start") == heard.count("on_optimizer_step_end") == 2
     assert heard[-1] == "on_training_run_end"
+
+
+def test_callbacks_of_transformers_are_refused_with_the_line_to_write_instead():
+    class Own(huggingface.TrainerCallback):
+        pass
+
+    with pytest.raises(
+        ArgumentTypeError, match=r'TensorBoardCallback is.*Write TrackerCallback\("tensorboard"\) instead'
+    ):
+        CallbackHandler([huggingface.TensorBoardCallback])
+    with pytest.raises(ArgumentTypeError, match=r"Own is a callback.*Write a subclass"):
+        CallbackHandler([Own()])
+
+
+def test_transformers_own_callbacks_are_refused_too():
+    integrations = pytest.importorskip("transformers.integrations")
+    with pytest.raises(ArgumentTypeError, match=r'Write TrackerCallback\("mlflow"\) instead'):
+        CallbackHandler([integrations.MLflowCallback])

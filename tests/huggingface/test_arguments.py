@@ -4,6 +4,7 @@ import abc
 import contextlib
 import copy
 import dataclasses
+import importlib.util
 import inspect
 import json
 import math
@@ -30,7 +31,8 @@ from pytorch_accelerated.huggingface.arguments.strategies import (
 )
 from pytorch_accelerated.huggingface.arguments.training_arguments import TrainingArguments
 from pytorch_accelerated.huggingface.events import reporting
-from pytorch_accelerated.huggingface.events.reporting import TensorBoardCallback, reporting_callbacks
+from pytorch_accelerated.huggingface.events.reporting import TensorBoardCallback
+from pytorch_accelerated.huggingface.events.trackers import ReportingCallback, reporting_callbacks
 from tests.support.processes import run_on_ranks
 
 RANKS = Path(__file__).parents[1] / "ranks"
@@ -280,7 +282,7 @@ def test_the_direction_of_the_metric_follows_from_its_name() -> None:
         ({"fp16": True, "bf16": True}, "`fp16` and `bf16` are both True"),
         ({"lr_scheduler_type": "reduce_lr_on_plateau"}, "`lr_scheduler_type` is 'reduce_lr_on_plateau'"),
         ({"save_strategy": "best"}, "`save_strategy` is 'best', but `eval_strategy` is 'no'"),
-        ({"report_to": "wandb"}, r"`report_to` is \['wandb'\].*transformers.integrations"),
+        ({"report_to": "wand"}, r"`report_to` is \['wand'\]: choose among 'tensorboard', 'mlflow', 'wandb', "),
         ({"report_to": ["tensorboard", "none"]}, "`report_to`"),
         ({"optim": "muon"}, "'muon' is no OptimizerNames.*optimizer_cls_and_kwargs"),
         ({"lr_scheduler_kwargs": "{'a': 1}"}, "`lr_scheduler_kwargs`.*no JSON can be read"),
@@ -337,12 +339,23 @@ def test_the_warmup_may_be_a_share() -> None:
 @pytest.mark.fact('Arguments: report_to "none" or ["none"] becomes [], "tensorboard" becomes ["tensorboard"]')
 @pytest.mark.parametrize(
     ("given", "names"),
-    [(None, []), ("none", []), (["none"], []), ([], []), ("tensorboard", ["tensorboard"]), ("all", ["tensorboard"])],
+    [(None, []), ("none", []), (["none"], []), ([], []), ("tensorboard", ["tensorboard"])],
 )
 def test_report_to_becomes_a_list(given: str | list[str] | None, names: list[str]) -> None:
     args = TrainingArguments(report_to=given)
     assert args.report_to == names
     assert reporting_callbacks(names) == [TensorBoardCallback] * len(names)
+
+
+@pytest.mark.fact("Arguments: report_to takes several names; all means tensorboard, mlflow and wandb, where installed")
+def test_several_trackers_are_reported_to_by_name() -> None:
+    installed = [name for name in ("tensorboard", "mlflow", "wandb") if importlib.util.find_spec(name)]
+    assert TrainingArguments(report_to="all").report_to == installed
+    pytest.importorskip("mlflow")
+    kinds = [type(callback) for callback in reporting_callbacks(["mlflow", "tensorboard"])]
+    assert kinds == [type, ReportingCallback]
+    with pytest.raises((RuntimeError, MissingDependencyError), match="comet"):  # not among what the tests install
+        make_trainer_of(TrainingArguments(report_to="comet_ml"))
 
 
 @pytest.mark.fact("Arguments: logging_dir turns TensorBoard on; if that is missing, an error names the extra")

@@ -1,7 +1,10 @@
 """What TensorBoard gets, read back from its files."""
 
+import json
+import sqlite3
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,9 +13,12 @@ import pytest
 
 from pytorch_accelerated.huggingface import TrainerCallback
 from pytorch_accelerated.huggingface.arguments.training_arguments import TrainingArguments
-from pytorch_accelerated.huggingface.events.reporting import TensorBoardCallback
+from pytorch_accelerated.huggingface.events.reporting import TensorBoardCallback, tag_of
 from pytorch_accelerated.huggingface.events.state import TrainerControl, TrainerState
 from tests.huggingface.runs import make_trainer
+from tests.support.processes import run_forked
+
+SCRIPT = Path(__file__).parents[1] / "ranks" / "huggingface_trackers.py"
 
 
 def scalars_in(folder: Path) -> dict[str, list[tuple[int, float]]]:
@@ -139,3 +145,32 @@ def test_no_thread_is_left_and_everything_is_on_the_disk(ending: str, tmp_path: 
         assert len(scalars_in(tmp_path / "logs")["eval/loss"]) == 1
     assert set(threading.enumerate()) <= before
     assert list((tmp_path / "logs").iterdir())
+
+
+@pytest.mark.processes
+@pytest.mark.fact("Logging: report_to='mlflow' has one run with every log once, also after a kill and a resume")
+def test_a_killed_and_resumed_run_is_one_run_in_mlflow(tmp_path: Path) -> None:
+    pytest.importorskip("mlflow")
+    database = tmp_path / "mlflow.db"
+    env = {"MLFLOW_TRACKING_URI": f"sqlite:///{database}"}
+    with pytest.raises(AssertionError, match="SIGKILL"):
+        run_forked(SCRIPT, tmp_path, 5, env=env, cwd=tmp_path)
+    output = run_forked(SCRIPT, tmp_path, env=env, cwd=tmp_path)
+
+    with sqlite3.connect(database) as connection:
+        ((run_id, status, name),) = connection.execute("SELECT run_uuid, status, name FROM runs").fetchall()
+        logged = connection.execute("SELECT key, step, value FROM metrics").fetchall()
+        params = dict(connection.execute("SELECT key, value FROM params").fetchall())
+    connection.close()
+    assert (status, name, params["max_steps"]) == ("FINISHED", "run", "8")
+    assert f"Logged to mlflow: run {run_id} in sqlite:///{database}" in output.stdout
+    log_history = json.loads((tmp_path / "log_history.json").read_text())
+    expected = [
+        (tag_of(key), entry["step"], value) for entry in log_history for key, value in entry.items() if key != "step"
+    ]
+    assert {(key, step) for key, step, _ in logged} == {(key, step) for key, step, _ in expected}
+    doubles = Counter((key, step) for key, step, _ in logged) - Counter((key, step) for key, step, _ in expected)
+    assert not doubles
+    losses = {step: value for key, step, value in expected if key == "train/loss"}
+    assert {step: value for key, step, value in logged if key == "train/loss"} == losses
+    assert sorted(losses) == list(range(1, 9))

@@ -22,6 +22,7 @@ from pytorch_accelerated.callbacks.progress import (
 from pytorch_accelerated.callbacks.report import ReportCallback
 from pytorch_accelerated.callbacks.saving import SaveBestModelCallback, SaveTrainingStateCallback
 from pytorch_accelerated.callbacks.stopping import EarlyStoppingCallback, TerminateOnNaNCallback
+from pytorch_accelerated.callbacks.trackers import TrackerCallback
 from pytorch_accelerated.callbacks.weights import ModelEmaCallback
 from pytorch_accelerated.callbacks.wsd import WSDCheckpointCallback
 from pytorch_accelerated.errors import (
@@ -58,6 +59,7 @@ __all__ = [
     "StepBasedEvaluationCallback",
     "StopTrainingError",
     "TerminateOnNaNCallback",
+    "TrackerCallback",
     "TrainerCallback",
     "WSDCheckpointCallback",
     "get_default_callbacks",

@@ -22,6 +22,18 @@ from pytorch_accelerated.training.order import EVENTS, EVENTS_OF_UPDATE
 
 Value = TypeVar("Value")
 
+# The names of trackers, by the classes of callbacks that log to them there.
+_TRACKERS_OF_TRANSFORMERS = {
+    "ClearMLCallback": "clearml",
+    "CometCallback": "comet_ml",
+    "DVCLiveCallback": "dvclive",
+    "MLflowCallback": "mlflow",
+    "SwanLabCallback": "swanlab",
+    "TensorBoardCallback": "tensorboard",
+    "TrackioCallback": "trackio",
+    "WandbCallback": "wandb",
+}
+
 
 class EventHandler:
     """Holds callbacks in the order given, and finds the methods that act at an event. Subclasses call these methods.
@@ -176,6 +188,7 @@ class CallbackHandler(EventHandler):
     def _accepts(self, callback: Any) -> bool:
         if type(callback) is LogMetricsCallback and any(type(other) is LogMetricsCallback for other in self):
             return False  # scripts add it to the defaults under its other name; each line would be printed twice
+        _refuse_callback_of_transformers(callback)
         self._refuse_duplicate(callback)
         self._refuse_methods_that_cannot_be_called(callback)
         for name, hint in self._unknown_events(callback):
@@ -239,6 +252,21 @@ def _instance_of(callback_class: type) -> Any:
             f"Pass an instance: {callback_class.__name__}(...)."
         ) from error
     return callback_class()
+
+
+def _refuse_callback_of_transformers(callback: Any) -> None:
+    """Refuse a callback for the Trainer of `transformers`, or for ours that is called in the same way."""
+    bases = {base.__name__ for base in type(callback).__mro__}
+    if isinstance(callback, TrainerCallback) or "TrainerCallback" not in bases or not hasattr(callback, "on_log"):
+        return
+    trackers = [name for base, name in _TRACKERS_OF_TRANSFORMERS.items() if base in bases]
+    advice = "Write a subclass of `pytorch_accelerated.callbacks.TrainerCallback` with the events that you need."
+    if trackers:
+        advice = f'Write TrackerCallback("{trackers[0]}") instead; it is in pytorch_accelerated.callbacks.'
+    raise ArgumentTypeError(
+        f"{type(callback).__name__} is a callback for `pytorch_accelerated.huggingface.Trainer` or the Trainer of "
+        f"transformers. This Trainer has other events, and would never call it. {advice}"
+    )
 
 
 def _state_key(callback: Any) -> str:

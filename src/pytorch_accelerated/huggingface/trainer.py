@@ -83,8 +83,8 @@ from pytorch_accelerated.huggingface.events.callbacks import (
 )
 from pytorch_accelerated.huggingface.events.firing import Events
 from pytorch_accelerated.huggingface.events.progress import ProgressCallback
-from pytorch_accelerated.huggingface.events.reporting import reporting_callbacks
 from pytorch_accelerated.huggingface.events.state import TrainerControl, TrainerState, exported_states
+from pytorch_accelerated.huggingface.events.trackers import reporting_callbacks
 from pytorch_accelerated.huggingface.hooks import TrainerHooks
 from pytorch_accelerated.huggingface.models.collating import (
     refuse_no_inputs,

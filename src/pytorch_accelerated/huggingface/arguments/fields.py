@@ -203,19 +203,20 @@ class Arguments:
         True, "Leave non-finite losses out of the logged mean.", '`train(nonfinite_policy="skip")` skips the update'
     )
     logging_dir: str | None = argument(
-        None, "Folder for TensorBoard, which is then used. Default: below output_dir.", "the tracker's callback"
+        None, "Folder for TensorBoard, which is then used. Default: below output_dir.", "`TrackerCallback(folder=...)`"
     )
     report_to: None | str | list[str] = argument(
         None,
-        "none, tensorboard, or all that are installed.",
-        "a callback for the tracker, `CSVLoggerCallback` or `JSONLoggerCallback`",
+        "none, trackers by name, or all of tensorboard, mlflow and wandb that are installed.",
+        "`TrackerCallback`, `CSVLoggerCallback` or `JSONLoggerCallback`",
         kind=rules.TRACKER_NAMES,
-        choices=rules.TRACKERS,
-        otherwise=" (besides 'none' and 'all'): for another one, pass its callback to the Trainer in `callbacks`, for "
-        "example `transformers.integrations.WandbCallback()`",
+        choices=(*rules.TRACKERS, *rules.TRACKERS_OF_TRANSFORMERS),
+        otherwise=" (besides 'none' and 'all'): for another one, pass its callback to the Trainer in `callbacks`",
     )
     run_name: str | None = argument(
-        None, "Name of this run's TensorBoard folder. Default: time and host.", "the tracker's callback"
+        None,
+        "Name of this run in trackers, and of its TensorBoard folder. Default: time and host.",
+        "`TrackerCallback(run_name=...)`",
     )
     disable_tqdm: bool | None = argument(
         None, "Print logs instead of showing progress bars.", "`Trainer(callbacks=...)` without `ProgressBarCallback`"
@@ -353,7 +354,7 @@ class Arguments:
         None,
         "It slows a run down for nothing. If you must, call `torch.cuda.empty_cache()` in `on_step_end` of a callback.",
     )
-    project: str = unsupported("huggingface", _OTHER_TRACKER)
+    project: str = argument("huggingface", "MLflow's experiment, W&B's project.", "`TrackerCallback(project=...)`")
     trackio_space_id: str | None = unsupported(None, _OTHER_TRACKER)
     trackio_bucket_id: str | None = unsupported(None, _OTHER_TRACKER)
     trackio_static_space_id: str | None = unsupported(None, _OTHER_TRACKER)

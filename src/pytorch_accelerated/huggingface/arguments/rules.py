@@ -15,7 +15,12 @@ from typing import Any, NamedTuple, get_origin
 
 from pytorch_accelerated.errors import ConfigurationError
 
-TRACKERS = ("tensorboard",)
+# Ours, and those for which only `transformers` has callbacks.
+TRACKERS = ("tensorboard", "mlflow", "wandb")
+TRACKERS_OF_TRANSFORMERS = (
+    *("azure_ml", "clearml", "codecarbon", "comet_ml", "dagshub", "dvclive", "flyte", "kubeflow", "neptune"),
+    *("swanlab", "trackio"),
+)
 
 
 class Rule(NamedTuple):

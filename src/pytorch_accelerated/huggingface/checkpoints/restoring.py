@@ -41,6 +41,8 @@ _KEPT = (
     "best_global_step",
     "best_model_checkpoint",
 )
+# The callback whose state finds the records of a run in trackers again; it has no settings that could differ.
+_RECORDS = "ReportingCallback"
 _PLAIN = (bool, int, float, str, tuple, type(None))
 _KINDS_OF_STEPS = ("logging", "eval", "save")
 
@@ -97,6 +99,8 @@ def restore_state(state: TrainerState, saved: TrainerState, args: TrainingArgume
         state.best_metric = state.best_global_step = state.best_model_checkpoint = None
     if args.restore_callback_states_from_checkpoint:
         state.stateful_callbacks = saved.stateful_callbacks
+    elif _RECORDS in saved.stateful_callbacks:
+        state.stateful_callbacks[_RECORDS] = saved.stateful_callbacks[_RECORDS]
 
 
 def optimizer_settings(optimizer: Any) -> list[dict[str, Any]]:

@@ -98,11 +98,6 @@ def tag_of(name: str) -> str:
     return _SECTIONS[prefix] + name.removeprefix(prefix)
 
 
-def reporting_callbacks(report_to: list[str]) -> list[type]:
-    """The callback classes for ``report_to`` of the arguments."""
-    return [TensorBoardCallback for name in report_to if name == "tensorboard"]
-
-
 def _folder(args: Any) -> str:
     if args.logging_dir is not None:
         return str(args.logging_dir)
