@@ -1,10 +1,13 @@
 """Each function of `compat` does with the installed libraries what it says."""
 
+import functools
 import importlib
 import inspect
 import pkgutil
+import random
 import re
 import signal
+import warnings
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -15,13 +18,15 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
 
 import pytorch_accelerated.compat
 from pytorch_accelerated.compat import accelerate as compat_accelerate
 from pytorch_accelerated.compat import torch as compat
 from pytorch_accelerated.compat.datasets import parts_of_stream
-from pytorch_accelerated.compat.numpy import words_of
+from pytorch_accelerated.compat.numpy import memory_of
+from pytorch_accelerated.compat.python import memory_of_random
 from pytorch_accelerated.compat.torchmetrics import reductions_of, set_update_count
 from pytorch_accelerated.compat.transformers import unsplittable_layers
 
@@ -67,6 +72,70 @@ def test_scale_all(factor: Any) -> None:
 def test_norms_of() -> None:
     assert [float(norm) for norm in compat.norms_of(tensors())] == [5.0, 10.0]
     assert compat.norms_of([]) == ()
+
+
+def stepped(optimizer: torch.optim.Optimizer) -> torch.Tensor:
+    parameter = optimizer.param_groups[0]["params"][0]
+    parameter.grad = torch.ones_like(parameter)
+    compat.step_optimizer(optimizer)
+    return parameter.detach().clone()
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW, torch.optim.Adagrad])
+def test_step_optimizer(kind: type[torch.optim.Optimizer]) -> None:
+    parameters = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
+    ours, theirs = (kind([parameter], lr=0.1) for parameter in parameters)  # type: ignore[call-arg]
+    for _ in range(3):
+        parameters[1].grad = torch.ones(2)
+        theirs.step()
+        assert torch.equal(stepped(ours), parameters[1])
+
+
+@pytest.mark.parametrize("how", ["hook", "global hook", "on the object", "on the class", "scheduler's and more"])
+def test_step_optimizer_calls_whatever_else_belongs_to_a_step(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class OwnSGD(torch.optim.SGD):
+        """An optimizer whose class may be changed."""
+
+    optimizer = OwnSGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1)
+    calls: list[str] = []
+
+    def counting(step: Any) -> Any:
+        @functools.wraps(step)
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            calls.append(how)
+            return step(*args, **kwargs)
+
+        return counted
+
+    if how == "hook":
+        optimizer.register_step_post_hook(lambda *_: calls.append(how))
+    elif how == "global hook":
+        handle = register_optimizer_step_pre_hook(lambda *_: calls.append(how))
+    elif how == "on the object":
+        monkeypatch.setattr(optimizer, "step", counting(optimizer.step))
+    elif how == "on the class":
+        monkeypatch.setattr(OwnSGD, "step", counting(OwnSGD.step))
+    else:
+        torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
+        monkeypatch.setattr(optimizer, "step", counting(optimizer.step))
+    try:
+        assert torch.equal(stepped(optimizer), torch.full((2,), -0.1))
+    finally:
+        if how == "global hook":
+            handle.remove()
+    assert calls == [how]
+
+
+def test_step_optimizer_is_seen_by_schedulers_and_by_the_profiler() -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 0.5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # torch warns if the optimizer has not stepped
+        stepped(optimizer)
+        scheduler.step()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        stepped(optimizer)
+    assert any(event.key == "Optimizer.step#SGD.step" for event in profiler.key_averages())
 
 
 def test_version_of() -> None:
@@ -345,13 +414,23 @@ def test_unsplittable_layers() -> None:
 # ------------------------------------------------------------------------------------------------------------- numpy
 
 
-def test_words_of() -> None:
+def test_memory_of() -> None:
     generator = np.random.MT19937(3)
-    words = words_of(generator)
-    assert words is not None, "this numpy has another layout"
-    kept = list(words)
+    memory = memory_of(generator)
+    assert memory is not None, "this numpy has another layout"
+    kept = bytes(memory)
     drawn = generator.random_raw(700)
-    assert words[-1] == generator.state["state"]["pos"] != kept[-1]
-    words[:] = kept
+    assert bytes(memory) != kept
+    memory[:] = kept
     assert np.array_equal(generator.random_raw(700), drawn)
-    assert words_of(np.random.PCG64()) is None
+    assert memory_of(np.random.PCG64()) is None
+
+
+def test_memory_of_random() -> None:
+    memory = memory_of_random()
+    assert memory is not None, "this Python has another layout"
+    kept = bytes(memory)
+    drawn = [random.random() for _ in range(700)]
+    assert bytes(memory) != kept
+    memory[:] = kept
+    assert [random.random() for _ in range(700)] == drawn

@@ -26,7 +26,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from pytorch_accelerated.data.building import build_loader
 from pytorch_accelerated.data.fetching import BatchFetcher, StreamFetcher
 from pytorch_accelerated.data.rows import Request, collated
-from pytorch_accelerated.seeding import host_generators_seeded, mixed_seed
+from pytorch_accelerated.seeding import host_generators_seeded, mixed_seed, seeds_of_batches
 from tests.data.loaders import Numbers, Stream, adapted, numbers_in
 from tests.support.processes import run_forked
 
@@ -376,12 +376,12 @@ def test_a_stream_read_in_this_process_gives_the_batches_of_torchs_loader(
         return DataLoader(kind(size), **{"batch_size": 3, **settings})
 
     ours = StreamFetcher(loader(), seed=4, rank=0, ranks=1).fetch(2)
-    key = ("stream", 4, 2, *(() if kind is OwnIterator else (0,)))
+    seed_of = seeds_of_batches("stream", 4, 2, *(() if kind is OwnIterator else (0,)))
     with host_generators_seeded(mixed_seed("stream", 4, 2, "start")):
         theirs = iter(loader())
     expected = []
     for number in itertools.count():
-        with host_generators_seeded(mixed_seed(*key, number)):
+        with host_generators_seeded(seed_of(number)):
             batch = next(theirs, None)
         if batch is None:
             break

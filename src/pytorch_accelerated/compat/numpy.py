@@ -10,8 +10,8 @@ import numpy as np
 _WORDS = 624
 
 
-def words_of(generator: Any) -> Any:
-    """The state of a Mersenne Twister as an array of `ctypes` that shares its memory: 624 words, then the position.
+def memory_of(generator: Any) -> memoryview | None:
+    """The whole state of a Mersenne Twister, as bytes that share its memory: 624 words, then the position.
 
     Publicly the state is only copied word by word in Python, which takes a hundred times longer. The address is public,
     but not the layout behind it.
@@ -20,10 +20,11 @@ def words_of(generator: Any) -> Any:
         generator: a bit generator of numpy.
 
     Returns:
-        625 numbers; None if `generator` is of another kind, or this numpy has another layout.
+        None if `generator` is of another kind, or this numpy has another layout.
     """
-    if type(generator) is not np.random.MT19937:
+    if not isinstance(generator, np.random.MT19937):
         return None
     words = (ctypes.c_uint32 * (_WORDS + 1)).from_address(generator.ctypes.state_address)
-    state = generator.state["state"]
-    return words if list(words) == [*state["key"].tolist(), state["pos"]] else None
+    state: Any = generator.state["state"]
+    is_as_known = list(words) == [*state["key"].tolist(), state["pos"]]
+    return memoryview(words).cast("B") if is_as_known else None

@@ -26,7 +26,7 @@ from pytorch_accelerated.data.streams import (
 )
 from pytorch_accelerated.data.worker_choice import AutomaticWorkers
 from pytorch_accelerated.data.workers import WorkerInit, begin_pass, end_pass, no_workers_left_on_error
-from pytorch_accelerated.seeding import PythonGenerator, host_generators_seeded, mixed_seed
+from pytorch_accelerated.seeding import host_generators_seeded, mixed_seed, seeds_of_batches
 
 # How much data in memory is fetched at once: it should stay in the processor's cache until it is used.
 _BLOCK_BYTES = 512 * 1024
@@ -243,9 +243,9 @@ class StreamFetcher:
         return self._under_keys(batches, epoch)
 
     def _under_keys(self, batches: Iterator[Any], epoch: int) -> Iterator[Any]:
-        python = PythonGenerator()
+        seed_of = seeds_of_batches("stream", self._seed, epoch)
         for number in itertools.count(self._batches):
-            with host_generators_seeded(mixed_seed("stream", self._seed, epoch, number), python):
+            with host_generators_seeded(seed_of(number)):
                 try:
                     batch = next(batches)
                 except StopIteration:

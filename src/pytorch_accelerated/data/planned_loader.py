@@ -30,7 +30,7 @@ from pytorch_accelerated.data.updates import (
     update_of_one_batch,
 )
 from pytorch_accelerated.processes.ranks import Ranks
-from pytorch_accelerated.seeding import mixed_seed
+from pytorch_accelerated.seeding import seeds_of_batches
 
 _INDICES_AT_ONCE = 4096
 
@@ -79,8 +79,7 @@ class PlannedLoader(RunLoader):
         order, left = self._orders.of(self._epoch), self._batches_left(batches_done)
         plan = self._plan(order)
         if self._ranks.count == self._accumulation_steps == 1 and count_items is None and type(plan) is TrainingPlan:
-            batches = self._feed(self._fetch(order, plan.cells(start, left)))
-            for (begin, end), batch in zip(plan.cells(start, left), batches, strict=True):
+            for (begin, end), batch in self._all_batches(order, plan, start, left):
                 yield update_of_one_batch(batch, end - begin)
             return
         windows, planned = itertools.tee(plan.windows(start, left))
@@ -91,6 +90,12 @@ class PlannedLoader(RunLoader):
         batches = self._feed(host_batches)
         for window in windows:
             yield Update(self._micro_batches(window, batches), window.size)
+
+    def _all_batches(
+        self, order: EpochOrder, plan: TrainingPlan, start: int, left: int | None
+    ) -> Iterator[tuple[Cell, Any]]:
+        """The batches of a pass on one rank without accumulation."""
+        return zip(plan.cells(start, left), self._feed(self._fetch(order, plan.cells(start, left))), strict=True)
 
     def _counted_updates(
         self, windows: Iterator[Window], host_batches: Iterator[Any], count_items: CountItems
@@ -115,6 +120,11 @@ class PlannedLoader(RunLoader):
 
     def rounds(self, *, borrows: bool = False, count_items: CountItems | None = None) -> Iterator[Round]:
         order = self._orders.of(self._epoch)
+        plan = self._plan(order)
+        if self._ranks.count == 1 and count_items is None and type(plan) is TrainingPlan:
+            for (start, _), batch in self._all_batches(order, plan, 0, self.max_batches):
+                yield Round(batch, start, has_empty_rank=False)
+            return
         windows, planned = itertools.tee(itertools.islice(self._rounds(order), self.max_batches))
         mine = (window.rounds[0][self._ranks.index] for window in planned)
         counter = ItemCounter(count_items)
@@ -135,7 +145,7 @@ class PlannedLoader(RunLoader):
         return self.waiting.over(batches)
 
     def _requests(self, order: EpochOrder, cells: Iterable[Cell]) -> Iterator[Request]:
-        seed, epoch, indices = self.seed, self._epoch, order.indices
+        seed_of, indices = seeds_of_batches("batch", self.seed, self._epoch), order.indices
         first = last = 0  # of the positions whose indices are in `block`
         block: list[int] = []
         for start, stop in cells:
@@ -150,7 +160,7 @@ class PlannedLoader(RunLoader):
             else:
                 rows = indices[start:stop]
             # The position of its first sample identifies a batch, independently of earlier batches.
-            yield Request(rows, mixed_seed("batch", seed, epoch, start))
+            yield Request(rows, seed_of(start))
 
     def _plan(self, order: EpochOrder) -> TrainingPlan | BatchListPlan:
         if order.batch_sizes is not None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +11,7 @@ from torch.utils.data import Dataset, default_collate, get_worker_info
 
 from pytorch_accelerated.compat.torch import pinned
 from pytorch_accelerated.data.arrow import column_reader
-from pytorch_accelerated.seeding import PythonGenerator, host_generators_seeded, seed_host_generators
+from pytorch_accelerated.seeding import KeyedCalls, seed_host_generators
 
 
 class Request(NamedTuple):
@@ -54,11 +52,10 @@ class RowBatches(Dataset[Any]):
 
     def maker(self) -> Callable[[Request], Any]:
         """A function that makes the batches of one pass in this process."""
-        python = PythonGenerator()
+        fetch = KeyedCalls(self._fetch)
 
         def make(request: Request) -> Any:
-            with host_generators_seeded(request.key, python):
-                batch = self._fetch(request.indices)
+            batch = fetch(request.key, request.indices)
             return pinned(batch) if self._pins_memory else batch
 
         return make
@@ -84,24 +81,20 @@ class RowBatches(Dataset[Any]):
 
     def _samples(self, indices: Sequence[Any]) -> list[Any]:
         samples: list[Any] = []
+        fetch_many, dataset = self._fetch_many, self.dataset
         try:
-            if self._fetch_many is not None:
-                return self._fetch_many(list(indices))  # type: ignore[no-any-return]
-            rows: Iterator[Any] = map(operator.getitem, itertools.repeat(self.dataset), indices)
-            if self.after_row is not None:
-                rows = self._watched(rows, len(indices))
-            samples.extend(rows)  # one by one: their number shows which one failed
+            if fetch_many is not None:
+                return fetch_many(list(indices))  # type: ignore[no-any-return]
+            for index in indices:  # Python calls `__getitem__` fastest from brackets like these
+                sample = dataset[index]
+                if self.after_row is not None:
+                    self.after_row(len(indices))
+                samples.append(sample)
         except Exception as error:
-            is_one = self._fetch_many is None
+            is_one = fetch_many is None
             self._add_note(error, f"sample {indices[len(samples)]}" if is_one else f"one of samples {list(indices)}")
             raise
         return samples
-
-    def _watched(self, rows: Iterator[Any], size: int) -> Iterator[Any]:
-        for row in rows:
-            if self.after_row is not None:
-                self.after_row(size)
-            yield row
 
     def _add_note(self, error: Exception, source: str) -> None:
         if hasattr(error, "add_note"):  # since Python 3.11

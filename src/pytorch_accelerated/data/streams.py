@@ -12,7 +12,7 @@ from typing import Any, Final
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from pytorch_accelerated.data.hub_streams import HubSamples, is_exact_hub_stream, is_hub_stream
-from pytorch_accelerated.seeding import PythonGenerator, host_generators_seeded, mixed_seed, seed_host_generators
+from pytorch_accelerated.seeding import host_generators_seeded, seed_host_generators, seeds_of_batches
 
 _END: Final = object()
 
@@ -141,17 +141,17 @@ class KeyedStream(IterableDataset[Any]):
 
     def _read_again(self, *key: object) -> None:
         """Read used samples again, under the same keys: samples may be random, or prepared before their batch."""
-        python = PythonGenerator()
+        seed_of = seeds_of_batches(*key)
         while self._batches_read < self._batches_to_read_again:
-            with _fetching_under(mixed_seed(*key, self._batches_read), python):
+            with _fetching_under(seed_of(self._batches_read)):
                 if self._next_samples() is _END:
                     return
             self._batches_read += 1
 
     def _batches(self, *key: object) -> Iterator[Any]:
-        python = PythonGenerator()
+        seed_of = seeds_of_batches(*key)
         while True:
-            with _fetching_under(mixed_seed(*key, self._batches_read), python):
+            with _fetching_under(seed_of(self._batches_read)):
                 batch = self._next_batch()
             if batch is _END:
                 self._rewind()
@@ -182,10 +182,10 @@ class KeyedStream(IterableDataset[Any]):
         return batch if self._batch_size else batch[0]
 
 
-def _fetching_under(key: int, python: PythonGenerator) -> AbstractContextManager[None]:
+def _fetching_under(key: int) -> AbstractContextManager[object]:
     """Seed the host generators with `key`; restore them at the end of the block, except in a worker."""
     if get_worker_info() is None:
-        return host_generators_seeded(key, python)
+        return host_generators_seeded(key)
     seed_host_generators(key)
     return contextlib.nullcontext()
 

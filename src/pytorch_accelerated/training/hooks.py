@@ -11,6 +11,7 @@ import torch
 
 from pytorch_accelerated.callbacks.handler import CallbackHandler
 from pytorch_accelerated.callbacks.warning import warn_user
+from pytorch_accelerated.compat.torch import step_optimizer
 from pytorch_accelerated.data.building import build_loader, default_loader_kwargs, effective_kwargs
 from pytorch_accelerated.data.checking import refuse_empty
 from pytorch_accelerated.data.loaders import Loaders
@@ -222,7 +223,7 @@ class TrainerHooks:
 
     def optimizer_step(self) -> None:
         """Update the parameters."""
-        self.optimizer.step()
+        step_optimizer(self.optimizer)
 
     def scheduler_step(self) -> None:
         """Step the scheduler: once per applied update, or once per epoch if `step_scheduler` says so.
