@@ -78,8 +78,7 @@ def step_optimizer(optimizer: Any) -> None:
     ):
         optimizer.step()
         return
-    if marking is not None:
-        optimizer._opt_called = True
+    optimizer._opt_called = True  # what the schedulers' mark notes
     step.__wrapped__(optimizer)  # type: ignore[union-attr]
 
 

@@ -27,7 +27,6 @@ from pytorch_accelerated.data.updates import (
     RunLoader,
     Update,
     items_of,
-    update_of_one_batch,
 )
 from pytorch_accelerated.processes.ranks import Ranks
 from pytorch_accelerated.seeding import seeds_of_batches
@@ -80,7 +79,7 @@ class PlannedLoader(RunLoader):
         plan = self._plan(order)
         if self._ranks.count == self._accumulation_steps == 1 and count_items is None and type(plan) is TrainingPlan:
             for (begin, end), batch in self._all_batches(order, plan, start, left):
-                yield update_of_one_batch(batch, end - begin)
+                yield Update((MicroBatch(batch),), end - begin)
             return
         windows, planned = itertools.tee(plan.windows(start, left))
         host_batches = self._fetch(order, (cells[self._ranks.index] for window in planned for cells in window.rounds))

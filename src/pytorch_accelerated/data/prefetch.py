@@ -88,12 +88,9 @@ class WaitingTime:
     def over(self, batches: Iterator[Any]) -> Iterator[Any]:
         """The same batches; adds the time that each of them takes."""
         clock = time.perf_counter
-        while True:
-            asked = clock()
-            try:
-                batch = next(batches)
-            except StopIteration:
-                return
-            finally:
-                self.seconds += clock() - asked
+        asked = clock()
+        for batch in batches:
+            self.seconds += clock() - asked
             yield batch
+            asked = clock()
+        self.seconds += clock() - asked

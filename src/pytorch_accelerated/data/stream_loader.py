@@ -22,7 +22,6 @@ from pytorch_accelerated.data.updates import (
     RunLoader,
     Update,
     items_of,
-    update_of_one_batch,
 )
 from pytorch_accelerated.errors import DataError
 from pytorch_accelerated.processes.ranks import Ranks
@@ -124,7 +123,7 @@ class StreamLoader(RunLoader):
             samples = 1 if size is None else size
             position += samples
             if position > start:
-                yield update_of_one_batch(batch, samples)
+                yield Update((MicroBatch(batch),), samples)
 
     def _agreed_updates(
         self, start: int, batches_left: int | None, count_items: CountItems | None, is_fed_ahead: bool

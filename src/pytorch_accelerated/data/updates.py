@@ -23,7 +23,7 @@ CountItems = Callable[[Any], "int | None"]
 
 
 class MicroBatch(NamedTuple):
-    """A batch of this rank within an update.
+    """A batch of this rank within an update; by default the only one, on a single rank.
 
     Attributes:
         batch: on the trainer's device.
@@ -36,10 +36,10 @@ class MicroBatch(NamedTuple):
     """
 
     batch: Any
-    weight: float | None
-    is_last: bool
-    is_borrowed: bool
-    has_empty_rank: bool
+    weight: float | None = 1.0
+    is_last: bool = True
+    is_borrowed: bool = False
+    has_empty_rank: bool = False
     items: int | None = None
 
 
@@ -53,11 +53,6 @@ class Update(NamedTuple):
 
     micro_batches: Iterable[MicroBatch]
     samples: int
-
-
-def update_of_one_batch(batch: Any, samples: int) -> Update:
-    """An update on one rank, without accumulation."""
-    return Update((MicroBatch(batch, 1.0, True, False, False),), samples)
 
 
 class Round(NamedTuple):

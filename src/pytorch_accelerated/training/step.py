@@ -74,7 +74,7 @@ class StepParts:
 Call = tuple[object, str]
 
 _NO_UPDATE = Update((), samples=0)
-_NO_BATCH = MicroBatch(None, 1.0, is_last=True, is_borrowed=False, has_empty_rank=False)
+_NO_BATCH = MicroBatch(None)
 
 
 class Step:
