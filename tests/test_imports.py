@@ -33,6 +33,7 @@ RANKS = {
     "run_config": 1,
     "schedulers": 1,
     "tracking": 2,
+    "tracking.figures": 1,
     "tracking.history": 1,
     "tracking.loss": 1,
     "tracking.names": 1,

@@ -30,6 +30,8 @@ def test_each_record_of_a_run_has_its_metrics(runs: list[Path], tmp_path: Path, 
     assert [run["name"] for run in (page, state, log)] == ["run", "states", "log"]
     assert page["metrics"] == state["metrics"] == log["metrics"]
     assert len(page["metrics"]) == 2
+    assert page["steps"] == state["steps"] == log["steps"]
+    assert page["steps"]["update"][-1] == 30
     best = [[(each["name"], each["value"], each["epoch"]) for each in run["best"]] for run in (page, state, log)]
     assert best[0] == best[1] == best[2]
     assert page["config"]["num_epochs"] == 3
@@ -64,8 +66,8 @@ def test_runs_of_one_name_can_be_told_apart(runs: list[Path], tmp_path: Path):
             '<html><script id="run-data" type="application/json">{"runs": [{"name": "x", "metrics": 3}]}</script>',
             "its metrics is of the type int",
         ),
-        ("log.jsonl", '{"epoch": 1, "update": 3, "loss": 0.5}\n{"epoch": 1, "upd', "Line 2 of"),
         ("list.jsonl", "[1, 2]", "Line 1 of"),
+        ("log.jsonl", '{"epoch": 1, "update": 3, "loss": 0.5}\n{"epoch": 1, "upd', "Line 2 of"),
         ("empty.jsonl", "", "contains no values"),
         ("weights.pt", b"\x80\x02\xff\xfe", "is not text"),
         ("folder", "a folder", "no complete training state"),

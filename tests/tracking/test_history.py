@@ -3,12 +3,13 @@ import json
 import math
 import pickle
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from pytorch_accelerated.errors import UnknownMetricError
+from pytorch_accelerated.errors import ConfigurationError, UnknownMetricError
 from pytorch_accelerated.tracking.history import InMemoryRunHistory, RunHistory
 from pytorch_accelerated.tracking.step_records import StepRecord
 from pytorch_accelerated.tracking.values import MetricRecord
@@ -450,3 +451,81 @@ def test_each_reader_gets_every_step_record_once() -> None:
     history.reset()
     assert not history.step_records
     assert history.read_new_step_records("file") == []
+
+
+# Plots of what happened within epochs, and of several runs
+
+
+def history_of_a_run(num_epochs: int = 3, factor: float = 1.0) -> InMemoryRunHistory:
+    """Four records of steps in each epoch."""
+    history = InMemoryRunHistory()
+    for epoch in range(1, num_epochs + 1):
+        for quarter in range(1, 5):
+            history.updates_done += 5
+            loss = factor / history.updates_done + 0.01 * (-1) ** quarter
+            history.add_step_record(step_record(history.updates_done, epoch)._replace(train_loss=loss))
+        history.update_metric("train_loss_epoch", factor / epoch)
+        history.update_metric("eval_loss_epoch", factor * (0.2 + (epoch - 2) ** 2))
+        history._increment_epoch()
+    return history
+
+
+def test_the_loss_within_epochs_is_plotted_where_it_belongs_smoothed_before_what_was_read():
+    pytest.importorskip("matplotlib")
+    history = history_of_a_run()
+    (axes,) = history.plot(smoothing=0.5).axes
+    lines: list[Any] = list(axes.get_lines())
+    raw, smooth, train, evaluation = lines
+    assert [line.get_label() for line in (smooth, train, evaluation)] == [
+        "train_loss",
+        "train_loss_epoch",
+        "eval_loss_epoch",
+    ]
+    values = [record.train_loss for record in history.step_records]
+    assert list(raw.get_xdata()) == list(smooth.get_xdata()) == [quarter / 4 for quarter in range(1, 13)]
+    assert list(raw.get_ydata()) == values
+    assert smooth.get_ydata()[1] == pytest.approx((values[0] + 2 * values[1]) / 3)
+    assert raw.get_alpha() < smooth.get_alpha()
+    assert drawn(history.plot("eval_loss_epoch"))["loss"]["eval_loss_epoch"][0] == [1, 2, 3]
+    assert len(history.plot(smoothing=0).axes[0].get_lines()) == 3
+
+
+def test_a_ring_marks_the_best_loss_of_evaluations():
+    pytest.importorskip("matplotlib")
+    (axes,) = history_of_a_run().plot().axes
+    ring: Any
+    (ring,) = axes.collections
+    assert ring.get_offsets().tolist() == [[2, 0.2]]
+    assert [text.get_text() for text in axes.texts] == ["0.2"]
+
+
+def test_several_runs_share_a_plot():
+    pytest.importorskip("matplotlib")
+    one, other = history_of_a_run(), history_of_a_run(2, factor=2)
+    other.update_metric("eval_accuracy", 0.5)
+    losses: Any
+    losses, accuracies = one.plot(compare={"more": other}, log_scale=True).axes
+    labels = [text.get_text() for text in losses.get_legend().get_texts()]
+    names = ["train_loss", "train_loss_epoch", "eval_loss_epoch"]
+    assert labels == [f"{run}, {name}" for run in ("this run", "more") for name in names]
+    assert len({line.get_color() for line in losses.get_lines()}) == 2
+    assert (losses.get_yscale(), accuracies.get_yscale()) == ("log", "linear")
+    assert len(losses.collections) == 2
+
+
+def test_a_plot_shows_itself_in_a_notebook_and_can_be_pickled():
+    pytest.importorskip("matplotlib")
+    figure: Any = history_of_a_run().plot()
+    assert figure._repr_png_().startswith(b"\x89PNG")
+    assert drawn(pickle.loads(pickle.dumps(figure))) == drawn(figure)
+
+
+def test_a_run_in_its_first_epoch_has_a_plot_and_smoothing_has_limits():
+    pytest.importorskip("matplotlib")
+    history = InMemoryRunHistory()
+    history.add_step_record(step_record(1))
+    history.add_step_record(step_record(2))
+    assert list(drawn(history.plot(smoothing=0))["loss"]["train_loss"][1]) == [1, 0.5]
+    for smoothing in (1, -0.1, math.nan):
+        with pytest.raises(ConfigurationError, match="from 0"):
+            history.plot(smoothing=smoothing)

@@ -152,6 +152,10 @@ class ReportCallback(TrainerCallback):
         self._epoch_started = time.monotonic()
         self._seconds_of_evaluation = 0.0
 
+    def on_step_records(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Write the page, if it is time."""
+        self._write_if_due(trainer)
+
     def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Write the page, if it is time."""
         self._look_around(trainer)

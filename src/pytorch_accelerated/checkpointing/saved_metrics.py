@@ -14,7 +14,7 @@ from pytorch_accelerated.checkpointing.state_folder import read_state
 from pytorch_accelerated.checkpointing.strict_json import dump_json
 from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError
 from pytorch_accelerated.tracking.history import RunHistory
-from pytorch_accelerated.tracking.step_records import table_of
+from pytorch_accelerated.tracking.step_records import StepRecord, records_of, table_of
 from pytorch_accelerated.tracking.values import MetricRecord, is_scalar
 
 if TYPE_CHECKING:
@@ -30,6 +30,21 @@ def read_metric_records(folder: Path) -> list[MetricRecord]:
         InvalidCheckpointError: if that part is damaged, or has no run history.
     """
     return _read_history(folder)[0]
+
+
+def read_step_records(folder: Path) -> list[StepRecord]:
+    """The step records up to the save; none in states from before there were any.
+
+    Raises:
+        InvalidCheckpointError: if that part is damaged.
+    """
+    _, parts = read_state(folder, ["run"])
+    try:
+        return records_of(parts["run"]["history"].get("step_records", ()))
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise InvalidCheckpointError(
+            f"The training state {folder} has no readable step records ({type(error).__name__}: {error})."
+        ) from error
 
 
 def _read_history(folder: Path) -> tuple[list[MetricRecord], int | None]:

@@ -18,7 +18,7 @@ import torch
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, DataError, StopTrainingError
 from pytorch_accelerated.looking.rehearsal import preparing, rehearsal
-from pytorch_accelerated.optional import require
+from pytorch_accelerated.tracking.figures import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -104,8 +104,7 @@ class LearningRateTest:
         Raises:
             MissingDependencyError: if matplotlib is not installed.
         """
-        figure_module = require("matplotlib.figure", extra="plot", needed_by="LearningRateTest.plot")
-        figure: Figure = figure_module.Figure(figsize=(6, 3.5), layout="constrained")
+        figure = new_figure(6, 3.5, needed_by="LearningRateTest.plot")
         axes = figure.add_subplot()
         smoothed = self.smoothed_losses
         losses = [loss for loss in self.losses if math.isfinite(loss)]

@@ -7,12 +7,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pytorch_accelerated.tracking.plotting import role_and_quantity
+from pytorch_accelerated.tracking.plotting import greater_is_better, role_and_quantity
 from pytorch_accelerated.tracking.step_records import StepRecord
 from pytorch_accelerated.tracking.values import MetricRecord
 
-_LESS_IS_BETTER = ("loss", "error", "perplexity", "wer", "mae", "mse", "rmse")
-_MORE_IS_BETTER = ("accuracy", "acc", "f1", "precision", "recall", "auc", "auroc", "iou", "map", "dice", "bleu", "r2")
 _MAX_MAIN_METRICS = 3
 
 
@@ -107,7 +105,7 @@ def best_values(metrics: Iterable[Mapping[str, Any]], watched: Mapping[str, bool
     """
     best = []
     for metric in metrics:
-        greater = watched.get(metric["name"], _greater_is_better(metric["quantity"]))
+        greater = watched.get(metric["name"], greater_is_better(metric["quantity"]))
         places = [place for place, value in enumerate(metric["value"]) if not math.isnan(value)]
         if greater is None or not places:
             continue
@@ -121,13 +119,6 @@ def best_values(metrics: Iterable[Mapping[str, Any]], watched: Mapping[str, bool
     for each in (evaluated or best)[: _MAX_MAIN_METRICS - len(main)]:
         each["is_main"] = True
     return best
-
-
-def _greater_is_better(quantity: str) -> bool | None:
-    words = quantity.lower().replace("/", "_").replace("-", "_").split("_")
-    if any(word in _LESS_IS_BETTER for word in words):
-        return False
-    return True if any(word in _MORE_IS_BETTER for word in words) else None
 
 
 def _json_value(value: Any) -> Any:

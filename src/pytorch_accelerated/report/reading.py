@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pytorch_accelerated.checkpointing.saved_metrics import read_metric_records
+from pytorch_accelerated.checkpointing.saved_metrics import read_metric_records, read_step_records
 from pytorch_accelerated.checkpointing.verify import find_state, read_manifest
 from pytorch_accelerated.errors import PytorchAcceleratedError, RunFileError
-from pytorch_accelerated.report.contents import RunContents, best_values, metric_columns
+from pytorch_accelerated.report.contents import RunContents, best_values, metric_columns, step_columns
 from pytorch_accelerated.report.page import data_in
+from pytorch_accelerated.tracking.step_records import StepRecord
 from pytorch_accelerated.tracking.values import MetricRecord
 
+_COLUMNS_OF_STEPS = {"samples", "seconds", "train_loss", "samples_per_second", "data_wait_share"}
 _MAX_BYTES = 256 * 2**20
 _MAY_BE = (
     "A run is a page that ReportCallback has written (.html), a training state or a folder of several, or a log of "
@@ -57,11 +60,11 @@ def _of_state(folder: Path) -> RunContents:
     if state is None:
         raise RunFileError(f"There is no complete training state in {folder}. {_MAY_BE}")
     try:
-        records = read_metric_records(state)
+        records, steps = read_metric_records(state), read_step_records(state)
         facts = read_manifest(state).facts
     except PytorchAcceleratedError as error:
         raise RunFileError(f"The training state {state} cannot be read: {error}") from error
-    contents = _of_records(records)
+    contents = _of_records(records, steps)
     shown = {name: value for name, value in facts.items() if isinstance(value, (bool, int, float, str))}
     contents.state |= {name: facts.get(name) for name in ("updates", "epochs") if name in facts}
     contents.notes = {"training state": state.name, **shown}
@@ -69,28 +72,54 @@ def _of_state(folder: Path) -> RunContents:
 
 
 def _of_lines(path: Path, text: str) -> RunContents:
-    records = []
+    records: list[MetricRecord] = []
+    steps: list[StepRecord] = []
     for number, line in enumerate(text.splitlines(), start=1):
         try:
-            records += _records_in(json.loads(line)) if line.strip() else []
-        except (ValueError, TypeError, LookupError) as error:
+            row = json.loads(line) if line.strip() else {"epoch": 0, "update": 0}
+            if row.keys() >= _COLUMNS_OF_STEPS:
+                steps.append(_step_record_in(row))
+            else:
+                records += _metric_records_in(row)
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
             raise RunFileError(f"Line {number} of {path} is not a row of a log: {error}. {_MAY_BE}") from error
-    if not records:
+    if not records and not steps:
         raise RunFileError(f"{path} contains no values. {_MAY_BE}")
-    return _named(_of_records(records), path)
+    return _named(_of_records(records, steps), path)
 
 
-def _records_in(row: dict[str, Any]) -> list[MetricRecord]:
+def _metric_records_in(row: dict[str, Any]) -> list[MetricRecord]:
     epoch, update = int(row["epoch"]), int(row["update"])
     numbers = {name: value for name, value in row.items() if name not in ("epoch", "update")}
     return [MetricRecord(name, float(value), epoch, update) for name, value in numbers.items()]
 
 
-def _of_records(records: list[MetricRecord]) -> RunContents:
+def _step_record_in(row: dict[str, Any]) -> StepRecord:
+    """The inverse of `StepRecord.columns`."""
+    norm, memory = row.get("gradient_norm"), row.get("peak_memory")
+    return StepRecord(
+        epoch=int(row["epoch"]),
+        update=int(row["update"]),
+        samples=int(row["samples"]),
+        seconds=float(row["seconds"]),
+        train_loss=float(row["train_loss"]),
+        learning_rates=tuple(float(row[name]) for name in row if name.startswith("learning_rate")),
+        gradient_norm=None if norm is None else float(norm),
+        samples_per_second=float(row["samples_per_second"]),
+        data_wait_share=float(row["data_wait_share"]),
+        peak_memory=None if memory is None else int(memory),
+    )
+
+
+def _of_records(records: Sequence[MetricRecord], steps: Sequence[StepRecord]) -> RunContents:
     metrics = metric_columns(records)
-    last = {"epoch": max((record.epoch for record in records), default=0)}
-    last["updates"] = max((record.update for record in records), default=0)
-    return RunContents(name="", state=dict(last), metrics=metrics, best=best_values(metrics, {}))
+    every: list[tuple[int, int]] = [(each.epoch, each.update) for each in records]
+    every += [(each.epoch, each.update) for each in steps]
+    epochs, updates = zip(*every, strict=True) if every else ((0,), (0,))
+    state = {"epoch": max(epochs), "updates": max(updates)}
+    if steps:
+        state["seconds"] = steps[-1].seconds
+    return RunContents(name="", state=state, metrics=metrics, steps=step_columns(steps), best=best_values(metrics, {}))
 
 
 def _named(contents: RunContents, path: Path) -> RunContents:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError
-from pytorch_accelerated.optional import require
 from pytorch_accelerated.run_config import TrainerRunConfig
 from pytorch_accelerated.schedulers.scheduler_base import StatefulSchedulerBase
+from pytorch_accelerated.tracking.figures import new_figure
 from pytorch_accelerated.training.placeholders import replace_trainer_placeholder_values, settle_epoch_counts
 
 if TYPE_CHECKING:
@@ -112,8 +112,7 @@ def plot_schedule(
         Any error of `scheduled_values`.
     """
     values = scheduled_values(create_scheduler_fn, num_epochs, num_updates_per_epoch, field=field, **arguments)
-    figure_module = require("matplotlib.figure", extra="plot", needed_by="plot_schedule")
-    figure: Figure = figure_module.Figure(figsize=(6, 3), layout="constrained")
+    figure = new_figure(6, 3, needed_by="plot_schedule")
     axes = figure.add_subplot()
     epochs = [update / num_updates_per_epoch for update in range(len(values))]
     curves: dict[tuple[Any, ...], list[int]] = {}

@@ -6,14 +6,14 @@ import contextlib
 import functools
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.errors import UnknownMetricError
 from pytorch_accelerated.optional import require
 from pytorch_accelerated.tracking.names import name_in_set
-from pytorch_accelerated.tracking.plotting import plot_records
+from pytorch_accelerated.tracking.plotting import PlottedRun, plot_runs
 from pytorch_accelerated.tracking.step_records import StepRecord, plain_values_of, records_of
 from pytorch_accelerated.tracking.timing import EpochTiming
 from pytorch_accelerated.tracking.values import MetricRecord, stored_value
@@ -255,21 +255,35 @@ class RunHistory(ABC):
         return pandas.DataFrame(rows, index=pandas.MultiIndex.from_frame(index))
 
     def plot(
-        self, metric_names: str | Iterable[str] | None = None, path: str | os.PathLike[str] | None = None
+        self,
+        metric_names: str | Iterable[str] | None = None,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        compare: Mapping[str, RunHistory] | None = None,
+        smoothing: float = 0.6,
+        log_scale: bool = False,
     ) -> Figure:
         """A matplotlib figure of the metrics: one panel for each quantity, with training and evaluation together.
 
-        No display is needed. In a notebook, the figure is shown where ``%matplotlib inline`` is on.
+        The loss has its curve within the epochs, from `step_records`, and rings mark the best values. No display is
+        needed. A notebook shows the figure if it is the value of a cell's last line.
 
         Args:
             metric_names: the metric or metrics to plot; by default all.
             path: also save the picture there; the suffix determines the format.
+            compare: histories of other runs by name, to be plotted beside this one, which is named "this run".
+            smoothing: weight of the past, from 0 to below 1, in the mean that smoothes the curve within epochs; the
+                curve as it is stays visible behind it.
+            log_scale: whether the axes of losses are logarithmic.
 
         Raises:
-            UnknownMetricError: a ValueError, if one of them has no numbers as values, or there are no metrics.
+            UnknownMetricError: a ValueError, if one of the metrics has no numbers as values in any of the runs, or
+                there are no metrics.
+            ConfigurationError: a ValueError, for a smoothing that cannot be.
             MissingDependencyError: if matplotlib is not installed.
         """
-        known = dict.fromkeys(record.name for record in self._scalar_records)
+        histories = {"this run": self, **(compare or {})}
+        known = dict.fromkeys(name for history in histories.values() for name in history._scalar_names)
         if isinstance(metric_names, str):
             metric_names = [metric_names]
         wanted = list(known if metric_names is None else metric_names)
@@ -281,7 +295,16 @@ class RunHistory(ABC):
                 )
             if name not in known:
                 raise _unknown_metric(name, known)
-        return plot_records([record for record in self._scalar_records if record.name in wanted], path)
+        has_steps = metric_names is None or "train_loss_epoch" in wanted
+        runs = [
+            PlottedRun(
+                name,
+                [record for record in history.records if record.is_scalar and record.name in wanted],
+                history.step_records if has_steps else (),
+            )
+            for name, history in histories.items()
+        ]
+        return plot_runs(runs, path, smoothing=smoothing, log_scale=log_scale)
 
     def __repr__(self) -> str:
         """The last epoch with any value, and the latest value of each metric."""
@@ -289,6 +312,10 @@ class RunHistory(ABC):
         values = ", ".join(f"{name} {_text(record)}" for name, record in latest.items())
         shown = f"epoch {self._metric_records[-1].epoch}: {values}" if latest else "no metrics"
         return f"{type(self).__name__}({shown})"
+
+    @property
+    def _scalar_names(self) -> Iterable[str]:
+        return dict.fromkeys(record.name for record in self._scalar_records)
 
     @property
     def _scalar_records(self) -> list[MetricRecord]:

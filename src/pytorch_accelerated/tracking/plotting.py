@@ -1,67 +1,112 @@
-"""Plots of the metrics of a run."""
+"""Plots of the metrics of one run, or of several."""
 
 from __future__ import annotations
 
 import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pytorch_accelerated.errors import UnknownMetricError
-from pytorch_accelerated.optional import require
+from pytorch_accelerated.errors import ConfigurationError, UnknownMetricError
+from pytorch_accelerated.tracking.figures import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from pytorch_accelerated.tracking.step_records import StepRecord
     from pytorch_accelerated.tracking.values import MetricRecord
 
 # The prefix of a name says what was measured on: train_loss_epoch and ema_model_eval_loss_epoch are both losses.
 _ROLES = re.compile("(?:(?:ema_model|intermediate|training|train|evaluation|eval|validation|valid|val|test)[_/])*")
+_LESS_IS_BETTER = ("loss", "error", "perplexity", "wer", "mae", "mse", "rmse")
+_MORE_IS_BETTER = ("accuracy", "acc", "f1", "precision", "recall", "auc", "auroc", "iou", "map", "dice", "bleu", "r2")
+_LINE_STYLES = ("-", "--", ":", "-.")
+_WITHIN_EPOCHS = "train_loss"
 
 
-def plot_records(records: Sequence[MetricRecord], path: str | os.PathLike[str] | None = None) -> Figure:
-    """A figure of the metrics in `records`, one panel for each quantity, losses first.
+@dataclass(frozen=True)
+class PlottedRun:
+    """What is plotted of a run.
 
-    The same quantity in training and evaluation shares a panel. The horizontal axis shows epochs if no metric has two
-    values in one epoch, else updates if no metric has two values at one update, else the number of the value.
+    Attributes:
+        name: shown in the legend, if there are several runs.
+        records: of its metrics, in the order of recording; numbers only.
+        steps: its step records, of which the training loss is plotted within the epochs.
+    """
+
+    name: str
+    records: Sequence[MetricRecord]
+    steps: Sequence[StepRecord] = ()
+
+
+def plot_runs(
+    runs: Sequence[PlottedRun],
+    path: str | os.PathLike[str] | None = None,
+    *,
+    smoothing: float = 0.6,
+    log_scale: bool = False,
+) -> Figure:
+    """A figure of the metrics of `runs`, one panel for each quantity, losses first.
+
+    The same quantity in training and evaluation shares a panel. Where it is known whether less or more is better, as of
+    losses and accuracies, a ring marks the best value in evaluation, or in training without evaluation. The horizontal
+    axis shows epochs if no metric has two values in one epoch, else updates if no metric has two values at one update,
+    else the number of the value.
 
     Args:
-        records: in the order of recording.
+        runs: of several, each has a colour.
         path: also save the picture there; the suffix determines the format.
+        smoothing: weight of the past, from 0 to below 1, in the exponentially weighted mean of the training loss within
+            epochs. The curve as it is stays visible behind it; 0 for that curve alone.
+        log_scale: whether the axes of losses are logarithmic.
 
     Returns:
-        The figure, without a display and not registered with pyplot.
+        The figure, without a display and not registered with pyplot. Notebooks show it.
 
     Raises:
         UnknownMetricError: if there are no records.
+        ConfigurationError: for a smoothing that cannot be.
         MissingDependencyError: if matplotlib is not installed.
     """
-    if not records:
+    if not 0 <= smoothing < 1:
+        raise ConfigurationError(f"`smoothing` is {smoothing!r}, but it must be from 0 (none) to below 1, such as 0.9.")
+    if not any(run.records or run.steps for run in runs):
         raise UnknownMetricError("Nothing has been recorded, so there is nothing to plot. Train first.")
-    figure_module = require("matplotlib.figure", extra="plot", needed_by="RunHistory.plot")
-    metrics: dict[str, list[MetricRecord]] = {}
-    for record in records:
-        metrics.setdefault(record.name, []).append(record)
+    every_metric = [_by_name(run.records) for run in runs]
+    names = dict.fromkeys(name for metrics in every_metric for name in metrics)
     panels: dict[str, list[str]] = {}
-    for name in metrics:
+    if any(run.steps for run in runs):
+        panels["loss"] = [_WITHIN_EPOCHS]
+    for name in names:
         panels.setdefault(role_and_quantity(name)[1], []).append(name)
-    roles = list(dict.fromkeys(role_and_quantity(name)[0] for name in metrics))
-    axis = next((axis for axis in ("epoch", "update") if _tells_values_apart(axis, metrics)), "value")
+    roles = list(dict.fromkeys(role_and_quantity(name)[0] for every in panels.values() for name in every))
+    axis = next(
+        (axis for axis in ("epoch", "update") if all(_tells_values_apart(axis, each) for each in every_metric)), "value"
+    )
 
     columns = math.ceil(math.sqrt(len(panels)))
     rows = math.ceil(len(panels) / columns)
-    figure: Figure = figure_module.Figure(figsize=(1.5 + 4.5 * columns, 3.5 * rows), layout="constrained")
+    figure = new_figure(1.5 + 4.5 * columns, 3.5 * rows, needed_by="RunHistory.plot")
     losses_first = sorted(panels, key=lambda quantity: "loss" not in quantity)
     for position, quantity in enumerate(losses_first, start=1):
         axes = figure.add_subplot(rows, columns, position)
-        for name in panels[quantity]:
-            # One colour for each role, in all panels.
-            _draw(axes, metrics[name], axis, colour=f"C{roles.index(role_and_quantity(name)[0])}")
-        _decorate(axes, quantity, axis)
-        if panels[quantity] != [quantity]:  # otherwise the title is enough
-            axes.legend(frameon=False)
+        for number, (run, metrics) in enumerate(zip(runs, every_metric, strict=True)):
+            for name in panels[quantity]:
+                role = roles.index(role_and_quantity(name)[0])
+                # One colour for each role, or for each run, in all panels.
+                colour, line = (f"C{role}", "-") if len(runs) == 1 else (f"C{number}", _LINE_STYLES[role % 4])
+                label = name if len(runs) == 1 else f"{run.name}, {name}"
+                if name == _WITHIN_EPOCHS and axis != "value" and run.steps:
+                    _draw_steps(axes, run, axis, smoothing, colour=colour, label=label)
+                if name in metrics:
+                    _draw(axes, metrics[name], axis, colour=colour, line=line, label=label)
+            _mark_best(axes, [metrics[name] for name in panels[quantity] if name in metrics], axis)
+        _decorate(axes, quantity, axis, is_logarithmic=log_scale and "loss" in quantity)
+        if panels[quantity] != [quantity] or len(runs) > 1:  # otherwise the title is enough
+            axes.legend(frameon=False, fontsize="small" if len(runs) > 1 else None)
     if path is not None:
         figure.savefig(path, dpi=150)
     return figure
@@ -73,20 +118,118 @@ def role_and_quantity(name: str) -> tuple[str, str]:
     return name[:end], name[end:].removesuffix("_epoch") or name
 
 
-def _tells_values_apart(axis: str, metrics: dict[str, list[MetricRecord]]) -> bool:
+def greater_is_better(quantity: str) -> bool | None:
+    """Whether more of a quantity is better, by the words in its name; None if they do not tell.
+
+    >>> greater_is_better("f1"), greater_is_better("noisy_loss"), greater_is_better("learning_rate")
+    (True, False, None)
+    """
+    words = re.split("[_/ -]", quantity.lower())
+    if any(word in _LESS_IS_BETTER for word in words):
+        return False
+    return True if any(word in _MORE_IS_BETTER for word in words) else None
+
+
+def smoothed(values: Iterable[float], weight: float) -> list[float]:
+    """The exponentially weighted means of the values so far, in which the past has `weight`. NaN counts as missing.
+
+    >>> smoothed([4.0, 2.0, 2.0], 0.5)
+    [4.0, 2.6666666666666665, 2.2857142857142856]
+    """
+    mean = total = 0.0
+    means = []
+    for value in values:
+        if math.isfinite(value):
+            mean = weight * mean + (1 - weight) * value
+            total = weight * total + (1 - weight)  # without it the means would begin near zero
+        means.append(mean / total if total and math.isfinite(value) else math.nan)
+    return means
+
+
+def epochs_of_updates(steps: Sequence[StepRecord]) -> list[float]:
+    """The place of each step record in epochs: 1.5 in the middle of the second one.
+
+    An epoch that is not finished counts as one that is as long as the longest of those before.
+    """
+    ends: dict[int, int] = {}
+    for record in steps:
+        ends[record.epoch] = record.update
+    starts = dict(zip(ends, (0, *ends.values()), strict=False))
+    longest = 0
+    places = []
+    for record in steps:
+        start, end = starts[record.epoch], ends[record.epoch]
+        is_last = record.epoch == steps[-1].epoch
+        length = max(end - start, longest if is_last else 0, 1)
+        longest = longest if is_last else max(longest, end - start)
+        places.append(record.epoch - 1 + (record.update - start) / length)
+    return places
+
+
+def _by_name(records: Iterable[MetricRecord]) -> dict[str, list[MetricRecord]]:
+    metrics: dict[str, list[MetricRecord]] = {}
+    for record in records:
+        metrics.setdefault(record.name, []).append(record)
+    return metrics
+
+
+def _tells_values_apart(axis: str, metrics: Mapping[str, list[MetricRecord]]) -> bool:
     return all(len({getattr(record, axis) for record in records}) == len(records) for records in metrics.values())
 
 
-def _draw(axes: Axes, records: list[MetricRecord], axis: str, *, colour: str) -> None:
-    positions = range(1, len(records) + 1) if axis == "value" else [getattr(record, axis) for record in records]
+def _places(records: Sequence[MetricRecord], axis: str) -> Sequence[int]:
+    return range(1, len(records) + 1) if axis == "value" else [getattr(record, axis) for record in records]
+
+
+def _draw(axes: Axes, records: list[MetricRecord], axis: str, *, colour: str, line: str, label: str) -> None:
     marker = "o" if len(records) <= 30 else ""  # more would overlap
     values = [record.value for record in records]
-    axes.plot(positions, values, color=colour, marker=marker, markersize=4, linewidth=1.8, label=records[0].name)
+    (drawn,) = axes.plot(_places(records, axis), values, color=colour, linestyle=line, linewidth=1.8, label=label)
+    drawn.set(marker=marker, markersize=4)
 
 
-def _decorate(axes: Axes, quantity: str, axis: str) -> None:
+def _draw_steps(axes: Axes, run: PlottedRun, axis: str, smoothing: float, *, colour: str, label: str) -> None:
+    """The training loss within epochs: smoothed, and as it is, faintly behind."""
+    places: Sequence[float] = [record.update for record in run.steps]
+    if axis == "epoch":
+        places = epochs_of_updates(run.steps)
+    values = [record.train_loss for record in run.steps]
+    if smoothing:
+        axes.plot(places, values, color=colour, alpha=0.25, linewidth=1)
+    axes.plot(places, smoothed(values, smoothing), color=colour, alpha=0.7, linewidth=1.2, label=label)
+
+
+def _mark_best(axes: Axes, metrics: list[list[MetricRecord]], axis: str) -> None:
+    """A ring around the best value of each metric of evaluations, or of training where there are none."""
+    roles = [role_and_quantity(records[0].name)[0] for records in metrics]
+    evaluated = [records for records, role in zip(metrics, roles, strict=True) if not role.startswith("train")]
+    for records in evaluated or metrics:
+        is_greater_better = greater_is_better(role_and_quantity(records[0].name)[1])
+        numbers = [place for place, record in enumerate(records) if not math.isnan(record.value)]
+        if is_greater_better is None or len(numbers) < 2:
+            continue
+        best = (max if is_greater_better else min)(numbers, key=lambda place: records[place].value)
+        spot = (_places(records, axis)[best], records[best].value)
+        lines = {line.get_label(): line for line in axes.get_lines()}
+        line = next(line for label, line in reversed(lines.items()) if str(label).endswith(records[0].name))
+        axes.scatter(*spot, s=90, facecolors="none", edgecolors=line.get_color(), linewidths=1.8, zorder=3)
+        offset = (0, -15 if is_greater_better else 9)
+        axes.annotate(
+            f"{spot[1]:.4g}",
+            spot,
+            xytext=offset,
+            textcoords="offset points",
+            ha="center",
+            fontsize="small",
+            color=line.get_color(),
+        )
+
+
+def _decorate(axes: Axes, quantity: str, axis: str, *, is_logarithmic: bool) -> None:
     axes.set_title(quantity.replace("_", " "), loc="left")
     axes.set_xlabel(axis)
     axes.locator_params(axis="x", integer=True, min_n_ticks=1)
+    if is_logarithmic:
+        axes.set_yscale("log")
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
