@@ -55,7 +55,7 @@ def test_no_share_is_announced_beyond_the_limit_of_a_pass() -> None:
 def test_a_message_holds_what_is_announced() -> None:
     ranks = TwinRanks(other_knows=100)
     Shares(ranks, 1, lambda: in_memory(batches_of(*[1] * 200))).exchange([1], 1000)
-    assert len(ranks.messages[0]) == 66  # of 78, which `Ranks` can send
+    assert len(ranks.messages[0]) == 66  # of 94, which `Ranks` can send at once
 
 
 def test_unknown_sizes_are_not_announced() -> None:

@@ -157,6 +157,7 @@ assert not ranks.any(False)
 assert ranks.exchange({"rank": RANK}) == [{"rank": rank} for rank in range(WORLD)]
 assert ranks.exchange_numbers([RANK, -1]) == [[rank, -1] for rank in range(WORLD)]
 assert ranks.exchange_numbers(range(RANK)) == [list(range(rank)) for rank in range(WORLD)]
+assert ranks.exchange_numbers([RANK] * 300) == [[rank] * 300 for rank in range(WORLD)]
 assert ranks.from_first(f"rank {RANK}") == "rank 0"
 assert ranks.sum([0.1, 2.0**60 + RANK, float("inf")]) == [sum([0.1] * WORLD), WORLD * 2.0**60, float("inf")]
 assert ranks.sum([]) == []

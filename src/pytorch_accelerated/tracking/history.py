@@ -134,7 +134,12 @@ class RunHistory(ABC):
 
     @property
     def step_records(self) -> Sequence[StepRecord]:
-        """What was measured within the training epochs, in the order of updates."""
+        """What was measured within the training epochs, in the order of updates.
+
+        They are added when losses are read: after each 64 updates of an epoch, at its end, and before an evaluation or
+        a save within it. `Trainer.train` says how many there are. The Hugging Face trainer makes none: it logs by
+        ``logging_steps``.
+        """
         return tuple(self._step_records)
 
     def add_step_record(self, record: StepRecord) -> None:

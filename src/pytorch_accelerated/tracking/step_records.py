@@ -16,22 +16,24 @@ _UNKNOWN = -1
 class StepRecord(NamedTuple):
     """What was measured over some consecutive updates of one epoch.
 
-    Each update belongs to exactly one record, and all ranks have the same records.
+    Each update belongs to exactly one record, and all ranks have the same records: losses and samples are those of all
+    ranks, times those of rank 0.
 
     Attributes:
         epoch: the epoch of the updates, counted from 1.
         update: the number of optimizer updates up to and including the last one of the record, since the history was
             reset.
-        samples: the samples used by those updates, over all ranks.
+        samples: the samples used by those updates, over all ranks, including skipped ones.
         seconds: wall time of training until the last update of the record, with evaluations and saves. A resumed run
             continues the time of its training state.
-        train_loss: the mean training loss per item over the updates of the record, the batches of each, and all ranks.
-            NaN if nothing was counted.
+        train_loss: the mean training loss per item over the updates of the record, the batches of each, and all ranks,
+            weighted as in ``train_loss_epoch``. Losses that
+            `nonfinite_policy` leaves out do not count; NaN if none does, or if one that counts is NaN.
         learning_rates: one for each parameter group of the optimizer, as set after the last update of the record, so
             they are those of the update that follows; empty if the trainer has no optimizer.
         gradient_norm: the mean norm of the gradients before clipping; None unless they are clipped by norm.
         samples_per_second: the samples of the record, over all ranks, per second of training without evaluations and
-            saves.
+            saves; of a record in which a run was resumed, those after that.
         data_wait_share: the share of those seconds in which rank 0 waited for the next batch, between 0 and 1.
         peak_memory: the most bytes that a rank has used so far: allocated on its GPU, or resident in its process if it
             trains on the CPU; None if unknown.
