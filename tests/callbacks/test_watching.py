@@ -160,6 +160,20 @@ def test_what_hooks_of_the_user_record_is_no_error():
     trainer.train(DATA, 1, DATA, reset_run_history=False)
 
 
+def test_a_schedule_waits_for_the_first_evaluation_within_an_epoch():
+    watched: list[float] = []
+
+    class Plateau(ReduceLROnPlateau):
+        def step(self, metrics: Any, epoch: Any = None) -> None:  # type: ignore[override]
+            watched.append(metrics)
+            super().step(metrics)
+
+    trainer = make_trainer(StepBasedEvaluationCallback(5))  # in the second of three epochs of three updates
+    arguments: dict[str, Any] = {"create_scheduler_fn": Plateau, "scheduler_metric": "intermediate_eval_loss"}
+    trainer.train(DATA, 3, DATA, **arguments)
+    assert watched == [trainer.run_history.get_latest_metric("intermediate_eval_loss")] * 2
+
+
 def test_a_gradient_norm_can_be_watched():
     make_trainer(watching("gradient_norm")).train(DATA, 1, DATA, gradient_clip_norm=1.0)
 

@@ -87,15 +87,16 @@ class WatchedMetric:
                 f"record {self.name!r} with `run_history.update_metric` before the end of each epoch."
             )
 
-    def latest(self, history: RunHistory, ranks: Ranks) -> float:
-        """The latest value.
+    def latest(self, history: RunHistory, ranks: Ranks) -> float | None:
+        """The latest value; None before the first evaluation within an epoch, for a metric of these.
 
         Raises:
             UnknownMetricError: a ValueError, if there is no value; names the metrics that exist.
             ConfigurationError: if the value is not a number.
         """
         self.check_recorded(history, ranks)
-        return self._agreed(ranks, [history.get_latest_metric(self.name)])[0]
+        values = [history.get_latest_metric(self.name)] if self.name in history.get_metric_names() else []
+        return next(iter(self._agreed(ranks, values)), None)
 
     def new_values(self, history: RunHistory, ranks: Ranks, reader: str) -> list[float]:
         """The values recorded since the last call for the same `reader`, so that each value is judged once.

@@ -870,7 +870,9 @@ class Run:
         """Step schedulers that count epochs, or watch a metric."""
         hooks = self.hooks
         if isinstance(hooks.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-            hooks.scheduler.step(WatchedMetric(self.settings.scheduler_metric).latest(hooks.run_history, self.ranks))
+            latest = WatchedMetric(self.settings.scheduler_metric).latest(hooks.run_history, self.ranks)
+            if latest is not None:
+                hooks.scheduler.step(latest)
         elif self.settings.step_scheduler == "epoch":
             hooks.scheduler_step()
 
