@@ -30,6 +30,7 @@ from pytorch_accelerated.data.updates import RunLoader
 from pytorch_accelerated.errors import InvalidCheckpointError
 from pytorch_accelerated.looking.learning_rates import LearningRateTest, find_learning_rate
 from pytorch_accelerated.looking.preflight import PreflightReport, rehearse
+from pytorch_accelerated.looking.summary import TrainingSummary, summarise
 from pytorch_accelerated.models.wrappers import bare_model
 from pytorch_accelerated.prediction.collecting import collect_predictions
 from pytorch_accelerated.processes.gathering import map_tensors
@@ -529,6 +530,30 @@ class Trainer(TrainerHooks):
         setup.refuse_within_a_run(self, self._ongoing_run, "preflight", "Call it before `train`.")
         arguments = {"train_dataset": train_dataset, "num_epochs": num_epochs, "eval_dataset": eval_dataset}
         return rehearse(self, {**arguments, **train_arguments})
+
+    def summary(
+        self, train_dataset: Any = None, *, batch: Any = None, depth: int = 3, **train_arguments: Any
+    ) -> TrainingSummary:
+        """The model as it trains: modules, shapes, parameters, and memory and operations of one update.
+
+        Makes one update, through `calculate_train_batch_loss` and all other hooks, and restores everything afterwards.
+        Of the callbacks only those take part that declare `prepares_run`. Must be called by all ranks.
+
+        Args:
+            train_dataset: the training data; or
+            batch: a batch as a loader would yield it.
+            depth: levels of modules to list.
+            train_arguments: arguments of `train` that say how to update: batch size, accumulation, clipping, loaders.
+
+        Returns:
+            The findings for this rank; print them, or let a notebook show them.
+
+        Raises:
+            ArgumentTypeError, ConfigurationError: for invalid input.
+            Any error that training would have raised.
+        """
+        setup.refuse_within_a_run(self, self._ongoing_run, "summary", "Call it before `train`.")
+        return summarise(self, train_dataset, batch, depth=depth, arguments=train_arguments)
 
     def find_lr(
         self,

@@ -21,13 +21,18 @@ for kind in ("mlp", "cnn"):
             tests = trainer.internal_run.ranks.exchange([test.rates, test.losses, test.suggestion])
             assert_same(tests[0], tests[1])
             assert_same(everything(trainer), before)
+            summary = trainer.summary(data, per_device_batch_size=7, gradient_accumulation_steps=2)
+            assert summary.batches == 2
+            trainer.preflight(data, 1, data, per_device_batch_size=4)
+            assert_same(everything(trainer), before)
         trainer.train(data, 1, data, per_device_batch_size=4)
         results.append({**everything(trainer), "attributes": None, "timings": None})
     assert_same(results[1], results[0])
 
-# An exception on one rank ends the search on that rank; a loss that both see grow ends it on both.
+# Both see the same loss grow.
 trainer, data = make("mlp", seed=3)
 before = everything(trainer)
+assert trainer.summary(batch=(data[0][:5], data[1][:5])).batches == 1
 assert trainer.find_lr(data, max_lr=1e9, num_updates=100).has_diverged
 assert_same(everything(trainer), before)
 print("all is well")

@@ -37,10 +37,11 @@ class EntryFacts(NamedTuple):
     value: str
     missing: float
 
-    def __str__(self) -> str:
-        words = [self.name or "batch", self.kind, "" if self.shape is None else _shape(self.shape), self.value]
-        text = "  ".join(filter(None, words))
-        return f"{text}  NaN: {self.missing:.1%}" if self.missing else text
+    @property
+    def cells(self) -> tuple[str, str, str, str]:
+        """The facts as texts: name, type, shape, and values with the share of NaN."""
+        missing = f" ({self.missing:.1%} NaN)" if self.missing else ""
+        return self.name or "batch", self.kind, "" if self.shape is None else _shape(self.shape), self.value + missing
 
 
 class BatchFacts(NamedTuple):
@@ -54,13 +55,18 @@ class BatchFacts(NamedTuple):
     entries: tuple[EntryFacts, ...]
     picture: bytes | None = None
 
+    def __str__(self) -> str:
+        columns = list(zip(*(entry.cells for entry in self.entries), strict=True))
+        widths = [max(map(len, column)) for column in columns]
+        rows = zip(*columns, strict=True)
+        return "\n".join(
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+        )
+
     def _repr_html_(self) -> str:
         heads = "".join(f"<th style='text-align:left'>{head}</th>" for head in ("entry", "type", "shape", "values"))
         rows = "".join(
-            f"<tr><td>{html.escape(one.name or 'batch')}</td><td>{html.escape(one.kind)}</td>"
-            f"<td>{'' if one.shape is None else _shape(one.shape)}</td><td>{html.escape(one.value)}"
-            f"{f' (NaN: {one.missing:.1%})' if one.missing else ''}</td></tr>"
-            for one in self.entries
+            f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in entry.cells)}</tr>" for entry in self.entries
         )
         image = ""
         if self.picture is not None:

@@ -6,6 +6,7 @@ import dataclasses
 import html
 import shutil
 import tempfile
+import textwrap
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,8 +50,8 @@ class PreflightReport:
 
     def __str__(self) -> str:
         lines = [f"  {f'{name}:':<15} {value}" for name, value in self._facts]
-        entries = [f"    {entry}" for entry in self.batch.entries]
-        return "\n".join([self._headline, *lines, "  first batch:", *entries, *(f"  {line}" for line in _REMARK)])
+        batch = textwrap.indent(str(self.batch), "    ")
+        return "\n".join([self._headline, *lines, "  first batch:", batch, *(f"  {line}" for line in _REMARK)])
 
     def _repr_html_(self) -> str:
         rows = "".join(f"<tr><td>{name}</td><td>{html.escape(value)}</td></tr>" for name, value in self._facts)

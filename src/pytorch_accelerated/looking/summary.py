@@ -1,0 +1,284 @@
+"""The summary of a model as it trains: modules, shapes, parameters, and what one update costs."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import html
+import textwrap
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+from torch.utils.flop_counter import FlopCounterMode
+
+from pytorch_accelerated.callbacks.base import TrainerCallback
+from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError
+from pytorch_accelerated.looking.batch_facts import BatchFacts, facts_of
+from pytorch_accelerated.looking.rehearsal import preparing, rehearsal
+from pytorch_accelerated.trees import tensors_in
+
+if TYPE_CHECKING:
+    from pytorch_accelerated.callbacks.base import Trainer
+
+_NAME_WIDTH, _SHAPE_WIDTH = 42, 20  # with the numbers beside them, a table of 80 columns
+_NOT_TAKEN = ("num_epochs", "max_num_train_steps", "eval_dataset", "overfit_batches", "resume_from")
+
+
+class ModuleFacts(NamedTuple):
+    """One module of the model.
+
+    Attributes:
+        name: its name in its parent; the class for the model itself.
+        kind: its class.
+        depth: 0 for the model, 1 for its children.
+        output_shape: the shape of the first tensor that it returned for the first batch; None if it was not called.
+        parameters: the number of its parameters, with those of its children.
+        trainable: how many of them are trained.
+    """
+
+    name: str
+    kind: str
+    depth: int
+    output_shape: tuple[int, ...] | None
+    parameters: int
+    trainable: int
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingSummary:
+    """The result of `Trainer.summary`, of this rank; ``print(summary)`` shows it.
+
+    Sizes are in bytes. Those of parameters, gradients and optimizer state are counted after one update. Those of
+    activations are what autograd keeps for the backward pass of one batch, without parameters; the true peak is
+    higher by what operations need while they compute, and by the allocator's reserve.
+
+    Attributes:
+        modules: the model and its modules, in order.
+        batch: the first batch.
+        parameters: the number of parameters of the model, shared ones once.
+        trainable: how many of them are trained.
+        parameter_bytes: parameters and buffers.
+        gradient_bytes: gradients.
+        optimizer_bytes: the optimizer's state.
+        activation_bytes: activations of one batch.
+        operations: floating-point operations of one update, forward and backward over all of its batches, as torch's
+            `FlopCounterMode` counts them: matrix products, convolutions and attention; a multiplication and an addition
+            are two.
+        batches: batches of this rank in an update.
+    """
+
+    modules: tuple[ModuleFacts, ...]
+    batch: BatchFacts
+    parameters: int
+    trainable: int
+    parameter_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
+    activation_bytes: int
+    operations: int
+    batches: int
+
+    @property
+    def memory_bytes(self) -> int:
+        """The estimate of what one update needs: parameters, gradients, optimizer state and activations."""
+        return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes + self.activation_bytes
+
+    def __str__(self) -> str:
+        head = f"{'module':<{_NAME_WIDTH}}{'output':<{_SHAPE_WIDTH}}{'parameters':>16}"
+        rows = [
+            f"{_cut(_label(one), _NAME_WIDTH - 1):<{_NAME_WIDTH}}"
+            f"{_cut(_shape(one.output_shape), _SHAPE_WIDTH - 1):<{_SHAPE_WIDTH}}{_number(one):>16}"
+            for one in self.modules
+        ]
+        if any(one.trainable < one.parameters for one in self.modules):
+            rows.append("(in brackets: not trained)")
+        batch = textwrap.indent(str(self.batch), "  ")
+        facts = [f"{f'{name}:':<13}{value}" for name, value in self._facts]
+        return "\n".join([head, "-" * len(head), *rows, "-" * len(head), "first batch:", batch, *facts])
+
+    def _repr_html_(self) -> str:
+        heads = "".join(f"<th style='text-align:left'>{head}</th>" for head in ("module", "output", "parameters"))
+        rows = "".join(
+            f"<tr><td style='text-align:left;white-space:pre'>{html.escape(_label(one))}</td>"
+            f"<td>{_shape(one.output_shape)}</td><td>{_number(one)}</td></tr>"
+            for one in self.modules
+        )
+        facts = "".join(
+            f"<tr><td>{name}</td><td style='text-align:left'>{value}</td></tr>" for name, value in self._facts
+        )
+        table = f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
+        return f"{table}<p>First batch:</p>{self.batch._repr_html_()}<table><tbody>{facts}</tbody></table>"
+
+    @property
+    def _facts(self) -> list[tuple[str, str]]:
+        share = self.trainable / self.parameters if self.parameters else 0.0
+        sizes = {
+            "parameters": self.parameter_bytes,
+            "gradients": self.gradient_bytes,
+            "optimizer": self.optimizer_bytes,
+            "activations": self.activation_bytes,
+        }
+        of_batches = "" if self.batches == 1 else f" of {self.batches} batches"
+        return [
+            ("parameters", f"{self.parameters:,}, of which {self.trainable:,} are trained ({share:.1%})"),
+            ("memory", f"at least {_bytes(self.memory_bytes)} for an update"),
+            ("  made of", ", ".join(f"{name} {_bytes(size)}" for name, size in sizes.items())),
+            ("operations", f"{_scaled(self.operations)}FLOP for an update{of_batches}, forward and backward"),
+        ]
+
+
+def summarise(
+    trainer: Trainer, train_dataset: Any, batch: Any, *, depth: Any, arguments: Mapping[str, Any]
+) -> TrainingSummary:
+    """The summary of `Trainer.summary`. Must be called by all ranks."""
+    _check(trainer, train_dataset, batch, depth, arguments)
+    arguments = {**arguments, "max_num_train_steps": 1, "create_scheduler_fn": None}
+    if batch is not None:
+        batches: Any = [batch] * arguments.get("gradient_accumulation_steps", 1)
+        train_dataset = DataLoader(batches, batch_size=None)
+        arguments["train_dataloader_kwargs"] = {"is_sharded": True}  # each rank has its own
+    watching = _OneUpdate()
+    with rehearsal(trainer, [*preparing(trainer.callback_handler), watching]):
+        counter = FlopCounterMode(display=False)
+        with _shapes_of_outputs(trainer.get_model()) as shapes, watching.activations(), counter:
+            trainer.train(train_dataset, None, **arguments)
+        model = trainer.get_model()
+        parameters = list(model.parameters())
+        return TrainingSummary(
+            modules=tuple(_modules(model, shapes, depth)),
+            batch=watching.batch,
+            parameters=sum(each.numel() for each in parameters),
+            trainable=sum(each.numel() for each in parameters if each.requires_grad),
+            parameter_bytes=_size([*parameters, *model.buffers()]),
+            gradient_bytes=watching.gradient_bytes,
+            optimizer_bytes=watching.optimizer_bytes,
+            activation_bytes=watching.activation_bytes,
+            operations=counter.get_total_flops(),
+            batches=watching.batches,
+        )
+
+
+class _OneUpdate(TrainerCallback):
+    """Notes what one update keeps in memory."""
+
+    def __init__(self) -> None:
+        self.batch = BatchFacts(())
+        self.batches = self.gradient_bytes = self.optimizer_bytes = self.activation_bytes = 0
+        self._kept: dict[tuple[int, int], int] = {}  # sizes by address and size: views of the same values count once
+        self._own: set[int] = set()  # addresses of parameters and buffers
+
+    @contextlib.contextmanager
+    def activations(self) -> Iterator[None]:
+        """Context in which tensors that autograd keeps are counted."""
+        with torch.autograd.graph.saved_tensors_hooks(self._note, lambda tensor: tensor):
+            yield
+
+    def on_train_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        model = trainer.get_model()
+        self._own = {_address(tensor) for tensor in (*model.parameters(), *model.buffers())}
+        self._kept = {}
+
+    def on_train_step_end(self, trainer: Trainer, *, batch: Any, **kwargs: Any) -> None:
+        self.activation_bytes = max(self.activation_bytes, sum(self._kept.values()))
+        self._kept = {}
+        if not self.batches:
+            self.batch = facts_of(batch)
+        self.batches += 1
+
+    def on_optimizer_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        self.gradient_bytes = _size([each.grad for each in trainer.get_model().parameters() if each.grad is not None])
+
+    def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        states = getattr(trainer.optimizer, "state", {})
+        self.optimizer_bytes = _size(tensors_in([list(state.values()) for state in states.values()]))
+
+    def _note(self, tensor: torch.Tensor) -> torch.Tensor:
+        if _address(tensor) not in self._own:
+            size = min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
+            self._kept[tensor.data_ptr(), size] = size
+        return tensor
+
+
+@contextlib.contextmanager
+def _shapes_of_outputs(model: nn.Module) -> Iterator[dict[nn.Module, tuple[int, ...]]]:
+    """The shape of what each module returns first, noted in the block."""
+    shapes: dict[nn.Module, tuple[int, ...]] = {}
+
+    def note(module: nn.Module, inputs: Any, output: Any) -> None:
+        tensor = next(iter(tensors_in(output)), None)
+        if tensor is not None:
+            shapes.setdefault(module, tuple(tensor.shape))
+
+    with contextlib.ExitStack() as hooks:
+        for module in model.modules():
+            hooks.callback(module.register_forward_hook(note).remove)
+        yield shapes
+
+
+def _modules(
+    module: nn.Module, shapes: Mapping[nn.Module, tuple[int, ...]], depth: int, name: str = "", level: int = 0
+) -> Iterator[ModuleFacts]:
+    own = list(module.parameters())
+    trainable = sum(each.numel() for each in own if each.requires_grad)
+    kind = type(module).__name__
+    yield ModuleFacts(name or kind, kind, level, shapes.get(module), sum(each.numel() for each in own), trainable)
+    if level < depth:
+        for child_name, child in module.named_children():
+            yield from _modules(child, shapes, depth, child_name, level + 1)
+
+
+def _check(trainer: Trainer, train_dataset: Any, batch: Any, depth: Any, arguments: Mapping[str, Any]) -> None:
+    if not isinstance(trainer.get_model(), nn.Module):
+        raise ArgumentTypeError(f"`summary` describes an nn.Module, but the model is {trainer.get_model()!r}.")
+    if (train_dataset is None) == (batch is None):
+        given = "neither" if batch is None else "both"
+        raise ConfigurationError(f"`summary` needs either a `train_dataset` or a `batch`, but got {given}: pass one.")
+    if isinstance(depth, bool) or not isinstance(depth, int) or depth < 0:
+        raise ConfigurationError(f"`depth` is {depth!r}: pass the number of levels of modules, 0 or more.")
+    given_names = [name for name in _NOT_TAKEN if name in arguments]
+    if given_names:
+        raise ArgumentTypeError(
+            f"`summary` got {', '.join(f'`{name}`' for name in given_names)}, but it makes a single update. Leave it "
+            "out."
+        )
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _size(tensors: list[torch.Tensor]) -> int:
+    return sum({id(each): each.numel() * each.element_size() for each in tensors}.values())
+
+
+def _label(one: ModuleFacts) -> str:
+    return "  " * one.depth + (one.name if one.depth == 0 else f"{one.name}: {one.kind}")
+
+
+def _shape(shape: tuple[int, ...] | None) -> str:
+    return "" if shape is None else " x ".join(map(str, shape)) or "one number"
+
+
+def _number(one: ModuleFacts) -> str:
+    if not one.parameters:
+        return "-"
+    return f"{one.parameters:,}" if one.trainable else f"({one.parameters:,})"
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 1]}…"
+
+
+def _bytes(size: float) -> str:
+    return f"{_scaled(size)}B"
+
+
+def _scaled(number: float) -> str:
+    for prefix in ("", "k", "M", "G", "T"):
+        if number < 1000:
+            return f"{number:.3g} {prefix}"
+        number /= 1000
+    return f"{number:,.0f} P"

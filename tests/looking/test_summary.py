@@ -1,0 +1,116 @@
+"""The summary counts what one update really is, and leaves nothing behind."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pytorch_accelerated import Trainer
+from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError
+from tests.looking.worlds import everything, make
+from tests.support.resuming import assert_same
+
+
+def looks(trainer: Trainer, data: Any) -> dict[str, Any]:
+    return {
+        "summary": lambda: trainer.summary(data, per_device_batch_size=8, gradient_accumulation_steps=2),
+        "preflight": lambda: trainer.preflight(data, 2, data, per_device_batch_size=8),
+    }
+
+
+@pytest.mark.parametrize("look", ["summary", "preflight"])
+@pytest.mark.parametrize("kind", ["mlp", "cnn", "dicts"])
+def test_a_look_changes_nothing_and_neither_does_it_change_the_runs_after_it(kind: str, look: str) -> None:
+    found = []
+    for is_looked_at in (False, True):
+        trainer, data = make(kind, mixed_precision="bf16")
+        trainer.train(data, 1, per_device_batch_size=8)
+        trainer.get_model().eval()
+        if is_looked_at:
+            before = everything(trainer)
+            looks(trainer, data)[look]()
+            assert_same(everything(trainer), before)
+        trainer.train(data, 2, data, per_device_batch_size=8)
+        found.append({**everything(trainer), "attributes": None, "timings": None})
+    assert_same(found[1], found[0])
+
+
+@pytest.mark.parametrize("look", ["summary", "preflight"])
+def test_an_error_in_a_look_leaves_nothing_behind(look: str) -> None:
+    trainer, data = make("cnn")
+    trainer.train(data, 1)
+    before = everything(trainer)
+
+    def failing() -> None:
+        raise ZeroDivisionError
+
+    trainer.optimizer_step = failing  # type: ignore[method-assign]
+    with pytest.raises(ZeroDivisionError):
+        looks(trainer, data)[look]()
+    del trainer.optimizer_step
+    assert_same(everything(trainer), before)
+
+
+def test_counts_are_those_of_an_update_by_hand() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    model[0].bias.requires_grad_(False)
+    trainer = Trainer(model, nn.CrossEntropyLoss(), torch.optim.AdamW(model.parameters()), callbacks=())
+    rows, labels = torch.randn(40, 4), torch.randint(0, 3, (40,))
+    summary = trainer.summary((rows, labels), per_device_batch_size=5, gradient_accumulation_steps=3)
+    assert (summary.parameters, summary.trainable) == (67, 59)
+    assert (summary.parameter_bytes, summary.gradient_bytes) == (67 * 4, 59 * 4)
+    assert summary.optimizer_bytes == 59 * 4 * 2 + 3 * 4  # two moments, and the number of steps of three tensors
+    # Forward: both layers. Backward: the gradients of both weights, and of the hidden values.
+    of_a_row = 2 * (4 * 8 + 8 * 3) * 2 + 2 * 8 * 3
+    assert summary.operations == 3 * 5 * of_a_row
+    assert summary.batches == 3
+    assert [(one.name, one.depth, one.output_shape) for one in summary.modules] == [
+        ("Sequential", 0, (5, 3)),
+        ("0", 1, (5, 8)),
+        ("1", 1, (5, 8)),
+        ("2", 1, (5, 3)),
+    ]
+    # Kept for the backward pass: inputs, hidden values (which the ReLU and the layer after it share), the logarithms of
+    # the probabilities, the labels and the sum of their weights.
+    assert summary.activation_bytes == 4 * (5 * 4 + 5 * 8 + 5 * 3) + 8 * 5 + 4
+    assert summary.memory_bytes > summary.activation_bytes
+
+
+def test_a_batch_does_as_well_as_a_dataset() -> None:
+    for kind in ("dicts", "cnn"):
+        trainer, data = make(kind)
+        batch = {name: rows[:8] for name, rows in data.items()} if kind == "dicts" else (data[0][:8], data[1][:8])
+        of_batch = trainer.summary(batch=batch, gradient_accumulation_steps=2)
+        of_data = trainer.summary(data, per_device_batch_size=8, gradient_accumulation_steps=2)
+        assert of_batch.modules == of_data.modules
+        assert of_batch.operations == of_data.operations
+        assert of_batch.batches == 2
+
+
+def test_it_fits_into_80_columns_and_lists_as_many_levels_as_asked_for() -> None:
+    model: Any = nn.Sequential(nn.Linear(4, 8))
+    for _ in range(30):
+        model = nn.Sequential(model)
+    model[0][0] = nn.Sequential(nn.Linear(4, 8), model[0][0][0])
+    model[0][0][1] = nn.Identity()
+    trainer = Trainer(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), 0.1), callbacks=())
+    data = (torch.randn(8, 4), torch.randn(8, 8))
+    summary = trainer.summary(data, depth=40)
+    assert max(map(len, str(summary).splitlines())) <= 80
+    assert len(trainer.summary(data, depth=0).modules) == 1
+    assert "<table>" in summary._repr_html_()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({}, ConfigurationError, "got neither"),
+        ({"train_dataset": [1], "batch": [1]}, ConfigurationError, "got both"),
+        ({"batch": [1], "depth": -1}, ConfigurationError, "`depth` is -1"),
+        ({"batch": [1], "num_epochs": 2}, ArgumentTypeError, "`num_epochs`"),
+    ],
+)
+def test_bad_input_is_an_error(arguments: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        make("cnn")[0].summary(**arguments)
