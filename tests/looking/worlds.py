@@ -110,3 +110,14 @@ def everything(trainer: Trainer) -> dict[str, Any]:
         "numpy": str(np.random.get_state(legacy=False)["state"]),
         "random": random.getstate(),
     }
+
+
+def results(trainer: Trainer) -> dict[str, Any]:
+    """`everything` that two equal runs have in common: without the identity of objects and measured times."""
+    found = everything(trainer)
+    records = [
+        (record.epoch, record.update, record.samples, record.train_loss, record.learning_rates, record.gradient_norm)
+        for record in trainer.run_history.step_records
+    ]
+    history = {**found["history"], "step_records": records, "seconds": None}
+    return {**found, "history": history, "attributes": None, "timings": None}

@@ -148,7 +148,7 @@ class _RangeTest(TrainerCallback):
         self.has_diverged = False
         self._min_lr = min_lr
         self._factor = (max_lr / min_lr) ** (1 / (num_updates - 1))
-        self._first = max(num_updates // 10, 1)  # updates with rates so small that they change nothing
+        self._first = max(num_updates // 10, 5)  # updates with rates so small that they change nothing
         self._before = (0.0, 0.0)
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
@@ -192,7 +192,7 @@ class _RangeTest(TrainerCallback):
         first, later = self.losses[: self._first], self.losses[self._first :]
         if len(later) < self._first:
             return False
-        return _mean(later[-max(self._first // 3, 1) :]) > _limit(first, self.losses)
+        return _mean(later[-max(self._first // 3, 3) :]) > _limit(first, self.losses)
 
 
 def _suggestion(rates: Sequence[float], losses: Sequence[float]) -> float | None:
