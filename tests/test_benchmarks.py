@@ -40,7 +40,7 @@ ONE_HALF = {
     "loader": [{"DataLoader", "one permutation, whole-batch indexing", "ours"}],
     "long_step": [BY_HAND | OURS],
     "data_wait": [{"raw loop", "raw loop, 1 worker"} | OURS],
-    "start": [*[{"raw loop", "ours, no callbacks"}] * 3, BY_HAND | OURS],
+    "start": [*[{"raw loop", "ours, no callbacks"}] * 3, *[BY_HAND | OURS] * 3],
     "checkpoint": [
         {"torch.save", "torch.save, flushed to the disk", "ours", "ours, in the background"},
         {"ours, in the background"},

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
 import sys
 from functools import partial
+from typing import Any
 
 from benchmarks.measuring import Result, Setting, Target, losses_of_same_work, take_turns
 from benchmarks.ways import OURS, AccelerateByHand, Ours, RawLoop, Way
-from benchmarks.work import Job
+from benchmarks.work import Job, ordinary_job
+
+_AT_MOST_20_MS = [Target(name, at_most=20) for name in OURS]
 
 
 def run(setting: Setting) -> list[Result]:
-    return [*_fresh_processes(setting), _call_of_train(setting)]
+    with_workers = ordinary_job(32, workers=2)
+    evaluation = dataclasses.replace(with_workers, is_evaluation=True)
+    return [
+        *_fresh_processes(setting),
+        _whole_call("A whole training run of one step", Job(samples=32), setting, targets=_AT_MOST_20_MS),
+        _whole_call("A whole training run of one step with two workers", with_workers, setting),
+        _whole_call("A whole evaluation of one batch with two workers", evaluation, setting),
+    ]
 
 
 def _fresh_processes(setting: Setting) -> list[Result]:
@@ -48,17 +59,16 @@ def facts_of_start(way: Way) -> dict[str, float]:
     return facts
 
 
-def _call_of_train(setting: Setting) -> Result:
-    job = Job(samples=32)
+def _whole_call(title: str, job: Job, setting: Setting, **kwargs: Any) -> Result:
     ways = [RawLoop(), AccelerateByHand(), Ours(), Ours(is_lean=False), *setting.peers]
     return Result(
-        title="A whole training run of one step, above the raw loop's step",
+        title=f"{title}, above the raw loop's",
         unit="ms",
         final_losses=losses_of_same_work(ways, job),
         rounds=take_turns({way.name: partial(_milliseconds, way, job) for way in ways}, setting.repeats),
         baseline=RawLoop.library,
         compared_as="difference",
-        targets=[Target(name, at_most=20) for name in OURS],
+        **kwargs,
     )
 
 
