@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import random
-import statistics
 import time
 import types
 from pathlib import Path
@@ -174,8 +173,8 @@ class Trial:
     @property
     def pace(self) -> Pace:
         """What a batch takes. The first one, which may open files or compile, counts only if there are few."""
-        fetch, fetch_cpu = map(statistics.median, zip(*self._fetches[1:], strict=True))
-        step, step_cpu = map(statistics.median, zip(*self._steps[1:], strict=True))
+        fetch, fetch_cpu = np.median(self._fetches[1:], axis=0).tolist()
+        step, step_cpu = np.median(self._steps[1:], axis=0).tolist()
         return Pace(fetch, fetch_cpu, step, step_cpu, self._share.now())
 
 
