@@ -8,9 +8,11 @@ import pytest
 from tests.support.processes import REPOSITORY, run_script
 
 
-@pytest.mark.parametrize("page", ["metrics.md"])
-def test_the_code_of_a_page_runs_as_it_stands(page: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("page", "shown"), [("metrics.md", "evaluation_noisy_loss"), ("tracking.md", "Logged to tensorboard: runs")]
+)
+def test_the_code_of_a_page_runs_as_it_stands(page: str, shown: str, tmp_path: Path) -> None:
     text = (REPOSITORY / "docs" / page).read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     output = run_script("\n".join(blocks), cwd=tmp_path).stdout
-    assert "evaluation_noisy_loss" in output
+    assert shown in output

@@ -124,6 +124,18 @@ def test_a_writer_of_the_users_is_used_and_stays_open(tmp_path: Path) -> None:
     assert scalars_in(tmp_path) == {"train/loss": [(1, 0.5)], "mine": [(9, 1.0)]}
 
 
+@pytest.mark.fact("Logging: A resumed run continues its TensorBoard curves, if the folder or run_name is given")
+def test_a_resumed_run_hides_what_was_logged_after_its_checkpoint(tmp_path: Path) -> None:
+    args = TrainingArguments(logging_dir=str(tmp_path))
+    report(TensorBoardCallback(), args, {"loss": 3.0}, {"loss": 2.0}, {"loss": 1.0})
+    callback, state = TensorBoardCallback(), TrainerState(global_step=2)
+    callback.on_train_begin(args, state, TrainerControl())
+    state.global_step = 3
+    callback.on_log(args, state, TrainerControl(), logs={"loss": 0.5})
+    callback.close()
+    assert scalars_in(tmp_path) == {"train/loss": [(1, 3.0), (2, 2.0), (3, 0.5)]}
+
+
 class Fails(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         raise ValueError("a step of the user's")

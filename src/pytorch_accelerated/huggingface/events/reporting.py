@@ -20,8 +20,9 @@ _SECTIONS = {"eval_": "eval/", "test_": "test/", "": "train/"}
 class TensorBoardCallback(TrainerCallback):
     """Writes the logs for TensorBoard, on the first process of all.
 
-    The folder is ``logging_dir`` of the arguments, or one in ``runs`` below ``output_dir``. A trainer writes
-    all logs to one folder. The file is closed when a training ends or fails, and after each log outside of a training.
+    The folder is ``logging_dir`` of the arguments, or one in ``runs`` below ``output_dir``, named ``run_name`` if that
+    is given. A trainer writes all logs to one folder, and a resumed run with the same folder continues its curves. The
+    file is closed when a training ends or fails, and after each log outside of a training.
 
     Args:
         tb_writer: a `SummaryWriter` of your own, which stays open at the end of a run.
@@ -42,7 +43,8 @@ class TensorBoardCallback(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> Any:
         """Write the arguments, and the model's configuration if it has one."""
-        if not self._is_ready(args, state):
+        # A resumed run hides what was logged after its checkpoint, if it has the same folder.
+        if not self._is_ready(args, state, purge_step=state.global_step + 1 if state.global_step else None):
             return
         self._is_in_run = True
         self.tb_writer.add_text("args", args.to_json_string())
@@ -78,13 +80,13 @@ class TensorBoardCallback(TrainerCallback):
             self.tb_writer.close()
             self.tb_writer = None
 
-    def _is_ready(self, args: Any, state: Any) -> bool:
+    def _is_ready(self, args: Any, state: Any, purge_step: int | None = None) -> bool:
         if not state.is_world_process_zero:
             return False
         if self.tb_writer is None:
             tensorboard = require("torch.utils.tensorboard", extra="tensorboard", needed_by="TensorBoardCallback")
             self._folder = self._folder or _folder(args)
-            self.tb_writer = tensorboard.SummaryWriter(log_dir=self._folder)
+            self.tb_writer = tensorboard.SummaryWriter(log_dir=self._folder, purge_step=purge_step)
         return True
 
 
