@@ -110,7 +110,20 @@ def check_functions_beside_torchmetrics_and_ema() -> None:
     assert latest(trainer, "ema_model_eval_accuracy") == pytest.approx(float(expected))
 
 
-CHECKS = [check_functions_see_each_row_once_in_order, check_functions_beside_torchmetrics_and_ema]
+def check_the_error_of_a_function_reaches_every_rank() -> None:
+    def divided(predictions: Any, targets: Any) -> float:
+        raise ZeroDivisionError("division by zero")
+
+    trainer = make_trainer(MetricsCallback({"worst": divided}))
+    with pytest.raises(HookOutputError, match="'worst' failed with ZeroDivisionError"):
+        trainer.evaluate(wine())
+
+
+CHECKS = [
+    check_functions_see_each_row_once_in_order,
+    check_functions_beside_torchmetrics_and_ema,
+    check_the_error_of_a_function_reaches_every_rank,
+]
 
 
 @pytest.mark.parametrize("check", CHECKS)

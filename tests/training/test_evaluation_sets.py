@@ -95,16 +95,22 @@ import os
 import sys
 from pathlib import Path
 import torch
-from tests.training.test_evaluation_sets import check_each_set_is_measured_as_if_it_were_alone
+from tests.training.test_evaluation_sets import (
+    check_a_resumed_run_has_no_gap_and_no_double,
+    check_each_set_is_measured_as_if_it_were_alone,
+)
 
 check_each_set_is_measured_as_if_it_were_alone(Path(sys.argv[1]))
+for intermediate in (False, True):
+    folder = Path(sys.argv[1]) / f"states {intermediate}"
+    check_a_resumed_run_has_no_gap_and_no_double("clean", folder, intermediate=intermediate)
 assert torch.distributed.get_world_size() == 2
 torch.distributed.destroy_process_group()
 """
 
 
 @pytest.mark.processes
-def test_each_set_is_measured_as_if_it_were_alone_on_two_ranks(tmp_path):
+def test_sets_are_measured_and_resumed_on_two_ranks(tmp_path):
     run_on_ranks(ON_RANKS, 2, tmp_path)
 
 
@@ -273,18 +279,22 @@ class StopAt(TrainerCallback):
             raise StopTrainingError("enough")
 
 
-@pytest.mark.parametrize("intermediate", [False, True], ids=["after an epoch", "within an epoch"])
-@pytest.mark.parametrize("set_name", ["clean", "noisy"])
-def test_a_run_that_resumes_between_two_sets_has_no_gap_and_no_double(set_name, intermediate, tmp_path):
+def check_a_resumed_run_has_no_gap_and_no_double(set_name: str, folder: Path, *, intermediate: bool) -> None:
     _, sets = digits()
 
     def callbacks() -> list[Any]:
-        return [measuring(), StepBasedEvaluationCallback(10), SaveTrainingStateCallback(tmp_path / "states")]
+        return [measuring(), StepBasedEvaluationCallback(4), SaveTrainingStateCallback(folder)]
 
     whole = train(make_trainer(*callbacks()[:2]), sets)
     train(make_trainer(*callbacks(), StopAt(set_name, intermediate=intermediate)), sets)
-    resumed = train(make_trainer(*callbacks()), sets, resume_from=tmp_path / "states")
+    resumed = train(make_trainer(*callbacks()), sets, resume_from=folder)
     assert resumed.run_history.records == whole.run_history.records
+
+
+@pytest.mark.parametrize("intermediate", [False, True], ids=["after an epoch", "within an epoch"])
+@pytest.mark.parametrize("set_name", ["clean", "noisy"])
+def test_a_run_that_resumes_between_two_sets_has_no_gap_and_no_double(set_name, intermediate, tmp_path):
+    check_a_resumed_run_has_no_gap_and_no_double(set_name, tmp_path, intermediate=intermediate)
 
 
 def test_a_run_that_resumes_with_fewer_sets_evaluates_them(tmp_path):
