@@ -9,7 +9,12 @@ from tests.support.processes import REPOSITORY, run_script
 
 
 @pytest.mark.parametrize(
-    ("page", "shown"), [("metrics.md", "evaluation_noisy_loss"), ("tracking.md", "Logged to tensorboard: runs")]
+    ("page", "shown"),
+    [
+        ("metrics.md", "evaluation_noisy_loss"),
+        ("tracking.md", "Logged to tensorboard: runs"),
+        ("before_training.md", "Suggested learning rate"),
+    ],
 )
 def test_the_code_of_a_page_runs_as_it_stands(page: str, shown: str, tmp_path: Path) -> None:
     text = (REPOSITORY / "docs" / page).read_text(encoding="utf-8")
