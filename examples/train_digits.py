@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import TensorDataset, random_split
 
 from pytorch_accelerated import Trainer, set_seed
-from pytorch_accelerated.callbacks import DEFAULT_CALLBACKS, TrainerCallback
+from pytorch_accelerated.callbacks import DEFAULT_CALLBACKS, ReportCallback, TrainerCallback
 from pytorch_accelerated.schedulers import CosineLrScheduler
 
 
@@ -58,7 +58,7 @@ def main(num_epochs, output_dir):
         model,
         loss_func=nn.CrossEntropyLoss(),
         optimizer=torch.optim.AdamW(model.parameters(), lr=3e-3),
-        callbacks=[AccuracyCallback, *DEFAULT_CALLBACKS],
+        callbacks=[AccuracyCallback, *DEFAULT_CALLBACKS, ReportCallback(output_dir / "report.html")],
     )
     trainer.train(
         train_set,
@@ -81,6 +81,7 @@ def main(num_epochs, output_dir):
         trainer.print("\n" + side_by_side([test_set[index][0] for index in mistaken[:4]]))
         trainer.print("".join(f"{f'{labels[i]}, predicted {predictions[i]}':20}" for i in mistaken[:4]))
     trainer.print(f"\nModel:  {output_dir / 'model.pt'}\nCurves: {output_dir / 'curves.png'}")
+    trainer.print(f"Report: {output_dir / 'report.html'}")
 
 
 def side_by_side(images, shades=" .:+#@"):

@@ -55,6 +55,7 @@ def test_a_comparison_is_drawn_completely(tmp_path: Path):
     dom = drawn(tmp_path / "compare.html", tmp_path)
     assert 'data-ready="yes"' in dom
     assert "<h2>What differs</h2>" in dom
+    assert re.search(r"<thead><tr><th></th><th>.*?one</span></th><th>.*?two</span></th></tr></thead>", dom)
     (row,) = re.findall(r"<tr[^>]*><td>config: num epochs</td>(.*?)</tr>", dom)
     assert re.findall(r"<code>(.*?)</code>", row) == ["1", "2"]
 

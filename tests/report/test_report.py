@@ -50,6 +50,7 @@ def test_the_page_shows_the_run(tmp_path: Path):
     assert run["model"]["class"] == "Sequential"
     assert run["model"]["parameters"] == 650
     assert run["model"]["optimizer"] == "SGD"
+    assert run["model"]["optimizer_settings"]["lr"] == 0.5
     assert run["config"] == json.loads(json.dumps(trainer.run_config.to_dict()))
     assert run["environment"]["torch"] == torch.__version__
     assert run["notes"] == {"size": 3, "kind": repr(Path)}

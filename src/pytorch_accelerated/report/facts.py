@@ -33,7 +33,8 @@ def model_facts(model: nn.Module, optimizer: Any, loss_func: Any, scheduler: Any
         facts["optimizer"] = type(getattr(optimizer, "optimizer", optimizer)).__qualname__
         for index, group in enumerate(groups):
             settings = {name: value for name, value in group.items() if name != "params" and _is_plain(value)}
-            settings.pop("lr", None)  # it is a curve
+            if "initial_lr" in settings:  # a schedule has begun
+                settings["lr"] = settings.pop("initial_lr")
             facts["optimizer_settings" if len(groups) == 1 else f"optimizer_group_{index}"] = settings
     if scheduler is not None:
         facts["scheduler"] = type(getattr(scheduler, "scheduler", scheduler)).__qualname__

@@ -253,7 +253,7 @@ function drawPanel(panel, range, holder) {
     const shown = line.values.map((value) => (typeof value !== "number" || (isLog && value <= 0) ? null : value));
     const stroke = seriesColour(line.index);
     const few = line.updates.length <= 40;
-    const isSmoothed = line.isFine && panel.key !== "rates" && settings.smoothing > 0 && line.updates.length > 3;
+    const isSmoothed = line.isFine && !["rates", "memory"].includes(panel.key) && settings.smoothing > 0 && line.updates.length > 3;
     if (isSmoothed) {
       if (!isComparison) {
         lines.push({ line, isRaw: true, style: { label: `${line.label}, as read`, stroke: `${stroke}40`, width: 1, spanGaps: true, points: { show: false } } });
@@ -543,12 +543,12 @@ function differences() {
     const cells = all.map((values) => values.get(name) ?? "–");
     return { cells: [name.replaceAll("_", " "), ...cells.map((cell) => h("code", {}, cell))], differs: new Set(cells).size > 1 };
   });
-  const heads = ["", ...runs.map(named)];
+  const heads = () => ["", ...runs.map(named)]; // an element can be in one place only
   const different = rows.filter((row) => row.differs);
   const same = rows.filter((row) => !row.differs);
   return section("What differs",
-    h("div", { class: "card" }, different.length ? list(different, heads, 99) : h("p", {}, "Nothing that was recorded.")),
-    same.length ? h("details", { class: "card", style: "margin-top: 12px" }, h("summary", {}, `${same.length} entries are the same`), list(same, heads, 99)) : null);
+    h("div", { class: "card" }, different.length ? list(different, heads(), 99) : h("p", {}, "Nothing that was recorded.")),
+    same.length ? h("details", { class: "card", style: "margin-top: 12px" }, h("summary", {}, `${same.length} entries are the same`), list(same, heads(), 99)) : null);
 }
 
 function comparison() {
