@@ -1,5 +1,7 @@
 """The summary counts what one update really is, and leaves nothing behind."""
 
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +10,7 @@ from torch import nn
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError
+from pytorch_accelerated.looking import rehearsal
 from tests.looking.worlds import everything, make, results
 from tests.support.resuming import assert_same
 
@@ -50,6 +53,17 @@ def test_an_error_in_a_look_leaves_nothing_behind(look: str) -> None:
         looks(trainer, data)[look]()
     del trainer.optimizer_step
     assert_same(everything(trainer), before)
+
+
+def test_models_that_a_run_shards_are_kept_on_disk_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rehearsal, "is_replicated", lambda accelerator: False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    trainer, data = make("dicts")
+    trainer.train(data, 1)
+    before = everything(trainer)
+    trainer.summary(data)
+    assert_same(everything(trainer), before)
+    assert list(tmp_path.glob(".rehearsal*")) == []
 
 
 def test_counts_are_those_of_an_update_by_hand() -> None:

@@ -132,7 +132,10 @@ def _keep_on_disk(undo: contextlib.ExitStack, trainer: Trainer, place: Path | No
     save_run(trainer.internal_run.contents(), folder / "before", {})
 
     def restore() -> None:
+        history, run_state = trainer.run_history, trainer.run_state  # they were not touched, and need no loading
+        trainer.run_history = _copied(history)
         trainer.internal_run.load_state(folder / "before", is_at_work=False)
+        trainer.run_history, trainer.run_state = history, run_state
         for module, is_training in modes:
             module.training = is_training
 
