@@ -96,46 +96,51 @@ def test_each_of_several_evaluation_sets_has_its_predictions(tmp_path: Path):
 
 ON_RANKS = """
 import sys
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from pytorch_accelerated.callbacks import ReportCallback
+from pytorch_accelerated.callbacks import ReportCallback, SaveTrainingStateCallback
 from tests.report.digits import EVAL, train, trainer_with
+from tests.report.test_report import with_own_weights
 
-trainer = trainer_with(ReportCallback(sys.argv[1]))
-torch.nn.init.zeros_(trainer.model[1].weight)
-trainer.model[1].weight.data[:, ::7] = torch.linspace(-1, 1, 100).reshape(10, 10)
+trainer = with_own_weights(trainer_with(ReportCallback(sys.argv[1])))
 trainer.evaluate(EVAL, per_device_batch_size=int(sys.argv[2]))
-if len(sys.argv) > 3:
-    assert dist.get_world_size() == 2
-    train(trainer)
-    print(Path(sys.argv[1]).is_file(), trainer.internal_run.ranks.is_first)
-    dist.destroy_process_group()
+assert dist.get_world_size() == 2
+for num_epochs in (2, 3):
+    states = SaveTrainingStateCallback(sys.argv[3])
+    trainer = trainer_with(ReportCallback(sys.argv[4]), states)
+    train(trainer, num_epochs, resume_from=sys.argv[3] if num_epochs == 3 else None)
+    assert trainer.internal_run.ranks.count == 2
+dist.destroy_process_group()
 """
 
 
 @pytest.mark.processes
-def test_two_ranks_show_what_one_process_shows_and_the_first_writes(tmp_path: Path):
-    alone = trainer_with(ReportCallback(tmp_path / "alone.html"))
-    weights_for_ranks(alone)
+def test_two_ranks_show_what_one_process_shows_and_continue_their_page(tmp_path: Path):
+    alone = with_own_weights(trainer_with(ReportCallback(tmp_path / "alone.html")))
     alone.evaluate(EVAL, per_device_batch_size=10)
     for batch_size in (7, 80):  # 80: the second rank has fewer rows, and then none
-        run_on_ranks(ON_RANKS, 2, tmp_path / "two.html", batch_size)
+        states, trained = tmp_path / f"states {batch_size}", tmp_path / "trained.html"
+        run_on_ranks(ON_RANKS, 2, tmp_path / "two.html", batch_size, states, trained)
         one, two = run_on_page(tmp_path / "alone.html"), run_on_page(tmp_path / "two.html")
         assert two["environment"]["processes"] == 2
         assert two["predictions"][""]["classes"] == one["predictions"][""]["classes"]
         losses = [[row["loss"] for row in run["predictions"][""]["samples"]["rows"]] for run in (one, two)]
         assert losses[1] == pytest.approx(losses[0], rel=1e-5)
         assert len({row["image"] for row in two["predictions"][""]["samples"]["rows"]}) > 6
+        run = run_on_page(trained)
+        assert [epoch["epoch"] for epoch in run["epochs"]] == [1, 2, 3]
+        assert run["steps"]["update"] == list(range(1, 16))  # 30 samples on each of two ranks
+        assert run["predictions"][""]["classes"]["total"] == 137
 
 
-def weights_for_ranks(trainer: Trainer) -> None:
-    """Those of `ON_RANKS`."""
+def with_own_weights(trainer: Trainer) -> Trainer:
+    """The same weights in every process, which predict different classes."""
     linear = trainer.model[1]  # type: ignore[index]
     nn.init.zeros_(linear.weight)
     linear.weight.data[:, ::7] = torch.linspace(-1, 1, 100).reshape(10, 10)
+    return trainer
 
 
 def test_a_run_is_the_same_with_and_without_a_page(tmp_path: Path):
@@ -182,6 +187,7 @@ def test_a_resumed_run_continues_its_page(tmp_path: Path):
     assert [epoch["epoch"] for epoch in run["epochs"]] == [1, 2, 3, 4]
     updates = next(metric["update"] for metric in run["metrics"] if metric["name"] == "eval_loss_epoch")
     assert updates == [10, 20, 30, 40] == [r.update for r in resumed.run_history.records if r.name == "eval_loss_epoch"]
+    assert run["steps"]["update"] == list(range(1, 41))  # no gap, no double
     what = [event["what"] for event in run["events"]]
     assert what.count("resumed") == 1
     assert "saved" in what
