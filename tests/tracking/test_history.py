@@ -511,6 +511,7 @@ def test_several_runs_share_a_plot():
     assert len({line.get_color() for line in losses.get_lines()}) == 2
     assert (losses.get_yscale(), accuracies.get_yscale()) == ("log", "linear")
     assert len(losses.collections) == 2
+    assert [line.get_linestyle() for line in losses.get_lines() if line.get_marker() == "o"] == ["--", "-"] * 2
 
 
 def test_a_plot_shows_itself_in_a_notebook_and_can_be_pickled():

@@ -31,6 +31,7 @@ const percent = (share) => (share === null || share === undefined ? "–" : `${(
 
 function duration(seconds) {
   if (seconds === null || seconds === undefined) return "–";
+  if (seconds > 0 && seconds < 1) return `${Math.max(1, Math.round(1000 * seconds))} ms`;
   if (seconds < 60) return `${seconds < 10 ? seconds.toFixed(1) : Math.round(seconds)} s`;
   const minutes = Math.floor(seconds / 60);
   if (minutes < 60) return `${minutes} min ${Math.round(seconds % 60)} s`;

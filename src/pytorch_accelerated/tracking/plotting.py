@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import re
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 _ROLES = re.compile("(?:(?:ema_model|intermediate|training|train|evaluation|eval|validation|valid|val|test)[_/])*")
 _LESS_IS_BETTER = ("loss", "error", "perplexity", "wer", "mae", "mse", "rmse")
 _MORE_IS_BETTER = ("accuracy", "acc", "f1", "precision", "recall", "auc", "auroc", "iou", "map", "dice", "bleu", "r2")
-_LINE_STYLES = ("-", "--", ":", "-.")
+_LINE_STYLES = ("-", ":", "-.")  # of roles other than training, which is dashed
 _WITHIN_EPOCHS = "train_loss"
 
 
@@ -83,6 +84,8 @@ def plot_runs(
     for name in names:
         panels.setdefault(role_and_quantity(name)[1], []).append(name)
     roles = list(dict.fromkeys(role_and_quantity(name)[0] for every in panels.values() for name in every))
+    others = (role for role in roles if not role.startswith("train"))
+    styles = {**dict.fromkeys(roles, "--"), **dict(zip(others, itertools.cycle(_LINE_STYLES), strict=False))}
     axis = next(
         (axis for axis in ("epoch", "update") if all(_tells_values_apart(axis, each) for each in every_metric)), "value"
     )
@@ -97,7 +100,9 @@ def plot_runs(
             for name in panels[quantity]:
                 role = roles.index(role_and_quantity(name)[0])
                 # One colour for each role, or for each run, in all panels.
-                colour, line = (f"C{role}", "-") if len(runs) == 1 else (f"C{number}", _LINE_STYLES[role % 4])
+                colour, line = f"C{role}", "-"
+                if len(runs) > 1:
+                    colour, line = f"C{number}", styles[roles[role]]
                 label = name if len(runs) == 1 else f"{run.name}, {name}"
                 if name == _WITHIN_EPOCHS and axis != "value" and run.steps:
                     _draw_steps(axes, run, axis, smoothing, colour=colour, label=label)
@@ -222,6 +227,7 @@ def _mark_best(axes: Axes, metrics: list[list[MetricRecord]], axis: str) -> None
             ha="center",
             fontsize="small",
             color=line.get_color(),
+            bbox={"facecolor": axes.get_facecolor(), "alpha": 0.75, "edgecolor": "none", "pad": 0.5},
         )
 
 
