@@ -248,6 +248,14 @@ def test_an_evaluation_after_training_keeps_the_curves(tmp_path: Path):
     assert run["events"][-1]["text"].startswith("evaluation_loss ")
 
 
+def test_a_prediction_that_fails_after_training_leaves_the_page_as_it_is(tmp_path: Path):
+    trainer = train(trainer_with(ReportCallback(tmp_path / "run.html")))
+    before = (tmp_path / "run.html").read_text()
+    with pytest.raises(RuntimeError):
+        trainer.predict(TensorDataset(torch.ones(3, 5)))
+    assert (tmp_path / "run.html").read_text() == before
+
+
 def test_regression_shows_what_is_predicted_over_what_is_true(tmp_path: Path):
     inputs, targets = load_diabetes(return_X_y=True)
     data = TensorDataset(torch.tensor(inputs).float(), torch.tensor(targets).float()[:, None] / 100)

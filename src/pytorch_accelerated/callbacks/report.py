@@ -227,7 +227,9 @@ class ReportCallback(TrainerCallback):
         self._write(trainer)
 
     def on_exception(self, trainer: Trainer, exception: BaseException, **kwargs: Any) -> None:
-        """Complete the page with the error."""
+        """Complete the page with the error, unless the run that it shows was over before."""
+        if self._contents.state.get("status") != "running":
+            return
         what = f"{type(exception).__name__}: {exception}".strip(": ")
         self._contents.state |= {"status": "failed", "detail": what}
         self._add_event(trainer, "failed", what)
