@@ -12,7 +12,7 @@ from benchmarks.work import Job
 
 
 def training_on(
-    what: str, job: Job, setting: Setting, *, faces: Sequence[Way] = (), tolerance: float = 0.05, **kwargs: Any
+    what: str, job: Job, setting: Setting, *, faces: Sequence[Way] = (), tolerance: float = 0.1, **kwargs: Any
 ) -> Result:
     """The time of `job`, for the hand-written loops, ours, `faces`, and the other libraries."""
     return compare(
@@ -20,7 +20,9 @@ def training_on(
         job,
         _able([RawLoop(), AccelerateByHand(), Ours(), Ours(is_lean=False), *faces, *setting.peers], job),
         setting.repeats,
-        tolerance=setting.size(tolerance, quick=0.5),  # other orders
+        tolerance=setting.size(
+            tolerance, quick=0.5
+        ),  # other orders: ten seeds of the raw loop give losses that differ by up to 0.064
         **kwargs,
     )
 

@@ -79,7 +79,7 @@ def as_markdown(result: Result) -> str:
             row.append("" if loss is None else f"{loss:.4f}")
         rows.append(row)
     number_of_rounds = len(next(iter(result.rounds.values())))
-    lines = [f"### {result.title}", "", _row(heads), _row(["---"] * len(heads)), *map(_row, rows)]
+    lines = [f"### {result.title}", "", row_of(heads), row_of(["---"] * len(heads)), *map(row_of, rows)]
     lines += ["", f"Rounds: {number_of_rounds}. {result.note}".rstrip()]
     return "\n".join(lines)
 
@@ -96,17 +96,22 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
+def row_of(cells: Sequence[str]) -> str:
+    """A row of a Markdown table."""
+    return f"| {' | '.join(cells)} |"
+
+
 def _targets_as_markdown(results: Sequence[Result]) -> str:
     """The targets, and whether they were reached."""
     rows = []
     for result in results:
         for target in result.targets:
             verdict = "yes" if result.is_reached(target) else "**no**"
-            rows.append(_row([result.title, target.way, str(target), number(result.compared(target.way)), verdict]))
+            rows.append(row_of([result.title, target.way, str(target), number(result.compared(target.way)), verdict]))
     if not rows:
         return ""
     heads = ["what", "way", "target", "measured", "reached"]
-    return "\n".join(["## Targets", "", _row(heads), _row(["---"] * len(heads)), *rows, "", "## Tables"])
+    return "\n".join(["## Targets", "", row_of(heads), row_of(["---"] * len(heads)), *rows, "", "## Tables"])
 
 
 def _as_json(result: Result) -> dict[str, Any]:
@@ -122,10 +127,6 @@ def _as_json(result: Result) -> dict[str, Any]:
     ]
     compared = {way: result.compared(way) for way in result.rounds}
     return {**fields, "targets": targets, "compared": compared, "final_losses": dict(result.final_losses)}
-
-
-def _row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 def _version(package: str) -> str | None:
