@@ -1,9 +1,11 @@
 """What the README shows works, and both languages show the same."""
 
+import json
 import re
 from pathlib import Path
 
 import pytest
+from benchmarks import summary
 
 from tests.support.processes import REPOSITORY, run_script, run_under_torchrun
 
@@ -71,3 +73,10 @@ def test_every_link_leads_somewhere(text: str) -> None:
     assert targets
     missing = [target for target in targets if not (REPOSITORY / target).exists()]
     assert not missing
+
+
+@pytest.mark.parametrize("page", summary.ROWS)
+def test_the_table_of_speeds_is_that_of_the_results(page: str) -> None:
+    results = json.loads(summary.RESULTS.read_text(encoding="utf-8"))
+    text = (REPOSITORY / page).read_text(encoding="utf-8")
+    assert summary.with_table(text, summary.table(results, page)) == text

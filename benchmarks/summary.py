@@ -1,0 +1,84 @@
+"""The README's table of speeds: ``python -m benchmarks.summary`` writes it from ``results/results.json``.
+
+The README has nothing but ratios to the hand-written loop. The times, and the other tables, are in ``results.md``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.reporting import row_of
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "results.json"
+BEGIN, END = "<!-- speed -->\n", "<!-- end of speed -->"
+
+# By the beginning of a table's title.
+ROWS = {
+    "README.md": {
+        "An epoch over 60,000 samples in memory": "training, tensors in memory",
+        "Training on an ordinary dataset, cheap rows (20,000 samples, batch 32, 0": "training, a `Dataset` of rows",
+        "Training on an ordinary dataset, rows with random augmentation (20,000 samples, batch 32, 0": (
+            "training, rows with random augmentation"
+        ),
+        "Training on an ordinary dataset, cheap rows (20,000 samples, batch 32, 2": "training, rows, 2 workers",
+        "Training on texts with a padding collate": "training, texts that are padded",
+        "Training on a datasets.Dataset, without a format": "training, a `datasets.Dataset`",
+        "Evaluation of an ordinary dataset": "evaluation, a `Dataset` of rows",
+    },
+    "README.zh-CN.md": {
+        "An epoch over 60,000 samples in memory": "训练，内存中的张量",
+        "Training on an ordinary dataset, cheap rows (20,000 samples, batch 32, 0": "训练，逐行读取的 `Dataset`",
+        "Training on an ordinary dataset, rows with random augmentation (20,000 samples, batch 32, 0": "训练，随机增强",
+        "Training on an ordinary dataset, cheap rows (20,000 samples, batch 32, 2": "训练，2 个 worker 进程",
+        "Training on texts with a padding collate": "训练，需要填充的文本",
+        "Training on a datasets.Dataset, without a format": "训练，`datasets.Dataset`",
+        "Evaluation of an ordinary dataset": "评估，逐行读取的 `Dataset`",
+    },
+}
+COLUMNS = {
+    "ours, no callbacks": "ours",
+    "ours, default callbacks": "ours, bars and table",
+    "ours, Hugging Face face, lean": "ours, Hugging Face shape",
+    "ignite, lean": "ignite",
+    "skorch, lean": "skorch",
+    "Lightning, lean": "Lightning",
+    "transformers, lean": "transformers",
+    "pytorch-accelerated 0.1.61, lean": "pytorch-accelerated 0.1.61",
+}
+
+
+def table(results: Mapping[str, Any], page: str) -> str:
+    """The table of a page, as Markdown.
+
+    Args:
+        results: the content of ``results.json``.
+        page: the name of the page.
+    """
+    tables = [table for case in results["results"].values() for table in case]
+    lines = [row_of(["", *COLUMNS.values()]), row_of(["---", *["---:"] * len(COLUMNS)])]
+    for beginning, label in ROWS[page].items():
+        compared = next(table["compared"] for table in tables if table["title"].startswith(beginning))
+        lines.append(row_of([label, *(f"{compared[way]:.2f}" if way in compared else "" for way in COLUMNS)]))
+    return "\n".join(lines) + "\n"
+
+
+def with_table(text: str, made: str) -> str:
+    """The text of a page with its table replaced."""
+    before, _, rest = text.partition(BEGIN)
+    return before + BEGIN + made + END + rest.partition(END)[2]
+
+
+def main() -> None:
+    """Write the table into each page."""
+    results = json.loads(RESULTS.read_text(encoding="utf-8"))
+    for page in ROWS:
+        path = ROOT / page
+        path.write_text(with_table(path.read_text(encoding="utf-8"), table(results, page)), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
