@@ -242,7 +242,12 @@ def test_every_override_point_is_called():
     trainer.evaluate(DATASET)
     trainer.predict(DATASET)
     assert {*HOOKS, *INTERNAL_HOOKS} <= set(recorder.calls)
-    assert set(EVENTS) - set(recorder.calls) == {"on_stop_training_error", "on_exception", "on_non_finite_loss"}
+    assert set(EVENTS) - set(recorder.calls) == {
+        "on_stop_training_error",
+        "on_exception",
+        "on_non_finite_loss",
+        "on_loss_spike",
+    }
 
 
 # Styles of subclassing

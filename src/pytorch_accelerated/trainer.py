@@ -171,6 +171,7 @@ class Trainer(TrainerHooks):
         split_on_oom: bool = False,
         overfit_batches: int | None = None,
         record_every_n_steps: int | None = None,
+        detect_anomaly: bool = False,
     ) -> RunHistory:
         """Train, and evaluate after each epoch if there is an evaluation set. Must be called by all ranks.
 
@@ -217,6 +218,9 @@ class Trainer(TrainerHooks):
                 1 in runs of up to 255 updates, 4 from 512 on, and from 8,192 on so many that a run has between 1,024
                 and 2,047 records. If the number of updates is unknown, the distance grows with those that are done.
                 Losses and weights do not depend on it.
+            detect_anomaly: look for NaN in every backward pass with `torch.autograd.set_detect_anomaly`. The first one
+                is an error, whose note names the module; a warning of torch's shows the line of the forward pass. Much
+                slower: for finding a mistake.
 
         Returns:
             A copy of the run history, which a later `evaluate` does not change.
@@ -245,6 +249,7 @@ class Trainer(TrainerHooks):
             split_on_oom=split_on_oom,
             overfit_batches=overfit_batches,
             record_every_n_steps=record_every_n_steps,
+            detect_anomaly=detect_anomaly,
         )
         if overfit_batches is not None:
             eval_dataset = train_dataset

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
+from pytorch_accelerated.callbacks.defaults import DEFAULT_CALLBACKS
 from pytorch_accelerated.callbacks.evaluation import StepBasedEvaluationCallback
-from pytorch_accelerated.callbacks.stopping import EarlyStoppingCallback, TerminateOnNaNCallback
+from pytorch_accelerated.callbacks.saving import SaveTrainingStateCallback
+from pytorch_accelerated.callbacks.stopping import EarlyStoppingCallback, StopAtCallback, TerminateOnNaNCallback
 from pytorch_accelerated.callbacks.watching import WatchedMetric
 from pytorch_accelerated.errors import ConfigurationError, NonFiniteLossError, UnknownMetricError
 from pytorch_accelerated.tracking.history import InMemoryRunHistory
@@ -375,7 +377,9 @@ def test_a_bad_evaluation_loss_ends_the_run_with_an_error(
 ON_RANKS = """
 import torch
 from torch import nn
-from pytorch_accelerated.callbacks.stopping import EarlyStoppingCallback, TerminateOnNaNCallback
+from pytorch_accelerated.callbacks.defaults import DEFAULT_CALLBACKS
+from pytorch_accelerated.callbacks.saving import SaveTrainingStateCallback
+from pytorch_accelerated.callbacks.stopping import EarlyStoppingCallback, StopAtCallback, TerminateOnNaNCallback
 from pytorch_accelerated.errors import NonFiniteLossError
 from pytorch_accelerated.trainer import Trainer
 from tests.support.reference import regression_data, sgd, tiny_model
@@ -414,3 +418,77 @@ torch.distributed.destroy_process_group()
 def test_all_ranks_end_together_and_each_with_the_same_reason():
     for stdout in run_on_ranks(ON_RANKS, 2).stdout_of_ranks:
         assert stdout == "In epoch 1, the loss of batch 2 (c\n3 -1.0\n"
+
+
+# Values at which a run ends
+
+
+@pytest.mark.parametrize(
+    ("scores", "limits", "epochs"),
+    [
+        ([0.1, 0.5, 0.9, 0.95], {"at_least": 0.9}, 3),
+        ([5, 4, 3, 2], {"at_most": 3.5}, 3),
+        ([5, NAN, 40, 2], {"at_least": 30, "at_most": 1}, 3),
+        ([5, 4, 3, 2], {"at_least": 9}, 4),
+    ],
+)
+def test_a_run_ends_when_its_metric_reaches_a_value(
+    scores: list[float], limits: dict[str, float], epochs: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = score_trainer(scores, StopAtCallback("score", **limits), *DEFAULT_CALLBACKS)
+    assert epochs_run(trainer, 4) == epochs
+    assert ("score has reached" in capsys.readouterr().out) is (epochs < 4)
+
+
+def test_the_loss_of_training_is_a_metric_too() -> None:
+    trainer = score_trainer([], StopAtCallback("train_loss_epoch", at_least=0.0))
+    assert epochs_run(trainer, 4, evaluate=False) == 1
+
+
+def test_an_evaluation_within_an_epoch_ends_the_run_there() -> None:
+    limit = StopAtCallback("intermediate_eval_loss", at_least=0.0)
+    trainer = score_trainer([], StepBasedEvaluationCallback(2), limit)
+    trainer.train(regression_data(8), 3, regression_data(2), per_device_batch_size=1)
+    assert trainer.run_state.updates == 2
+
+
+def test_one_of_several_evaluation_sets_can_be_watched() -> None:
+    sets = {"clean": regression_data(2), "noisy": regression_data(3)}
+    trainer = score_trainer([], StopAtCallback("eval_noisy_loss_epoch", at_least=0.0))
+    trainer.train(regression_data(4), 3, sets)
+    assert trainer.run_state.epochs == 1
+    trainer = score_trainer([], StopAtCallback("eval_noise_loss_epoch", at_least=0.0))
+    with pytest.raises(UnknownMetricError, match="eval_noisy_loss_epoch"):
+        Trainer(trainer.model, nn.MSELoss(), trainer.optimizer, callbacks=trainer.callback_handler).train(
+            regression_data(4), 3, sets
+        )
+
+
+def test_a_resumed_run_that_had_reached_its_value_stops_again_unless_the_limit_has_changed(tmp_path: Path) -> None:
+    def resume(limit: float) -> int:
+        stop = StopAtCallback("score", at_least=limit)
+        trainer = score_trainer([1, 2, 3, 4], stop, SaveTrainingStateCallback(tmp_path))
+        return epochs_run(trainer, 4, resume_from=tmp_path)
+
+    assert [resume(2), resume(2), resume(9)] == [2, 2, 4]
+
+
+@pytest.mark.parametrize(
+    "limits", [{}, {"at_least": NAN}, {"at_most": "low"}, {"at_least": 1, "at_most": 1}, {"at_least": 0, "at_most": 5}]
+)
+def test_limits_that_make_no_sense_are_refused(limits: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError):
+        StopAtCallback("score", **limits)
+
+
+def test_a_loss_that_is_not_finite_says_what_the_parameters_are_by_now() -> None:
+    class Diverges(Trainer):
+        def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
+            output = super().calculate_train_batch_loss(batch)
+            return {**output, "loss": output["loss"] * (math.inf if self.run_state.updates == 2 else 1)}
+
+    trainer = Diverges(model := tiny_model(), nn.MSELoss(), sgd(model), callbacks=[TerminateOnNaNCallback], seed=5)
+    with pytest.raises(
+        NonFiniteLossError, match=r"By now \d of \d parameters are not finite: '.*nonfinite_policy='skip'"
+    ):
+        trainer.train(regression_data(8), 1, per_device_batch_size=2)

@@ -152,7 +152,7 @@ class GathersEverywhere(GathersWhileTraining):
         trainer.gather(predictions)
 
 
-other_than_runs = ("on_init_end", "on_exception", "on_stop_training_error", "on_non_finite_loss")
+other_than_runs = ("on_init_end", "on_exception", "on_stop_training_error", "on_non_finite_loss", "on_loss_spike")
 data, held_out = regression_data(2 * RANKS + 1), regression_data(RANKS + 1)
 for event in EVENTS:
     if event in other_than_runs:

@@ -19,7 +19,7 @@ from tests.support.reference import assert_same_parameters, regression_data, sgd
 DATA = regression_data(12)
 # An epoch has 3 updates of 2 batches.
 ARGUMENTS: dict[str, Any] = {"eval_dataset": DATA, "per_device_batch_size": 2, "gradient_accumulation_steps": 2}
-NOT_IN_TRAINING = ("on_init_end", "on_exception", "on_stop_training_error", "on_non_finite_loss")
+NOT_IN_TRAINING = ("on_init_end", "on_exception", "on_stop_training_error", "on_non_finite_loss", "on_loss_spike")
 EVENTS_OF_TRAINING = [
     event
     for event in EVENTS

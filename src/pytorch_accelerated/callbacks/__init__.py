@@ -21,7 +21,8 @@ from pytorch_accelerated.callbacks.progress import (
 )
 from pytorch_accelerated.callbacks.report import ReportCallback
 from pytorch_accelerated.callbacks.saving import SaveBestModelCallback, SaveTrainingStateCallback
-from pytorch_accelerated.callbacks.stopping import EarlyStoppingCallback, TerminateOnNaNCallback
+from pytorch_accelerated.callbacks.spikes import LossSpikeCallback
+from pytorch_accelerated.callbacks.stopping import EarlyStoppingCallback, StopAtCallback, TerminateOnNaNCallback
 from pytorch_accelerated.callbacks.trackers import TrackerCallback
 from pytorch_accelerated.callbacks.weights import ModelEmaCallback
 from pytorch_accelerated.callbacks.wsd import WSDCheckpointCallback
@@ -45,6 +46,7 @@ __all__ = [
     "LimitBatchesCallback",
     "LimitEvalStepsCallback",
     "LogMetricsCallback",
+    "LossSpikeCallback",
     "MetricsCallback",
     "ModelEmaCallback",
     "MoveModulesToDeviceCallback",
@@ -57,6 +59,7 @@ __all__ = [
     "SaveBestModelCallback",
     "SaveTrainingStateCallback",
     "StepBasedEvaluationCallback",
+    "StopAtCallback",
     "StopTrainingError",
     "TerminateOnNaNCallback",
     "TrackerCallback",

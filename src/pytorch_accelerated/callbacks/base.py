@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec
 
 from pytorch_accelerated.training.order import EVENTS as EVENTS
@@ -140,6 +140,33 @@ class TrainerCallback:
             metric_name: the name under which the loss would have been recorded.
             epoch: counted from 1.
             step: the first such batch, counted from 0 in the epoch or evaluation, on the rank where it occurred.
+            kwargs: arguments that may be added later.
+        """
+
+    @_takes_anything
+    def on_loss_spike(
+        self,
+        trainer: Trainer,
+        *,
+        loss: float,
+        median: float,
+        epoch: int,
+        first_update: int,
+        last_update: int,
+        samples: Sequence[int] | None,
+        **kwargs: Any,
+    ) -> None:
+        """The training loss was far above those before it; fired by a `LossSpikeCallback`, at `on_step_records`.
+
+        Args:
+            trainer: the trainer.
+            loss: the mean over the updates.
+            median: of the losses before.
+            epoch: counted from 1.
+            first_update: of the updates that the loss belongs to, as counted by the run history, from 1.
+            last_update: of these.
+            samples: their indices in the training dataset, over all ranks; None if they are not known, as with a stream
+                or a sampler of your own.
             kwargs: arguments that may be added later.
         """
 

@@ -209,6 +209,11 @@ class SaveTrainingStateCallback(TrainerCallback):
             update; the states are named ``step_<N>``.
         save_on_signal: whether to save ``final`` when SIGTERM, SIGINT or SIGUSR1 ends the run, whatever `save_at_end`
             says.
+        save_on_exception: whether to save ``final`` when an error in your code, or a second Ctrl-C, ends the training:
+            the run as it was after its last complete update, so that it resumes as if nothing had happened. Nothing is
+            saved after an error while an update is applied, or once a loss or parameter is not finite, or with several
+            processes, which cannot all save when one of them fails. Costs a copy of buffers and random generators per
+            update.
         background: whether to continue the run while a state is being written. The run then waits only for a copy in
             host memory, as large as the state; see `Trainer.save_training_state`.
 
@@ -229,6 +234,7 @@ class SaveTrainingStateCallback(TrainerCallback):
     watch_metric: str = "eval_loss_epoch"
     save_at_end: bool = True
     save_on_signal: bool = True
+    save_on_exception: bool = False
     background: bool = False
     _clock = staticmethod(time.monotonic)
     _is_final_requested = False
@@ -249,6 +255,7 @@ class SaveTrainingStateCallback(TrainerCallback):
         greater_is_better: bool = False,
         save_every_n_minutes: float | None = None,
         save_on_signal: bool = True,
+        save_on_exception: bool = False,
         background: bool = False,
     ) -> None:
         self.save_dir = save_dir
@@ -261,6 +268,7 @@ class SaveTrainingStateCallback(TrainerCallback):
         self.watch_metric = watch_metric
         self.save_at_end = save_at_end
         self.save_on_signal = save_on_signal
+        self.save_on_exception = save_on_exception
         self.background = background
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:

@@ -1,13 +1,14 @@
-"""Callbacks that end a run early: because a loss is not finite, or because a metric does not improve."""
+"""Callbacks that end a run early: because a loss is not finite, or because of the values of a metric."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
-from pytorch_accelerated.callbacks.watching import KINDS_OF_BEST, WatchedMetric
+from pytorch_accelerated.callbacks.watching import KINDS_OF_BEST, WatchedMetric, is_finite_number
 from pytorch_accelerated.checkpointing.matching import require_kinds
 from pytorch_accelerated.errors import ConfigurationError, NonFiniteLossError, StopTrainingError
+from pytorch_accelerated.models.finiteness import described_parameters
 from pytorch_accelerated.training.settings import check_positive_count
 
 if TYPE_CHECKING:
@@ -27,11 +28,13 @@ class TerminateOnNaNCallback(TrainerCallback):
         Raises:
             NonFiniteLossError: names the epoch, the first such batch and the metric.
         """
+        found = described_parameters(trainer.get_model())
         raise NonFiniteLossError(
             f"In epoch {epoch}, the loss of batch {step} (counted from 0) is NaN or infinite, so {metric_name!r} and "
             "every later update would be meaningless. Look for bad values in that batch and for a division, root or "
             "logarithm of 0 in the loss; else try a smaller learning rate, a warmup, `gradient_clip_norm`, or bf16 "
-            "instead of fp16."
+            f"instead of fp16. {found} To learn which module's output is the first that is not finite, train with "
+            "`nonfinite_policy='skip'`, which looks for it while batch and weights are still there."
         )
 
 
@@ -166,3 +169,107 @@ class EarlyStoppingCallback(TrainerCallback):
             f"{self.watch_metric} has not improved by {self.early_stopping_threshold:g}{reference} in the last "
             f"{self.evaluations_without_improvement} {evaluations}"
         )
+
+
+class StopAtCallback(TrainerCallback):
+    """Ends the run when a metric reaches a value: one that is good enough, or one that shows that the run has diverged.
+
+    ::
+
+        StopAtCallback("eval_accuracy", at_least=0.95)
+        StopAtCallback("train_loss_epoch", at_least=10)  # diverged
+
+    Each new value is judged once: at the end of the epoch, or right after an evaluation within an epoch. Values of
+    `Trainer.evaluate` are not judged, and NaN reaches nothing. A resumed run that this callback had stopped is stopped
+    again, unless the limits have changed.
+
+    Args:
+        watch_metric: the metric's name in the run history.
+        at_least: the run ends when the metric is this or more.
+        at_most: the run ends when the metric is this or less.
+
+    Raises:
+        ConfigurationError: if there is no limit, or one is not a number, or every value would end the run.
+    """
+
+    takes_part_in_preflight = False
+
+    def __init__(
+        self, watch_metric: str = "eval_loss_epoch", *, at_least: float | None = None, at_most: float | None = None
+    ) -> None:
+        limits = {"at_least": at_least, "at_most": at_most}
+        if at_least is None and at_most is None:
+            raise ConfigurationError(
+                f"`StopAtCallback({watch_metric!r})` has no limit at which it should end the run: give `at_least` or "
+                "`at_most`."
+            )
+        for name, limit in limits.items():
+            if limit is not None and not is_finite_number(limit):
+                raise ConfigurationError(
+                    f"`{name}` is {limit!r}, but {watch_metric!r} is compared with it: give a number."
+                )
+        if at_least is not None and at_most is not None and at_least <= at_most:
+            raise ConfigurationError(
+                f"`at_least` is {at_least} and `at_most` is {at_most}, so that every value would end the run. Give "
+                "only one of them, or a range outside of which the run should end."
+            )
+        self.watch_metric = watch_metric
+        self.at_least = at_least
+        self.at_most = at_most
+        self._latest: float | None = None
+
+    @property
+    def state_key(self) -> str:
+        """The class and the watched metric, because a run may have several such callbacks."""
+        return f"{type(self).__name__}({self.watch_metric})"
+
+    def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Check the metric. A resumed run that this callback had stopped is stopped again.
+
+        Raises:
+            ConfigurationError, UnknownMetricError: if the metric will not be recorded.
+        """
+        self._watched.check_before_run(trainer.internal_run.expected_metrics, trainer.internal_run.ranks)
+        if trainer.run_state.updates == 0:
+            self._watched.new_values(trainer.run_history, trainer.internal_run.ranks, self.state_key)  # of earlier runs
+            self._latest = None
+        elif self._latest is not None:
+            self._judge(self._latest)
+
+    def on_eval_epoch_end(self, trainer: Trainer, is_intermediate: bool = False, **kwargs: Any) -> None:
+        """Judge an evaluation within an epoch."""
+        if is_intermediate:
+            self._judge_new(trainer)
+
+    def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Judge the epoch, after every callback has recorded its metrics.
+
+        Raises:
+            UnknownMetricError: if the metric has no value yet.
+        """
+        self._watched.check_recorded(trainer.run_history, trainer.internal_run.ranks)
+        self._judge_new(trainer)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The latest value."""
+        return {"latest": self._latest}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the latest value."""
+        require_kinds(state, {"latest": (float, int, type(None))}, of=type(self).__name__)
+        self._latest = state["latest"]
+
+    @property
+    def _watched(self) -> WatchedMetric:
+        return WatchedMetric(self.watch_metric)
+
+    def _judge_new(self, trainer: Trainer) -> None:
+        for value in self._watched.new_values(trainer.run_history, trainer.internal_run.ranks, self.state_key):
+            self._latest = value
+            self._judge(value)
+
+    def _judge(self, value: float) -> None:
+        if self.at_least is not None and value >= self.at_least:
+            raise StopTrainingError(f"{self.watch_metric} has reached {value:.6g}, which is at least {self.at_least:g}")
+        if self.at_most is not None and value <= self.at_most:
+            raise StopTrainingError(f"{self.watch_metric} has reached {value:.6g}, which is at most {self.at_most:g}")

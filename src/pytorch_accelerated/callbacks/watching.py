@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 from typing import Any
 
 from pytorch_accelerated.callbacks.expected import ExpectedMetrics, near_names
@@ -135,3 +136,8 @@ class WatchedMetric:
         sign = 1 if self.greater_is_better else -1
         gain = sign * (new - (-sign * math.inf if best is None else best))
         return gain > 0 and gain >= threshold
+
+
+def is_finite_number(value: Any) -> bool:
+    """Whether `value` is a number to which a metric can be compared."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)

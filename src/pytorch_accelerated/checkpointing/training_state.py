@@ -46,6 +46,25 @@ from pytorch_accelerated.tracking.recording import StepRecorder
 from pytorch_accelerated.training.run_state import RunState
 
 
+@dataclasses.dataclass(frozen=True)
+class KeptStates:
+    """States from an earlier moment, to be saved instead of those that their objects have now. For one process.
+
+    Attributes:
+        callbacks: those of some callbacks, by state key.
+        history: of the run history; None: as it is now, without later values.
+        history_records: the number of its values.
+        recorder: of the recorder of step records.
+        stream: the position in the training stream.
+    """
+
+    callbacks: dict[str, Any]
+    history: dict[str, Any] | None
+    history_records: int
+    recorder: dict[str, Any] | None
+    stream: dict[str, Any] | None
+
+
 @dataclasses.dataclass
 class LiveRun:
     """The objects whose states make up a training state.
@@ -70,6 +89,30 @@ class LiveRun:
     seed: int
     epochs_before: int
     recorder: StepRecorder | None
+    kept: KeptStates | None = None
+
+    def callback_states(self) -> dict[str, Any]:
+        """The states of the callbacks by state key. Must be called by all ranks: some need communication."""
+        kept = {} if self.kept is None else self.kept.callbacks
+        stateful = {key_of_state(one): one for one in self.callbacks if hasattr(one, "state_dict")}
+        return {key: kept[key] if key in kept else one.state_dict() for key, one in stateful.items()}
+
+    def history_state(self) -> dict[str, Any]:
+        """The state of the run history."""
+        if self.kept is not None and self.kept.history is not None:
+            return self.kept.history
+        state = storable_history(self.history, self.ranks)
+        if self.kept is not None and isinstance(state.get("records"), list):
+            most = self.kept.history_records
+            state["records"] = state["records"][:most]
+            state["read_positions"] = {name: min(most, end) for name, end in state["read_positions"].items()}
+        return state
+
+    def recorder_state(self) -> dict[str, Any] | None:
+        """The state of the recorder of step records."""
+        if self.kept is not None or self.recorder is None:
+            return None if self.kept is None else self.kept.recorder
+        return self.recorder.state_dict(self.run_state.samples_in_epoch)
 
 
 class LoadedRun(NamedTuple):
@@ -109,8 +152,7 @@ def save_run(
             state before this one.
     """
     ranks = run.ranks
-    # On every rank: the states of some callbacks need communication.
-    callbacks = {_state_key(one): one.state_dict() for one in run.callbacks if hasattr(one, "state_dict")}
+    callbacks = run.callback_states()
     everyones = ranks.exchange({**_own_state(run), **_own_differences(run, callbacks)})
     facts = {
         "updates": run.run_state.updates,
@@ -214,7 +256,7 @@ def _others(
     run: LiveRun, parts: dict[str, Any], history: dict[str, Any], callbacks: dict[str, Any]
 ) -> list[tuple[str, Any, Any]]:
     """Name, object and state of everything besides model and optimizer that loads a state."""
-    saved = [(one, callbacks.get(_state_key(one))) for one in run.callbacks if hasattr(one, "load_state_dict")]
+    saved = [(one, callbacks.get(key_of_state(one))) for one in run.callbacks if hasattr(one, "load_state_dict")]
     return [
         *_scheduler_and_scaler(run, parts),
         ("The run history", run.history, history),
@@ -296,10 +338,10 @@ def _shared_parts(run: LiveRun, *, without_optimizer: bool) -> dict[str, Any]:
         "scaler": None if scaler is None else scaler.state_dict(),
         "run": {
             "run_state": run.run_state.state_dict(),
-            "history": storable_history(run.history, run.ranks),
+            "history": run.history_state(),
             "epochs_before_run": run.epochs_before,
             "config": None if run.config is None else run.config.to_dict(),
-            "recorder": None if run.recorder is None else run.recorder.state_dict(run.run_state.samples_in_epoch),
+            "recorder": run.recorder_state(),
         },
     }
     if not without_optimizer:
@@ -348,9 +390,10 @@ def _own_state(run: LiveRun) -> dict[str, Any]:
         "generators": generator_states(),
         "losses": run.losses.state_dict(),
         "gradient_norms": run.gradient_norms.state_dict(),
-        "stream": stream_state(run.train_loader, run.ranks),
+        "stream": stream_state(run.train_loader, run.ranks) if run.kept is None else run.kept.stream,
     }
 
 
-def _state_key(callback: Any) -> str:
+def key_of_state(callback: Any) -> str:
+    """The name of a callback's state."""
     return getattr(callback, "state_key", None) or type(callback).__name__

@@ -40,6 +40,7 @@ class EpochOrders:
 
     Attributes:
         is_shuffled: whether we shuffle, without replacement.
+        is_sequential: whether the samples come in the order of the dataset.
     """
 
     def __init__(self, loader: DataLoader[Any], ranks: Ranks, *, seed: int) -> None:
@@ -50,13 +51,13 @@ class EpochOrders:
         self._ranks = ranks
         self._seed = seed
         self.is_shuffled = not self._has_own_batches and _is_plain_shuffle(self._sampler)
-        self._is_sequential = not self._has_own_batches and type(self._sampler) is SequentialSampler
+        self.is_sequential = not self._has_own_batches and type(self._sampler) is SequentialSampler
         self._sizes: EpochOrder | None = None
         self._read_ahead: tuple[int, EpochOrder] | None = None  # an epoch and its order
 
     def of(self, epoch: int) -> EpochOrder:
         """The order of an epoch. Must be called by all ranks."""
-        if self._is_sequential:
+        if self.is_sequential:
             return EpochOrder(None, len(self._dataset))
         if self.is_shuffled:
             size = len(self._dataset)
@@ -67,7 +68,7 @@ class EpochOrders:
     def sizes(self, epoch: int) -> EpochOrder:
         """The sizes of every epoch, without indices; reads a sampler for `epoch`. Must be called by all ranks."""
         if self._sizes is None:
-            if self._is_sequential or self.is_shuffled:
+            if self.is_sequential or self.is_shuffled:
                 self._sizes = EpochOrder(None, len(self._dataset))
             else:
                 order = self._read_sampler(epoch)

@@ -65,6 +65,12 @@ class PlannedLoader(RunLoader):
     def num_batches(self) -> int:
         return self._at_most(self._plan(self._orders.sizes(self._epoch)).num_batches)
 
+    def indices(self, start: int, stop: int) -> list[int] | None:
+        if not (self.is_shuffled or self._orders.is_sequential):
+            return None  # a sampler may not be read twice
+        indices = self._orders.of(self._epoch).indices
+        return list(range(start, stop)) if indices is None else indices[start:stop].tolist()
+
     def __len__(self) -> int:
         return self.num_batches
 

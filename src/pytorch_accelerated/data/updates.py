@@ -275,6 +275,10 @@ class RunLoader(ABC):
     def __iter__(self) -> Iterator[Any]:
         """The batches of one pass, without borrowed ones."""
 
+    def indices(self, start: int, stop: int) -> list[int] | None:
+        """The dataset's indices of the samples at these positions of the current epoch; None if unknown."""
+        return None
+
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next pass, counted from 0."""
         self._epoch = epoch

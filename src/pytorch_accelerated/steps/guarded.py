@@ -17,6 +17,7 @@ from pytorch_accelerated.checkpointing.weights import are_finite
 from pytorch_accelerated.compat.torch import stored_values
 from pytorch_accelerated.data.updates import Update
 from pytorch_accelerated.errors import ConfigurationError, NonFiniteLossError
+from pytorch_accelerated.models.finiteness import FirstNonFinite, is_all_finite, listed
 from pytorch_accelerated.models.preparation import is_replicated
 from pytorch_accelerated.models.sharding import own_part
 from pytorch_accelerated.models.wrappers import bare_model
@@ -108,7 +109,11 @@ class GuardedStep(TransactionalStep):
             return
         ranks, settings, rollbacks = self.parts.ranks, self.parts.settings, self.parts.rollbacks
         message = self._description()
+        is_last_bad = bool(self._losses.of_update) and not math.isfinite(self._losses.of_update[-1])
+        batch = self.micro_batch.batch
         self._give_back()
+        if is_last_bad and ranks.count == 1:
+            message += self._origin(batch)
         last = self._hooks.run_state.updates + 1
         self._left_out.add(last - 1)
         good = next(number for number in range(last - 1, -1, -1) if number - 1 not in self._left_out)
@@ -151,6 +156,28 @@ class GuardedStep(TransactionalStep):
             scaler.update()
         self._emitter.defer(self._hooks.optimizer_zero_grad)
 
+    def _origin(self, batch: Any) -> str:
+        """A sentence about what made the loss of `batch` non-finite, from a repeat of its forward pass.
+
+        The update has been given back, so weights, buffers and generators are those that it began with. Afterwards they
+        are so again.
+        """
+        if not is_all_finite(batch):
+            return " The batch itself has values that are NaN or infinite."
+        first = FirstNonFinite()
+        try:
+            with torch.no_grad(), first.watching(bare_model(self._hooks.model)):
+                output = self._hooks.calculate_train_batch_loss(batch)
+        except Exception:  # a second pass may not fit into memory, or the hook may count its calls
+            return ""
+        finally:
+            self.transaction.give_back()
+        if first.names:
+            return f" The first outputs that are not finite are those of the module {listed(first.names)}."
+        if is_all_finite(output.get("loss")):
+            return ""  # dropout before this batch of the update may have drawn differently
+        return " The outputs of all modules are finite, so it comes from the loss function."
+
     def _pass_over(self, update: Update) -> None:
         """Consume the batches of an update. No batch event is emitted, since no batch is computed."""
         hooks = self._hooks
@@ -188,8 +215,7 @@ class GuardedStep(TransactionalStep):
         ]
         bad = list(dict.fromkeys(name for of_rank in ranks.exchange(own_bad) for name in of_rank))
         if bad:
-            shown = ", ".join(map(repr, bad[:3])) + (f" and {len(bad) - 3} more" if len(bad) > 3 else "")
-            reasons.append(f"there are NaN or infinite values in the gradient of {shown}")
+            reasons.append(f"there are NaN or infinite values in the gradient of {listed(bad)}")
         epoch, number = hooks.run_history.current_epoch, hooks.run_state.updates + 1
         last = hooks.run_state.batches_in_epoch - 1
         batches_of_update = _counted("batch", "batches", range(min(first, last), last + 1))

@@ -19,7 +19,10 @@ class Transaction:
     Gradients are not copied: they are None between updates, unless the user's own `optimizer_zero_grad` keeps tensors.
 
     Args:
-        holders: objects whose attributes are the current modules and generators: the trainer.
+        holder: the object whose attributes are the current modules and generators: the trainer.
+
+    Attributes:
+        parameters: those of the modules and of the optimizer, at the beginning of the update.
     """
 
     def __init__(self, holder: Any) -> None:
@@ -27,7 +30,7 @@ class Transaction:
         self._modules = list({id(module): module for root in roots for module in root.modules()}.values())
         found = [value for each in (holder, *self._modules) for value in vars(each).values()]
         self._own_generators = [value for value in found if isinstance(value, torch.Generator)]
-        self._parameters: list[torch.Tensor] = []
+        self.parameters: list[torch.Tensor] = []
         self._begun: tuple[Any, ...] = ()
 
     def begin(self, parameters: Iterable[torch.Tensor]) -> None:
@@ -37,8 +40,8 @@ class Transaction:
             parameters: the parameters of the optimizer.
         """
         of_modules = (parameter for module in self._modules for parameter in module.parameters(recurse=False))
-        self._parameters = list({id(each): each for each in (*of_modules, *parameters)}.values())
-        kept = [(each.grad, each.grad.clone()) for each in self._parameters if each.grad is not None]
+        self.parameters = list({id(each): each for each in (*of_modules, *parameters)}.values())
+        kept = [(each.grad, each.grad.clone()) for each in self.parameters if each.grad is not None]
         buffers = [
             (buffer, buffer.detach().clone())
             for module in self._modules
@@ -46,7 +49,7 @@ class Transaction:
             # Tensors whose elements share memory cannot be written to.
             if all(stride or size < 2 for stride, size in zip(buffer.stride(), buffer.shape, strict=True))
         ]
-        gradients = [each.grad for each in self._parameters]
+        gradients = [each.grad for each in self.parameters]
         own = [(each, each.get_state()) for each in self._own_generators]
         self._begun = (kept, buffers, gradients, own, generator_states())
 
@@ -56,7 +59,7 @@ class Transaction:
         kept, buffers, gradients, own, states = self._begun
         for tensor, copied in (*kept, *buffers):
             tensor.copy_(copied)
-        for parameter, gradient in zip(self._parameters, gradients, strict=True):
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = gradient
         for generator, state in own:
             generator.set_state(state)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -142,6 +143,14 @@ class LossTracker:
     def _note_non_finite(self, pending_index: int) -> None:
         if self.first_non_finite is None and pending_index >= 0:
             self.first_non_finite = self.batches_read + pending_index
+
+    def copy(self) -> LossTracker:
+        """An independent copy, which shares the losses. Does not wait for the device."""
+        copied = copy.copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, list):
+                setattr(copied, name, value.copy())
+        return copied
 
     def peek(self) -> float | None:
         """The mean so far, or None before the first batch; keeps pending losses pending. Waits for the device."""

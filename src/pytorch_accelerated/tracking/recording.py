@@ -140,6 +140,10 @@ class StepRecorder:
         if self._history.updates_done > (ended[-1].update if ended else 0):
             self.mark(samples_in_epoch, groups)
 
+    def position(self, samples: int) -> int:
+        """The samples of the current epoch among the first `samples` of the history."""
+        return max(0, samples - self._samples_before_epoch)
+
     @property
     def is_pending(self) -> bool:
         """Whether a record has ended that is not in the history yet."""

@@ -1,4 +1,4 @@
-"""Notes on errors in a user's forward, loss or optimizer step: where in the run, with which batch, and the usual cause.
+"""Notes on errors in a user's code: where in the run, with which batch, and the usual cause.
 
 Python shows the notes of an exception below its message; its type and message are unchanged.
 """
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from pytorch_accelerated.errors import PytorchAcceleratedError
+from pytorch_accelerated.training.tracebacks import place_of, users_frame
 
 _BEGINNING = "This happened in"
 _logger = logging.getLogger("pytorch_accelerated")
@@ -152,6 +153,34 @@ def _add_note(error: Exception, note: str) -> None:
         error.add_note(note)
     else:
         error.__notes__ = [*getattr(error, "__notes__", ()), note]  # type: ignore[attr-defined]
+
+
+def add_place(error: BaseException, position: str) -> None:
+    """Complete the note of an error that ends a run: where it happened if no hook did it, and the user's own frame.
+
+    Args:
+        error: the error.
+        position: the position in the run, in words.
+    """
+    place, frame = place_of(error), users_frame(error)
+    notes: list[str] = list(getattr(error, "__notes__", ()))
+    noted = next((at for at, note in enumerate(notes) if note.startswith(_BEGINNING)), None)
+    if noted is None and place is not None:
+        noted = len(notes)
+        notes.append(f"{_BEGINNING} {place}: {position}.")
+    if noted is None:
+        return
+    if frame is not None:
+        notes[noted] += f"\nYour code: {frame}"
+    error.__notes__ = notes  # type: ignore[attr-defined, unused-ignore]
+
+
+def add_module(error: BaseException, module: str) -> None:
+    """Say in the note of an error in a backward pass to which module that part of the pass belongs."""
+    notes: list[str] = getattr(error, "__notes__", [])
+    for at, note in enumerate(notes):
+        if note.startswith(f"{_BEGINNING} {_STAGES['backward_step']}"):
+            notes[at] = f"{note}\nIt belongs to {module}."
 
 
 def show_note(error: BaseException) -> None:

@@ -125,6 +125,7 @@ on_prediction_run_end
 """,
     WHENEVER: """
 on_non_finite_loss
+on_loss_spike
 on_stop_training_error
 on_exception
 """,

@@ -40,7 +40,7 @@ from pytorch_accelerated.data.resuming import SavedData, differing_rows
 from pytorch_accelerated.data.slicing import DataLoaderSlice
 from pytorch_accelerated.data.updates import CountItems, Round, RunLoader, Update
 from pytorch_accelerated.errors import ConfigurationError, DataError, NonFiniteLossError, StopTrainingError
-from pytorch_accelerated.models.preparation import PreparedModel
+from pytorch_accelerated.models.preparation import PreparedModel, is_replicated
 from pytorch_accelerated.models.sharding import has_shards
 from pytorch_accelerated.models.wrappers import bare_model
 from pytorch_accelerated.processes.accelerators import send_to_device
@@ -50,15 +50,17 @@ from pytorch_accelerated.processes.uneven import UnevenRanks
 from pytorch_accelerated.progress.display import above_bars
 from pytorch_accelerated.run_config import TrainerRunConfig, describe_run
 from pytorch_accelerated.seeding import derived_seed
+from pytorch_accelerated.steps.anomaly import AnomalyStep
 from pytorch_accelerated.steps.guarded import FiniteLossTracker, GuardedStep
-from pytorch_accelerated.steps.rollbacks import Rollbacks
+from pytorch_accelerated.steps.rollbacks import Rollbacks, savers_among
+from pytorch_accelerated.steps.safe_points import NotedStep, SafePoint
 from pytorch_accelerated.steps.splitting import SplittingStep
 from pytorch_accelerated.tracking.loss import LossTracker
 from pytorch_accelerated.tracking.names import name_in_set
 from pytorch_accelerated.tracking.recording import StepRecorder, usual_interval
 from pytorch_accelerated.tracking.timing import EpochClock
 from pytorch_accelerated.training.emitting import Emitter
-from pytorch_accelerated.training.error_notes import show_note
+from pytorch_accelerated.training.error_notes import add_place, show_note
 from pytorch_accelerated.training.expectations import expected_metrics
 from pytorch_accelerated.training.hooks import TrainerHooks, overrides
 from pytorch_accelerated.training.passes import Passes
@@ -68,6 +70,7 @@ from pytorch_accelerated.training.saves import Saves
 from pytorch_accelerated.training.settings import TrainSettings
 from pytorch_accelerated.training.step import Step, StepParts
 from pytorch_accelerated.training.stopping import Stopping
+from pytorch_accelerated.training.tracebacks import fold_frames
 from pytorch_accelerated.training.uneven import UnevenPasses, UnevenStep
 
 # Losses are read this often. A number of updates, not of seconds: a resumed run must divide its sums at the same
@@ -102,6 +105,7 @@ class Run:
         gradient_norms: the gradient norms of the current epoch, if gradients are clipped by norm.
         epoch_clock: times the current epoch.
         recorder: makes the step records of a training run, if it has any.
+        safe_point: the last one, if the run is saved when an error ends it.
         seed: the seed of everything random in this run.
         number: the number of the trainer's training runs so far, including this one.
         count_items: counts the items of a host batch, if the loss is not a mean over samples.
@@ -137,6 +141,7 @@ class Run:
         self.gradient_norms = LossTracker()
         self.epoch_clock = EpochClock(1)
         self.recorder: StepRecorder | None = None
+        self.safe_point: SafePoint | None = None
         self.seed: int = 0 if before is None else before.seed
         self.number: int = 0 if before is None else before.number
         self.epochs_before: int = 0 if before is None else before.epochs_before
@@ -173,6 +178,11 @@ class Run:
             except NonFiniteLossError:
                 raise
             except BaseException as exception:
+                if isinstance(exception, Exception):
+                    epoch, state = self.hooks.run_history.current_epoch, self.hooks.run_state
+                    add_place(exception, f"epoch {epoch}, after {state.updates} updates of the run")
+                    fold_frames(exception)
+                self._save_safe_point(exception)
                 show_note(exception)
                 error = self._explained(exception)
                 self._tell_of(error)
@@ -181,6 +191,38 @@ class Run:
                 raise error from exception
         if signals.agreed or signals.number:
             raise signals.exit(self.saves.saved_to)
+
+    def _save_safe_point(self, exception: BaseException) -> None:
+        """Save the run as it was at its last safe point, if that is wanted. An error must not hide `exception`."""
+        point, self.safe_point = self.safe_point, None
+        savers = [each for each in savers_among(self.hooks.callback_handler) if each.save_on_exception]
+        if point is None or not savers or not point.has_progress:
+            return
+        name = type(exception).__name__
+        try:
+            run = point.go_back()
+            if run is None:
+                self.print(f"No training state was saved after this {name}: it came while an update was being applied.")
+                return
+            self.saves.finish()
+            self.check_finite()
+            self._complete_kept_records(run)
+            for saver in savers:
+                folder = Path(saver.save_dir) / "final"
+                save_run(run, folder, {})
+                self.saves.folders.add_saved(folder, self.ranks, None)
+                position = run.run_state.position
+                self.print(f"Saved the run as it was {position}, before this {name}. Resume it from {folder}")
+        except BaseException as error:  # also an interrupt: the run ends anyway
+            self.print(f"No training state could be saved after this {name}: {type(error).__name__}: {error}")
+
+    def _complete_kept_records(self, run: LiveRun) -> None:
+        """Add the step records that had ended at a safe point to the history, which the state of `run` will have."""
+        is_pending = self.recorder is not None and self.recorder.is_pending
+        if self.recorder is not None and is_pending and run.kept is not None and run.kept.history is None:
+            self.recorder.complete(self.ranks.exchange_numbers(self.recorder.measurements()))
+        run.losses.take_parts()
+        run.gradient_norms.take_parts()
 
     def _close_eval_loaders(self) -> None:
         with contextlib.ExitStack() as closing:
@@ -228,6 +270,8 @@ class Run:
         if stop is not None:
             self.emitter.emit("on_stop_training_error", reason=str(stop))
         requests.evaluation = requests.defers_saves = False
+        if self.safe_point is not None:
+            self.safe_point.leave()  # what follows may load other weights
         if failure is not None:
             requests.forget()  # a model that may be broken is not saved
         states = [folder for folder, *_ in requests.states]
@@ -271,8 +315,15 @@ class Run:
     def close_part(self, phase: RunPhase) -> None:
         """Record that a part of the epoch is over, after its last callback; then serve requests and stop if asked."""
         self.hooks.run_state.phase = phase
+        self.note_safe_point()
         self.requests.act(self.hooks.run_state)
         self.stop_if_asked()
+
+    def note_safe_point(self) -> None:
+        """Keep what the run is like now, if it is saved when an error ends it. For moments besides those of updates."""
+        if self.safe_point is not None:
+            self.complete_step_records()
+            self.safe_point.note(everything=True)
 
     def stop_if_asked(self) -> None:
         """Stop if any rank has a reason to. Must be called by all ranks."""
@@ -354,7 +405,18 @@ class Run:
         updates = loader.updates(
             start=state.samples_in_epoch, batches_done=state.batches_in_epoch, count_items=self.count_items
         )
-        return itertools.islice(updates, self.updates_left)
+        updates = itertools.islice(updates, self.updates_left)
+        return updates if self.safe_point is None else self._noted(updates, self.safe_point)
+
+    def _noted(self, updates: Iterator[Update], safe_point: SafePoint) -> Iterator[Update]:
+        """The updates; the moment before each is fetched is a safe point."""
+        while True:
+            safe_point.note(everything=False)
+            update = next(updates, None)
+            if update is None:
+                self.note_safe_point()
+                return
+            yield update
 
     def act_at_safe_point(self) -> None:
         """Read losses, serve requests, and stop if asked: between two updates, where everything is consistent."""
@@ -384,6 +446,18 @@ class Run:
             if recorder is not None:
                 recorder.grow(state.updates)
                 self._updates_between_looks = math.gcd(recorder.interval, UPDATES_BETWEEN_READINGS)
+
+    def samples_between(self, start: int, stop: int) -> list[int] | None:
+        """The indices in the training dataset of samples of the current epoch; None if they are unknown.
+
+        Args:
+            start: the samples of the run history before them.
+            stop: the samples of the run history with them.
+        """
+        loader, recorder = self.loaders.train, self.recorder
+        if recorder is None or not isinstance(loader, RunLoader):
+            return None
+        return loader.indices(recorder.position(start), recorder.position(stop))
 
     @property
     def parameter_groups(self) -> list[dict[str, Any]]:
@@ -497,6 +571,7 @@ class Run:
                 "An evaluation was requested during training, but there is no evaluation dataset. Pass `eval_dataset` "
                 "to `train`."
             )
+        self.note_safe_point()
         self.evaluate_sets(self._evaluate, is_intermediate=True)
 
     def evaluate_sets(self, evaluate: Callable[..., None], **kwargs: Any) -> None:
@@ -513,6 +588,8 @@ class Run:
             with self.on_evaluation_set(name):
                 evaluate(self.loaders.eval, **kwargs)
             state.evaluated_sets += 1
+        if self.safe_point is not None:
+            self.safe_point.leave()  # what comes of the evaluation, such as a step of the scheduler, belongs to it
         state.evaluated_sets = 0
 
     @property
@@ -716,6 +793,8 @@ class Run:
         if self.settings.nonfinite_policy == "rollback":
             callbacks = hooks.callback_handler
             rollbacks = Rollbacks(callbacks, self.saves, self.resumed_from, is_first=self.ranks.is_first)
+        if any(saver.save_on_exception for saver in savers_among(hooks.callback_handler)):
+            self.safe_point = self._make_safe_point()
         parts = StepParts(
             hooks,
             self.emitter,
@@ -729,6 +808,7 @@ class Run:
             uneven=self.uneven,
             count_items=self.count_items,
             rollbacks=rollbacks,
+            before_applying=None if self.safe_point is None else self.safe_point.leave,
             **self._own_parts,
         )
         self._step = self.make_step(parts)
@@ -741,6 +821,20 @@ class Run:
                 hooks.run_history, self.losses, self.gradient_norms, self.ranks.device, interval
             )
 
+    def _make_safe_point(self) -> SafePoint | None:
+        """What keeps the last safe point; None if this run cannot be saved after an error."""
+        if self.ranks.count == 1 and is_replicated(self.accelerator):
+            return SafePoint(self.hooks, self.contents)
+        reason = (
+            "the other ranks would wait for the one that failed" if self.ranks.count > 1 else "the model is sharded"
+        )
+        warn_user(
+            self.ranks,
+            f"`save_on_exception` has no effect in this run: {reason}. Save often enough with `save_every_n_steps` or "
+            "`save_every_n_minutes`.",
+        )
+        return None
+
     def make_step(self, parts: StepParts, kind: type[Step] = Step) -> Step:
         """`kind` with the variants that the settings and the ranks require.
 
@@ -748,7 +842,9 @@ class Run:
             parts: the parts of the step.
             kind: the step without variants.
         """
-        variants: list[type[Step]] = []
+        variants: list[type[Step]] = [] if parts.before_applying is None else [NotedStep]
+        if self.settings.detect_anomaly:
+            variants.append(AnomalyStep)
         if self.settings.nonfinite_policy is not None:
             variants.append(GuardedStep)
         if self.settings.split_on_oom:

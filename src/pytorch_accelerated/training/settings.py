@@ -42,6 +42,7 @@ class TrainSettings:
     split_on_oom: bool = False
     overfit_batches: int | None = None
     record_every_n_steps: int | None = None
+    detect_anomaly: bool = False
 
     def __post_init__(self) -> None:
         wrong_kinds: list[str] = []
@@ -74,8 +75,9 @@ class TrainSettings:
             wrong_values.append(
                 f"`nonfinite_policy` is {self.nonfinite_policy!r}: choose 'skip' or 'rollback', or None"
             )
-        if not isinstance(self.split_on_oom, bool):
-            wrong_kinds.append(f"`split_on_oom` is {self.split_on_oom!r}: pass True or False")
+        for name in ("split_on_oom", "detect_anomaly"):
+            if not isinstance(getattr(self, name), bool):
+                wrong_kinds.append(f"`{name}` is {getattr(self, name)!r}: pass True or False")
         if self.max_duration is not None:
             try:
                 seconds = parse_duration(self.max_duration)

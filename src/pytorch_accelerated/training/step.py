@@ -68,6 +68,7 @@ class StepParts:
     uneven: UnevenRanks | None = None
     count_items: CountItems | None = None
     rollbacks: Rollbacks | None = None
+    before_applying: Callable[[], None] | None = None
 
 
 # The owner and the name of something that an update calls.

@@ -1,0 +1,126 @@
+"""Notices a training loss that is far above those before it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pytorch_accelerated.callbacks.base import TrainerCallback
+from pytorch_accelerated.callbacks.watching import is_finite_number
+from pytorch_accelerated.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pytorch_accelerated.callbacks.base import Trainer
+
+_WINDOW = 128
+_FEWEST = 16
+_DEVIATIONS_PER_MAD = 1.4826  # for normally distributed losses
+_SMALLEST_SCALE = 0.01  # of the median: losses that hardly vary have a deviation near 0
+_MOST_SAMPLES = 8
+
+
+class LossSpikeCallback(TrainerCallback):
+    """Fires `on_loss_spike` and prints a line when the training loss is far above the losses before it.
+
+    Judges the step records of the run history, which are made of losses that are read anyway: nothing more is read from
+    the device, and the run is the same to the bit. A record is the mean of one update in runs of up to 255 updates and
+    of more in longer ones; pass ``record_every_n_steps=1`` to `train` to judge every update. The first 16 records are
+    not judged. All ranks judge alike.
+
+    A loss is a spike if it is above the median of the last 128 records by more than `threshold` standard deviations,
+    estimated by 1.4826 times the median absolute deviation, which earlier spikes hardly change, and by at least 1% of
+    the median for each.
+
+    Source: Iglewicz and Hoaglin (1993), "How to detect and handle outliers".
+
+    Args:
+        threshold: in standard deviations.
+
+    Raises:
+        ConfigurationError: if the threshold is not a number above 0.
+    """
+
+    ranks_agree_after_each_update = False
+    takes_part_in_preflight = False
+
+    def __init__(self, threshold: float = 8.0) -> None:
+        if not (is_finite_number(threshold) and threshold > 0):
+            raise ConfigurationError(
+                f"`threshold` is {threshold!r}, but it is the number of standard deviations above the median from "
+                "which on a loss is a spike: give a number above 0, such as 8."
+            )
+        self.threshold = threshold
+
+    def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Leave out the records of earlier runs."""
+        if trainer.run_state.updates == 0:
+            trainer.run_history.read_new_step_records(self.state_key)
+
+    def on_step_records(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Judge the new records."""
+        new = len(trainer.run_history.read_new_step_records(self.state_key))
+        records = trainer.run_history.step_records
+        before = records[max(0, len(records) - new - _WINDOW) : len(records) - new]
+        losses = np.array([record.train_loss for record in itertools.chain(before, records[len(records) - new :])])
+        for index, median in find_spikes(losses, len(before), self.threshold):
+            self._tell(trainer, len(records) - len(losses) + index, median)
+
+    def on_loss_spike(
+        self,
+        trainer: Trainer,
+        *,
+        loss: float,
+        median: float,
+        epoch: int,
+        first_update: int,
+        last_update: int,
+        samples: Sequence[int] | None,
+        **kwargs: Any,
+    ) -> None:
+        """Print the loss, the updates and the samples."""
+        updates = f"update {last_update}" if first_update == last_update else f"updates {first_update} to {last_update}"
+        where = ""
+        if samples is not None:
+            more = f" and {len(samples) - _MOST_SAMPLES} more" if len(samples) > _MOST_SAMPLES else ""
+            where = f", samples {', '.join(map(str, samples[:_MOST_SAMPLES]))}{more} of the training data"
+        trainer.print(f"Loss spike in epoch {epoch}, {updates}: {loss:.4g}, where the median was {median:.4g}{where}")
+
+    def _tell(self, trainer: Trainer, index: int, median: float) -> None:
+        records, run = trainer.run_history.step_records, trainer.internal_run
+        record, before = records[index], records[index - 1]
+        trainer.internal_run.emitter.emit(
+            "on_loss_spike",
+            loss=record.train_loss,
+            median=median,
+            epoch=record.epoch,
+            first_update=before.update + 1,
+            last_update=record.update,
+            samples=run.samples_between(before.samples, record.samples),
+        )
+
+
+def find_spikes(losses: Any, start: int, threshold: float) -> list[tuple[int, float]]:
+    """The positions of spikes from `start` on, each with the median of the losses before it.
+
+    Args:
+        losses: an array; what is not finite is no spike.
+        start: the first one to judge.
+        threshold: see `LossSpikeCallback`.
+    """
+    found = []
+    if start >= _WINDOW:  # most often: windows of one size, judged at once
+        rows = np.lib.stride_tricks.sliding_window_view(losses[start - _WINDOW : -1], _WINDOW)
+        windows: list[tuple[int, Any]] = [(start, rows)] if len(rows) else []
+    else:
+        windows = [(at, losses[None, max(0, at - _WINDOW) : at]) for at in range(max(start, _FEWEST), len(losses))]
+    for at, rows in windows:
+        with np.errstate(all="ignore"):
+            medians = np.median(np.where(np.isfinite(rows), rows, np.inf), axis=1)
+            scales = _DEVIATIONS_PER_MAD * np.median(np.abs(rows - medians[:, None]), axis=1)
+            limits = medians + threshold * np.maximum(scales, _SMALLEST_SCALE * np.abs(medians))
+        judged = losses[at : at + len(rows)]
+        found += [(at + int(i), float(medians[i])) for i in np.flatnonzero((judged > limits) & np.isfinite(judged))]
+    return found
