@@ -378,7 +378,7 @@ MISSED = {
         "asked for once each",
     ),
     "lines of source": (
-        38_500,
+        39_500,
         "more was promised meanwhile than was taken out: loaders that choose their workers and that read Arrow by "
         "columns, and what shows a run (curves within epochs, trackers, reports, a look before training)",
     ),

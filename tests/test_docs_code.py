@@ -14,7 +14,7 @@ from tests.support.processes import REPOSITORY, run_script
         ("metrics.md", "evaluation_noisy_loss"),
         ("tracking.md", "Logged to tensorboard: runs"),
         ("before_training.md", "Suggested learning rate"),
-        ("debugging.md", "Loss spike in epoch 1"),
+        ("debugging.md", "Loss spike in epoch 3"),
     ],
 )
 def test_the_code_of_a_page_runs_as_it_stands(page: str, shown: str, tmp_path: Path) -> None:

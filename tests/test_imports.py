@@ -43,6 +43,7 @@ RANKS = {
     "tracking.timing": 1,
     "tracking.values": 1,
     "training.error_notes": 1,
+    "training.tracebacks": 0,
     "training.names": 1,
     "training.placeholders": 1,
     "training.run_state": 1,

@@ -44,7 +44,8 @@ class BrokenData(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         row = regression_data(1)[0][0]
-        return row, {}[index]
+        empty: dict[int, Any] = {}
+        return row, empty[index]
 
 
 class BrokenCallback(TrainerCallback):
@@ -103,7 +104,8 @@ def test_a_debugger_reaches_the_users_frame() -> None:
 def test_an_error_of_a_dataset_says_that_a_batch_was_being_fetched(workers: int) -> None:
     error = failing(trainer_of(), BrokenData(), train_dataloader_kwargs={"num_workers": workers, "shuffle": False})
     assert isinstance(error, KeyError)
-    sample, place = error.__notes__ if not workers else ("", *error.__notes__)
+    notes = error.__notes__  # type: ignore[attr-defined]
+    sample, place = notes if not workers else ("", *notes)
     assert sample == ("" if workers else "Raised for sample 0 of the BrokenData.")
     assert place == "This happened in fetching a batch: epoch 1, after 0 updates of the run."
     assert not any(name.startswith("ours") for name in frames(error)[1:])

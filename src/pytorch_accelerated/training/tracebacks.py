@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import linecache
 import sysconfig
@@ -13,7 +14,6 @@ from pathlib import Path
 from types import FrameType, TracebackType
 
 _OURS = str(Path(__file__).parents[1])
-_OTHERS = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _DATA = str(Path(_OURS, "data"))
 _HANDLER = str(Path(_OURS, "callbacks", "handler.py"))
 
@@ -77,4 +77,10 @@ def _is_ours(frame: FrameType) -> bool:
 
 def _is_users(frame: FrameType) -> bool:
     name = frame.f_code.co_filename
-    return not (_is_ours(frame) or name.startswith((*_OTHERS, "<frozen")))
+    return not (_is_ours(frame) or name.startswith((*_libraries(), "<frozen")))
+
+
+@functools.cache
+def _libraries() -> tuple[str, ...]:
+    """The folders of Python's library and of installed packages. Asking for them imports a module."""
+    return tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
