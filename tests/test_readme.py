@@ -18,10 +18,13 @@ def blocks(text: str, language: str) -> list[str]:
 
 
 def test_the_code_of_the_readme_runs_as_it_stands(tmp_path: Path) -> None:
-    quick_start, subclass, callback, saving, hugging_face = blocks(ENGLISH, "python")
+    quick_start, subclass, callback, seeing, saving, hugging_face = blocks(ENGLISH, "python")
     look_at_callback = """
 print("measured:", trainer.run_history.get_latest_metric("accuracy"))
 print(trainer.explain())
+"""
+    look_at_seen = """
+print("watched:", max(trainer.run_history.get_metric_values("eval_accuracy")))
 """
     look_at_saved = """
 assert torch.equal(stored.load(), trainer.predict(eval_set))
@@ -32,7 +35,7 @@ print("losses:", len(trainer.run_history.get_metric_values("eval_loss_epoch")))
 print("accuracy of the other face:", accuracy)
 assert len(list(Path("results").glob("checkpoint-*"))) == 2
 """
-    script = quick_start + subclass + callback + look_at_callback + saving + look_at_saved
+    script = quick_start + subclass + callback + look_at_callback + seeing + look_at_seen + saving + look_at_saved
     script += "from pathlib import Path\n" + hugging_face + look_at_hugging_face
     output = run_script(script, cwd=tmp_path).stdout
     accuracy = float(re.search(r"^accuracy: ([\d.]+)%", output, re.MULTILINE).group(1))  # type: ignore[union-attr]
@@ -41,6 +44,8 @@ assert len(list(Path("results").glob("checkpoint-*"))) == 2
     measured = float(re.search(r"^measured: ([\d.]+)", output, re.MULTILINE).group(1))  # type: ignore[union-attr]
     assert measured > 0.9
     assert "on_eval_epoch_end" in output
+    assert float(re.search(r"^watched: ([\d.]+)", output, re.MULTILINE).group(1)) > 0.9  # type: ignore[union-attr]
+    assert all((tmp_path / name).is_file() for name in ("best_model.pt", "log.csv", "report.html"))
     assert "Preflight passed" in output
     assert "No training state in states: starting afresh" in output
     assert (tmp_path / "curves.png").is_file()
