@@ -26,6 +26,7 @@ NUMBERS_OF_WORKERS = {"raw loop, 0 workers", "raw loop, 2 workers"}
 ONE_HALF = {
     "step": [BY_HAND | OURS | {LEAN_FACE}, BOTH_FACES],
     "idle": [{f"a callback {what} method for the event" for what in ("without a", "with an empty")}],
+    "watched": [{"ours, default callbacks", "ours, watched"}],
     "epoch": [BY_HAND | OURS | {"raw loop, whole-batch indexing"}],
     "ordinary": [BY_HAND | OURS] * 6,
     "workers": [NUMBERS_OF_WORKERS | OURS] * 4,

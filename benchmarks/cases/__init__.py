@@ -20,6 +20,7 @@ from benchmarks.cases import (
     step,
     stream,
     text,
+    watched,
     workers,
 )
 from benchmarks.measuring import Result, Setting
@@ -27,6 +28,7 @@ from benchmarks.measuring import Result, Setting
 CASES: dict[str, Callable[[Setting], list[Result]]] = {
     "step": step.run,
     "idle": idle.run,
+    "watched": watched.run,
     "epoch": epoch.run,
     "ordinary": ordinary.run,
     "workers": workers.run,
