@@ -34,13 +34,14 @@ def test_errors_of_the_model_tell_where_they_happened(tmp_path: Path) -> None:
     arguments: dict[str, Any] = {"train_sampling_strategy": "sequential", "gradient_accumulation_steps": 2}
     parts = {"model": FailsWithout(6), "train_dataset": Rows(12)}
     trainer = make_trainer(tmp_path, parts=parts, per_device_train_batch_size=2, **arguments)
-    where, batch, cause = note_of(trainer.train)
+    where, batch, cause, own = note_of(trainer.train)
     assert where == (
         "This happened in the training step: epoch 1, update 2 of the run, batch 3 of the epoch on this rank (counted "
         "from 0)."
     )
     assert batch == "The batch: dict with ('x': float32 [2, 2] on cpu; 'labels': float32 [2, 1] on cpu)."
     assert "float64" in cause
+    assert own.startswith(f'Your code: File "{__file__}", line ')
     trainer = make_trainer(tmp_path, parts={"model": FailsWithout(4)}, per_device_eval_batch_size=2)
     for run in (trainer.evaluate, trainer.predict):
         where, *_ = note_of(functools.partial(run, Rows(12)))

@@ -179,6 +179,15 @@ def test_nothing_is_saved_before_the_first_update(tmp_path: Path) -> None:
     assert not (tmp_path / "states" / "final").exists()
 
 
+def test_a_resumed_run_that_fails_at_once_does_not_write_its_state_again(tmp_path: Path) -> None:
+    with pytest.raises(UsersError):
+        run(tmp_path, Breaks("forward"), saver(tmp_path))
+    written = (tmp_path / "states" / "final").stat().st_ino
+    with pytest.raises(UsersError):
+        run(tmp_path, Breaks("forward"), saver(tmp_path), resume_from=tmp_path / "states")
+    assert (tmp_path / "states" / "final").stat().st_ino == written
+
+
 def test_a_model_that_is_not_finite_is_not_saved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     class Spoils(Breaks):
         def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:

@@ -29,12 +29,17 @@ class TerminateOnNaNCallback(TrainerCallback):
             NonFiniteLossError: names the epoch, the first such batch and the metric.
         """
         found = described_parameters(trainer.get_model())
+        hint = ""
+        if metric_name.startswith("train"):
+            hint = (
+                " To learn which module's output is the first that is not finite, train with "
+                "`nonfinite_policy='skip'`, which looks for it while batch and weights are still there."
+            )
         raise NonFiniteLossError(
             f"In epoch {epoch}, the loss of batch {step} (counted from 0) is NaN or infinite, so {metric_name!r} and "
             "every later update would be meaningless. Look for bad values in that batch and for a division, root or "
             "logarithm of 0 in the loss; else try a smaller learning rate, a warmup, `gradient_clip_norm`, or bf16 "
-            f"instead of fp16. {found} To learn which module's output is the first that is not finite, train with "
-            "`nonfinite_policy='skip'`, which looks for it while batch and weights are still there."
+            f"instead of fp16. {found}{hint}"
         )
 
 

@@ -39,7 +39,7 @@ class SafePoint:
         self._transaction = Transaction(hooks)
         self._kept: LiveRun | None = None
         self._parameters: list[tuple[Any, int | None]] = []
-        self._updates_at_start = hooks.run_state.updates
+        self._updates_at_start: int | None = None
         self._listeners = self._find_listeners()
 
     def note(self, *, everything: bool) -> None:
@@ -51,6 +51,8 @@ class SafePoint:
         """
         self.leave()  # an interrupt may come at any moment
         run = self._contents()
+        if self._updates_at_start is None:
+            self._updates_at_start = run.run_state.updates
         parameters = [each for group in getattr(run.optimizer, "param_groups", ()) for each in group["params"]]
         self._transaction.begin(parameters)
         self._parameters = [(each, version_of(each)) for each in self._transaction.parameters]
@@ -87,7 +89,7 @@ class SafePoint:
     @property
     def has_progress(self) -> bool:
         """Whether an update has been completed since the run began or was resumed."""
-        return self._hooks.run_state.updates > self._updates_at_start
+        return self._updates_at_start is not None and self._hooks.run_state.updates > self._updates_at_start
 
     def _find_listeners(self) -> list[Any]:
         """The callbacks whose state an update may have changed before it is applied."""

@@ -8,13 +8,14 @@ from __future__ import annotations
 import functools
 import inspect
 import linecache
+import os
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType, TracebackType
 
-_OURS = str(Path(__file__).parents[1])
-_DATA = str(Path(_OURS, "data"))
+_OURS = str(Path(__file__).parents[1]) + os.sep
+_DATA = str(Path(_OURS, "data")) + os.sep
 _HANDLER = str(Path(_OURS, "callbacks", "handler.py"))
 
 
@@ -30,8 +31,9 @@ def fold_frames(error: BaseException) -> None:
     calls = [at for at, each in enumerate(entries) if not each.tb_frame.f_code.co_flags & inspect.CO_GENERATOR]
     users = [at for at, each in enumerate(entries) if _is_users(each.tb_frame)]
     first = users[0] if users else 0
-    latest = entries[calls[0]]
-    for at in range(calls[0] + 1, len(entries)):
+    call = calls[0] if calls else 0
+    latest = entries[call]
+    for at in range(call + 1, len(entries)):
         if at >= first and not _is_ours(entries[at].tb_frame):
             latest.tb_next = entries[at]
             latest = entries[at]
