@@ -296,6 +296,8 @@ class Trainer(TrainerHooks):
         per_device_batch_size: int = 8,
         dataloader_kwargs: Mapping[str, Any] | None = None,
         collate_fn: Callable[..., Any] | None = None,
+        *,
+        reset_run_history: bool = True,
     ) -> dict[str, Any]:
         """Evaluate once; the run history is reset and holds the metrics. Must be called by all ranks.
 
@@ -304,10 +306,12 @@ class Trainer(TrainerHooks):
             per_device_batch_size: samples of a batch on one rank.
             dataloader_kwargs: override the defaults of `get_default_eval_dl_kwargs`.
             collate_fn: combines samples into a batch; default: the last one given.
+            reset_run_history: False to add the metrics to those of the training before, for the same epoch and update.
 
         Returns:
-            The metrics, with the mean loss as ``evaluation_loss``: per sample, or per item if items are counted. Of
-            several sets, each has an ``evaluation_<name>_loss``, and ``evaluation_loss`` is that of the first.
+            The metrics of this evaluation, with the mean loss as ``evaluation_loss``: per sample, or per item if items
+            are counted. Of several sets, each has an ``evaluation_<name>_loss``, and ``evaluation_loss`` is that of the
+            first.
 
         Raises:
             ConfigurationError: without any dataset.
@@ -320,7 +324,9 @@ class Trainer(TrainerHooks):
         self.eval_dataset = dataset if dataset is not None else self.eval_dataset
         self.collate_fn = collate_fn if collate_fn is not None else self.collate_fn
         settings = TrainSettings(num_epochs=1, eval_per_device_batch_size=per_device_batch_size)
-        self.run_history.reset()
+        if reset_run_history:
+            self.run_history.reset_for_evaluation()
+        records_before = len(self.run_history.records)
         with self._during_run(settings) as run:
             setup.start_evaluation(
                 run,
@@ -330,7 +336,12 @@ class Trainer(TrainerHooks):
                 describe=self._create_run_config,
             )
             self._run_evaluation()
-        return {name: self.run_history.get_latest_metric(name) for name in self.run_history.get_metric_names()}
+        new_names = {record.name for record in self.run_history.records[records_before:]}
+        return {
+            name: self.run_history.get_latest_metric(name)
+            for name in self.run_history.get_metric_names()
+            if reset_run_history or name in new_names
+        }
 
     def predict(
         self,

@@ -86,7 +86,7 @@ def test_the_epoch_of_the_best_model_is_reported_when_it_is_loaded(capsys: pytes
     score = Score([3.0, 0.25, 2.0])
     trainer = a_trainer(score, SaveBestModelCallback("here.pt", watch_metric="score"))
     fit(trainer)
-    assert "Loaded the best model, of epoch 2: score 0.2500 (here.pt)" in capsys.readouterr().out.splitlines()
+    assert "Loaded the weights of epoch 2 (score 0.2500) from here.pt" in capsys.readouterr().out.splitlines()
     assert_same_weights(weights_of(trainer.model), score.weights[1])
 
 

@@ -81,9 +81,15 @@ def test_a_run_stops_after_that_many_evaluations_in_a_row_without_improvement(
 @pytest.mark.parametrize(
     ("scores", "reason"),
     [
-        ([3, 2, 4, 5], "score has not improved by 0.5 on 2 (epoch 2) in the last 2 evaluations"),
-        ([1, 0.75, 0.625], "score has not improved by 0.5 on 1 (epoch 1) in the last 2 evaluations"),
-        ([NAN, NAN], "score has not improved by 0.5 in the last 2 evaluations"),
+        (
+            [3, 2, 4, 5],
+            "score had no improvement of at least 0.5 in 2 evaluations (patience 2): best 2 at epoch 2, last 5",
+        ),
+        (
+            [1, 0.75, 0.625],
+            "score had no improvement of at least 0.5 in 2 evaluations (patience 2): best 1 at epoch 1, last 0.625",
+        ),
+        ([NAN, NAN], "score had no improvement of at least 0.5 in 2 evaluations (patience 2): last nan"),
     ],
 )
 def test_the_reason_names_the_value_that_was_judged_against_which_need_not_be_the_best(scores, reason):

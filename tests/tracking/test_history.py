@@ -13,6 +13,7 @@ from pytorch_accelerated.errors import ConfigurationError, UnknownMetricError
 from pytorch_accelerated.tracking.history import InMemoryRunHistory, RunHistory
 from pytorch_accelerated.tracking.step_records import StepRecord
 from pytorch_accelerated.tracking.values import MetricRecord
+from pytorch_accelerated.trainer import Trainer
 from tests.support.processes import run_script
 
 
@@ -530,3 +531,32 @@ def test_a_run_in_its_first_epoch_has_a_plot_and_smoothing_has_limits():
     for smoothing in (1, -0.1, math.nan):
         with pytest.raises(ConfigurationError, match="from 0"):
             history.plot(smoothing=smoothing)
+
+
+def test_a_history_that_an_evaluation_reset_says_how_to_keep_the_metrics_of_training():
+    def new_trainer() -> Trainer:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(2, 1)
+        return Trainer(model, torch.nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.01), callbacks=())
+
+    data = torch.utils.data.TensorDataset(torch.randn(7, 2), torch.randn(7, 1))
+    trainer = new_trainer()
+    trainer.train(data, 2, eval_dataset=data, per_device_batch_size=2)
+    for _ in range(2):
+        trainer.evaluate(data)
+    for ask in (trainer.run_history.get_latest_metric, trainer.run_history.plot):
+        with pytest.raises(UnknownMetricError, match=r"'train_loss_epoch' has no value.*reset_run_history=False"):
+            ask("train_loss_epoch")
+    with pytest.raises(UnknownMetricError, match=r"Known metrics: 'evaluation_loss'\.$"):
+        trainer.run_history.get_latest_metric("accuracy")
+
+    keeping = new_trainer()
+    trained = keeping.train(data, 2, eval_dataset=data, per_device_batch_size=2)
+    losses = trained.get_metric_values("train_loss_epoch")
+    for _ in range(2):
+        metrics = keeping.evaluate(data, reset_run_history=False)
+        assert metrics == {"evaluation_loss": pytest.approx(trained.get_metric_values("eval_loss_epoch")[-1])}
+    assert keeping.run_history.get_metric_values("train_loss_epoch") == losses
+    assert len(keeping.run_history.get_metric_values("evaluation_loss")) == 2
+    assert keeping.run_history.records[-1].update == 8
+    assert keeping.train(data, 1, reset_run_history=False).get_metric_values("train_loss_epoch")[:2] == losses

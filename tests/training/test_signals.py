@@ -93,7 +93,7 @@ def test_a_signal_after_the_last_update_lets_the_run_end_and_then_the_process(ou
     (late,) = outcomes["at the end of the run"]
     assert late.status == 143
     _, loaded, *others = late.lines
-    assert loaded.startswith("Loaded the best model, of epoch 3")
+    assert loaded.startswith("Loaded the weights of epoch 3 ")
     assert others == ["on_training_run_end", "SignalExit: SIGTERM has ended the run."]
 
 

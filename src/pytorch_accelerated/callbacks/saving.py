@@ -132,8 +132,8 @@ class SaveBestModelCallback(TrainerCallback):
         trainer.internal_run.ranks.wait()  # other ranks read what the first of their node may still be writing
         trainer.load_checkpoint(self.save_path)
         trainer.print(
-            f"Loaded the best model, of epoch {self.best_metric_epoch}: {self.watch_metric} "
-            f"{format_number(self.best_metric)} ({self.save_path})"
+            f"Loaded the weights of epoch {self.best_metric_epoch} ({self.watch_metric} "
+            f"{format_number(self.best_metric)}) from {self.save_path}"
         )
 
     def state_dict(self) -> dict[str, Any]:

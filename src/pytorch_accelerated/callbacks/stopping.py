@@ -9,6 +9,7 @@ from pytorch_accelerated.callbacks.watching import KINDS_OF_BEST, WatchedMetric,
 from pytorch_accelerated.checkpointing.matching import require_kinds
 from pytorch_accelerated.errors import ConfigurationError, NonFiniteLossError, StopTrainingError
 from pytorch_accelerated.models.finiteness import described_parameters
+from pytorch_accelerated.progress.formats import format_count
 from pytorch_accelerated.training.settings import check_positive_count
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ class EarlyStoppingCallback(TrainerCallback):
     best_metric: float | None = None
     best_metric_epoch: int | None = None
     evaluations_without_improvement = 0
+    _latest: float | None = None  # unknown in a resumed run until the next value
 
     def __init__(
         self,
@@ -114,11 +116,12 @@ class EarlyStoppingCallback(TrainerCallback):
             self._watched.new_values(
                 trainer.run_history, trainer.internal_run.ranks, self.state_key
             )  # those of earlier runs have been judged then
+            self._latest = None
             if self.reset_on_train:
                 self.best_metric = self.best_metric_epoch = None
                 self.evaluations_without_improvement = 0
         elif self._is_patience_over:
-            self._stop(trainer)
+            self._stop()
 
     def on_eval_epoch_end(self, trainer: Trainer, is_intermediate: bool = False, **kwargs: Any) -> None:
         """Judge an evaluation within an epoch."""
@@ -159,20 +162,24 @@ class EarlyStoppingCallback(TrainerCallback):
 
     def _judge(self, trainer: Trainer) -> None:
         for value in self._watched.new_values(trainer.run_history, trainer.internal_run.ranks, self.state_key):
+            self._latest = value
             if self._watched.is_better(value, self.best_metric, self.early_stopping_threshold):
                 self.best_metric, self.best_metric_epoch = value, trainer.run_history.current_epoch
                 self.evaluations_without_improvement = 0
             else:
                 self.evaluations_without_improvement += 1
             if self._is_patience_over:
-                self._stop(trainer)
+                self._stop()
 
-    def _stop(self, trainer: Trainer) -> None:
-        reference = "" if self.best_metric is None else f" on {self.best_metric:.6g} (epoch {self.best_metric_epoch})"
-        evaluations = f"evaluation{'s' if self.evaluations_without_improvement > 1 else ''}"
+    def _stop(self) -> None:
+        least = f" of at least {self.early_stopping_threshold:g}" if self.early_stopping_threshold else ""
+        evaluations = format_count(self.evaluations_without_improvement, "evaluation")
+        values = [] if self.best_metric is None else [f"best {self.best_metric:.6g} at epoch {self.best_metric_epoch}"]
+        if self._latest is not None:
+            values.append(f"last {self._latest:.6g}")
         raise StopTrainingError(
-            f"{self.watch_metric} has not improved by {self.early_stopping_threshold:g}{reference} in the last "
-            f"{self.evaluations_without_improvement} {evaluations}"
+            f"{self.watch_metric} had no improvement{least} in {evaluations} (patience {self.early_stopping_patience})"
+            + (f": {', '.join(values)}" if values else "")
         )
 
 

@@ -45,6 +45,7 @@ class RunHistory(ABC):
     _metric_records: list[MetricRecord]
     _step_records: list[StepRecord]
     _timings: list[EpochTiming]
+    _forgotten_names: set[str]
     _read_positions: dict[str, int]
     _step_read_positions: dict[str, int]
 
@@ -92,6 +93,12 @@ class RunHistory(ABC):
     @abstractmethod
     def reset(self) -> None:
         """Forget all values and go back to epoch 1 and update 0. The prefix stays."""
+
+    def reset_for_evaluation(self) -> None:
+        """Reset before an evaluation. Errors that miss one of the forgotten metrics then say what has happened."""
+        forgotten = (self._forgotten_names | set(self.get_metric_names())) - {"evaluation_loss"}
+        self.reset()
+        self._forgotten_names = forgotten
 
     @property
     def metric_name_prefix(self) -> str:
@@ -187,7 +194,7 @@ class RunHistory(ABC):
             UnknownMetricError: a ValueError, if it has no value.
         """
         if name not in self.get_metric_names():
-            raise _unknown_metric(name, self.get_metric_names())
+            raise self._unknown_metric(name, self.get_metric_names())
         kept = [record.name != name for record in self._metric_records]
         state = self.state_dict()
         state["records"] = [record for record, keep in zip(state["records"], kept, strict=True) if keep]
@@ -299,7 +306,7 @@ class RunHistory(ABC):
                     f"with numbers: {', '.join(map(repr, known)) or 'none'}."
                 )
             if name not in known:
-                raise _unknown_metric(name, known)
+                raise self._unknown_metric(name, known)
         has_steps = metric_names is None or "train_loss_epoch" in wanted
         runs = [
             PlottedRun(
@@ -326,6 +333,17 @@ class RunHistory(ABC):
     def _scalar_records(self) -> list[MetricRecord]:
         return [record for record in self._metric_records if record.is_scalar]
 
+    def _unknown_metric(self, name: str, known: Iterable[str]) -> UnknownMetricError:
+        known = list(known)
+        others = f"Known metrics: {', '.join(map(repr, known))}." if known else "Nothing has been recorded yet."
+        evaluated = ""
+        if name in self._forgotten_names:
+            evaluated = (
+                " It had values until `Trainer.evaluate` reset the run history. To keep them, use "
+                "`evaluate(..., reset_run_history=False)`, or the history that `train` returns, which stays as it was."
+            )
+        return UnknownMetricError(f"The metric {name!r} has no value. {others}{evaluated}")
+
     def _start_over(self) -> None:
         self._current_epoch = 1
         self.updates_done = 0
@@ -335,6 +353,7 @@ class RunHistory(ABC):
         self._read_positions = {}
         self._step_read_positions = {}
         self.names_not_saved = set()
+        self._forgotten_names = set()
 
 
 def _recorded(update_metric: Callable[..., None]) -> Callable[..., None]:
@@ -369,12 +388,6 @@ def _text(record: MetricRecord) -> str:
     return f"{record.value:.4g}" if record.is_scalar else f"({type(record.value).__name__})"
 
 
-def _unknown_metric(name: str, known: Iterable[str]) -> UnknownMetricError:
-    known = list(known)
-    others = f"Known metrics: {', '.join(map(repr, known))}." if known else "Nothing has been recorded yet."
-    return UnknownMetricError(f"The metric {name!r} has no value. {others}")
-
-
 class InMemoryRunHistory(RunHistory):
     """A run history in memory, lost at the end of the process unless it is saved with a training state."""
 
@@ -390,7 +403,7 @@ class InMemoryRunHistory(RunHistory):
 
     def get_latest_metric(self, name: str) -> Any:
         if name not in self._metrics:
-            raise _unknown_metric(name, self._metrics)
+            raise self._unknown_metric(name, self._metrics)
         return self._metrics[name][-1]
 
     def update_metric(self, name: str, value: Any) -> None:
