@@ -433,7 +433,6 @@ def test_an_epoch_without_batches_is_refused_before_the_scheduler_divides_by_its
         ((torch.ones(4, 3), torch.ones(5, 2)), DataError, ["4", "5", "one length"]),
         ({"x": torch.ones(4, 3), "y": torch.ones(5)}, DataError, ["data['x'] has 4", "data['y'] has 5"]),
         ({"x": torch.ones(4), "y": "abc"}, DataError, ["data['y']", "str"]),
-        (OrderedDict(train=DATA), ArgumentTypeError, ["'train'", "one of its entries"]),
     ],
 )
 @pytest.mark.parametrize("role", ["train", "eval"])
@@ -444,6 +443,10 @@ def test_an_object_that_is_not_a_dataset_is_rejected(role: str, dataset: Any, er
     datasets = (dataset, None) if role == "train" else (DATA, dataset)
     refused(lambda: trainer.train(datasets[0], 1, datasets[1]), error, *words, trainer=trainer)
     assert trainer.run_config is None
+
+
+def test_a_dict_of_datasets_is_refused_for_training():
+    refused(lambda: make().train(OrderedDict(train=DATA), 1), ArgumentTypeError, "'train'", "one of its entries")
 
 
 def test_a_dict_of_hugging_face_datasets_is_refused_with_its_entries():
