@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import math
 import re
 import textwrap
 from collections.abc import Iterator
@@ -15,12 +16,14 @@ from torch import nn
 from torch.utils.data import IterableDataset, TensorDataset
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
+from pytorch_accelerated.callbacks.loggers import CSVLoggerCallback
 from pytorch_accelerated.callbacks.progress import (
     LogMetricsCallback,
     PrintMetricsCallback,
     PrintProgressCallback,
     ProgressBarCallback,
 )
+from pytorch_accelerated.callbacks.saving import SaveBestModelCallback, SaveTrainingStateCallback
 from pytorch_accelerated.errors import StopTrainingError
 from pytorch_accelerated.progress.display import BarDisplay
 from pytorch_accelerated.progress.formats import format_number
@@ -50,6 +53,7 @@ def make_trainer(*callbacks: Any, trainer_class: type[Trainer] = Trainer, **kwar
 
 
 def without_times(text: str) -> list[str]:
+    text = re.sub(r"[\d.e+]+ samples/s(, waited for data \d+% of the time)?$", "SPEED", text, flags=re.MULTILINE)
     return re.sub(r" +(\d+ms|\d+\.\ds)$", " TIME", text, flags=re.MULTILINE).splitlines()
 
 
@@ -97,6 +101,28 @@ def test_a_run_is_announced_shown_as_a_table_and_summed_up(capsys):
         f"    1  {train[0]:>16}  {evaluation[0]:>15}  1.00e-02 TIME",
         f"    2  {train[1]:>16}  {evaluation[1]:>15}  1.00e-02 TIME",
         "Finished 2 epochs, 6 updates in TIME",
+        f"Best eval_loss_epoch {evaluation[1]} (epoch 2), SPEED",
+    ]
+
+
+def test_a_summary_has_the_best_value_that_is_watched_and_what_was_saved_where(capsys, tmp_path):
+    class Scoring(TrainerCallback):
+        def on_eval_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+            epoch = trainer.run_history.current_epoch
+            trainer.run_history.update_metric("score", {1: math.nan, 2: 0.75}.get(epoch, 0.5))
+
+    model, log, states = tmp_path / "best.pt", tmp_path / "log.csv", tmp_path / "states"
+    saving = (
+        SaveBestModelCallback(model, watch_metric="score", greater_is_better=True),
+        SaveTrainingStateCallback(states),
+        CSVLoggerCallback(log),
+    )
+    make_trainer(PrintProgressCallback, Scoring, *saving).train(rows(5), num_epochs=3, eval_dataset=rows(3))
+    assert without_times(capsys.readouterr().out)[-4:] == [
+        "Finished 3 epochs, 3 updates in TIME",
+        "Best score 0.7500 (epoch 2), SPEED",
+        f"Saved: best model {model}, training states {states}, log {log}",
+        f"Loaded the weights of epoch 2 (score 0.7500) from {model}",
     ]
 
 
@@ -310,10 +336,10 @@ def test_an_early_stop_is_reported_and_forgotten_in_the_next_run(capsys):
     trainer = make_trainer(*SCREEN, StopInSecondEpoch)
     trainer.train(rows(8), num_epochs=5)
     lines = without_times(capsys.readouterr().out)
-    assert lines[-1] == "Stopped early after 1 epoch, 2 updates in TIME"
-    assert lines[-2].split()[0] == "2"  # the metrics of the epoch that was stopped are shown
+    assert lines[-2:] == ["Stopped early after 1 epoch, 2 updates in TIME", "SPEED"]
+    assert lines[-3].split()[0] == "2"  # the metrics of the epoch that was stopped are shown
     trainer.train(rows(8), num_epochs=1)
-    assert without_times(capsys.readouterr().out)[-1] == "Finished 1 epoch, 1 update in TIME"
+    assert without_times(capsys.readouterr().out)[-2] == "Finished 1 epoch, 1 update in TIME"
 
 
 # Bars
@@ -461,6 +487,6 @@ trainer.evaluate(data, per_device_batch_size=2)
 def test_of_two_processes_only_the_first_prints():
     first, second = run_on_ranks(TWO_PROCESSES, 2).stdout_of_ranks
     words = [line.split()[0] for line in first.splitlines()]
-    assert words == ["Training", "epoch", "-----", "1", "Finished", "Evaluating", "evaluation_loss"]
+    assert words == ["Training", "epoch", "-----", "1", "Finished", "Best", "Evaluating", "evaluation_loss"]
     assert "3 updates, 4 samples each (2 x 2 processes), on 2 processes (cpu)" in first
     assert second == ""

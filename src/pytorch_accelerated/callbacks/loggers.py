@@ -68,6 +68,10 @@ class _FileLogger(TrainerCallback, abc.ABC):
         """The class and the path."""
         return f"{type(self).__name__}({self.path})"
 
+    def saved_places(self) -> dict[str, str]:
+        """The file, for the summary of a run."""
+        return {"log": str(self.path)}
+
     @abc.abstractmethod
     def _header(self, columns: Sequence[str]) -> str:
         """The beginning of the file."""

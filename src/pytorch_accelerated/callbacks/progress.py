@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
+from pytorch_accelerated.callbacks.summing_up import summary_lines
 from pytorch_accelerated.data.building import advice_on_waiting
 from pytorch_accelerated.progress.display import Display, display_factory
 from pytorch_accelerated.progress.formats import format_count, format_duration, format_number, format_update_size
@@ -65,7 +66,10 @@ class PrintProgressCallback(TrainerCallback):
         self._reason_to_stop = reason
 
     def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Print, for example, "Finished 10 epochs, 450 updates in 12.3s", or why the run stopped early."""
+        """Print, for example, "Finished 10 epochs, 450 updates in 12.3s", or why the run stopped early, and a summary.
+
+        The summary has the best value with its epoch, the speed, and what was saved where.
+        """
         state = trainer.run_state
         word = "Finished" if self._reason_to_stop is None else "Stopped early after"
         reason = f": {self._reason_to_stop}" if self._reason_to_stop else ""
@@ -75,6 +79,8 @@ class PrintProgressCallback(TrainerCallback):
         trainer.print(f"{word} {epochs}, {updates}{skipped}{duration}{reason}")
         if trainer.internal_run.step.summary is not None:
             trainer.print(trainer.internal_run.step.summary)
+        for line in summary_lines(trainer.run_history, trainer.callback_handler):
+            trainer.print(line)
 
     def on_evaluation_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Print, for example, "Evaluating 12 batches of 32 samples, on cpu"."""

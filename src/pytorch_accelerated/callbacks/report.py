@@ -96,6 +96,10 @@ class ReportCallback(TrainerCallback):
         self._has_warned = self._was_resumed = False
         self._trainer_ranks: Any = None
 
+    def saved_places(self) -> dict[str, str]:
+        """The page; for the summary of a run."""
+        return {"report": str(self.path)}
+
     @property
     def state_key(self) -> str:
         """The class and the path, because a run may have several such callbacks."""

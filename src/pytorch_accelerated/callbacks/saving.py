@@ -140,6 +140,10 @@ class SaveBestModelCallback(TrainerCallback):
         """The best value so far. The best model itself is only in its file."""
         return {"best_metric": self.best_metric, "best_metric_epoch": self.best_metric_epoch}
 
+    def saved_places(self) -> dict[str, str]:
+        """The best model's file, once there is one; for the summary of a run."""
+        return {} if self.best_metric is None else {"best model": str(self.save_path)}
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue the search of the run that is being resumed."""
         require_kinds(state, KINDS_OF_BEST, of=type(self).__name__)
@@ -322,6 +326,10 @@ class SaveTrainingStateCallback(TrainerCallback):
     def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Delete states that the last one made superfluous."""
         self._delete_outdated(trainer)
+
+    def saved_places(self) -> dict[str, str]:
+        """The folder of the training states; for the summary of a run."""
+        return {"training states": str(self.save_dir)}
 
     @property
     def state_key(self) -> str:
