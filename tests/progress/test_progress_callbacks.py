@@ -98,8 +98,8 @@ def test_a_run_is_announced_shown_as_a_table_and_summed_up(capsys):
         "Training 2 epochs of 3 updates, 4 samples each, on cpu, seed 7",
         "epoch  train_loss_epoch  eval_loss_epoch        lr   time",
         "-----  ----------------  ---------------  --------  -----",
-        f"    1  {train[0]:>16}  {evaluation[0]:>15}  1.00e-02 TIME",
-        f"    2  {train[1]:>16}  {evaluation[1]:>15}  1.00e-02 TIME",
+        f"    1  {train[0]:>16}  {evaluation[0] + '*':>15}  1.00e-02 TIME",
+        f"    2  {train[1]:>16}  {evaluation[1] + '*':>15}  1.00e-02 TIME",
         "Finished 2 epochs, 6 updates in TIME",
         f"Best eval_loss_epoch {evaluation[1]} (epoch 2), SPEED",
     ]
@@ -117,8 +117,11 @@ def test_a_summary_has_the_best_value_that_is_watched_and_what_was_saved_where(c
         SaveTrainingStateCallback(states),
         CSVLoggerCallback(log),
     )
-    make_trainer(PrintProgressCallback, Scoring, *saving).train(rows(5), num_epochs=3, eval_dataset=rows(3))
-    assert without_times(capsys.readouterr().out)[-4:] == [
+    screen = (PrintProgressCallback, Scoring, LogMetricsCallback)
+    make_trainer(*screen, *saving).train(rows(5), num_epochs=3, eval_dataset=rows(3))
+    lines = without_times(capsys.readouterr().out)
+    assert [line.split()[3] for line in lines[3:6]] == ["nan", "0.7500*", "0.5000"]
+    assert lines[-4:] == [
         "Finished 3 epochs, 3 updates in TIME",
         "Best score 0.7500 (epoch 2), SPEED",
         f"Saved: best model {model}, training states {states}, log {log}",
@@ -356,7 +359,7 @@ def test_in_a_terminal_bars_come_and_go_and_the_table_stays(capsys):
         r"epoch 2/2 100%\|█+\| 2/2 \[00:00<00:00, \d\S* samples/s, loss=\S+, lr=1.00e-02\]", in_training.screens[-1][-1]
     )
     assert re.fullmatch(r"evaluation  50%\|█+\S* +\| 1/2 \[.*, loss=\S+\]", in_evaluation.screens[0][-1])
-    assert [line.split()[0] for line in left] == ["Training", "epoch", "-----", "1", "2", "Finished"]
+    assert [line.split()[0] for line in left] == ["Training", "epoch", "-----", "1", "2", "Finished", "Best"]
 
 
 @pytest.mark.usefixtures("every_refresh")

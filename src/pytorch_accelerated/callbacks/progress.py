@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
-from pytorch_accelerated.callbacks.summing_up import summary_lines
+from pytorch_accelerated.callbacks.summing_up import best_record, summary_lines
 from pytorch_accelerated.data.building import advice_on_waiting
 from pytorch_accelerated.progress.display import Display, display_factory
 from pytorch_accelerated.progress.formats import format_count, format_duration, format_number, format_update_size
@@ -233,7 +233,9 @@ class LogMetricsCallback(TrainerCallback):
     and later ones at the end of the epoch. Each value is logged once. With several loggers, each gets every value.
 
     In the table, an epoch and its evaluation are one row. An evaluation within an epoch has its own row, such as
-    "3 @120" for epoch 3 after update 120. The metrics of `Trainer.evaluate` are printed in one line.
+    "3 @120" for epoch 3 after update 120. A "*" marks a new best value of the metric that decides which epoch is the
+    best: the one that a callback watches, else the loss of evaluations. The metrics of `Trainer.evaluate` are printed
+    in one line.
     """
 
     takes_part_in_preflight = False
@@ -325,6 +327,10 @@ class LogMetricsCallback(TrainerCallback):
             return
         if self._epoch_started is not None:
             row["time"] = format_duration(time.perf_counter() - self._epoch_started)
+        best = best_record(trainer.run_history, trainer.callback_handler)
+        if best is not None and best.name in row:
+            latest = next(record for record in reversed(trainer.run_history.records) if record.name == best.name)
+            row[best.name] += "*" if best is latest else " "
         trainer.print(self._table.add_row(row))
 
 

@@ -1,4 +1,4 @@
-"""The lines that sum up a finished training run: its best value, its speed, and what was saved where."""
+"""The best value of a training run, and the lines that sum it up at its end: its speed, and what was saved where."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from pytorch_accelerated.progress.formats import format_number
 from pytorch_accelerated.tracking.history import RunHistory
+from pytorch_accelerated.tracking.values import MetricRecord
 
 # How much waiting for data is worth a word.
 _SHARE_WORTH_SHOWING = 0.05
@@ -24,7 +25,9 @@ def summary_lines(history: RunHistory, callbacks: Iterable[Any]) -> list[str]:
         callbacks: of the trainer.
     """
     callbacks = list(callbacks)
-    facts = [*_best(history, callbacks), *_speed(history)]
+    best = best_record(history, callbacks)
+    facts = [] if best is None else [f"Best {best.name} {format_number(best.value)} (epoch {best.epoch})"]
+    facts += _speed(history)
     places: Mapping[str, str] = {
         path: what
         for callback in callbacks
@@ -35,7 +38,8 @@ def summary_lines(history: RunHistory, callbacks: Iterable[Any]) -> list[str]:
     return [line for line in (", ".join(facts), f"Saved: {saved}" if saved else "") if line]
 
 
-def _best(history: RunHistory, callbacks: list[Any]) -> list[str]:
+def best_record(history: RunHistory, callbacks: Iterable[Any]) -> MetricRecord | None:
+    """The first of the best values so far of the metric that decides which epoch is the best; None if it has none."""
     watched = {
         callback.watch_metric: callback.greater_is_better
         for callback in callbacks
@@ -48,9 +52,8 @@ def _best(history: RunHistory, callbacks: list[Any]) -> list[str]:
             if record.name == name and record.is_scalar and not math.isnan(record.value)
         ]
         if records:
-            best = (max if greater_is_better else min)(records, key=lambda record: record.value)
-            return [f"Best {name} {format_number(best.value)} (epoch {best.epoch})"]
-    return []
+            return (max if greater_is_better else min)(records, key=lambda record: record.value)
+    return None
 
 
 def _speed(history: RunHistory) -> list[str]:

@@ -57,7 +57,7 @@ class GrowingTable:
             widths = {name: max(self._value_widths[name], *map(len, lines)) for name, lines in names.items()}
             if sum(widths.values()) + len(_GAP) * (len(widths) - 1) <= columns:
                 return "\n".join([*self._due_header(names, widths), _line(cells, widths)])
-        rest = {name: value for name, value in cells.items() if name != title}
+        rest = {name: value.rstrip() for name, value in cells.items() if name != title}
         return "\n".join([f"{title} {cells[title]}", *block(rest, columns=columns, indent=_GAP)])
 
     def _due_header(self, names: Mapping[str, list[str]], widths: Mapping[str, int]) -> list[str]:
