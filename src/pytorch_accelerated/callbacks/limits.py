@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.data.slicing import DataLoaderSlice, checked_limit
+from pytorch_accelerated.progress.formats import format_count
 
 if TYPE_CHECKING:
     from pytorch_accelerated.callbacks.base import Trainer
@@ -36,7 +37,8 @@ class LimitBatchesCallback(TrainerCallback):
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Limit both loaders, and print a line, because the sizes printed elsewhere ignore the limit."""
         if self._source is not None:
-            trainer.print(f"Using {self.num_batches} batches of each pass at most ({self._source})")
+            batches = format_count(self.num_batches, "batch", "batches")
+            trainer.print(f"Using {batches} of each pass at most ({self._source})")
         loaders = trainer.internal_run.loaders
         loaders.train = DataLoaderSlice(loaders.train, self.num_batches)
         self._limit_evaluation(trainer)
