@@ -7,6 +7,8 @@ import numbers
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from pytorch_accelerated.tracking.html import html_of_facts
+
 if TYPE_CHECKING:
     from pytorch_accelerated.data.updates import RunLoader
     from pytorch_accelerated.processes.ranks import Ranks
@@ -81,6 +83,12 @@ class TrainerRunConfig:
         Anything else among the loader's keyword arguments, such as a sampler or a function, is named by its class.
         """
         return {field.name: plain_value(getattr(self, field.name)) for field in dataclasses.fields(self)}
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the fields that have a value."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        rows = [(name, str(plain_value(value))) for name, value in values.items() if value is not None]
+        return html_of_facts(type(self).__name__, rows)
 
 
 def describe_run(

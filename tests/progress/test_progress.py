@@ -53,7 +53,7 @@ class RecordingDisplay:
     def redraw(self) -> None:
         pass
 
-    def close(self) -> None:
+    def close(self, done: int) -> None:
         self.is_closed = True
 
 
@@ -637,35 +637,7 @@ def enter_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "IPython", ipython)
 
 
-def test_a_notebook_without_ipywidgets_gets_a_text_bar(monkeypatch, capsys):
-    import tqdm.notebook
-
-    enter_notebook(monkeypatch)
-    monkeypatch.setattr(tqdm.notebook, "IProgress", None)
-    clock = Clock()
-    with Progress("epoch 1/1", 10, display_factory(print)(), clock=clock) as progress:
-        run_batches(progress, clock, 5, seconds_each=1)
-    assert "epoch 1/1  50%|" in capsys.readouterr().err
-
-
 def test_a_terminal_session_of_ipython_is_not_a_notebook(monkeypatch):
     enter_notebook(monkeypatch)
     monkeypatch.setattr(NotebookShell, "config", {"TerminalIPythonApp": {}})
     assert isinstance(display_factory(print)(), LineDisplay)
-
-
-def test_a_notebook_gets_a_widget_that_disappears_with_its_pass(monkeypatch):
-    pytest.importorskip("ipywidgets")
-    import tqdm.notebook
-
-    enter_notebook(monkeypatch)
-    containers: list[Any] = []
-    monkeypatch.setattr(tqdm.notebook, "display", containers.append, raising=False)
-    clock = Clock()
-    with Progress("epoch 1/1", 10, display_factory(print)(), clock=clock) as progress:
-        run_batches(progress, clock, 5, seconds_each=1)
-        [container] = containers
-        left, bar, right = container.children
-        assert (left.value.split(), bar.value, bar.max) == (["epoch", "1/1", "50%"], 5, 10)
-        assert right.value.split() == ["5/10", "[00:05&lt;00:05,", "1.000", "batches/s]"]
-    assert container.layout.visibility == "hidden"

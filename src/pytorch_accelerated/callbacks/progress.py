@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.summing_up import best_record, summary_lines
+from pytorch_accelerated.callbacks.watching import watched_metrics
 from pytorch_accelerated.data.building import advice_on_waiting
 from pytorch_accelerated.progress.display import Display, display_factory
 from pytorch_accelerated.progress.formats import format_count, format_duration, format_number, format_update_size
+from pytorch_accelerated.progress.notebook import NotebookPage, can_display
 from pytorch_accelerated.progress.progress import Progress, length_of
 from pytorch_accelerated.progress.table import GrowingTable, block, screen_columns
 
@@ -95,7 +97,11 @@ class PrintProgressCallback(TrainerCallback):
 
 
 class ProgressBarCallback(TrainerCallback):
-    """Shows the progress of each pass over the data: a bar in terminals and notebooks, occasional lines elsewhere."""
+    """Shows the progress of each pass over the data: a bar in terminals, occasional lines elsewhere.
+
+    A notebook has one display for each training run, which is updated in place: bars, a table of the epochs with the
+    best one marked, and the curves of the losses. `docs/notebooks.md` shows it.
+    """
 
     ranks_agree_after_each_update = False
     takes_part_in_preflight = False
@@ -106,6 +112,9 @@ class ProgressBarCallback(TrainerCallback):
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Find out where the output goes."""
         self._start_run()
+        run = trainer.internal_run
+        if run.page is None and run.ranks.is_first_of_node and can_display():
+            run.page = NotebookPage(trainer.run_history, watched_metrics(trainer.callback_handler))
 
     def on_train_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Open the bar of an epoch."""
@@ -178,13 +187,25 @@ class ProgressBarCallback(TrainerCallback):
         """Remove the bar."""
         self._close_innermost()
 
-    def on_stop_training_error(self, trainer: Trainer, **kwargs: Any) -> None:
+    def on_stop_training_error(self, trainer: Trainer, reason: str = "", **kwargs: Any) -> None:
         """Remove the bar."""
         self._close_all()
+        self._note_end(trainer, f"Stopped early: {reason}" if reason else "Stopped early")
 
     def on_exception(self, trainer: Trainer, exception: BaseException, **kwargs: Any) -> None:
         """Remove the bar, so that the traceback starts on a new line."""
         self._close_all()
+        epoch, updates = trainer.run_history.current_epoch, trainer.run_history.updates_done
+        if isinstance(exception, KeyboardInterrupt):
+            what = "Interrupted"
+        else:
+            message = str(exception).strip().partition("\n")[0]
+            what = f"Failed with {type(exception).__name__}" + (f": {message}" if message else "")
+        self._note_end(trainer, f"{what} (epoch {epoch}, after {format_count(updates, 'update')})")
+
+    def _note_end(self, trainer: Trainer, reason: str) -> None:
+        if trainer.internal_run.page is not None:
+            trainer.internal_run.page.note_end(reason)
 
     def _start_run(self) -> None:
         self._close_all()
@@ -202,12 +223,15 @@ class ProgressBarCallback(TrainerCallback):
     ) -> None:
         if not trainer.internal_run.ranks.is_first_of_node:
             return
-        if self._new_display is None:
+        page = trainer.internal_run.page
+        if page is None and self._new_display is None:
             self._new_display = display_factory(trainer.print)
+        new_display = self._new_display if page is None else page.new_bar
+        assert new_display is not None
         progress = Progress(
             label,
             total,
-            self._new_display(),
+            new_display(),
             samples_per_batch=None
             if per_device_batch_size is None
             else per_device_batch_size * trainer.internal_run.ranks.count,
@@ -235,7 +259,7 @@ class LogMetricsCallback(TrainerCallback):
     In the table, an epoch and its evaluation are one row. An evaluation within an epoch has its own row, such as
     "3 @120" for epoch 3 after update 120. A "*" marks a new best value of the metric that decides which epoch is the
     best: the one that a callback watches, else the loss of evaluations. The metrics of `Trainer.evaluate` are printed
-    in one line.
+    in one line. In a notebook, the display of `ProgressBarCallback` has the table.
     """
 
     takes_part_in_preflight = False
@@ -324,6 +348,10 @@ class LogMetricsCallback(TrainerCallback):
     def _print_row(self, trainer: Trainer) -> None:
         row, self._row = self._row, None
         if row is None or row.keys() <= {"epoch", "lr"}:  # no metrics in it: `log_metrics` is overridden
+            return
+        page = trainer.internal_run.page
+        if page is not None:  # it has the table
+            page.draw_if_due()
             return
         if self._epoch_started is not None:
             row["time"] = format_duration(time.perf_counter() - self._epoch_started)

@@ -14,6 +14,7 @@ from torch import nn
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.saving import SaveBestModelCallback
 from pytorch_accelerated.callbacks.warning import warn_user
+from pytorch_accelerated.callbacks.watching import watched_metrics
 from pytorch_accelerated.checkpointing import disk
 from pytorch_accelerated.checkpointing.matching import require_kinds
 from pytorch_accelerated.checkpointing.publish import replacing
@@ -355,7 +356,7 @@ class ReportCallback(TrainerCallback):
         history, contents = trainer.run_history, self._contents
         contents.metrics = metric_columns(history.records)
         contents.steps = step_columns(history.step_records)
-        contents.best = best_values(contents.metrics, dict(_watched(trainer)))
+        contents.best = best_values(contents.metrics, watched_metrics(trainer.callback_handler))
         epochs = [each.epoch for each in history.records[-1:]] + [each.epoch for each in history.step_records[-1:]]
         contents.state |= {
             "seconds": self._seconds(),
@@ -366,14 +367,6 @@ class ReportCallback(TrainerCallback):
 
 
 _SAVED = ("events", "epochs", "predictions")
-
-
-def _watched(trainer: Trainer) -> Iterator[tuple[str, bool]]:
-    """The metrics that callbacks watch, and whether greater is better."""
-    for callback in trainer.callback_handler:
-        name, greater = (getattr(callback, attribute, None) for attribute in ("watch_metric", "greater_is_better"))
-        if isinstance(name, str) and isinstance(greater, bool):
-            yield name, greater
 
 
 def _savers_of_best(trainer: Trainer) -> Iterator[tuple[str, SaveBestModelCallback]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import numbers
+from collections.abc import Iterable
 from typing import Any
 
 from pytorch_accelerated.callbacks.expected import ExpectedMetrics, near_names
@@ -141,3 +142,13 @@ class WatchedMetric:
 def is_finite_number(value: Any) -> bool:
     """Whether `value` is a number to which a metric can be compared."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def watched_metrics(callbacks: Iterable[Any]) -> dict[str, bool]:
+    """The metrics that callbacks watch, and whether greater is better."""
+    watched = {}
+    for callback in callbacks:
+        name, greater = (getattr(callback, attribute, None) for attribute in ("watch_metric", "greater_is_better"))
+        if isinstance(name, str) and isinstance(greater, bool):
+            watched[name] = greater
+    return watched

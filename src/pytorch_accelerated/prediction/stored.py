@@ -46,6 +46,7 @@ from pytorch_accelerated.prediction.nested import Leaves, filled
 from pytorch_accelerated.prediction.pieces import Piece, pieces_in_order
 from pytorch_accelerated.prediction.rows import CollectedRows, RowFacts, agreed
 from pytorch_accelerated.processes.ranks import Ranks
+from pytorch_accelerated.tracking.html import html_of_facts
 
 _FORMAT = 1
 _ORDER_NAME = "order.safetensors"
@@ -170,6 +171,11 @@ class StoredPredictions:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self.path)!r})"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: where the predictions are, and what a row of them is."""
+        kinds = [(path or "each row", f"{dtype}, {tuple(shape)}") for path, (dtype, shape) in self._kinds.items()]
+        return html_of_facts(f"{type(self).__name__}, {self._rows} rows", [("folder", str(self.path)), *kinds])
 
     def load(self) -> Any:
         """All rows in host memory: nested tensors, in dataset order.

@@ -1,4 +1,4 @@
-"""Displays of progress: a bar in a terminal, a bar in a notebook, lines everywhere else."""
+"""Displays of progress: a bar in a terminal, HTML in a notebook, lines everywhere else."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import tqdm
 
 from pytorch_accelerated.progress.bars import BarsOnScreen
 from pytorch_accelerated.progress.formats import format_clock
+from pytorch_accelerated.progress.notebook import NotebookBar, can_display
 from pytorch_accelerated.progress.snapshot import Snapshot
 
 # A bar narrower than this, including its frame, is less useful than the words it displaces.
@@ -35,22 +36,18 @@ class Display(Protocol):
     def redraw(self) -> None:
         """Draw again what something else has cleared."""
 
-    def close(self) -> None:
-        """Called when the pass is over. Nothing may stay on the screen that later output would overwrite."""
+    def close(self, done: int) -> None:
+        """Called when the pass is over, with `done` batches. Nothing may stay that later output would overwrite."""
 
 
 class BarDisplay:
-    """A progress bar that disappears at the end of the pass.
-
-    Args:
-        bar_class: `tqdm.tqdm`, or the tqdm class for notebooks.
-    """
+    """A progress bar in a terminal that disappears at the end of the pass."""
 
     seconds_between_refreshes = 0.2
 
-    def __init__(self, bar_class: Any = tqdm.tqdm) -> None:
+    def __init__(self) -> None:
         # Disables tqdm's monitor, a thread that would outlive the run: we keep the time ourselves.
-        self._bar_class: Any = type("Bar", (bar_class,), {"monitor_interval": 0})
+        self._bar_class: Any = type("Bar", (tqdm.tqdm,), {"monitor_interval": 0})
         self._bar: Any = None
 
     def start(self, now: float) -> float:
@@ -79,11 +76,10 @@ class BarDisplay:
         """Draw all bars again if a log line or a warning has cleared them."""
         _bars_on_screen.redraw()
 
-    def close(self) -> None:
+    def close(self, done: int) -> None:
         """Remove the bar from the screen."""
         if self._bar is not None:
             _bars_on_screen.remove(self._bar)
-            self._bar.total = self._bar.n  # notebooks keep bars that did not reach their end
             self._bar.close()
             self._bar = None
             _bars_on_screen.redraw()
@@ -146,7 +142,7 @@ class LineDisplay:
     def redraw(self) -> None:
         """Lines stay."""
 
-    def close(self) -> None:
+    def close(self, done: int) -> None:
         """Lines stay."""
 
 
@@ -165,27 +161,13 @@ def display_factory(write: Callable[[str], object]) -> Callable[[], Display]:
     Args:
         write: prints one line, if bars cannot be shown.
     """
-    if notebook_bar := _notebook_bar_class():
-        return lambda: BarDisplay(notebook_bar)
+    if can_display():
+        return NotebookBar
     # Bars go to stderr, so that `python train.py > log.txt` shows them but keeps them out of the log.
     if sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
         return BarDisplay
     lines = LineDisplay(write)
     return lambda: lines
-
-
-def _notebook_bar_class() -> Any:
-    """The tqdm class for notebooks, or None outside of a notebook.
-
-    A kernel without ipywidgets cannot show widgets, but it can overwrite a line, so it gets tqdm's text bar.
-    """
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython else None
-    if shell is None or "IPKernelApp" not in getattr(shell, "config", {}):
-        return None
-    import tqdm.notebook
-
-    return tqdm.tqdm if tqdm.notebook.IProgress is None else tqdm.notebook.tqdm
 
 
 @contextlib.contextmanager

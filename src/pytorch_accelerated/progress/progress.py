@@ -85,7 +85,7 @@ class Progress:
 
     def close(self) -> None:
         """End the pass, finished or not."""
-        self._display.close()
+        self._display.close(self.done)
 
     def _look(self) -> None:
         now = self._clock()

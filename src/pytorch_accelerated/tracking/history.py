@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -12,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.errors import UnknownMetricError
 from pytorch_accelerated.optional import require
+from pytorch_accelerated.tracking.html import html_of_facts
 from pytorch_accelerated.tracking.names import name_in_set
-from pytorch_accelerated.tracking.plotting import PlottedRun, plot_runs
+from pytorch_accelerated.tracking.plotting import PlottedRun, greater_is_better, plot_runs, role_and_quantity
 from pytorch_accelerated.tracking.step_records import StepRecord, plain_values_of, records_of
 from pytorch_accelerated.tracking.timing import EpochTiming
 from pytorch_accelerated.tracking.values import MetricRecord, stored_value
@@ -324,6 +326,22 @@ class RunHistory(ABC):
         values = ", ".join(f"{name} {_text(record)}" for name, record in latest.items())
         shown = f"epoch {self._metric_records[-1].epoch}: {values}" if latest else "no metrics"
         return f"{type(self).__name__}({shown})"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the latest value of each metric, and its best one where its name says which is better."""
+        rows = []
+        for name in dict.fromkeys(record.name for record in self._metric_records):
+            records = [record for record in self._metric_records if record.name == name]
+            numbers = [record for record in records if record.is_scalar and math.isfinite(record.value)]
+            greater = greater_is_better(role_and_quantity(name)[1])
+            best = ""
+            if numbers and greater is not None:
+                found = (max if greater else min)(numbers, key=lambda record: record.value)
+                best = f"{_text(found)} (epoch {found.epoch})"
+            rows.append((name, f"{len(records)}", _text(records[-1]), best))
+        epoch = self._metric_records[-1].epoch if self._metric_records else 0
+        title = f"{type(self).__name__}, epoch {epoch}, update {self.updates_done}" if rows else repr(self)
+        return html_of_facts(title, rows, ("metric", "values", "latest", "best") if rows else ())
 
     @property
     def _scalar_names(self) -> Iterable[str]:

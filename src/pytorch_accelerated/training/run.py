@@ -48,6 +48,7 @@ from pytorch_accelerated.processes.peers import is_lost_contact, limit_of_waitin
 from pytorch_accelerated.processes.ranks import Ranks
 from pytorch_accelerated.processes.uneven import UnevenRanks
 from pytorch_accelerated.progress.display import above_bars
+from pytorch_accelerated.progress.notebook import NotebookPage
 from pytorch_accelerated.run_config import TrainerRunConfig, describe_run
 from pytorch_accelerated.seeding import derived_seed
 from pytorch_accelerated.steps.anomaly import AnomalyStep
@@ -112,6 +113,7 @@ class Run:
         epochs_before: epochs of the runs that this run continues, with `reset_run_history=False`.
         further_passes: training passes besides the first one of each epoch, in loops of the user's own.
         resumed_from: the training state that the run was resumed from, if any.
+        page: the display of a training run in a notebook, opened by a callback; None elsewhere.
     """
 
     #: Whether the loop makes step records of its losses.
@@ -147,6 +149,7 @@ class Run:
         self.epochs_before: int = 0 if before is None else before.epochs_before
         self.further_passes = 0
         self.resumed_from: Path | None = None
+        self.page: NotebookPage | None = None
         self._step: Step | None = None
         self._updates_between_looks = UPDATES_BETWEEN_READINGS
         self._passes: Passes | None = None
@@ -171,6 +174,7 @@ class Run:
             cleaning_up.callback(self.release_model)
             cleaning_up.callback(self.saves.release_folders)
             cleaning_up.callback(self.saves.close)
+            cleaning_up.callback(self._close_page)
             try:
                 yield
                 if signals.agreed:
@@ -223,6 +227,10 @@ class Run:
             self.recorder.complete(self.ranks.exchange_numbers(self.recorder.measurements()))
         run.losses.take_parts()
         run.gradient_norms.take_parts()
+
+    def _close_page(self) -> None:
+        if self.page is not None:
+            self.page.close()
 
     def _close_eval_loaders(self) -> None:
         with contextlib.ExitStack() as closing:
