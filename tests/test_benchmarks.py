@@ -22,42 +22,48 @@ BOTH_FACES = {f"ours, {face}, clipped and scheduled" for face in ("native face",
 ON_RANKS = {"raw DDP loop, ready batches", "raw DDP loop, DataLoader", "accelerate by hand, ready batches"}
 MEMORY = {"ours to disk, one budget", "ours to disk, ten budgets", "ours in memory, ten budgets"}
 NUMBERS_OF_WORKERS = {"raw loop, 0 workers", "raw loop, 2 workers"}
-# The ways in each table of a case; in halves of about the same length, for two test processes.
-ONE_HALF = {
-    "step": [BY_HAND | OURS | {LEAN_FACE}, BOTH_FACES],
-    "idle": [{f"a callback {what} method for the event" for what in ("without a", "with an empty")}],
-    "watched": [{"ours, default callbacks", "ours, watched"}],
-    "epoch": [BY_HAND | OURS | {"raw loop, whole-batch indexing"}],
-    "ordinary": [BY_HAND | OURS] * 6,
-    "workers": [NUMBERS_OF_WORKERS | OURS] * 4,
-    "face": [
-        {"raw loop", LEAN_FACE},
-        {"raw loop", "raw loop, clipped and scheduled", FACE_AS_IT_COMES},
-        BY_HAND | OURS | {LEAN_FACE, FACE_AS_IT_COMES},
-    ],
-    "text": [BY_HAND | OURS | {LEAN_FACE}] * 2,
-    "arrow": [BY_HAND | OURS | {LEAN_FACE}] * 4,
-    "stream": [BY_HAND | OURS | {LEAN_FACE}] * 4,
-    "loader": [{"DataLoader", "one permutation, whole-batch indexing", "ours"}],
-    "long_step": [BY_HAND | OURS],
-    "data_wait": [{"raw loop", "raw loop, 1 worker"} | OURS],
-    "start": [*[{"raw loop", "ours, no callbacks"}] * 3, *[BY_HAND | OURS] * 3],
-    "checkpoint": [
-        {"torch.save", "torch.save, flushed to the disk", "ours", "ours, in the background"},
-        {"ours, in the background"},
-    ],
-}
-OTHER_HALF = {
-    "evaluation": [BY_HAND | OURS | {"raw loop, whole-batch indexing"}, {"raw loop"} | OURS],
-    "prediction": [{"by hand, DataLoader", "by hand, whole-batch indexing", "ours", "ours, to disk"}, MEMORY],
-    "memory": [BY_HAND | OURS, *[{"raw loop"} | OURS] * 2],
-    "ddp": [ON_RANKS | OURS | {f"ours, data in memory, {which} callbacks" for which in ("no", "default")}],
-}
+# The ways in each table of a case; in parts of about the same length, for several test processes.
+PARTS = [
+    {
+        "step": [BY_HAND | OURS | {LEAN_FACE}, BOTH_FACES],
+        "idle": [{f"a callback {what} method for the event" for what in ("without a", "with an empty")}],
+        "watched": [{"ours, default callbacks", "ours, watched"}],
+        "ordinary": [BY_HAND | OURS] * 6,
+    },
+    {
+        "epoch": [BY_HAND | OURS | {"raw loop, whole-batch indexing"}],
+        "workers": [NUMBERS_OF_WORKERS | OURS] * 4,
+        "face": [
+            {"raw loop", LEAN_FACE},
+            {"raw loop", "raw loop, clipped and scheduled", FACE_AS_IT_COMES},
+            BY_HAND | OURS | {LEAN_FACE, FACE_AS_IT_COMES},
+        ],
+        "text": [BY_HAND | OURS | {LEAN_FACE}] * 2,
+        "arrow": [BY_HAND | OURS | {LEAN_FACE}] * 4,
+    },
+    {
+        "stream": [BY_HAND | OURS | {LEAN_FACE}] * 4,
+        "loader": [{"DataLoader", "one permutation, whole-batch indexing", "ours"}],
+        "long_step": [BY_HAND | OURS],
+        "data_wait": [{"raw loop", "raw loop, 1 worker"} | OURS],
+        "start": [*[{"raw loop", "ours, no callbacks"}] * 3, *[BY_HAND | OURS] * 3],
+        "checkpoint": [
+            {"torch.save", "torch.save, flushed to the disk", "ours", "ours, in the background"},
+            {"ours, in the background"},
+        ],
+    },
+    {
+        "evaluation": [BY_HAND | OURS | {"raw loop, whole-batch indexing"}, {"raw loop"} | OURS],
+        "prediction": [{"by hand, DataLoader", "by hand, whole-batch indexing", "ours", "ours, to disk"}, MEMORY],
+        "memory": [BY_HAND | OURS, *[{"raw loop"} | OURS] * 2],
+        "ddp": [ON_RANKS | OURS | {f"ours, data in memory, {which} callbacks" for which in ("no", "default")}],
+    },
+]
 
 
 @pytest.mark.slow
 @pytest.mark.processes
-@pytest.mark.parametrize("cases", [ONE_HALF, OTHER_HALF], ids=["one half", "other half"])
+@pytest.mark.parametrize("cases", PARTS, ids=" ".join)
 def test_every_way_is_in_the_json_and_in_the_tables(cases, tmp_path):
     found = run_benchmarks(tmp_path, *cases)
     assert list(found) == list(cases)
@@ -79,7 +85,7 @@ def test_every_way_is_in_the_json_and_in_the_tables(cases, tmp_path):
 def test_every_case_is_run_here_and_explained_in_the_readme():
     benchmarks = Path(__file__).parents[1] / "benchmarks"
     cases = {file.stem for file in (benchmarks / "cases").glob("*.py")} - {"__init__"}
-    assert {*ONE_HALF, *OTHER_HALF} == cases
+    assert {case for part in PARTS for case in part} == cases
     assert set(re.findall(r"^\| `(\w+)` \|", (benchmarks / "README.md").read_text(), flags=re.MULTILINE)) == cases
 
 

@@ -15,6 +15,7 @@ from pytorch_accelerated.callbacks import TerminateOnNaNCallback, TrainerCallbac
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, DataError
 from pytorch_accelerated.looking.learning_rates import LearningRateTest
 from tests.looking.worlds import Counting, everything, make, results
+from tests.support.dispositions import default_signals
 from tests.support.processes import run_on_ranks
 from tests.support.reference import regression_data
 from tests.support.resuming import assert_same
@@ -83,7 +84,7 @@ def test_ctrl_c_leaves_nothing_behind() -> None:
     model = nn.Linear(3, 2).double()
     trainer = Interrupting(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), 0.1), callbacks=())
     before = everything(trainer)
-    with pytest.raises(KeyboardInterrupt):
+    with default_signals(), pytest.raises(KeyboardInterrupt):
         trainer.find_lr(regression_data(20))
     assert_same(everything(trainer), before)
 
