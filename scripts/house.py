@@ -333,7 +333,7 @@ def measure(root: Path) -> None:
     trainer = Trainer(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1), callbacks=())
     sys.settrace(trace)
     # A short run would otherwise have a step record for each update.
-    arguments = {"record_every_n_steps": 64} if hasattr(trainer.run_history, "step_records") else {}
+    arguments: dict[str, Any] = {"record_every_n_steps": 64} if hasattr(trainer.run_history, "step_records") else {}
     trainer.train(data, 1, per_device_batch_size=4, **arguments)
     sys.settrace(None)
     print(json.dumps([sorted(functions), sorted(lines)]))

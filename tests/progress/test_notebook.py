@@ -182,3 +182,29 @@ def test_objects_are_shown_as_short_tables(outputs, cell, shown):
     assert [word for word in shown if word not in page] == []
     assert len(page) < 8000
     assert not re.search(r"background|[^-]color:", page)
+
+
+@pytest.mark.processes
+def test_processes_started_from_a_notebook_print_lines_once():
+    launch = """
+import os
+os.environ.update(ACCELERATE_USE_CPU="true", OMP_NUM_THREADS="1")
+from accelerate import notebook_launcher
+
+def main():
+    trainer = new_trainer()
+    trainer.train(TRAIN, 2, EVAL, per_device_batch_size=30)
+    trainer.print("processes:", trainer.run_config.num_processes)
+
+notebook_launcher(main, num_processes=2)
+"""
+    # A kernel of its own: processes are forked, and torch must not have started threads before.
+    cells = [nbformat.v4.new_code_cell(source) for source in (CELLS["setup"], launch)]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    nbclient.NotebookClient(
+        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(REPOSITORY)}}
+    ).execute()
+    lines = printed(cells[1].outputs)
+    assert lines.count("processes: 2") == 1
+    assert sum(line.startswith("Finished 2 epochs") for line in lines) == 1
+    assert displays(cells[1].outputs) == []
