@@ -242,10 +242,10 @@ def _changed(parameters: dict[str, torch.Tensor], checkpoint: Path) -> set[str]:
 
 
 def _table(output: Output) -> list[dict[str, str]]:
-    """The rows of the epoch tables."""
+    """The rows of the epoch tables, without the stars of new best values."""
     rows, names = [], []
     for line in output.stdout.splitlines():
-        cells = line.split()
+        cells = [cell.removesuffix("*") for cell in line.split()]
         if cells[:1] == ["epoch"]:
             names = cells
         elif names and cells and cells[0].isdigit() and len(cells) == len(names):
