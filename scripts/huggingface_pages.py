@@ -19,8 +19,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 from pytorch_accelerated.huggingface import Seq2SeqTrainingArguments, TrainingArguments  # noqa: E402
 from pytorch_accelerated.huggingface.arguments.argument import Argument, arguments_of  # noqa: E402
 
-ARGUMENTS_PAGE = ROOT / "docs" / "huggingface_arguments.md"
-FACTS_PAGE = ROOT / "docs" / "huggingface_facts.md"
+ARGUMENTS_PAGE = ROOT / "docs" / "reference" / "huggingface_arguments.md"
+FACTS_PAGE = ROOT / "tests" / "huggingface" / "facts.md"
 TESTS = ROOT / "tests" / "huggingface"
 
 _ARGUMENTS_HEAD = """\

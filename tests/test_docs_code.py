@@ -11,10 +11,10 @@ from tests.support.processes import REPOSITORY, run_script
 @pytest.mark.parametrize(
     ("page", "shown"),
     [
-        ("metrics.md", "evaluation_noisy_loss"),
-        ("tracking.md", "Logged to tensorboard: runs"),
-        ("before_training.md", "Suggested learning rate"),
-        ("debugging.md", "Loss spike in epoch 3"),
+        ("how_to/metrics.md", "evaluation_noisy_loss"),
+        ("how_to/tracking.md", "Logged to tensorboard: runs"),
+        ("how_to/before_training.md", "Suggested learning rate"),
+        ("how_to/debugging.md", "Loss spike in epoch 3"),
     ],
 )
 def test_the_code_of_a_page_runs_as_it_stands(page: str, shown: str, tmp_path: Path) -> None:

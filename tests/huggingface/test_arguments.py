@@ -117,7 +117,7 @@ def test_a_subclass_may_be_abstract_too() -> None:
 def test_an_unknown_argument_is_a_type_error_that_names_the_nearest_one() -> None:
     with pytest.raises(TypeError, match="`learning_rat` is 1, but there is no argument.* mean `learning_rate`"):
         make(learning_rat=1)
-    with pytest.raises(TypeError, match=r"`zzz` is 1.*docs/huggingface_arguments\.md"):
+    with pytest.raises(TypeError, match=r"`zzz` is 1.*docs/reference/huggingface_arguments\.md"):
         make(zzz=1)
 
 

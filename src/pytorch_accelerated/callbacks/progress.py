@@ -100,7 +100,7 @@ class ProgressBarCallback(TrainerCallback):
     """Shows the progress of each pass over the data: a bar in terminals, occasional lines elsewhere.
 
     A notebook has one display for each training run, which is updated in place: bars, a table of the epochs with the
-    best one marked, and the curves of the losses. `docs/notebooks.md` shows it.
+    best one marked, and the curves of the losses. `docs/how_to/notebooks.md` shows it.
     """
 
     ranks_agree_after_each_update = False

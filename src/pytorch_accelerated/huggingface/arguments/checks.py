@@ -52,7 +52,7 @@ def _why_not(kind: type, name: str, parameters: Mapping[str, Any]) -> str:
         if name in arguments_of(subclass).keys() - known.keys():
             return f"it is one of the {subclass.__name__}: use these, with the trainer that takes them."
     close = difflib.get_close_matches(name, parameters, n=1)
-    remedy = f"Did you mean `{close[0]}`?" if close else "docs/huggingface_arguments.md lists all arguments."
+    remedy = f"Did you mean `{close[0]}`?" if close else "docs/reference/huggingface_arguments.md lists all arguments."
     return f"there is no argument of that name. {remedy}"
 
 

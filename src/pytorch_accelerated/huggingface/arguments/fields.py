@@ -1,7 +1,7 @@
 """All arguments of a run, each with everything that is known about it; see `Argument`.
 
-Checks, errors, command lines and docs/huggingface_arguments.md are made from these fields. Their annotations are read
-when the program runs, so this module doesn't postpone them.
+Checks, errors, command lines and docs/reference/huggingface_arguments.md are made from these fields. Their annotations
+are read when the program runs, so this module doesn't postpone them.
 """
 
 from dataclasses import dataclass
