@@ -21,7 +21,7 @@ from tests.callbacks.runs import Score, StopAfter, a_trainer, assert_same_weight
 pytestmark = pytest.mark.filterwarnings("ignore:The model has the weights of the last update")
 SCHEDULE = functools.partial(WSDLrScheduler, total_steps=15)
 SAVERS = {
-    "best model": (lambda: SaveBestModelCallback("best_model.pt"), r"best_model.pt is from an earlier run \(20..-.*MB"),
+    "best model": (lambda: SaveBestModelCallback("best_model.pt"), r"best_model.pt is from an earlier run \(20..-.*kB"),
     "average": (ModelEmaCallback, r"ema_model.pt is from an earlier run .* the best model of this run will replace it"),
     "average at the end": (
         lambda: ModelEmaCallback(evaluate_during_training=False),

@@ -119,5 +119,5 @@ def test_a_disk_that_cannot_hold_what_will_be_saved_is_an_error(
     trainer = make_trainer(SaveTrainingStateCallback(tmp_path / "states", max_checkpoints=3))
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=20_000))  # the disk, not our code
-    with pytest.raises(CheckpointError, match="4 training states.*only 0.0 MB are free"):
+    with pytest.raises(CheckpointError, match="4 training states.*only 20.0 kB are free"):
         trainer.preflight(regression_data(20), 2)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytorch_accelerated.checkpointing.reading import explained_reading, is_file
-from pytorch_accelerated.checkpointing.space import megabytes
+from pytorch_accelerated.checkpointing.space import format_size
 from pytorch_accelerated.progress.formats import format_count
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def tell_of_earlier_file(trainer: Trainer, path: str | Path, successor: str) -> 
         with explained_reading(path):
             facts = path.stat()
         trainer.print(
-            f"{path} is from an earlier run ({_time(facts.st_mtime)}, {megabytes(facts.st_size)}): {successor} will "
+            f"{path} is from an earlier run ({_time(facts.st_mtime)}, {format_size(facts.st_size)}): {successor} will "
             "replace it"
         )
 

@@ -29,8 +29,8 @@ def check_space(save_dir: str | Path, retention: Retention, size_bytes: int) -> 
         free_bytes = shutil.disk_usage(place).free
     if kept * size_bytes > free_bytes:
         raise CheckpointError(
-            f"{save_dir} needs room for {rule}: {megabytes(kept * size_bytes)}, but only {megabytes(free_bytes)} are "
-            "free on its disk. Free some space, save elsewhere, or keep fewer states."
+            f"{save_dir} needs room for {rule}: {format_size(kept * size_bytes)}, but only {format_size(free_bytes)} "
+            "are free on its disk. Free some space, save elsewhere, or keep fewer states."
         )
 
 
@@ -40,6 +40,6 @@ def existing_parent(path: Path) -> Path:
     return next(folder for folder in (path, *path.parents) if is_folder(folder))
 
 
-def megabytes(size_bytes: int) -> str:
-    """A size as text: ``12.3 MB``."""
-    return f"{size_bytes / 1e6:,.1f} MB"
+def format_size(size_bytes: int) -> str:
+    """A size as text: ``12.3 MB``, or ``4.5 kB`` below 0.1 MB."""
+    return f"{size_bytes / 1e6:,.1f} MB" if size_bytes >= 1e5 else f"{size_bytes / 1e3:,.1f} kB"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.limits import OuterLimit
 from pytorch_accelerated.callbacks.saving import SaveTrainingStateCallback
-from pytorch_accelerated.checkpointing.space import check_space, existing_parent, megabytes
+from pytorch_accelerated.checkpointing.space import check_space, existing_parent, format_size
 from pytorch_accelerated.checkpointing.training_state import save_run
 from pytorch_accelerated.errors import UnknownMetricError
 from pytorch_accelerated.looking.batch_facts import BatchFacts, facts_of
@@ -66,7 +66,7 @@ class PreflightReport:
     def _facts(self) -> list[tuple[str, str]]:
         return [
             ("metrics", ", ".join(self.metric_names)),
-            ("training state", f"{megabytes(self.state_size_bytes)}, of {megabytes(self.free_bytes)} free"),
+            ("training state", f"{format_size(self.state_size_bytes)}, of {format_size(self.free_bytes)} free"),
             ("callbacks", ", ".join(self.rehearsed) or "none"),
             ("left out", ", ".join(self.left_out) or "none"),
         ]
