@@ -34,6 +34,7 @@ from pytorch_accelerated.looking.summary import TrainingSummary, summarise
 from pytorch_accelerated.models.wrappers import bare_model
 from pytorch_accelerated.prediction.collecting import collect_predictions
 from pytorch_accelerated.processes.gathering import map_tensors
+from pytorch_accelerated.progress.display import print_above_bars
 from pytorch_accelerated.run_config import TrainerRunConfig
 from pytorch_accelerated.steps.rollbacks import RollBack
 from pytorch_accelerated.tracking.history import RunHistory
@@ -43,7 +44,7 @@ from pytorch_accelerated.training.explaining import explain_run
 from pytorch_accelerated.training.hooks import TrainerHooks, own_events, own_version, warn_about_misspelt_hooks
 from pytorch_accelerated.training.names import Replaceable
 from pytorch_accelerated.training.placeholders import TrainerPlaceholderValues, replace_trainer_placeholder_values
-from pytorch_accelerated.training.run import Run, print_above_bars
+from pytorch_accelerated.training.run import Run
 from pytorch_accelerated.training.run_state import RunPhase
 from pytorch_accelerated.training.settings import TrainSettings, check_positive_count, check_run_arguments
 
@@ -707,14 +708,15 @@ class Trainer(TrainerHooks):
             run.emitter.emit("on_eval_epoch_start", is_intermediate=is_intermediate)
             run.stop_if_asked()
             run.evaluate_rounds(valid_dl, passes, self._update_loss_tracker)
-            run.report_non_finite(metric_name)
+            run.reports.report_non_finite(run.losses, metric_name)
             run.emitter.defer(self.eval_epoch_end)
             self._add_epoch_loss_to_run_history(metric_name)
             run.emitter.emit("on_eval_epoch_end", is_intermediate=is_intermediate)
 
     def _add_epoch_loss_to_run_history(self, metric_name: str) -> None:
         """Record the mean loss per item over all ranks, and start a new mean."""
-        self.internal_run.record_mean_loss(metric_name)
+        run = self.internal_run
+        run.reports.record_mean(run.losses, metric_name)
 
     def _step_scheduler_after_epoch(self) -> None:
         """Step schedulers that count epochs, or watch a metric."""

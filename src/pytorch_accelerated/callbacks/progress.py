@@ -301,7 +301,7 @@ class LogMetricsCallback(TrainerCallback):
         if is_intermediate and (self._row is None or self._row["epoch"] != title):  # else of another evaluation set
             self._start_row(trainer, title)
         self._log_updated(trainer, "other")
-        if is_intermediate and trainer.internal_run.is_last_evaluation_set:
+        if is_intermediate and trainer.internal_run.evaluation_sets.is_last:
             self._print_row(trainer)
 
     def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:

@@ -98,7 +98,7 @@ class LossSpikeCallback(TrainerCallback):
             epoch=record.epoch,
             first_update=before.update + 1,
             last_update=record.update,
-            samples=run.samples_between(before.samples, record.samples),
+            samples=run.reports.samples_between(before.samples, record.samples),
         )
 
 

@@ -13,7 +13,9 @@ from torch import nn
 
 from pytorch_accelerated.compat.torch import LOADING_METHODS, WRAPPED_NAMES, module_versions, set_module_versions
 from pytorch_accelerated.errors import InvalidCheckpointError, NonFiniteLossError
-from pytorch_accelerated.models.sharding import is_sharded, own_part, sharded_like
+from pytorch_accelerated.models.sharding import has_shards, is_sharded, own_part, sharded_like
+from pytorch_accelerated.models.wrappers import bare_model
+from pytorch_accelerated.processes.ranks import Ranks
 
 
 def canonical_state_dict(module: nn.Module) -> OrderedDict[str, Any]:
@@ -228,3 +230,12 @@ def _are_versions(metadata: Any) -> bool:
 
 def _kind(value: Any) -> str:
     return f"a tensor {tuple(value.shape)}" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
+
+
+def check_model_finite(model: nn.Module, ranks: Ranks) -> None:
+    """`check_finite` for a model, wrapped or not. All ranks must call it: each sees only its shard of a sharded one."""
+    bare = bare_model(model)
+    if has_shards(bare):
+        ranks.do_on_all(lambda: check_finite(bare.named_parameters()))
+    else:
+        check_finite(bare.named_parameters())

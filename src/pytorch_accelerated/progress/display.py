@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import tqdm
 
+from pytorch_accelerated.processes.ranks import Ranks
 from pytorch_accelerated.progress.bars import BarsOnScreen
 from pytorch_accelerated.progress.formats import format_clock
 from pytorch_accelerated.progress.notebook import NotebookBar, can_display
@@ -175,3 +176,10 @@ def above_bars() -> Iterator[None]:
     """Whatever is printed inside appears above the bars that are on the screen."""
     with tqdm.tqdm.external_write_mode():
         yield
+
+
+def print_above_bars(ranks: Ranks, *args: Any, **kwargs: Any) -> None:
+    """`print` on the first process of each node, above the progress bars."""
+    if ranks.is_first_of_node:
+        with above_bars():
+            print(*args, **{"flush": True, **kwargs})

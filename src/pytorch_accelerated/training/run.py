@@ -10,7 +10,6 @@ import dataclasses
 import itertools
 import math
 import sys
-import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -30,49 +29,47 @@ from pytorch_accelerated.checkpointing.training_state import (
     seed_of_run,
 )
 from pytorch_accelerated.checkpointing.verify import find_state
-from pytorch_accelerated.checkpointing.weights import check_finite
-from pytorch_accelerated.data.adapting import adapt_loader, close_loader
-from pytorch_accelerated.data.checking import empty_loader_error, refuse_empty, refuse_other_rows
+from pytorch_accelerated.checkpointing.weights import check_model_finite
+from pytorch_accelerated.data.adapting import close_loader
+from pytorch_accelerated.data.checking import empty_loader_error, refuse_empty
 from pytorch_accelerated.data.loaders import Loaders
-from pytorch_accelerated.data.ordering import drawn_seed
-from pytorch_accelerated.data.prefetch import device_feed
 from pytorch_accelerated.data.resuming import SavedData, differing_rows
 from pytorch_accelerated.data.slicing import DataLoaderSlice
 from pytorch_accelerated.data.updates import CountItems, Round, RunLoader, Update
-from pytorch_accelerated.errors import ConfigurationError, DataError, NonFiniteLossError, StopTrainingError
-from pytorch_accelerated.models.preparation import PreparedModel, is_replicated
+from pytorch_accelerated.errors import ConfigurationError, NonFiniteLossError, StopTrainingError
+from pytorch_accelerated.models.preparation import PreparedModel
 from pytorch_accelerated.models.sharding import has_shards
-from pytorch_accelerated.models.wrappers import bare_model
-from pytorch_accelerated.processes.accelerators import send_to_device
-from pytorch_accelerated.processes.peers import is_lost_contact, limit_of_waiting, lost_peer_error
+from pytorch_accelerated.processes.peers import limit_of_waiting
 from pytorch_accelerated.processes.ranks import Ranks
 from pytorch_accelerated.processes.uneven import UnevenRanks
-from pytorch_accelerated.progress.display import above_bars
+from pytorch_accelerated.progress.display import print_above_bars
 from pytorch_accelerated.progress.notebook import NotebookPage
 from pytorch_accelerated.run_config import TrainerRunConfig, describe_run
 from pytorch_accelerated.seeding import derived_seed
-from pytorch_accelerated.steps.anomaly import AnomalyStep
-from pytorch_accelerated.steps.guarded import FiniteLossTracker, GuardedStep
+from pytorch_accelerated.steps.guarded import FiniteLossTracker
 from pytorch_accelerated.steps.rollbacks import Rollbacks, savers_among
-from pytorch_accelerated.steps.safe_points import NotedStep, SafePoint
-from pytorch_accelerated.steps.splitting import SplittingStep
+from pytorch_accelerated.steps.safe_points import SafePoint
 from pytorch_accelerated.tracking.loss import LossTracker
-from pytorch_accelerated.tracking.names import name_in_set
 from pytorch_accelerated.tracking.recording import StepRecorder, usual_interval
 from pytorch_accelerated.tracking.timing import EpochClock
+from pytorch_accelerated.training.distributing import distribute_loader
 from pytorch_accelerated.training.emitting import Emitter
 from pytorch_accelerated.training.error_notes import add_place, show_note
+from pytorch_accelerated.training.evaluation_sets import EvaluationSets
 from pytorch_accelerated.training.expectations import expected_metrics
 from pytorch_accelerated.training.hooks import TrainerHooks, overrides
+from pytorch_accelerated.training.making_steps import make_safe_point, step_kind
 from pytorch_accelerated.training.passes import Passes
+from pytorch_accelerated.training.reports import LossReports
 from pytorch_accelerated.training.requests import Requests
+from pytorch_accelerated.training.rescuing import Rescuer
 from pytorch_accelerated.training.run_state import RunPhase, RunState
 from pytorch_accelerated.training.saves import Saves
 from pytorch_accelerated.training.settings import TrainSettings
 from pytorch_accelerated.training.step import Step, StepParts
 from pytorch_accelerated.training.stopping import Stopping
 from pytorch_accelerated.training.tracebacks import fold_frames
-from pytorch_accelerated.training.uneven import UnevenPasses, UnevenStep
+from pytorch_accelerated.training.uneven import UnevenPasses
 
 # Losses are read this often. A number of updates, not of seconds: a resumed run must divide its sums at the same
 # places.
@@ -105,7 +102,8 @@ class Run:
         losses: the current loss tracker.
         gradient_norms: the gradient norms of the current epoch, if gradients are clipped by norm.
         epoch_clock: times the current epoch.
-        recorder: makes the step records of a training run, if it has any.
+        reports: brings losses that have been read to the history and the callbacks.
+        evaluation_sets: the evaluation sets by name.
         safe_point: the last one, if the run is saved when an error ends it.
         seed: the seed of everything random in this run.
         number: the number of the trainer's training runs so far, including this one.
@@ -138,11 +136,13 @@ class Run:
         self.saves = Saves(self.ranks)
         self.stopping = Stopping(self.ranks, self.emitter, self.saves, settings)
         self.requests = Requests(self.evaluate_as_requested, self.write_state)
+        self.evaluation_sets = EvaluationSets(hooks, self.loaders)
+        self.reports = LossReports(hooks, self.ranks, self.emitter, self.loaders)
+        self._rescuer = Rescuer(hooks, self.ranks, self.emitter, self.saves, self.reports)
         self.uneven = UnevenRanks(self.ranks) if self.ranks.count > 1 else None
         self.losses = LossTracker()
         self.gradient_norms = LossTracker()
         self.epoch_clock = EpochClock(1)
-        self.recorder: StepRecorder | None = None
         self.safe_point: SafePoint | None = None
         self.seed: int = 0 if before is None else before.seed
         self.number: int = 0 if before is None else before.number
@@ -186,47 +186,17 @@ class Run:
                     epoch, state = self.hooks.run_history.current_epoch, self.hooks.run_state
                     add_place(exception, f"epoch {epoch}, after {state.updates} updates of the run")
                     fold_frames(exception)
-                self._save_safe_point(exception)
+                point, self.safe_point = self.safe_point, None
+                if point is not None:
+                    self._rescuer.save(point, exception)
                 show_note(exception)
-                error = self._explained(exception)
-                self._tell_of(error)
+                error = self._rescuer.explained(exception)
+                self._rescuer.tell_of(error)
                 if error is exception:
                     raise
                 raise error from exception
         if signals.agreed or signals.number:
             raise signals.exit(self.saves.saved_to)
-
-    def _save_safe_point(self, exception: BaseException) -> None:
-        """Save the run as it was at its last safe point, if that is wanted. An error must not hide `exception`."""
-        point, self.safe_point = self.safe_point, None
-        savers = [each for each in savers_among(self.hooks.callback_handler) if each.save_on_exception]
-        if point is None or not savers or not point.has_progress:
-            return
-        name = type(exception).__name__
-        try:
-            run = point.go_back()
-            if run is None:
-                self.print(f"No training state was saved after this {name}: it came while an update was being applied.")
-                return
-            self.saves.finish()
-            self.check_finite()
-            self._complete_kept_records(run)
-            for saver in savers:
-                folder = Path(saver.save_dir) / "final"
-                save_run(run, folder, {})
-                self.saves.folders.add_saved(folder, self.ranks, None)
-                position = run.run_state.position
-                self.print(f"Saved the run as it was {position}, before this {name}. Resume it from {folder}")
-        except BaseException as error:  # also an interrupt: the run ends anyway
-            self.print(f"No training state could be saved after this {name}: {type(error).__name__}: {error}")
-
-    def _complete_kept_records(self, run: LiveRun) -> None:
-        """Add the step records that had ended at a safe point to the history, which the state of `run` will have."""
-        is_pending = self.recorder is not None and self.recorder.is_pending
-        if self.recorder is not None and is_pending and run.kept is not None and run.kept.history is None:
-            self.recorder.complete(self.ranks.exchange_numbers(self.recorder.measurements()))
-        run.losses.take_parts()
-        run.gradient_norms.take_parts()
 
     def _close_page(self) -> None:
         if self.page is not None:
@@ -236,29 +206,6 @@ class Run:
         with contextlib.ExitStack() as closing:
             for loader in self.loaders.all_eval:
                 closing.callback(close_loader, loader)
-
-    def _explained(self, exception: BaseException) -> BaseException:
-        """The error to raise for `exception`: a better one if torch only says that a connection broke."""
-        if self.ranks.count == 1 or not is_lost_contact(exception):
-            return exception
-        return lost_peer_error(
-            exception,
-            rank=self.ranks.index,
-            size=self.ranks.count,
-            updates=self.hooks.run_state.updates,
-            newest=self.saves.newest(),
-        )
-
-    def _tell_of(self, exception: BaseException) -> None:
-        """Emit `on_exception`. An error in it must not hide the first one."""
-        try:
-            self.emitter.emit("on_exception", exception=exception)
-        except Exception as error:
-            warnings.warn(
-                f"A callback failed in `on_exception` with {type(error).__name__}: {error}. What ended the run is "
-                f"another exception, a {type(exception).__name__}; callbacks after that one have not been told of it.",
-                stacklevel=2,
-            )
 
     @contextlib.contextmanager
     def ending(self, hook: Callable[[], None], event: str) -> Iterator[None]:
@@ -287,7 +234,7 @@ class Run:
             requests.write_states()
         except NonFiniteLossError as error:  # the parameters are
             failure = error
-        self.finish_step_records()
+        self.reports.finish_records(self.parameter_groups)
         saves.finish()
         saves.saved_to = states[-1] if states and failure is None else None
         self.release_model()
@@ -295,21 +242,6 @@ class Run:
         self.emitter.emit(event)
         if failure is not None:
             raise failure
-
-    def complete_step_records(self) -> None:
-        """Add the step records that have ended to the history. Must be called by all ranks."""
-        if self.recorder is not None and self.recorder.is_pending:
-            self.recorder.complete(self.ranks.exchange_numbers(self.recorder.measurements()))
-            self.emitter.emit("on_step_records")
-
-    def finish_step_records(self) -> None:
-        """Make a record of the updates after the last one, since the run may end within an epoch.
-
-        States for a resume are written before, so that the resumed run has records at the same places.
-        """
-        if self.recorder is not None:
-            self.recorder.mark_rest(self.hooks.run_state.samples_in_epoch, self.parameter_groups)
-            self.complete_step_records()
 
     # ----------------------------------------------------------------------------------------------- order and position
 
@@ -330,7 +262,7 @@ class Run:
     def note_safe_point(self) -> None:
         """Keep what the run is like now, if it is saved when an error ends it. For moments besides those of updates."""
         if self.safe_point is not None:
-            self.complete_step_records()
+            self.reports.complete_records()
             self.safe_point.note(everything=True)
 
     def stop_if_asked(self) -> None:
@@ -398,11 +330,12 @@ class Run:
         else:
             self.all_agree_after_each_update = self.ranks.any(self.agrees_after_each_update())
         self.epoch_clock = EpochClock(self.hooks.run_history.current_epoch)
-        if self.recorder is not None:
+        recorder = self.reports.recorder
+        if recorder is not None:
             state = self.hooks.run_state
             updates = state.updates - state.updates_in_epoch % UPDATES_BETWEEN_READINGS
-            self.recorder.start_epoch(updates, state.samples_in_epoch, self.epoch_clock)
-            self._updates_between_looks = math.gcd(self.recorder.interval, UPDATES_BETWEEN_READINGS)
+            recorder.start_epoch(updates, state.samples_in_epoch, self.epoch_clock)
+            self._updates_between_looks = math.gcd(recorder.interval, UPDATES_BETWEEN_READINGS)
 
     def updates(self, loader: Any) -> Iterator[Update]:
         """The remaining updates of the current epoch."""
@@ -433,7 +366,7 @@ class Run:
             self.look_at_losses(state)
         if requests.evaluation or requests.states:
             self.losses.look_for_non_finite()
-            self.report_losses()
+            self.reports.report(self.losses)
             with self.epoch_clock.paused():
                 requests.act(state)
         # One process knows whether it is asked; several must agree on that, now and then.
@@ -444,28 +377,16 @@ class Run:
 
     def look_at_losses(self, state: RunState) -> None:
         """End a step record if one is due, and read losses if that is due."""
-        recorder = self.recorder
+        recorder = self.reports.recorder
         if recorder is not None and state.updates_in_epoch % recorder.interval == 0:
             recorder.mark(state.samples_in_epoch, self.parameter_groups)
         if state.updates_in_epoch % UPDATES_BETWEEN_READINGS == 0:
             self.losses.read()
             self.gradient_norms.read()
-            self.report_losses()
+            self.reports.report(self.losses)
             if recorder is not None:
                 recorder.grow(state.updates)
                 self._updates_between_looks = math.gcd(recorder.interval, UPDATES_BETWEEN_READINGS)
-
-    def samples_between(self, start: int, stop: int) -> list[int] | None:
-        """The indices in the training dataset of samples of the current epoch; None if they are unknown.
-
-        Args:
-            start: the samples of the run history before them.
-            stop: the samples of the run history with them.
-        """
-        loader, recorder = self.loaders.train, self.recorder
-        if recorder is None or not isinstance(loader, RunLoader):
-            return None
-        return loader.indices(recorder.position(start), recorder.position(stop))
 
     @property
     def parameter_groups(self) -> list[dict[str, Any]]:
@@ -481,59 +402,14 @@ class Run:
         if self.hooks.run_state.updates_in_epoch == 0:
             self.refuse_empty_epoch(loader)
         self.hooks.run_history.add_timing(self.epoch_clock.read())
-        if self.recorder is not None:
-            self.recorder.mark_rest(self.hooks.run_state.samples_in_epoch, self.parameter_groups)
+        self.reports.mark_rest(self.parameter_groups)
         self.losses.read()
         self.gradient_norms.read()
-        self.report_losses()
+        self.reports.report(self.losses)
 
     def refuse_empty_epoch(self, loader: Any) -> None:
         """Raise an error for training data without a batch."""
         raise empty_loader_error(loader, "train on")
-
-    def report_losses(self) -> None:
-        """Tell the callbacks on all ranks about new step records, and about a training loss that is not finite."""
-        recorder = self.recorder
-        everyones = self._everyones_first_non_finite([] if recorder is None else recorder.measurements())
-        if recorder is not None and recorder.complete([measured for _, *measured in everyones]):
-            self.emitter.emit("on_step_records")
-        self._report_first_non_finite("train_loss_epoch", [first for first, *_ in everyones])
-
-    def report_non_finite(self, metric_name: str) -> None:
-        """Tell the callbacks on all ranks if a loss that any rank has read is not finite."""
-        everyones = self._everyones_first_non_finite([])
-        self._report_first_non_finite(metric_name, [first for (first,) in everyones])
-
-    def _everyones_first_non_finite(self, numbers: list[int]) -> list[list[int]]:
-        first_bad = self.losses.first_non_finite
-        return self.ranks.exchange_numbers([-1 if first_bad is None else first_bad, *numbers])
-
-    def _report_first_non_finite(self, metric_name: str, everyones: list[int]) -> None:
-        steps = [step for step in everyones if step >= 0]
-        if steps:
-            self.losses.first_non_finite = None
-            epoch = self.hooks.run_history.current_epoch
-            metric_name = name_in_set(metric_name, self.hooks.run_history.evaluation_set)
-            self.emitter.emit_at_once("on_non_finite_loss", metric_name=metric_name, epoch=epoch, step=min(steps))
-
-    def record_mean_loss(self, metric_name: str) -> None:
-        """Record the mean loss per item over all ranks, and start a new mean.
-
-        That of the first of several evaluation sets is also recorded without the name of the set.
-        """
-        losses, history = self.losses, self.hooks.run_history
-        total, count, batches = self.ranks.sum([losses.total_loss, losses.running_count, losses.batches_read])
-        if batches and not count and not losses.leaves_out_non_finite:
-            raise DataError(
-                f"None of the {batches:.0f} batches has any items, so there is no mean loss to record as "
-                f"{metric_name!r}. Check the counts of `count_batch_items` or 'num_items_in_batch'."
-            )
-        mean = total / count if count else losses.average
-        if history.evaluation_set and history.evaluation_set not in self.loaders.further_eval:
-            with history.measuring_on(""):
-                history.update_metric(metric_name, mean)
-        history.update_metric(metric_name, mean)
-        losses.reset()
 
     # ------------------------------------------------------------------------------------------------------- evaluation
 
@@ -583,51 +459,10 @@ class Run:
         self.evaluate_sets(self._evaluate, is_intermediate=True)
 
     def evaluate_sets(self, evaluate: Callable[..., None], **kwargs: Any) -> None:
-        """Call `evaluate` with the loader of each evaluation set, in order. A resumed run leaves out those done before.
-
-        Args:
-            evaluate: the trainer's `_run_eval_epoch`.
-            kwargs: its other arguments.
-        """
-        state, names = self.hooks.run_state, self.evaluation_sets
-        if state.evaluated_sets >= len(names):  # there were more in the run that is resumed
-            state.evaluated_sets = 0
-        for name in names[state.evaluated_sets :]:
-            with self.on_evaluation_set(name):
-                evaluate(self.loaders.eval, **kwargs)
-            state.evaluated_sets += 1
+        """Call `evaluate`, the trainer's `_run_eval_epoch`, with the loader of each evaluation set, and `kwargs`."""
+        self.evaluation_sets.evaluate_each(evaluate, **kwargs)
         if self.safe_point is not None:
             self.safe_point.leave()  # what comes of the evaluation, such as a step of the scheduler, belongs to it
-        state.evaluated_sets = 0
-
-    @property
-    def evaluation_sets(self) -> list[str]:
-        """The names of the evaluation sets; one empty name if there is one set, which has none."""
-        return list(self.loaders.eval_sets) or [""]
-
-    @property
-    def is_last_evaluation_set(self) -> bool:
-        """Whether, in an evaluation, no other evaluation set comes after the current one."""
-        return self.hooks.run_state.evaluated_sets + 1 >= len(self.evaluation_sets)
-
-    @contextlib.contextmanager
-    def on_evaluation_set(self, name: str) -> Iterator[None]:
-        """Context in which the loader, the trainer's `eval_dataset` and the names of metrics are those of a set."""
-        if not name:
-            yield
-            return
-        hooks, loaders = self.hooks, self.loaders
-        given, first = hooks.eval_dataset, (loaders.eval, loaders.eval_kwargs)
-        hooks.eval_dataset = loaders.eval_sets[name]
-        loaders.eval, loaders.eval_kwargs = loaders.further_eval.get(name, first)
-        try:
-            with hooks.run_history.measuring_on(name):
-                yield
-        finally:
-            hooks.eval_dataset = given
-            if name in loaders.further_eval:
-                loaders.further_eval[name] = loaders.eval, loaders.eval_kwargs
-                loaders.eval, loaders.eval_kwargs = first
 
     def evaluate_other_model(self, model: nn.Module, *, metric_name_prefix: str, callbacks: Iterable[Any] = ()) -> None:
         """Evaluate `model` instead of the trainer's, for callbacks in `on_eval_epoch_end`. All ranks must call it.
@@ -727,8 +562,8 @@ class Run:
             loaders.train = self.adapted(loaders.train, loaders.train_kwargs, role="train")
             refuse_empty(loaders.train, "train on")
             loaders.train.expect_passes(self.settings.num_epochs, self.print)
-        for name in self.evaluation_sets if loaders.eval is not None else ():
-            with self.on_evaluation_set(name):
+        for name in self.evaluation_sets.names if loaders.eval is not None else ():
+            with self.evaluation_sets.current(name):
                 role = None if name in loaders.further_eval else "eval"
                 loaders.eval = self.adapted(loaders.eval, loaders.eval_kwargs, role=role)
                 hooks._check_eval_batch_size()
@@ -739,26 +574,19 @@ class Run:
         """This rank's part of the user's `loader`."""
         if isinstance(loader, DataLoaderSlice):
             return self.adapted(loader.dl, dl_kwargs, role).limited(loader.slice_size)
-        if isinstance(loader, RunLoader):
-            return loader
-        own_seed = self.ranks.from_first(drawn_seed(loader))  # on every rank, so that generators stay in step
-        seed = self.seed if own_seed is None else own_seed
-        if self._saved_data is not None:  # whatever generators are like now, and if the state has no seed for it
+        saved_seed = None
+        if self._saved_data is not None:
             saved = self._saved_data.get(role or "")
-            seed = self.seed if saved is None else saved.seed
-        adapted = adapt_loader(
+            saved_seed = self.seed if saved is None else saved.seed
+        return distribute_loader(
             loader,
             self.ranks,
-            seed=seed,
+            seed=self.seed,
+            saved_seed=saved_seed,
             accumulation_steps=self.settings.gradient_accumulation_steps,
-            feed=device_feed(self.ranks.device, send_to_device),
             is_sharded=bool((dl_kwargs or {}).get("is_sharded", False)),
+            tell=self.print,
         )
-        if adapted.announcement is not None:
-            self.print(adapted.announcement)
-        adapted.expect_passes(1, self.print)
-        refuse_other_rows(adapted, self.ranks)
-        return adapted
 
     @contextlib.contextmanager
     def loader_of_pass(self, loader: Any, dl_kwargs: Mapping[str, Any] | None) -> Iterator[RunLoader]:
@@ -802,7 +630,7 @@ class Run:
             callbacks = hooks.callback_handler
             rollbacks = Rollbacks(callbacks, self.saves, self.resumed_from, is_first=self.ranks.is_first)
         if any(saver.save_on_exception for saver in savers_among(hooks.callback_handler)):
-            self.safe_point = self._make_safe_point()
+            self.safe_point = make_safe_point(hooks, self.ranks, self.accelerator, self.contents)
         parts = StepParts(
             hooks,
             self.emitter,
@@ -825,23 +653,9 @@ class Run:
             updates = None if hooks.run_config is None else hooks.run_config.max_num_train_steps
             if interval is None and updates is not None:
                 interval = usual_interval(updates)
-            self.recorder = StepRecorder(
+            self.reports.recorder = StepRecorder(
                 hooks.run_history, self.losses, self.gradient_norms, self.ranks.device, interval
             )
-
-    def _make_safe_point(self) -> SafePoint | None:
-        """What keeps the last safe point; None if this run cannot be saved after an error."""
-        if self.ranks.count == 1 and is_replicated(self.accelerator):
-            return SafePoint(self.hooks, self.contents)
-        reason = (
-            "the other ranks would wait for the one that failed" if self.ranks.count > 1 else "the model is sharded"
-        )
-        warn_user(
-            self.ranks,
-            f"`save_on_exception` has no effect in this run: {reason}. Save often enough with `save_every_n_steps` or "
-            "`save_every_n_minutes`.",
-        )
-        return None
 
     def make_step(self, parts: StepParts, kind: type[Step] = Step) -> Step:
         """`kind` with the variants that the settings and the ranks require.
@@ -850,18 +664,7 @@ class Run:
             parts: the parts of the step.
             kind: the step without variants.
         """
-        variants: list[type[Step]] = [] if parts.before_applying is None else [NotedStep]
-        if self.settings.detect_anomaly:
-            variants.append(AnomalyStep)
-        if self.settings.nonfinite_policy is not None:
-            variants.append(GuardedStep)
-        if self.settings.split_on_oom:
-            variants.append(SplittingStep)
-        if self.uneven is not None:
-            variants.append(UnevenStep)
-        bases = [*([kind] if kind is not Step or not variants else []), *variants]
-        made: type[Step] = bases[0] if len(bases) == 1 else type(kind.__name__, tuple(bases), {})
-        return made(parts)
+        return step_kind(parts, kind)(parts)
 
     def describe(
         self,
@@ -909,13 +712,13 @@ class Run:
             eval_loader=self.loaders.eval,
             seed=self.seed,
             epochs_before=self.epochs_before,
-            recorder=self.recorder,
+            recorder=self.reports.recorder,
         )
 
     def write_state(self, folder: Path, extra: dict[str, Any], background: bool) -> None:
         """Write a training state. Must be called by all ranks."""
         self.check_finite()
-        self.complete_step_records()  # a state has no place for those that have ended, but have not been read
+        self.reports.complete_records()  # a state has no place for those that have ended, but have not been read
         saves = self.saves
         saves.uses_background |= background
         writer = saves.writer if background else None
@@ -955,11 +758,7 @@ class Run:
         """Reject a save of a model with non-finite weights. Each rank sees only its shard of a sharded one: all must
         call it.
         """
-        model = bare_model(self.hooks.model)
-        if has_shards(model):
-            self.ranks.do_on_all(lambda: check_finite(model.named_parameters()))
-        else:
-            check_finite(model.named_parameters())
+        check_model_finite(self.hooks.model, self.ranks)
 
     def ranks_of_writer(self) -> Ranks:
         """The ranks on a channel for threads that write. Must be called by all ranks."""
@@ -983,10 +782,3 @@ class Run:
     def print(self, *args: Any, **kwargs: Any) -> None:
         """`print` on the first process of each node."""
         print_above_bars(self.ranks, *args, **kwargs)
-
-
-def print_above_bars(ranks: Ranks, *args: Any, **kwargs: Any) -> None:
-    """`print` on the first process of each node, above the progress bars."""
-    if ranks.is_first_of_node:
-        with above_bars():
-            print(*args, **{"flush": True, **kwargs})

@@ -239,12 +239,12 @@ def _make_eval_loaders(run: Run, batch_size: int, dl_kwargs: Mapping[str, Any] |
     loaders.eval, loaders.eval_sets, loaders.further_eval = None, named_sets(hooks.eval_dataset), {}
     if hooks.eval_dataset is None:
         return
-    first, *further = run.evaluation_sets
-    with run.on_evaluation_set(first):
+    first, *further = run.evaluation_sets.names
+    with run.evaluation_sets.current(first):
         loaders.eval = hooks.create_eval_dataloader(batch_size, dl_kwargs)
     for name in further:
         loaders.further_eval[name] = None, loaders.eval_kwargs
-        with run.on_evaluation_set(name):
+        with run.evaluation_sets.current(name):
             loaders.eval = hooks.create_eval_dataloader(batch_size, dl_kwargs)
 
 
