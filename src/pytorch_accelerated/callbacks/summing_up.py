@@ -1,14 +1,14 @@
-"""The best value of a training run, and the lines that sum it up at its end: its speed, and what was saved where."""
+"""The lines that sum up a training run at its end: its best value, its speed, and what was saved where."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from pytorch_accelerated.callbacks.watching import watched_metrics
 from pytorch_accelerated.progress.formats import format_number
+from pytorch_accelerated.tracking.best import best_record
 from pytorch_accelerated.tracking.history import RunHistory
-from pytorch_accelerated.tracking.values import MetricRecord
 
 # How much waiting for data is worth a word.
 _SHARE_WORTH_SHOWING = 0.05
@@ -17,15 +17,15 @@ _SHARE_WORTH_SHOWING = 0.05
 def summary_lines(history: RunHistory, callbacks: Iterable[Any]) -> list[str]:
     """At most two lines; none for a run without epochs.
 
-    The best value is that of the first metric that a callback watches and that has values, else of the loss of
-    evaluations. Callbacks of this library say with a method `saved_places` what they save, and where.
+    `best_record` says which value is the best. Callbacks of this library say with a method `saved_places` what they
+    save, and where.
 
     Args:
         history: of the run.
         callbacks: of the trainer.
     """
     callbacks = list(callbacks)
-    best = best_record(history, callbacks)
+    best = best_record(history.records, watched_metrics(callbacks))
     facts = [] if best is None else [f"Best {best.name} {format_number(best.value)} (epoch {best.epoch})"]
     facts += _speed(history)
     places: Mapping[str, str] = {
@@ -36,24 +36,6 @@ def summary_lines(history: RunHistory, callbacks: Iterable[Any]) -> list[str]:
     }
     saved = ", ".join(f"{what} {path}" for path, what in places.items())
     return [line for line in (", ".join(facts), f"Saved: {saved}" if saved else "") if line]
-
-
-def best_record(history: RunHistory, callbacks: Iterable[Any]) -> MetricRecord | None:
-    """The first of the best values so far of the metric that decides which epoch is the best; None if it has none."""
-    watched = {
-        callback.watch_metric: callback.greater_is_better
-        for callback in callbacks
-        if hasattr(callback, "watch_metric") and hasattr(callback, "greater_is_better")
-    }
-    for name, greater_is_better in (watched | {"eval_loss_epoch": watched.get("eval_loss_epoch", False)}).items():
-        records = [
-            record
-            for record in history.records
-            if record.name == name and record.is_scalar and not math.isnan(record.value)
-        ]
-        if records:
-            return (max if greater_is_better else min)(records, key=lambda record: record.value)
-    return None
 
 
 def _speed(history: RunHistory) -> list[str]:

@@ -7,7 +7,6 @@ light or dark.
 from __future__ import annotations
 
 import html
-import math
 import multiprocessing
 import sys
 import time
@@ -18,8 +17,9 @@ from pytorch_accelerated.progress.curves import curves_of
 from pytorch_accelerated.progress.formats import format_clock, format_duration, format_number
 from pytorch_accelerated.progress.snapshot import Snapshot
 from pytorch_accelerated.progress.table import GrowingTable
+from pytorch_accelerated.tracking.best import best_record
 from pytorch_accelerated.tracking.history import RunHistory
-from pytorch_accelerated.tracking.plotting import greater_is_better, role_and_quantity
+from pytorch_accelerated.tracking.plotting import role_and_quantity
 from pytorch_accelerated.tracking.values import MetricRecord
 
 _SECONDS_BETWEEN_UPDATES = 0.25
@@ -98,8 +98,7 @@ class NotebookPage:
 
     Args:
         history: of the run.
-        watched: the metrics that callbacks watch, and whether greater is better; the first one says which epoch is the
-            best. Without any, it is that of the evaluation loss, else of another metric whose name tells.
+        watched: the metrics that callbacks watch, and whether greater is better; see `best_record`.
         clock: returns seconds.
     """
 
@@ -150,7 +149,7 @@ class NotebookPage:
 
     def _draw(self, max_rows: int) -> None:
         records = [record for record in self._history.records if record.is_scalar]
-        best = _best(records, self._watched)
+        best = best_record(records, self._watched)
         steps = self._history.step_records
         rows = _rows(records, self._history)
         shown = [place for place in rows if place == _place(best)] if len(rows) > max_rows else []
@@ -205,23 +204,6 @@ class PageBar:
 
 def _place(record: MetricRecord | None) -> tuple[int, int] | None:
     return None if record is None else (record.epoch, record.update)
-
-
-def _best(records: Sequence[MetricRecord], watched: Mapping[str, bool]) -> MetricRecord | None:
-    """The best value of the metric that says which epoch is the best."""
-    names = dict.fromkeys(record.name for record in records)
-    known = {name: greater for name in names if (greater := greater_is_better(role_and_quantity(name)[1])) is not None}
-    evaluated = [name for name in known if not name.startswith(_TRAINING)]
-    for name in [*(name for name in watched if name in names), *_losses_first(evaluated), *_losses_first(known)]:
-        values = [record for record in records if record.name == name and math.isfinite(record.value)]
-        if values:
-            greater = watched.get(name, known.get(name, False))
-            return (max if greater else min)(values, key=lambda record: record.value)
-    return None
-
-
-def _losses_first(names: Sequence[str] | Mapping[str, bool]) -> list[str]:
-    return sorted(names, key=lambda name: role_and_quantity(name)[1] != "loss")
 
 
 def _rows(records: Sequence[MetricRecord], history: RunHistory) -> dict[tuple[int, int], dict[str, str]]:

@@ -14,30 +14,31 @@ from typing import Any
 import torch
 from torch import nn
 
+from pytorch_accelerated.tracking.part_facts import part_facts
+
 _PACKAGES = ("pytorch_accelerated", "torch", "accelerate", "numpy", "transformers", "timm", "torchvision")
 _SECRET = re.compile("token|password|passwd|secret|api[-_]?key|credential", re.IGNORECASE)
 
 
 def model_facts(model: nn.Module, optimizer: Any, loss_func: Any, scheduler: Any) -> dict[str, Any]:
     """What is trained, and by what."""
-    parameters = list(model.parameters())
+    parts = part_facts(model, loss_func=loss_func, optimizer=optimizer, scheduler=scheduler)
     facts: dict[str, Any] = {
-        "class": type(model).__qualname__,
-        "parameters": sum(parameter.numel() for parameter in parameters),
-        "trainable_parameters": sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
+        "class": parts.model,
+        "parameters": parts.parameters,
+        "trainable_parameters": parts.trainable_parameters,
     }
-    if loss_func is not None:
-        facts["loss"] = getattr(loss_func, "__qualname__", type(loss_func).__qualname__)
-    groups = getattr(optimizer, "param_groups", None)
-    if groups:
-        facts["optimizer"] = type(getattr(optimizer, "optimizer", optimizer)).__qualname__
-        for index, group in enumerate(groups):
-            settings = {name: value for name, value in group.items() if name != "params" and _is_plain(value)}
+    if parts.loss is not None:
+        facts["loss"] = parts.loss
+    if parts.groups:
+        facts["optimizer"] = parts.optimizer
+        for index, group in enumerate(parts.groups):
+            settings = {name: value for name, value in group.items() if _is_plain(value)}
             if "initial_lr" in settings:  # a schedule has begun
                 settings["lr"] = settings.pop("initial_lr")
-            facts["optimizer_settings" if len(groups) == 1 else f"optimizer_group_{index}"] = settings
-    if scheduler is not None:
-        facts["scheduler"] = type(getattr(scheduler, "scheduler", scheduler)).__qualname__
+            facts["optimizer_settings" if len(parts.groups) == 1 else f"optimizer_group_{index}"] = settings
+    if parts.scheduler is not None:
+        facts["scheduler"] = parts.scheduler
     return facts
 
 

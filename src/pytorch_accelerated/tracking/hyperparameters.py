@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from pytorch_accelerated.models.wrappers import bare_model
 from pytorch_accelerated.run_config import TrainerRunConfig, plain_value
+from pytorch_accelerated.tracking.part_facts import part_facts
 
 
 def hyperparameters_of(
@@ -26,27 +26,22 @@ def hyperparameters_of(
         scheduler: any object, or None.
         own: the user's values, by name; they replace others of the same name.
     """
-    parameters = list(bare_model(model).parameters())
-    total = sum(parameter.numel() for parameter in parameters)
-    trainable = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
+    facts = part_facts(model, optimizer=optimizer, scheduler=scheduler)
+    total, trainable = facts.parameters, facts.trainable_parameters
     nested = {
         **run_config.to_dict(),
-        "model": _class_name(bare_model(model)),
+        "model": facts.model,
         "model.parameters": total,
         "model.trainable_parameters": trainable,
         "model.trainable_share": trainable / total if total else 0.0,
-        "optimizer": _class_name(getattr(optimizer, "optimizer", optimizer)),  # accelerate's wrapper names its own
-        "scheduler": _class_name(getattr(scheduler, "scheduler", scheduler)),
+        "optimizer": facts.optimizer,
+        "scheduler": facts.scheduler,
     }
-    for index, group in enumerate(getattr(optimizer, "param_groups", ())):
+    for index, (group, size) in enumerate(zip(facts.groups, facts.group_sizes, strict=True)):
         prefix = f"optimizer.group_{index}" if index else "optimizer"
-        nested[prefix + ".parameters"] = sum(parameter.numel() for parameter in group["params"])
-        nested.update({f"{prefix}.{name}": value for name, value in group.items() if name != "params"})
+        nested[prefix + ".parameters"] = size
+        nested.update({f"{prefix}.{name}": value for name, value in group.items()})
     return dict(_flat({**nested, **own}))
-
-
-def _class_name(value: Any) -> str | None:
-    return None if value is None else type(value).__qualname__
 
 
 def _flat(values: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from accelerate import Accelerator
-
 from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.checkpointing.training_state import LiveRun
-from pytorch_accelerated.models.preparation import is_replicated
 from pytorch_accelerated.processes.ranks import Ranks
 from pytorch_accelerated.steps.anomaly import AnomalyStep
 from pytorch_accelerated.steps.guarded import GuardedStep
@@ -40,17 +37,17 @@ def step_kind(parts: StepParts, kind: type[Step]) -> type[Step]:
 
 
 def make_safe_point(
-    hooks: TrainerHooks, ranks: Ranks, accelerator: Accelerator, contents: Callable[[], LiveRun]
+    hooks: TrainerHooks, ranks: Ranks, contents: Callable[[], LiveRun], *, is_sharded: bool
 ) -> SafePoint | None:
     """What keeps the last safe point of a run; None, with a warning, if it cannot be saved after an error.
 
     Args:
         hooks: the trainer, once its model is prepared.
         ranks: the processes.
-        accelerator: of this process.
         contents: returns the parts of the run.
+        is_sharded: whether a rank may have only a shard of the model.
     """
-    if ranks.count == 1 and is_replicated(accelerator):
+    if ranks.count == 1 and not is_sharded:
         return SafePoint(hooks, contents)
     reason = "the other ranks would wait for the one that failed" if ranks.count > 1 else "the model is sharded"
     warn_user(

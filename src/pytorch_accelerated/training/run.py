@@ -37,7 +37,7 @@ from pytorch_accelerated.data.resuming import SavedData, differing_rows
 from pytorch_accelerated.data.slicing import DataLoaderSlice
 from pytorch_accelerated.data.updates import CountItems, Round, RunLoader, Update
 from pytorch_accelerated.errors import ConfigurationError, NonFiniteLossError, StopTrainingError
-from pytorch_accelerated.models.preparation import PreparedModel
+from pytorch_accelerated.models.preparation import PreparedModel, is_replicated
 from pytorch_accelerated.models.sharding import has_shards
 from pytorch_accelerated.processes.peers import limit_of_waiting
 from pytorch_accelerated.processes.ranks import Ranks
@@ -630,7 +630,9 @@ class Run:
             callbacks = hooks.callback_handler
             rollbacks = Rollbacks(callbacks, self.saves, self.resumed_from, is_first=self.ranks.is_first)
         if any(saver.save_on_exception for saver in savers_among(hooks.callback_handler)):
-            self.safe_point = make_safe_point(hooks, self.ranks, self.accelerator, self.contents)
+            self.safe_point = make_safe_point(
+                hooks, self.ranks, self.contents, is_sharded=not is_replicated(self.accelerator)
+            )
         parts = StepParts(
             hooks,
             self.emitter,
