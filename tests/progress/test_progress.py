@@ -92,7 +92,7 @@ def test_slow_batches_are_shown_every_second_with_speed_and_time_left():
     assert [seen.done for seen in display.snapshots] == [2, 4, 6, 8, 10]
     last = display.snapshots[-1]
     assert (last.seconds, last.batches_per_second) == (5.0, 2.0)
-    assert (last.time_left, last.throughput, last.percentage) == ("00:45", "16.00 samples/s", "10%")
+    assert (last.time_left, last.throughput, last.percentage) == ("00:45", "16.0 samples/s", "10%")
 
 
 def test_the_clock_is_read_rarely_while_batches_are_quick():
@@ -237,7 +237,7 @@ def test_a_line_has_everything_in_words():
     display.show(snapshot(total=None, samples_per_batch=None), now=1000)
     assert lines == [
         "epoch 3/10: 45% (450/1000), 00:12 elapsed, 00:15 left, 1168 samples/s, loss 0.4321, lr 1.00e-03",
-        "epoch 3/10: 450 batches, 00:12 elapsed, 36.50 batches/s, loss 0.4321, lr 1.00e-03",
+        "epoch 3/10: 450 batches, 00:12 elapsed, 36.5 batches/s, loss 0.4321, lr 1.00e-03",
     ]
 
 
@@ -293,7 +293,7 @@ def test_a_bar_is_on_the_terminal_until_its_pass_is_over():
         progress = shown(Clock())
         [line] = terminal.screen
         assert line.startswith("epoch 1/2  10%|")
-        assert line.endswith("| 10/100 [00:02<00:22, 4.000 batches/s, loss=0.5000]")
+        assert line.endswith("| 10/100 [00:02<00:22, 4.00 batches/s, loss=0.5000]")
         progress.close()
         assert terminal.screen == []
 

@@ -5,6 +5,7 @@ import itertools
 import math
 import re
 import textwrap
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -121,12 +122,54 @@ def test_a_summary_has_the_best_value_that_is_watched_and_what_was_saved_where(c
     make_trainer(*screen, *saving).train(rows(5), num_epochs=3, eval_dataset=rows(3))
     lines = without_times(capsys.readouterr().out)
     assert [line.split()[3] for line in lines[3:6]] == ["nan", "0.7500*", "0.5000"]
-    assert lines[-4:] == [
+    assert lines[-7:] == [
         "Finished 3 epochs, 3 updates in TIME",
         "Best score 0.7500 (epoch 2), SPEED",
-        f"Saved: best model {model}, training states {states}, log {log}",
+        "Saved:",
+        f"  best model       {model}",
+        f"  training states  {states}",
+        f"  log              {log}",
         f"Loaded the weights of epoch 2 (score 0.7500) from {model}",
     ]
+
+
+def test_a_summary_names_no_states_that_were_not_saved(capsys, tmp_path):
+    states = SaveTrainingStateCallback(tmp_path, save_every_n_epochs=5, save_at_end=False)
+    make_trainer(PrintProgressCallback, states).train(rows(5), num_epochs=1)
+    assert without_times(capsys.readouterr().out)[1:] == ["Finished 1 epoch, 1 update in TIME", "SPEED"]
+
+
+@pytest.mark.filterwarnings("always:the user's own")
+def test_a_summary_counts_the_warnings_that_were_shown(capsys):
+    class Warns(TrainerCallback):
+        def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+            warnings.warn("the user's own", stacklevel=1)
+
+    before = warnings.showwarning
+    trainer = make_trainer(PrintProgressCallback, Warns)
+    for num_epochs in (2, 1):  # each run counts its own alone
+        with pytest.warns(UserWarning, match="the user's own"):
+            trainer.train(rows(5), num_epochs=num_epochs)
+    summaries = re.findall(r"samples/s.*, (.*)", capsys.readouterr().out)
+    assert summaries == ["2 warnings", "1 warning"]
+    assert warnings.showwarning is before
+
+
+def test_a_seed_that_nobody_gave_is_not_shown(capsys):
+    make_trainer(PrintProgressCallback, seed=None).train(rows(4), num_epochs=1, per_device_batch_size=4)
+    assert capsys.readouterr().out.splitlines()[0] == "Training 1 epoch of 1 update, 4 samples each, on cpu"
+
+
+def test_lines_of_a_terminal_break_between_words_and_paths_stay_whole(monkeypatch, tmp_path):
+    monkeypatch.setenv("COLUMNS", "40")
+    model = tmp_path / "a folder" / ("long" * 12) / "best.pt"
+    best = SaveBestModelCallback(model)
+    with in_a_terminal(200) as terminal:
+        make_trainer(PrintProgressCallback, best).train(rows(5), num_epochs=1, eval_dataset=rows(3))
+        lines = terminal.screen
+    assert lines[:2] == ["Training 1 epoch of 1 update, 8 samples", "  each, on cpu, seed 7"]
+    assert lines[3].startswith("Best eval_loss_epoch")
+    assert [line for line in lines if "long" in line][0] == f"  best model  {model}"
 
 
 def test_evaluate_prints_its_metrics_in_one_line(capsys):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from pytorch_accelerated.checkpointing.reading import explained_reading, is_file
 from pytorch_accelerated.checkpointing.space import format_size
 from pytorch_accelerated.progress.formats import format_count
+from pytorch_accelerated.progress.table import folded
 
 if TYPE_CHECKING:
     from pytorch_accelerated.callbacks.base import Trainer
@@ -21,10 +22,8 @@ def tell_of_earlier_file(trainer: Trainer, path: str | Path, successor: str) -> 
     if is_file(path):
         with explained_reading(path):
             facts = path.stat()
-        trainer.print(
-            f"{path} is from an earlier run ({_time(facts.st_mtime)}, {format_size(facts.st_size)}): {successor} will "
-            "replace it"
-        )
+        age = f"{_time(facts.st_mtime)}, {format_size(facts.st_size)}"
+        trainer.print(folded(f"{path} is from an earlier run ({age}): {successor} will replace it"))
 
 
 def tell_of_earlier_states(trainer: Trainer, folder: str | Path, names: Sequence[str], fate: str) -> None:
@@ -39,9 +38,9 @@ def tell_of_earlier_states(trainer: Trainer, folder: str | Path, names: Sequence
     if names and trainer.internal_run.ranks.is_first:
         newest = Path(folder) / names[-1]
         number = format_count(len(names), "checkpoint")
+        last = f"the last one: {names[-1]}, {_time(newest.stat().st_mtime)}"
         trainer.print(
-            f"{folder} has {number} of an earlier run (the last one: {names[-1]}, {_time(newest.stat().st_mtime)}). "
-            f"This run does not continue it, and {fate}"
+            folded(f"{folder} has {number} of an earlier run ({last}). This run does not continue it, and {fate}")
         )
 
 

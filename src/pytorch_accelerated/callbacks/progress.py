@@ -19,7 +19,7 @@ from pytorch_accelerated.progress.display import Display, display_factory
 from pytorch_accelerated.progress.formats import format_count, format_duration, format_number, format_update_size
 from pytorch_accelerated.progress.notebook import NotebookPage, can_display
 from pytorch_accelerated.progress.progress import Progress, length_of
-from pytorch_accelerated.progress.table import GrowingTable, block, screen_columns
+from pytorch_accelerated.progress.table import GrowingTable, block, folded, screen_columns
 from pytorch_accelerated.tracking.best import best_record
 
 if TYPE_CHECKING:
@@ -43,14 +43,18 @@ class PrintProgressCallback(TrainerCallback):
     _has_hinted = False
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Print, for example, "Training 10 epochs of 45 updates, 32 samples each, on cpu, seed 42"."""
+        """Print, for example, "Training 10 epochs of 45 updates, 32 samples each, on cpu, seed 42".
+
+        The seed is there if the user gave one.
+        """
         self._started = time.perf_counter()
         self._reason_to_stop = None
         self._has_hinted = False
         config = _config_of(trainer)
         precision = None if config.mixed_precision == "no" else config.mixed_precision
-        parts = [f"Training {_length_of(config)}", _sizes_of(config), _where(trainer), precision, f"seed {config.seed}"]
-        trainer.print(", ".join(filter(None, parts)))
+        seed = None if trainer.internal_run.given.seed is None else f"seed {config.seed}"
+        parts = [f"Training {_length_of(config)}", _sizes_of(config), _where(trainer), precision, seed]
+        trainer.print(folded(", ".join(filter(None, parts))))
 
     def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Print a hint, once in a run, if much of an epoch was spent waiting for data."""
@@ -59,10 +63,9 @@ class PrintProgressCallback(TrainerCallback):
             return
         if timing.data_wait_share >= _SHARE_WORTH_A_HINT:
             self._has_hinted = True
-            trainer.print(
-                f"Waited for data during {timing.data_wait_share:.0%} of epoch {timing.epoch}: "
-                f"{advice_on_waiting(trainer.internal_run.loaders.train)}"
-            )
+            where = f"{timing.data_wait_share:.0%} of epoch {timing.epoch}"
+            advice = advice_on_waiting(trainer.internal_run.loaders.train)
+            trainer.print(folded(f"Waited for data during {where}: {advice}"))
 
     def on_stop_training_error(self, trainer: Trainer, reason: str = "", **kwargs: Any) -> None:
         """Remember the reason for the end of the run."""
@@ -71,7 +74,8 @@ class PrintProgressCallback(TrainerCallback):
     def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Print, for example, "Finished 10 epochs, 450 updates in 12.3s", or why the run stopped early, and a summary.
 
-        The summary has the best value with its epoch, the speed, and what was saved where.
+        The summary has the best value with its epoch, the speed, the number of warnings that were shown, and what was
+        saved where.
         """
         state = trainer.run_state
         word = "Finished" if self._reason_to_stop is None else "Stopped early after"
@@ -79,10 +83,11 @@ class PrintProgressCallback(TrainerCallback):
         skipped = f" ({state.skipped_updates} skipped)" if state.skipped_updates else ""
         duration = f" in {format_duration(time.perf_counter() - self._started)}" if self._started is not None else ""
         epochs, updates = format_count(state.epochs, "epoch"), format_count(state.updates, "update")
-        trainer.print(f"{word} {epochs}, {updates}{skipped}{duration}{reason}")
+        trainer.print(folded(f"{word} {epochs}, {updates}{skipped}{duration}{reason}"))
         if trainer.internal_run.step.summary is not None:
-            trainer.print(trainer.internal_run.step.summary)
-        for line in summary_lines(trainer.run_history, trainer.callback_handler):
+            trainer.print(folded(trainer.internal_run.step.summary))
+        num_warnings = trainer.internal_run.shown_warnings.count
+        for line in summary_lines(trainer.run_history, trainer.callback_handler, num_warnings=num_warnings):
             trainer.print(line)
 
     def on_evaluation_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
@@ -94,7 +99,7 @@ class PrintProgressCallback(TrainerCallback):
         if len(loaders) > 1:
             work = f"{format_count(len(loaders), 'set')}, {work}"
         of_samples = "" if samples is None else f" of {format_count(samples, 'sample')}"
-        trainer.print(f"Evaluating {work}{of_samples}, {_where(trainer)}")
+        trainer.print(folded(f"Evaluating {work}{of_samples}, {_where(trainer)}"))
 
 
 class ProgressBarCallback(TrainerCallback):

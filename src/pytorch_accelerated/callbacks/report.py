@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import time
@@ -18,6 +19,7 @@ from pytorch_accelerated.callbacks.watching import watched_metrics
 from pytorch_accelerated.checkpointing import disk
 from pytorch_accelerated.checkpointing.matching import require_kinds
 from pytorch_accelerated.checkpointing.publish import replacing
+from pytorch_accelerated.data.updates import RunLoader
 from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.models.wrappers import bare_model
 from pytorch_accelerated.report.contents import RunContents, best_values, metric_columns, step_columns
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
 _SHARE_OF_WRITING = 0.02  # of the time of the run, at most
 _MAX_EVENTS = 500
+_MAX_SHOWN_SAMPLES = 64  # of a spike
 _INPUT_NAMES = ("pixel_values", "images", "image", "inputs", "input", "x", "input_ids")
 
 
@@ -40,10 +43,11 @@ class ReportCallback(TrainerCallback):
 
         Trainer(..., callbacks=[*DEFAULT_CALLBACKS, ReportCallback("report.html")])
 
-    It shows curves that can be zoomed and read off, best values, events such as saves and skipped updates, the time and
-    the waiting for data of each epoch, and what ran: model, optimizer, run config, versions, device, command line and
-    git commit. With classes, it has a confusion matrix and a table by class of the last evaluation; and the samples
-    with the highest loss, as pictures where inputs are images. Put the callback after those that record metrics.
+    It shows curves that can be zoomed and read off, best values, events such as saves, skipped updates, warnings and
+    spikes of the loss (of a `LossSpikeCallback`), the time and the waiting for data of each epoch, and what ran: model,
+    optimizer, run config, versions, device, command line and git commit. With classes, it has a confusion matrix and a
+    table by class of the last evaluation; and the samples with the highest loss and their indices in the evaluation
+    set, as pictures where inputs are images. Put the callback after those that record metrics.
 
     The page is rewritten during the run, and is complete at any time. Rank 0 writes it, in at most 2 % of the time. A
     resumed run continues it. If it cannot be written, there is one warning, and the run continues. An open page reloads
@@ -91,7 +95,7 @@ class ReportCallback(TrainerCallback):
         self._predictions: PredictionsOfEvaluation | None = None
         self._evaluation_started = self._epoch_started = 0.0
         self._seconds_of_evaluation = 0.0
-        self._seen_skips = 0
+        self._seen_skips = self._seen_warnings = 0
         self._seen_best: dict[str, int | None] = {}
         self._seen_state: Path | None = None
         self._has_warned = self._was_resumed = False
@@ -141,7 +145,7 @@ class ReportCallback(TrainerCallback):
         if not self._was_resumed:
             self._begin_anew(trainer)
         self._started = time.monotonic()
-        self._seen_skips = trainer.run_state.skipped_updates
+        self._seen_skips, self._seen_warnings = trainer.run_state.skipped_updates, 0
         self._seen_best = {key: callback.best_metric_epoch for key, callback in _savers_of_best(trainer)}
         self._describe_run(trainer)
         self._contents.state |= {"status": "running", "detail": ""}
@@ -177,7 +181,8 @@ class ReportCallback(TrainerCallback):
         """Collect the predictions of a batch, on the device."""
         if self._predictions is not None:
             predictions, targets = self.get_predictions_and_targets(batch, batch_output)
-            self._predictions.add(predictions, targets, self.get_inputs(batch))
+            start = trainer.internal_run.passes.start
+            self._predictions.add(predictions, targets, self.get_inputs(batch), start)
 
     def on_eval_epoch_end(self, trainer: Trainer, is_intermediate: bool = False, **kwargs: Any) -> None:
         """Read the collected predictions, and write the page, if it is time."""
@@ -189,7 +194,8 @@ class ReportCallback(TrainerCallback):
                 history = trainer.run_history
                 of = f"epoch {history.current_epoch}"
                 of = f"{of}, after update {history.updates_done}" if is_intermediate else of
-                described = describe(everyones, self.num_samples, self._names_of_classes(trainer), of)
+                index_of = functools.partial(_index_at, trainer.internal_run.loaders.eval)
+                described = describe(everyones, self.num_samples, self._names_of_classes(trainer), of, index_of)
                 self._contents.predictions[history.evaluation_set] = described
         self._seconds_of_evaluation += time.monotonic() - self._evaluation_started
         if is_intermediate:
@@ -224,9 +230,33 @@ class ReportCallback(TrainerCallback):
         """Note the loss."""
         self._add_event(trainer, "loss not finite", f"{metric_name}, in batch {step} of epoch {epoch}")
 
+    def on_loss_spike(
+        self,
+        trainer: Trainer,
+        *,
+        loss: float,
+        median: float,
+        first_update: int,
+        last_update: int,
+        samples: Sequence[int] | None,
+        **kwargs: Any,
+    ) -> None:
+        """Note the spike that a `LossSpikeCallback` has found, with its samples."""
+        since = "" if first_update == last_update else f" since update {first_update}"
+        text = f"{loss:.4g}{since}, where the median was {median:.4g}"
+        if samples:
+            more = f" and {len(samples) - _MAX_SHOWN_SAMPLES} more" if len(samples) > _MAX_SHOWN_SAMPLES else ""
+            text += f"; training samples {', '.join(map(str, samples[:_MAX_SHOWN_SAMPLES]))}{more}"
+        self._add_event(trainer, "loss spike", text)
+        self._contents.events[-1]["update"] = last_update
+
     def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Complete the page."""
+        known = len(self._contents.events)
         self._look_around(trainer)
+        last = max((record.epoch for record in trainer.run_history.records), default=1)
+        for event in self._contents.events[known:]:
+            event["epoch"] = min(event["epoch"], last)  # the history is in the epoch after it
         if self._contents.state["status"] == "running":
             self._contents.state["status"] = "finished"
         self._write(trainer)
@@ -307,6 +337,10 @@ class ReportCallback(TrainerCallback):
             number = skipped - self._seen_skips
             self._add_event(trainer, "skipped", f"{number} update{'s' if number > 1 else ''}, gradients not finite")
         self._seen_skips = skipped
+        texts = trainer.internal_run.shown_warnings.texts
+        for text in texts[self._seen_warnings :]:
+            self._add_event(trainer, "warning", text)
+        self._seen_warnings = len(texts)
         for key, saver in _savers_of_best(trainer):
             if saver.best_metric_epoch is not None and saver.best_metric_epoch != self._seen_best.get(key):
                 self._seen_best[key] = saver.best_metric_epoch
@@ -367,6 +401,12 @@ class ReportCallback(TrainerCallback):
 
 
 _SAVED = ("events", "epochs", "predictions")
+
+
+def _index_at(loader: Any, position: int) -> int | None:
+    """The index in the dataset of the sample at a position of an evaluation; None if it is unknown."""
+    indices = loader.indices(position, position + 1) if isinstance(loader, RunLoader) else None
+    return indices[0] if indices else None
 
 
 def _savers_of_best(trainer: Trainer) -> Iterator[tuple[str, SaveBestModelCallback]]:

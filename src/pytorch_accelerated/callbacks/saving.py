@@ -24,6 +24,7 @@ from pytorch_accelerated.checkpointing.space import check_space
 from pytorch_accelerated.checkpointing.verify import list_states
 from pytorch_accelerated.errors import CheckpointError, DuplicateCallbackError
 from pytorch_accelerated.progress.formats import format_number
+from pytorch_accelerated.progress.table import folded
 from pytorch_accelerated.tracking.timing import Pace
 
 if TYPE_CHECKING:
@@ -131,10 +132,8 @@ class SaveBestModelCallback(TrainerCallback):
             return
         trainer.internal_run.ranks.wait()  # other ranks read what the first of their node may still be writing
         trainer.load_checkpoint(self.save_path)
-        trainer.print(
-            f"Loaded the weights of epoch {self.best_metric_epoch} ({self.watch_metric} "
-            f"{format_number(self.best_metric)}) from {self.save_path}"
-        )
+        value = f"{self.watch_metric} {format_number(self.best_metric)}"
+        trainer.print(folded(f"Loaded the weights of epoch {self.best_metric_epoch} ({value}) from {self.save_path}"))
 
     def state_dict(self) -> dict[str, Any]:
         """The best value so far. The best model itself is only in its file."""
@@ -243,6 +242,7 @@ class SaveTrainingStateCallback(TrainerCallback):
     _clock = staticmethod(time.monotonic)
     _is_final_requested = False
     _is_retention_due = False
+    _has_requested = False
     _saved_at: float | None = None
     _pace: Pace | None = None
 
@@ -290,7 +290,7 @@ class SaveTrainingStateCallback(TrainerCallback):
             remedy = f": pass `resume_from={str(self.save_dir)!r}` to continue it, or another `save_dir` to keep them"
             tell_of_earlier_states(trainer, self.save_dir, names, fate + remedy)
         self._refuse_full_disk(trainer)
-        self._is_final_requested = False
+        self._is_final_requested = self._has_requested = False
         self._saved_at = None
         if self.background and trainer.internal_run.ranks.is_first:
             # Waiting for a moment without a writer would let states pile up where saving takes longer than training.
@@ -328,8 +328,9 @@ class SaveTrainingStateCallback(TrainerCallback):
         self._delete_outdated(trainer)
 
     def saved_places(self) -> dict[str, str]:
-        """The folder of the training states; for the summary of a run."""
-        return {"training states": str(self.save_dir)}
+        """The folder of the training states, once there is one; for the summary of a run."""
+        has_saved = self._has_requested and bool(self._listed_states())
+        return {"training states": str(self.save_dir)} if has_saved else {}
 
     @property
     def state_key(self) -> str:
@@ -344,7 +345,7 @@ class SaveTrainingStateCallback(TrainerCallback):
 
     def _request(self, trainer: Trainer, name: str) -> None:
         trainer.save_training_state(Path(self.save_dir) / name, background=self.background)
-        self._is_retention_due = True
+        self._is_retention_due = self._has_requested = True
         self._saved_at = self._clock()
 
     def _request_final(self, trainer: Trainer) -> None:

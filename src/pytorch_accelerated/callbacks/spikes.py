@@ -11,6 +11,7 @@ import numpy as np
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.watching import is_finite_number
 from pytorch_accelerated.errors import ConfigurationError
+from pytorch_accelerated.progress.table import folded
 
 if TYPE_CHECKING:
     from pytorch_accelerated.callbacks.base import Trainer
@@ -86,7 +87,9 @@ class LossSpikeCallback(TrainerCallback):
         if samples is not None:
             more = f" and {len(samples) - _MOST_SAMPLES} more" if len(samples) > _MOST_SAMPLES else ""
             where = f", samples {', '.join(map(str, samples[:_MOST_SAMPLES]))}{more} of the training data"
-        trainer.print(f"Loss spike in epoch {epoch}, {updates}: {loss:.4g}, where the median was {median:.4g}{where}")
+        trainer.print(
+            folded(f"Loss spike in epoch {epoch}, {updates}: {loss:.4g}, where the median was {median:.4g}{where}")
+        )
 
     def _tell(self, trainer: Trainer, index: int, median: float) -> None:
         records, run = trainer.run_history.step_records, trainer.internal_run

@@ -166,7 +166,10 @@ class AutomaticFetcher:
         patience = _PATIENCE_SECONDS + _PATIENCE_BATCHES * self._alone
         self._pool = self._make_pool(self._handout, workers=workers, timeout=patience)
         self.num_workers = workers
-        self.say(f"Fetching a batch takes {_shown(pace.fetch)}, so {_processes(workers)} read the {name} from now on.")
+        verb = "reads" if workers == 1 else "read"
+        self.say(
+            f"Fetching a batch takes {_shown(pace.fetch)}, so {_processes(workers)} {verb} the {name} from now on."
+        )
         self._start(self._own_batches())
 
     # ------------------------------------------------------------------------------------------------- with workers

@@ -15,6 +15,15 @@ def format_number(value: float) -> str:
     return f"{value:.3e}"
 
 
+def format_rate(value: float) -> str:
+    """How many a second: a whole number, unless it is small.
+
+    >>> [format_rate(value) for value in (0.1234, 5.0, 121.4, 12345.6)]
+    ['0.1234', '5.00', '121', '12346']
+    """
+    return f"{value:.0f}" if value >= 99.5 else f"{value:#.3g}" if value >= 1 else format_number(value)
+
+
 def format_clock(seconds: float) -> str:
     """A running time, as on a clock.
 

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
-from pytorch_accelerated.progress.formats import format_clock, format_number
+from pytorch_accelerated.progress.formats import format_clock, format_rate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,5 +61,5 @@ class Snapshot:
         if not self.batches_per_second:
             return ""
         if self.samples_per_batch is None:
-            return f"{format_number(self.batches_per_second)} {self.unit}/s"
-        return f"{format_number(self.batches_per_second * self.samples_per_batch)} samples/s"
+            return f"{format_rate(self.batches_per_second)} {self.unit}/s"
+        return f"{format_rate(self.batches_per_second * self.samples_per_batch)} samples/s"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shutil
+import sys
+import textwrap
 from collections.abc import Iterable, Mapping
 
 _GAP = "  "
@@ -84,6 +86,19 @@ def block(cells: Mapping[str, str], *, columns: int, indent: str = "") -> list[s
     entries = [f"{name:<{name_width}} {value:>{value_width}}" for name, value in cells.items()]
     per_line = max((columns - len(indent) + len(_GAP)) // (len(entries[0]) + len(_GAP)), 1)
     return [indent + _GAP.join(entries[i : i + per_line]) for i in range(0, len(entries), per_line)]
+
+
+def folded(text: str) -> str:
+    """`text` with line breaks between words if it is too wide for the terminal; as it is in files and pipes.
+
+    Words stay whole, so that a path can be copied.
+    """
+    if sys.stdout is None or not sys.stdout.isatty():
+        return text
+    wrapper = textwrap.TextWrapper(
+        screen_columns(), subsequent_indent=_GAP, break_long_words=False, break_on_hyphens=False
+    )
+    return "\n".join(wrapper.fill(line) for line in text.splitlines())
 
 
 def screen_columns() -> int:

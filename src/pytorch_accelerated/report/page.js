@@ -442,7 +442,7 @@ function samples(worst, of) {
       h("div", {}, "true ", h("b", {}, plain(sample.target))),
       h("div", {}, "predicted ", h("span", { class: sample.is_right === null ? null : sample.is_right ? "right" : "wrong" }, plain(sample.prediction)),
         sample.confidence !== null ? h("span", { class: "soft" }, ` ${Math.round(100 * sample.confidence)}%`) : null),
-      h("div", { class: "soft" }, `loss ${number(sample.loss)}`),
+      h("div", { class: "soft" }, `loss ${number(sample.loss)}`, typeof sample.index === "number" ? h("span", { title: "its index in the dataset" }, ` · #${sample.index}`) : null),
       sample.values ? h("div", { class: "values" }, sample.values) : null))));
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,9 +20,13 @@ _MAX_SHOWN_VALUES = 64
 
 @dataclasses.dataclass
 class Rows:
-    """Some samples: their loss, truth, prediction, confidence (NaN without classes) and inputs (None if not kept)."""
+    """Some samples: their loss, position in the evaluation (-1 if unknown), truth, prediction, confidence and inputs.
+
+    The confidence is NaN without classes, and inputs are None if they are not kept.
+    """
 
     loss: torch.Tensor
+    position: torch.Tensor
     truth: torch.Tensor
     prediction: torch.Tensor
     confidence: torch.Tensor
@@ -82,13 +86,14 @@ class PredictionsOfEvaluation:
         self._prediction: list[torch.Tensor] = []
         self._scattered = 0
 
-    def add(self, outputs: Any, targets: Any, inputs: Any) -> None:
+    def add(self, outputs: Any, targets: Any, inputs: Any, start: int | None = None) -> None:
         """Collect from a batch.
 
         Args:
             outputs: of the model, on the device.
             targets: on the device.
             inputs: a tensor with one row for each sample, or anything else.
+            start: the position of the first sample in the whole evaluation, if it is known.
         """
         if not isinstance(outputs, torch.Tensor) or not isinstance(targets, torch.Tensor) or not outputs.ndim:
             return
@@ -107,6 +112,8 @@ class PredictionsOfEvaluation:
             return
         if self._num_samples:
             rows.inputs = self._kept_inputs(inputs, len(outputs))
+            if start is not None:
+                rows.position = torch.arange(start, start + len(outputs), device=outputs.device)
             rows = rows.worst(self._num_samples)
             same_kind = self._rows is not None and self._rows.truth.shape[1:] == rows.truth.shape[1:]
             self._rows = self._rows.joined([rows]).worst(self._num_samples) if same_kind and self._rows else rows
@@ -131,7 +138,7 @@ class PredictionsOfEvaluation:
             places = torch.where(is_counted, truth * num_classes + prediction, num_classes**2)
             self._counts.index_put_((places,), torch.ones_like(places), accumulate=True)
         loss = torch.where(is_counted, loss, -torch.inf)
-        return Rows(loss, targets, prediction, confidence.exp(), None)
+        return Rows(loss, _unknown(loss), targets, prediction, confidence.exp(), None)
 
     def _estimated(self, outputs: torch.Tensor, targets: torch.Tensor) -> Rows:
         missing = _MAX_SCATTERED - self._scattered
@@ -141,7 +148,7 @@ class PredictionsOfEvaluation:
             self._prediction.append(outputs.reshape(-1)[:missing].clone())
             self._scattered += len(part)
         loss = (outputs - targets).square().mean(dim=1)
-        return Rows(loss, targets, outputs, torch.full_like(loss, torch.nan), None)
+        return Rows(loss, _unknown(loss), targets, outputs, torch.full_like(loss, torch.nan), None)
 
     @staticmethod
     def _kept_inputs(inputs: Any, samples: int) -> torch.Tensor | None:
@@ -149,8 +156,16 @@ class PredictionsOfEvaluation:
         return inputs if is_kept and inputs[0].numel() <= _MAX_INPUT_ELEMENTS else None
 
 
+def _unknown(loss: torch.Tensor) -> torch.Tensor:
+    return torch.full(loss.shape, -1, device=loss.device)
+
+
 def describe(
-    everyones: Sequence[Collected], num_samples: int, class_names: Sequence[str] | None, of: str
+    everyones: Sequence[Collected],
+    num_samples: int,
+    class_names: Sequence[str] | None,
+    of: str,
+    index_of: Callable[[int], int | None],
 ) -> dict[str, Any]:
     """What a page shows of the predictions of an evaluation: `of`, and `classes`, `scatter` and `samples` or None.
 
@@ -159,6 +174,7 @@ def describe(
         num_samples: how many samples to show.
         class_names: names by class; None for numbers.
         of: what the predictions are from, in words.
+        index_of: the index in the dataset of the sample at a position of the evaluation; None if it is unknown.
     """
     counts = [each.counts for each in everyones if each.counts is not None]
     has_one_size = len({len(each) for each in counts}) == 1
@@ -167,7 +183,7 @@ def describe(
         "of": of,
         "classes": None if total is None or not total.sum() else _describe_counts(total, class_names),
         "scatter": _describe_scatter(everyones),
-        "samples": _describe_rows([each.rows for each in everyones if each.rows], num_samples, class_names),
+        "samples": _describe_rows([each.rows for each in everyones if each.rows], num_samples, class_names, index_of),
     }
 
 
@@ -218,7 +234,12 @@ def _describe_scatter(everyones: Sequence[Collected]) -> dict[str, Any] | None:
     return {"truth": truth[is_finite].tolist(), "prediction": prediction[is_finite].tolist()}
 
 
-def _describe_rows(parts: Sequence[Rows], num_samples: int, class_names: Sequence[str] | None) -> dict[str, Any] | None:
+def _describe_rows(
+    parts: Sequence[Rows],
+    num_samples: int,
+    class_names: Sequence[str] | None,
+    index_of: Callable[[int], int | None],
+) -> dict[str, Any] | None:
     if not parts or len({rows.truth.shape[1:] for rows in parts}) > 1:
         return None
     worst = parts[0].joined(parts[1:]).worst(num_samples)
@@ -227,9 +248,10 @@ def _describe_rows(parts: Sequence[Rows], num_samples: int, class_names: Sequenc
     for place, loss in enumerate(worst.loss.tolist()):
         if loss == -torch.inf:
             continue  # not counted in the loss
-        truth, prediction = worst.truth[place], worst.prediction[place]
+        truth, prediction, position = worst.truth[place], worst.prediction[place], int(worst.position[place])
         row: dict[str, Any] = {
             "loss": loss,
+            "index": None if position < 0 else index_of(position),
             "target": _name(int(truth), class_names) if has_classes else _numbers(truth),
             "prediction": _name(int(prediction), class_names) if has_classes else _numbers(prediction),
             "is_right": bool(truth == prediction) if has_classes else None,

@@ -66,6 +66,7 @@ from pytorch_accelerated.training.rescuing import Rescuer
 from pytorch_accelerated.training.run_state import RunPhase, RunState
 from pytorch_accelerated.training.saves import Saves
 from pytorch_accelerated.training.settings import TrainSettings
+from pytorch_accelerated.training.shown_warnings import ShownWarnings
 from pytorch_accelerated.training.step import Step, StepParts
 from pytorch_accelerated.training.stopping import Stopping
 from pytorch_accelerated.training.tracebacks import fold_frames
@@ -112,6 +113,7 @@ class Run:
         further_passes: training passes besides the first one of each epoch, in loops of the user's own.
         resumed_from: the training state that the run was resumed from, if any.
         page: the display of a training run in a notebook, opened by a callback; None elsewhere.
+        shown_warnings: the warnings that this process has shown during the run.
     """
 
     #: Whether the loop makes step records of its losses.
@@ -150,6 +152,7 @@ class Run:
         self.further_passes = 0
         self.resumed_from: Path | None = None
         self.page: NotebookPage | None = None
+        self.shown_warnings = ShownWarnings()
         self._step: Step | None = None
         self._updates_between_looks = UPDATES_BETWEEN_READINGS
         self._passes: Passes | None = None
@@ -166,7 +169,7 @@ class Run:
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:
         """Context for everything that the run does: tells callbacks about exceptions, and cleans up."""
-        with self.stopping.signals as signals, contextlib.ExitStack() as cleaning_up:
+        with self.shown_warnings.counted(), self.stopping.signals as signals, contextlib.ExitStack() as cleaning_up:
             # In reverse order; each is done whatever happens in those before: a second Ctrl-C, or torch's report of a
             # dead loader process, can come at any moment.
             cleaning_up.callback(lambda: close_loader(self.loaders.train))
