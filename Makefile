@@ -9,13 +9,15 @@ VENV_PYTHON := $(VENV)/bin/python
 PIP_INSTALL := $(VENV_PYTHON) -m pip install --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench chaos differential public-scripts house clean
+.PHONY: help demo test check docs docs-links bench chaos differential public-scripts house clean
 .NOTPARALLEL:  # there is one environment to install into
 
 help:
 	@echo "make demo    train on scikit-learn's digits, evaluate, predict, save, plot"
 	@echo "make test    lint, types, and the whole test suite"
 	@echo "make check   lint and types only"
+	@echo "make docs    the documentation, as a site in docs/_build/html"
+	@echo "make docs-links   asks the network whether the pages that the documentation links to exist"
 	@echo "make bench   the benchmarks"
 	@echo "make chaos   kills, crashes, damage and signals, in the size that a release must stand"
 	@echo "make differential   the same scripts with the reference package and with this one; writes what differs"
@@ -31,6 +33,13 @@ test: check $(VENV)/.reference
 
 check: $(VENV)/.dev
 	@PYTHON=$(VENV_PYTHON) scripts/check
+
+docs: $(VENV)/.dev
+	@$(VENV_PYTHON) -m sphinx -W --keep-going -q -b html -d docs/_build/doctrees docs docs/_build/html
+	@echo "Open docs/_build/html/index.html"
+
+docs-links: $(VENV)/.dev
+	@$(VENV_PYTHON) -m sphinx -q -b linkcheck -d docs/_build/doctrees docs docs/_build/links
 
 bench: $(VENV)/.bench
 	@$(VENV_PYTHON) -m benchmarks

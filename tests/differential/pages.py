@@ -28,8 +28,12 @@ of a script draws the same random split. This library leaves the random generato
 at random, call `set_seed` before the split:
 
 ```python
+import torch
+from torch.utils.data import TensorDataset, random_split
+
 from pytorch_accelerated import set_seed
 
+dataset = TensorDataset(torch.arange(100))
 set_seed(42)
 train_set, eval_set = random_split(dataset, [0.8, 0.2])
 ```

@@ -1,0 +1,39 @@
+"""The documentation is a site: it builds without a warning, and has a page for each public name."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import REPOSITORY
+
+DOCS = REPOSITORY / "docs"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html"]
+    built = subprocess.run(
+        [*command, "-d", str(folder / "doctrees"), str(DOCS), str(folder / "html")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert built.returncode == 0, built.stderr
+    return folder / "html"
+
+
+@pytest.mark.slow
+def test_the_site_is_built_without_a_warning(site: Path) -> None:
+    pages = {path.relative_to(DOCS).with_suffix(".html") for path in DOCS.rglob("*.md") if "_build" not in path.parts}
+    made = {path.relative_to(site) for path in site.rglob("*.html")}
+    assert pages - {Path("design/README.html")} <= made
+
+
+@pytest.mark.slow
+def test_the_reference_has_the_methods_of_the_trainer(site: Path) -> None:
+    text = (site / "reference" / "trainer.html").read_text(encoding="utf-8")
+    for name in ("train", "evaluate", "predict", "calculate_train_batch_loss", "create_train_dataloader", "preflight"):
+        assert f'id="pytorch_accelerated.Trainer.{name}"' in text
