@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 RUN_LANGUAGES = {"python", "bash"}
-SHOWN_LANGUAGES = {"text", "json", "yaml", "toml", "ini", "csv", "html"}
+SHOWN_LANGUAGES = {"text", "diff", "json", "yaml", "toml", "ini", "csv", "html"}
 # ``:::`` and braces are MyST's: they hold no code of their own.
 _BLOCK = re.compile(
     r"(?:^ *<!-- (?P<word>file|not run): (?P<value>[^\n]*?) -->\n+)?"
@@ -18,6 +18,9 @@ _BLOCK = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 _PREAMBLE = """import subprocess as _subprocess
+import sys as _sys
+
+_sys.path.insert(0, "")  # files that the page writes can be imported
 
 
 def _bash(code):
