@@ -9,7 +9,7 @@ VENV_PYTHON := $(VENV)/bin/python
 PIP_INSTALL := $(VENV_PYTHON) -m pip install --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check docs docs-links bench chaos differential public-scripts house clean
+.PHONY: help demo test check docs docs-links bench chaos differential public-scripts house notebooks clean
 .NOTPARALLEL:  # there is one environment to install into
 
 help:
@@ -23,6 +23,7 @@ help:
 	@echo "make differential   the same scripts with the reference package and with this one; writes what differs"
 	@echo "make public-scripts   the reference's examples with both; writes a table"
 	@echo "make house   counts how well the code keeps the rules of its layout; writes a table"
+	@echo "make notebooks   runs the tutorials in docs/tutorials, and stores their outputs in them"
 	@echo "make clean   remove the environment ($(VENV))"
 
 demo: $(VENV)/.demo
@@ -56,6 +57,9 @@ public-scripts: $(VENV)/.public-scripts
 
 house: $(VENV)/.dev
 	@$(VENV_PYTHON) scripts/house.py
+
+notebooks: $(VENV)/.dev
+	@$(VENV_PYTHON) scripts/notebooks.py
 
 clean:
 	rm -rf $(VENV)

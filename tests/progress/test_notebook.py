@@ -1,12 +1,15 @@
 """What a notebook shows of runs, in a real kernel: its outputs as they are saved."""
 
 import re
+import xml.etree.ElementTree as ElementTree
 from typing import Any
 
 import nbclient
 import nbformat
 import pytest
 
+from pytorch_accelerated.progress.curves import curves_of
+from pytorch_accelerated.tracking.values import MetricRecord
 from tests.support.processes import REPOSITORY
 
 CELLS = {
@@ -122,6 +125,20 @@ def test_a_run_is_saved_as_one_table_with_its_curve(outputs):
     assert len(training.split()) == 30
     assert is_finished(page)
     assert error_of(outputs["train"]) is None
+
+
+def test_a_curve_has_room_for_long_names_and_numbers():
+    names = [f"eval_{name}_weighted_reconstruction_loss" for name in ("clean", "noisy", "shifted")]
+    losses = [MetricRecord(name, value, update, update) for name in names for update, value in ((1, 6.6e-3), (2, 1e-9))]
+    curves = ElementTree.fromstring(curves_of([], losses))
+    width, height = (float(curves.attrib[name]) for name in ("width", "height"))
+    texts = [(each.text or "", float(each.attrib["x"]), float(each.attrib["y"]), each) for each in curves.iter("text")]
+    assert {text for text, *_ in texts} >= {*names, "1.000e-09", "0.006600"}
+    for text, x, y, each in texts:
+        is_right_aligned = each.get("text-anchor") == "end"
+        room = x if is_right_aligned else width - x
+        assert room >= 6 * len(text)
+        assert 0 < y < height
 
 
 def test_what_others_print_stays_visible_and_the_table_is_not_printed_again(outputs):

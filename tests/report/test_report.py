@@ -1,7 +1,9 @@
 """The page of a run: what it shows is what the run did, whatever ends it, and the run is as without it."""
 
 import base64
+import html
 import json
+import re
 import struct
 import zlib
 from pathlib import Path
@@ -330,6 +332,20 @@ def test_secrets_on_the_command_line_are_not_shown(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("sys.argv", arguments)
     command = environment_facts(torch.device("cpu"), 1)["command"]
     assert command == "train.py --lr 0.1 --hub-token '***' '--api_key=***' --password --name x"
+
+
+def test_the_command_line_of_a_kernel_is_not_shown(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("sys.argv", ["/somewhere/ipykernel_launcher.py", "-f", "/somewhere/kernel-1.json"])
+    assert environment_facts(torch.device("cpu"), 1)["command"] == "a notebook"
+
+
+def test_a_notebook_shows_the_page_in_a_frame(tmp_path: Path):
+    report = ReportCallback(tmp_path / "it's <here>.html", name="'quoted' & \"so\"")
+    assert "Train first" in report._repr_html_()
+    assert "<here>" not in report._repr_html_()
+    train(trainer_with(report), 1)
+    (page,) = re.findall("<iframe [^<>]* srcdoc='([^'<>]*)'></iframe>", report._repr_html_())
+    assert html.unescape(page) == (tmp_path / "it's <here>.html").read_text()
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 20, 30), (4, 9, 9), (300, 200), (3, 500, 250)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import html
 import json
 import os
 import time
@@ -51,7 +52,8 @@ class ReportCallback(TrainerCallback):
 
     The page is rewritten during the run, and is complete at any time. Rank 0 writes it, in at most 2 % of the time. A
     resumed run continues it. If it cannot be written, there is one warning, and the run continues. An open page reloads
-    itself. ``python -m pytorch_accelerated compare`` shows several of them side by side.
+    itself. In a notebook, the callback as the last line of a cell shows the page, which is then saved with the
+    notebook. ``python -m pytorch_accelerated compare`` shows several pages side by side.
 
     The page contains the command line, without values of options that look like secrets, and inputs of the evaluation
     set; see `num_samples`.
@@ -104,6 +106,19 @@ class ReportCallback(TrainerCallback):
     def saved_places(self) -> dict[str, str]:
         """The page; for the summary of a run."""
         return {"report": str(self.path)}
+
+    def __repr__(self) -> str:
+        """The class and the path."""
+        return f"{type(self).__name__}({str(self.path)!r})"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the page, in a frame of its own."""
+        try:
+            page = self.path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return f"<div>{html.escape(repr(self))}: there is no page yet. Train first.</div>"
+        style = "width:100%;height:44em;border:1px solid rgba(128,128,128,.5);border-radius:.4em"
+        return f"<iframe style='{style}' title='{html.escape(self.path.name)}' srcdoc='{html.escape(page)}'></iframe>"
 
     @property
     def state_key(self) -> str:

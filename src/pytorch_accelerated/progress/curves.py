@@ -11,13 +11,14 @@ from pytorch_accelerated.tracking.step_records import StepRecord
 from pytorch_accelerated.tracking.values import MetricRecord
 
 _WIDTH, _HEIGHT = 340, 170
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 10, 22, 20
+_RIGHT, _BOTTOM = 10, 20
+_LINE = 16  # the height of a line of the legend
 # More points than this are not told apart at this size.
 _MAX_POINTS = 160
 _TRAINING_COLOUR = "#4c8bf5"
 # They can be read on light and on dark pages.
 _COLOURS = ("#e8710a", "#12a37f", "#c2569e", "#9a7b1c")
-_COLUMNS_OF_A_LETTER = 6.2
+_WIDTH_OF_A_LETTER = 6.2
 
 
 def curves_of(steps: Sequence[StepRecord], losses: Iterable[MetricRecord]) -> str:
@@ -42,26 +43,30 @@ def curves_of(steps: Sequence[StepRecord], losses: Iterable[MetricRecord]) -> st
     last = max(x for x, _ in points)
     low, high = min(y for _, y in points), max(y for _, y in points)
     margin = (high - low) * 0.05 or abs(high) * 0.1 or 1.0
-    width, height = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
+    marks = {value: format_number(value) for value in (high, (low + high) / 2, low)}
+    left = 8 + _WIDTH_OF_A_LETTER * max(map(len, marks.values()))
+    width, height = _WIDTH - left - _RIGHT, _HEIGHT - _LINE - _BOTTOM
+    below = _places_of_names(list(shown), width)
+    top = below[-1][1] + _LINE
 
     def place(point: tuple[float, float]) -> tuple[str, str]:
         x, y = point
         down = (high + margin - y) / (high - low + 2 * margin)
-        return f"{_LEFT + width * x / max(last, 1):.1f}", f"{_TOP + height * down:.1f}"
+        return f"{left + width * x / max(last, 1):.1f}", f"{top + height * down:.1f}"
 
     parts = []
-    for value in dict.fromkeys((high, (low + high) / 2, low)):
-        _, y = place((0, value))
+    for value, mark in marks.items():
+        x, y = place((0, value))
         parts.append(
-            f"<line x1='{_LEFT}' x2='{_WIDTH - _RIGHT}' y1='{y}' y2='{y}' stroke='currentColor' stroke-opacity='.15'/>"
-            f"<text x='{_LEFT - 6}' y='{y}' dy='.35em' text-anchor='end'>{format_number(value)}</text>"
+            f"<line x1='{x}' x2='{_WIDTH - _RIGHT}' y1='{y}' y2='{y}' stroke='currentColor' stroke-opacity='.15'/>"
+            f"<text x='{left - 6:.1f}' y='{y}' dy='.35em' text-anchor='end'>{mark}</text>"
         )
-    parts.append(f"<text x='{_LEFT}' y='{_HEIGHT - 4}'>0</text>")
+    total_height = top + height + _BOTTOM
+    parts.append(f"<text x='{left:.1f}' y='{total_height - 4}'>0</text>")
     end = f"{last:.0f} updates"
-    parts.append(f"<text x='{_WIDTH - _RIGHT}' y='{_HEIGHT - 4}' text-anchor='end'>{end}</text>")
+    parts.append(f"<text x='{_WIDTH - _RIGHT}' y='{total_height - 4}' text-anchor='end'>{end}</text>")
     colours = iter(_COLOURS)
-    legend = float(_LEFT)
-    for name, each in shown.items():
+    for (name, each), (right, down) in zip(shown.items(), below, strict=True):
         is_training = name.startswith("train_loss")
         colour = _TRAINING_COLOUR if is_training else next(colours, _TRAINING_COLOUR)
         places = [place(point) for point in each]
@@ -70,13 +75,28 @@ def curves_of(steps: Sequence[StepRecord], losses: Iterable[MetricRecord]) -> st
         parts.append(f"<polyline points='{line}' {stroke}/>")
         if not is_training and len(places) <= _MAX_POINTS // 4:
             parts += [f"<circle cx='{x}' cy='{y}' r='2.6' fill='{colour}'/>" for x, y in places]
-        parts.append(f"<text x='{legend:.0f}' y='12' style='fill:{colour}'>{html.escape(name)}</text>")
-        legend += _COLUMNS_OF_A_LETTER * (len(name) + 2)
+        parts.append(f"<text x='{left + right:.0f}' y='{down - 4}' style='fill:{colour}'>{html.escape(name)}</text>")
     return (
-        f"<svg viewBox='0 0 {_WIDTH} {_HEIGHT}' width='{_WIDTH}' height='{_HEIGHT}' role='img' "
+        f"<svg viewBox='0 0 {_WIDTH} {total_height}' width='{_WIDTH}' height='{total_height}' role='img' "
         "aria-label='losses by update' style='max-width:100%' font-family='sans-serif' font-size='11' "
         f"fill='currentColor'>{''.join(parts)}</svg>"
     )
+
+
+def _places_of_names(names: Sequence[str], width: float) -> list[tuple[float, int]]:
+    """How far to the right, and how far down, each name of the legend is, in as many lines as they need.
+
+    >>> _places_of_names(["loss", "a_long_name"], 100)
+    [(0.0, 16), (0.0, 32)]
+    """
+    right, down = 0.0, _LINE
+    places = []
+    for name in names:
+        if right and right + _WIDTH_OF_A_LETTER * len(name) > width:
+            right, down = 0.0, down + _LINE
+        places.append((right, down))
+        right += _WIDTH_OF_A_LETTER * (len(name) + 2)
+    return places
 
 
 def _fewer(points: list[tuple[float, float]]) -> list[tuple[float, float]]:

@@ -33,6 +33,7 @@ _BAR = "display:inline-block;width:16em;height:.5em;margin:0 .8em;border-radius:
 _FILLED = "display:block;height:100%;border-radius:.25em;background:#4c8bf5;width"
 _NUMBERS = "font-variant-numeric:tabular-nums"
 _CELL = f"padding:.15em .8em;text-align:right;{_NUMBERS}"
+_UNBROKEN = "white-space:nowrap"
 _RULE = "border-bottom:1px solid rgba(128,128,128,.5)"
 
 
@@ -237,12 +238,10 @@ def _of_table(rows: Sequence[Mapping[str, str]], is_best: Sequence[bool]) -> str
     head = "".join(f"<th style='{_CELL};{_RULE};vertical-align:bottom'>{name}</th>" for name in heads)
     body = ""
     for row, best in zip(rows, is_best, strict=True):
-        style = f"{_CELL};font-weight:bold" if best else _CELL
+        style = f"{_CELL};{_UNBROKEN};font-weight:bold" if best else f"{_CELL};{_UNBROKEN}"
         mark = "\N{BLACK STAR} " if best else ""
         cells = [f"<td style='{style}'>{html.escape(row.get(name, ''))}</td>" for name in names[1:]]
-        body += (
-            f"<tr><td style='{style};white-space:nowrap'>{mark}{html.escape(row['epoch'])}</td>{''.join(cells)}</tr>"
-        )
+        body += f"<tr><td style='{style}'>{mark}{html.escape(row['epoch'])}</td>{''.join(cells)}</tr>"
     return (
         f"<table style='border-collapse:collapse;margin:0'><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
     )

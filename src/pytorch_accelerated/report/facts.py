@@ -56,11 +56,16 @@ def environment_facts(device: torch.device, num_processes: int) -> dict[str, Any
         **{name.replace("_", "-"): str(version) for name, version in versions.items()},
         "system": platform.platform(),
         "host": platform.node(),
-        "command": shlex.join(_without_secrets(sys.argv)),
+        "command": "a notebook" if _is_kernel() else shlex.join(_without_secrets(sys.argv)),
         "folder": os.getcwd(),
     }
     commit = _git_commit()
     return facts if commit is None else {**facts, "git_commit": commit}
+
+
+def _is_kernel() -> bool:
+    """Whether the command line is that of a notebook's kernel, which says nothing about the notebook."""
+    return Path(sys.argv[0]).name.endswith("kernel_launcher.py")
 
 
 def _without_secrets(arguments: list[str]) -> list[str]:
@@ -79,9 +84,9 @@ def _without_secrets(arguments: list[str]) -> list[str]:
 
 
 def _git_commit() -> str | None:
-    """The commit of the folder of the script, with a remark if files were changed since; None without one."""
+    """The commit of the folder of the script or notebook, and whether files were changed since; None without one."""
     script = Path(sys.argv[0] or ".")
-    folder = script.parent if script.is_file() else Path()
+    folder = script.parent if script.is_file() and not _is_kernel() else Path()
     commands = (["rev-parse", "--short=12", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
     try:
         commit, changes = (
