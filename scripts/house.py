@@ -28,6 +28,9 @@ DECLARED_EDGE = (f"{PACKAGE}.callbacks.base", f"{PACKAGE}.trainer")
 # What computes a batch calls one of each.
 FORWARD = {"calculate_train_batch_loss", "forward", "_output_of"}
 BACKWARD = {"backward_step", "backward"}
+# Names that a protocol of Python's world gives to what anybody may call, as it does with two underscores. Nobody uses
+# them for anything else, so they are in no subclass's way.
+PROTOCOLS = {"_repr_html_"}  # IPython's, for an object that is the last line of a cell
 
 
 class ClassName(NamedTuple):
@@ -119,7 +122,7 @@ class House:
                 elif isinstance(node, ast.Attribute) and _is_self(node.value):
                     found.add(node.attr)
             found |= {target.id for target in _targets(self.classes[name].body) if isinstance(target, ast.Name)}
-        return {name for name in found if name.startswith("_") and not name.startswith("__")}
+        return {name for name in found if name.startswith("_") and not name.startswith("__") and name not in PROTOCOLS}
 
     def private_names_of_trainer(self) -> int:
         return len(self.private_names(self.bases(self.central["Trainer"])))
@@ -378,7 +381,7 @@ MISSED = {
         "asked for once each",
     ),
     "lines of source": (
-        40_120,
+        40_250,
         "more was promised meanwhile than was taken out: loaders that choose their workers and that read Arrow by "
         "columns, and what shows a run (curves within epochs, trackers, reports, notebooks, a look before training)",
     ),

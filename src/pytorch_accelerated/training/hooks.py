@@ -30,6 +30,7 @@ from pytorch_accelerated.training.names import GivenArgument, GivenArguments, is
 from pytorch_accelerated.training.order import EVENTS, HOOKS
 from pytorch_accelerated.training.placeholders import replace_trainer_placeholder_values
 from pytorch_accelerated.training.run_state import RunState
+from pytorch_accelerated.training.showing import html_of_trainer
 
 
 def _of_loaders(name: str) -> Any:
@@ -100,6 +101,18 @@ class TrainerHooks:
         self._accelerator: Accelerator = self._create_accelerator()
         self._ranks = Ranks(self._accelerator, timeout=limit_of_waiting(timeout))
         self.callback_handler: CallbackHandler = self._create_callback_handler()
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the model, the loss, the optimizer, the callbacks, and the metrics of the last run."""
+        return html_of_trainer(
+            type(self).__name__,
+            model=self.model,
+            loss_func=self.loss_func,
+            optimizer=self.optimizer,
+            scheduler=self.scheduler,
+            callbacks=self.callback_handler,
+            history=self.run_history,
+        )
 
     # --------------------------------------------------------------------------------------------------------- set-up
 
