@@ -86,7 +86,8 @@ def first_table(file: str, columns: Sequence[int]) -> str:
     lines = (RESULTS / file).read_text(encoding="utf-8").splitlines()
     first = next(number for number, line in enumerate(lines) if line.startswith("|"))
     rows = list(takewhile(lambda line: line.startswith("|"), lines[first:]))
-    return "\n".join(row_of([_cells(row)[i] for i in columns]) for row in rows) + "\n"
+    # Scripts of others are no files of ours, which names in backquotes on a page are.
+    return "\n".join(row_of([_cells(row)[i].replace("`", "") for i in columns]) for row in rows) + "\n"
 
 
 def sentence(file: str, beginning: str) -> str:
