@@ -100,6 +100,24 @@ def test_rows_more_or_fewer_are_warned_of_and_a_set_that_is_new_is_not(tmp_path:
         run_on(tmp_path, Subset(DATA, range(39)), Subset(DATA, range(9)), resumes=True)
 
 
+@pytest.mark.parametrize("changed", ["clean", "noisy"])
+def test_a_change_of_any_evaluation_set_is_warned_of_by_its_name(changed: str, tmp_path: Path) -> None:
+    sets: dict[str, Any] = {"clean": Subset(DATA, range(9)), "noisy": Subset(DATA, range(9, 20))}
+    run_on(tmp_path, DATA, sets)
+    run_on(tmp_path, DATA, dict(reversed(sets.items())), resumes=True)  # every warning is an error here
+    with pytest.warns(UserWarning, match="evaluation .'" + changed + "'. data has changed") as caught:
+        run_on(tmp_path, DATA, {**sets, changed: Subset(DATA, range(20, 25)), "new": DATA}, resumes=True)
+    assert len(caught) == 1
+
+
+def test_states_with_the_first_evaluation_set_only_are_compared_with_the_first_one(tmp_path: Path) -> None:
+    sets: dict[str, Any] = {"clean": Subset(DATA, range(9)), "noisy": Subset(DATA, range(9, 20))}
+    run_on(tmp_path, DATA, sets["clean"])
+    run_on(tmp_path, DATA, sets, resumes=True)
+    with pytest.warns(UserWarning, match="its evaluation data has changed"):
+        run_on(tmp_path, DATA, {"clean": sets["noisy"]}, resumes=True)
+
+
 def test_limits_and_batch_sizes_of_the_loader_do_not_count(tmp_path: Path) -> None:
     run_on(tmp_path, DATA)
     trainer = Order(seed=1)

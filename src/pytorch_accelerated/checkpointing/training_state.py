@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import re
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -70,7 +70,8 @@ class LiveRun:
     """The objects whose states make up a training state.
 
     The model is the one wrapped for training. Optimizer, scheduler, scaler and loaders, as prepared for the run, may be
-    None. `epochs_before` counts the epochs of the runs that this one continues.
+    None; the loaders of several evaluation sets are in `evaluation_sets`, by name. `epochs_before` counts the epochs of
+    the runs that this one continues.
     """
 
     ranks: Ranks
@@ -86,6 +87,7 @@ class LiveRun:
     gradient_norms: LossTracker
     train_loader: Any
     eval_loader: Any
+    evaluation_sets: Mapping[str, Any]
     seed: int
     epochs_before: int
     recorder: StepRecorder | None
@@ -160,6 +162,7 @@ def save_run(
         "ranks": ranks.count,
         "seed": run.seed,
         "data": data_facts(train=run.train_loader, eval=run.eval_loader),
+        "evaluation_sets": data_facts(**run.evaluation_sets),
     }
     write = functools.partial(write_encoded, write_others=write_others) if writer is None else writer.write
 

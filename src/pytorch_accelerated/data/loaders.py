@@ -29,6 +29,11 @@ class Loaders:
     further_eval: dict[str, tuple[Any, Mapping[str, Any]]] = dataclasses.field(default_factory=dict)
 
     @property
+    def eval_by_name(self) -> dict[str, Any]:
+        """The loaders of several evaluation sets by name, between evaluations; empty if there is only one set."""
+        return {name: self.further_eval[name][0] if name in self.further_eval else self.eval for name in self.eval_sets}
+
+    @property
     def all_eval(self) -> list[Any]:
         """The loaders of all evaluation sets, in order. Assign others to change them."""
         return [] if self.eval is None else [self.eval, *(loader for loader, _ in self.further_eval.values())]

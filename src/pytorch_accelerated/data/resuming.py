@@ -10,6 +10,7 @@ from typing import Any
 from pytorch_accelerated.checkpointing.codec import encode
 from pytorch_accelerated.data.fingerprints import Fingerprint, hash_of_contents
 from pytorch_accelerated.data.hub_streams import has_unseeded_order
+from pytorch_accelerated.data.loaders import Loaders
 from pytorch_accelerated.data.stream_loader import StreamLoader
 from pytorch_accelerated.data.streams import has_state
 from pytorch_accelerated.data.updates import RunLoader
@@ -29,7 +30,7 @@ class SavedData:
 
 
 def data_facts(**loaders: Any) -> dict[str, dict[str, Any]]:
-    """The facts about the loaders of a run for a training state, by role."""
+    """The facts about the loaders of a run for a training state, by role or by the name of an evaluation set."""
     return {
         role: {"seed": loader.seed, **dataclasses.asdict(loader.fingerprint)}
         for role, loader in loaders.items()
@@ -44,12 +45,16 @@ def saved_data(facts: Mapping[str, Any], *, source: object) -> dict[str, SavedDa
         InvalidCheckpointError: if no run has written these facts.
     """
     try:
+        entries = dict(facts.get("data", {}))
+        if entries.keys() - _ROLES.keys():
+            raise ValueError(f"data has other entries than {', '.join(_ROLES)}")
+        entries.update({role_of_set(name): entry for name, entry in facts.get("evaluation_sets", {}).items()})
         found = {}
-        for role, (seed, *parts) in ((role, _values(entry)) for role, entry in facts.get("data", {}).items()):
+        for role, (seed, *parts) in ((role, _values(entry)) for role, entry in entries.items()):
             kinds_fit = all(
                 part is None or type(part) is kind for part, kind in zip(parts, (int, str, str), strict=True)
             )
-            if type(seed) is not int or role not in _ROLES or not kinds_fit:
+            if type(seed) is not int or not kinds_fit:
                 raise ValueError(f"data.{role} has entries of other types")
             found[role] = SavedData(seed, Fingerprint(*parts))
         return found
@@ -60,17 +65,26 @@ def saved_data(facts: Mapping[str, Any], *, source: object) -> dict[str, SavedDa
         ) from error
 
 
+def role_of_set(name: str) -> str:
+    """The key of an evaluation set with a name in the result of `saved_data`.
+
+    Old states know only the first set, by the role "eval".
+    """
+    return f"eval/{name}"
+
+
 def _values(entry: Mapping[str, Any]) -> list[Any]:
     return [entry[name] for name in ("seed", "rows", "indices", "contents")]
 
 
-def differing_rows(
-    saved: Mapping[str, SavedData], train_dataloader: Any, eval_dataloader: Any, source: object
-) -> Iterator[str]:
+def differing_rows(saved: Mapping[str, SavedData], loaders: Loaders, source: object) -> Iterator[str]:
     """A warning for each loader of a resumed run whose rows differ from those of the run that `source` has saved."""
-    for role, loader in {"train": train_dataloader, "eval": eval_dataloader}.items():
+    named = {role_of_set(name): loader for name, loader in loaders.eval_by_name.items()}
+    evaluated = named if named.keys() & saved.keys() else {"eval": loaders.eval}
+    for role, loader in {"train": loaders.train, **evaluated}.items():
         if role not in saved or not isinstance(loader, RunLoader):
             continue
+        kind = _ROLES[role] if role in _ROLES else f"evaluation ({role.removeprefix('eval/')!r})"
         now = loader.fingerprint
         difference = saved[role].fingerprint.difference(now)
         same_otherwise = dataclasses.replace(now, contents=None)
@@ -81,7 +95,7 @@ def differing_rows(
         ):
             continue
         yield (
-            f"The run resumes from {source}, but its {_ROLES[role]} data has changed (the "
+            f"The run resumes from {source}, but its {kind} data has changed (the "
             f"{type(loader.dataset).__name__} has {difference}). If it was split at random, rows of the training set "
             "may now be in the evaluation set: call `set_seed(...)` before the split, with the seed of the first run, "
             "or keep the split in a file. If the change is intended, ignore this warning."

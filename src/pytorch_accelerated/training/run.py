@@ -33,7 +33,7 @@ from pytorch_accelerated.checkpointing.weights import check_model_finite
 from pytorch_accelerated.data.adapting import close_loader
 from pytorch_accelerated.data.checking import empty_loader_error, refuse_empty
 from pytorch_accelerated.data.loaders import Loaders
-from pytorch_accelerated.data.resuming import SavedData, differing_rows
+from pytorch_accelerated.data.resuming import SavedData, differing_rows, role_of_set
 from pytorch_accelerated.data.slicing import DataLoaderSlice
 from pytorch_accelerated.data.updates import CountItems, Round, RunLoader, Update
 from pytorch_accelerated.errors import ConfigurationError, NonFiniteLossError, StopTrainingError
@@ -567,7 +567,7 @@ class Run:
             loaders.train.expect_passes(self.settings.num_epochs, self.print)
         for name in self.evaluation_sets.names if loaders.eval is not None else ():
             with self.evaluation_sets.current(name):
-                role = None if name in loaders.further_eval else "eval"
+                role = role_of_set(name) if name in loaders.further_eval else "eval"
                 loaders.eval = self.adapted(loaders.eval, loaders.eval_kwargs, role=role)
                 hooks._check_eval_batch_size()
                 if loaders.train is not None:
@@ -715,6 +715,7 @@ class Run:
             gradient_norms=self.gradient_norms,
             train_loader=self.loaders.train,
             eval_loader=self.loaders.eval,
+            evaluation_sets=self.loaders.eval_by_name,
             seed=self.seed,
             epochs_before=self.epochs_before,
             recorder=self.reports.recorder,
@@ -751,7 +752,7 @@ class Run:
         difference = difference_by_ranks(self.contents(), state)
         if difference is not None:
             warn_user(self.ranks, difference)
-        for message in differing_rows(self._saved_data or {}, self.loaders.train, self.loaders.eval, state):
+        for message in differing_rows(self._saved_data or {}, self.loaders, state):
             warn_user(self.ranks, message)
 
     def go_back_to(self, state: Path) -> None:

@@ -190,6 +190,7 @@ def start_training(
     if any(isinstance(callback, SaveTrainingStateCallback) for callback in hooks.callback_handler):
         # It fetches rows: now, not when a signal urgently asks for a state.
         data_facts(train=run.loaders.train, eval=run.loaders.eval)
+        data_facts(**run.loaders.eval_by_name)
     hooks.run_config = describe(
         settings.per_device_batch_size,
         settings.num_epochs,
