@@ -1,11 +1,14 @@
 """The documentation is a site: it builds without a warning, and has a page for each public name."""
 
+import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from pytorch_accelerated import errors
 from tests.support.processes import REPOSITORY
 
 DOCS = REPOSITORY / "docs"
@@ -37,3 +40,12 @@ def test_the_reference_has_the_methods_of_the_trainer(site: Path) -> None:
     text = (site / "reference" / "trainer.html").read_text(encoding="utf-8")
     for name in ("train", "evaluate", "predict", "calculate_train_batch_loss", "create_train_dataloader", "preflight"):
         assert f'id="pytorch_accelerated.Trainer.{name}"' in text
+
+
+def test_the_page_of_errors_has_every_class() -> None:
+    text = (DOCS / "errors.md").read_text(encoding="utf-8")
+    explained = {name for title in re.findall(r"^### (.+)$", text, re.MULTILINE) for name in title.split(", ")}
+    classes = {
+        name for name, value in vars(errors).items() if inspect.isclass(value) and issubclass(value, BaseException)
+    }
+    assert explained == classes
