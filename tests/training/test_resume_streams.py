@@ -277,3 +277,11 @@ def test_a_worker_that_does_not_take_its_state_is_known_before_anything_changes(
     with pytest.raises(InvalidCheckpointError, match="The StatefulDataLoader cannot load its state .*TypeError"):
         run(make(), resume_from=tmp_path / "other")
     run(make(), resume_from=tmp_path / "state", num_epochs=1)
+
+
+@pytest.mark.parametrize("accumulation_steps", [1, 2])
+def test_a_limit_that_was_reached_is_not_exceeded_with_larger_batches(accumulation_steps: int) -> None:
+    """The used samples end within a batch, which is not used again: the pass is over."""
+    loader = adapt_loader(DataLoader(Walk(), 4), OneOf(), seed=0, accumulation_steps=accumulation_steps, feed=iter)
+    updates = loader.limited(3).updates(start=6, batches_done=3, count_items=lambda batch: len(batch[1]))
+    assert list(updates) == []

@@ -134,7 +134,7 @@ class StreamLoader(RunLoader):
         shares = self._shares(self._accumulation_steps)
         while True:
             # Used samples may have been divided into updates differently.
-            wanted = 1 if position < start else min(self._accumulation_steps, left)
+            wanted = min(1 if position < start else self._accumulation_steps, left)
             measured = list(itertools.islice(batches, wanted))
             host, sizes = [batch for batch, _ in measured], [size for _, size in measured]
             everyones = shares.exchange(sizes, left - wanted)
