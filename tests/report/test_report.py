@@ -5,6 +5,7 @@ import html
 import json
 import re
 import struct
+import warnings
 import zlib
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,12 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
 from pytorch_accelerated import Trainer
-from pytorch_accelerated.callbacks import ReportCallback, SaveBestModelCallback, SaveTrainingStateCallback
+from pytorch_accelerated.callbacks import (
+    MetricsCallback,
+    ReportCallback,
+    SaveBestModelCallback,
+    SaveTrainingStateCallback,
+)
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.errors import ConfigurationError, StopTrainingError
 from pytorch_accelerated.report.facts import environment_facts
@@ -374,3 +380,34 @@ def test_the_state_of_the_page_is_plain(tmp_path: Path):
     other.load_state_dict(state)
     saved, loaded = (json.loads(each.state_dict()["page"]) for each in (report, other))
     assert {**loaded, "seconds": 0} == {**saved, "seconds": 0}
+
+
+def test_evaluation_sets_share_the_panels_of_their_quantities_and_worst_samples_have_their_indices(tmp_path):
+    page = tmp_path / "run.html"
+    accuracy = MetricsCallback({"accuracy": lambda outputs, targets: (outputs.argmax(1) == targets).float().mean()})
+    trainer = trainer_with(accuracy, ReportCallback(page, num_samples=4))
+    trainer.train(TRAIN, 1, {"clean": EVAL, "other_one": TRAIN}, per_device_batch_size=30)
+    run = run_on_page(page)
+    roles = {metric["name"]: (metric["role"], metric["quantity"]) for metric in run["metrics"]}
+    assert roles["eval_clean_accuracy"] == ("eval clean", "accuracy")
+    assert roles["eval_other_one_loss_epoch"] == ("eval other_one", "loss")
+    inputs, targets = EVAL.tensors
+    losses = nn.functional.cross_entropy(trainer.get_model()(inputs), targets, reduction="none")
+    worst = [row["index"] for row in run["predictions"]["clean"]["samples"]["rows"]]
+    assert worst == losses.topk(4).indices.tolist()
+
+
+@pytest.mark.filterwarnings("always:the user's own")
+def test_spikes_and_warnings_are_among_the_events(tmp_path):
+    class Strange(TrainerCallback):
+        def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+            warnings.warn("the user's own", stacklevel=1)
+            spike = {"loss": 9.0, "median": 2.0, "epoch": 1, "first_update": 7, "last_update": 7, "samples": [3, 5]}
+            trainer.internal_run.emitter.emit("on_loss_spike", **spike)
+
+    page = tmp_path / "run.html"
+    with pytest.warns(UserWarning, match="the user's own"):
+        train(trainer_with(Strange(), ReportCallback(page)), 1)
+    events = [(event["update"], event["what"], event["text"]) for event in run_on_page(page)["events"]]
+    assert (7, "loss spike", "9, where the median was 2; training samples 3, 5") in events
+    assert (10, "warning", "UserWarning: the user's own") in events

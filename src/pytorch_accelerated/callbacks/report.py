@@ -403,7 +403,7 @@ class ReportCallback(TrainerCallback):
 
     def _read_history(self, trainer: Trainer) -> None:
         history, contents = trainer.run_history, self._contents
-        contents.metrics = metric_columns(history.records)
+        contents.metrics = metric_columns(history.records, trainer.internal_run.evaluation_sets.names)
         contents.steps = step_columns(history.step_records)
         contents.best = best_values(contents.metrics, watched_metrics(trainer.callback_handler))
         epochs = [each.epoch for each in history.records[-1:]] + [each.epoch for each in history.step_records[-1:]]

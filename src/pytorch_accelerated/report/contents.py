@@ -68,15 +68,26 @@ class RunContents:
         return contents
 
 
-def metric_columns(records: Iterable[MetricRecord]) -> list[dict[str, Any]]:
-    """The numbers among the records by metric, each with its lists of epochs, updates and values."""
+def metric_columns(records: Iterable[MetricRecord], evaluation_sets: Iterable[str] = ()) -> list[dict[str, Any]]:
+    """The numbers among the records by metric, each with its lists of epochs, updates and values.
+
+    Args:
+        records: of a run.
+        evaluation_sets: their names, which become part of the role: `eval_clean_loss` is the loss of "eval clean".
+    """
+    sets = [name for name in evaluation_sets if name]
     columns: dict[str, dict[str, Any]] = {}
     for record in records:
         if not record.is_scalar:
             continue
         if record.name not in columns:
             role, quantity = role_and_quantity(record.name)
-            names = {"name": record.name, "role": role.strip("_/").replace("_", " "), "quantity": quantity}
+            role = role.strip("_/").replace("_", " ")
+            for name in sets:
+                if role and quantity.startswith(f"{name}_"):
+                    role, quantity = f"{role} {name}", quantity.removeprefix(f"{name}_")
+                    break
+            names = {"name": record.name, "role": role, "quantity": quantity}
             columns[record.name] = {**names, "epoch": [], "update": [], "value": []}
         column = columns[record.name]
         column["epoch"].append(record.epoch)

@@ -128,6 +128,7 @@ function panelsOf() {
     fine("loss", "loss", "train", run.steps.train_loss);
     for (const metric of run.metrics) {
       const isTraining = metric.role === "train";
+      if (isAlias(metric, run)) continue;
       if (metric.quantity.startsWith("learning_rate") && run.steps.learning_rates?.length) continue;
       const meaning = metric.role === "" ? metric.name : isTraining && metric.quantity === "loss" ? "train, epoch" : metric.role;
       add(metric.quantity, metric.quantity.replaceAll("_", " "), {
@@ -151,6 +152,13 @@ function panelsOf() {
   const last = ["rates", "norm", "throughput", "wait", "memory"];
   return [...panels].sort(([a], [b]) => (a === "loss" ? -1 : b === "loss" ? 1 : last.indexOf(a) - last.indexOf(b)))
     .map(([key, panel]) => ({ key, ...panel }));
+}
+
+/** Of several evaluation sets, the loss of the first is recorded without its name, too. */
+function isAlias(metric, run) {
+  const isSame = (other) => String(other.value) === String(metric.value) && String(other.update) === String(metric.update);
+  return metric.role !== "" && run.metrics.some((other) =>
+    other.quantity === metric.quantity && other.role.startsWith(`${metric.role} `) && isSame(other));
 }
 
 function fullRange(panels) {
@@ -486,6 +494,7 @@ function events(run) {
   if (!run.events.length) return [];
   const rows = run.events.map((event) => [new Date(1000 * event.time).toLocaleTimeString(), String(event.epoch), number(event.update), event.what, event.text]);
   const table = list(rows, ["time", "epoch", "update", "event", ""], 9);
+  table.classList.add("events");
   return section("Events", h("div", { class: "card" }, rows.length > 20 ? h("details", {}, h("summary", {}, `${rows.length} events`), table) : table));
 }
 
