@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
-from pytorch_accelerated.callbacks.summing_up import summary_lines
+from pytorch_accelerated.callbacks.summing_up import summary_lines, with_mark
 from pytorch_accelerated.callbacks.watching import watched_metrics
 from pytorch_accelerated.data.building import advice_on_waiting
 from pytorch_accelerated.progress.display import Display, display_factory
@@ -20,7 +20,6 @@ from pytorch_accelerated.progress.formats import format_count, format_duration, 
 from pytorch_accelerated.progress.notebook import NotebookPage, can_display
 from pytorch_accelerated.progress.progress import Progress, length_of
 from pytorch_accelerated.progress.table import GrowingTable, block, folded, screen_columns
-from pytorch_accelerated.tracking.best import best_record
 
 if TYPE_CHECKING:
     from pytorch_accelerated.callbacks.base import Trainer
@@ -361,11 +360,8 @@ class LogMetricsCallback(TrainerCallback):
             return
         if self._epoch_started is not None:
             row["time"] = format_duration(time.perf_counter() - self._epoch_started)
-        best = best_record(trainer.run_history.records, watched_metrics(trainer.callback_handler))
-        if best is not None and best.name in row:
-            latest = next(record for record in reversed(trainer.run_history.records) if record.name == best.name)
-            row[best.name] += "*" if best is latest else " "
-        trainer.print(self._table.add_row(row))
+        watched = watched_metrics(trainer.callback_handler)
+        trainer.print(self._table.add_row(with_mark(row, trainer.run_history.records, watched)))
 
 
 PrintMetricsCallback = LogMetricsCallback

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pytorch_accelerated.callbacks.watching import watched_metrics
@@ -10,6 +10,7 @@ from pytorch_accelerated.progress.formats import format_count, format_number, fo
 from pytorch_accelerated.progress.table import screen_columns
 from pytorch_accelerated.tracking.best import best_record
 from pytorch_accelerated.tracking.history import RunHistory
+from pytorch_accelerated.tracking.values import MetricRecord
 
 # How much waiting for data is worth a word.
 _SHARE_WORTH_SHOWING = 0.05
@@ -27,8 +28,7 @@ def summary_lines(history: RunHistory, callbacks: Iterable[Any], *, num_warnings
         num_warnings: how many warnings were shown.
     """
     callbacks = list(callbacks)
-    best = best_record(history.records, watched_metrics(callbacks))
-    facts = [] if best is None else [f"Best {best.name} {format_number(best.value)} (epoch {best.epoch})"]
+    facts = best_facts(history.records, watched_metrics(callbacks))
     facts += _speed(history)
     facts += [format_count(num_warnings, "warning")] if num_warnings else []
     places: Mapping[str, str] = {
@@ -37,10 +37,34 @@ def summary_lines(history: RunHistory, callbacks: Iterable[Any], *, num_warnings
         if hasattr(callback, "saved_places")
         for what, path in callback.saved_places().items()
     }
-    return [line for line in (", ".join(facts), *_places(places)) if line]
+    return [line for line in (", ".join(facts), *saved_lines(places)) if line]
 
 
-def _places(places: Mapping[str, str]) -> list[str]:
+def best_facts(records: Iterable[MetricRecord], watched: Mapping[str, bool], *, names_step: bool = False) -> list[str]:
+    """The best value and its epoch, or nothing; see `best_record`.
+
+    Args:
+        records, watched: as there.
+        names_step: whether to name the step too: values are compared at any step, not only after epochs.
+    """
+    best = best_record(records, watched)
+    if best is None:
+        return []
+    step = f", step {best.update}" if names_step else ""
+    return [f"Best {best.name} {format_number(best.value)} (epoch {best.epoch}{step})"]
+
+
+def with_mark(row: dict[str, str], records: Sequence[MetricRecord], watched: Mapping[str, bool]) -> dict[str, str]:
+    """A row of a table with a "*" after the latest value of the metric that decides, if that is the best so far."""
+    best = best_record(records, watched)
+    if best is None or best.name not in row:
+        return row
+    latest = next(record for record in reversed(records) if record.name == best.name)
+    return {**row, best.name: row[best.name] + ("*" if best is latest else " ")}
+
+
+def saved_lines(places: Mapping[str, str]) -> list[str]:
+    """What was saved, by path: one line, or one for each path if it would be too wide."""
     if not places:
         return []
     line = "Saved: " + ", ".join(f"{what} {path}" for path, what in places.items())

@@ -1,0 +1,127 @@
+"""What a run has logged, as a run history and as a table that grows."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pytorch_accelerated.callbacks.summing_up import best_facts, saved_lines, with_mark
+from pytorch_accelerated.progress.formats import format_count, format_duration, format_number
+from pytorch_accelerated.progress.table import GrowingTable
+from pytorch_accelerated.tracking.history import InMemoryRunHistory
+
+# They say where a run is, and how fast, and are no results.
+_PLACES = ("epoch", "step", "total_flos", "num_input_tokens_seen")
+_SPEEDS = ("_runtime", "_samples_per_second", "_steps_per_second", "_tokens_per_second")
+_STEP = ("grad_norm", "learning_rate")
+_SHORT_NAMES = {"learning_rate": "lr"}
+
+
+class LoggedHistory(InMemoryRunHistory):
+    """The numbers among the logs of a run, with their epochs, counted from 1, and their updates."""
+
+    def add(self, logs: Mapping[str, Any], epoch: float, step: int) -> None:
+        """Record the results in an entry of the log history."""
+        # A fraction such as 0.9999999 is a whole epoch; what is logged before the first update belongs to epoch 1.
+        whole = round(epoch)
+        is_whole = math.isclose(epoch, whole, abs_tol=1e-6)
+        self._set_epoch(max(1, whole if is_whole else math.ceil(epoch)))
+        self.updates_done = step
+        for name, value in logs.items():
+            if isinstance(value, numbers.Real) and not is_about_the_run(name) and name not in _STEP:
+                self.update_metric(name, value)
+        if is_whole:
+            self._set_epoch(whole + 1)
+
+
+class LogTable:
+    """A table with a row for each step that has logs; those of an evaluation are in the row of its step.
+
+    Args:
+        watched: the metric that says which model is the best, and whether greater is better. Without any, it is the
+            loss of evaluations.
+        earlier: the log history of a run that is resumed.
+    """
+
+    def __init__(self, watched: Mapping[str, bool], earlier: Iterable[Mapping[str, Any]] = ()) -> None:
+        self.watched = watched
+        self.history = LoggedHistory()
+        for entry in earlier:
+            if not is_summary(entry):
+                self.history.add(entry, entry.get("epoch", 0), entry.get("step", 0))
+        self._table = GrowingTable(minor_names=("grad_norm", "lr", "elapsed"))
+        self._row: dict[str, str] = {}
+
+    def add(self, logs: Mapping[str, Any], epoch: float, step: int, seconds: float) -> list[str]:
+        """Add logs to the row of their step. Returns the row before, if this begins another one."""
+        place = {"epoch": format_epochs(epoch), "step": str(step)}
+        cells = {_SHORT_NAMES.get(name, name): _text(name, logs[name]) for name in logs if not is_about_the_run(name)}
+        is_same = place.items() <= self._row.items() and not cells.keys() & self._row.keys()
+        finished = [] if is_same else self.take_row()
+        self._row = {**(self._row or place), **cells, "elapsed": format_duration(seconds)}
+        self.history.add(logs, epoch, step)
+        return finished
+
+    @property
+    def has_row(self) -> bool:
+        """Whether a row has begun that nobody has taken."""
+        return bool(self._row)
+
+    def take_row(self) -> list[str]:
+        """The row that has begun, as text; none if there is none. A "*" follows a new best value."""
+        row, self._row = self._row, {}
+        return [self._table.add_row(with_mark(row, self.history.records, self.watched))] if row else []
+
+    def closing_lines(self, state: Any, seconds: float, speed: float | None, saved: Mapping[str, str]) -> list[str]:
+        """How the run ended, its best value and its speed, and what it saved where.
+
+        Args:
+            state: of the trainer.
+            seconds: the duration.
+            speed: in samples a second, if known.
+            saved: the names of what was saved, by path.
+        """
+        word = "Finished" if state.global_step >= state.max_steps else "Stopped early after"
+        epochs = format_epochs(state.epoch)
+        left_out = sum(int(entry.get("non_finite_losses", 0)) for entry in state.log_history)
+        facts = best_facts(self.history.records, self.watched, names_step=True)
+        facts += [] if speed is None else [f"{format_number(speed)} samples/s"]
+        facts += [f"{format_count(left_out, 'loss', 'losses')} left out as not finite"] if left_out else []
+        return [
+            f"{word} {epochs} {'epoch' if epochs == '1' else 'epochs'}, {format_count(state.global_step, 'step')} in "
+            f"{format_duration(seconds)}",
+            *([", ".join(facts)] if facts else []),
+            *saved_lines(saved),
+        ]
+
+
+def is_about_the_run(name: str) -> bool:
+    """Whether a logged number is a place or a speed, not a result.
+
+    >>> [is_about_the_run(name) for name in ("epoch", "eval_runtime", "eval_loss")]
+    [True, True, False]
+    """
+    return name in _PLACES or name.endswith(_SPEEDS)
+
+
+def is_summary(logs: Mapping[str, Any]) -> bool:
+    """Whether these are the last logs of a training, which sum it up."""
+    return "train_runtime" in logs and "train_loss" in logs
+
+
+def format_epochs(epochs: float) -> str:
+    """A number of epochs, without decimals if it is whole.
+
+    >>> format_epochs(2.0), format_epochs(0.5)
+    ('2', '0.50')
+    """
+    text = f"{epochs:.2f}"
+    return text.removesuffix(".00")
+
+
+def _text(name: str, value: Any) -> str:
+    if name == "learning_rate" and isinstance(value, float):
+        return f"{value:.2e}"
+    return format_number(value) if isinstance(value, float) else str(value)
