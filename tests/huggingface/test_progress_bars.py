@@ -1,16 +1,20 @@
 """Progress bars of a run, and what is logged above them."""
 
+import ast
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from pytorch_accelerated.huggingface import Trainer, TrainerCallback
 from pytorch_accelerated.huggingface.arguments.training_arguments import TrainingArguments
 from pytorch_accelerated.huggingface.events.callbacks import CallbackHandler, DefaultFlowCallback
 from pytorch_accelerated.huggingface.events.progress import ProgressCallback
 from pytorch_accelerated.huggingface.events.state import TrainerControl, TrainerState
 from pytorch_accelerated.progress import progress
 from pytorch_accelerated.progress.display import BarDisplay
+from tests.huggingface.runs import Regression, Rows, make_arguments
 from tests.support.terminal import in_a_terminal
 
 
@@ -52,7 +56,7 @@ def test_bars_show_training_and_evaluation_and_vanish() -> None:
         assert "epoch=1.00, loss=0.5000]" in terminal.received
         assert " steps/s" in terminal.received
         assert " batches/s" in terminal.received  # of the evaluation
-        assert terminal.screen == []
+        assert [line.partition(" in ")[0] for line in terminal.screen] == ["Finished 1 epoch, 4 steps"]
 
 
 def test_a_resumed_run_begins_where_it_stopped() -> None:
@@ -62,10 +66,104 @@ def test_a_resumed_run_begins_where_it_stopped() -> None:
         assert "training  25%" not in terminal.received
 
 
-def test_logs_are_printed_above_the_bars_without_the_operations() -> None:
+def test_logs_are_rows_above_the_bars_without_the_operations() -> None:
     with in_a_terminal() as terminal:
         run(ProgressCallback(), TrainerState(max_steps=4), logs={"loss": 0.123456, "note": "x", "total_flos": 3.0})
-        assert terminal.screen == ["loss 0.1235, note x"]
+        header, _, row, *summary = terminal.screen
+        assert header.split() == ["epoch", "step", "loss", "note", "elapsed"]
+        assert row.split()[:-1] == ["0.50", "2", "0.1235", "x"]
+        assert [line.partition(" in ")[0] for line in summary] == ["Finished 1 epoch, 4 steps"]
+
+
+def scored_trainer(folder: Path, *scores: float, **arguments: Any) -> Trainer:
+    """A trainer that shows its run, with epochs of five updates; its evaluations have these scores."""
+    left = iter(scores)
+    return Trainer(
+        Regression(),
+        make_arguments(folder, **{"disable_tqdm": False, **arguments}),
+        train_dataset=Rows(10),
+        eval_dataset=Rows(5),
+        compute_metrics=lambda prediction: {"score": next(left)},
+    )
+
+
+def lines_of(text: str) -> list[list[str]]:
+    """The words of each row, with the last one, a time, left out."""
+    return [line.split()[:-1] for line in text.splitlines() if line and line.split()[0].replace(".", "").isdigit()]
+
+
+@pytest.mark.fact("Logging: ProgressCallback prints a row for each step with logs, marks best values, and sums up")
+def test_a_run_is_a_table_with_its_best_values_and_a_summary(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = scored_trainer(
+        tmp_path,
+        0.25,
+        0.75,
+        0.5,
+        num_train_epochs=3,
+        eval_strategy="epoch",
+        save_strategy="epoch",
+        logging_steps=5,
+        load_best_model_at_end=True,
+        metric_for_best_model="score",
+    )
+    trainer.train()
+    output = capsys.readouterr().out
+    rows = lines_of(output)
+    assert [row[:2] for row in rows] == [["1", "5"], ["2", "10"], ["3", "15"]]  # losses and evaluations share rows
+    assert ["0.2500*" in rows[0], "0.7500*" in rows[1], "0.5000" in rows[2]] == [True] * 3
+    assert "eval_runtime" not in output
+    summary, _, saved = output[output.index("Finished") :].partition("Saved:")
+    finished, best = summary.splitlines()
+    assert finished.startswith("Finished 3 epochs, 15 steps in ")
+    assert best.startswith("Best eval_score 0.7500 (epoch 2, step 10), ")
+    assert best.endswith(" samples/s")
+    assert "best model" in saved
+    assert str(tmp_path / "checkpoint-10") in saved
+
+
+def test_a_resumed_run_compares_with_the_values_before(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def train(epochs: int, score: float) -> str:
+        strategies = {"eval_strategy": "epoch", "save_strategy": "epoch"}
+        arguments = {**strategies, "num_train_epochs": epochs, "metric_for_best_model": "score"}
+        scored_trainer(tmp_path, score, **arguments).train(resume_from_checkpoint=epochs > 1)
+        return capsys.readouterr().out
+
+    assert "0.7500*" in train(1, 0.75)
+    resumed = train(2, 0.25)
+    assert "*" not in resumed
+    assert "Best eval_score 0.7500 (epoch 1, step 5)" in resumed
+
+
+def test_a_row_is_printed_when_the_run_breaks_off(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    class Fails(TrainerCallback):
+        def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            raise ValueError("an evaluation of the user's")
+
+    trainer = scored_trainer(tmp_path, 0.5, eval_strategy="epoch", logging_steps=5)
+    trainer.add_callback(Fails())
+    with pytest.raises(ValueError, match="an evaluation of the user's"):
+        trainer.train()
+    output = capsys.readouterr().out
+    assert [row[:2] for row in lines_of(output)] == [["1", "5"]]
+    assert "eval_loss" in output
+    assert "Finished" not in output
+
+
+def test_without_bars_logs_are_dicts_and_there_is_no_summary(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = scored_trainer(
+        tmp_path, 0.5, disable_tqdm=True, num_train_epochs=1, logging_steps=5, eval_strategy="epoch"
+    )
+    trainer.train()
+    printed = [ast.literal_eval(line) for line in capsys.readouterr().out.splitlines()]
+    logged = [
+        {name: value for name, value in entry.items() if name not in ("step", "total_flos")}
+        for entry in trainer.state.log_history
+    ]
+    assert printed == logged
 
 
 def test_nothing_is_shown_by_other_processes() -> None:

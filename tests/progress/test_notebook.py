@@ -14,7 +14,7 @@ from tests.support.processes import REPOSITORY
 
 CELLS = {
     "setup": """
-import os, time, warnings
+import os, tempfile, time, warnings
 import torch
 from torch import nn
 from pytorch_accelerated import Trainer
@@ -53,6 +53,13 @@ def speak(trainer):
     warnings.warn("a warning from a callback")
 """,
     "train": "trainer = new_trainer(3, speak)\ntrainer.train(TRAIN, 3, EVAL, per_device_batch_size=30)\nNone",
+    "hugging face": """
+from pytorch_accelerated.huggingface import Trainer as FaceTrainer, TrainingArguments
+from tests.huggingface.runs import Regression, Rows
+options = {"num_train_epochs": 3, "per_device_train_batch_size": 2, "eval_strategy": "epoch", "logging_steps": 2}
+args = TrainingArguments(tempfile.mkdtemp(), report_to="none", save_strategy="no", **options)
+FaceTrainer(Regression(), args, train_dataset=Rows(20), eval_dataset=Rows(5)).train()
+None""",
     "evaluate": "trainer.evaluate(EVAL, per_device_batch_size=10)\nNone",
     "predict": "trainer.predict(EVAL, per_device_batch_size=10)\nNone",
     "quick": "trainer.predict(torch.utils.data.Subset(EVAL, range(10)), per_device_batch_size=10)\nNone",
@@ -70,7 +77,6 @@ new_trainer(13, lambda trainer: os.kill(os.getpid(), signal.SIGINT)).train(TRAIN
     "history": "trainer.run_history",
     "run config": "trainer.run_config",
     "stored predictions": """
-import tempfile
 trainer.predict(EVAL, output_path=os.path.join(tempfile.mkdtemp(), "<rows>"))
 """,
 }
@@ -139,6 +145,20 @@ def test_a_curve_has_room_for_long_names_and_numbers():
         room = x if is_right_aligned else width - x
         assert room >= 6 * len(text)
         assert 0 < y < height
+
+
+def test_a_hugging_face_run_has_the_same_display(outputs):
+    assert error_of(outputs["hugging face"]) is None
+    (page,) = displays(outputs["hugging face"])
+    header, *rows = rows_of(page)
+    assert header == ["epoch", "loss", "eval_loss"]
+    assert [row[0].removeprefix("\N{BLACK STAR} ") for row in rows if row[2]] == ["1", "2", "3"]
+    assert "best eval_loss: " in page
+    assert len(re.findall(r"<polyline", page)) == 2
+    assert is_finished(page)
+    finished, best = printed(outputs["hugging face"])
+    assert finished.startswith("Finished 3 epochs, 30 steps in ")
+    assert best.startswith("Best eval_loss ")
 
 
 def test_what_others_print_stays_visible_and_the_table_is_not_printed_again(outputs):

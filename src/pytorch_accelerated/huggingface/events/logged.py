@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pytorch_accelerated.callbacks.summing_up import best_facts, saved_lines, with_mark
-from pytorch_accelerated.progress.formats import format_count, format_duration, format_number
-from pytorch_accelerated.progress.table import GrowingTable
+from pytorch_accelerated.progress.formats import format_count, format_duration, format_number, format_rate
+from pytorch_accelerated.progress.table import GrowingTable, folded
 from pytorch_accelerated.tracking.history import InMemoryRunHistory
 
 # They say where a run is, and how fast, and are no results.
@@ -87,14 +87,11 @@ class LogTable:
         epochs = format_epochs(state.epoch)
         left_out = sum(int(entry.get("non_finite_losses", 0)) for entry in state.log_history)
         facts = best_facts(self.history.records, self.watched, names_step=True)
-        facts += [] if speed is None else [f"{format_number(speed)} samples/s"]
+        facts += [] if speed is None else [f"{format_rate(speed)} samples/s"]
         facts += [f"{format_count(left_out, 'loss', 'losses')} left out as not finite"] if left_out else []
-        return [
-            f"{word} {epochs} {'epoch' if epochs == '1' else 'epochs'}, {format_count(state.global_step, 'step')} in "
-            f"{format_duration(seconds)}",
-            *([", ".join(facts)] if facts else []),
-            *saved_lines(saved),
-        ]
+        done = f"{epochs} {'epoch' if epochs == '1' else 'epochs'}, {format_count(state.global_step, 'step')}"
+        lines = [f"{word} {done} in {format_duration(seconds)}", ", ".join(facts)]
+        return [*(folded(line) for line in lines if line), *saved_lines(saved)]
 
 
 def is_about_the_run(name: str) -> bool:
