@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pytorch_accelerated import callbacks as native
 from pytorch_accelerated import huggingface
 from pytorch_accelerated.errors import ArgumentTypeError, CallbackSetupError
 from pytorch_accelerated.huggingface.arguments.training_arguments import TrainingArguments
@@ -405,3 +406,19 @@ def test_the_state_of_early_stopping_is_that_of_transformers() -> None:
 def test_early_stopping_refuses_numbers_that_cannot_work(arguments: tuple[Any, ...]) -> None:
     with pytest.raises(CallbackSetupError, match="EarlyStoppingCallback has a patience of"):
         EarlyStoppingCallback(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("callback", "advice"),
+    [
+        (native.CSVLoggerCallback("log.csv"), "pandas.DataFrame(trainer.state.log_history)"),
+        (native.TrackerCallback("tensorboard"), "Use `report_to`"),
+        (native.LossSpikeCallback(), "Write it as a pytorch_accelerated.huggingface.TrainerCallback"),
+    ],
+)
+def test_a_callback_of_the_native_trainer_is_refused_with_what_to_use_instead(callback: Any, advice: str) -> None:
+    with pytest.raises(
+        ArgumentTypeError, match=f"{type(callback).__name__} is a callback of pytorch_accelerated.Trainer"
+    ) as caught:
+        handler_of(callback)
+    assert advice in str(caught.value)

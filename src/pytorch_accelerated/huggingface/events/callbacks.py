@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from pytorch_accelerated.callbacks.base import TrainerCallback as NativeCallback
 from pytorch_accelerated.callbacks.handler import EventHandler, needs_agreement
 from pytorch_accelerated.callbacks.warning import stacklevel_of_user
 from pytorch_accelerated.errors import ArgumentTypeError, CallbackSetupError
@@ -92,6 +93,23 @@ _CLEARED_AT = {
     "on_evaluate": ("should_evaluate",),
     "on_log": ("should_log",),
 }
+
+# What does the job of a native callback here.
+_INSTEAD = {
+    "CSVLoggerCallback": "The log history is a list of dicts: write pandas.DataFrame(trainer.state.log_history) to CSV.",
+    "EarlyStoppingCallback": "Use pytorch_accelerated.huggingface.EarlyStoppingCallback.",
+    "JSONLoggerCallback": "The log history is in trainer_state.json of each checkpoint, and `trainer.save_state()` "
+    "writes it at any time.",
+    "MetricsCallback": "Use `compute_metrics`.",
+    "SaveBestModelCallback": "Use `load_best_model_at_end` and `metric_for_best_model` of the arguments.",
+    "SaveTrainingStateCallback": "Use `save_strategy` and `save_steps` of the arguments.",
+    "TrackerCallback": "Use `report_to` of the arguments.",
+}
+
+
+def _instead_of(kind: type) -> str:
+    known = (_INSTEAD[base.__name__] for base in kind.__mro__ if base.__name__ in _INSTEAD)
+    return next(known, "Write it as a pytorch_accelerated.huggingface.TrainerCallback.")
 
 
 def _fires(event: str, *names: str) -> Callable[..., Any]:
@@ -225,8 +243,13 @@ class CallbackHandler(EventHandler):
     on_log = _fires("on_log", "logs")
 
     def _accepts(self, callback: Any) -> bool:
-        """Warn about a second callback of a class, and about methods that are named almost like an event."""
+        """Refuse callbacks of the native trainer; warn about a second callback of a class, and about methods that are named almost like an event."""
         kind = type(callback)
+        if isinstance(callback, NativeCallback):
+            raise ArgumentTypeError(
+                f"{kind.__name__} is a callback of pytorch_accelerated.Trainer, and this trainer calls callbacks with "
+                f"other arguments: `args, state, control`. {_instead_of(kind)}"
+            )
         if any(_job(type(other)) == _job(kind) for other in self.callbacks):
             warnings.warn(
                 f"A second {kind.__name__} was added to the callbacks ({self.callback_list}), so it will act twice. "
