@@ -96,7 +96,7 @@ _CLEARED_AT = {
 
 # What does the job of a native callback here.
 _INSTEAD = {
-    "CSVLoggerCallback": "The log history is a list of dicts: write pandas.DataFrame(trainer.state.log_history) to CSV.",
+    "CSVLoggerCallback": "Write the log history: pandas.DataFrame(trainer.state.log_history).to_csv(path).",
     "EarlyStoppingCallback": "Use pytorch_accelerated.huggingface.EarlyStoppingCallback.",
     "JSONLoggerCallback": "The log history is in trainer_state.json of each checkpoint, and `trainer.save_state()` "
     "writes it at any time.",
@@ -243,7 +243,7 @@ class CallbackHandler(EventHandler):
     on_log = _fires("on_log", "logs")
 
     def _accepts(self, callback: Any) -> bool:
-        """Refuse callbacks of the native trainer; warn about a second callback of a class, and about methods that are named almost like an event."""
+        """Refuse native callbacks; warn about a second one of a class, and about methods named almost like an event."""
         kind = type(callback)
         if isinstance(callback, NativeCallback):
             raise ArgumentTypeError(
