@@ -5,6 +5,6 @@ from pytorch_accelerated.seeding import set_seed
 from pytorch_accelerated.trainer import Trainer
 from pytorch_accelerated.training.placeholders import TrainerPlaceholderValues
 
-__version__ = "1.0.0.dev0"
+__version__ = "1.0.0"
 
 __all__ = ["Trainer", "TrainerPlaceholderValues", "__version__", "notebook_launcher", "set_seed"]

@@ -1,0 +1,144 @@
+"""What is built from the repository is complete, and works with nothing but the hard dependencies."""
+
+import json
+import re
+import subprocess
+import sys
+import tarfile
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+import pytorch_accelerated
+from tests.support.processes import REPOSITORY
+
+PACKAGE = "pytorch_accelerated"
+HARD_DEPENDENCIES = {"accelerate", "numpy", "safetensors", "torch", "tqdm"}
+PAGES_ABOUT_EXTRAS = REPOSITORY / "docs" / "versions.md"
+
+TRAIN = """
+import json, torch
+import pytorch_accelerated
+from pytorch_accelerated import Trainer
+from pytorch_accelerated.callbacks import ReportCallback, SaveTrainingStateCallback
+from pytorch_accelerated.errors import MissingDependencyError
+
+torch.manual_seed(0)
+x = torch.randn(67, 4)
+data = (x, x.sum(dim=1, keepdim=True))
+model = torch.nn.Linear(4, 1)
+callbacks = [ReportCallback("run.html"), SaveTrainingStateCallback("states")]
+trainer = Trainer(model, torch.nn.MSELoss(), torch.optim.Adam(model.parameters(), lr=0.1), callbacks=callbacks)
+trainer.train(data, num_epochs=3, eval_dataset=data, per_device_batch_size=16)
+assert trainer.predict(data).shape == (67, 1)
+trainer.save_checkpoint("model.pt")
+trainer.load_checkpoint("model.pt")
+losses = trainer.run_history.get_metric_values("eval_loss_epoch")
+assert losses[-1] < losses[0]
+
+messages = []
+for ask in (trainer.run_history.plot, trainer.run_history.to_dataframe):
+    try:
+        ask()
+    except MissingDependencyError as error:
+        messages.append(str(error))
+print(json.dumps([pytorch_accelerated.__file__, pytorch_accelerated.__version__, messages]))
+"""
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the wheel and the source distribution."""
+    folder = tmp_path_factory.mktemp("built")
+    subprocess.run([sys.executable, "-m", "hatchling", "build", "-d", folder], cwd=REPOSITORY, check=True)
+    return folder
+
+
+def contents(wheel: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def test_the_wheel_has_every_file_of_the_package(built: Path) -> None:
+    (wheel,) = built.glob("*.whl")
+    source = REPOSITORY / "src"
+    wanted = {path.relative_to(source).as_posix() for path in (source / PACKAGE).rglob("*") if path.is_file()}
+    wanted = {name for name in wanted if "__pycache__" not in name}
+    found = set(contents(wheel))
+    assert {f"{PACKAGE}/py.typed", f"{PACKAGE}/report/page.js"} <= wanted
+    assert {name for name in found if ".dist-info/" not in name} == wanted
+    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in found)
+
+
+def test_the_source_distribution_builds_the_same_wheel(built: Path, tmp_path: Path) -> None:
+    (source,), (wheel,) = built.glob("*.tar.gz"), built.glob("*.whl")
+    with tarfile.open(source) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (folder,) = tmp_path.iterdir()
+    subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path], cwd=folder, check=True)
+    assert contents(tmp_path / wheel.name) == contents(wheel)
+
+
+@pytest.mark.processes
+def test_a_new_environment_with_the_hard_dependencies_alone_trains_and_names_missing_extras(
+    built: Path, tmp_path: Path
+) -> None:
+    python = environment_with_hard_dependencies(tmp_path / "environment")
+    (wheel,) = built.glob("*.whl")
+    install = ["-m", "pip", "-q", "--python", python, "install", "--no-index", "--no-deps", wheel]
+    subprocess.run([sys.executable, *install], check=True)
+
+    printed = run(python, "-c", TRAIN, folder=tmp_path).splitlines()[-1]
+    file, version, messages = json.loads(printed)
+    assert Path(file).is_relative_to(tmp_path / "environment")
+    assert version == pytorch_accelerated.__version__
+    named = [re.findall(r"pytorch-accelerated\[(\w+)\]", message) for message in messages]
+    assert named == [["plot"], ["dataframe"]]
+    assert "<html" in (tmp_path / "run.html").read_text(encoding="utf-8")
+    assert "compare" in run(python, "-m", PACKAGE, "--help", folder=tmp_path)
+
+
+def test_extras_that_messages_name_exist_and_are_explained() -> None:
+    pyproject = (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
+    section = pyproject.partition("[project.optional-dependencies]")[2].partition("\n[tool")[0]
+    extras = set(re.findall(r"^(\w+) = \[", section, re.MULTILINE))
+    sources = (path.read_text(encoding="utf-8") for path in (REPOSITORY / "src").rglob("*.py"))
+    named = {extra for source in sources for extra in re.findall(r'extra="(\w+)"', source)}
+    assert named <= extras
+    rows = re.findall(r"^\| (`.*?) \|", PAGES_ABOUT_EXTRAS.read_text(encoding="utf-8"), re.MULTILINE)
+    explained = {extra for row in rows for extra in re.findall(r"`(\w+)`", row)}
+    assert explained == extras - {"demo", "bench", "examples", "test", "lint", "docs", "dev"}
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    version = pytorch_accelerated.__version__
+    assert f"\nversion: {version}\n" in (REPOSITORY / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"## [{version}] - " in (REPOSITORY / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def environment_with_hard_dependencies(folder: Path) -> Path:
+    """A new environment with links to the hard dependencies and what they need. Returns its interpreter."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    waiting, done = set(HARD_DEPENDENCIES), set()
+    while waiting:
+        name = waiting.pop()
+        done.add(name)
+        distribution = metadata.distribution(name)
+        for file in distribution.files or []:
+            top = file.parts[0]
+            if top not in ("..", "__pycache__") and not (packages / top).is_symlink():
+                (packages / top).symlink_to(Path(str(distribution.locate_file(top))))
+        for requirement in map(Requirement, distribution.requires or []):
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                waiting |= {requirement.name} - done
+    return folder / "bin" / "python"
+
+
+def run(python: Path, *arguments: str, folder: Path) -> str:
+    done = subprocess.run([python, "-P", *arguments], cwd=folder, env={"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
