@@ -139,6 +139,8 @@ def environment_with_hard_dependencies(folder: Path) -> Path:
 
 
 def run(python: Path, *arguments: str, folder: Path) -> str:
-    done = subprocess.run([python, "-P", *arguments], cwd=folder, env={"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    done = subprocess.run(
+        [python, "-P", *arguments], cwd=folder, env={"OMP_NUM_THREADS": "1"}, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
