@@ -123,7 +123,8 @@ def environment_with_hard_dependencies(folder: Path) -> Path:
     """A new environment with links to the hard dependencies and what they need. Returns its interpreter."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     (packages,) = folder.glob("lib/python*/site-packages")
-    waiting, done = set(HARD_DEPENDENCIES), set()
+    waiting = set(HARD_DEPENDENCIES)
+    done: set[str] = set()
     while waiting:
         name = waiting.pop()
         done.add(name)
