@@ -1,4 +1,4 @@
-"""The tables of results on pages in docs/: ``python -m benchmarks.pages`` writes them from the files in ``results/``.
+"""The tables of results on pages: ``python -m benchmarks.pages`` writes them from the files in ``results/``.
 
 A table stands between two comments: ``<!-- table: NAME -->``, with a name from `TABLES`, or
 ``<!-- benchmark: TITLE -->``, with the beginning of a title in ``results.md``, and ``<!-- end of table -->``.
@@ -14,9 +14,11 @@ from itertools import takewhile
 from typing import Any
 
 from benchmarks import summary
+from benchmarks.promises import reporting as promises
 from benchmarks.reporting import row_of
 
 DOCS = summary.ROOT / "docs"
+README = [summary.ROOT / name for name in summary.ROWS]
 RESULTS = summary.RESULTS.parent
 MARKED = re.compile(r"(<!-- (table|benchmark): (.*?) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
@@ -76,9 +78,15 @@ def chaos_table(rows: Sequence[tuple[str, str, str, str | None]] = CHAOS) -> str
     return "\n".join(lines) + "\n"
 
 
-def speed_table() -> str:
-    """The README's table."""
-    return summary.table(json.loads(summary.RESULTS.read_text(encoding="utf-8")), "README.md")
+def speed_table(page: str) -> str:
+    """The table of a README."""
+    return summary.table(json.loads(summary.RESULTS.read_text(encoding="utf-8")), page)
+
+
+def promises_table(language: str) -> str:
+    """What each library keeps of what is taken for granted."""
+    results = json.loads((RESULTS / "promises.json").read_text(encoding="utf-8"))
+    return promises.table(results["answers"], language) + "\n"
 
 
 def first_table(file: str, columns: Sequence[int]) -> str:
@@ -101,7 +109,10 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "damage": partial(chaos_table, CHAOS[9:]),
     "differential": partial(sentence, "differential.md", "observations"),
     "find_lr": partial(first_table, "find_lr.md", range(8)),
-    "speed": speed_table,
+    "promises": partial(promises_table, "en"),
+    "promises, zh": partial(promises_table, "zh"),
+    "speed": partial(speed_table, "README.md"),
+    "speed, zh": partial(speed_table, "README.zh-CN.md"),
     "transformers": partial(first_table, "transformers_scripts.md", (0, 1, 2, 4)),
 }
 
@@ -132,7 +143,7 @@ def with_tables(text: str) -> str:
 
 def pages() -> dict[Any, str]:
     """The pages with tables of results, and their texts."""
-    texts = {path: path.read_text(encoding="utf-8") for path in sorted(DOCS.rglob("*.md"))}
+    texts = {path: path.read_text(encoding="utf-8") for path in [*README, *sorted(DOCS.rglob("*.md"))]}
     return {path: text for path, text in texts.items() if MARKED.search(text)}
 
 

@@ -1,11 +1,10 @@
-"""The README's table of speeds: ``python -m benchmarks.summary`` writes it from ``results/results.json``.
+"""The README's table of speeds, in both languages; `benchmarks.pages` writes it into them.
 
 The README has nothing but ratios to the hand-written loop. The times, and the other tables, are in ``results.md``.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from benchmarks.reporting import row_of
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "results.json"
-BEGIN, END = "<!-- speed -->\n", "<!-- end of speed -->"
 
 # By the beginning of a table's title.
 ROWS = {
@@ -64,21 +62,3 @@ def table(results: Mapping[str, Any], page: str) -> str:
         compared = next(table["compared"] for table in tables if table["title"].startswith(beginning))
         lines.append(row_of([label, *(f"{compared[way]:.2f}" if way in compared else "" for way in COLUMNS)]))
     return "\n".join(lines) + "\n"
-
-
-def with_table(text: str, made: str) -> str:
-    """The text of a page with its table replaced."""
-    before, _, rest = text.partition(BEGIN)
-    return before + BEGIN + made + END + rest.partition(END)[2]
-
-
-def main() -> None:
-    """Write the table into each page."""
-    results = json.loads(RESULTS.read_text(encoding="utf-8"))
-    for page in ROWS:
-        path = ROOT / page
-        path.write_text(with_table(path.read_text(encoding="utf-8"), table(results, page)), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

@@ -21,6 +21,7 @@ REFERENCE = REPOSITORY / ".venv" / "reference"
 ROUNDING = 1e-5
 FLIPS = 100
 KILLS = 10
+WITHOUT_STATES = "pytorch-accelerated 0.1.61"
 
 
 class Answer(NamedTuple):
@@ -192,35 +193,64 @@ class Question(NamedTuple):
     """A row of the table.
 
     Attributes:
-        text: what is asked.
+        texts: what is asked, in English ("en") and Chinese ("zh").
         answer: finds out.
         without: the libraries that have nothing for it.
     """
 
-    text: str
+    texts: dict[str, str]
     answer: Callable[[Asked], Answer]
     without: tuple[str, ...] = ()
 
 
 QUESTIONS = {
     "accumulation": Question(
-        "4 batches of 8 train like one of 32, also the last, short group", accumulation, ("skorch",)
+        {
+            "en": "4 batches of 8 train like one of 32, also the last, short group",
+            "zh": "累积 4 个大小为 8 的批次与一个大小为 32 的批次结果相同，最后不足的一组也一样",
+        },
+        accumulation,
+        ("skorch",),
     ),
-    "evaluation": Question("the loss of an evaluation is the mean over all samples", evaluation),
-    "evaluation on two": Question("... on two processes with an odd number of samples", evaluation_on_two, ("skorch",)),
-    "workers": Question("random augmentation is the same with 0 and 2 workers", workers),
+    "evaluation": Question(
+        {"en": "the loss of an evaluation is the mean over all samples", "zh": "评估的损失是全部样本的平均值"},
+        evaluation,
+    ),
+    "evaluation on two": Question(
+        {"en": "... on two processes with an odd number of samples", "zh": "……在两个进程上、样本数为奇数时也一样"},
+        evaluation_on_two,
+        ("skorch",),
+    ),
+    "workers": Question(
+        {
+            "en": "random augmentation is the same with 0 and 2 workers",
+            "zh": "0 个和 2 个 worker 进程得到相同的随机增强",
+        },
+        workers,
+    ),
     "resuming": Question(
-        "killed in an epoch and resumed, a run ends with the same bits", resuming, ("pytorch-accelerated 0.1.61",)
+        {
+            "en": "killed within an epoch and resumed, a run ends with the same bits",
+            "zh": "在轮次中间被杀死再继续的训练，最终权重逐位相同",
+        },
+        resuming,
+        (WITHOUT_STATES,),
     ),
     "flipped bits": Question(
-        "runs that trained on from a damaged checkpoint without a word",
+        {
+            "en": "runs that trained on from a damaged checkpoint without a word",
+            "zh": "从损坏的检查点继续训练而没有任何提示的次数",
+        },
         flipped_bits,
-        ("pytorch-accelerated 0.1.61",),
+        (WITHOUT_STATES,),
     ),
     "killed saves": Question(
-        "runs that could not be resumed after a kill during a save",
+        {
+            "en": "runs that could not be resumed after a kill during a save",
+            "zh": "保存时被杀死之后无法继续训练的次数",
+        },
         killed_saves,
-        ("pytorch-accelerated 0.1.61",),
+        (WITHOUT_STATES,),
     ),
 }
 

@@ -1,0 +1,56 @@
+"""The answers as a file for programs, and as a table for readers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from benchmarks.promises.questions import FLIPS, KILLS, QUESTIONS, Answer
+from benchmarks.reporting import row_of
+
+
+def write(folder: Path, answers: dict[str, dict[str, Answer]], facts: dict[str, Any]) -> None:
+    """Write ``promises.json`` and ``promises.md`` into `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    stored = {**facts, "answers": {name: {by: a._asdict() for by, a in of.items()} for name, of in answers.items()}}
+    (folder / "promises.json").write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
+    text = [
+        "# What is taken for granted",
+        "\n".join(f"- {name}: {value}" for name, value in facts.items() if name != "repeats"),
+        table(stored["answers"], "en"),
+        f"A dash: the library offers nothing for it. {FLIPS} checkpoints with one flipped bit each, anywhere in their "
+        f"files; {KILLS} kills, each while a checkpoint of 20 MB was being written. `benchmarks/promises` has each "
+        "library's code. transformers accumulates exactly if the loss is summed and divided by the "
+        "`num_items_in_batch` that it passes; here the model returns its mean loss, as models outside of it do. "
+        "ignite runs with its deterministic engine.",
+    ]
+    (folder / "promises.md").write_text("\n\n".join(text) + "\n", encoding="utf-8")
+
+
+def table(answers: dict[str, Any], language: str) -> str:
+    """The answers as Markdown, what is kept in bold.
+
+    Args:
+        answers: those of ``promises.json``.
+        language: "en" or "zh".
+    """
+    libraries = list(next(iter(answers.values())))
+    rows = [row_of(["", *libraries]), row_of(["---"] * (len(libraries) + 1))]
+    for name, of in answers.items():
+        figures = [of[by]["figure"] for by in libraries]
+        if language != "en":
+            figures = [_translated(figure) for figure in figures]
+        kept = [of[by]["is_kept"] for by in libraries]
+        cells = [f"**{figure}**" if is_kept else figure for figure, is_kept in zip(figures, kept, strict=True)]
+        rows.append(row_of([QUESTIONS[name].texts[language], *cells]))
+    return "\n".join(rows)
+
+
+_CHINESE = {"same bits": "逐位相同", "yes": "是", "fails": "失败", " off": " 偏差", " of ": " / "}
+
+
+def _translated(figure: str) -> str:
+    for english, chinese in _CHINESE.items():
+        figure = figure.replace(english, chinese)
+    return figure
