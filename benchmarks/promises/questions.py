@@ -246,8 +246,8 @@ QUESTIONS = {
     ),
     "killed saves": Question(
         {
-            "en": "runs that could not be resumed after a kill during a save",
-            "zh": "保存时被杀死之后无法继续训练的次数",
+            "en": "kills during a save after which the same command did not resume",
+            "zh": "保存时被杀死之后用同一命令无法继续训练的次数",
         },
         killed_saves,
         (WITHOUT_STATES,),
