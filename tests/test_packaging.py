@@ -88,7 +88,7 @@ def test_a_new_environment_with_the_hard_dependencies_alone_trains_and_names_mis
 ) -> None:
     python = environment_with_hard_dependencies(tmp_path / "environment")
     (wheel,) = built.glob("*.whl")
-    install = ["-m", "pip", "-q", "--python", python, "install", "--no-index", "--no-deps", wheel]
+    install = ["-m", "pip", "-q", "--python", str(python), "install", "--no-index", "--no-deps", str(wheel)]
     subprocess.run([sys.executable, *install], check=True)
 
     printed = run(python, "-c", TRAIN, folder=tmp_path).splitlines()[-1]
