@@ -19,11 +19,12 @@ def write(folder: Path, answers: dict[str, dict[str, Answer]], facts: dict[str, 
         "# What is taken for granted",
         "\n".join(f"- {name}: {value}" for name, value in facts.items() if name != "repeats"),
         table(stored["answers"], "en"),
-        f"A dash: the library offers nothing for it. {FLIPS} checkpoints with one flipped bit each, anywhere in their "
-        f"files; {KILLS} kills, each while a checkpoint of 20 MB or more was being written. All keep one checkpoint. "
-        "After such a kill, transformers still has the one before, but `resume_from_checkpoint=True` chooses the "
-        "incomplete one; ignite has removed the one before; skorch has overwritten it. ignite runs with its deterministic "
-        "engine. `benchmarks/promises` has each library's code.",
+        f"A dash: the library offers nothing for it. {FLIPS} checkpoints with one flipped bit each, anywhere "
+        f"in their files; {KILLS} kills, each while a checkpoint of 20 MB or more was being written. All keep "
+        "one checkpoint. After such a kill, transformers still has the one before, but "
+        "`resume_from_checkpoint=True` chooses the incomplete one; ignite has removed the one before; skorch "
+        "has overwritten it. ignite runs with its deterministic engine. `benchmarks/promises` has each "
+        "library's code.",
     ]
     (folder / "promises.md").write_text("\n\n".join(text) + "\n", encoding="utf-8")
 
