@@ -80,6 +80,7 @@ ACCELERATE_DOORS = {
     "compat.accelerate",
     "processes.launching",
     "processes.accelerators",
+    "processes.notebooks",
     "tracking.trackers",
     "trainer",
 }

@@ -1,6 +1,6 @@
 """Trains, evaluates, predicts with and saves any PyTorch model, on any hardware that accelerate supports."""
 
-from pytorch_accelerated.processes.accelerators import notebook_launcher
+from pytorch_accelerated.processes.notebooks import notebook_launcher
 from pytorch_accelerated.seeding import set_seed
 from pytorch_accelerated.trainer import Trainer
 from pytorch_accelerated.training.placeholders import TrainerPlaceholderValues

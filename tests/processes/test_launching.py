@@ -332,6 +332,7 @@ def test_a_process_group_that_the_environment_does_not_mention_is_an_error() -> 
 
 
 NOTEBOOK = """
+import socket
 import torch
 from torch import nn
 from pytorch_accelerated import Trainer, notebook_launcher
@@ -342,11 +343,18 @@ def train(rows):
     # One write: the processes share a pipe, in which a line of several writes is torn apart.
     print(f"{trainer.run_config.num_processes} {trainer.run_state.updates}\\n", end="", flush=True)
 
-notebook_launcher(train, (32,), num_processes=2)
+    return lambda: "no process could send this back"
+
+with socket.socket() as free:
+    free.bind(("127.0.0.1", 0))
+    port = free.getsockname()[1]
+assert notebook_launcher(train, (32,), num_processes=2, use_port=str(port)) is None
+assert notebook_launcher(function=train, args=(32,), num_processes=1) is None
 """
 
 
 @pytest.mark.processes
 def test_the_notebook_launcher_trains_on_two_processes_together() -> None:
     lines = run_script(NOTEBOOK).stdout.splitlines()
-    assert [line for line in lines if line[0].isdigit()] == ["2 2", "2 2"]
+    assert lines[:3] == ["Launching training on 2 processes.", "2 2", "2 2"]
+    assert lines[-1] == "1 4"

@@ -1,6 +1,7 @@
 """What a notebook shows of runs, in a real kernel: its outputs as they are saved."""
 
 import re
+import socket
 import xml.etree.ElementTree as ElementTree
 from typing import Any
 
@@ -223,17 +224,20 @@ def test_objects_are_shown_as_short_tables(outputs, cell, shown):
 
 @pytest.mark.processes
 def test_processes_started_from_a_notebook_print_lines_once():
-    launch = """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    launch = f"""
 import os
 os.environ.update(ACCELERATE_USE_CPU="true", OMP_NUM_THREADS="1")
-from accelerate import notebook_launcher
+from pytorch_accelerated import notebook_launcher
 
 def main():
     trainer = new_trainer()
     trainer.train(TRAIN, 2, EVAL, per_device_batch_size=30)
     trainer.print("processes:", trainer.run_config.num_processes)
 
-notebook_launcher(main, num_processes=2)
+notebook_launcher(main, num_processes=2, use_port="{port}")
 """
     # A kernel of its own: processes are forked, and torch must not have started threads before.
     cells = [nbformat.v4.new_code_cell(source) for source in (CELLS["setup"], launch)]

@@ -25,7 +25,8 @@ from pytorch_accelerated.callbacks.progress import (
     ProgressBarCallback,
 )
 from pytorch_accelerated.callbacks.saving import SaveBestModelCallback, SaveTrainingStateCallback
-from pytorch_accelerated.errors import StopTrainingError
+from pytorch_accelerated.callbacks.stopping import TerminateOnNaNCallback
+from pytorch_accelerated.errors import NonFiniteLossError, StopTrainingError
 from pytorch_accelerated.progress.display import BarDisplay
 from pytorch_accelerated.progress.formats import format_number
 from pytorch_accelerated.tracking.history import InMemoryRunHistory
@@ -386,6 +387,14 @@ def test_an_early_stop_is_reported_and_forgotten_in_the_next_run(capsys):
     assert lines[-3].split()[0] == "2"  # the metrics of the epoch that was stopped are shown
     trainer.train(rows(8), num_epochs=1)
     assert without_times(capsys.readouterr().out)[-2] == "Finished 1 epoch, 1 update in TIME"
+
+
+def test_a_loss_that_is_not_finite_is_explained_by_the_error_alone(capsys):
+    trainer = make_trainer(*SCREEN, TerminateOnNaNCallback)
+    with pytest.raises(NonFiniteLossError, match="Look for bad values"):
+        trainer.train((torch.full((8, 2), math.nan), torch.zeros(8, 1)), num_epochs=5)
+    text = capsys.readouterr().out
+    assert re.search(r"^Failed after 0 epochs, 1 update in \w+: NonFiniteLossError$", text, re.MULTILINE)
 
 
 # Bars

@@ -171,12 +171,15 @@ class TrainerCallback:
         """
 
     @_takes_anything
-    def on_stop_training_error(self, trainer: Trainer, *, reason: str = "", **kwargs: Any) -> None:
+    def on_stop_training_error(
+        self, trainer: Trainer, *, reason: str = "", failure: Exception | None = None, **kwargs: Any
+    ) -> None:
         """The run will end early, because `StopTrainingError` was raised or a loss was not finite.
 
         Args:
             trainer: the trainer.
             reason: the message of the error, which may come from another rank.
+            failure: the error that will be raised once the run has ended, because a loss was not finite; else None.
             kwargs: arguments that may be added later.
         """
 

@@ -38,7 +38,7 @@ class PrintProgressCallback(TrainerCallback):
     takes_part_in_preflight = False
 
     _started: float | None = None
-    _reason_to_stop: str | None = None
+    _ending, _reason = "Finished", ""
     _has_hinted = False
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
@@ -47,7 +47,7 @@ class PrintProgressCallback(TrainerCallback):
         The seed is there if the user gave one.
         """
         self._started = time.perf_counter()
-        self._reason_to_stop = None
+        self._ending, self._reason = "Finished", ""
         self._has_hinted = False
         config = _config_of(trainer)
         precision = None if config.mixed_precision == "no" else config.mixed_precision
@@ -66,9 +66,14 @@ class PrintProgressCallback(TrainerCallback):
             advice = advice_on_waiting(trainer.internal_run.loaders.train)
             trainer.print(folded(f"Waited for data during {where}: {advice}"))
 
-    def on_stop_training_error(self, trainer: Trainer, reason: str = "", **kwargs: Any) -> None:
+    def on_stop_training_error(
+        self, trainer: Trainer, reason: str = "", failure: Exception | None = None, **kwargs: Any
+    ) -> None:
         """Remember the reason for the end of the run."""
-        self._reason_to_stop = reason
+        if failure is None:
+            self._ending, self._reason = "Stopped early after", reason
+        else:  # its message will follow
+            self._ending, self._reason = "Failed after", type(failure).__name__
 
     def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Print, for example, "Finished 10 epochs, 450 updates in 12.3s", or why the run stopped early, and a summary.
@@ -77,12 +82,11 @@ class PrintProgressCallback(TrainerCallback):
         saved where.
         """
         state = trainer.run_state
-        word = "Finished" if self._reason_to_stop is None else "Stopped early after"
-        reason = f": {self._reason_to_stop}" if self._reason_to_stop else ""
+        reason = f": {self._reason}" if self._reason else ""
         skipped = f" ({state.skipped_updates} skipped)" if state.skipped_updates else ""
         duration = f" in {format_duration(time.perf_counter() - self._started)}" if self._started is not None else ""
         epochs, updates = format_count(state.epochs, "epoch"), format_count(state.updates, "update")
-        trainer.print(folded(f"{word} {epochs}, {updates}{skipped}{duration}{reason}"))
+        trainer.print(folded(f"{self._ending} {epochs}, {updates}{skipped}{duration}{reason}"))
         if trainer.internal_run.step.summary is not None:
             trainer.print(folded(trainer.internal_run.step.summary))
         num_warnings = trainer.internal_run.shown_warnings.count

@@ -44,7 +44,74 @@ class TerminateOnNaNCallback(TrainerCallback):
         )
 
 
-class EarlyStoppingCallback(TrainerCallback):
+class _MetricJudge(TrainerCallback):
+    """Judges each new value of a metric once: at the end of the epoch, or right after an evaluation within an epoch.
+
+    A resumed run that the callback had stopped is stopped again.
+    """
+
+    takes_part_in_preflight = False
+
+    watch_metric = "eval_loss_epoch"
+    _latest: float | None = None
+
+    @property
+    def state_key(self) -> str:
+        """The class and the watched metric, because a run may have several such callbacks."""
+        return f"{type(self).__name__}({self.watch_metric})"
+
+    def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Start anew, unless the run is resumed. A resumed run that this callback had stopped is stopped again.
+
+        Raises:
+            ConfigurationError, UnknownMetricError: if the metric will not be recorded.
+        """
+        self._watched.check_before_run(trainer.internal_run.expected_metrics, trainer.internal_run.ranks)
+        if trainer.run_state.updates == 0:
+            self._new_values(trainer)  # those of earlier runs have been judged then
+            self._latest = None
+            self._start_anew()
+        else:
+            self._stop_if_due()
+
+    def on_eval_epoch_end(self, trainer: Trainer, is_intermediate: bool = False, **kwargs: Any) -> None:
+        """Judge an evaluation within an epoch."""
+        if is_intermediate:
+            self._judge_new(trainer)
+
+    def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Judge the epoch, after every callback has recorded its metrics.
+
+        Raises:
+            UnknownMetricError: if the metric has no value yet.
+        """
+        self._watched.check_recorded(trainer.run_history, trainer.internal_run.ranks)
+        self._judge_new(trainer)
+
+    @property
+    def _watched(self) -> WatchedMetric:
+        return WatchedMetric(self.watch_metric)
+
+    def _new_values(self, trainer: Trainer) -> list[float]:
+        return self._watched.new_values(trainer.run_history, trainer.internal_run.ranks, self.state_key)
+
+    def _judge_new(self, trainer: Trainer) -> None:
+        for value in self._new_values(trainer):
+            self._latest = value
+            self._judge(value, trainer.run_history.current_epoch)
+            self._stop_if_due()
+
+    def _start_anew(self) -> None:
+        """Forget what is known of earlier runs."""
+
+    def _judge(self, value: float, epoch: int) -> None:
+        """Note a new value."""
+
+    def _stop_if_due(self) -> None:
+        """Raise a StopTrainingError if the values so far end the run."""
+
+
+class EarlyStoppingCallback(_MetricJudge):
     """Ends the run when a metric has stopped improving.
 
     Every new value of the metric is judged once: values of an epoch and its evaluation at the end of the epoch, values
@@ -67,18 +134,14 @@ class EarlyStoppingCallback(TrainerCallback):
         ConfigurationError: if the patience is less than 1, or the threshold is negative or not a number.
     """
 
-    takes_part_in_preflight = False
-
     early_stopping_patience = 1
     early_stopping_threshold = 0.01
-    watch_metric = "eval_loss_epoch"
     greater_is_better = False
     reset_on_train = True
 
     best_metric: float | None = None
     best_metric_epoch: int | None = None
     evaluations_without_improvement = 0
-    _latest: float | None = None  # unknown in a resumed run until the next value
 
     def __init__(
         self,
@@ -100,43 +163,6 @@ class EarlyStoppingCallback(TrainerCallback):
         self.greater_is_better = greater_is_better
         self.reset_on_train = reset_on_train
 
-    @property
-    def state_key(self) -> str:
-        """The class and the watched metric, because a run may have several such callbacks."""
-        return f"{type(self).__name__}({self.watch_metric})"
-
-    def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Start anew, unless the run is resumed. A resumed run that this callback had stopped is stopped again.
-
-        Raises:
-            ConfigurationError, UnknownMetricError: if the metric will not be recorded.
-        """
-        self._watched.check_before_run(trainer.internal_run.expected_metrics, trainer.internal_run.ranks)
-        if trainer.run_state.updates == 0:
-            self._watched.new_values(
-                trainer.run_history, trainer.internal_run.ranks, self.state_key
-            )  # those of earlier runs have been judged then
-            self._latest = None
-            if self.reset_on_train:
-                self.best_metric = self.best_metric_epoch = None
-                self.evaluations_without_improvement = 0
-        elif self._is_patience_over:
-            self._stop()
-
-    def on_eval_epoch_end(self, trainer: Trainer, is_intermediate: bool = False, **kwargs: Any) -> None:
-        """Judge an evaluation within an epoch."""
-        if is_intermediate:
-            self._judge(trainer)
-
-    def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Judge the epoch, after every callback has recorded its metrics.
-
-        Raises:
-            UnknownMetricError: if the metric has no value yet.
-        """
-        self._watched.check_recorded(trainer.run_history, trainer.internal_run.ranks)
-        self._judge(trainer)
-
     def state_dict(self) -> dict[str, Any]:
         """The last improvement, and the number of values since then."""
         return {
@@ -156,26 +182,25 @@ class EarlyStoppingCallback(TrainerCallback):
     def _watched(self) -> WatchedMetric:
         return WatchedMetric(self.watch_metric, self.greater_is_better)
 
-    @property
-    def _is_patience_over(self) -> bool:
-        return self.evaluations_without_improvement >= self.early_stopping_patience
+    def _start_anew(self) -> None:
+        if self.reset_on_train:
+            self.best_metric = self.best_metric_epoch = None
+            self.evaluations_without_improvement = 0
 
-    def _judge(self, trainer: Trainer) -> None:
-        for value in self._watched.new_values(trainer.run_history, trainer.internal_run.ranks, self.state_key):
-            self._latest = value
-            if self._watched.is_better(value, self.best_metric, self.early_stopping_threshold):
-                self.best_metric, self.best_metric_epoch = value, trainer.run_history.current_epoch
-                self.evaluations_without_improvement = 0
-            else:
-                self.evaluations_without_improvement += 1
-            if self._is_patience_over:
-                self._stop()
+    def _judge(self, value: float, epoch: int) -> None:
+        if self._watched.is_better(value, self.best_metric, self.early_stopping_threshold):
+            self.best_metric, self.best_metric_epoch = value, epoch
+            self.evaluations_without_improvement = 0
+        else:
+            self.evaluations_without_improvement += 1
 
-    def _stop(self) -> None:
+    def _stop_if_due(self) -> None:
+        if self.evaluations_without_improvement < self.early_stopping_patience:
+            return
         least = f" of at least {self.early_stopping_threshold:g}" if self.early_stopping_threshold else ""
         evaluations = format_count(self.evaluations_without_improvement, "evaluation")
         values = [] if self.best_metric is None else [f"best {self.best_metric:.6g} at epoch {self.best_metric_epoch}"]
-        if self._latest is not None:
+        if self._latest is not None:  # else the run is resumed, and has no new value
             values.append(f"last {self._latest:.6g}")
         raise StopTrainingError(
             f"{self.watch_metric} had no improvement{least} in {evaluations} (patience {self.early_stopping_patience})"
@@ -183,7 +208,7 @@ class EarlyStoppingCallback(TrainerCallback):
         )
 
 
-class StopAtCallback(TrainerCallback):
+class StopAtCallback(_MetricJudge):
     """Ends the run when a metric reaches a value: one that is good enough, or one that shows that the run has diverged.
 
     ::
@@ -203,8 +228,6 @@ class StopAtCallback(TrainerCallback):
     Raises:
         ConfigurationError: if there is no limit, or one is not a number, or every value would end the run.
     """
-
-    takes_part_in_preflight = False
 
     def __init__(
         self, watch_metric: str = "eval_loss_epoch", *, at_least: float | None = None, at_most: float | None = None
@@ -228,39 +251,6 @@ class StopAtCallback(TrainerCallback):
         self.watch_metric = watch_metric
         self.at_least = at_least
         self.at_most = at_most
-        self._latest: float | None = None
-
-    @property
-    def state_key(self) -> str:
-        """The class and the watched metric, because a run may have several such callbacks."""
-        return f"{type(self).__name__}({self.watch_metric})"
-
-    def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Check the metric. A resumed run that this callback had stopped is stopped again.
-
-        Raises:
-            ConfigurationError, UnknownMetricError: if the metric will not be recorded.
-        """
-        self._watched.check_before_run(trainer.internal_run.expected_metrics, trainer.internal_run.ranks)
-        if trainer.run_state.updates == 0:
-            self._watched.new_values(trainer.run_history, trainer.internal_run.ranks, self.state_key)  # of earlier runs
-            self._latest = None
-        elif self._latest is not None:
-            self._judge(self._latest)
-
-    def on_eval_epoch_end(self, trainer: Trainer, is_intermediate: bool = False, **kwargs: Any) -> None:
-        """Judge an evaluation within an epoch."""
-        if is_intermediate:
-            self._judge_new(trainer)
-
-    def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Judge the epoch, after every callback has recorded its metrics.
-
-        Raises:
-            UnknownMetricError: if the metric has no value yet.
-        """
-        self._watched.check_recorded(trainer.run_history, trainer.internal_run.ranks)
-        self._judge_new(trainer)
 
     def state_dict(self) -> dict[str, Any]:
         """The latest value."""
@@ -271,16 +261,10 @@ class StopAtCallback(TrainerCallback):
         require_kinds(state, {"latest": (float, int, type(None))}, of=type(self).__name__)
         self._latest = state["latest"]
 
-    @property
-    def _watched(self) -> WatchedMetric:
-        return WatchedMetric(self.watch_metric)
-
-    def _judge_new(self, trainer: Trainer) -> None:
-        for value in self._watched.new_values(trainer.run_history, trainer.internal_run.ranks, self.state_key):
-            self._latest = value
-            self._judge(value)
-
-    def _judge(self, value: float) -> None:
+    def _stop_if_due(self) -> None:
+        value = self._latest
+        if value is None:
+            return
         if self.at_least is not None and value >= self.at_least:
             raise StopTrainingError(f"{self.watch_metric} has reached {value:.6g}, which is at least {self.at_least:g}")
         if self.at_most is not None and value <= self.at_most:

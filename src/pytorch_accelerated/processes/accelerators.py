@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator as Accelerator
-from accelerate import PartialState, notebook_launcher
+from accelerate import PartialState
 from accelerate.utils import (
     DeepSpeedPlugin,
     DistributedDataParallelKwargs,
@@ -35,7 +35,6 @@ from pytorch_accelerated.processes.plugins import check_plugins, refuse_parallel
 __all__ = [
     "create_accelerator",
     "given_accelerator",
-    "notebook_launcher",
     "process_state",
     "send_to_device",
     "uses_deepspeed",

@@ -226,7 +226,7 @@ class Run:
         except NonFiniteLossError as error:
             stop = failure = error
         if stop is not None:
-            self.emitter.emit("on_stop_training_error", reason=str(stop))
+            self.emitter.emit("on_stop_training_error", reason=str(stop), failure=failure)
         requests.evaluation = requests.defers_saves = False
         if self.safe_point is not None:
             self.safe_point.leave()  # what follows may load other weights
