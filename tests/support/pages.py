@@ -62,6 +62,11 @@ def blocks_of(text: str) -> list[Block]:
     return found
 
 
+def prose_of(text: str) -> str:
+    """A page without its fenced blocks."""
+    return _BLOCK.sub("", text)
+
+
 def script_of(path: Path) -> str | None:
     """The page as a script whose line numbers are not the page's, or None if there is nothing to run.
 
