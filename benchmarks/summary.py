@@ -49,6 +49,13 @@ COLUMNS = {
 }
 
 
+CHINESE_COLUMNS = {
+    "ours": "本库",
+    "ours, bars and table": "本库，带进度条和表格",
+    "ours, Hugging Face shape": "本库，Hugging Face API",
+}
+
+
 def table(results: Mapping[str, Any], page: str) -> str:
     """The table of a page, as Markdown.
 
@@ -57,7 +64,8 @@ def table(results: Mapping[str, Any], page: str) -> str:
         page: the name of the page.
     """
     tables = [table for case in results["results"].values() for table in case]
-    lines = [row_of(["", *COLUMNS.values()]), row_of(["---", *["---:"] * len(COLUMNS)])]
+    names = [CHINESE_COLUMNS.get(name, name) if page == "README.zh-CN.md" else name for name in COLUMNS.values()]
+    lines = [row_of(["", *names]), row_of(["---", *["---:"] * len(COLUMNS)])]
     for beginning, label in ROWS[page].items():
         compared = next(table["compared"] for table in tables if table["title"].startswith(beginning))
         lines.append(row_of([label, *(f"{compared[way]:.2f}" if way in compared else "" for way in COLUMNS)]))

@@ -111,9 +111,7 @@ def differences(page: Translation, all_pages: list[Translation]) -> list[str]:
     return found
 
 
-def _different_links(
-    english: str, chinese: str, page: Translation, all_pages: list[Translation]
-) -> Iterator[str]:
+def _different_links(english: str, chinese: str, page: Translation, all_pages: list[Translation]) -> Iterator[str]:
     to_english = {each.path: each.english for each in all_pages}
     counts = []
     for text, path in ((english, page.english), (chinese, page.path)):

@@ -207,7 +207,7 @@ QUESTIONS = {
     "accumulation": Question(
         {
             "en": "4 batches of 8 train like one of 32, also the last, short group",
-            "zh": "累积 4 个大小为 8 的批次与一个大小为 32 的批次结果相同，最后不足的一组也一样",
+            "zh": "累积 4 个大小为 8 的批次与一个大小为 32 的批次结果相同，最后不足一组时也一样",
         },
         accumulation,
         ("skorch",),
@@ -231,7 +231,7 @@ QUESTIONS = {
     "resuming": Question(
         {
             "en": "killed within an epoch and resumed, a run ends with the same bits",
-            "zh": "在轮次中间被杀死再继续的训练，最终权重逐位相同",
+            "zh": "在轮次中途被强行终止再恢复的训练，最终结果逐位相同",
         },
         resuming,
         (WITHOUT_STATES,),
@@ -239,7 +239,7 @@ QUESTIONS = {
     "flipped bits": Question(
         {
             "en": "runs that trained on from a damaged checkpoint without a word",
-            "zh": "从损坏的检查点继续训练而没有任何提示的次数",
+            "zh": "从损坏的检查点恢复训练却没有任何提示的次数",
         },
         flipped_bits,
         (WITHOUT_STATES,),
@@ -247,7 +247,7 @@ QUESTIONS = {
     "killed saves": Question(
         {
             "en": "kills during a save after which the same command did not resume",
-            "zh": "保存时被杀死之后用同一命令无法继续训练的次数",
+            "zh": "保存时被强行终止后，用同一条命令无法恢复训练的次数",
         },
         killed_saves,
         (WITHOUT_STATES,),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -37,21 +38,29 @@ def table(answers: dict[str, Any], language: str) -> str:
         language: "en" or "zh".
     """
     libraries = list(next(iter(answers.values())))
-    rows = [row_of(["", *libraries]), row_of(["---"] * (len(libraries) + 1))]
+    in_language = _in_chinese if language == "zh" else str
+    rows = [row_of(["", *map(in_language, libraries)]), row_of(["---"] * (len(libraries) + 1))]
     for name, of in answers.items():
-        figures = [of[by]["figure"] for by in libraries]
-        if language != "en":
-            figures = [_translated(figure) for figure in figures]
+        figures = [in_language(of[by]["figure"]) for by in libraries]
         kept = [of[by]["is_kept"] for by in libraries]
         cells = [f"**{figure}**" if is_kept else figure for figure, is_kept in zip(figures, kept, strict=True)]
         rows.append(row_of([QUESTIONS[name].texts[language], *cells]))
     return "\n".join(rows)
 
 
-_CHINESE = {"same bits": "逐位相同", "yes": "是", "fails": "失败", " off": " 偏差", " of ": " / "}
+_CHINESE = {
+    "same bits": "逐位相同",
+    "yes": "是",
+    "fails": "失败",
+    "(.*) off": r"偏差 \1",
+    "(.*) of (.*)": r"\1 / \2",
+    "ours": "本库",
+    "ours, Hugging Face API": "本库，Hugging Face API",
+}
 
 
-def _translated(figure: str) -> str:
+def _in_chinese(cell: str) -> str:
     for english, chinese in _CHINESE.items():
-        figure = figure.replace(english, chinese)
-    return figure
+        if match := re.fullmatch(english, cell):
+            return match.expand(chinese)
+    return cell
