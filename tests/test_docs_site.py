@@ -10,6 +10,7 @@ import pytest
 
 from pytorch_accelerated import errors
 from tests.support.processes import REPOSITORY
+from tests.test_docs_names import MODULES, public_names
 
 DOCS = REPOSITORY / "docs"
 
@@ -49,3 +50,12 @@ def test_the_page_of_errors_has_every_class() -> None:
         name for name, value in vars(errors).items() if inspect.isclass(value) and issubclass(value, BaseException)
     }
     assert explained == classes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", MODULES)
+def test_every_public_name_is_in_the_reference(module: str, site: Path) -> None:
+    pages = [page.read_text(encoding="utf-8") for page in (site / "reference").glob("*.html")]
+    documented = {name for page in pages for name in re.findall(r'<dt [^>]*\bid="pytorch_accelerated\.([\w.]+)"', page)}
+    missing = {name for name in public_names(module) if not any(entry.split(".")[-1] == name for entry in documented)}
+    assert not missing
