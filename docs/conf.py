@@ -65,6 +65,7 @@ copybutton_exclude = ".linenos, .gp, .go"
 
 def setup(app):
     app.connect("source-read", offer_files_outside)
+    app.connect("html-page-context", name_language)
 
 
 def offer_files_outside(app, docname, source):
@@ -76,3 +77,9 @@ def offer_files_outside(app, docname, source):
         return link[0] if path.is_relative_to(app.srcdir) or not path.is_file() else f"](<path:{link[1]}>)"
 
     source[0] = re.sub(r"\]\((\.\.?/[^)#\s]+)\)", as_download, source[0])
+
+
+def name_language(app, pagename, templatename, context, doctree):
+    """Browsers choose the forms of characters, and screen readers the voice, by the language of a page."""
+    if pagename.startswith("zh/"):
+        context["language"] = "zh-CN"

@@ -37,6 +37,12 @@ def test_the_site_is_built_without_a_warning(site: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("page", "language"), [("start.html", "en"), ("zh/start.html", "zh-CN")])
+def test_a_page_names_its_language(site: Path, page: str, language: str) -> None:
+    assert f' lang="{language}"' in (site / page).read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
 def test_the_reference_has_the_methods_of_the_trainer(site: Path) -> None:
     text = (site / "reference" / "trainer.html").read_text(encoding="utf-8")
     for name in ("train", "evaluate", "predict", "calculate_train_batch_loss", "create_train_dataloader", "preflight"):
