@@ -36,6 +36,7 @@ RANKS = {
     "tracking.figures": 1,
     "tracking.history": 1,
     "tracking.html": 1,
+    "tracking.logged": 1,
     "tracking.loss": 1,
     "tracking.names": 1,
     "tracking.plotting": 1,

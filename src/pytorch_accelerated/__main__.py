@@ -64,7 +64,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     compare = topics.add_parser("compare", help=help_of_compare, description=f"W{help_of_compare[1:]}.")
     compare.set_defaults(run=_compare)
-    help_of_run = "a page of ReportCallback, a training state or a folder of several, or a log of JSONLoggerCallback"
+    help_of_run = (
+        "a page of ReportCallback, a training state or a folder of several, a log of JSONLoggerCallback, or the output "
+        "folder of a Hugging Face trainer"
+    )
     compare.add_argument("runs", nargs="+", type=Path, metavar="RUN", help=help_of_run)
     compare.add_argument("--output", type=Path, default=Path("compare.html"), metavar="FILE", help="the page to write")
     return parser

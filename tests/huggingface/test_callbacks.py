@@ -413,7 +413,7 @@ def test_early_stopping_refuses_numbers_that_cannot_work(arguments: tuple[Any, .
     [
         (native.CSVLoggerCallback("log.csv"), "pandas.DataFrame(trainer.state.log_history)"),
         (native.TrackerCallback("tensorboard"), "Use `report_to`"),
-        (native.LossSpikeCallback(), "Write it as a pytorch_accelerated.huggingface.TrainerCallback"),
+        (native.LossSpikeCallback(), "Use pytorch_accelerated.huggingface.LossSpikeCallback"),
     ],
 )
 def test_a_callback_of_the_native_trainer_is_refused_with_what_to_use_instead(callback: Any, advice: str) -> None:

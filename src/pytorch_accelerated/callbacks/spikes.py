@@ -16,7 +16,7 @@ from pytorch_accelerated.progress.table import folded
 if TYPE_CHECKING:
     from pytorch_accelerated.callbacks.base import Trainer
 
-_WINDOW = 128
+WINDOW = 128  # as many losses are compared with the next one
 _FEWEST = 16
 _DEVIATIONS_PER_MAD = 1.4826  # for normally distributed losses
 _SMALLEST_SCALE = 0.01  # of the median: losses that hardly vary have a deviation near 0
@@ -48,12 +48,7 @@ class LossSpikeCallback(TrainerCallback):
     takes_part_in_preflight = False
 
     def __init__(self, threshold: float = 8.0) -> None:
-        if not (is_finite_number(threshold) and threshold > 0):
-            raise ConfigurationError(
-                f"`threshold` is {threshold!r}, but it is the number of standard deviations above the median from "
-                "which on a loss is a spike: give a number above 0, such as 8."
-            )
-        self.threshold = threshold
+        self.threshold = checked_threshold(threshold)
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Leave out the records of earlier runs."""
@@ -64,7 +59,7 @@ class LossSpikeCallback(TrainerCallback):
         """Judge the new records."""
         new = len(trainer.run_history.read_new_step_records(self.state_key))
         records = trainer.run_history.step_records
-        before = records[max(0, len(records) - new - _WINDOW) : len(records) - new]
+        before = records[max(0, len(records) - new - WINDOW) : len(records) - new]
         losses = np.array([record.train_loss for record in itertools.chain(before, records[len(records) - new :])])
         for index, median in find_spikes(losses, len(before), self.threshold):
             self._tell(trainer, len(records) - len(losses) + index, median)
@@ -105,6 +100,20 @@ class LossSpikeCallback(TrainerCallback):
         )
 
 
+def checked_threshold(threshold: float) -> float:
+    """The threshold.
+
+    Raises:
+        ConfigurationError: if it is not a number above 0.
+    """
+    if not (is_finite_number(threshold) and threshold > 0):
+        raise ConfigurationError(
+            f"`threshold` is {threshold!r}, but it is the number of standard deviations above the median from "
+            "which on a loss is a spike: give a number above 0, such as 8."
+        )
+    return threshold
+
+
 def find_spikes(losses: Any, start: int, threshold: float) -> list[tuple[int, float]]:
     """The positions of spikes from `start` on, each with the median of the losses before it.
 
@@ -114,11 +123,11 @@ def find_spikes(losses: Any, start: int, threshold: float) -> list[tuple[int, fl
         threshold: see `LossSpikeCallback`.
     """
     found = []
-    if start >= _WINDOW:  # most often: windows of one size, judged at once
-        rows = np.lib.stride_tricks.sliding_window_view(losses[start - _WINDOW : -1], _WINDOW)
+    if start >= WINDOW:  # most often: windows of one size, judged at once
+        rows = np.lib.stride_tricks.sliding_window_view(losses[start - WINDOW : -1], WINDOW)
         windows: list[tuple[int, Any]] = [(start, rows)] if len(rows) else []
     else:
-        windows = [(at, losses[None, max(0, at - _WINDOW) : at]) for at in range(max(start, _FEWEST), len(losses))]
+        windows = [(at, losses[None, max(0, at - WINDOW) : at]) for at in range(max(start, _FEWEST), len(losses))]
     for at, rows in windows:
         with np.errstate(all="ignore"):
             medians = np.median(np.where(np.isfinite(rows), rows, np.inf), axis=1)

@@ -21,12 +21,14 @@ from pytorch_accelerated.huggingface.events.callbacks import (
 )
 from pytorch_accelerated.huggingface.events.progress import ProgressCallback
 from pytorch_accelerated.huggingface.events.reporting import TensorBoardCallback
+from pytorch_accelerated.huggingface.events.spikes import LossSpikeCallback
 from pytorch_accelerated.huggingface.events.state import ExportableState, TrainerControl, TrainerState
 from pytorch_accelerated.huggingface.models.collating import default_data_collator
 from pytorch_accelerated.huggingface.trainer import Trainer
 from pytorch_accelerated.huggingface.trainer_seq2seq import Seq2SeqTrainer
 from pytorch_accelerated.huggingface.training_args_seq2seq import Seq2SeqTrainingArguments
 from pytorch_accelerated.seeding import set_seed
+from pytorch_accelerated.tracking.logged import LoggedHistory
 
 __all__ = [
     "DEFAULT_CALLBACKS",
@@ -37,6 +39,8 @@ __all__ = [
     "EvalPrediction",
     "ExportableState",
     "IntervalStrategy",
+    "LoggedHistory",
+    "LossSpikeCallback",
     "PredictionOutput",
     "PrinterCallback",
     "ProgressCallback",

@@ -1,4 +1,4 @@
-"""Reads runs back: from a report, a training state, or a log with JSON lines."""
+"""Reads runs back: from a report, a training state, a log with JSON lines, or a log history."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from pytorch_accelerated.checkpointing.verify import find_state, read_manifest
 from pytorch_accelerated.errors import PytorchAcceleratedError, RunFileError
 from pytorch_accelerated.report.contents import RunContents, best_values, metric_columns, step_columns
 from pytorch_accelerated.report.page import data_in
+from pytorch_accelerated.tracking.logged import LoggedHistory
 from pytorch_accelerated.tracking.step_records import StepRecord
 from pytorch_accelerated.tracking.values import MetricRecord
 
 _COLUMNS_OF_STEPS = {"samples", "seconds", "train_loss", "samples_per_second", "data_wait_share"}
 _MAX_BYTES = 256 * 2**20
 _MAY_BE = (
-    "A run is a page that ReportCallback has written (.html), a training state or a folder of several, or a log of "
-    "JSONLoggerCallback (one JSON object per line)."
+    "A run is a page that ReportCallback has written (.html), a training state or a folder of several, a log of "
+    "JSONLoggerCallback (one JSON object per line), or a trainer_state.json of a Hugging Face trainer or its folder."
 )
+_LOG_HISTORY_FILE = "trainer_state.json"
+_ARGUMENTS_FILE = "training_args.json"  # of our trainer, beside the former in checkpoints
 
 
 def read_run(path: Path) -> RunContents:
@@ -29,8 +32,10 @@ def read_run(path: Path) -> RunContents:
     Raises:
         RunFileError: if it is nothing of that kind, or damaged.
     """
-    if path.is_dir():
+    if path.is_dir() and not (path / _LOG_HISTORY_FILE).is_file():
         return _of_state(path)
+    if path.is_dir():
+        return _named(read_run(path / _LOG_HISTORY_FILE), path)
     if not path.is_file():
         raise RunFileError(f"There is no file or folder {str(path)!r}. {_MAY_BE}")
     if path.stat().st_size > _MAX_BYTES:
@@ -39,6 +44,8 @@ def read_run(path: Path) -> RunContents:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise RunFileError(f"{path} is not text ({error}). {_MAY_BE}") from error
+    if path.name == _LOG_HISTORY_FILE:
+        return _of_log_history(path, text)
     return _of_page(path, text) if "<html" in text[:1000] else _of_lines(path, text)
 
 
@@ -59,6 +66,8 @@ def _of_state(folder: Path) -> RunContents:
     state = find_state(folder)
     if state is None:
         raise RunFileError(f"There is no complete training state in {folder}. {_MAY_BE}")
+    if (state / _LOG_HISTORY_FILE).is_file():
+        return _named(read_run(state / _LOG_HISTORY_FILE), folder)
     try:
         records, steps = read_metric_records(state), read_step_records(state)
         facts = read_manifest(state).facts
@@ -69,6 +78,18 @@ def _of_state(folder: Path) -> RunContents:
     contents.state |= {name: facts.get(name) for name in ("updates", "epochs") if name in facts}
     contents.notes = {"training state": state.name, **shown}
     return _named(contents, folder)
+
+
+def _of_log_history(path: Path, text: str) -> RunContents:
+    try:
+        state = json.loads(text)
+        contents = _of_records(LoggedHistory(state["log_history"]).records, [])
+        contents.state |= {"updates": int(state["global_step"])}
+        arguments = path.with_name(_ARGUMENTS_FILE)
+        contents.config = dict(json.loads(arguments.read_text(encoding="utf-8"))) if arguments.is_file() else {}
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise RunFileError(f"{path} is not the state of a Hugging Face trainer: {error!r}. {_MAY_BE}") from error
+    return _named(contents, path)
 
 
 def _of_lines(path: Path, text: str) -> RunContents:
@@ -125,5 +146,5 @@ def _of_records(records: Sequence[MetricRecord], steps: Sequence[StepRecord]) ->
 def _named(contents: RunContents, path: Path) -> RunContents:
     """`contents` with its source, and a name that the user recognises."""
     contents.source = str(path)
-    contents.name = contents.name or path.stem
+    contents.name = path.stem if contents.name in ("", Path(_LOG_HISTORY_FILE).stem) else contents.name
     return contents

@@ -8,8 +8,6 @@ from collections.abc import Iterable, Mapping
 from pytorch_accelerated.tracking.plotting import greater_is_better, role_and_quantity
 from pytorch_accelerated.tracking.values import MetricRecord
 
-_OF_TRAINING = ("loss",)  # so the Hugging Face trainer calls the training loss
-
 
 def best_record(records: Iterable[MetricRecord], watched: Mapping[str, bool]) -> MetricRecord | None:
     """The first of the best values so far of the metric that decides which epoch is the best; None if none does.
@@ -26,7 +24,7 @@ def best_record(records: Iterable[MetricRecord], watched: Mapping[str, bool]) ->
     for name in dict.fromkeys(record.name for record in records):
         role, quantity = role_and_quantity(name)
         greater = greater_is_better(quantity)
-        if greater is not None and "train" not in role and name not in _OF_TRAINING:
+        if greater is not None and "train" not in role:
             evaluated[name] = greater
     losses_first = sorted(evaluated, key=lambda name: (name != "eval_loss_epoch", role_and_quantity(name)[1] != "loss"))
     for name in [*watched, *losses_first]:

@@ -118,7 +118,15 @@ def plot_runs(
 
 
 def role_and_quantity(name: str) -> tuple[str, str]:
-    """The role and the quantity of a metric: ("eval_", "loss") for "eval_loss_epoch"."""
+    """The role and the quantity of a metric: ("eval_", "loss") for "eval_loss_epoch".
+
+    What the Hugging Face trainer logs as "loss" is that of training.
+
+    >>> role_and_quantity("eval_accuracy"), role_and_quantity("loss")
+    (('eval_', 'accuracy'), ('train_', 'loss'))
+    """
+    if name == "loss":
+        return "train_", name
     end = _ROLES.match(name).end()  # type: ignore[union-attr]  # it matches the empty string too
     return name[:end], name[end:].removesuffix("_epoch") or name
 

@@ -261,9 +261,9 @@ class _Moments(TrainerCallback):
     def on_prediction_step_end(self, trainer: Any, **kwargs: Any) -> None:
         self._events.fire("on_prediction_step")
 
-    def on_stop_training_error(self, trainer: Any, **kwargs: Any) -> None:
+    def on_stop_training_error(self, trainer: Any, reason: str = "", **kwargs: Any) -> None:
         if self._engine.training is not None:  # else an evaluation was stopped before any training
-            self._engine.training.save_because_of_signal()
+            self._engine.training.stop_early(reason)
 
     def on_training_run_end(self, trainer: Any, **kwargs: Any) -> None:
         self._engine.run.training.end()

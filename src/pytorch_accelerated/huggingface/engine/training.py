@@ -95,6 +95,7 @@ class Training:
         self._loss_total = self._loss_count = 0.0
         self._last_logged_step = self._first_step = 0
         self._started = time.time()
+        self._reason_to_stop = ""
         self.first_tokens = 0
         self.output: TrainOutput | None = None
 
@@ -218,8 +219,9 @@ class Training:
         logger.info("Saved %s", self.checkpoint_folder())
         self._events.fire("on_save")
 
-    def save_because_of_signal(self) -> None:
-        """Save after a signal has stopped the run, if this run has trained anything."""
+    def stop_early(self, reason: str) -> None:
+        """Note why the run is stopped. Save if a signal did it, and this run has trained anything."""
+        self._reason_to_stop = reason
         has_trained = self._face.is_in_train and self._state.global_step > self._first_step
         if self._engine.run.stopping.signals.agreed and has_trained and self._args.save_strategy != SaveStrategy.NO:
             self._request_checkpoint()
@@ -241,6 +243,8 @@ class Training:
             metrics.update(self._meter.stop())
         self._face.log(metrics)
         self._delete_superfluous_checkpoints()
+        run = self._engine.run
+        self._events.note_end(self._reason_to_stop, self._engine.run_state.skipped_updates, run.shown_warnings.count)
         self._events.fire("on_train_end")
         self.output = TrainOutput(self._state.global_step, train_loss, metrics)
 

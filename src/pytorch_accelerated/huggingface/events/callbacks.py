@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import sys
 import warnings
@@ -14,6 +15,7 @@ from pytorch_accelerated.callbacks.warning import stacklevel_of_user
 from pytorch_accelerated.errors import ArgumentTypeError, CallbackSetupError
 from pytorch_accelerated.huggingface.arguments.strategies import IntervalStrategy, SaveStrategy
 from pytorch_accelerated.huggingface.events.state import ExportableState
+from pytorch_accelerated.progress.formats import format_count
 
 _OURS = __name__.partition(".")[0]
 
@@ -100,7 +102,9 @@ _INSTEAD = {
     "EarlyStoppingCallback": "Use pytorch_accelerated.huggingface.EarlyStoppingCallback.",
     "JSONLoggerCallback": "The log history is in trainer_state.json of each checkpoint, and `trainer.save_state()` "
     "writes it at any time.",
+    "LossSpikeCallback": "Use pytorch_accelerated.huggingface.LossSpikeCallback.",
     "MetricsCallback": "Use `compute_metrics`.",
+    "ReportCallback": "After the run, write one with: python -m pytorch_accelerated compare OUTPUT_DIR",
     "SaveBestModelCallback": "Use `load_best_model_at_end` and `metric_for_best_model` of the arguments.",
     "SaveTrainingStateCallback": "Use `save_strategy` and `save_steps` of the arguments.",
     "TrackerCallback": "Use `report_to` of the arguments.",
@@ -297,6 +301,21 @@ def _job(kind: type) -> Any:
     return name if kind.__module__.partition(".")[0] in (_OURS, "transformers") else kind
 
 
+@dataclasses.dataclass(frozen=True)
+class RunEnd:
+    """What a summary says about the end of a training, besides the state.
+
+    Attributes:
+        reason: why it ended early, if that is known.
+        skipped_updates: updates that were not applied, because gradients were not finite.
+        num_warnings: the warnings that this process has shown.
+    """
+
+    reason: str = ""
+    skipped_updates: int = 0
+    num_warnings: int = 0
+
+
 def is_log_due(args: Any, state: Any, step: int) -> bool:
     """Whether the arguments request a log after this step."""
     is_multiple = args.logging_strategy == IntervalStrategy.STEPS and step % state.logging_steps == 0
@@ -354,6 +373,7 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
 
     Attributes:
         early_stopping_patience_counter: evaluations in a row without an improvement, so far.
+        reason_to_stop: why the callback ended the current training, or "".
 
     Raises:
         CallbackSetupError: if the patience is less than 1, or the threshold negative. When a training begins, if the
@@ -373,9 +393,11 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
         self.early_stopping_patience = early_stopping_patience
         self.early_stopping_threshold = threshold
         self.early_stopping_patience_counter = 0
+        self.reason_to_stop = ""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         """Check that there will be evaluations with a metric."""
+        self.reason_to_stop = ""
         if args.metric_for_best_model is None or args.eval_strategy == IntervalStrategy.NO:
             raise CallbackSetupError(
                 "EarlyStoppingCallback compares evaluations by a metric, but `metric_for_best_model` is "
@@ -406,6 +428,9 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
         self.early_stopping_patience_counter = 0 if is_better else self.early_stopping_patience_counter + 1
         if self.early_stopping_patience_counter >= self.early_stopping_patience:
             control.should_training_stop = True
+            more = f" by more than {self.early_stopping_threshold:g}" if self.early_stopping_threshold else ""
+            evaluations = format_count(self.early_stopping_patience_counter, "evaluation")
+            self.reason_to_stop = f"{name} had no improvement{more} in {evaluations}"
 
     def state(self) -> dict[str, Any]:
         """Patience, threshold and counter."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pytorch_accelerated.huggingface.engine.face import Face
-from pytorch_accelerated.huggingface.events.callbacks import is_ours
+from pytorch_accelerated.huggingface.events.callbacks import RunEnd, is_ours
 from pytorch_accelerated.huggingface.events.state import CONTROL_FLAGS
 from pytorch_accelerated.processes.ranks import Ranks
 
@@ -41,6 +41,20 @@ class Events:
                 if any(asked):
                     flags[name] = True
             self._is_agreed = True
+
+    def note_end(self, reason: str, skipped_updates: int, num_warnings: int) -> None:
+        """Inform the display of how a training ended, which no event does.
+
+        Args:
+            reason: why it ended early, or "" for what callbacks of ours know about that.
+            skipped_updates, num_warnings: see `RunEnd`.
+        """
+        ours = [callback for callback in self._watched.callback_handler.callbacks if is_ours(callback)]
+        reasons = (getattr(callback, "reason_to_stop", "") for callback in ours)
+        end = RunEnd(reason or next(filter(None, reasons), ""), skipped_updates, num_warnings)
+        for callback in ours:
+            if hasattr(callback, "note_end"):
+                callback.note_end(end)
 
     def close_displays(self) -> None:
         """Close progress bars and log files after an exception, for which callbacks have no event."""

@@ -1,39 +1,17 @@
-"""What a run has logged, as a run history and as a table that grows."""
+"""What a run has logged, as a table that grows, and how the run ended."""
 
 from __future__ import annotations
 
-import math
-import numbers
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pytorch_accelerated.callbacks.summing_up import best_facts, saved_lines, with_mark
+from pytorch_accelerated.huggingface.events.callbacks import RunEnd
 from pytorch_accelerated.progress.formats import format_count, format_duration, format_number, format_rate
 from pytorch_accelerated.progress.table import GrowingTable, folded
-from pytorch_accelerated.tracking.history import InMemoryRunHistory
+from pytorch_accelerated.tracking.logged import LoggedHistory, is_about_the_run
 
-# They say where a run is, and how fast, and are no results.
-_PLACES = ("epoch", "step", "total_flos", "num_input_tokens_seen")
-_SPEEDS = ("_runtime", "_samples_per_second", "_steps_per_second", "_tokens_per_second")
-_STEP = ("grad_norm", "learning_rate")
 _SHORT_NAMES = {"learning_rate": "lr"}
-
-
-class LoggedHistory(InMemoryRunHistory):
-    """The numbers among the logs of a run, with their epochs, counted from 1, and their updates."""
-
-    def add(self, logs: Mapping[str, Any], epoch: float, step: int) -> None:
-        """Record the results in an entry of the log history."""
-        # A fraction such as 0.9999999 is a whole epoch; what is logged before the first update belongs to epoch 1.
-        whole = round(epoch)
-        is_whole = math.isclose(epoch, whole, abs_tol=1e-6)
-        self._set_epoch(max(1, whole if is_whole else math.ceil(epoch)))
-        self.updates_done = step
-        for name, value in logs.items():
-            if isinstance(value, numbers.Real) and not is_about_the_run(name) and name not in _STEP:
-                self.update_metric(name, value)
-        if is_whole:
-            self._set_epoch(whole + 1)
 
 
 class LogTable:
@@ -47,10 +25,7 @@ class LogTable:
 
     def __init__(self, watched: Mapping[str, bool], earlier: Iterable[Mapping[str, Any]] = ()) -> None:
         self.watched = watched
-        self.history = LoggedHistory()
-        for entry in earlier:
-            if not is_summary(entry):
-                self.history.add(entry, entry.get("epoch", 0), entry.get("step", 0))
+        self.history = LoggedHistory(earlier)
         self._table = GrowingTable(minor_names=("grad_norm", "lr", "elapsed"))
         self._row: dict[str, str] = {}
 
@@ -74,7 +49,9 @@ class LogTable:
         row, self._row = self._row, {}
         return [self._table.add_row(with_mark(row, self.history.records, self.watched))] if row else []
 
-    def closing_lines(self, state: Any, seconds: float, speed: float | None, saved: Mapping[str, str]) -> list[str]:
+    def closing_lines(
+        self, state: Any, seconds: float, speed: float | None, saved: Mapping[str, str], end: RunEnd
+    ) -> list[str]:
         """How the run ended, its best value and its speed, and what it saved where.
 
         Args:
@@ -82,6 +59,7 @@ class LogTable:
             seconds: the duration.
             speed: in samples a second, if known.
             saved: the names of what was saved, by path.
+            end: what else is known about the end.
         """
         word = "Finished" if state.global_step >= state.max_steps else "Stopped early after"
         epochs = format_epochs(state.epoch)
@@ -89,23 +67,12 @@ class LogTable:
         facts = best_facts(self.history.records, self.watched, names_step=True)
         facts += [] if speed is None else [f"{format_rate(speed)} samples/s"]
         facts += [f"{format_count(left_out, 'loss', 'losses')} left out as not finite"] if left_out else []
+        facts += [format_count(end.num_warnings, "warning")] if end.num_warnings else []
         done = f"{epochs} {'epoch' if epochs == '1' else 'epochs'}, {format_count(state.global_step, 'step')}"
-        lines = [f"{word} {done} in {format_duration(seconds)}", ", ".join(facts)]
+        done += f" ({end.skipped_updates} skipped)" if end.skipped_updates else ""
+        reason = f": {end.reason}" if end.reason else ""
+        lines = [f"{word} {done} in {format_duration(seconds)}{reason}", ", ".join(facts)]
         return [*(folded(line) for line in lines if line), *saved_lines(saved)]
-
-
-def is_about_the_run(name: str) -> bool:
-    """Whether a logged number is a place or a speed, not a result.
-
-    >>> [is_about_the_run(name) for name in ("epoch", "eval_runtime", "eval_loss")]
-    [True, True, False]
-    """
-    return name in _PLACES or name.endswith(_SPEEDS)
-
-
-def is_summary(logs: Mapping[str, Any]) -> bool:
-    """Whether these are the last logs of a training, which sum it up."""
-    return "train_runtime" in logs and "train_loss" in logs
 
 
 def format_epochs(epochs: float) -> str:

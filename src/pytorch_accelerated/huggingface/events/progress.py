@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from pytorch_accelerated.huggingface.checkpoints.folders import checkpoint_name
-from pytorch_accelerated.huggingface.events.callbacks import TrainerCallback
-from pytorch_accelerated.huggingface.events.logged import LogTable, is_about_the_run, is_summary
+from pytorch_accelerated.huggingface.events.callbacks import RunEnd, TrainerCallback
+from pytorch_accelerated.huggingface.events.logged import LogTable
 from pytorch_accelerated.progress.display import Display, above_bars, display_factory
 from pytorch_accelerated.progress.formats import format_number
 from pytorch_accelerated.progress.notebook import NotebookPage, can_display
 from pytorch_accelerated.progress.progress import Progress, length_of
 from pytorch_accelerated.progress.table import block, screen_columns
+from pytorch_accelerated.tracking.logged import is_about_the_run, is_summary
 
 
 class ProgressCallback(TrainerCallback):
@@ -36,6 +37,7 @@ class ProgressCallback(TrainerCallback):
         self._started = 0.0
         self._speed: float | None = None
         self._saved: Path | None = None
+        self._end = RunEnd()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         """Start the bar of the updates, and a table."""
@@ -43,7 +45,7 @@ class ProgressCallback(TrainerCallback):
         self._new_display = None  # the output may have been redirected
         if not state.is_local_process_zero:
             return
-        self._started, self._speed, self._saved = time.perf_counter(), None, None
+        self._started, self._speed, self._saved, self._end = time.perf_counter(), None, None, RunEnd()
         self._table = LogTable(_watched(args), state.log_history)
         if can_display():
             self._page = NotebookPage(self._table.history, self._table.watched)
@@ -110,7 +112,13 @@ class ProgressCallback(TrainerCallback):
                 saved = {**saved, str(state.best_model_checkpoint): "best model"}
             seconds = time.perf_counter() - self._started
             existing = {path: what for path, what in saved.items() if Path(path).is_dir()}
-            _print("\n".join(table.closing_lines(state, seconds, self._speed, existing)))
+            _print("\n".join(table.closing_lines(state, seconds, self._speed, existing, self._end)))
+
+    def note_end(self, end: RunEnd) -> None:
+        """Note how the run ended, for the summary."""
+        self._end = end
+        if self._page is not None and end.reason:
+            self._page.note_end(f"Stopped early: {end.reason}")
 
     def close(self) -> None:
         """Remove all bars, and print what has been logged, also after an exception, for which there is no event."""
