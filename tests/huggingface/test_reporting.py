@@ -128,6 +128,8 @@ def test_a_writer_of_the_users_is_used_and_stays_open(tmp_path: Path) -> None:
 def test_a_resumed_run_hides_what_was_logged_after_its_checkpoint(tmp_path: Path) -> None:
     args = TrainingArguments(logging_dir=str(tmp_path))
     report(TensorBoardCallback(), args, {"loss": 3.0}, {"loss": 2.0}, {"loss": 1.0})
+    # TensorBoard reads files in the order of their names. Those of one process and second end with a number: 9 and 10.
+    time.sleep(1 - time.time() % 1)
     callback, state = TensorBoardCallback(), TrainerState(global_step=2)
     callback.on_train_begin(args, state, TrainerControl())
     state.global_step = 3
