@@ -564,14 +564,15 @@ class Run:
         if loaders.train is not None:
             loaders.train = self.adapted(loaders.train, loaders.train_kwargs, role="train")
             refuse_empty(loaders.train, "train on")
-            loaders.train.expect_passes(self.settings.num_epochs, self.print)
+            num_passes = self.settings.passes_over(loaders.train.num_updates)
+            loaders.train.expect_passes(num_passes, self.print)
         for name in self.evaluation_sets.names if loaders.eval is not None else ():
             with self.evaluation_sets.current(name):
                 role = role_of_set(name) if name in loaders.further_eval else "eval"
                 loaders.eval = self.adapted(loaders.eval, loaders.eval_kwargs, role=role)
                 hooks._check_eval_batch_size()
                 if loaders.train is not None:
-                    loaders.eval.expect_passes(self.settings.num_epochs, self.print)
+                    loaders.eval.expect_passes(num_passes, self.print)
 
     def adapted(self, loader: Any, dl_kwargs: Mapping[str, Any] | None, role: str | None = None) -> RunLoader:
         """This rank's part of the user's `loader`."""

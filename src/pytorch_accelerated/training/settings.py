@@ -95,6 +95,16 @@ class TrainSettings:
                 if getattr(self, name) is not None:
                     object.__setattr__(self, name, kind(getattr(self, name)))
 
+    def passes_over(self, updates_per_epoch: int | None) -> int:
+        """How often the training data will be read, as far as that is known.
+
+        Args:
+            updates_per_epoch: None if the data has no length.
+        """
+        if self.max_num_train_steps is None or updates_per_epoch is None:
+            return self.num_epochs or 1
+        return -(-self.max_num_train_steps // max(updates_per_epoch, 1))
+
     @functools.cached_property
     def clips_gradients(self) -> bool:
         """Whether gradients are clipped."""
