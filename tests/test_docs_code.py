@@ -17,6 +17,8 @@ SHOWN = {
     "how_to/metrics.md": "evaluation_noisy_loss",
     "how_to/tracking.md": "Logged to tensorboard: runs",
     "how_to/before_training.md": "Suggested learning rate",
+    "how_to/several_processes.md": "largest_error",
+    "how_to/fine_tuning.md": "(2, -1) Linear trained",
     "how_to/debugging.md": "Loss spike in epoch 3",
 }
 
