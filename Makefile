@@ -9,7 +9,7 @@ VENV_PYTHON := $(VENV)/bin/python
 PIP_INSTALL := $(VENV_PYTHON) -m pip install --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check docs docs-links bench chaos differential public-scripts house notebooks clean
+.PHONY: help demo test check docs docs-links bench chaos differential public-scripts house versions notebooks clean
 .NOTPARALLEL:  # there is one environment to install into
 
 help:
@@ -23,6 +23,7 @@ help:
 	@echo "make differential   the same scripts with the reference package and with this one; writes what differs"
 	@echo "make public-scripts   the reference's examples with both; writes a table"
 	@echo "make house   counts how well the code keeps the rules of its layout; writes a table"
+	@echo "make versions   runs a part of the tests with the oldest supported dependencies; writes a table"
 	@echo "make notebooks   runs the tutorials in docs/tutorials, and stores their outputs in them"
 	@echo "make clean   remove the environment ($(VENV))"
 
@@ -57,6 +58,9 @@ public-scripts: $(VENV)/.public-scripts
 
 house: $(VENV)/.dev
 	@$(VENV_PYTHON) scripts/house.py
+
+versions: $(VENV)/.dev
+	@$(VENV_PYTHON) scripts/versions.py
 
 notebooks: $(VENV)/.dev
 	@$(VENV_PYTHON) scripts/notebooks.py
