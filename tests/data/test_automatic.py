@@ -250,7 +250,7 @@ def test_weights_do_not_depend_on_workers_that_start_by_themselves() -> None:
     ],
 )
 @pytest.mark.parametrize("seconds", [0.0, 0.002])
-def test_a_run_may_be_as_long_as_a_number_of_updates(arguments: dict[str, int], updates: int, seconds: float) -> None:
+def test_a_run_may_be_as_long_as_a_number_of_updates(arguments: dict[str, Any], updates: int, seconds: float) -> None:
     class Rows(Sleepy):
         def __getitem__(self, index: int) -> Any:
             time.sleep(seconds)
@@ -258,7 +258,7 @@ def test_a_run_may_be_as_long_as_a_number_of_updates(arguments: dict[str, int], 
 
     model = torch.nn.Linear(3, 1)
     trainer = Trainer(model, torch.nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.01), callbacks=())
-    trainer.train(Rows(), per_device_batch_size=BATCH, **{"num_epochs": None, **arguments}, eval_dataset=Rows())
+    trainer.train(Rows(), per_device_batch_size=BATCH, eval_dataset=Rows(), **{"num_epochs": None, **arguments})
     assert trainer.run_state.updates == updates
 
 
@@ -266,7 +266,9 @@ def test_a_learning_rate_is_found_and_a_model_described_on_a_dataset_of_rows() -
     rows = [(torch.full((3,), float(index % 7)), torch.tensor([float(index % 5)])) for index in range(150)]
     model = torch.nn.Linear(3, 1)
     trainer = Trainer(model, torch.nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.01), callbacks=())
-    assert trainer.find_lr(rows, per_device_batch_size=16).suggestion > 0
+    suggestion = trainer.find_lr(rows, per_device_batch_size=16).suggestion
+    assert suggestion is not None
+    assert suggestion > 0
     assert "Linear" in str(trainer.summary(rows, per_device_batch_size=16))
 
 
