@@ -61,6 +61,12 @@ def lacks_docstring(owner: Any, key: str, member: Any) -> bool:
     return not key.startswith("_") and inspect.isfunction(member) and not inspect.getdoc(getattr(owner, key))
 
 
+@pytest.mark.parametrize("module", MODULES)
+def test_every_public_name_is_named_outside_the_reference(module: str) -> None:
+    unreached = set(public_names(module)) - words_of(pages_but_the_reference())
+    assert not unreached, "name these where a reader needs them, for example on a page of docs/how_to"
+
+
 def test_every_public_method_of_the_trainer_is_named_outside_the_reference() -> None:
     methods = {name for name in dir(Trainer) if not name.startswith("_") and callable(getattr(Trainer, name))}
     assert not methods - words_of(pages_but_the_reference())
