@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -262,3 +265,15 @@ def wait_as_torch_does(batches: Any, seconds: float) -> tuple[bool, Any]:
     """Whether the iterator `batches` gets a batch within `seconds`, and the batch. Raises if a worker has died."""
     found: tuple[bool, Any] = type(batches)._try_get_data(batches, seconds)
     return found
+
+
+def import_what_exit_imports() -> None:
+    """Import what torch's compiler would import when the process ends.
+
+    It has a report of compile times written then, by tabulate, which evaluates code as it is imported. Code that is
+    evaluated this late makes Python forget that the process ends by KeyboardInterrupt: a shell would see status 1
+    instead of 130, and a loop of runs would go on.
+    """
+    if "torch._dynamo.utils" in sys.modules:
+        with contextlib.suppress(ImportError):
+            importlib.import_module("tabulate")

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from pytorch_accelerated.compat.torch import import_what_exit_imports
 from pytorch_accelerated.errors import SignalExit
 
 # Ctrl-C, the signal of schedulers, and the one that Slurm can send before its time limit. Windows lacks some.
@@ -49,10 +50,12 @@ class SignalWatch:
                     self._previous[number] = signal.signal(number, self._note)
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         for number, previous in self._previous.items():
             if signal.getsignal(number) == self._note:  # otherwise the user has set another one meanwhile
                 signal.signal(number, previous)
+        if self.number == signal.SIGINT or (kind is not None and issubclass(kind, KeyboardInterrupt)):
+            import_what_exit_imports()
 
     def agree(self, everyones: Sequence[int]) -> bool:
         """Whether any rank received a signal.
