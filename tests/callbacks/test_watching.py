@@ -187,3 +187,16 @@ def test_a_probable_slip_is_warned_about_where_the_user_might_record_the_name():
         pytest.raises(UnknownMetricError, match=r"no value. Did you mean .*'eval_accuracy'.* There is: "),
     ):
         trainer.train(DATA, 2, DATA)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: SaveBestModelCallback(watch_metric="eval_accuracy"),
+        lambda: EarlyStoppingCallback(5, watch_metric="eval_accuracy"),
+        lambda: SaveTrainingStateCallback(keep_best=1, watch_metric="eval_accuracy"),
+    ],
+)
+def test_the_smallest_accuracy_as_the_best_is_warned_about(make):
+    with pytest.warns(UserWarning, match="'eval_accuracy', of which more is usually better.*greater_is_better=True"):
+        make_trainer(annotated(), make()).train(DATA, 1, DATA)

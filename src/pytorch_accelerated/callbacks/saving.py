@@ -91,6 +91,7 @@ class SaveBestModelCallback(TrainerCallback):
         """Check path and metric; forget the best value of an earlier run, or one whose file is missing."""
         self._refuse_shared_path(trainer)
         self._watched.check_before_run(trainer.internal_run.expected_metrics, trainer.internal_run.ranks)
+        self._watched.warn_of_direction(trainer.internal_run.ranks)
         if trainer.run_state.updates == 0:  # else the run was resumed
             self._watched.new_values(
                 trainer.run_history, trainer.internal_run.ranks, self.state_key
@@ -278,9 +279,9 @@ class SaveTrainingStateCallback(TrainerCallback):
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Check the metric, the folder and the disk, and start the clock."""
         if self.retention.best is not None:
-            WatchedMetric(self.watch_metric).check_before_run(
-                trainer.internal_run.expected_metrics, trainer.internal_run.ranks
-            )
+            watched = WatchedMetric(self.watch_metric, self.retention.greater_is_better)
+            watched.check_before_run(trainer.internal_run.expected_metrics, trainer.internal_run.ranks)
+            watched.warn_of_direction(trainer.internal_run.ranks)
         trainer.internal_run.saves.claim_folder(self.save_dir)
         if trainer.run_state.updates == 0:  # else the run was resumed
             names = [folder.name for folder, _ in self._listed_states()]

@@ -67,6 +67,7 @@ class _MetricJudge(TrainerCallback):
             ConfigurationError, UnknownMetricError: if the metric will not be recorded.
         """
         self._watched.check_before_run(trainer.internal_run.expected_metrics, trainer.internal_run.ranks)
+        self._watched.warn_of_direction(trainer.internal_run.ranks)
         if trainer.run_state.updates == 0:
             self._new_values(trainer)  # those of earlier runs have been judged then
             self._latest = None

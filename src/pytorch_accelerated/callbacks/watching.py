@@ -13,6 +13,7 @@ from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.errors import ConfigurationError, UnknownMetricError
 from pytorch_accelerated.processes.ranks import Ranks
 from pytorch_accelerated.tracking.history import RunHistory
+from pytorch_accelerated.tracking.names import greater_is_better, role_and_quantity
 from pytorch_accelerated.tracking.values import is_scalar
 
 _OF_EVALUATION = ("eval_", "intermediate_", "ema_model_")
@@ -71,6 +72,15 @@ class WatchedMetric:
         near = expected.near(self.name, cutoff=_PROBABLY_A_SLIP)
         if near:
             warn_user(ranks, f"The watched metric is {self.name!r}, which may be a slip of the pen.{near}")
+
+    def warn_of_direction(self, ranks: Ranks) -> None:
+        """Warn if the metric's name says that more is better, but the smallest value would be taken as the best."""
+        if not self.greater_is_better and greater_is_better(role_and_quantity(self.name)[1]):
+            warn_user(
+                ranks,
+                f"The watched metric is {self.name!r}, of which more is usually better, but `greater_is_better` is "
+                "False: the smallest value counts as the best. Pass `greater_is_better=True`.",
+            )
 
     def check_recorded(self, history: RunHistory, ranks: Ranks) -> None:
         """Reject a name that has no value at the end of an epoch.

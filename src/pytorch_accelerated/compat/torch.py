@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -276,4 +275,4 @@ def import_what_exit_imports() -> None:
     """
     if "torch._dynamo.utils" in sys.modules:
         with contextlib.suppress(ImportError):
-            importlib.import_module("tabulate")
+            import tabulate  # noqa: F401

@@ -19,7 +19,7 @@ from pytorch_accelerated.progress.snapshot import Snapshot
 from pytorch_accelerated.progress.table import GrowingTable
 from pytorch_accelerated.tracking.best import best_record
 from pytorch_accelerated.tracking.history import RunHistory
-from pytorch_accelerated.tracking.plotting import role_and_quantity
+from pytorch_accelerated.tracking.names import role_and_quantity
 from pytorch_accelerated.tracking.values import MetricRecord
 
 _SECONDS_BETWEEN_UPDATES = 0.25

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pytorch_accelerated.tracking.plotting import greater_is_better, role_and_quantity
+from pytorch_accelerated.tracking.names import greater_is_better, role_and_quantity
 from pytorch_accelerated.tracking.step_records import StepRecord
 from pytorch_accelerated.tracking.values import MetricRecord
 

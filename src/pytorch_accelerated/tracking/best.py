@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
-from pytorch_accelerated.tracking.plotting import greater_is_better, role_and_quantity
+from pytorch_accelerated.tracking.names import greater_is_better, role_and_quantity
 from pytorch_accelerated.tracking.values import MetricRecord
 
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from pytorch_accelerated.errors import UnknownMetricError
 from pytorch_accelerated.optional import require
 from pytorch_accelerated.tracking.html import html_of_facts
-from pytorch_accelerated.tracking.names import name_in_set
-from pytorch_accelerated.tracking.plotting import PlottedRun, greater_is_better, plot_runs, role_and_quantity
+from pytorch_accelerated.tracking.names import greater_is_better, name_in_set, role_and_quantity
+from pytorch_accelerated.tracking.plotting import PlottedRun, plot_runs
 from pytorch_accelerated.tracking.step_records import StepRecord, plain_values_of, records_of
 from pytorch_accelerated.tracking.timing import EpochTiming
 from pytorch_accelerated.tracking.values import MetricRecord, stored_value

@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pytorch_accelerated.errors import ConfigurationError, UnknownMetricError
 from pytorch_accelerated.tracking.figures import new_figure
+from pytorch_accelerated.tracking.names import greater_is_better, role_and_quantity
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,10 +20,6 @@ if TYPE_CHECKING:
     from pytorch_accelerated.tracking.step_records import StepRecord
     from pytorch_accelerated.tracking.values import MetricRecord
 
-# The prefix of a name says what was measured on: train_loss_epoch and ema_model_eval_loss_epoch are both losses.
-_ROLES = re.compile("(?:(?:ema_model|intermediate|training|train|evaluation|eval|validation|valid|val|test)[_/])*")
-_LESS_IS_BETTER = ("loss", "error", "perplexity", "wer", "mae", "mse", "rmse")
-_MORE_IS_BETTER = ("accuracy", "acc", "f1", "precision", "recall", "auc", "auroc", "iou", "map", "dice", "bleu", "r2")
 _LINE_STYLES = ("-", ":", "-.")  # of roles other than training, which is dashed
 _WITHIN_EPOCHS = "train_loss"
 
@@ -115,32 +111,6 @@ def plot_runs(
     if path is not None:
         figure.savefig(path, dpi=150)
     return figure
-
-
-def role_and_quantity(name: str) -> tuple[str, str]:
-    """The role and the quantity of a metric: ("eval_", "loss") for "eval_loss_epoch".
-
-    What the Hugging Face trainer logs as "loss" is that of training.
-
-    >>> role_and_quantity("eval_accuracy"), role_and_quantity("loss")
-    (('eval_', 'accuracy'), ('train_', 'loss'))
-    """
-    if name == "loss":
-        return "train_", name
-    end = _ROLES.match(name).end()  # type: ignore[union-attr]  # it matches the empty string too
-    return name[:end], name[end:].removesuffix("_epoch") or name
-
-
-def greater_is_better(quantity: str) -> bool | None:
-    """Whether more of a quantity is better, by the words in its name; None if they do not tell.
-
-    >>> greater_is_better("f1"), greater_is_better("noisy_loss"), greater_is_better("learning_rate")
-    (True, False, None)
-    """
-    words = re.split("[_/ -]", quantity.lower())
-    if any(word in _LESS_IS_BETTER for word in words):
-        return False
-    return True if any(word in _MORE_IS_BETTER for word in words) else None
 
 
 def smoothed(values: Iterable[float], weight: float) -> list[float]:
