@@ -145,7 +145,7 @@ def test_a_tensor_as_learning_rate_is_recorded_as_it_was_at_the_update() -> None
 
 
 def test_the_usual_interval_gives_a_short_run_a_curve_and_a_long_one_some_thousand_points() -> None:
-    assert [usual_interval(updates) for updates in (0, 1, 20, 255, 256, 512, 8191)] == [1, 1, 1, 1, 2, 4, 4]
+    assert [usual_interval(updates) for updates in (0, 1, 20, 255, 256, 512, 1024, 8191)] == [1, 1, 1, 1, 2, 4, 8, 8]
     for updates in (8192, 10_000, 123_456, 10**7):
         assert 1024 <= updates / usual_interval(updates) < 2048
     assert len(train(make(), 1, data=regression_data(80)).step_records) == 20
