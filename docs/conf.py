@@ -1,12 +1,22 @@
 """How `make docs` builds the site."""
 
+import contextlib
+import importlib
+import io
+import os
 import re
 import sys
 from pathlib import Path
 
+from docutils import nodes
+from docutils.parsers.rst import Directive
+from sphinx.domains.python import PyObject
+from sphinx.util.nodes import make_refnode
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
 import pytorch_accelerated
+from pytorch_accelerated.__main__ import main
 
 project = "pytorch-accelerated"
 author = "the pytorch-accelerated maintainers"
@@ -63,9 +73,75 @@ html_theme_options = {
 copybutton_exclude = ".linenos, .gp, .go"
 
 
+for field in PyObject.doc_field_types:
+    if field.name == "variable":  # "Variables:" by default
+        field.label = "Attributes"
+
+
 def setup(app):
+    app.add_directive("command-help", CommandHelp)
+    app.connect("autodoc-process-bases", keep_public_bases)
+    app.connect("autodoc-skip-member", skip_fields_of_tuples)
+    app.connect("doctree-read", remove_empty_bases)
+    app.connect("missing-reference", find_in_other_modules)
     app.connect("source-read", offer_files_outside)
     app.connect("html-page-context", name_language)
+
+
+class CommandHelp(Directive):
+    """What ``python -m pytorch_accelerated`` prints for a command followed by ``--help``."""
+
+    optional_arguments = 2
+
+    def run(self):
+        os.environ["COLUMNS"] = "88"
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+            main([*self.arguments, "--help"])
+        return [nodes.literal_block(text=printed.getvalue().strip(), language="text")]
+
+
+def keep_public_bases(app, name, obj, options, bases):
+    """A base that is not in the reference gives way to its own bases."""
+    bases[:] = dict.fromkeys(shown for base in bases for shown in public_bases(base))
+
+
+def public_bases(base):
+    if base is object:
+        return []
+    module = ".".join(base.__module__.split(".")[:2])
+    if not module.startswith("pytorch_accelerated") or hasattr(importlib.import_module(module), base.__name__):
+        return [base]
+    return [shown for parent in base.__bases__ for shown in public_bases(parent)]
+
+
+def find_in_other_modules(app, env, node, contnode):
+    """Docstrings name `Trainer.find_lr`, or `find_lr`, without its module: the native one, if there is only one."""
+    if node.get("refdomain") != "py":
+        return None
+    name, domain = node["reftarget"], env.domains.python_domain
+    if "." not in name and not name[:1].isupper():
+        name = f"Trainer.{name}"
+    found = {
+        entry.node_id: entry
+        for full, entry in domain.objects.items()
+        if full.endswith(f".{name}") and ".huggingface." not in full and not entry.aliased
+    }
+    if len(found) != 1:
+        return None
+    (entry,) = found.values()
+    return make_refnode(app.builder, node["refdoc"], entry.docname, entry.node_id, contnode, name)
+
+
+def remove_empty_bases(app, doctree):
+    for paragraph in list(doctree.findall(nodes.paragraph)):
+        if paragraph.astext().strip() == "Bases:":
+            paragraph.parent.remove(paragraph)
+
+
+def skip_fields_of_tuples(app, what, name, obj, skip, options):
+    """Fields of a `NamedTuple` are described by its docstring; their own only say their number."""
+    return True if (getattr(obj, "__doc__", None) or "").startswith("Alias for field number") else None
 
 
 def offer_files_outside(app, docname, source):

@@ -18,6 +18,7 @@ MODULES = [
     "pytorch_accelerated.errors",
     "pytorch_accelerated.finetuning",
     "pytorch_accelerated.huggingface",
+    "pytorch_accelerated.looking",
     "pytorch_accelerated.prediction",
     "pytorch_accelerated.run_config",
     "pytorch_accelerated.schedulers",

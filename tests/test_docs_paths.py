@@ -11,7 +11,7 @@ from tests.support.processes import REPOSITORY
 ROOTS = ("benchmarks", "docs", "examples", "scripts", "src", "tests")
 PAGES = [*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").rglob("*.md")]
 # The changelog also names files that have gone since.
-PAGES = sorted(page for page in PAGES if page.name != "CHANGELOG.md")
+PAGES = sorted(page for page in PAGES if page.name != "CHANGELOG.md" and "_build" not in page.parts)
 FILE = re.compile(r"(?:[\w-]+/)*[\w-]+\.(?:py|md)|(?:[\w-]+/)+")
 # Files of users in examples, and those that this library writes beside a model.
 EXAMPLE_FILES = {"train.py", "script.py", "README.md"}

@@ -3,6 +3,7 @@
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.defaults import DEFAULT_CALLBACKS, get_default_callbacks
 from pytorch_accelerated.callbacks.evaluation import LimitEvalStepsCallback, StepBasedEvaluationCallback
+from pytorch_accelerated.callbacks.expected import ExpectedMetrics
 from pytorch_accelerated.callbacks.handler import CallbackHandler
 from pytorch_accelerated.callbacks.limits import LimitBatchesCallback
 from pytorch_accelerated.callbacks.loggers import (
@@ -41,6 +42,7 @@ __all__ = [
     "ConvertSyncBatchNormCallback",
     "DuplicateCallbackError",
     "EarlyStoppingCallback",
+    "ExpectedMetrics",
     "JSONLoggerCallback",
     "LearningRateMonitorCallback",
     "LimitBatchesCallback",

@@ -31,7 +31,7 @@ class LimitBatchesCallback(TrainerCallback):
 
     @property
     def state_key(self) -> str:
-        """The class and the limit: a trainer may have several limits, of which the smallest applies."""
+        """The class and the limit. A trainer may have several limits, of which the smallest applies."""
         return f"{type(self).__name__}({self.num_batches})"
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:

@@ -94,7 +94,7 @@ class Seq2SeqTrainer(Trainer):
 
     @property
     def prediction_padding(self) -> int:
-        """The value that shorter rows of predictions are padded with: the padding token for generated ones."""
+        """The value that shorter rows of predictions are padded with, the padding token for generated ones."""
         if not self.args.predict_with_generate:
             return PADDING
         return padding_token(self.model, self.processing_class, self._arguments_of_generate({}))

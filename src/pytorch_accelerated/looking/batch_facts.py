@@ -39,7 +39,7 @@ class EntryFacts(NamedTuple):
 
     @property
     def cells(self) -> tuple[str, str, str, str]:
-        """The facts as texts: name, type, shape, and values with the share of NaN."""
+        """Name, type, shape, and values with the share of NaN, as texts."""
         missing = f" ({self.missing:.1%} NaN)" if self.missing else ""
         return self.name or "batch", self.kind, "" if self.shape is None else _shape(self.shape), self.value + missing
 

@@ -83,7 +83,7 @@ class TrainingSummary:
 
     @property
     def memory_bytes(self) -> int:
-        """The estimate of what one update needs: parameters, gradients, optimizer state and activations."""
+        """The estimate of what one update needs, from parameters, gradients, optimizer state and activations."""
         return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes + self.activation_bytes
 
     def __str__(self) -> str:

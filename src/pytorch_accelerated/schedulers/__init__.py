@@ -5,13 +5,14 @@ from pytorch_accelerated.schedulers.decay_scheduler import LinearLrScheduler, Po
 from pytorch_accelerated.schedulers.preview import plot_schedule, scheduled_values
 from pytorch_accelerated.schedulers.scheduler_base import SchedulerBase, StatefulSchedulerBase
 from pytorch_accelerated.schedulers.warmup_scheduler import ConstantLrScheduler, InverseSqrtLrScheduler
-from pytorch_accelerated.schedulers.wsd_scheduler import WSDLrScheduler, estimate_checkpoint_steps
+from pytorch_accelerated.schedulers.wsd_scheduler import PeriodInfo, WSDLrScheduler, estimate_checkpoint_steps
 
 __all__ = [
     "ConstantLrScheduler",
     "CosineLrScheduler",
     "InverseSqrtLrScheduler",
     "LinearLrScheduler",
+    "PeriodInfo",
     "PolynomialLrScheduler",
     "SchedulerBase",
     "StatefulSchedulerBase",

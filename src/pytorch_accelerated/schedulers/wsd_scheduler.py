@@ -16,7 +16,14 @@ SchedulerT = TypeVar("SchedulerT", bound="WSDLrScheduler")
 
 
 class PeriodInfo(TypedDict):
-    """A period of the schedule, in finished updates: it ends with a checkpoint, and its last `decay_steps` decay."""
+    """A period of the schedule, in finished updates: it ends with a checkpoint, and its last `decay_steps` decay.
+
+    Attributes:
+        period_start: its start.
+        period_end: its end, at which the checkpoint is saved.
+        decay_steps: the updates of the decay.
+        pre_decay_step: the start of the decay, from which training can be continued to another length.
+    """
 
     period_start: int
     period_end: int

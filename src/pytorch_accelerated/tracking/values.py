@@ -28,7 +28,7 @@ class MetricRecord(NamedTuple):
 
     @property
     def is_scalar(self) -> bool:
-        """Whether the value is a number: tables, plots and logs have only those, and only those can be watched."""
+        """Whether the value is a number. Tables, plots and logs have only those, and only those can be watched."""
         return is_scalar(self.value)
 
 

@@ -98,7 +98,7 @@ class TrainerPlaceholderValues(Placeholder, enum.Enum):
     TRAIN_DATALOADER_LEN = "train_dataloader_len"
     #: Batches of one rank per evaluation.
     EVAL_DATALOADER_LEN = "eval_dataloader_len"
-    #: The same as `NUM_UPDATE_STEPS_PER_EPOCH`: an update is an update on every rank.
+    #: The same as `NUM_UPDATE_STEPS_PER_EPOCH`, since an update is an update on every rank.
     PER_PROCESS_NUM_UPDATE_STEPS_PER_EPOCH = "num_local_update_steps_per_epoch"
 
     @classmethod

@@ -131,7 +131,7 @@ class DerivedValues(Arguments):
 
     @property
     def n_gpu(self) -> int:
-        """The number of GPUs that this process uses: 1, or 0 on the CPU."""
+        """The number of GPUs that this process uses, 1, or 0 on the CPU."""
         return int(self.device.type != "cpu")
 
     @property
@@ -146,7 +146,7 @@ class DerivedValues(Arguments):
 
     @property
     def should_log(self) -> bool:
-        """Whether this process logs as a first one: of its machine, or of all if `log_on_each_node` is False."""
+        """Whether this process logs as a first one, of its machine, or of all if `log_on_each_node` is False."""
         return (self.local_process_index if self.log_on_each_node else self.process_index) == 0
 
     @property
