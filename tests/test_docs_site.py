@@ -97,8 +97,8 @@ def classes_of_the_package() -> set[str]:
 
 
 def names_in_annotations(value: Any) -> Iterator[str]:
-    attributes = inspect.getmembers_static(value) if inspect.isclass(value) else [(value.__name__, value)]
-    for name, member in attributes:
+    names = dir(value) if inspect.isclass(value) else []
+    for name, member in [(name, inspect.getattr_static(value, name)) for name in names] or [(value.__name__, value)]:
         function = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
         if inspect.isfunction(function) and not name.startswith(("_", "internal_")):
             noted = inspect.get_annotations(function)
