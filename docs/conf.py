@@ -84,6 +84,7 @@ def setup(app):
     app.connect("autodoc-skip-member", skip_fields_of_tuples)
     app.connect("doctree-read", remove_empty_bases)
     app.connect("missing-reference", find_in_other_modules)
+    app.connect("doctree-resolved", link_names)
     app.connect("source-read", offer_files_outside)
     app.connect("html-page-context", name_language)
 
@@ -119,18 +120,62 @@ def find_in_other_modules(app, env, node, contnode):
     """Docstrings name `Trainer.find_lr`, or `find_lr`, without its module: the native one, if there is only one."""
     if node.get("refdomain") != "py":
         return None
-    name, domain = node["reftarget"], env.domains.python_domain
+    name = node["reftarget"]
     if "." not in name and not name[:1].isupper():
         name = f"Trainer.{name}"
-    found = {
-        entry.node_id: entry
-        for full, entry in domain.objects.items()
-        if full.endswith(f".{name}") and ".huggingface." not in full and not entry.aliased
-    }
-    if len(found) != 1:
+    return link_to_reference(app, name, node["refdoc"], contnode, hugging_face=False)
+
+
+# Pages of which the names without a module are those of the Hugging Face API.
+HUGGING_FACE_PAGES = {"coming_from/transformers", "how_to/transformers_models", "zh/huggingface"}
+
+
+def link_names(app, doctree, docname):
+    """On pages, classes in backquotes, and methods and hooks of the trainer, become links."""
+    hugging_face = docname in HUGGING_FACE_PAGES
+    if docname.startswith(("reference/", "design/")):
+        return
+    linked = set()
+    for literal in list(doctree.findall(nodes.literal)):
+        name = name_on_page(literal.astext(), is_about_others=docname.startswith("coming_from/") and not hugging_face)
+        place = id(literal.parent.parent), name
+        if name is None or place in linked or isinstance(literal.parent, (nodes.reference, nodes.title)):
+            continue
+        link = link_to_reference(app, name, docname, literal.deepcopy(), hugging_face)
+        if link is not None:
+            literal.replace_self(link)
+            linked.add(place)
+
+
+def name_on_page(text, is_about_others):
+    """What to look up for a text in backquotes. Pages about other libraries have their `Trainer` and `fit` as well."""
+    match = re.fullmatch(r"(trainer\.)?([A-Za-z]\w+(?:\.[a-z]\w*)?)(\(.*\))?", text)
+    if match is None:
         return None
-    (entry,) = found.values()
-    return make_refnode(app.builder, node["refdoc"], entry.docname, entry.node_id, contnode, name)
+    name = match[2]
+    if name[0].isupper():
+        return None if is_about_others and name.startswith("Trainer") else name
+    if is_about_others:
+        return None
+    if name.startswith("on_"):
+        return f"TrainerCallback.{name}"
+    if name in pytorch_accelerated.__all__:
+        return f"pytorch_accelerated.{name}"
+    is_method = match[1] or (match[3] and name != "print") or "_" in name
+    return f"Trainer.{name}" if is_method else None
+
+
+def link_to_reference(app, name, docname, shown, hugging_face):
+    """A link to the entry of the name, if there is only one of the native or of the Hugging Face API."""
+    entries = app.env.domains.python_domain.objects.items()
+    found = [(full, entry) for full, entry in entries if f".{full}".endswith(f".{name}") and not entry.aliased]
+    of_face = [(full, entry) for full, entry in found if ".huggingface." in full]
+    others = [(full, entry) for full, entry in found if ".huggingface." not in full]
+    places = {entry.node_id: entry for _, entry in (hugging_face and of_face) or others}
+    if len(places) != 1:
+        return None
+    (entry,) = places.values()
+    return make_refnode(app.builder, docname, entry.docname, entry.node_id, shown, name)
 
 
 def remove_empty_bases(app, doctree):

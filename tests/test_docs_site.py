@@ -118,6 +118,20 @@ def test_the_reference_has_what_the_hugging_face_trainer_inherits(documented: se
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("page", sorted(path.stem for path in (DOCS / "how_to").glob("*.md") if path.stem != "index"))
+def test_a_page_links_the_reference_of_the_names_in_its_text(page: str, site: Path) -> None:
+    text = (site / "how_to" / f"{page}.html").read_text(encoding="utf-8")
+    assert re.search(r'href="\.\./reference/\w+\.html#pytorch_accelerated\.', text)
+
+
+@pytest.mark.slow
+def test_names_on_pages_about_transformers_link_that_api(site: Path) -> None:
+    text = (site / "coming_from" / "transformers.html").read_text(encoding="utf-8")
+    assert "#pytorch_accelerated.huggingface.TrainingArguments" in text
+    assert '#pytorch_accelerated.Trainer"' not in text
+
+
+@pytest.mark.slow
 def test_the_reference_shows_no_private_base_and_no_property_cut_at_a_colon(site: Path) -> None:
     for page in (site / "reference").glob("*.html"):
         text = re.sub(r"<[^>]*>", "", page.read_text(encoding="utf-8"))
