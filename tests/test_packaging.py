@@ -13,6 +13,7 @@ import pytest
 from packaging.requirements import Requirement
 
 import pytorch_accelerated
+from scripts.long_description import with_absolute_links
 from tests.support.processes import REPOSITORY
 
 PACKAGE = "pytorch_accelerated"
@@ -71,6 +72,26 @@ def test_the_wheel_has_every_file_of_the_package(built: Path) -> None:
     assert {f"{PACKAGE}/py.typed", f"{PACKAGE}/report/page.js"} <= wanted
     assert {name for name in found if ".dist-info/" not in name} == wanted
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in found)
+
+
+def test_the_description_has_no_relative_link(built: Path) -> None:
+    (wheel,) = built.glob("*.whl")
+    (described,) = [text for name, text in contents(wheel).items() if name.endswith(".dist-info/METADATA")]
+    headers, text = described.decode("utf-8").split("\n\n", 1)
+    assert "Description-Content-Type: text/markdown" in headers
+    assert text.startswith("# pytorch-accelerated\n")
+    assert text.count("```") == (REPOSITORY / "README.md").read_text(encoding="utf-8").count("```")
+    targets = re.findall(r"\]\(([^)\s]*)\)|(?:src|srcset|href)=\"([^\"]*)\"", re.sub(r"(?s)```.*?```", "", text))
+    assert all(target.startswith(("https://", "#")) for pair in targets for target in pair if target)
+
+
+def test_links_of_the_description_are_absolute_once_the_repository_has_an_address() -> None:
+    page = "[a\nb](docs/a.md#c) ![p](p.png) [out](https://example.org) [here](#here)\n```python\nx[0](y)\n```\n"
+    host = "https://example.org/owner/name"
+    assert with_absolute_links(page, host) == page.replace("(docs", f"({host}/blob/main/docs").replace(
+        "(p.png", f"({host}/raw/main/p.png"
+    )
+    assert with_absolute_links(page, None) == page.replace("[a\nb](docs/a.md#c)", "a\nb").replace("![p](p.png)", "")
 
 
 def test_the_source_distribution_builds_the_same_wheel(built: Path, tmp_path: Path) -> None:
