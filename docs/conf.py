@@ -117,13 +117,15 @@ def public_bases(base):
 
 
 def find_in_other_modules(app, env, node, contnode):
-    """Docstrings name `Trainer.find_lr`, or `find_lr`, without its module: the native one, if there is only one."""
+    """Docstrings write `Trainer.find_lr` or `find_lr` without its module: that of the same API, if there is one."""
     if node.get("refdomain") != "py":
         return None
     name = node["reftarget"]
     if "." not in name and not name[:1].isupper():
         name = f"Trainer.{name}"
-    return link_to_reference(app, name, node["refdoc"], contnode, hugging_face=False)
+    return link_to_reference(
+        app, name, node["refdoc"], contnode, hugging_face=node["refdoc"] == "reference/huggingface"
+    )
 
 
 # Pages of which the names without a module are those of the Hugging Face API.
