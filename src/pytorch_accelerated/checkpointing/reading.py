@@ -38,9 +38,11 @@ def resolved(path: str | os.PathLike[str]) -> Path:
         InvalidCheckpointError: if links form a loop, or the path is impossible.
     """
     try:
-        return Path(path).resolve()
+        found = Path(path).resolve()
     except (OSError, RuntimeError, ValueError) as error:
         raise InvalidCheckpointError(f"{os.fspath(path)!r} cannot be resolved ({error}). Check the path.") from error
+    kind_of(found)  # from Python 3.13 on, `resolve` takes a loop of links as it is
+    return found
 
 
 def is_file(path: Path) -> bool:
