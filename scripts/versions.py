@@ -1,14 +1,17 @@
-"""Runs a part of the tests with the oldest supported version of one dependency after the other, and writes a table.
+"""Runs a part of the tests with other versions than those of `constraints.txt`, and writes what came of it.
 
-    make versions               # writes benchmarks/results/versions.md
-    python scripts/versions.py numpy tqdm
+    make versions                             # the oldest supported version of one dependency after the other
+    python scripts/versions.py numpy tqdm     # of these only
+    python scripts/versions.py --environment  # what is installed beside this Python
 
-Each version gets a folder of its own, first on the path, and everything else stays as it is in this environment. torch
-is never installed: it is large.
+The first and the last write to benchmarks/results/versions.md. An exchanged version gets a folder of its own, first on
+the path. torch is never exchanged: it is large. For another Python or torch, make an environment, install torch and
+`.[test]` in it, and let its Python run the last command.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import platform
 import re
@@ -21,44 +24,89 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "benchmarks" / "results" / "versions.md"
 TESTS = ["tests/checkpointing", "tests/prediction", "tests/progress", "tests/steps", "tests/test_seeding.py"]
+FURTHER_TESTS = ["tests/callbacks", "tests/data", "tests/training"]
+SHOWN = ("torch", "accelerate", "numpy")
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("packages", nargs="*", metavar="PACKAGE", help="dependencies; default: all but torch")
+    parser.add_argument("--environment", action="store_true", help="run the tests with what is installed")
+    arguments = parser.parse_args()
+    if arguments.environment:
+        cells = [platform.python_version(), *map(version, SHOWN)]
+        row = f"| {' | '.join(cells)} | {outcome([*TESTS, *FURTHER_TESTS])} |"
+        exchanged, environments = rows_of_page()
+        write(exchanged, sorted({**{key(one): one for one in environments}, key(row): row}.values(), key=key))
+        print(row)
+        return
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     (block,) = re.findall(r"^dependencies = \[\n(.*?)^\]", text, re.MULTILINE | re.DOTALL)
     oldest = {name: bound for name, bound in re.findall(r'"([\w-]+)>=([\d.]+)"', block) if name != "torch"}
-    rows = [f"| {name} | {bound} | {outcome(name, bound)} |" for name, bound in oldest.items() if is_asked(name)]
-    head = [
-        "# Oldest supported versions",
-        "",
-        f"Python {platform.python_version()}, torch {version('torch')}; one package at a time is exchanged, the others",
-        "are those of `constraints.txt`. `make versions` ran the tests that are neither `slow` nor `processes` of",
-        f"{', '.join(f'`{test}`' for test in TESTS)}.",
-        "",
-        "| package | version | tests |",
-        "| --- | --- | --- |",
-    ]
+    asked = arguments.packages or oldest
+    rows = [f"| {name} | {oldest[name]} | {outcome_with(name, oldest[name])} |" for name in asked]
     print("\n".join(rows))
-    if len(rows) == len(oldest):
-        PAGE.write_text("\n".join([*head, *rows, ""]), encoding="utf-8")
+    if not arguments.packages:
+        write(rows, rows_of_page()[1])
 
 
-def is_asked(name: str) -> bool:
-    """Whether the command line names this package, or none."""
-    return name in sys.argv[1:] or len(sys.argv) == 1
-
-
-def outcome(name: str, bound: str) -> str:
-    """The last line of pytest with this version, and the names of tests that failed."""
+def outcome_with(name: str, bound: str) -> str:
+    """The outcome of the tests with one package exchanged for the version `bound`."""
     with tempfile.TemporaryDirectory() as folder:
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", folder]
         subprocess.run([*pip, f"{name}=={bound}"], check=True)
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([folder, str(ROOT / "src"), str(ROOT)])}
-        pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow and not processes"]
-        run = subprocess.run([*pytest, *TESTS], env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        return outcome(TESTS, folder)
+
+
+def outcome(tests: list[str], *folders: str) -> str:
+    """The last line of pytest with these folders first on the path, and the names of tests that failed."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*folders, str(ROOT / "src"), str(ROOT)])}
+    pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow and not processes"]
+    run = subprocess.run([*pytest, *tests], env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     lines = run.stdout.splitlines() or ["no output"]
     failed = [line.split(" - ")[0] for line in lines if line.startswith(("FAILED", "ERROR"))]
     return "; ".join([re.sub(r" in [\d.]+s.*", "", lines[-1]).strip("= "), *failed])
+
+
+def rows_of_page() -> tuple[list[str], list[str]]:
+    """The rows of both tables as they are now."""
+    tables = re.findall(r"(?:^\| --- .*\n)((?:^\|.*\n)*)", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    exchanged, environments = (table.splitlines() for table in tables)
+    return exchanged, environments
+
+
+def key(row: str) -> tuple[int, ...]:
+    """What the rows of environments are sorted by: the versions of Python and torch."""
+    return tuple(int(number) for number in re.findall(r"\d+", " ".join(row.split("|")[1:3]))[:6])
+
+
+def write(exchanged: list[str], environments: list[str]) -> None:
+    """Write the page."""
+    lines = [
+        "# Other versions",
+        "",
+        "The tests that are neither `slow` nor `processes` of",
+        f"{', '.join(f'`{test}`' for test in TESTS)}.",
+        "",
+        "## The oldest supported dependencies",
+        "",
+        f"With Python {platform.python_version()} and torch {version('torch')}. `make versions` exchanged one package",
+        "at a time; the others are those of `constraints.txt`.",
+        "",
+        "| package | version | tests |",
+        "| --- | --- | --- |",
+        *exchanged,
+        "",
+        "## Environments",
+        "",
+        "`python scripts/versions.py --environment`, by the Python of each environment; it also ran those of",
+        f"{', '.join(f'`{test}`' for test in FURTHER_TESTS)}.",
+        "",
+        f"| Python | {' | '.join(SHOWN)} | tests |",
+        f"|{' --- |' * (len(SHOWN) + 2)}",
+        *environments,
+    ]
+    PAGE.write_text("\n".join([*lines, ""]), encoding="utf-8")
 
 
 if __name__ == "__main__":

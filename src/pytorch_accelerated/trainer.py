@@ -287,7 +287,7 @@ class Trainer(TrainerHooks):
                 describe=self._create_run_config,
             )
             if state is not None:
-                self.print(f"Resuming from {state}: epoch {self.run_history.current_epoch}, {self.run_state.position}")
+                self.print(run.describe_resumption())
             self._run_training()
         return self.run_history.copy()
 

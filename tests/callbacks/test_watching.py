@@ -70,6 +70,18 @@ def test_a_name_that_nothing_can_record_is_an_error_before_the_first_update(name
     assert trainer.run_state.updates == 0
 
 
+def score(predictions: Any, targets: Any) -> Any:  # may return a dict, whose names nobody knows before
+    return {"part": 1.0}
+
+
+@pytest.mark.parametrize("name", ["f1", "F1", "val_f1"])
+def test_a_metric_without_its_prefix_is_an_error_before_the_first_update(name: str) -> None:
+    trainer = make_trainer(MetricsCallback({"f1": score}, predictions="argmax"), watching(name))
+    with pytest.raises(UnknownMetricError, match="nothing in this run will record it. Did you mean 'eval_f1'"):
+        trainer.train(DATA, 2, DATA)
+    assert trainer.run_state.updates == 0
+
+
 def test_a_metric_within_epochs_needs_evaluations_within_epochs():
     trainer = make_trainer(watching("intermediate_eval_loss"))
     with pytest.raises(UnknownMetricError, match="or evaluate within epochs, with a `StepBasedEvaluationCallback`"):

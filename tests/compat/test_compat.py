@@ -3,10 +3,13 @@
 import functools
 import importlib
 import inspect
+import os
 import pkgutil
 import random
 import re
 import signal
+import subprocess
+import sys
 import warnings
 from collections import OrderedDict
 from pathlib import Path
@@ -26,7 +29,7 @@ from pytorch_accelerated.compat import accelerate as compat_accelerate
 from pytorch_accelerated.compat import torch as compat
 from pytorch_accelerated.compat.datasets import parts_of_stream
 from pytorch_accelerated.compat.numpy import memory_of
-from pytorch_accelerated.compat.python import memory_of_random
+from pytorch_accelerated.compat.python import add_note, memory_of_random
 from pytorch_accelerated.compat.torchmetrics import reductions_of, set_update_count
 from pytorch_accelerated.compat.transformers import unsplittable_layers
 
@@ -41,6 +44,21 @@ def test_every_function_has_a_test_that_names_it() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------- torch
+
+
+@pytest.mark.skipif(os.name != "posix", reason="Windows has no status of signals")
+def test_import_what_exit_imports(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"  # with `-c`, Python ends otherwise
+    script.write_text(
+        "import signal\n"
+        "import torch._dynamo\n"
+        "from pytorch_accelerated.compat.torch import import_what_exit_imports\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "import_what_exit_imports()\n"
+        "raise KeyboardInterrupt\n"
+    )
+    status = subprocess.run([sys.executable, script], stderr=subprocess.DEVNULL).returncode
+    assert status == -signal.SIGINT
 
 
 def tensors() -> list[torch.Tensor]:
@@ -424,6 +442,13 @@ def test_memory_of() -> None:
     memory[:] = kept
     assert np.array_equal(generator.random_raw(700), drawn)
     assert memory_of(np.random.PCG64()) is None
+
+
+def test_add_note() -> None:
+    error = ValueError("no")
+    add_note(error, "first")
+    add_note(error, "second")
+    assert error.__notes__ == ["first", "second"]  # type: ignore[attr-defined]
 
 
 def test_memory_of_random() -> None:

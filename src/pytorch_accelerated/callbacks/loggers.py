@@ -227,7 +227,7 @@ class LearningRateMonitorCallback(TrainerCallback):
 
     def expected_metrics(self, sets: Sequence[str]) -> ExpectedMetrics:
         """The learning rates; how many groups there will be is not known."""
-        return ExpectedMetrics(("learning_rate",), is_complete=False)
+        return ExpectedMetrics(("learning_rate",), others=("learning_rate_",))
 
     def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Record the learning rates."""

@@ -206,7 +206,7 @@ class MetricsCallback(TrainerCallback):
         self._functions.forget_all()
 
     def expected_metrics(self, sets: Sequence[str]) -> ExpectedMetrics:
-        """The names under which values are recorded; complete if no metric may return a dict with other names."""
+        """The names under which values are recorded; others too if a metric may return a dict with names of its own."""
         objects = [] if self.metrics is None else [(str(name), metric.compute) for name, metric in self.metrics.items()]
         functions = self._functions.functions
         names: list[str] = []
@@ -216,7 +216,8 @@ class MetricsCallback(TrainerCallback):
             measured = [*(name for name, _ in objects), *functions]
             names += in_sets((kind + name for kind in ("eval_", "intermediate_eval_") for name in measured), sets)
         makers = [*(compute for _, compute in objects), *functions.values()]
-        return ExpectedMetrics(tuple(names), all(map(returns_one_value, makers)))
+        may_have_others = not all(map(returns_one_value, makers))
+        return ExpectedMetrics(tuple(names), ("train_", "eval_", "intermediate_eval_") if may_have_others else ())
 
     def state_dict(self) -> dict[str, Any]:
         """The states of the metrics on every rank in an unfinished epoch. Must be called by all ranks."""

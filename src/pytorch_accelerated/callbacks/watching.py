@@ -17,8 +17,6 @@ from pytorch_accelerated.tracking.names import greater_is_better, role_and_quant
 from pytorch_accelerated.tracking.values import is_scalar
 
 _OF_EVALUATION = ("eval_", "intermediate_", "ema_model_")
-_PROBABLY_A_SLIP = 0.9  # "eval_f1" and "eval_f2" are less alike
-
 
 KINDS_OF_BEST = {"best_metric": (float, int, type(None)), "best_metric_epoch": (int, type(None))}
 """The types of the attributes of a callback that watches a metric; see `require_kinds`."""
@@ -60,7 +58,7 @@ class WatchedMetric:
 
         if self.name in expected.names:
             return
-        if expected.is_complete:
+        if not expected.may_have(self.name):
             remedy = "record it, for example with a `MetricsCallback`"
             if self.name.startswith("intermediate_"):
                 remedy = "evaluate within epochs, with a `StepBasedEvaluationCallback`"
@@ -69,8 +67,8 @@ class WatchedMetric:
                 f"{expected.near(self.name)} The run will record {', '.join(map(repr, expected.names))}. Watch one of "
                 f"these, or {remedy}."
             )
-        near = expected.near(self.name, cutoff=_PROBABLY_A_SLIP)
-        if near:
+        if expected.is_probably_a_slip(self.name):
+            near = expected.near(self.name)
             warn_user(ranks, f"The watched metric is {self.name!r}, which may be a slip of the pen.{near}")
 
     def warn_of_direction(self, ranks: Ranks) -> None:

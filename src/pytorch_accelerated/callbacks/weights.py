@@ -149,7 +149,9 @@ class ModelEmaCallback(SaveBestModelCallback):
         names = ("eval_loss_epoch", *in_sets(["eval_loss_epoch"], sets), *inner.names)
         if not self.evaluate_during_training:
             return ExpectedMetrics()
-        return ExpectedMetrics(tuple(f"ema_model_{name}" for name in names), inner.is_complete)
+        return ExpectedMetrics(
+            tuple(f"ema_model_{name}" for name in names), tuple(f"ema_model_{beginning}" for beginning in inner.others)
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """The average and the best value so far."""

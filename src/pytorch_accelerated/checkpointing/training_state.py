@@ -240,6 +240,8 @@ def _read_run(
     if "optimizer" not in parts:
         parts["optimizer"] = read_optimizer_file(folder)
     check_run_parts(facts, parts, source=folder)
+    # Before the optimizer, which another model makes another one, too.
+    check_canonical(bare_model(run.model), parts["model"], may_lack=skipped_weights)
     if (run.optimizer is None) != (parts["optimizer"] is None):
         raise InvalidCheckpointError(
             f"Only one of the training state {folder} and this trainer has an optimizer. Make the trainer as it was "
@@ -251,7 +253,6 @@ def _read_run(
         check_optimizer_state(run.optimizer, optimizer_state, source=folder)
     for _, target, state in _scheduler_and_scaler(run, parts):
         check_same_kind(target, state, source=folder)
-    check_canonical(bare_model(run.model), parts["model"], may_lack=skipped_weights)
     return facts, parts, optimizer_state
 
 

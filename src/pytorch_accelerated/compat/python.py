@@ -1,9 +1,10 @@
-"""Undocumented parts of Python: the memory layout of its default random generator."""
+"""Parts of Python that are undocumented, or that the oldest supported one lacks."""
 
 from __future__ import annotations
 
 import ctypes
 import random
+import sys
 
 _WORDS = 624
 
@@ -24,3 +25,11 @@ def memory_of_random() -> memoryview | None:
     words = (ctypes.c_uint32 * (_WORDS + 1)).from_address(id(generator) + object.__basicsize__)
     *state, position = random.getstate()[1]
     return memoryview(words).cast("B") if list(words) == [position, *state] else None
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Add a note to an exception, where Python 3.11 has `add_note`."""
+    if sys.version_info >= (3, 11):
+        error.add_note(note)
+    else:
+        error.__notes__ = [*getattr(error, "__notes__", ()), note]  # type: ignore[attr-defined]

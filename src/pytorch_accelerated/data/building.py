@@ -132,6 +132,12 @@ def check_dataset(dataset: Any, *, num_passes: int | None = 1) -> None:
             f"{dataset!r} is not a dataset: a {type(dataset).__name__} has no samples. Pass a torch Dataset or "
             "IterableDataset, tensors or arrays (or a tuple or dict of them), or a DataLoader."
         )
+    for item in dataset if type(dataset) is tuple else (dataset,):
+        if hasattr(item, "to_numpy"):  # of pandas, polars and others
+            raise ArgumentTypeError(
+                f"A {type(item).__name__} is no dataset: its rows are no samples that torch can put into a batch. Pass "
+                'arrays, for example `(table[inputs].to_numpy("float32"), table[target].to_numpy())`.'
+            )
     if is_used_up_by_one_pass(dataset) and num_passes is not None and num_passes > 1:
         raise ConfigurationError(
             f"The dataset is a {type(dataset).__name__}, which can be iterated over only once, but the run has "

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, default_collate, get_worker_info
 
+from pytorch_accelerated.compat.python import add_note
 from pytorch_accelerated.compat.torch import pinned
 from pytorch_accelerated.data.arrow import column_reader
 from pytorch_accelerated.seeding import KeyedCalls, seed_host_generators
@@ -97,8 +98,7 @@ class RowBatches(Dataset[Any]):
         return samples
 
     def _add_note(self, error: Exception, source: str) -> None:
-        if hasattr(error, "add_note"):  # since Python 3.11
-            error.add_note(f"Raised for {source} of the {type(self.dataset).__name__}.")
+        add_note(error, f"Raised for {source} of the {type(self.dataset).__name__}.")
 
 
 def collated(samples: list[Any]) -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from pytorch_accelerated.compat.python import add_note
 from pytorch_accelerated.errors import PytorchAcceleratedError
 from pytorch_accelerated.training.tracebacks import place_of, users_frame
 
@@ -145,14 +146,7 @@ def note_failure(error: Exception, *, hook: str, batch: Any, position: str, rank
     cause = next((text for pattern, text in _CAUSES if re.search(pattern, message)), None)
     if cause is not None and not isinstance(error, PytorchAcceleratedError):  # our own errors explain themselves
         lines.append(f"The usual cause: {cause}")
-    _add_note(error, "\n".join(lines))
-
-
-def _add_note(error: Exception, note: str) -> None:
-    if sys.version_info >= (3, 11):
-        error.add_note(note)
-    else:
-        error.__notes__ = [*getattr(error, "__notes__", ()), note]  # type: ignore[attr-defined]
+    add_note(error, "\n".join(lines))
 
 
 def add_place(error: BaseException, position: str) -> None:
@@ -184,12 +178,10 @@ def add_module(error: BaseException, module: str) -> None:
 
 
 def show_note(error: BaseException) -> None:
-    """Log the note of an error that ends a run if Python is too old (3.10) to show it below the message."""
-    if sys.version_info >= (3, 11):
-        return
-    for note in getattr(error, "__notes__", ()):
-        if note.startswith(_BEGINNING):
-            _logger.error("%s: %s\n%s", type(error).__name__, error, note)
+    """Log the notes of an error that ends a run if Python is too old (3.10) to show them below the message."""
+    notes = getattr(error, "__notes__", ())
+    if notes and sys.version_info < (3, 11):
+        _logger.error("\n".join([f"{type(error).__name__}: {error}", *notes]))
 
 
 def described(value: Any, depth: int = 0) -> str:

@@ -38,6 +38,6 @@ def expected_metrics(hooks: TrainerHooks, loaders: Loaders, settings: TrainSetti
     )
     return ExpectedMetrics(
         tuple(dict.fromkeys(names)),
-        of_callbacks.is_complete and not has_own_code,
+        of_callbacks.others + (("",) if has_own_code else ()),
         has_evaluation=hooks.eval_dataset is not None,
     )

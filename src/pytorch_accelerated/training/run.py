@@ -756,6 +756,16 @@ class Run:
         for message in differing_rows(self._saved_data or {}, self.loaders, state):
             warn_user(self.ranks, message)
 
+    def describe_resumption(self) -> str:
+        """Where the run goes on; that nothing is left to train, if it was resumed from its end."""
+        position = self.hooks.run_state.position
+        if not self.is_complete:
+            return f"Resuming from {self.resumed_from}: epoch {self.hooks.run_history.current_epoch}, {position}"
+        limit = "num_epochs" if self.settings.max_num_train_steps is None else "max_num_train_steps"
+        return (
+            f"Nothing is left to train: {self.resumed_from} is the end of the run, {position}. Raise `{limit}` to go on"
+        )
+
     def go_back_to(self, state: Path) -> None:
         """Return the run to where it was when `state` was written. Must be called by all ranks."""
         self.requests.forget()

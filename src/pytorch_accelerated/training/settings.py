@@ -17,6 +17,8 @@ import torch
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, HookOutputError
 from pytorch_accelerated.tracking.history import RunHistory
 
+_LONGEST_SHOWN = 80  # characters of a wrong value
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainSettings:
@@ -151,7 +153,10 @@ def _check_count(name: str, value: Any, may_be_none: bool, wrong_kinds: list[str
     if value is None and may_be_none:
         return
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        wrong_kinds.append(f"`{name}` is {value!r} ({type(value).__name__}): pass a whole number of at least 1")
+        shown = repr(value) if len(repr(value)) <= _LONGEST_SHOWN else "an object"
+        is_data = name == "num_epochs" and hasattr(value, "__len__") and not isinstance(value, str)
+        hint = ". Inputs and targets are one dataset: `train((inputs, targets), num_epochs)`" if is_data else ""
+        wrong_kinds.append(f"`{name}` is {shown} ({type(value).__name__}): pass a whole number of at least 1{hint}")
     elif value < 1:
         wrong_values.append(f"`{name}` is {value}, but it must be at least 1: pass 1 or more")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,9 @@ import torch
 from torch import nn
 
 from pytorch_accelerated.callbacks.saving import SaveTrainingStateCallback
+from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.callbacks.watching import WatchedMetric
+from pytorch_accelerated.checkpointing.optimizer_settings import optimizer_settings, replaced_settings
 from pytorch_accelerated.data.building import check_dataset
 from pytorch_accelerated.data.checking import refuse_other_order
 from pytorch_accelerated.data.evaluation_sets import check_eval_dataset, named_sets
@@ -34,6 +36,8 @@ from pytorch_accelerated.training.settings import (
     check_scheduler,
     check_scheduler_factory,
 )
+
+_LEFT_OVER = 1e-3  # of the first learning rate: what a schedule leaves at its end
 
 
 def refuse_without_constructor(trainer: TrainerHooks) -> None:
@@ -199,9 +203,44 @@ def start_training(
         settings.gradient_clip_value,
     )
     run.start_steps(steps_scheduler=_make_scheduler(run))
-    if state is not None:
+    if state is None:
+        _warn_of_rates_left_over(run)
+    else:
+        asked = optimizer_settings(hooks.optimizer, has_schedule=hooks.scheduler is not None)
         run.resume(state)
+        _warn_of_replaced_settings(run, asked)
     run.stopping.start_clock()
+
+
+def _warn_of_rates_left_over(run: Run) -> None:
+    """Warn if the run would train at the very low learning rates with which the schedule of an earlier run ended."""
+    groups = getattr(run.hooks.optimizer, "param_groups", [])
+    if run.hooks.scheduler is not None or not groups:
+        return
+    rates = [(float(group["lr"]), float(group.get("initial_lr", group["lr"]))) for group in groups if "lr" in group]
+    if rates and all(rate <= _LEFT_OVER * first and first > 0 for rate, first in rates):
+        rate, first = rates[0]
+        warn_user(
+            run.ranks,
+            f"The learning rate is {rate:.3g}: the schedule of an earlier run has left it there, from {first:.3g} on, "
+            "and this run has none. Pass `create_scheduler_fn` for a new schedule, or set the rate in each of "
+            "`trainer.optimizer.param_groups`.",
+        )
+
+
+def _warn_of_replaced_settings(run: Run, asked: Sequence[Mapping[str, Any]]) -> None:
+    """Warn about settings of the optimizer that the state has replaced."""
+    has_schedule = run.hooks.scheduler is not None
+    differences = replaced_settings(asked, optimizer_settings(run.hooks.optimizer, has_schedule=has_schedule))
+    if differences:
+        warn_user(
+            run.ranks,
+            "The optimizer resumes with the settings of the checkpoint, not with the new ones:\n\t"
+            + "\n\t".join(differences)
+            + "\nFor the new ones change `optimizer.param_groups`, and for the learning rate also the scheduler's "
+            "`base_lrs`, in a callback when training begins. Or load the weights into the model, and train without "
+            "resuming.",
+        )
 
 
 def _overfit(run: Run, num_batches: int, train_dl_kwargs: Mapping[str, Any] | None) -> None:

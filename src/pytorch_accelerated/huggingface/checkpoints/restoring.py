@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,6 @@ _KEPT = (
 )
 # The callback whose state finds the records of a run in trackers again; it has no settings that could differ.
 _RECORDS = "ReportingCallback"
-_PLAIN = (bool, int, float, str, tuple, type(None))
 _KINDS_OF_STEPS = ("logging", "eval", "save")
 
 
@@ -101,38 +100,6 @@ def restore_state(state: TrainerState, saved: TrainerState, args: TrainingArgume
         state.stateful_callbacks = saved.stateful_callbacks
     elif _RECORDS in saved.stateful_callbacks:
         state.stateful_callbacks[_RECORDS] = saved.stateful_callbacks[_RECORDS]
-
-
-def optimizer_settings(optimizer: Any) -> list[dict[str, Any]]:
-    """The settings of each group of parameters, without those that change during a run."""
-    return [
-        {
-            name: value
-            for name, value in group.items()
-            if isinstance(value, _PLAIN)
-            and name not in ("params", "lr")
-            and not ("max_momentum" in group and name in ("betas", "momentum"))  # which schedules set, too
-        }
-        for group in getattr(optimizer, "param_groups", [])
-    ]
-
-
-def warn_about_settings(engine: Engine, asked: Sequence[Mapping[str, Any]]) -> None:
-    """Warn about settings of the optimizer that the checkpoint replaced."""
-    differences = {
-        f"{'learning_rate' if name == 'initial_lr' else name}: {group[name]!r}, not {value!r}"
-        for group, wanted in zip(optimizer_settings(engine.optimizer), asked, strict=True)
-        for name, value in wanted.items()
-        if name in group and group[name] != value
-    }
-    if differences:
-        warn_user(
-            engine.ranks,
-            "The optimizer resumes with the settings of the checkpoint, not with the new ones:\n\t"
-            + "\n\t".join(sorted(differences))
-            + "\nFor the new ones change `optimizer.param_groups`, and for the learning rate `lr_scheduler.base_lrs`, "
-            "in `on_train_begin` of a callback. Or load the weights into the model, and train without resuming.",
-        )
 
 
 def restore_callbacks(callbacks: list[Any], states: Mapping[str, Any]) -> TrainerControl | None:

@@ -23,11 +23,9 @@ from pytorch_accelerated.huggingface.checkpoints.folders import (
     sort_checkpoints,
 )
 from pytorch_accelerated.huggingface.checkpoints.restoring import (
-    optimizer_settings,
     read_trainer_state,
     restore_state,
     take_over_foreign,
-    warn_about_settings,
 )
 from pytorch_accelerated.huggingface.checkpoints.saving import holds_run
 from pytorch_accelerated.huggingface.engine.counting import BatchCounter
@@ -287,7 +285,6 @@ class Training:
         """Load a checkpoint, now that everything it belongs to exists."""
         saved = read_trainer_state(folder)
         engine = self._engine
-        asked = optimizer_settings(engine.optimizer)
         if holds_run(folder):
             engine.run.load_checkpoint(folder)
             if not is_ours(self._own.load_from_checkpoint):  # which may load more
@@ -295,7 +292,6 @@ class Training:
         else:
             load_weights = functools.partial(self._own.load_from_checkpoint, str(folder))
             take_over_foreign(engine, folder, saved.global_step, load_weights)
-        warn_about_settings(engine, asked)
         restore_state(self._state, saved, self._args, engine.ranks)
         self._own.load_callback_state()
         if self._args.ignore_data_skip:
