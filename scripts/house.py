@@ -381,7 +381,7 @@ MISSED = {
         "asked for once each",
     ),
     "lines of source": (
-        40_800,
+        41_000,
         "more was promised meanwhile than was taken out: loaders that choose their workers and that read Arrow by "
         "columns, and what shows a run (curves within epochs, trackers, reports, notebooks, a look before training)",
     ),

@@ -86,6 +86,26 @@ def test_a_folder_without_states_is_reported_as_such(tmp_path, told):
 # verify
 
 
+def test_epochs_count_the_part_of_the_current_one(tmp_path, told):
+    facts = {"updates": 5, "epochs": 2, "ranks": 1, "data": {"train": {"rows": 8}}}
+    for name, samples in {"a": 0, "b": 6, "c": 8}.items():
+        write_state(tmp_path / name, {**facts, "samples_in_epoch": samples}, {"model": {}})
+    write_state(tmp_path / "d", {**facts, "samples_in_epoch": 3, "data": {}}, {"model": {}})  # a stream
+    assert run("list", tmp_path) == 0
+    assert [line[4] for line in words(told())[1:]] == ["2", "2.75", "3", "2"]
+
+
+def test_weights_of_a_model_are_no_damaged_state(states, told, capsys):
+    weights = next(states.glob("*/model.safetensors"))
+    for folder in (states / "weights", states):  # as a script leaves them beside its states
+        folder.mkdir(exist_ok=True)
+        (folder / "model.safetensors").write_bytes(weights.read_bytes())
+    assert run("verify", states) == 0
+    assert "damaged" not in " ".join(told())
+    assert run("verify", states / "weights") != 0
+    assert "model.safetensors holds weights of a model" in capsys.readouterr().err
+
+
 def test_valid_states_are_all_ok(states, told):
     assert run("verify", states) == 0
     assert told() == [*(f"ok       step_{number}" for number in range(1, 6)), "5 of 5 valid"]

@@ -15,7 +15,7 @@ from pytorch_accelerated.huggingface import TrainerCallback
 from pytorch_accelerated.huggingface.arguments.training_arguments import TrainingArguments
 from pytorch_accelerated.huggingface.events.reporting import TensorBoardCallback, tag_of
 from pytorch_accelerated.huggingface.events.state import TrainerControl, TrainerState
-from tests.huggingface.runs import make_trainer
+from tests.huggingface.runs import StopAt, make_trainer
 from tests.support.processes import run_forked
 
 SCRIPT = Path(__file__).parents[1] / "ranks" / "huggingface_trackers.py"
@@ -124,7 +124,19 @@ def test_a_writer_of_the_users_is_used_and_stays_open(tmp_path: Path) -> None:
     assert scalars_in(tmp_path) == {"train/loss": [(1, 0.5)], "mine": [(9, 1.0)]}
 
 
-@pytest.mark.fact("Logging: A resumed run continues its TensorBoard curves, if the folder or run_name is given")
+@pytest.mark.fact("Logging: A resumed run continues its TensorBoard curves, in the folder of its checkpoint's run")
+def test_a_resumed_run_goes_on_in_the_folder_of_its_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(100))
+    monkeypatch.setattr(time, "strftime", lambda pattern: f"time {next(clock)}")
+    make_trainer(tmp_path, StopAt(3), report_to="tensorboard", num_train_epochs=1).train()
+    time.sleep(1 - time.time() % 1)  # see `scalars_in`
+    make_trainer(tmp_path, report_to="tensorboard", num_train_epochs=1).train(resume_from_checkpoint=True)
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert [step for step, _ in scalars_in(folder)["train/loss"]] == [1, 2, 3, 4, 5]
+    make_trainer(tmp_path, report_to="tensorboard", num_train_epochs=1).train()
+    assert len(list((tmp_path / "runs").iterdir())) == 2
+
+
 def test_a_resumed_run_hides_what_was_logged_after_its_checkpoint(tmp_path: Path) -> None:
     args = TrainingArguments(logging_dir=str(tmp_path))
     report(TensorBoardCallback(), args, {"loss": 3.0}, {"loss": 2.0}, {"loss": 1.0})

@@ -178,6 +178,17 @@ def test_the_oldest_are_deleted(tmp_path: Path) -> None:
     assert checkpoints(tmp_path) == ["checkpoint-9", "checkpoint-10"]
 
 
+def test_the_loss_of_an_earlier_runs_checkpoints_is_announced(tmp_path: Path) -> None:
+    limited: dict[str, Any] = {"save_strategy": "steps", "save_steps": 4, "save_total_limit": 1}
+    make_trainer(tmp_path, save_strategy="steps", save_steps=3, max_steps=6).train()
+    with pytest.warns(
+        UserWarning, match=r"holds checkpoint-3, checkpoint-6 of an earlier run, and .* is 1: this run wi"
+    ):
+        make_trainer(tmp_path, **limited, max_steps=8).train()
+    assert {path.name for path in tmp_path.glob("checkpoint-*")} == {"checkpoint-8"}
+    make_trainer(tmp_path, **limited, max_steps=9).train(resume_from_checkpoint=True)  # this is its own run
+
+
 @pytest.mark.fact(
     "Checkpoints: The best checkpoint is never deleted; save_total_limit=1 may leave two until the end, then only the "
     "best"

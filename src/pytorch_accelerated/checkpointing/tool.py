@@ -6,7 +6,7 @@ Folders may be damaged or come from others, so their contents are displayed, but
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,16 @@ class Found:
     def size(self) -> str:
         return "?" if self.manifest is None else format_bytes(sum(entry.size_bytes for entry in self.manifest.files))
 
+    @property
+    def epochs(self) -> str:
+        """The epochs so far, with the part of the current one where that is known."""
+        facts = {} if self.manifest is None else self.manifest.facts
+        numbers = facts.get("epochs"), facts.get("samples_in_epoch"), _rows_of_training(facts)
+        if any(type(number) is not int for number in numbers) or numbers[2] < 1:
+            return self.fact("epochs")
+        whole, samples, rows = numbers
+        return f"{whole + min(samples / rows, 1):.2f}".removesuffix(".00")
+
     def fact(self, name: str) -> str:
         """One of its facts as text; ``?`` if unknown."""
         return "?" if self.manifest is None or name not in self.manifest.facts else _fact(self.manifest.facts[name])
@@ -81,12 +91,15 @@ def list_states(place: Path, screen: Screen) -> int:
     if not states:
         screen.line(f"No training states in {printable(str(place))}.")
         return 0
-    facts = ("updates", "epochs", "ranks")
     rows = [
-        (one.name, one.when, *map(one.fact, facts), one.size, "damaged" if one.manifest is None else "ok")
+        (
+            *(one.name, one.when, one.fact("updates"), one.epochs, one.fact("ranks"), one.size),
+            "damaged" if one.manifest is None else "ok",
+        )
         for one in states
     ]
-    screen.table(Table(("name", "saved", *facts, "size", "manifest"), rows, numbers=(*facts, "size")))
+    numbers = ("updates", "epochs", "ranks", "size")
+    screen.table(Table(("name", "saved", *numbers, "manifest"), rows, numbers=numbers))
     return 0
 
 
@@ -117,7 +130,7 @@ def show_state(place: Path, screen: Screen) -> int:
     if manifest is None:
         raise InvalidCheckpointError(state.complaint)
     facts = [("saved", state.when), ("size", f"{state.size} in {len(manifest.files)} files")]
-    facts += [(printable(str(name)), _fact(value)) for name, value in manifest.facts.items()]
+    facts += [(printable(str(name)), _fact(value)) for name, value in manifest.facts.items() if value != {}]
     names = part_names(manifest)
     parts = [_part_row(state.folder, manifest, name) for name in names]
     for entry in manifest.files:
@@ -225,7 +238,11 @@ def prune(plan: PrunePlan, screen: Screen, *, is_agreed: Callable[[str], bool]) 
 def _at_least_one(place: Path) -> list[Found]:
     states = find_states(place)
     if not states:
-        raise CheckpointError(f"There is no training state in {str(place)!r}.")
+        weights = next(iter(sorted(place.glob("*.safetensors"))), None)
+        hint = (
+            "" if weights is None else f" {weights.name} holds weights of a model, with nothing to compare them with."
+        )
+        raise CheckpointError(f"There is no training state in {str(place)!r}.{hint}")
     return states
 
 
@@ -236,6 +253,12 @@ def _found(folder: Path) -> Found:
         return Found(folder, saved_at, read_manifest(folder))
     except InvalidCheckpointError as error:
         return Found(folder, saved_at, None, str(error))
+
+
+def _rows_of_training(facts: Mapping[str, Any]) -> Any:
+    data = facts.get("data")
+    train = data.get("train") if isinstance(data, dict) else None
+    return train.get("rows") if isinstance(train, dict) else None
 
 
 def _records_if_any(folder: Path) -> Iterator[Any]:

@@ -159,6 +159,7 @@ def save_run(
     facts = {
         "updates": run.run_state.updates,
         "epochs": run.run_state.epochs,
+        "samples_in_epoch": run.run_state.samples_in_epoch,
         "ranks": ranks.count,
         "seed": run.seed,
         "data": data_facts(train=run.train_loader, eval=run.eval_loader),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import stat
 import warnings
 from collections.abc import Callable, Collection, Iterator
@@ -28,6 +29,7 @@ from pytorch_accelerated.checkpointing.tensor_file import read_layout
 from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError
 
 _CHUNK_BYTES = 2**20
+_FILE_OF_RUN = re.compile(r"(?:run|rank_\d+)\.(?:json|safetensors)")
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -211,12 +213,12 @@ def looks_like_state(folder: Path, *, may_be_link: bool = True) -> bool:
     """Whether `folder` has files that only states have.
 
     A state that lost its manifest must not be overlooked, nor one that cannot be read, for example because another
-    user wrote it. Any unreadable folder may be such a state.
+    user wrote it. Any unreadable folder may be such a state. Weights of a model alone are none.
     """
     try:
         mode = (os.stat if may_be_link else os.lstat)(folder).st_mode
         return stat.S_ISDIR(mode) and any(
-            child.name == MANIFEST_NAME or child.suffix == ".safetensors" for child in folder.iterdir()
+            child.name == MANIFEST_NAME or _FILE_OF_RUN.fullmatch(child.name) for child in folder.iterdir()
         )
     except (FileNotFoundError, NotADirectoryError):
         return False  # just deleted

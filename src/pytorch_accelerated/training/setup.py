@@ -238,8 +238,8 @@ def _warn_of_replaced_settings(run: Run, asked: Sequence[Mapping[str, Any]]) -> 
             "The optimizer resumes with the settings of the checkpoint, not with the new ones:\n\t"
             + "\n\t".join(differences)
             + "\nFor the new ones change `optimizer.param_groups`, and for the learning rate also the scheduler's "
-            "`base_lrs`, in a callback when training begins. Or load the weights into the model, and train without "
-            "resuming.",
+            "`base_lrs`, in a callback: in `on_training_run_start`, or `on_train_begin` of the Hugging Face trainer. "
+            "Or load the weights into the model, and train without resuming.",
         )
 
 

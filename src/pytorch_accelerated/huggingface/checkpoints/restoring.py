@@ -41,8 +41,8 @@ _KEPT = (
     "best_global_step",
     "best_model_checkpoint",
 )
-# The callback whose state finds the records of a run in trackers again; it has no settings that could differ.
-_RECORDS = "ReportingCallback"
+# The callbacks whose states find the records of a run in trackers again; they have no settings that could differ.
+_RECORDS = ("ReportingCallback", "TensorBoardCallback")
 _KINDS_OF_STEPS = ("logging", "eval", "save")
 
 
@@ -98,8 +98,9 @@ def restore_state(state: TrainerState, saved: TrainerState, args: TrainingArgume
         state.best_metric = state.best_global_step = state.best_model_checkpoint = None
     if args.restore_callback_states_from_checkpoint:
         state.stateful_callbacks = saved.stateful_callbacks
-    elif _RECORDS in saved.stateful_callbacks:
-        state.stateful_callbacks[_RECORDS] = saved.stateful_callbacks[_RECORDS]
+    else:
+        states = saved.stateful_callbacks
+        state.stateful_callbacks.update({name: states[name] for name in _RECORDS if name in states})
 
 
 def restore_callbacks(callbacks: list[Any], states: Mapping[str, Any]) -> TrainerControl | None:

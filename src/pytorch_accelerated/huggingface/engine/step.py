@@ -146,6 +146,9 @@ class FaceStep(Step):
             return None
         return float(whole(torch.nn.utils.get_total_norm(self.norms)))
 
+    def record(self, history: Any) -> None:
+        """Nothing for an epoch: norms are logged step by step."""
+
     def before_optimizer(self) -> None:
         """Emit the event before the optimizer's step, and note the learning rate."""
         self._tell("on_pre_optimizer_step")

@@ -108,6 +108,8 @@ class Training:
     def run(self, checkpoint: Path | None) -> TrainOutput:
         """Train."""
         args, face = self._args, self._face
+        if checkpoint is None:
+            self._warn_of_earlier_checkpoints()
         face.is_in_train = True
         try:
             self._engine.run_training(
@@ -127,6 +129,20 @@ class Training:
             face.model_wrapped = face.model
         assert self.output is not None
         return self.output
+
+    def _warn_of_earlier_checkpoints(self) -> None:
+        """Warn if saving will delete checkpoints that this run has not written."""
+        limit, ranks = self._args.save_total_limit, self._engine.ranks
+        if limit is None or self._args.save_strategy == SaveStrategy.NO or not ranks.is_first:
+            return
+        names = [Path(path).name for path in sort_checkpoints(self._output_dir)]
+        if names:
+            warn_user(
+                ranks,
+                f"{self._output_dir} holds {', '.join(names)} of an earlier run, and `save_total_limit` is {limit}: "
+                "this run will delete them as it saves. To keep them, give another `output_dir`; to continue that run, "
+                "call `train(resume_from_checkpoint=True)`.",
+            )
 
     def plan(self, updates_per_epoch: int | None) -> int:
         """The number of updates of the run, now that the length of an epoch is known, if there is one."""

@@ -11,21 +11,25 @@ from typing import Any
 
 from pytorch_accelerated.callbacks.warning import stacklevel_of_user
 from pytorch_accelerated.huggingface.events.callbacks import TrainerCallback
+from pytorch_accelerated.huggingface.events.state import ExportableState
 from pytorch_accelerated.optional import require
 
 # The first prefix that fits chooses the section of a value.
 _SECTIONS = {"eval_": "eval/", "test_": "test/", "": "train/"}
 
 
-class TensorBoardCallback(TrainerCallback):
+class TensorBoardCallback(TrainerCallback, ExportableState):
     """Writes the logs for TensorBoard, on the first process of all.
 
     The folder is ``logging_dir`` of the arguments, or one in ``runs`` below ``output_dir``, named ``run_name`` if that
-    is given. A trainer writes all logs to one folder, and a resumed run with the same folder continues its curves. The
-    file is closed when a training ends or fails, and after each log outside of a training.
+    is given. A trainer writes all logs to one folder, and a resumed run goes on in that of its checkpoint. The file is
+    closed when a training ends or fails, and after each log outside of a training.
 
     Args:
         tb_writer: a `SummaryWriter` of your own, which stays open at the end of a run.
+
+    Attributes:
+        run_name: the name of the folder below ``runs``, once it is known; None with ``logging_dir``.
 
     Raises:
         MissingDependencyError: if TensorBoard is not installed.
@@ -37,13 +41,16 @@ class TensorBoardCallback(TrainerCallback):
         require("tensorboard", extra="tensorboard", needed_by="TensorBoardCallback")
         self.tb_writer = tb_writer
         self._is_own_writer = tb_writer is None
-        self._folder: str | None = None
+        self.run_name: str | None = None
         self._refused: set[str] = set()
         self._is_in_run = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> Any:
         """Write the arguments, and the model's configuration if it has one."""
-        # A resumed run hides what was logged after its checkpoint, if it has the same folder.
+        saved = state.stateful_callbacks.get(type(self).__name__, {}).get("attributes", {})
+        if state.global_step and self.tb_writer is None:
+            self.run_name = saved.get("run_name", self.run_name)
+        # A resumed run hides what was logged after its checkpoint.
         if not self._is_ready(args, state, purge_step=state.global_step + 1 if state.global_step else None):
             return
         self._is_in_run = True
@@ -73,6 +80,10 @@ class TensorBoardCallback(TrainerCallback):
         """Close the file. A later log opens another one in the same folder."""
         self.close()
 
+    def state(self) -> dict[str, Any]:
+        """What finds the folder again."""
+        return {"args": {}, "attributes": {"run_name": self.run_name}}
+
     def close(self) -> None:
         """Close the file, at the end of a run or after an exception."""
         self._is_in_run = False
@@ -85,9 +96,15 @@ class TensorBoardCallback(TrainerCallback):
             return False
         if self.tb_writer is None:
             tensorboard = require("torch.utils.tensorboard", extra="tensorboard", needed_by="TensorBoardCallback")
-            self._folder = self._folder or _folder(args)
-            self.tb_writer = tensorboard.SummaryWriter(log_dir=self._folder, purge_step=purge_step)
+            self.tb_writer = tensorboard.SummaryWriter(log_dir=self._folder(args), purge_step=purge_step)
         return True
+
+    def _folder(self, args: Any) -> str:
+        if args.logging_dir is not None:
+            return str(args.logging_dir)
+        usual = f"{time.strftime('%b%d_%H-%M-%S')}_{socket.gethostname()}"
+        self.run_name = self.run_name or args.run_name or usual
+        return os.path.join(args.output_dir, "runs", self.run_name)
 
 
 def tag_of(name: str) -> str:
@@ -98,10 +115,3 @@ def tag_of(name: str) -> str:
     """
     prefix = next(prefix for prefix in _SECTIONS if name.startswith(prefix))
     return _SECTIONS[prefix] + name.removeprefix(prefix)
-
-
-def _folder(args: Any) -> str:
-    if args.logging_dir is not None:
-        return str(args.logging_dir)
-    run_name = args.run_name or f"{time.strftime('%b%d_%H-%M-%S')}_{socket.gethostname()}"
-    return os.path.join(args.output_dir, "runs", run_name)
