@@ -386,7 +386,7 @@ MISSED = {
         "columns, and what shows a run (curves within epochs, trackers, reports, notebooks, a look before training)",
     ),
     "lines of source, Hugging Face": (9_200, "every argument and method of the API is honoured or refused in words"),
-    "lines of tests": (52_000, "tests were joined, but each promise keeps its proof"),
+    "lines of tests": (52_400, "tests were joined, but each promise keeps its proof"),
 }
 
 
