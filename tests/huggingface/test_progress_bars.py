@@ -137,6 +137,14 @@ def test_a_resumed_run_compares_with_the_values_before(tmp_path: Path, capsys: p
     assert "Best eval_score 0.7500 (epoch 1, step 5)" in resumed
 
 
+def test_a_resumed_run_has_one_header(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = {"eval_strategy": "epoch", "save_strategy": "epoch", "logging_steps": 2}
+    scored_trainer(tmp_path, 0.5, **arguments, num_train_epochs=1).train()
+    assert capsys.readouterr().out.count("grad_norm") == 2  # nobody knows the names of metrics before they come
+    scored_trainer(tmp_path, 0.5, **arguments, num_train_epochs=2).train(resume_from_checkpoint=True)
+    assert capsys.readouterr().out.count("grad_norm") == 1
+
+
 def test_a_row_is_printed_when_the_run_breaks_off(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     class Fails(TrainerCallback):
         def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -46,8 +46,7 @@ class GrowingTable:
         """
         title, *_ = cells
         for name, value in cells.items():
-            room = _MIN_COLUMNS if name == title or name in self._minor_names else _MIN_VALUE_COLUMNS
-            self._value_widths[name] = max(self._value_widths.get(name, room), len(value))
+            self._widen(name, len(value), is_narrow=name == title)
         columns = self._columns or screen_columns()
         major = [name for name in self._value_widths if name not in self._minor_names]
         minor = [name for name in self._minor_names if name in self._value_widths]
@@ -61,6 +60,20 @@ class GrowingTable:
                 return "\n".join([*self._due_header(names, widths), _line(cells, widths)])
         rest = {name: value.rstrip() for name, value in cells.items() if name != title}
         return "\n".join([f"{title} {cells[title]}", *block(rest, columns=columns, indent=_GAP)])
+
+    def expect(self, title: str, names: Iterable[str]) -> None:
+        """Give columns their place before the first row has them, so that the header need not be repeated for them.
+
+        Args:
+            title: the first column.
+            names: the others.
+        """
+        for name in (title, *names):
+            self._widen(name, 0, is_narrow=name == title)
+
+    def _widen(self, name: str, width: int, *, is_narrow: bool) -> None:
+        room = _MIN_COLUMNS if is_narrow or name in self._minor_names else _MIN_VALUE_COLUMNS
+        self._value_widths[name] = max(self._value_widths.get(name, room), width)
 
     def _due_header(self, names: Mapping[str, list[str]], widths: Mapping[str, int]) -> list[str]:
         height = max(map(len, names.values()))

@@ -9,7 +9,7 @@ from pytorch_accelerated.callbacks.summing_up import best_facts, saved_lines, wi
 from pytorch_accelerated.huggingface.events.callbacks import RunEnd
 from pytorch_accelerated.progress.formats import format_count, format_duration, format_number, format_rate
 from pytorch_accelerated.progress.table import GrowingTable, folded
-from pytorch_accelerated.tracking.logged import LoggedHistory, is_about_the_run
+from pytorch_accelerated.tracking.logged import LoggedHistory, is_about_the_run, is_summary
 
 _SHORT_NAMES = {"learning_rate": "lr"}
 
@@ -25,8 +25,12 @@ class LogTable:
 
     def __init__(self, watched: Mapping[str, bool], earlier: Iterable[Mapping[str, Any]] = ()) -> None:
         self.watched = watched
+        earlier = list(earlier)
         self.history = LoggedHistory(earlier)
         self._table = GrowingTable(minor_names=("grad_norm", "lr", "elapsed"))
+        names = {_SHORT_NAMES.get(name, name): None for entry in earlier for name in entry if not is_summary(entry)}
+        if names:
+            self._table.expect("epoch", ["step", *(name for name in names if not is_about_the_run(name))])
         self._row: dict[str, str] = {}
 
     def add(self, logs: Mapping[str, Any], epoch: float, step: int, seconds: float) -> list[str]:
