@@ -124,7 +124,12 @@ def benchmark_table(title: str) -> str:
     rows = [_cells(line) for line in text[begun:].split("\n\n")[1].splitlines()]
     compared = [i for i, name in enumerate(rows[0]) if name.startswith("against")][:1]
     columns = [0, 1, *compared]
-    return "\n".join(row_of([row[i] for i in columns]) for row in rows) + "\n"
+    return "\n".join(row_of([_rounded(row[i]) for i in columns]) for row in rows) + "\n"
+
+
+def _rounded(cell: str) -> str:
+    """A ratio with two decimals: more of them are noise."""
+    return f"{float(cell[:-1]):.2f}×" if cell.endswith("×") else cell
 
 
 def _cells(row: str) -> list[str]:
