@@ -95,7 +95,7 @@ class Asked:
 
     def _command(self, task: Task, result: Path, ranks: int) -> list[str]:
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
-        work = ["-m", "benchmarks.promises.work", self.library, json.dumps(dataclasses.asdict(task)), str(result)]
+        work = ["-m", "benchmarks.promises.process", self.library, json.dumps(dataclasses.asdict(task)), str(result)]
         return [sys.executable, *launcher, *work]
 
     def _process_kwargs(self) -> dict[str, Any]:
