@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+from pytorch_accelerated.callbacks import loggers
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.evaluation import StepBasedEvaluationCallback
 from pytorch_accelerated.callbacks.loggers import CSVLoggerCallback, JSONLoggerCallback, LearningRateMonitorCallback
@@ -213,8 +214,13 @@ def test_nobody_ever_reads_half_a_file(logger_class, read, tmp_path, monkeypatch
     assert seen == [0, 1, 2, 2, 3, 3]
 
 
+# After 64 updates, after 128, and at the end of an epoch.
+@pytest.mark.parametrize(("seconds", "rows_seen"), [(0.0, [4, 8, 10, 15, 19, 21]), (1e9, [4, 4, 4, 11, 11, 11])])
 @both_loggers
-def test_step_records_have_rows_of_their_own_and_the_file_grows_within_an_epoch(logger_class, read, tmp_path):
+def test_step_records_have_rows_of_their_own_and_the_file_grows_within_an_epoch(
+    logger_class, read, seconds, rows_seen, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(loggers, "_SECONDS_BETWEEN_WRITES", seconds)
     path = tmp_path / "log"
     seen: list[int] = []
 
@@ -229,7 +235,7 @@ def test_step_records_have_rows_of_their_own_and_the_file_grows_within_an_epoch(
     history = trainer.train(
         regression_data(4 * 150), 2, per_device_batch_size=4, gradient_clip_norm=1.0, record_every_n_steps=16
     )
-    assert seen == [4, 8, 10, 15, 19, 21]  # after 64 updates, after 128, and at the end of an epoch
+    assert seen == rows_seen
     rows = ALL[read](path)
     steps = [row for row in rows if "train_loss" in row]
     assert steps == [record.columns() for record in history.step_records]

@@ -9,6 +9,7 @@ import io
 import json
 import math
 import os
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,7 @@ from pytorch_accelerated.tracking.values import MetricRecord
 if TYPE_CHECKING:
     from pytorch_accelerated.callbacks.base import Trainer
 
+_SECONDS_BETWEEN_WRITES = 1.0  # of step records: opening the file for each takes longer than a small update
 
 Row = dict[str, Any]
 
@@ -39,8 +41,9 @@ class _FileLogger(TrainerCallback, abc.ABC):
     curve that grows within epochs: its columns are those of `StepRecord.columns`. Rows of metrics have no `train_loss`
     unless a metric has that name.
 
-    Rows are added at the end of the file. A new file replaces the old one at first, and when a column is added. A
-    resumed run continues from the saved training state; rows logged after that state was saved are logged again.
+    Rows are added at the end of the file, those of step records about once a second. A new file replaces the old one at
+    first, and when a column is added. A resumed run continues from the saved training state; rows logged after that
+    state was saved are logged again.
 
     Args:
         path: the path of the file, which replaces an existing one. Missing folders are created.
@@ -58,6 +61,7 @@ class _FileLogger(TrainerCallback, abc.ABC):
     _settled_entries = 0
     _settled_bytes = 0
     _size_bytes = 0
+    _written_at = -math.inf
 
     def __init__(self, path: str | os.PathLike[str], *, step_records: bool = True) -> None:
         self.path = Path(path)
@@ -141,7 +145,8 @@ class _FileLogger(TrainerCallback, abc.ABC):
             return
         new: Iterator[MetricRecord | StepRecord] = heapq.merge(steps, metrics, key=lambda record: record.update)
         vars(self).setdefault("_entries", []).extend(new)
-        if ranks.is_first:
+        is_due = survives_power_cuts or time.monotonic() - self._written_at > _SECONDS_BETWEEN_WRITES
+        if ranks.is_first and is_due:
             try:
                 self._write(survives_power_cuts=survives_power_cuts)
             except OSError as error:
@@ -176,6 +181,7 @@ class _FileLogger(TrainerCallback, abc.ABC):
                 if survives_power_cuts:
                     disk.flush(file)
         self._columns = columns
+        self._written_at = time.monotonic()
         self._settled_entries = len(self._entries) - last[1]
         self._settled_bytes = start + len(settled.encode())
         self._size_bytes = start + len(data)
