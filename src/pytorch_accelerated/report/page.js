@@ -354,9 +354,9 @@ function tiles(run) {
   const rates = (run.steps.samples_per_second || []).filter((rate) => rate !== null).sort((a, b) => a - b);
   const median = rates[rates.length >> 1];
   const shown = [
-    ...run.best.filter((best) => best.is_main).map((best) => [`best ${best.name.replaceAll("_", " ")}`, number(best.value), `epoch ${best.epoch}`]),
-    ["epochs", number(run.state.epoch), run.config?.num_epochs ? `of ${run.config.num_epochs}` : ""],
-    ["updates", number(run.state.updates), run.state.skipped_updates ? `${run.state.skipped_updates} skipped` : ""],
+    ...run.best.filter((best) => best.is_main).map((best) => [`best ${best.name.replace(/_epoch$/, "").replaceAll("_", " ")}`, number(best.value), `epoch ${best.epoch}`]),
+    ["epochs", number(run.state.epoch) + (run.config?.num_epochs ? ` of ${run.config.num_epochs}` : ""),
+      `${number(run.state.updates)} updates` + (run.state.skipped_updates ? `, ${run.state.skipped_updates} skipped` : "")],
     ["time", duration(run.state.seconds), last("seconds") ? `training ${duration(last("seconds"))}` : ""],
     rates.length ? ["samples per second", number(median >= 100 ? Math.round(median) : median), "median"] : null,
     seconds ? ["waiting for data", percent(waited / seconds), "of the training time"] : null,
