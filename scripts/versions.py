@@ -44,7 +44,8 @@ def main() -> None:
     (block,) = re.findall(r"^dependencies = \[\n(.*?)^\]", text, re.MULTILINE | re.DOTALL)
     oldest = {name: bound for name, bound in re.findall(r'"([\w-]+)>=([\d.]+)"', block) if name != "torch"}
     asked = arguments.packages or oldest
-    rows = [f"| {name} | {oldest[name]} | {outcome_with(name, oldest[name])} |" for name in asked]
+    with_ = f"{platform.python_version()} | {version('torch')}"
+    rows = [f"| {name} | {oldest[name]} | {with_} | {outcome_with(name, oldest[name])} |" for name in asked]
     print("\n".join(rows))
     if not arguments.packages:
         write(rows, rows_of_page()[1])
@@ -90,11 +91,10 @@ def write(exchanged: list[str], environments: list[str]) -> None:
         "",
         "## The oldest supported dependencies",
         "",
-        f"With Python {platform.python_version()} and torch {version('torch')}. `make versions` exchanged one package",
-        "at a time; the others are those of `constraints.txt`.",
+        "`make versions` exchanged one package at a time; the others are those of `constraints.txt`.",
         "",
-        "| package | version | tests |",
-        "| --- | --- | --- |",
+        "| package | version | Python | torch | tests |",
+        "| --- | --- | --- | --- | --- |",
         *exchanged,
         "",
         "## Environments",
