@@ -164,7 +164,9 @@ def main() -> None:
         cases.run(f"{name} to workers too", functools.partial(signal_to_workers_too, name), train_with_workers)
 
     cases.run_on_ranks("undisturbed ranks", train_on_ranks)
-    cases.run_on_ranks("one rank of two in a hook", one_rank_disturbed(Trainer, "backward_step", 5), train_on_ranks)
+    cases.run_on_ranks(
+        "one rank of two in a hook", one_rank_disturbed(Trainer, "backward_step", 5, "SIGINT"), train_on_ranks
+    )
     cases.run_on_ranks("one rank of two", one_rank_disturbed(torch.optim.SGD, "step", 4), train_on_ranks)
     in_evaluation = one_rank_disturbed(Trainer, "calculate_eval_batch_loss", 9)
     cases.run_on_ranks("one rank of two in an evaluation", in_evaluation, train_on_ranks)
@@ -363,14 +365,14 @@ def train_on_ranks(folder: Path, *extra: TrainerCallback, **arguments: Any) -> N
     print_end(state, folder)
 
 
-def send_to_second() -> None:
+def send_to_second(name: str = "SIGTERM") -> None:
     if os.environ["RANK"] == "1":
-        send()
+        send(name)
 
 
-def one_rank_disturbed(owner: type, method: str, number: int) -> Callable[[Path], None]:
+def one_rank_disturbed(owner: type, method: str, number: int, name: str = "SIGTERM") -> Callable[[Path], None]:
     def work(folder: Path) -> None:
-        at_call(owner, method, number, send_to_second)
+        at_call(owner, method, number, lambda: send_to_second(name))
         train_on_ranks(folder)
 
     return work

@@ -54,7 +54,8 @@ class SignalWatch:
         for number, previous in self._previous.items():
             if signal.getsignal(number) == self._note:  # otherwise the user has set another one meanwhile
                 signal.signal(number, previous)
-        if self.number == signal.SIGINT or (kind is not None and issubclass(kind, KeyboardInterrupt)):
+        is_interrupt = kind is not None and issubclass(kind, KeyboardInterrupt)
+        if is_interrupt or signal.SIGINT in (self.number, self.agreed):  # perhaps another rank got it
             import_what_exit_imports()
 
     def agree(self, everyones: Sequence[int]) -> bool:
