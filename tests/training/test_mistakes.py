@@ -50,6 +50,29 @@ def test_a_second_run_at_the_rate_where_a_schedule_ended_is_warned_about() -> No
         trainer.train(DATA, 1)
 
 
+def cosine(optimizer: Any) -> Any:
+    return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=46)
+
+
+def test_a_schedule_that_begins_with_the_rate_that_was_left_is_warned_about() -> None:
+    trainer = trainer_of()
+    trainer.train(DATA, 2, create_scheduler_fn=cosine)
+    left = [parameter.clone() for parameter in trainer.model.parameters()]
+    with pytest.warns(UserWarning, match="has left it there, from 0.1 on, and CosineAnnealingLR begins with it"):
+        trainer.train(DATA, 1, create_scheduler_fn=cosine)
+    assert all(map(torch.equal, left, trainer.model.parameters()))  # it was right
+
+
+def test_a_warmup_from_zero_after_a_schedule_is_not() -> None:
+    trainer = trainer_of()
+    trainer.train(DATA, 2, create_scheduler_fn=cosine)
+    left = [parameter.clone() for parameter in trainer.model.parameters()]
+    trainer.train(
+        DATA, 1, create_scheduler_fn=lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: n / 23)
+    )
+    assert not any(map(torch.equal, left, trainer.model.parameters()))
+
+
 def test_a_second_run_with_a_schedule_or_a_new_rate_is_not() -> None:
     trainer = with_cosine()
     trainer.train(DATA, 1, create_scheduler_fn=CosineLrScheduler.create_scheduler_fn(num_warmup_epochs=0))

@@ -38,6 +38,15 @@ from pytorch_accelerated.training.settings import (
 )
 
 _LEFT_OVER = 1e-3  # of the first learning rate: what a schedule leaves at its end
+# They multiply the rate that they find; torch's others begin with the first one.
+_CHANGE_THE_CURRENT_RATE = (
+    torch.optim.lr_scheduler.CosineAnnealingLR,
+    torch.optim.lr_scheduler.ExponentialLR,
+    torch.optim.lr_scheduler.MultiplicativeLR,
+    torch.optim.lr_scheduler.MultiStepLR,
+    torch.optim.lr_scheduler.PolynomialLR,
+    torch.optim.lr_scheduler.StepLR,
+)
 
 
 def refuse_without_constructor(trainer: TrainerHooks) -> None:
@@ -214,8 +223,8 @@ def start_training(
 
 def _warn_of_rates_left_over(run: Run) -> None:
     """Warn if the run would train at the very low learning rates with which the schedule of an earlier run ended."""
-    groups = getattr(run.hooks.optimizer, "param_groups", [])
-    if run.hooks.scheduler is not None or not groups:
+    groups, scheduler = getattr(run.hooks.optimizer, "param_groups", []), run.hooks.scheduler
+    if scheduler is not None and type(scheduler) not in _CHANGE_THE_CURRENT_RATE:
         return
     rates = [(float(group["lr"]), float(group.get("initial_lr", group["lr"]))) for group in groups if "lr" in group]
     if rates and all(rate <= _LEFT_OVER * first and first > 0 for rate, first in rates):
@@ -223,7 +232,8 @@ def _warn_of_rates_left_over(run: Run) -> None:
         warn_user(
             run.ranks,
             f"The learning rate is {rate:.3g}: the schedule of an earlier run has left it there, from {first:.3g} on, "
-            "and this run has none. Pass `create_scheduler_fn` for a new schedule, or set the rate in each of "
+            + ("and this run has none" if scheduler is None else f"and {type(scheduler).__name__} begins with it")
+            + ". Pass `create_scheduler_fn` for another schedule, or set the rate in each of "
             "`trainer.optimizer.param_groups`.",
         )
 
