@@ -63,7 +63,9 @@ size of the loader instead of the argument's.
 
 **Numbers.** With one process, no accumulation and no scheduler of the package, a run with the same data order gives the
 same weights and the same history. Where a number differs, the tables say why. If you tuned a learning rate around one
-of the differences (schedules that come one update late, losses divided by the accumulation steps), check it again.
+of the differences (schedules that come one update late, losses divided by the accumulation steps), check it again. A
+second `train` without `create_scheduler_fn` has no schedule here, and warns where the first one has left a rate near
+zero; in 0.1.61 the scheduler of the first run goes on, past its end.
 
 ## What is different on purpose
 
