@@ -43,5 +43,5 @@ assert trainer._ranks.count == 2
 try:
     trainer.train((torch.ones(160, 1), torch.zeros(160, 1)), 1)
 except LostPeerError as error:
-    print(f"{error}\ncaused by {type(error.__cause__).__name__}")
+    print(f"caught:\n{error}\ncaused by {type(error.__cause__).__name__}")
     is_told.touch()

@@ -9,7 +9,7 @@ from pytorch_accelerated.checkpointing.training_state import LiveRun, save_run
 from pytorch_accelerated.checkpointing.weights import check_model_finite
 from pytorch_accelerated.processes.peers import is_lost_contact, lost_peer_error
 from pytorch_accelerated.processes.ranks import Ranks
-from pytorch_accelerated.progress.display import print_above_bars
+from pytorch_accelerated.progress.display import above_bars, print_above_bars
 from pytorch_accelerated.steps.rollbacks import savers_among
 from pytorch_accelerated.steps.safe_points import SafePoint
 from pytorch_accelerated.training.emitting import Emitter
@@ -72,16 +72,20 @@ class Rescuer:
         print_above_bars(self._ranks, text)
 
     def explained(self, exception: BaseException) -> BaseException:
-        """The error to raise for `exception`: a better one if torch only says that a connection broke."""
+        """The error to raise for `exception`: a better one, which is printed, if torch only says a connection broke."""
         if self._ranks.count == 1 or not is_lost_contact(exception):
             return exception
-        return lost_peer_error(
+        error = lost_peer_error(
             exception,
             rank=self._ranks.index,
             size=self._ranks.count,
             updates=self._hooks.run_state.updates,
             newest=self._saves.newest(),
         )
+        # On every rank, and now: the launcher is about to end this process, perhaps before Python prints the exception.
+        with above_bars():
+            print(error, flush=True)
+        return error
 
     def tell_of(self, exception: BaseException) -> None:
         """Emit `on_exception`."""
