@@ -128,6 +128,8 @@ dist.destroy_process_group()
 def test_two_ranks_show_what_one_process_shows_and_continue_their_page(tmp_path: Path):
     alone = with_own_weights(trainer_with(ReportCallback(tmp_path / "alone.html")))
     alone.evaluate(EVAL, per_device_batch_size=10)
+    images, labels = EVAL.tensors
+    losses_of_samples = cross_entropy(outputs_of(alone), labels, reduction="none").tolist()
     for batch_size in (7, 80):  # 80: the second rank has fewer rows, and then none
         states, trained = tmp_path / f"states {batch_size}", tmp_path / "trained.html"
         run_on_ranks(ON_RANKS, 2, tmp_path / "two.html", batch_size, states, trained)
@@ -136,7 +138,13 @@ def test_two_ranks_show_what_one_process_shows_and_continue_their_page(tmp_path:
         assert two["predictions"][""]["classes"] == one["predictions"][""]["classes"]
         losses = [[row["loss"] for row in run["predictions"][""]["samples"]["rows"]] for run in (one, two)]
         assert losses[1] == pytest.approx(losses[0], rel=1e-5)
-        assert len({row["image"] for row in two["predictions"][""]["samples"]["rows"]}) > 6
+        rows = two["predictions"][""]["samples"]["rows"]
+        assert len({row["image"] for row in rows}) > 6
+        for row in rows:  # is the sample that it says it is
+            sample = row["index"]
+            assert row["loss"] == pytest.approx(losses_of_samples[sample], rel=1e-4)
+            assert row["target"] == str(labels[sample].item())
+            assert row["image"] == as_data_uri(images[sample])
         run = run_on_page(trained)
         assert [epoch["epoch"] for epoch in run["epochs"]] == [1, 2, 3]
         assert run["steps"]["update"] == list(range(1, 16))  # 30 samples on each of two ranks
