@@ -1,5 +1,6 @@
 """Set-up shared by all tests."""
 
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,6 +27,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="there is no CUDA device"))
+
+
+def pytest_collection_finish() -> None:
+    # Otherwise each full collection, one for a few tests, would visit all that torch and the tests consist of.
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

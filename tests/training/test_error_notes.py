@@ -222,6 +222,12 @@ def test_an_error_of_ours_keeps_its_words_and_is_not_explained_twice() -> None:
     assert "The usual cause" not in note
 
 
+def test_a_model_without_a_parameter_to_train_is_the_cause_named_first() -> None:
+    trainer = trainer_of(tiny_model().requires_grad_(False), nn.MSELoss())
+    with pytest.raises(HookOutputError, match=r"all parameters of the model are frozen\. Set `requires_grad=True`"):
+        trainer.train(regression_data(4), 1)
+
+
 class Odd:
     """Neither a tensor nor a container."""
 

@@ -95,9 +95,10 @@ def accepted_inputs(model: Any, batch: Mapping[str, Any], *, hook: str) -> dict[
         return dict(batch)
     inputs = {name: value for name, value in batch.items() if name in names}
     if not inputs:
+        instead = "pass the tensor without a dict, " if len(batch) == len(names) == 1 else ""
         raise DataError(
             f"The batch has the entries {', '.join(map(repr, batch))}, but the model takes "
-            f"{', '.join(sorted(names))}: none of the names match. Rename the entries, or override `{hook}`."
+            f"{', '.join(sorted(names))}: none of the names match. Rename the entries, {instead}or override `{hook}`."
         )
     return inputs
 

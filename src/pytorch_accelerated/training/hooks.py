@@ -228,11 +228,15 @@ class TrainerHooks:
         except Exception as error:
             if getattr(loss, "requires_grad", False):
                 raise
-            raise HookOutputError(
-                f"The loss is a {type(loss).__name__} that no gradient can be computed from. Return it from "
-                "`calculate_train_batch_loss` as it is, without `.item()` or `.detach()`, and check that some "
-                "parameter of the model has `requires_grad=True`."
-            ) from error
+            what = f"The loss is a {type(loss).__name__} that no gradient can be computed from"
+            if any(parameter.requires_grad for parameter in self.model.parameters()):
+                cause = (
+                    ". Return it from `calculate_train_batch_loss` as it is, without `.item()` or `.detach()`, and "
+                    "check that it depends on a parameter with `requires_grad=True`."
+                )
+            else:
+                cause = ": all parameters of the model are frozen. Set `requires_grad=True` for those to be trained."
+            raise HookOutputError(what + cause) from error
 
     def optimizer_step(self) -> None:
         """Update the parameters."""
