@@ -102,9 +102,27 @@ def test_values_recorded_by_later_callbacks_are_in_the_same_row(logger_class, re
 def test_evaluations_after_training_are_added(logger_class, read, tmp_path):
     trainer = trainer_with(logger_class(tmp_path / "log"))
     train(trainer)
+    *before, last = read(tmp_path / "log")
+    assert (last["epoch"], last["update"]) == (2, 10)
+    loss = trainer.evaluate(regression_data(8))["evaluation_loss"]
+    evaluated = {**last, "evaluation_loss": loss}
+    assert read(tmp_path / "log") == [*before, evaluated]
+    again = trainer.evaluate(regression_data(12), reset_run_history=False)["evaluation_loss"]
+    assert read(tmp_path / "log") == [*before, evaluated, {"epoch": 2, "update": 10, "evaluation_loss": again}]
+
+
+@both_loggers
+def test_the_values_of_an_evaluation_after_training_share_a_row(logger_class, read, tmp_path):
+    class Squares(TrainerCallback):
+        def on_eval_epoch_end(self, trainer: Any, **kwargs: Any) -> None:
+            trainer.run_history.update_metric("eval_square", 4.0)
+
+    trainer = trainer_with(Squares(), logger_class(tmp_path / "log"))
+    train(trainer)
     before = read(tmp_path / "log")
     loss = trainer.evaluate(regression_data(8))["evaluation_loss"]
-    assert read(tmp_path / "log") == [*before, {"epoch": 1, "update": 0, "evaluation_loss": loss}]
+    evaluated = {"epoch": 2, "update": 10, "eval_square": 4.0, "evaluation_loss": loss}
+    assert read(tmp_path / "log") == [*before, evaluated]
 
 
 @both_loggers
@@ -194,7 +212,7 @@ def test_a_disk_that_refuses_costs_a_warning_and_not_the_run(logger_class, read,
     assert list(tmp_path.iterdir()) == []
     refuse = False
     trainer.evaluate(regression_data(8))
-    assert len(read(path)) == 3
+    assert ["evaluation_loss" in row for row in read(path)] == [False, True]
 
 
 @both_loggers

@@ -331,8 +331,34 @@ def test_argmax_needs_a_dimension_of_classes():
             return {"loss": outputs.mean(), "model_outputs": outputs, "batch_size": len(outputs)}
 
     trainer = make_trainer(MetricsCallback({"accuracy": accuracy}, predictions="argmax"), trainer_class=Binary)
-    with pytest.raises(HookOutputError, match=r"of shape \(8,\), without a dimension of classes"):
+    with pytest.raises(HookOutputError, match=r"of shape \(8,\), without a dimension of several classes"):
         trainer.evaluate(wine())
+
+
+@pytest.mark.parametrize("is_column", [False, True], ids=["row", "column"])
+def test_one_logit_per_sample_is_compared_with_its_own_target_or_there_is_a_warning(is_column):
+    inputs, targets = torch.randn(9, 3), torch.tensor([0.0, 1.0] * 4 + [1.0])
+    model = nn.Linear(3, 1)
+
+    def loss_func(outputs, targets):
+        return nn.functional.binary_cross_entropy_with_logits(outputs[:, 0], targets)
+
+    def predicted(outputs):
+        return outputs > 0 if is_column else outputs[:, 0] > 0
+
+    right = float(((model(inputs)[:, 0] > 0) == targets).float().mean())
+    metrics = MetricsCallback({"accuracy": accuracy}, predictions=predicted)
+    trainer = Trainer(model, loss_func, None, callbacks=[metrics])
+    if is_column:
+        with pytest.warns(UserWarning, match=r"predictions of shape \(9, 1\) and targets of shape \(9,\)"):
+            trainer.evaluate((inputs, targets))
+        trainer.evaluate((inputs, targets))  # a second warning would be an error
+    else:
+        assert trainer.evaluate((inputs, targets))["eval_accuracy"] == pytest.approx(right)
+    with pytest.raises(HookOutputError, match=r"of shape \(8, 1\), without .*outputs\[:, 0\] > 0"):
+        Trainer(model, loss_func, None, callbacks=[MetricsCallback({"a": accuracy}, predictions="argmax")]).evaluate(
+            (inputs, targets)
+        )
 
 
 def test_names_that_clash_are_an_error():

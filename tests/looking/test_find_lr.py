@@ -195,6 +195,16 @@ def test_an_optimizer_without_rates_is_an_error() -> None:
         trainer.find_lr(regression_data(20))
 
 
+def test_no_optimizer_is_an_error() -> None:
+    class WithItsOwn(Trainer):
+        def optimizer_step(self) -> None: ...
+        def optimizer_zero_grad(self) -> None: ...
+
+    trainer = WithItsOwn(nn.Linear(3, 2).double(), nn.MSELoss(), None, callbacks=())  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="`optimizer` is None"):
+        trainer.find_lr(regression_data(20))
+
+
 def test_an_own_loop_that_records_no_loss_is_an_error() -> None:
     class Silent(Trainer):
         def _perform_forward_and_backward_passes(self, batch: Any, step: int) -> None:

@@ -49,21 +49,27 @@ class OfDicts(nn.Module):
 
 
 class OwnHooks(Trainer):
-    """Draws noise from every generator in its own hook, and has a second optimizer."""
+    """Draws noise from every generator in its own hook, and has further optimizers, modules and schedules."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.scale = nn.Linear(1, 1, bias=False)
         self.optimizer_of_scale = torch.optim.Adam(self.scale.parameters(), lr=0.01)
+        self.shifts = [nn.Linear(1, 1, bias=False)]
+        self.of_shifts = {"shift": torch.optim.SGD(self.shifts[0].parameters(), lr=0.01, momentum=0.9)}
+        self.schedule_of_shifts = torch.optim.lr_scheduler.StepLR(self.of_shifts["shift"], 3)
 
     def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
         noise = torch.rand(()) + random.random() + float(np.random.rand())
         output = super().calculate_train_batch_loss(batch)
-        return {**output, "loss": output["loss"] * self.scale.weight.abs().sum() + 0.001 * noise}
+        loss = output["loss"] * self.scale.weight.abs().sum() + self.shifts[0].weight.square().sum()
+        return {**output, "loss": loss + 0.001 * noise}
 
     def optimizer_step(self) -> None:
         super().optimizer_step()
         self.optimizer_of_scale.step()
+        self.of_shifts["shift"].step()
+        self.schedule_of_shifts.step()
 
 
 def make(kind: str, **kwargs: Any) -> tuple[Trainer, Any]:
@@ -92,6 +98,9 @@ def everything(trainer: Trainer) -> dict[str, Any]:
     """A copy of all that a look must leave as it is."""
     modules = [value for value in vars(trainer).values() if isinstance(value, nn.Module)]
     optimizers = [value for value in vars(trainer).values() if isinstance(value, torch.optim.Optimizer)]
+    if isinstance(trainer, OwnHooks):
+        modules += trainer.shifts
+        optimizers += trainer.of_shifts.values()
     model = trainer.get_model()
     return {
         "tensors": [each.detach().clone() for one in modules for each in (*one.parameters(), *one.buffers())],
@@ -100,6 +109,7 @@ def everything(trainer: Trainer) -> dict[str, Any]:
         "hooks": [len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules()],
         "forward": [sorted(vars(module)) for module in model.modules()],
         "optimizers": copy.deepcopy([optimizer.state_dict() for optimizer in optimizers]),
+        "schedule": getattr(getattr(trainer, "schedule_of_shifts", None), "last_epoch", None),
         "steps": [sorted(vars(optimizer)) for optimizer in optimizers],
         "attributes": {name: id(value) for name, value in vars(trainer).items()},
         "history": copy.deepcopy(trainer.run_history.state_dict()),

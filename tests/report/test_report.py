@@ -220,6 +220,27 @@ def test_a_second_run_of_a_trainer_begins_a_new_page(tmp_path: Path):
     assert run["state"]["updates"] == 10
 
 
+def test_events_stand_where_they_happened(tmp_path: Path):
+    class EndAfterEpoch(TrainerCallback):
+        def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+            if trainer.run_history.current_epoch == 3:
+                raise StopTrainingError("three are enough")
+
+    saver = SaveTrainingStateCallback(tmp_path / "states", save_every_n_steps=4, max_checkpoints=1)
+    trainer = trainer_with(saver, EndAfterEpoch(), ReportCallback(tmp_path / "run.html"))
+    train(trainer, 5)
+    trainer.evaluate(EVAL)
+    events = run_on_page(tmp_path / "run.html")["events"]
+    found = [(event["what"], event["epoch"], event["update"], Path(event["text"]).name) for event in events]
+    assert [event for event in found if event[0] == "saved"] == [
+        *[("saved", (step + 9) // 10, step, f"step_{step}") for step in range(4, 31, 4)],
+        ("saved", 3, 30, "final"),
+    ]
+    assert ("stopped", 3, 30, "three are enough") in found
+    assert found[-1][:3] == ("evaluate()", 3, 30)
+    assert [event["time"] for event in events] == sorted(event["time"] for event in events)
+
+
 def test_a_stopped_run_says_why(tmp_path: Path):
     train(trainer_with(At(13, StopTrainingError("enough </script> seen")), ReportCallback(tmp_path / "run.html")))
     run = run_on_page(tmp_path / "run.html")

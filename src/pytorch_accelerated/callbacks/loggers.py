@@ -62,6 +62,7 @@ class _FileLogger(TrainerCallback, abc.ABC):
     _settled_bytes = 0
     _size_bytes = 0
     _written_at = -math.inf
+    _evaluation_at: tuple[int, int] | None = None  # of an evaluation after training: the epoch and update it belongs to
 
     def __init__(self, path: str | os.PathLike[str], *, step_records: bool = True) -> None:
         self.path = Path(path)
@@ -105,13 +106,20 @@ class _FileLogger(TrainerCallback, abc.ABC):
         """Log all remaining metrics."""
         self._log(trainer)
 
+    def on_evaluation_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        """The evaluation belongs to the last point of the run that was logged, although the history begins anew."""
+        if self._entries:
+            self._evaluation_at = self._entries[-1].epoch, self._entries[-1].update
+
     def on_evaluation_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Log all remaining metrics."""
         self._log(trainer)
+        self._evaluation_at = None
 
     def on_exception(self, trainer: Trainer, exception: BaseException, **kwargs: Any) -> None:
         """Log the metrics recorded before the exception."""
         self._log(trainer)
+        self._evaluation_at = None
 
     def state_dict(self) -> dict[str, Any]:
         """The logged records."""
@@ -141,6 +149,11 @@ class _FileLogger(TrainerCallback, abc.ABC):
         history, ranks = trainer.run_history, trainer.internal_run.ranks
         steps = history.read_new_step_records(self.state_key) if self.step_records else []
         metrics = [record for record in history.read_new_records(self.state_key) if record.is_scalar]
+        if self._evaluation_at is not None:
+            epoch, update = self._evaluation_at
+            metrics = [record._replace(epoch=epoch, update=update) for record in metrics]
+            # If the last row has one of them, the first begins a row, and all come into it.
+            metrics.sort(key=lambda record: record.name not in self._metric_columns)
         if not (steps or metrics):
             return
         new: Iterator[MetricRecord | StepRecord] = heapq.merge(steps, metrics, key=lambda record: record.update)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, HookOutputError, PytorchAcceleratedError
 from pytorch_accelerated.prediction.in_memory import InMemoryPredictions
 from pytorch_accelerated.processes.ranks import Ranks
@@ -36,6 +37,7 @@ class MetricFunctions:
         self.functions = dict(functions)
         self._rows: dict[str, InMemoryPredictions] = {}
         self._batches = 0
+        self._has_warned = False
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(self.functions)})"
@@ -64,6 +66,16 @@ class MetricFunctions:
         """
         rows = self._collector(key, ranks).finish()
         self.forget(key)
+        if not self._has_warned and _would_broadcast(rows["predictions"], rows["targets"]):
+            self._has_warned = True
+            shapes = tuple(rows["predictions"].shape), tuple(rows["targets"].shape)
+            warn_user(
+                ranks,
+                f"MetricsCallback has predictions of shape {shapes[0]} and targets of shape {shapes[1]}. A function "
+                "that compares them by `==` or `-` compares each prediction with each target, so its value is wrong. "
+                "Give them the same shape, for example with predictions=lambda outputs: outputs[:, 0] > 0, unless the "
+                "function takes care of it.",
+            )
         return ranks.do_on_first(lambda: self._values(rows["predictions"], rows["targets"]))
 
     def _collector(self, key: str, ranks: Ranks) -> InMemoryPredictions:
@@ -172,6 +184,14 @@ def _check_value(name: str, key: str, value: Any) -> None:
             f"The function of the metric {name!r} returned a number called {key!r}, a name under which the trainer "
             "records the mean loss. Use another name."
         )
+
+
+def _would_broadcast(predictions: Any, targets: Any) -> bool:
+    """Whether one of them is a column and the other one has no columns, which torch makes a square table of."""
+    if not (isinstance(predictions, torch.Tensor) and isinstance(targets, torch.Tensor)):
+        return False
+    dimensions = {each.ndim: each.shape for each in (predictions, targets)}
+    return set(dimensions) == {1, 2} and dimensions[2][1] == 1 < dimensions[1][0]
 
 
 def _is_of_torchmetrics(metric: Any) -> bool:

@@ -62,12 +62,14 @@ def _entry(data: Any, name: str, of: str) -> Any:
 
 
 def _argmax(predictions: Any) -> torch.Tensor:
-    if not isinstance(predictions, torch.Tensor) or predictions.ndim < 2:
-        shape = f" of shape {tuple(predictions.shape)}" if isinstance(predictions, torch.Tensor) else ""
+    if not isinstance(predictions, torch.Tensor) or predictions.ndim < 2 or predictions.shape[-1] == 1:
+        is_tensor = isinstance(predictions, torch.Tensor)
+        shape = f" of shape {tuple(predictions.shape)}" if is_tensor else ""
+        column = "[:, 0]" if is_tensor and predictions.ndim == 2 else ""
         raise HookOutputError(
             f"predictions='argmax' takes the class with the highest score in the last dimension, but the model's "
-            f"outputs are {_described(predictions)}{shape}, without a dimension of classes. Pass a function, for "
-            "example predictions=lambda outputs: outputs > 0."
+            f"outputs are {_described(predictions)}{shape}, without a dimension of several classes. Pass a function, "
+            f"for example predictions=lambda outputs: outputs{column} > 0."
         )
     return predictions.argmax(dim=-1)
 

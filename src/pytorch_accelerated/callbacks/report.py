@@ -99,7 +99,7 @@ class ReportCallback(TrainerCallback):
         self._seconds_of_evaluation = 0.0
         self._seen_skips = self._seen_warnings = 0
         self._seen_best: dict[str, int | None] = {}
-        self._seen_state: Path | None = None
+        self._seen_states = 0
         self._has_warned = self._was_resumed = False
         self._trainer_ranks: Any = None
 
@@ -167,7 +167,7 @@ class ReportCallback(TrainerCallback):
         self._contents.state.setdefault("started", time.time())
         if resumed_from is not None:
             self._add_event(trainer, "resumed", f"from {resumed_from}")
-            self._seen_state = resumed_from
+        self._seen_states = len(trainer.internal_run.saves.all)
         self._was_resumed = False
         self._write(trainer)
 
@@ -262,16 +262,12 @@ class ReportCallback(TrainerCallback):
         if samples:
             more = f" and {len(samples) - _MAX_SHOWN_SAMPLES} more" if len(samples) > _MAX_SHOWN_SAMPLES else ""
             text += f"; training samples {', '.join(map(str, samples[:_MAX_SHOWN_SAMPLES]))}{more}"
-        self._add_event(trainer, "loss spike", text)
-        self._contents.events[-1]["update"] = last_update
+        epoch = trainer.run_state.epoch_of_progress(trainer.run_history.current_epoch)
+        self._add_event_at(time.time(), epoch, last_update, "loss spike", text)
 
     def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Complete the page."""
-        known = len(self._contents.events)
         self._look_around(trainer)
-        last = max((record.epoch for record in trainer.run_history.records), default=1)
-        for event in self._contents.events[known:]:
-            event["epoch"] = min(event["epoch"], last)  # the history is in the epoch after it
         if self._contents.state["status"] == "running":
             self._contents.state["status"] = "finished"
         self._write(trainer)
@@ -300,7 +296,10 @@ class ReportCallback(TrainerCallback):
         for part in contents.predictions.values():
             part["of"] = "evaluate()"
         values = {record.name: record.value for record in trainer.run_history.records if record.is_scalar}
-        self._add_event(trainer, "evaluate()", ", ".join(f"{name} {value:.4g}" for name, value in values.items()))
+        # Of the run that the page shows; the history may have begun anew.
+        at = contents.state.get("epoch", 0), contents.state.get("updates", 0)
+        text = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
+        self._add_event_at(time.time(), *at, "evaluate()", text)
         if contents.state["status"] == "running":
             contents.state["status"] = "finished"
         self._write(trainer, keeps_curves=bool(contents.metrics))
@@ -362,16 +361,22 @@ class ReportCallback(TrainerCallback):
                 self._add_event(
                     trainer, "best model", f"{saver.watch_metric} {saver.best_metric:.4g}: {saver.save_path}"
                 )
-        if trainer.internal_run.ranks.is_first:
-            newest = trainer.internal_run.saves.newest()
-            if newest is not None and newest != self._seen_state:
-                self._seen_state = newest
-                self._add_event(trainer, "saved", str(newest))
+        states = trainer.internal_run.saves.all
+        for state in states[self._seen_states :]:
+            self._add_event_at(state.seconds, state.epoch, state.update, "saved", str(state.path))
+        self._seen_states = len(states)
 
     def _add_event(self, trainer: Trainer, what: str, text: str) -> None:
-        place = {"epoch": trainer.run_history.current_epoch, "update": trainer.run_history.updates_done}
-        self._contents.events.append({"time": time.time(), **place, "what": what, "text": text})
-        del self._contents.events[:-_MAX_EVENTS]
+        history = trainer.run_history
+        epoch = trainer.run_state.epoch_of_progress(history.current_epoch)
+        self._add_event_at(time.time(), epoch, history.updates_done, what, text)
+
+    def _add_event_at(self, seconds: float, epoch: int, update: int, what: str, text: str) -> None:
+        """Add an event where it belongs by its time, in seconds since 1970."""
+        events = self._contents.events
+        events.append({"time": seconds, "epoch": epoch, "update": update, "what": what, "text": text})
+        events.sort(key=lambda event: event["time"])
+        del events[:-_MAX_EVENTS]
 
     def _seconds(self) -> float:
         return self._seconds_before + time.monotonic() - self._started

@@ -89,7 +89,7 @@ class LearningRateTest:
             found = f"Suggested learning rate: {self.suggestion:.2e}"
             if len(self.ratios) > 1:
                 found += f" ({', '.join(f'{rate:.2e}' for rate in self.suggestions or ())} for the groups)"
-        end = "stopped because the loss grew" if self.has_diverged else "not stopped by a growing loss"
+        end = "stopped because the loss grew" if self.has_diverged else "the largest rate that was asked for"
         return f"{found}\n  {len(self.rates)} updates from {self.rates[0]:.1e} to {self.rates[-1]:.1e}, {end}"
 
     def _repr_html_(self) -> str:
@@ -114,11 +114,11 @@ class LearningRateTest:
         if self.suggestion is not None:
             axes.axvline(self.suggestion, color="C1", linewidth=1.4, label=f"suggestion {self.suggestion:.1e}")
         axes.set_xscale("log")
-        low, start = min(smoothed), smoothed[0]
+        low, start = min(losses), smoothed[0]
         margin = 0.1 * max(start - low, abs(start), 1e-12)
         axes.set_ylim(low - margin, min(max(losses), start + 5 * margin) + margin)
         axes.set_xlabel("learning rate")
-        axes.set_title("loss", loc="left")
+        axes.set_title("training loss of each update", loc="left")
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(frameon=False, loc="lower left")
@@ -152,6 +152,11 @@ class _RangeTest(TrainerCallback):
         self._before = (0.0, 0.0)
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        if trainer.optimizer is None:
+            raise ConfigurationError(
+                "`find_lr` sets the rates of the trainer's optimizer, but `optimizer` is None. With optimizers of your "
+                "own, pass the one to test to a trainer of its own model and loss."
+            )
         groups = getattr(trainer.optimizer, "param_groups", None) or []
         rates = [float(group.get("lr", 0.0)) for group in groups]
         if not rates or max(rates) <= 0:

@@ -8,10 +8,11 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
 
 from pytorch_accelerated.callbacks.handler import CallbackHandler
 from pytorch_accelerated.checkpointing.loading import keep_object
@@ -20,20 +21,23 @@ from pytorch_accelerated.data.ordering import own_generators_kept
 from pytorch_accelerated.models.preparation import is_replicated
 from pytorch_accelerated.seeding import generator_states, restore_generator_states
 from pytorch_accelerated.training.hooks import own_events
+from pytorch_accelerated.trees import plain_parts_of
 
 if TYPE_CHECKING:
     from pytorch_accelerated.callbacks.base import Trainer
     from pytorch_accelerated.tracking.history import RunHistory
+
+Held = TypeVar("Held")
 
 
 @contextlib.contextmanager
 def rehearsal(trainer: Trainer, callbacks: Iterable[Any], *, place: Path | None = None) -> Iterator[None]:
     """Context in which the trainer may train with `callbacks`; afterwards it is as before. All ranks must enter it.
 
-    Restored, to the bit and after any exception: the trainer's attributes, the modules and optimizers among them (with
-    gradients, buffers and modes), the gradient scaler, the run history, the states of `callbacks`, and the generators
-    of torch, numpy, random and of loaders. The copies need as much memory as model and optimizer; with FSDP or
-    DeepSpeed, they are written to disk.
+    Restored, to the bit and after any exception: the trainer's attributes, the modules, optimizers and schedulers among
+    them and in their lists and dicts (with gradients, buffers and modes), the gradient scaler, the run history, the
+    states of `callbacks`, and the generators of torch, numpy, random and of loaders. The copies need as much memory as
+    model and optimizer; with FSDP or DeepSpeed, they are written to disk.
 
     Args:
         trainer: the trainer, which is not at work.
@@ -64,12 +68,20 @@ def preparing(callbacks: Iterable[Any]) -> list[Any]:
     return [callback for callback in callbacks if getattr(callback, "prepares_run", False)]
 
 
+def held_by(trainer: Trainer, kind: type[Held]) -> list[Held]:
+    """The trainer's attributes of this kind, and those in lists, tuples and dicts that are attributes, each once."""
+    values = vars(trainer).values()
+    found = [part for value in values for part in (value, *(plain_parts_of(value) or ())) if isinstance(part, kind)]
+    return list({id(value): value for value in found}.values())
+
+
 def _keep_in_memory(undo: contextlib.ExitStack, trainer: Trainer) -> None:
-    for value in {id(value): value for value in vars(trainer).values()}.values():
-        if isinstance(value, nn.Module):
-            _keep_module(undo, value)
-        elif isinstance(value, torch.optim.Optimizer):
-            _keep_optimizer(undo, value)
+    for module in held_by(trainer, nn.Module):
+        _keep_module(undo, module)
+    for optimizer in held_by(trainer, torch.optim.Optimizer):
+        _keep_optimizer(undo, optimizer)
+    for scheduler in held_by(trainer, LRScheduler):
+        keep_object(undo, scheduler)
     scaler = trainer.internal_run.accelerator.scaler
     if scaler is not None:
         undo.callback(scaler.load_state_dict, copy.deepcopy(scaler.state_dict()))

@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError
 from pytorch_accelerated.looking.batch_facts import BatchFacts, facts_of
-from pytorch_accelerated.looking.rehearsal import preparing, rehearsal
+from pytorch_accelerated.looking.rehearsal import held_by, preparing, rehearsal
 from pytorch_accelerated.trees import tensors_in
 
 if TYPE_CHECKING:
@@ -192,8 +192,8 @@ class _OneUpdate(TrainerCallback):
         self.gradient_bytes = _size([each.grad for each in trainer.get_model().parameters() if each.grad is not None])
 
     def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        states = getattr(trainer.optimizer, "state", {})
-        self.optimizer_bytes = _size(tensors_in([list(state.values()) for state in states.values()]))
+        states = [state for one in held_by(trainer, torch.optim.Optimizer) for state in one.state.values()]
+        self.optimizer_bytes = _size(tensors_in([list(state.values()) for state in states]))
 
     def _note(self, tensor: torch.Tensor) -> torch.Tensor:
         if _address(tensor) not in self._own:

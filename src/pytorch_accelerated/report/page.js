@@ -348,7 +348,6 @@ function section(title, ...content) {
 }
 
 function tiles(run) {
-  const last = (name) => run.steps[name]?.at(-1);
   const seconds = run.epochs.reduce((sum, epoch) => sum + (epoch.seconds || 0), 0);
   const waited = run.epochs.reduce((sum, epoch) => sum + (epoch.data_wait_seconds || 0), 0);
   const rates = (run.steps.samples_per_second || []).filter((rate) => rate !== null).sort((a, b) => a - b);
@@ -357,7 +356,7 @@ function tiles(run) {
     ...run.best.filter((best) => best.is_main).map((best) => [`best ${best.name.replace(/_epoch$/, "").replaceAll("_", " ")}`, number(best.value), `epoch ${best.epoch}`]),
     ["epochs", number(run.state.epoch) + (run.config?.num_epochs ? ` of ${run.config.num_epochs}` : ""),
       `${number(run.state.updates)} updates` + (run.state.skipped_updates ? `, ${run.state.skipped_updates} skipped` : "")],
-    ["time", duration(run.state.seconds), last("seconds") ? `training ${duration(last("seconds"))}` : ""],
+    ["time", duration(run.state.seconds), seconds ? `training ${duration(seconds)}` : ""],
     rates.length ? ["samples per second", number(median >= 100 ? Math.round(median) : median), "median"] : null,
     seconds ? ["waiting for data", percent(waited / seconds), "of the training time"] : null,
   ];

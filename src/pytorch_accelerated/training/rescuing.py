@@ -55,7 +55,7 @@ class Rescuer:
             for saver in savers:
                 folder = Path(saver.save_dir) / "final"
                 save_run(run, folder, {})
-                self._saves.folders.add_saved(folder, self._ranks, None)
+                self._saves.add(folder, run.history, run.run_state)
                 position = run.run_state.position
                 self._print(f"Saved the run as it was {position}, before this {name}. Resume it from {folder}")
         except BaseException as error:  # also an interrupt: the run ends anyway

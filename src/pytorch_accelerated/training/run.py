@@ -730,7 +730,7 @@ class Run:
         saves.uses_background |= background
         writer = saves.writer if background else None
         save_run(self.contents(), folder, extra, writer, ranks_of_writer=self.ranks_of_writer)
-        saves.folders.add_saved(folder, self.ranks, writer)
+        saves.add(folder, self.hooks.run_history, self.hooks.run_state, writer)
 
     def load_state(self, folder: Path, *, is_at_work: bool = True, skipped_weights: Collection[str] = ()) -> Any:
         """Load a training state. Must be called by all ranks.

@@ -55,6 +55,10 @@ class RunState:
             return f"after update {self.updates}, with {self.samples_in_epoch} samples of this epoch used"
         return f"after update {self.updates}"
 
+    def epoch_of_progress(self, current_epoch: int) -> int:
+        """The epoch of the last thing that was done, from the run history's, which moves on when an epoch ends."""
+        return current_epoch - (self.phase is RunPhase.EPOCH_CLOSED)
+
     def start_epoch(self) -> None:
         """Begin an epoch at its first sample."""
         self.updates_in_epoch = self.batches_in_epoch = self.samples_in_epoch = 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import time
 import warnings
 from pathlib import Path
 
@@ -11,6 +13,25 @@ from pytorch_accelerated.checkpointing.reading import resolved
 from pytorch_accelerated.checkpointing.shared_disk import StateFolders
 from pytorch_accelerated.errors import CheckpointError
 from pytorch_accelerated.processes.ranks import Ranks
+from pytorch_accelerated.tracking.history import RunHistory
+from pytorch_accelerated.training.run_state import RunState
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedState:
+    """A training state that a run has saved.
+
+    Attributes:
+        path: its folder, which may have been deleted since then.
+        epoch: of the run history.
+        update: of the run history.
+        seconds: when it was saved, since 1970.
+    """
+
+    path: Path
+    epoch: int
+    update: int
+    seconds: float
 
 
 class Saves:
@@ -23,6 +44,7 @@ class Saves:
         writer: writes states in the background, on rank 0.
         uses_background: whether any state of this run is written in the background; the same on all ranks.
         folders: the folders that states were saved to.
+        all: the states that were saved, in this order.
         saved_to: the state that was saved when the run was stopped, if any.
     """
 
@@ -30,6 +52,7 @@ class Saves:
         self.writer = BackgroundWriter()
         self.uses_background = False
         self.folders = StateFolders()
+        self.all: list[SavedState] = []
         self.saved_to: Path | None = None
         self._ranks = ranks
         self._locks: dict[Path, FolderLock] = {}
@@ -50,6 +73,18 @@ class Saves:
         """Let other runs save to the claimed folders."""
         while self._locks:
             self._locks.popitem()[1].release()
+
+    def add(
+        self, folder: Path, history: RunHistory, run_state: RunState, writer: BackgroundWriter | None = None
+    ) -> None:
+        """Remember a state, which the `writer` may still be writing. Must be called by all ranks.
+
+        Raises:
+            CheckpointError: on all ranks, if a machine doesn't see the first state of a folder.
+        """
+        self.folders.add_saved(folder, self._ranks, writer)
+        epoch = run_state.epoch_of_progress(history.current_epoch)
+        self.all.append(SavedState(folder, epoch, history.updates_done, time.time()))
 
     def finish(self) -> None:
         """Wait for states that are written in the background; raise their errors. Must be called by all ranks."""

@@ -93,7 +93,7 @@ class EngineRun(Run):
             skipped_weights=frozen,
             has_optimizer_file=not has_shards(model),  # whose parts each rank writes itself
         )
-        self.saves.folders.add_saved(folder, self.ranks)
+        self.saves.add(folder, self.hooks.run_history, self.hooks.run_state)
 
     def write_model(self, folder: Path, write_others: Callable[[Path], None]) -> None:
         """Write a folder with only the files of `write_others`. All ranks must call it."""
@@ -101,7 +101,7 @@ class EngineRun(Run):
         state = self.hooks.run_state
         facts = {"updates": state.updates, "epochs": state.epochs}
         self.ranks.do_on_first(lambda: write_encoded(folder, facts, {}, write_others=write_others))
-        self.saves.folders.add_saved(folder, self.ranks)
+        self.saves.add(folder, self.hooks.run_history, self.hooks.run_state)
 
     def write_state(self, folder: Path, extra: dict[str, Any], background: bool) -> None:
         """Write the checkpoint that callbacks requested."""
