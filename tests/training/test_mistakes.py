@@ -1,5 +1,6 @@
 """What users are told who train again, resume, or pass data in a way that cannot do what they expect."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from sklearn.datasets import load_wine
 from torch import nn
+from torch.optim import lr_scheduler
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import SaveTrainingStateCallback
@@ -61,6 +63,33 @@ def test_a_schedule_that_begins_with_the_rate_that_was_left_is_warned_about() ->
     with pytest.warns(UserWarning, match="has left it there, from 0.1 on, and CosineAnnealingLR begins with it"):
         trainer.train(DATA, 1, create_scheduler_fn=cosine)
     assert all(map(torch.equal, left, trainer.model.parameters()))  # it was right
+
+
+@pytest.mark.parametrize(
+    ("schedule", "said"),
+    [
+        (partial(lr_scheduler.StepLR, step_size=1), "multiplies the learning rate by 1e-23"),
+        (partial(lr_scheduler.ExponentialLR, gamma=0.5), "multiplies the learning rate by 1e-07"),
+        (partial(lr_scheduler.PolynomialLR, total_iters=3), "multiplies the learning rate by 0"),
+        (partial(lr_scheduler.MultiStepLR, milestones=[1, 2]), "passes all of its milestones"),
+        (partial(lr_scheduler.CosineAnnealingLR, T_max=3), "down and up again every 6 updates"),
+    ],
+    ids=lambda value: value.func.__name__ if isinstance(value, partial) else "",
+)
+def test_a_schedule_whose_numbers_seem_to_count_epochs_is_warned_about(schedule: Any, said: str) -> None:
+    with pytest.warns(UserWarning, match=f"after each of the 23 updates of an epoch, .*{said}.*step_scheduler=.epoch"):
+        trainer_of().train(DATA, 3, create_scheduler_fn=schedule)
+    trainer_of().train(DATA, 3, create_scheduler_fn=schedule, step_scheduler="epoch")
+    trainer_of().train(DATA, 1, create_scheduler_fn=schedule)  # a run of one epoch may use them up
+
+    class StepsAfterEpochs(Trainer):
+        def scheduler_step(self) -> None: ...
+
+        def train_epoch_end(self) -> None:
+            self.scheduler.step()
+
+    optimizer = torch.optim.SGD((model := layers(13, 3)).parameters(), lr=0.1)
+    StepsAfterEpochs(model, nn.CrossEntropyLoss(), optimizer, callbacks=()).train(DATA, 3, create_scheduler_fn=schedule)
 
 
 def test_a_warmup_from_zero_after_a_schedule_is_not() -> None:

@@ -29,18 +29,20 @@ class TerminateOnNaNCallback(TrainerCallback):
         Raises:
             NonFiniteLossError: names the epoch, the first such batch and the metric.
         """
-        found = described_parameters(trainer.get_model())
-        hint = ""
-        if metric_name.startswith("train"):
-            hint = (
-                " To learn which module's output is the first that is not finite, train with "
-                "`nonfinite_policy='skip'`, which looks for it while batch and weights are still there."
-            )
+        place, consequence = f"In epoch {epoch}", f"{metric_name!r} and every later update"
+        remedy = "; else try a smaller learning rate, a warmup, `gradient_clip_norm`, or bf16 instead of fp16"
+        hint = (
+            " To learn which module's output is the first that is not finite, train with `nonfinite_policy='skip'`, "
+            "which looks for it while batch and weights are still there."
+        )
+        if not metric_name.startswith("train"):
+            is_in_training = trainer.run_history.updates_done > 0
+            place = f"In the evaluation of epoch {epoch}" if is_in_training else "In the evaluation"
+            consequence, remedy, hint = repr(metric_name), "", ""
         raise NonFiniteLossError(
-            f"In epoch {epoch}, the loss of batch {step} (counted from 0) is NaN or infinite, so {metric_name!r} and "
-            "every later update would be meaningless. Look for bad values in that batch and for a division, root or "
-            "logarithm of 0 in the loss; else try a smaller learning rate, a warmup, `gradient_clip_norm`, or bf16 "
-            f"instead of fp16. {found}{hint}"
+            f"{place}, the loss of batch {step} (counted from 0) is NaN or infinite, so {consequence} would be "
+            "meaningless. Look for bad values in that batch and for a division, root or logarithm of 0 in the loss"
+            f"{remedy}. {described_parameters(trainer.get_model())}{hint}"
         )
 
 

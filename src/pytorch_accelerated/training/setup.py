@@ -26,6 +26,7 @@ from pytorch_accelerated.steps.guarded import refuse_what_cannot_be_held_back
 from pytorch_accelerated.steps.splitting import refuse_what_cannot_be_split
 from pytorch_accelerated.training.hooks import TrainerHooks, overrides, refuse_own_run_state
 from pytorch_accelerated.training.placeholders import settle_epoch_counts
+from pytorch_accelerated.training.rates import warn_of_rates
 from pytorch_accelerated.training.run import Run
 from pytorch_accelerated.training.run_state import RunState
 from pytorch_accelerated.training.settings import (
@@ -35,17 +36,6 @@ from pytorch_accelerated.training.settings import (
     check_reduction,
     check_scheduler,
     check_scheduler_factory,
-)
-
-_LEFT_OVER = 1e-3  # of the first learning rate: what a schedule leaves at its end
-# They multiply the rate that they find; torch's others begin with the first one.
-_CHANGE_THE_CURRENT_RATE = (
-    torch.optim.lr_scheduler.CosineAnnealingLR,
-    torch.optim.lr_scheduler.ExponentialLR,
-    torch.optim.lr_scheduler.MultiplicativeLR,
-    torch.optim.lr_scheduler.MultiStepLR,
-    torch.optim.lr_scheduler.PolynomialLR,
-    torch.optim.lr_scheduler.StepLR,
 )
 
 
@@ -213,29 +203,12 @@ def start_training(
     )
     run.start_steps(steps_scheduler=_make_scheduler(run))
     if state is None:
-        _warn_of_rates_left_over(run)
+        warn_of_rates(hooks, settings, run.ranks)
     else:
         asked = optimizer_settings(hooks.optimizer, has_schedule=hooks.scheduler is not None)
         run.resume(state)
         _warn_of_replaced_settings(run, asked)
     run.stopping.start_clock()
-
-
-def _warn_of_rates_left_over(run: Run) -> None:
-    """Warn if the run would train at the very low learning rates with which the schedule of an earlier run ended."""
-    groups, scheduler = getattr(run.hooks.optimizer, "param_groups", []), run.hooks.scheduler
-    if scheduler is not None and type(scheduler) not in _CHANGE_THE_CURRENT_RATE:
-        return
-    rates = [(float(group["lr"]), float(group.get("initial_lr", group["lr"]))) for group in groups if "lr" in group]
-    if rates and all(rate <= _LEFT_OVER * first and first > 0 for rate, first in rates):
-        rate, first = rates[0]
-        warn_user(
-            run.ranks,
-            f"The learning rate is {rate:.3g}: the schedule of an earlier run has left it there, from {first:.3g} on, "
-            + ("and this run has none" if scheduler is None else f"and {type(scheduler).__name__} begins with it")
-            + ". Pass `create_scheduler_fn` for another schedule, or set the rate in each of "
-            "`trainer.optimizer.param_groups`.",
-        )
 
 
 def _warn_of_replaced_settings(run: Run, asked: Sequence[Mapping[str, Any]]) -> None:
