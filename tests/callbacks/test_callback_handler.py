@@ -22,6 +22,7 @@ from pytorch_accelerated.callbacks import (
     TrainerCallback,
 )
 from pytorch_accelerated.callbacks.base import EVENTS
+from pytorch_accelerated.callbacks.handler import NAMES_ELSEWHERE
 from pytorch_accelerated.errors import (
     ArgumentTypeError,
     CallbackMethodNotImplementedError,
@@ -216,6 +217,9 @@ class Misspelt(TrainerCallback):
     [
         ("on_train_epoch_ends", "Did you mean 'on_train_epoch_end'?"),
         ("on_eval_step_ended", "Did you mean 'on_eval_step_end'?"),
+        ("on_epoch_end", "Did you mean 'on_training_run_epoch_end'?"),  # Keras
+        ("on_train_batch_start", "Did you mean 'on_train_step_start'?"),  # Lightning
+        ("on_train_begin", "Did you mean 'on_training_run_start'?"),  # transformers
         ("on_something_else_entirely", "no event has that name. If you fire it yourself"),
     ],
 )
@@ -366,3 +370,8 @@ def test_transformers_own_callbacks_are_refused_too():
     integrations = pytest.importorskip("transformers.integrations")
     with pytest.raises(ArgumentTypeError, match=r'Write TrackerCallback\("mlflow"\) instead'):
         CallbackHandler([integrations.MLflowCallback])
+
+
+def test_the_names_of_other_libraries_lead_to_events() -> None:
+    assert set(NAMES_ELSEWHERE.values()) <= set(EVENTS)
+    assert not set(NAMES_ELSEWHERE) & set(EVENTS)

@@ -34,6 +34,34 @@ _TRACKERS_OF_TRANSFORMERS = {
     "WandbCallback": "wandb",
 }
 
+# The events for which Keras, Lightning, fastai and transformers have other names.
+NAMES_ELSEWHERE = {
+    "on_batch_begin": "on_train_step_start",
+    "on_batch_end": "on_train_step_end",
+    "on_batch_start": "on_train_step_start",
+    "on_epoch_begin": "on_train_epoch_start",
+    "on_epoch_end": "on_training_run_epoch_end",
+    "on_epoch_start": "on_train_epoch_start",
+    "on_evaluate": "on_eval_epoch_end",
+    "on_fit_end": "on_training_run_end",
+    "on_fit_start": "on_training_run_start",
+    "on_log": "on_training_run_epoch_end",
+    "on_step_begin": "on_train_step_start",
+    "on_step_end": "on_train_step_end",
+    "on_test_end": "on_evaluation_run_end",
+    "on_test_start": "on_evaluation_run_start",
+    "on_train_batch_begin": "on_train_step_start",
+    "on_train_batch_end": "on_train_step_end",
+    "on_train_batch_start": "on_train_step_start",
+    "on_train_begin": "on_training_run_start",
+    "on_train_end": "on_training_run_end",
+    "on_train_start": "on_training_run_start",
+    "on_validation_batch_end": "on_eval_step_end",
+    "on_validation_end": "on_eval_epoch_end",
+    "on_validation_epoch_end": "on_eval_epoch_end",
+    "on_validation_epoch_start": "on_eval_epoch_start",
+}
+
 
 class EventHandler:
     """Holds callbacks in the order given, and finds the methods that act at an event. Subclasses call these methods.
@@ -91,7 +119,9 @@ class EventHandler:
         """The methods of `callback` that no event will call, each with a hint at the event that was probably meant."""
         for name in dir(type(callback)):
             if name.startswith("on_") and name not in self._known_events and callable(getattr(type(callback), name)):
+                elsewhere = NAMES_ELSEWHERE.get(name)
                 close = difflib.get_close_matches(name, self._known_events, n=1, cutoff=cutoff)
+                close = [elsewhere] if elsewhere in self._known_events else close
                 yield name, f" Did you mean {close[0]!r}?" if close else ""
 
 

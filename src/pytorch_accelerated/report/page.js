@@ -265,7 +265,7 @@ function drawPanel(panel, range, holder) {
     const isSmoothed = line.isFine && !["rates", "memory"].includes(panel.key) && settings.smoothing > 0 && line.updates.length > 3;
     if (isSmoothed) {
       if (!isComparison) {
-        lines.push({ line, isRaw: true, style: { label: `${line.label}, as read`, stroke: `${stroke}40`, width: 1, spanGaps: true, points: { show: false } } });
+        lines.push({ line, isRaw: true, style: { label: `${line.label}, as read`, stroke: `${stroke}66`, width: 1, spanGaps: true, points: { show: false } } });
         tables.push([xs, shown]);
       }
       lines.push({ line, style: { label: line.label, stroke, width: 2, spanGaps: true, points: { show: false } } });
@@ -376,8 +376,9 @@ const named = (run, r) => h("span", {}, h("span", { class: "key", style: `backgr
 
 // ------------------------------------------------------------------------------------------------ classes and samples
 
+// At most 0.7, so that the contrast of the text is above 5 to 1 at every shade, in light and in dark.
 function heatStyle(share) {
-  return share > 0 ? `background: rgba(var(--heat), ${(0.1 + 0.9 * share).toFixed(3)});${share > 0.5 ? " color: var(--card);" : ""}` : "";
+  return share > 0 ? `background: rgba(var(--heat), ${(0.1 + 0.6 * share).toFixed(3)});` : "";
 }
 
 function classes(found, of) {
