@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
 
 from pytorch_accelerated.compat.accelerate import forget_prepared
 from pytorch_accelerated.models.compiling import compile_in_place
@@ -57,6 +59,8 @@ class PreparedModel:
         self.model = model
         self.optimizer = optimizer
         is_cut = has_shards(model)
+        self._is_passed_by = False
+        self._hook: RemovableHandle | None = None
         self.has_plain_backward = accelerator.scaler is None and (is_replicated(accelerator) or is_cut)
         if not isinstance(model, nn.Module):
             return
@@ -76,6 +80,29 @@ class PreparedModel:
             self.model, self.optimizer = hand_over(accelerator, model, optimizer)
         else:
             self.model, self.optimizer = accelerator.prepare(model, optimizer)
+        if for_training and isinstance(self.model, DistributedDataParallel):
+            self._is_passed_by = True
+            self._hook = self.model.register_forward_pre_hook(self._note_call)
+
+    def complaint(self) -> str:
+        """What to warn about after a training epoch: once, if only parts of the model were called in it; else ""."""
+        if not self._is_passed_by:
+            return ""
+        self._forget_calls()
+        return (
+            "In this epoch `self.model` was never called, only the model inside it, or its parts: gradients are "
+            "exchanged between processes by `self.model(...)` alone, so each process trains a model of its own. Call "
+            "it in `calculate_train_batch_loss`, and let the model's `forward` do what needs a part of it."
+        )
+
+    def _note_call(self, *_: Any) -> None:
+        self._forget_calls()
+
+    def _forget_calls(self) -> None:
+        self._is_passed_by = False
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
 
     def accumulating(self) -> contextlib.AbstractContextManager[Any]:
         """Context for a batch after which the ranks need not exchange gradients yet."""
@@ -89,6 +116,7 @@ class PreparedModel:
         Args:
             model: the trainer's current model. If a callback has replaced it for good, the replacement is kept.
         """
+        self._forget_calls()
         if isinstance(self.optimizer, EngineOptimizer):
             self.optimizer.release()
         bare = getattr(self._bare_model, "__dict__", {})

@@ -404,6 +404,8 @@ class Run:
         """
         if self.hooks.run_state.updates_in_epoch == 0:
             self.refuse_empty_epoch(loader)
+        if self._prepared is not None and (complaint := self._prepared.complaint()):
+            warn_user(self.ranks, complaint)
         self.hooks.run_history.add_timing(self.epoch_clock.read())
         self.reports.mark_rest(self.parameter_groups)
         self.losses.read()
