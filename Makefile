@@ -1,28 +1,32 @@
 # The two commands: `make demo` and `make test`. Both need only Python 3.10 or newer and make, and make what is missing.
 # Another Python: make demo PYTHON=/path/to/python3.12
+# Another torch than that of constraints.txt, in a new environment: make clean, then make tests TORCH='==2.10.*', or
+# TORCH='>=2.10' for the newest.
 
 PYTHON ?= python3
+TORCH ?=
 TEST_PROCESSES ?= 2
 
 VENV := .venv
 VENV_PYTHON := $(VENV)/bin/python
-PIP_INSTALL := $(VENV_PYTHON) -m pip install --disable-pip-version-check --constraint constraints.txt
+CONSTRAINTS := $(if $(TORCH),$(VENV)/constraints.txt,constraints.txt)
+PIP_INSTALL := $(VENV_PYTHON) -m pip install --disable-pip-version-check --constraint $(CONSTRAINTS)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check docs docs-links bench chaos differential public-scripts house versions notebooks clean
+.PHONY: help demo test tests check docs docs-links bench chaos differential public-scripts versions notebooks clean
 .NOTPARALLEL:  # there is one environment to install into
 
 help:
 	@echo "make demo    train on scikit-learn's digits, evaluate, predict, save, plot"
 	@echo "make test    lint, types, and the whole test suite"
 	@echo "make check   lint and types only"
+	@echo "make tests   the test suite only"
 	@echo "make docs    the documentation, as a site in docs/_build/html"
 	@echo "make docs-links   asks the network whether the pages that the documentation links to exist"
 	@echo "make bench   the benchmarks"
 	@echo "make chaos   kills, crashes, damage and signals, in the size that a release must stand"
-	@echo "make differential   the same scripts with the reference package and with this one; writes what differs"
+	@echo "make differential   the same scripts with the reference package and with this one; records and writes what differs"
 	@echo "make public-scripts   the reference's examples with both; writes a table"
-	@echo "make house   counts how well the code keeps the rules of its layout; writes a table"
 	@echo "make versions   runs a part of the tests with the oldest supported dependencies; writes a table"
 	@echo "make notebooks   runs the tutorials in docs/tutorials, and stores their outputs in them"
 	@echo "make clean   remove the environment ($(VENV))"
@@ -30,7 +34,9 @@ help:
 demo: $(VENV)/.demo
 	@$(VENV_PYTHON) examples/train_digits.py
 
-test: check $(VENV)/.reference
+test: check tests
+
+tests: $(VENV)/.dev
 	@$(VENV_PYTHON) -m pytest --numprocesses $(TEST_PROCESSES)
 
 check: $(VENV)/.dev
@@ -55,9 +61,6 @@ differential: $(VENV)/.reference
 
 public-scripts: $(VENV)/.public-scripts
 	@$(VENV_PYTHON) scripts/public_scripts.py
-
-house: $(VENV)/.dev
-	@$(VENV_PYTHON) scripts/house.py
 
 versions: $(VENV)/.dev
 	@$(VENV_PYTHON) scripts/versions.py
@@ -85,12 +88,13 @@ $(VENV)/.created:
 # Alone and first: what comes later only asks for "torch", and is content with the build that is already there.
 $(VENV)/.torch: $(VENV)/.created constraints.txt
 	@echo "Installing torch: some minutes the first time, nothing after that."
+	@$(if $(TORCH),sed '/^torch.*==/d' constraints.txt > $(CONSTRAINTS) && echo 'torch$(TORCH)' >> $(CONSTRAINTS))
 	@$(PIP_INSTALL) torch
 	@touch $@
 
-# Without its dependencies, which include torch again; the extras bring the others.
+# The extras ask for it too, but not for this one.
 $(VENV)/.torchvision: $(VENV)/.torch
-	@$(PIP_INSTALL) -qq --no-deps torchvision
+	@$(PIP_INSTALL) -qq torchvision
 	@touch $@
 
 $(VENV)/.demo $(VENV)/.bench: $(VENV)/.torch pyproject.toml

@@ -1,6 +1,6 @@
 """The work of each process in the case `ddp`, under torch.distributed.run.
 
-Arguments: samples of the short run, samples of the long run, rounds, and the file to write.
+Arguments: the kind of data, samples of the short run, samples of the long run, rounds, and the file to write.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from benchmarks.data import ReadyBatches
 from benchmarks.measuring import measure_steps
-from benchmarks.ways import Ours, RawLoop
+from benchmarks.ways import Ours, RawLoop, Way
 from benchmarks.work import Feed, Job, Parts
 
 
@@ -79,19 +79,19 @@ class OursOnReadyBatches(Ours):
 class OursInOrder(Ours):
     """This library, which loads; each update has the same samples as in the hand-written loop."""
 
-    library = "ours, data in memory"
+    library = "ours, with loading"
 
     def _loader_kwargs(self, feed: Feed) -> dict[str, Any]:
         return {**super()._loader_kwargs(feed), "shuffle": False}
 
 
 def main() -> None:
-    short_samples, long_samples, repeats, file = sys.argv[1:]
+    kind, short_samples, long_samples, repeats, file = sys.argv[1:]
     dist.init_process_group("gloo")
-    short, long = (Job(samples=int(size), kind="tensors") for size in (short_samples, long_samples))
-    by_hand = [RawDDPLoop(), RawDDPLoopWithLoader(), AccelerateByHandOnRanks()]
-    ours = [OursOnReadyBatches(), OursOnReadyBatches(is_lean=False), OursInOrder(), OursInOrder(is_lean=False)]
-    ways = [*by_hand, *ours]
+    short, long = (Job(samples=int(size), kind=kind) for size in (short_samples, long_samples))
+    ways: list[Way] = [RawDDPLoopWithLoader(), OursInOrder(), OursInOrder(is_lean=False)]
+    if kind == "tensors":
+        ways += [RawDDPLoop(), AccelerateByHandOnRanks(), OursOnReadyBatches(), OursOnReadyBatches(is_lean=False)]
     measured = measure_steps(
         ways,
         short,

@@ -7,8 +7,9 @@ The first line of a Chinese page names the English page, and a digest of its tex
 
     <!-- translation of docs/start.md: 0123456789abcdef -->
 
-A test fails where the English page has changed since. Carry the change over, then run this script: it compares the
-headings, code, links, names in backquotes and rows of tables of the two, and writes the new digest if they agree.
+Before a release, carry over what has changed in the English pages since (`git log -p docs/start.md` shows it), then run
+this script: it compares the headings, code, links, names in backquotes and rows of tables of the two, and writes the
+new digest if they agree.
 """
 
 from __future__ import annotations

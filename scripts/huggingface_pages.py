@@ -1,16 +1,15 @@
-"""Writes the pages about the Hugging Face API that follow from code: its arguments, and what its tests show.
+"""Writes the page about the arguments of the Hugging Face API, which follows from the code.
 
     python scripts/huggingface_pages.py
 
-A test fails where a page is not up to date.
+A test fails where it is not up to date.
 """
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -20,8 +19,6 @@ from pytorch_accelerated.huggingface import Seq2SeqTrainingArguments, TrainingAr
 from pytorch_accelerated.huggingface.arguments.argument import Argument, arguments_of  # noqa: E402
 
 ARGUMENTS_PAGE = ROOT / "docs" / "reference" / "huggingface_arguments.md"
-FACTS_PAGE = ROOT / "tests" / "huggingface" / "facts.md"
-TESTS = ROOT / "tests" / "huggingface"
 
 _ARGUMENTS_HEAD = """\
 # The arguments of the Hugging Face API
@@ -35,6 +32,98 @@ and callbacks come from `pytorch_accelerated.callbacks`.
 
 ## Supported arguments
 """
+# The equivalents for the native Trainer.
+_LOGS = "the run history has everything; `on_train_epoch_end` or a logging callback decides what is shown"
+_DDP = "`Trainer(accelerator=Accelerator(kwargs_handlers=[DistributedDataParallelKwargs(...)]))`"
+_NATIVE = {
+    "output_dir": "`SaveTrainingStateCallback(save_dir)`",
+    "do_train": "your script",
+    "do_eval": "your script",
+    "do_predict": "your script",
+    "resume_from_checkpoint": "`train(resume_from=...)`",
+    "per_device_train_batch_size": "`train(per_device_batch_size=8)`",
+    "per_device_eval_batch_size": "`train(eval_per_device_batch_size=8)`",
+    "gradient_accumulation_steps": "`train(gradient_accumulation_steps=1)`",
+    "num_train_epochs": "`train(num_epochs=3)`, whole ones",
+    "max_steps": "`train(max_num_train_steps=...)`",
+    "auto_find_batch_size": "`train(split_on_oom=True)`, with the same updates",
+    "seed": "`set_seed(42)` first, or `Trainer(seed=42)`",
+    "data_seed": "`Trainer(seed=42)`",
+    "full_determinism": "torch's own settings, in your script",
+    "learning_rate": "the optimizer that you make",
+    "optim": "the optimizer that you make",
+    "optim_args": "the optimizer that you make",
+    "weight_decay": "the optimizer that you make",
+    "adam_beta1": "the optimizer that you make",
+    "adam_beta2": "the optimizer that you make",
+    "adam_epsilon": "the optimizer that you make",
+    "max_grad_norm": "`train(gradient_clip_norm=1.0)`",
+    "lr_scheduler_type": "`train(create_scheduler_fn=...)`",
+    "lr_scheduler_kwargs": "arguments of `create_scheduler_fn()`",
+    "warmup_steps": "arguments of `create_scheduler_fn()`",
+    "label_smoothing_factor": "`CrossEntropyLoss(label_smoothing=...)`",
+    "average_tokens_across_devices": "always: see `count_batch_items`",
+    "bf16": '`Trainer(mixed_precision="bf16")`',
+    "fp16": '`Trainer(mixed_precision="fp16")`',
+    "gradient_checkpointing": "the model's own method, called before",
+    "gradient_checkpointing_kwargs": "the model's own method, called before",
+    "torch_compile": "`Trainer(compile_model=True)`",
+    "torch_compile_backend": '`Trainer(compile_model={"backend": ...})`',
+    "torch_compile_mode": '`Trainer(compile_model={"mode": ...})`',
+    "use_cpu": "`Trainer(accelerator=Accelerator(cpu=True))`",
+    "remove_unused_columns": "the `collate_fn` yields what the model takes",
+    "label_names": "the loss function gets them",
+    "train_sampling_strategy": '`train(train_dataloader_kwargs={"sampler": ...})`',
+    "length_column_name": '`train(train_dataloader_kwargs={"sampler": ...})`',
+    "dataloader_drop_last": '`train(train_dataloader_kwargs={"drop_last": True})`',
+    "dataloader_num_workers": "`train(train_dataloader_kwargs=..., eval_dataloader_kwargs=...)`",
+    "dataloader_pin_memory": "`train(train_dataloader_kwargs=..., eval_dataloader_kwargs=...)`",
+    "dataloader_persistent_workers": "`train(train_dataloader_kwargs=..., eval_dataloader_kwargs=...)`",
+    "dataloader_prefetch_factor": "`train(train_dataloader_kwargs=..., eval_dataloader_kwargs=...)`",
+    "dataloader_multiprocessing_context": "`train(train_dataloader_kwargs=..., eval_dataloader_kwargs=...)`",
+    "ignore_data_skip": "none: a run resumes where it stopped",
+    "logging_strategy": _LOGS,
+    "logging_steps": _LOGS,
+    "logging_first_step": _LOGS,
+    "logging_nan_inf_filter": '`train(nonfinite_policy="skip")` skips the update',
+    "logging_dir": "`TrackerCallback(folder=...)`",
+    "report_to": "`TrackerCallback`, `CSVLoggerCallback` or `JSONLoggerCallback`",
+    "run_name": "`TrackerCallback(run_name=...)`",
+    "disable_tqdm": "`Trainer(callbacks=...)` without `ProgressBarCallback`",
+    "log_level": "`logging`",
+    "log_level_replica": "`logging`",
+    "log_on_each_node": "none: only the first process of all logs",
+    "include_num_input_tokens_seen": "a callback's `on_train_step_end`",
+    "skip_memory_metrics": "`ProfilerCallback`",
+    "eval_strategy": "every epoch, if there is an `eval_dataset`; `StepBasedEvaluationCallback`",
+    "eval_steps": "`StepBasedEvaluationCallback`",
+    "eval_delay": "`request_evaluation()` in a callback",
+    "eval_on_start": "`trainer.evaluate(...)` before `train`",
+    "eval_accumulation_steps": "as it is",
+    "eval_do_concat_batches": "`predict` returns rows joined",
+    "prediction_loss_only": "`evaluate` computes losses, `predict` predictions",
+    "include_for_metrics": "`MetricsCallback`, or your own callback with `on_eval_step_end`",
+    "batch_eval_metrics": "`MetricsCallback`, or your own callback with `on_eval_step_end`",
+    "save_strategy": "`SaveTrainingStateCallback(save_every_n_epochs=1)`",
+    "save_steps": "`SaveTrainingStateCallback`",
+    "save_total_limit": "`SaveTrainingStateCallback`",
+    "save_only_model": "`SaveBestModelCallback(save_optimizer=False)`",
+    "load_best_model_at_end": "`SaveBestModelCallback`",
+    "metric_for_best_model": "`SaveBestModelCallback(watch_metric=...)`",
+    "greater_is_better": "`SaveBestModelCallback`",
+    "restore_callback_states_from_checkpoint": "always: `state_dict` of callbacks",
+    "ddp_backend": "`Trainer(accelerator=Accelerator(kwargs_handlers=[InitProcessGroupKwargs(...)]))`",
+    "ddp_timeout": "`Trainer(accelerator=Accelerator(kwargs_handlers=[InitProcessGroupKwargs(...)]))`",
+    "ddp_find_unused_parameters": _DDP,
+    "ddp_bucket_cap_mb": _DDP,
+    "ddp_broadcast_buffers": _DDP,
+    "ddp_static_graph": _DDP,
+    "accelerator_config": "always: every row is used exactly once",
+    "fsdp": "torch's `fully_shard(model)`",
+    "fsdp_config": "arguments of `fully_shard`",
+    "deepspeed": "none",
+    "project": "`TrackerCallback(project=...)`",
+}
 _SEQ2SEQ_HEAD = """\
 
 ## Further arguments of Seq2SeqTrainingArguments
@@ -46,27 +135,15 @@ _UNSUPPORTED_HEAD = """\
 Arguments of `transformers` 5.23, and of older versions that scripts may still use. Scripts may give them the values
 that ask for nothing; reading an argument that was left out returns the first of these.
 """
-_FACTS_HEAD = """\
-# What the tests show about the Hugging Face API
-
-Written by `scripts/huggingface_pages.py` from the markers `fact` of the tests in `tests/huggingface`.
-"""
-
-
-@dataclasses.dataclass(frozen=True)
-class Fact:
-    """What a test shows: a section, a sentence, and the test's place."""
-
-    section: str
-    sentence: str
-    test: str
 
 
 def arguments_page() -> str:
     """Every argument, with its meaning or the reason why it is unsupported."""
     common, of_seq2seq = (arguments_of(kind) for kind in (TrainingArguments, Seq2SeqTrainingArguments))
     help_of = {field.name: field.metadata["help"] for field in dataclasses.fields(Seq2SeqTrainingArguments)}
-    columns = {name: (f"`{name}`", _default(one), help_of[name], one.native) for name, one in of_seq2seq.items()}
+    columns = {
+        name: (f"`{name}`", _default(one), help_of[name], _native(name, one)) for name, one in of_seq2seq.items()
+    }
     unsupported = [
         (f"`{name}`", ", ".join(f"`{value!r}`" for value in (one.default, *one.also)), one.why_unsupported)
         for name, one in common.items()
@@ -91,41 +168,8 @@ def arguments_page() -> str:
     )
 
 
-def facts_page() -> str:
-    """Every fact, with the tests that show it."""
-    tests_of: dict[str, dict[str, list[str]]] = {}
-    for fact in sorted(facts(TESTS), key=lambda fact: (fact.section, fact.sentence, fact.test)):
-        tests_of.setdefault(fact.section, {}).setdefault(fact.sentence, []).append(fact.test)
-    lines = [_FACTS_HEAD]
-    for section, tests_of_sentence in tests_of.items():
-        lines += [f"## {section}", ""]
-        for sentence, tests in tests_of_sentence.items():
-            lines += [f"- {sentence}", *(f"  `{test}`" for test in tests)]
-        lines.append("")
-    return "\n".join(lines)
-
-
-def facts(folder: Path) -> Iterator[Fact]:
-    """The facts that the tests in `folder` are marked with, as ``section: sentence``.
-
-    Raises:
-        ValueError: if a marker has no such text.
-    """
-    for file in sorted(folder.glob("test_*.py")):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if not isinstance(node, ast.FunctionDef):
-                continue
-            for decorator in node.decorator_list:
-                if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "pytest.mark.fact":
-                    yield _fact(decorator, f"{file.name}::{node.name}")
-
-
-def _fact(marker: ast.Call, test: str) -> Fact:
-    arguments = [argument.value for argument in marker.args if isinstance(argument, ast.Constant)]
-    section, colon, sentence = str(arguments[0] if len(arguments) == 1 else "").partition(": ")
-    if not (section and colon and sentence):
-        raise ValueError(f"{test} is marked with {ast.unparse(marker)}: give one text such as 'Section: a sentence'.")
-    return Fact(section, sentence, test)
+def _native(name: str, argument: Argument) -> str:
+    return "" if argument.same_as else _NATIVE.get(name, "")
 
 
 def _default(argument: Argument) -> str:
@@ -138,4 +182,3 @@ def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str
 
 if __name__ == "__main__":
     ARGUMENTS_PAGE.write_text(arguments_page(), encoding="utf-8")
-    FACTS_PAGE.write_text(facts_page(), encoding="utf-8")

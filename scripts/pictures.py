@@ -1,9 +1,9 @@
-"""Make the pictures in docs/images again: terminals, a notebook, reports, plots.
+"""Make the pictures in docs/images again: a terminal, reports, plots.
 
-    python scripts/pictures.py              all of them, in about two minutes
-    python scripts/pictures.py notebook     one group: terminals, notebook, reports or plots
+    python scripts/pictures.py              all of them, in about a minute
+    python scripts/pictures.py terminals    one group: terminals, reports or plots
 
-Everything shown is what the library itself printed, displayed or wrote while it trained on scikit-learn's digits. Needs
+Everything shown is what the library itself printed or wrote while it trained on scikit-learn's digits. Needs
 the packages of the extra `test`, and Chromium to draw pages (on Debian: apt install chromium).
 """
 
@@ -40,49 +40,6 @@ i { display: inline-block; width: 11px; height: 11px; border-radius: 50%; margin
 pre { margin: 0; padding: 8px 16px 16px; font: 14px/1.35 "DejaVu Sans Mono", monospace; width: COLUMNSch; }
 b { color: #8fd19e; font-weight: normal; } u { color: #7eaaf5; text-decoration: none; }
 </style><div><i></i><i></i><i></i></div><pre>TEXT</pre>"""
-
-NOTEBOOK_PAGE = """<!DOCTYPE html><style>
-body { margin: 0; padding: 14px 16px; background: #fff; color: #1b2130; font: 14px/1.4 system-ui, "DejaVu Sans"; }
-pre { font: 13px/1.4 "DejaVu Sans Mono", monospace; margin: 0; }
-.code { background: #f5f6f8; border: 1px solid #e1e4ea; border-radius: 3px; padding: 7px 10px; }
-.cell { display: grid; grid-template-columns: 58px 1fr; gap: 8px; margin-bottom: 8px; }
-.cell > :first-child { color: #7a8496; padding-top: 8px; }
-</style>
-<div class="cell"><pre>In [LABEL]:</pre><pre class="code">CODE</pre></div>
-<div class="cell"><pre></pre><div>OUTPUTS</div></div>"""
-
-NOTEBOOK_SETUP = """
-import torch
-from torch import nn
-from examples.train_digits import DigitsNet, load_datasets
-from pytorch_accelerated import Trainer, set_seed
-from pytorch_accelerated.callbacks import DEFAULT_CALLBACKS, MetricsCallback
-set_seed(0)
-train_set, eval_set, test_set = load_datasets()
-model = DigitsNet()
-
-def accuracy(predictions, targets):
-    return (predictions.argmax(dim=1) == targets).float().mean()
-"""
-
-NOTEBOOK_CELL = """
-trainer = Trainer(
-    model,
-    loss_func=nn.CrossEntropyLoss(),
-    optimizer=torch.optim.AdamW(model.parameters(), lr=1e-3),
-    callbacks=[MetricsCallback({"accuracy": accuracy}), *DEFAULT_CALLBACKS],
-)
-history = trainer.train(train_set, num_epochs=6, eval_dataset=eval_set, per_device_batch_size=32)
-"""
-
-SUMMARY = """
-from examples.train_digits import DigitsNet, load_datasets
-import torch
-from pytorch_accelerated import Trainer
-model = DigitsNet()
-trainer = Trainer(model, torch.nn.CrossEntropyLoss(), torch.optim.AdamW(model.parameters(), lr=1e-3))
-print(trainer.summary(load_datasets()[0], per_device_batch_size=32))
-"""
 
 PLOTS = """
 import sys
@@ -135,14 +92,14 @@ def screen_of(received: str) -> list[str]:
     return "\n".join(line.rstrip() for line in lines).rstrip().splitlines()
 
 
-def in_terminal(command: list[str], columns: int) -> list[list[str]]:
-    """The screens of a terminal while it runs Python with `command`, one for each change."""
+def in_terminal(command: list[str], columns: int) -> list[str]:
+    """What a terminal shows when Python with `command` has ended."""
     process, reading = pty.fork()
     if process == 0:
         os.chdir(REPOSITORY)
         os.execve(sys.executable, [sys.executable, *command], {**ENVIRONMENT, "TERM": "xterm"})
     ioctl(reading, termios.TIOCSWINSZ, struct.pack("HHHH", 60, columns, 0, 0))
-    received, screens = b"", [[""]]
+    received = b""
     while True:
         select.select([reading], [], [])
         try:
@@ -151,9 +108,8 @@ def in_terminal(command: list[str], columns: int) -> list[list[str]]:
             chunk = b""
         if not chunk:
             os.waitpid(process, 0)
-            return screens
+            return screen_of(received.decode(errors="ignore"))
         received += chunk
-        screens.append(screen_of(received.decode(errors="ignore")))
 
 
 def screenshot(page: str | Path, name: str, width: int, *, height: int | None = None, fragment: str = "") -> None:
@@ -193,90 +149,19 @@ def terminal_picture(lines: list[str], name: str, columns: int) -> None:
 
 
 def terminals(folder: Path) -> None:
-    """An example in terminals of three widths and in a log file, and a summary of its model."""
-    for columns in (120, 80, 60):
-        command = [EXAMPLE, "--num-epochs", "6", "--output-dir", "outputs/digits"]
-        screens = in_terminal(command, columns)
-        if columns == 80:
-            chosen = screens[-1]
-        else:  # while it runs: the widest bar of the last epoch but one
-            running = [screen for screen in screens if screen[-1].startswith("epoch 5/6") and "loss" in screen[-1]]
-            chosen = running[-1] if running else screens[-1]
-        terminal_picture(
-            [f"$ python {EXAMPLE}", *chosen], "terminal" if columns == 80 else f"terminal-{columns}", columns
-        )
-    log = subprocess.run(
-        [sys.executable, EXAMPLE, "--num-epochs", "3"],
-        cwd=REPOSITORY,
-        env=ENVIRONMENT,
-        text=True,
-        check=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
-    lines = log.stdout.splitlines()
-    until = next(number for number, line in enumerate(lines) if line.startswith("Held-out"))
-    terminal_picture([f"$ python {EXAMPLE} > train.log; cat train.log", *lines[: until + 1]], "log", 100)
-    summary = in_terminal(["-c", SUMMARY], 100)[-1]
-    terminal_picture([">>> trainer.summary(train_set, per_device_batch_size=32)", *summary], "summary", 100)
-
-
-def notebook(folder: Path) -> None:
-    """A cell of a notebook while it runs, and as it is saved."""
-    import nbclient
-    import nbformat
-
-    pages: list[str] = []
-
-    class Watching(nbclient.NotebookClient):  # type: ignore[misc]
-        def process_message(self, message: Any, cell: Any, cell_index: int) -> Any:
-            if message["msg_type"] in ("display_data", "update_display_data"):
-                pages.append(message["content"]["data"].get("text/html", ""))
-            return super().process_message(message, cell, cell_index)
-
-    cells = [nbformat.v4.new_code_cell(code.strip()) for code in (NOTEBOOK_SETUP, NOTEBOOK_CELL)]
-    os.environ.update(PYTHONPATH=ENVIRONMENT["PYTHONPATH"])
-    client = Watching(nbformat.v4.new_notebook(cells=cells), timeout=300, kernel_name="python3")
-    client.execute(cwd=str(REPOSITORY))
-    printed = [line for output in cells[1].outputs for line in output.get("text", "").splitlines()]
-    running = [page for page in pages if re.search(r"epoch 5/6.*\d left", re.sub("<[^>]*>", " ", page))]
-    for name, label, page, lines in (
-        ("notebook-running", "*", running[len(running) // 2] if running else pages[-2], printed[:1]),
-        ("notebook", "2", pages[-1], printed),
-    ):
-        first, rest = (f"<pre>{html.escape(chr(10).join(part))}</pre>" for part in (lines[:1], lines[1:]))
-        outputs = f"{first}{page}{rest}"
-        code = html.escape(NOTEBOOK_CELL.strip())
-        whole = NOTEBOOK_PAGE.replace("LABEL", label).replace("CODE", code).replace("OUTPUTS", outputs)
-        screenshot(whole, name, 900)
+    """An example in a terminal."""
+    screen = in_terminal([EXAMPLE, "--num-epochs", "6", "--output-dir", "outputs/digits"], 80)
+    terminal_picture([f"$ python {EXAMPLE}", *screen], "terminal", 80)
 
 
 def reports(folder: Path) -> None:
-    """The report of the example in light, dark and narrow, and a comparison of three runs."""
-    runs = []
-    for epochs, name in ((10, "ten epochs"), (4, "four epochs")):
-        place = folder / name
-        command = [sys.executable, EXAMPLE, "--num-epochs", str(epochs), "--output-dir", str(place)]
-        subprocess.run(command, cwd=REPOSITORY, env=ENVIRONMENT, check=True, stdout=subprocess.DEVNULL)
-        page = place / "report.html"
-        page.write_text(page.read_text().replace(str(folder), "outputs"))
-        runs.append(page)
-    screenshot(runs[0], "report", 1100, height=1050, fragment="#light")
-    screenshot(runs[0], "report-dark", 1100, height=1050, fragment="#dark")
-    screenshot(runs[0], "report-phone", 500, height=1000, fragment="#light")
-    command = [
-        sys.executable,
-        "-m",
-        "pytorch_accelerated",
-        "compare",
-        *map(str, runs),
-        "--output",
-        str(folder / "compare.html"),
-    ]
+    """The report of the example, light and dark."""
+    command = [sys.executable, EXAMPLE, "--num-epochs", "10", "--output-dir", str(folder)]
     subprocess.run(command, cwd=REPOSITORY, env=ENVIRONMENT, check=True, stdout=subprocess.DEVNULL)
-    page = folder / "compare.html"
+    page = folder / "report.html"
     page.write_text(page.read_text().replace(str(folder), "outputs"))
-    screenshot(page, "compare", 1100, height=1000, fragment="#light")
+    screenshot(page, "report", 1100, height=1050, fragment="#light")
+    screenshot(page, "report-dark", 1100, height=1050, fragment="#dark")
 
 
 def plots(folder: Path) -> None:
@@ -292,7 +177,7 @@ def plots(folder: Path) -> None:
         save(Image.open(folder / f"{name}.png"), name)
 
 
-GROUPS: tuple[Callable[[Path], None], ...] = (terminals, notebook, reports, plots)
+GROUPS: tuple[Callable[[Path], None], ...] = (terminals, reports, plots)
 
 if __name__ == "__main__":
     unknown = set(sys.argv[1:]) - {group.__name__ for group in GROUPS}

@@ -1,12 +1,12 @@
 """Runs a part of the tests with other versions than those of `constraints.txt`, and writes what came of it.
 
-    make versions                             # the oldest supported version of one dependency after the other
+    make versions                             # the oldest of each dependency, one at a time; the newest torch, too
     python scripts/versions.py numpy tqdm     # of these only
     python scripts/versions.py --environment  # what is installed beside this Python
 
 The first and the last write to benchmarks/results/versions.md. An exchanged version gets a folder of its own, first on
-the path. torch is never exchanged: it is large. For another Python or torch, make an environment, install torch and
-`.[test]` in it, and let its Python run the last command.
+the path; torch, with the torchvision that fits, an environment that sees all other packages of this one. For another
+Python, make an environment, install `.[test]` in it, and let its Python run the last command.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ import platform
 import re
 import subprocess
 import sys
+import sysconfig
 import tempfile
+import venv
 from importlib.metadata import version
 from pathlib import Path
 
@@ -30,7 +32,7 @@ SHOWN = ("torch", "accelerate", "numpy")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("packages", nargs="*", metavar="PACKAGE", help="dependencies; default: all but torch")
+    parser.add_argument("packages", nargs="*", metavar="PACKAGE", help="dependencies; default: all")
     parser.add_argument("--environment", action="store_true", help="run the tests with what is installed")
     arguments = parser.parse_args()
     if arguments.environment:
@@ -42,13 +44,20 @@ def main() -> None:
         return
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     (block,) = re.findall(r"^dependencies = \[\n(.*?)^\]", text, re.MULTILINE | re.DOTALL)
-    oldest = {name: bound for name, bound in re.findall(r'"([\w-]+)>=([\d.]+)"', block) if name != "torch"}
+    oldest = dict(re.findall(r'"([\w-]+)>=([\d.]+)"', block))
     asked = arguments.packages or oldest
     with_ = f"{platform.python_version()} | {version('torch')}"
-    rows = [f"| {name} | {oldest[name]} | {with_} | {outcome_with(name, oldest[name])} |" for name in asked]
+    rows = [
+        f"| {name} | {oldest[name]} | {with_} | {outcome_with(name, oldest[name])} |"
+        for name in asked
+        if name != "torch"
+    ]
     print("\n".join(rows))
     if not arguments.packages:
         write(rows, rows_of_page()[1])
+    if "torch" in asked:
+        for requirement in (f"torch=={oldest['torch']}.*", "torch"):
+            add_row_of_torch(requirement)
 
 
 def outcome_with(name: str, bound: str) -> str:
@@ -57,6 +66,17 @@ def outcome_with(name: str, bound: str) -> str:
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", folder]
         subprocess.run([*pip, f"{name}=={bound}"], check=True)
         return outcome(TESTS, folder)
+
+
+def add_row_of_torch(requirement: str) -> None:
+    """Run the tests with another torch, in an environment of its own: what needs this one too comes with it."""
+    with tempfile.TemporaryDirectory() as folder:
+        venv.create(folder, with_pip=True)
+        (packages,) = Path(folder).glob("lib/python*/site-packages")
+        (packages / "others.pth").write_text(sysconfig.get_path("purelib"), encoding="utf-8")
+        python = str(Path(folder, "bin", "python"))
+        subprocess.run([python, "-m", "pip", "install", "--quiet", "--upgrade", requirement, "torchvision"], check=True)
+        subprocess.run([python, __file__, "--environment"], check=True)
 
 
 def outcome(tests: list[str], *folders: str) -> str:

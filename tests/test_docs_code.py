@@ -43,10 +43,6 @@ def test_the_code_of_a_page_runs_as_it_stands(page: Path, tmp_path: Path) -> Non
     assert SHOWN.get(name_of(page), "") in output.stdout
 
 
-def test_pages_that_show_something_exist() -> None:
-    assert set(SHOWN) <= set(map(name_of, PAGES))
-
-
 def test_the_blocks_of_a_page_are_found() -> None:
     text = (
         "# Page\n\n```python\na = 1\n```\n\n<!-- file: train.py -->\n```python\nprint(1)\n```\n\n- item\n\n"
@@ -59,25 +55,3 @@ def test_the_blocks_of_a_page_are_found() -> None:
         Block("bash", "srun x\n  y\n", 15, None, "needs Slurm"),
         Block("text", "```\nout\n", 24, None, None),
     ]
-
-
-def test_a_page_is_one_script_with_its_files_and_commands(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text(
-        "```python\na = 1\n```\n\n<!-- file: told.py -->\n```python\nprint('told')\n```\n\n"
-        "```bash\npython told.py > told.txt\n```\n\n```python\nprint(a, open('told.txt').read())\n```\n"
-    )
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    script = script_of(page)
-    assert script is not None
-    assert run_forked(script, cwd=tmp_path, env={"PATH": path}).stdout == "1 told\n\n"
-    page.write_text("```bash\nfalse\n```\n")
-    with pytest.raises(AssertionError, match="non-zero exit status 1"):
-        run_forked(script_of(page) or "", cwd=tmp_path, env={"PATH": path})
-
-
-def test_a_block_in_an_unknown_language_is_an_error(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("text\n\n```pyton\na = 1\n```\n")
-    with pytest.raises(ValueError, match="line 3: a block of 'pyton'"):
-        script_of(page)

@@ -13,7 +13,6 @@ import pytest
 from packaging.requirements import Requirement
 
 import pytorch_accelerated
-from scripts.long_description import with_absolute_links
 from tests.support.processes import REPOSITORY
 
 PACKAGE = "pytorch_accelerated"
@@ -85,15 +84,6 @@ def test_the_description_has_no_relative_link(built: Path) -> None:
     assert all(target.startswith(("https://", "#")) for pair in targets for target in pair if target)
 
 
-def test_links_of_the_description_are_absolute_once_the_repository_has_an_address() -> None:
-    page = "[a\nb](docs/a.md#c) ![p](p.png) [out](https://example.org) [here](#here)\n```python\nx[0](y)\n```\n"
-    host = "https://example.org/owner/name"
-    assert with_absolute_links(page, host) == page.replace("(docs", f"({host}/blob/main/docs").replace(
-        "(p.png", f"({host}/raw/main/p.png"
-    )
-    assert with_absolute_links(page, None) == page.replace("[a\nb](docs/a.md#c)", "a\nb").replace("![p](p.png)", "")
-
-
 def test_the_source_distribution_builds_the_same_wheel(built: Path, tmp_path: Path) -> None:
     (source,), (wheel,) = built.glob("*.tar.gz"), built.glob("*.whl")
     with tarfile.open(source) as archive:
@@ -104,7 +94,7 @@ def test_the_source_distribution_builds_the_same_wheel(built: Path, tmp_path: Pa
 
 
 @pytest.mark.processes
-def test_a_new_environment_with_the_hard_dependencies_alone_trains_and_names_missing_extras(
+def test_a_new_environment_with_the_hard_dependencies_alone_trains_and_names_missing_packages(
     built: Path, tmp_path: Path
 ) -> None:
     python = environment_with_hard_dependencies(tmp_path / "environment")
@@ -116,22 +106,27 @@ def test_a_new_environment_with_the_hard_dependencies_alone_trains_and_names_mis
     file, version, messages = json.loads(printed)
     assert Path(file).is_relative_to(tmp_path / "environment")
     assert version == pytorch_accelerated.__version__
-    named = [re.findall(r"pytorch-accelerated\[(\w+)\]", message) for message in messages]
-    assert named == [["plot"], ["dataframe"]]
+    assert [message.partition("pip install ")[2] for message in messages] == ["matplotlib", "pandas"]
     assert "<html" in (tmp_path / "run.html").read_text(encoding="utf-8")
     assert "compare" in run(python, "-m", PACKAGE, "--help", folder=tmp_path)
 
 
-def test_extras_that_messages_name_exist_and_are_explained() -> None:
+def test_extras_are_explained() -> None:
     pyproject = (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
     section = pyproject.partition("[project.optional-dependencies]")[2].partition("\n[tool")[0]
     extras = set(re.findall(r"^(\w+) = \[", section, re.MULTILINE))
-    sources = (path.read_text(encoding="utf-8") for path in (REPOSITORY / "src").rglob("*.py"))
-    named = {extra for source in sources for extra in re.findall(r'extra="(\w+)"', source)}
-    assert named <= extras
     rows = re.findall(r"^\| (`.*?) \|", PAGES_ABOUT_EXTRAS.read_text(encoding="utf-8"), re.MULTILINE)
     explained = {extra for row in rows for extra in re.findall(r"`(\w+)`", row)}
-    assert explained == extras - {"demo", "bench", "examples", "test", "lint", "docs", "dev"}
+    assert explained == extras - {"demo", "bench", "downstream", "examples", "test", "lint", "docs", "dev"}
+
+
+def test_nothing_tells_to_install_this_package_by_a_name_that_is_not_its_own() -> None:
+    """An index knows another package by it: what installs this one is a clone or a wheel."""
+    folders = [REPOSITORY / name for name in ("docs", "examples", "src")]
+    files = [path for folder in folders for kind in ("ipynb", "md", "py") for path in folder.rglob(f"*.{kind}")]
+    told = re.compile(r"pip install.*\bpytorch[-_]accelerated\b(?!-\d)")
+    found = [str(path) for path in [*files, *REPOSITORY.glob("*.md")] if told.search(path.read_text(encoding="utf-8"))]
+    assert found == []
 
 
 def test_the_version_is_the_same_everywhere() -> None:

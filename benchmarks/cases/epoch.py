@@ -17,7 +17,7 @@ def run(setting: Setting) -> list[Result]:
             min(setting.repeats, 5),
             # The samples come in different orders, so the losses are only close.
             tolerance=setting.size(0.05, quick=0.5),
-            targets=[Target(name, at_most=0.8) for name in OURS],
+            targets=[Target(name, at_most=0.75) for name in OURS],
             is_pictured=True,
         )
     ]

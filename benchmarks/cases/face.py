@@ -34,9 +34,9 @@ def run(setting: Setting) -> list[Result]:
         )
 
     return [
-        training("lean", lean, [RawLoop()], setting.lean_peers, at_most=1.1),
+        training("lean", lean, [RawLoop()], setting.lean_peers, at_most=1.2),
         training(
-            "as it comes", as_it_comes, [RawLoop(), RawLoopClippedAndScheduled()], peers_as_they_come, at_most=1.3
+            "as it comes", as_it_comes, [RawLoop(), RawLoopClippedAndScheduled()], peers_as_they_come, at_most=1.45
         ),
         evaluation_of(what, job, setting, faces=[lean, as_it_comes]),
     ]

@@ -63,7 +63,7 @@ def run(setting: Setting) -> list[Result]:
             **measured,
             baseline=OURS[1],
             compared_as="difference",
-            targets=[Target(watched.name, at_most=10)],
+            targets=[Target(watched.name, at_most=15)],
         )
     ]
 

@@ -1,10 +1,11 @@
 """Trains, evaluates, predicts with and saves any PyTorch model, on any hardware that accelerate supports."""
 
+from pytorch_accelerated.compat import tqdm as _tqdm  # noqa: F401  # first
 from pytorch_accelerated.processes.notebooks import notebook_launcher
 from pytorch_accelerated.seeding import set_seed
 from pytorch_accelerated.trainer import Trainer
 from pytorch_accelerated.training.placeholders import TrainerPlaceholderValues
 
-__version__ = "1.0.0"
+__version__ = "1.1.0.dev0"
 
 __all__ = ["Trainer", "TrainerPlaceholderValues", "__version__", "notebook_launcher", "set_seed"]

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pytorch_accelerated.checkpointing import tool
-from pytorch_accelerated.checkpointing.retention import Retention
+from pytorch_accelerated.checkpointing.policy import Retention
 from pytorch_accelerated.errors import ConfigurationError, PytorchAcceleratedError
-from pytorch_accelerated.progress.screen import Screen, printable
-from pytorch_accelerated.report.comparing import write_comparison
+from pytorch_accelerated.progress.screen import Screen
+from pytorch_accelerated.report.reading import write_comparison
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (PytorchAcceleratedError, OSError) as error:
-        print(f"error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
+        Screen(sys.stderr).line(f"error: {' '.join(str(error).split())}")
         return 2
     except KeyboardInterrupt:
         print(file=sys.stderr)
@@ -57,7 +57,6 @@ def _parser() -> argparse.ArgumentParser:
     prune.add_argument("--keep-best", type=int, metavar="K", help="keep the K with the best values of --metric")
     prune.add_argument("--metric", metavar="NAME", help="a name in the run history, such as eval_loss_epoch")
     prune.add_argument("--greater-is-better", action="store_true", help="the greatest values of --metric are the best")
-    prune.add_argument("--keep-every", type=int, metavar="M", help="keep the first at or after every M updates")
     prune.add_argument("--yes", action="store_true", help="delete without asking")
     help_of_compare = (
         "write a page that shows runs side by side: curves, best values, and what differs in their settings"
@@ -65,8 +64,8 @@ def _parser() -> argparse.ArgumentParser:
     compare = topics.add_parser("compare", help=help_of_compare, description=f"W{help_of_compare[1:]}.")
     compare.set_defaults(run=_compare)
     help_of_run = (
-        "a page of ReportCallback, a training state or a folder of several, a log of JSONLoggerCallback, or the output "
-        "folder of a Hugging Face trainer"
+        "a page of ReportCallback, a training state or a folder of several, or the output folder of a Hugging Face "
+        "trainer"
     )
     compare.add_argument("runs", nargs="+", type=Path, metavar="RUN", help=help_of_run)
     compare.add_argument("--output", type=Path, default=Path("compare.html"), metavar="FILE", help="the page to write")
@@ -75,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _compare(options: argparse.Namespace) -> int:
     write_comparison(options.runs, options.output)
-    print(f"Comparison: {printable(str(options.output))}")
+    Screen(sys.stdout).line(f"Comparison: {options.output}")
     return 0
 
 
@@ -85,7 +84,6 @@ def _prune(options: argparse.Namespace) -> int:
     retention = Retention(
         last=options.keep_last,
         best=options.keep_best,
-        every_n_updates=options.keep_every,
         greater_is_better=options.greater_is_better,
     )
     plan = tool.plan_prune(options.folder, retention, options.metric)

@@ -6,6 +6,7 @@ Each also inherits from the builtin exception that one would expect. `SignalExit
 from __future__ import annotations
 
 import signal
+import warnings
 from pathlib import Path
 
 
@@ -31,10 +32,6 @@ class LayerGroupIndexError(PytorchAcceleratedError, IndexError):
 
 class DataError(PytorchAcceleratedError, ValueError):
     """A dataset, a loader or a batch cannot be used."""
-
-
-class LoaderTimeoutError(PytorchAcceleratedError, RuntimeError):
-    """No batch arrived from a loader's worker processes within the loader's `timeout`."""
 
 
 class HookOutputError(PytorchAcceleratedError, TypeError):
@@ -118,3 +115,12 @@ class SignalExit(SystemExit):
     def __str__(self) -> str:
         where = "" if self.saved_to is None else f" It can be resumed from {self.saved_to}."
         return f"{signal.Signals(self.signal_number).name} has ended the run.{where}"
+
+
+def __getattr__(name: str) -> type[RuntimeError]:
+    """Names that will go."""
+    if name != "LoaderTimeoutError":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    message = "`LoaderTimeoutError` goes with version 2.0: a loader's `timeout` is torch's own RuntimeError."
+    warnings.warn(message, FutureWarning, stacklevel=2)
+    return RuntimeError

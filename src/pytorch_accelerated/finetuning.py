@@ -58,8 +58,8 @@ class ModelFreezer:
 
     The mode of a module (training or evaluation) is independent of this: in training mode a frozen batch norm still
     updates its running statistics, and dropout is still active. ``freeze(set_modules_as_eval=True)`` changes the mode,
-    but ``model.train()``, which `Trainer.train_epoch_start` calls in each epoch, changes it back. To keep it, freeze
-    again there::
+    but ``model.train()``, which the loop calls in each epoch before `Trainer.train_epoch_start`, changes it back. To
+    keep it, freeze again there::
 
         class FineTuner(Trainer):
             def train_epoch_start(self):

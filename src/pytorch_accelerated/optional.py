@@ -6,12 +6,11 @@ from types import ModuleType
 from pytorch_accelerated.errors import MissingDependencyError
 
 
-def require(module: str, *, extra: str, needed_by: str) -> ModuleType:
+def require(module: str, *, needed_by: str) -> ModuleType:
     """Import `module` now.
 
     Args:
         module: dotted name of the module to import.
-        extra: the extra of this package that installs it.
         needed_by: the feature that needs it, the subject of the error message.
 
     Raises:
@@ -21,9 +20,9 @@ def require(module: str, *, extra: str, needed_by: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        if error.name != module.partition(".")[0]:
+        package = module.partition(".")[0]
+        if error.name != package:
             raise  # installed, but one of its own imports is broken: a different problem
         raise MissingDependencyError(
-            f"{needed_by} needs the package {error.name!r}, which is not installed. "
-            f"Install it with: pip install 'pytorch-accelerated[{extra}]'"
+            f"{needed_by} needs the package {package!r}, which is not installed. Install it with: pip install {package}"
         ) from error

@@ -5,13 +5,7 @@ from __future__ import annotations
 import dataclasses
 import numbers
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
-
-from pytorch_accelerated.tracking.html import html_of_facts
-
-if TYPE_CHECKING:
-    from pytorch_accelerated.data.updates import RunLoader
-    from pytorch_accelerated.processes.ranks import Ranks
+from typing import Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,9 +67,7 @@ class TrainerRunConfig:
         Raises:
             KeyError: if there is no field of that name.
         """
-        if name not in self.__dataclass_fields__:
-            raise KeyError(f"The run config has no field {name!r}. It has: {', '.join(self.__dataclass_fields__)}.")
-        return getattr(self, name)
+        return vars(self)[name]
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain values (None, bool, int, float, str, lists and dicts of them), ready for JSON.
@@ -83,69 +75,6 @@ class TrainerRunConfig:
         Anything else among the loader's keyword arguments, such as a sampler or a function, is named by its class.
         """
         return {field.name: plain_value(getattr(self, field.name)) for field in dataclasses.fields(self)}
-
-    def _repr_html_(self) -> str:
-        """For notebooks: the fields that have a value."""
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        rows = [(name, str(plain_value(value))) for name, value in values.items() if value is not None]
-        return html_of_facts(type(self).__name__, rows)
-
-
-def describe_run(
-    train: RunLoader | None,
-    evaluation: RunLoader | None,
-    ranks: Ranks,
-    *,
-    per_device_batch_size: int,
-    num_epochs: int | None,
-    gradient_accumulation_steps: int,
-    max_num_train_steps: int | None,
-    gradient_clip_value: float | None,
-    gradient_clip_norm: float | None,
-    train_dl_kwargs: Mapping[str, Any],
-    eval_dl_kwargs: Mapping[str, Any],
-    mixed_precision: str,
-    seed: int,
-) -> TrainerRunConfig:
-    """The run config for the given settings and loaders.
-
-    A loader's own batch size overrides `per_device_batch_size`. If only one of the numbers of epochs and updates is
-    given, the other one is computed if the training data has a length.
-    """
-    train_batch_size = eval_batch_size = updates_per_epoch = None
-    if evaluation is not None:
-        eval_batch_size = evaluation.batch_size or per_device_batch_size
-    if train is not None:
-        train_batch_size = train.batch_size or per_device_batch_size
-        updates_per_epoch = train.num_updates
-        if updates_per_epoch is not None and max_num_train_steps is not None:
-            num_epochs = -(-max_num_train_steps // max(updates_per_epoch, 1))
-        elif updates_per_epoch is not None and num_epochs is not None:
-            max_num_train_steps = num_epochs * updates_per_epoch
-    per_update = gradient_accumulation_steps * ranks.count
-    return TrainerRunConfig(
-        num_epochs=num_epochs,
-        train_per_device_batch_size=train_batch_size,
-        train_dl_kwargs=None if train is None else train_dl_kwargs,
-        eval_per_device_batch_size=eval_batch_size,
-        eval_dl_kwargs=None if evaluation is None else eval_dl_kwargs,
-        gradient_accumulation_steps=None if train is None else gradient_accumulation_steps,
-        gradient_clip_value=gradient_clip_value,
-        train_total_batch_size=train_batch_size * per_update if train_batch_size else None,
-        eval_total_batch_size=eval_batch_size * ranks.count if eval_batch_size else None,
-        num_update_steps_per_epoch=updates_per_epoch,
-        num_local_update_steps_per_epoch=updates_per_epoch,
-        max_num_train_steps=max_num_train_steps,
-        is_local_process_zero=ranks.is_first_of_node,
-        is_world_process_zero=ranks.is_first,
-        is_distributed=ranks.count > 1,
-        mixed_precision=mixed_precision,
-        num_processes=ranks.count,
-        seed=seed,
-        gradient_clip_norm=None if train is None else gradient_clip_norm,
-        train_dataloader_len=None if train is None else train.num_batches,
-        eval_dataloader_len=None if evaluation is None else evaluation.num_batches,
-    )
 
 
 def plain_value(value: Any) -> Any:

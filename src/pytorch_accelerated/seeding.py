@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 
-from pytorch_accelerated.compat.numpy import memory_of
-from pytorch_accelerated.compat.python import memory_of_random
-
 _64_BITS = 0xFFFFFFFFFFFFFFFF
+_KEYS_OF_NUMPY = 624
 _numpy_random: Any = np.random  # numpy's type hints lack two of its functions
 
 
@@ -80,177 +78,39 @@ def worker_init_fn(worker_id: int) -> None:
 class host_generators_seeded:  # noqa: N801  # called like a function
     """Seed the host generators with `seed` within a ``with`` block, and restore their states afterwards.
 
-    Args:
-        seed: the seed of all three.
-        seeds_numpy: whether numpy's is seeded. If not, it is another one all the same, and `has_used_numpy` tells
-            whether the block should have had the seed.
+    Numpy gets another bit generator for the block, because copying the state of its own takes a hundred times longer.
+    What it keeps outside of the bit generator, the second one of a pair of normally distributed numbers, is lost with
+    the change; `without_second_numbers` makes that the same wherever batches are fetched.
     """
 
-    __slots__ = ("_kept_numpy", "_numpy", "_python", "_seed", "_seeds_numpy", "_torch", "_unused")
+    __slots__ = ("_numpy", "_numpy_of_block", "_python", "_seed", "_torch")
 
-    def __init__(self, seed: int, *, seeds_numpy: bool = True) -> None:
+    def __init__(self, seed: int) -> None:
         self._seed = seed
-        self._seeds_numpy = seeds_numpy
 
-    def __enter__(self) -> host_generators_seeded:
+    def __enter__(self) -> None:
         self._torch = torch.default_generator.get_state()
-        self._python = _python_generator.state()
-        self._kept_numpy, self._numpy = _numpy_generator.put_aside()
-        torch.default_generator.manual_seed(self._seed)
-        _python_generator.seed(self._seed)
-        if self._seeds_numpy:
-            np.random.seed(self._seed)
-        self._unused = self._numpy.mark()
-        return self
+        self._python = random.getstate()
+        self._numpy = _numpy_random.get_bit_generator()
+        self._numpy_of_block = _spare_twisters.pop() if _spare_twisters else np.random.MT19937()
+        _numpy_random.set_bit_generator(self._numpy_of_block)
+        seed_host_generators(self._seed)
 
     def __exit__(self, *exception_info: object) -> None:
+        _spare_twisters.append(self._numpy_of_block)
+        _numpy_random.set_bit_generator(self._numpy)
+        random.setstate(self._python)
         torch.default_generator.set_state(self._torch)
-        _python_generator.restore(self._python)
-        _numpy_generator.put_back(self._kept_numpy, self._numpy)
-
-    def has_used_numpy(self) -> bool:
-        """Whether the block has drawn from numpy's generator, seeded it, or read its state."""
-        return self._unused is None or self._numpy.mark() != self._unused
 
 
-class KeyedCalls:
-    """Calls a function under the key of each call: what it draws depends on nothing else.
-
-    Most rows draw nothing from numpy, whose seeding alone takes as long as all the rest. If the first call did not use
-    its generator, later ones are made without seeding it. One that uses it all the same is made again under its key,
-    and numpy's generator is seeded from then on. So the function may be called twice for one argument, once at most.
-
-    Args:
-        function: of one argument.
-    """
-
-    def __init__(self, function: Callable[[Any], Any]) -> None:
-        self._function = function
-        self._seeds_numpy: bool | None = None  # not known before the first call
-
-    def __call__(self, key: int, argument: Any) -> Any:
-        """The function's result under `key`."""
-        if self._seeds_numpy is False:
-            with host_generators_seeded(key, seeds_numpy=False) as block:
-                try:
-                    result = self._function(argument)
-                except Exception:
-                    if not block.has_used_numpy():
-                        raise
-                else:
-                    if not block.has_used_numpy():
-                        return result
-            self._seeds_numpy = True
-        with host_generators_seeded(key) as block:
-            result = self._function(argument)
-            if self._seeds_numpy is None:
-                self._seeds_numpy = block.has_used_numpy()
-        return result
+_spare_twisters: list[np.random.MT19937] = []
 
 
-class _OwnTwister(np.random.MT19937):
-    """A bit generator of numpy that shows whether it has been used."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._readings = 0
-        self._memory = memory_of(self)
-
-    @property
-    def state(self) -> Any:
-        self._readings += 1
-        return super().state
-
-    @state.setter
-    def state(self, value: Any) -> None:
-        np.random.MT19937.state.__set__(self, value)  # type: ignore[attr-defined]
-
-    def mark(self) -> tuple[bytes, int] | None:
-        """A mark that is another one after each use; None if that is not known."""
-        return None if self._memory is None else (_mark_of(self._memory), self._readings)
-
-
-def _mark_of(memory: memoryview) -> bytes:
-    """Some words and the position of a Mersenne Twister.
-
-    Drawing changes the position; after 624 numbers all words are others, these eight too but once in 2**256 times.
-    """
-    return bytes(memory[-36:])
-
-
-_OwnTwister.__name__ = np.random.MT19937.__name__  # numpy compares the names of classes
-
-
-class _NumpyGenerator:
-    """Numpy's global generator, which another one of the same kind replaces for a while. Nothing is copied.
-
-    Numpy draws normally distributed numbers in pairs, and keeps a second one outside of the bit generator, where it
-    is lost. Publicly only copying the whole state tells whether there is one, so this is done only if numbers have been
-    drawn since the last block, or there was one before.
-    """
-
-    def __init__(self) -> None:
-        self._spare: list[_OwnTwister] = []
-        self._known: Any = None  # a bit generator
-        self._memory: memoryview | None = None  # its memory
-        self._seen: bytes | None = None  # its mark at the end of the last block, if no second number was kept
-
-    def put_aside(self) -> tuple[tuple[Any, float | None], _OwnTwister]:
-        """Replace the global bit generator.
-
-        Returns:
-            It and the second number of a pair, and what replaces it.
-        """
-        current = _numpy_random.get_bit_generator()
-        if current is not self._known:
-            self._known, self._memory, self._seen = current, memory_of(current), None
-        second = None
-        if self._memory is None or self._seen is None or _mark_of(self._memory) != self._seen:
-            state: Any = np.random.get_state(legacy=False)
-            second = state["gauss"] if state["has_gauss"] else None
-        own = self._spare.pop() if self._spare else _OwnTwister()
-        _numpy_random.set_bit_generator(own)
-        return (current, second), own
-
-    def put_back(self, kept: tuple[Any, float | None], own: _OwnTwister) -> None:
-        """The inverse of `put_aside`."""
-        current, second = kept
-        self._spare.append(own)
-        _numpy_random.set_bit_generator(current)
-        self._seen = None
-        if second is not None:
-            np.random.set_state({**np.random.get_state(legacy=False), "has_gauss": 1, "gauss": second})
-        elif current is self._known and self._memory is not None:
-            self._seen = _mark_of(self._memory)
-
-
-class _PythonGenerator:
-    """Python's global generator. Its memory is copied, if its layout is known, and else its state."""
-
-    def __init__(self) -> None:
-        self._generator: Any = random.random.__self__  # type: ignore[attr-defined]
-        self._seed: Callable[[int], None] = super(random.Random, self._generator).seed  # type: ignore[misc]
-        self._memory = memory_of_random()
-
-    def seed(self, number: int) -> None:
-        """What ``random.seed(number)`` does with an integer, without looking for what else it may be."""
-        self._seed(number)
-        self._generator.gauss_next = None
-
-    def state(self) -> Any:
-        """The state, for `restore`."""
-        return random.getstate() if self._memory is None else (bytes(self._memory), self._generator.gauss_next)
-
-    def restore(self, state: Any) -> None:
-        """Return to `state`."""
-        if self._memory is None:
-            random.setstate(state)
-        else:
-            self._memory[:], self._generator.gauss_next = state
-
-
-_numpy_generator = _NumpyGenerator()
-_python_generator = _PythonGenerator()
+def without_second_numbers(batches: Iterator[Any]) -> Iterator[Any]:
+    """The same batches. With each, numpy forgets what `host_generators_seeded` makes it forget."""
+    for batch in batches:
+        _numpy_random.set_bit_generator(_numpy_random.get_bit_generator())
+        yield batch
 
 
 def derived_seed(runs: int) -> int:
@@ -274,6 +134,19 @@ def generator_states() -> dict[str, Any]:
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         states["cuda"] = torch.cuda.get_rng_state_all()
     return states
+
+
+def check_generator_states(states: dict[str, Any]) -> None:
+    """Raise any error if `states` are not from `generator_states`, because numpy reads memory wherever they say.
+
+    torch and random check their states when an unused generator loads them.
+    """
+    torch.Generator().set_state(states["torch"])
+    version, internal, gauss_next = states["random"]
+    random.Random().setstate((version, tuple(internal), gauss_next))
+    algorithm, keys, position, *_ = states["numpy"]
+    if algorithm != "MT19937" or keys.shape != (_KEYS_OF_NUMPY,) or not 0 <= position <= _KEYS_OF_NUMPY:
+        raise ValueError("the state of numpy's generator is of another kind, or has an invalid position")
 
 
 def restore_generator_states(states: dict[str, Any]) -> None:

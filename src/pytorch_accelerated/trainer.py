@@ -8,45 +8,41 @@ can end.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
-from torch import nn
 
-from pytorch_accelerated.callbacks.defaults import DEFAULT_CALLBACKS
-from pytorch_accelerated.callbacks.limits import OuterLimit
-from pytorch_accelerated.checkpointing.checkpoint_file import checkpoint_of, load_checkpoint
+from pytorch_accelerated.callbacks.handler import DEFAULT_CALLBACKS
+from pytorch_accelerated.checkpointing.loading import checkpoint_of, load_checkpoint
 from pytorch_accelerated.checkpointing.portable import save_portable
 from pytorch_accelerated.checkpointing.shared_disk import agree_on_resuming
 from pytorch_accelerated.compat.torch import uncompiled
-from pytorch_accelerated.data.building import build_loader, check_dataset
-from pytorch_accelerated.data.checking import refuse_rearranged
-from pytorch_accelerated.data.padding import remove_padding
-from pytorch_accelerated.data.slicing import LIMIT_BATCHES_ENV_VAR, batch_limit_from_environment
+from pytorch_accelerated.data.adapting import refuse_rearranged
+from pytorch_accelerated.data.building import build_loader, check_dataset, default_loader_kwargs
 from pytorch_accelerated.data.updates import RunLoader
 from pytorch_accelerated.errors import InvalidCheckpointError
 from pytorch_accelerated.looking.learning_rates import LearningRateTest, find_learning_rate
 from pytorch_accelerated.looking.preflight import PreflightReport, rehearse
 from pytorch_accelerated.looking.summary import TrainingSummary, summarise
 from pytorch_accelerated.models.wrappers import bare_model
-from pytorch_accelerated.prediction.collecting import collect_predictions
+from pytorch_accelerated.prediction.padded import remove_padding
+from pytorch_accelerated.prediction.stored import collect_predictions
 from pytorch_accelerated.processes.gathering import map_tensors
 from pytorch_accelerated.progress.display import print_above_bars
 from pytorch_accelerated.run_config import TrainerRunConfig
-from pytorch_accelerated.steps.rollbacks import RollBack
+from pytorch_accelerated.steps.guarded import RollBack
 from pytorch_accelerated.tracking.history import RunHistory
 from pytorch_accelerated.tracking.loss import LossTracker
 from pytorch_accelerated.training import setup
-from pytorch_accelerated.training.explaining import explain_run
-from pytorch_accelerated.training.hooks import TrainerHooks, own_events, own_version, warn_about_misspelt_hooks
-from pytorch_accelerated.training.names import Replaceable
+from pytorch_accelerated.training.hooks import TrainerHooks, own_events, own_version
+from pytorch_accelerated.training.names import Replaceable, knows_other_names
+from pytorch_accelerated.training.order import explain_run
 from pytorch_accelerated.training.placeholders import TrainerPlaceholderValues, replace_trainer_placeholder_values
 from pytorch_accelerated.training.run import Run
 from pytorch_accelerated.training.run_state import RunPhase
-from pytorch_accelerated.training.settings import TrainSettings, check_positive_count, check_run_arguments
+from pytorch_accelerated.training.settings import TrainSettings, check_positive_count
 
 __all__ = [
     "DEFAULT_CALLBACKS",
@@ -87,7 +83,7 @@ class Trainer(TrainerHooks):
         loss_func: a function of the model's outputs and the targets that returns the mean over the batch. For dict
             batches, a function of the outputs and the whole batch, or None if the model returns its own loss.
         optimizer: an optimizer of the model's parameters. None if a subclass has optimizers of its own, and overrides
-            `optimizer_step` and `optimizer_zero_grad`; then saving their states is up to the subclass.
+            `optimizer_step` and `optimizer_zero_grad`.
         callbacks: `TrainerCallback` classes or instances; events are fired in this order.
         run_history: where metrics are recorded; default `InMemoryRunHistory`.
         seed: the seed of everything random in training runs: order of samples, augmentations, dropout. None: derived
@@ -109,43 +105,9 @@ class Trainer(TrainerHooks):
     _ongoing_run: Run | None = None  # during a call of the trainer
     _previous_run: Run | None = None
 
-    def __init__(
-        self,
-        model: nn.Module,
-        loss_func: Callable[..., Any] | None,
-        optimizer: torch.optim.Optimizer | Any,
-        callbacks: Iterable[Any] = DEFAULT_CALLBACKS,
-        run_history: RunHistory | None = None,
-        *,
-        seed: int | None = None,
-        mixed_precision: str | None = None,
-        compile_model: bool | Mapping[str, Any] = False,
-        accelerator: Accelerator | Callable[[], Accelerator] | None = None,
-        inference_mode: bool = False,
-        timeout: float | None = None,
-    ) -> None:
-        super().__init__(
-            model,
-            loss_func,
-            optimizer,
-            callbacks,
-            run_history,
-            seed=seed,
-            mixed_precision=mixed_precision,
-            compile_model=compile_model,
-            accelerator=accelerator,
-            inference_mode=inference_mode,
-            timeout=timeout,
-        )
-        self._precision_at_start = str(self._accelerator.mixed_precision)
-        limit = batch_limit_from_environment()
-        if limit is not None:
-            self.callback_handler.add_callback(OuterLimit(limit, source=LIMIT_BATCHES_ENV_VAR))
-        warn_about_misspelt_hooks(self, self._ranks)
-        self.callback_handler.call_event("on_init_end", self)
-
     # ------------------------------------------------------------------------------------------------ what users call
 
+    @knows_other_names
     def train(
         self,
         train_dataset: Any,
@@ -199,7 +161,8 @@ class Trainer(TrainerHooks):
             reset_run_history: False to continue the epoch numbers and keep the metrics of earlier runs.
             collate_fn: combines samples into a batch, for both datasets.
             resume_from: a training state, or a folder of them, to resume from until `num_epochs` in total. From a
-                folder, the newest complete state is used; a folder without any starts a new run.
+                folder, the newest complete state is used; a folder without any starts a new run, a state that does not
+                exist (``.../final``) is an error.
             gradient_clip_norm: limit of the gradient's global norm, which is recorded as ``gradient_norm``.
             max_duration: seconds, or "HH:MM:SS", after which the run stops at the end of an update.
             eval_per_device_batch_size: default: `per_device_batch_size`.
@@ -217,11 +180,12 @@ class Trainer(TrainerHooks):
                 has a bug. Schedules are those of the short epochs; augmentations stay random.
             record_every_n_steps: optimizer updates of an epoch between two entries of `RunHistory.step_records`. None:
                 1 in runs of up to 255 updates, 4 from 512 on, and from 8,192 on so many that a run has between 1,024
-                and 2,047 records. If the number of updates is unknown, the distance grows with those that are done.
+                and 2,047 records. If the number of updates is unknown, the distance grows with those that are done. A
+                run of many epochs or of unknown length joins records, so that there are 2,048 at most.
                 Losses and weights do not depend on it.
             detect_anomaly: look for NaN in every backward pass with `torch.autograd.set_detect_anomaly`. The first one
-                is an error, whose note names the module; a warning of torch's shows the line of the forward pass. Much
-                slower: for finding a mistake.
+                is an error; a warning of torch's shows the line of the forward pass. Much slower: for finding a
+                mistake.
 
         Returns:
             A copy of the run history, which a later `evaluate` does not change.
@@ -231,9 +195,7 @@ class Trainer(TrainerHooks):
             NonFiniteLossError: if `TerminateOnNaNCallback` saw a loss that is NaN or infinite, or more updates in a row
                 than `max_skipped_updates` could not be applied.
         """
-        setup.refuse_within_a_run(
-            self, self._ongoing_run, "train", "Call it when the run is over, or use another trainer."
-        )
+        setup.refuse_within_a_run(self._ongoing_run, "train", "Call it when the run is over, or use another trainer.")
         settings = TrainSettings(
             num_epochs=num_epochs,
             per_device_batch_size=per_device_batch_size,
@@ -254,12 +216,6 @@ class Trainer(TrainerHooks):
         )
         if overfit_batches is not None:
             eval_dataset = train_dataset
-        check_run_arguments(
-            train_dataloader_kwargs=train_dataloader_kwargs,
-            eval_dataloader_kwargs=eval_dataloader_kwargs,
-            collate_fn=collate_fn,
-            resume_from=resume_from,
-        )
         setup.check_training(
             self,
             settings,
@@ -291,6 +247,7 @@ class Trainer(TrainerHooks):
             self._run_training()
         return self.run_history.copy()
 
+    @knows_other_names
     def evaluate(
         self,
         dataset: Any = None,
@@ -318,15 +275,14 @@ class Trainer(TrainerHooks):
             ConfigurationError: without any dataset.
             DataError: if the dataset is empty.
         """
-        setup.refuse_within_a_run(self, self._ongoing_run, "evaluate", "Call `trainer.request_evaluation()` instead.")
+        setup.refuse_within_a_run(self._ongoing_run, "evaluate", "Call `trainer.request_evaluation()` instead.")
         check_positive_count("per_device_batch_size", per_device_batch_size)
-        check_run_arguments(dataloader_kwargs=dataloader_kwargs, collate_fn=collate_fn)
         setup.check_evaluation(self, dataset)
         self.eval_dataset = dataset if dataset is not None else self.eval_dataset
         self.collate_fn = collate_fn if collate_fn is not None else self.collate_fn
         settings = TrainSettings(num_epochs=1, eval_per_device_batch_size=per_device_batch_size)
         if reset_run_history:
-            self.run_history.reset_for_evaluation()
+            self.run_history.reset()
         records_before = len(self.run_history.records)
         with self._during_run(settings) as run:
             setup.start_evaluation(
@@ -344,6 +300,7 @@ class Trainer(TrainerHooks):
             if reset_run_history or name in new_names
         }
 
+    @knows_other_names
     def predict(
         self,
         dataset: Any,
@@ -365,17 +322,16 @@ class Trainer(TrainerHooks):
             output_path: a folder to write predictions to as they are computed, so that memory use stays constant.
 
         Returns:
-            Nested tensors on the CPU, structured as the hook returned them; with `output_path` a `StoredPredictions`.
+            Nested tensors on the CPU, structured as the hook returned them; a list with one result per sample, if the
+                hook returns such lists; with `output_path` a `StoredPredictions`.
 
         Raises:
             ConfigurationError: if the loader shuffles, or drops samples with `drop_last`.
         """
-        setup.refuse_without_constructor(self)
         check_positive_count("per_device_batch_size", per_device_batch_size)
-        check_run_arguments(dataloader_kwargs=dataloader_kwargs, collate_fn=collate_fn)
         setup.check_parts_of(self)
         check_dataset(dataset)
-        defaults = self._default_dl_kwargs(dataset, per_device_batch_size, shuffle=False)
+        defaults = default_loader_kwargs(dataset, batch_size=per_device_batch_size, shuffle=False)
         loader = build_loader(dataset, defaults, dataloader_kwargs, collate_fn or self.collate_fn)
         with (
             self._during_run(TrainSettings(num_epochs=1)) as run,
@@ -393,7 +349,8 @@ class Trainer(TrainerHooks):
         *,
         save_scheduler: bool = True,
     ) -> None:
-        """Write model, optimizer and scheduler to one portable `.pt` file, completely or not at all.
+        """Write model, optimizer and scheduler to one portable `.pt` file, completely or not at all. Must be called by
+        all ranks; when it returns, all can load the file.
 
         Args:
             save_path: the path of the file; its folder is created if needed.
@@ -409,8 +366,12 @@ class Trainer(TrainerHooks):
         run = self.internal_run
         run.check_finite()  # on every rank, so that all of them get the error
         checkpoint = checkpoint_of(run.contents(), self.get_model(), optimizer=save_optimizer, scheduler=save_scheduler)
-        if self._ranks.is_first_of_node if save_per_node else self._ranks.is_first:
-            save_portable(save_path, {**checkpoint, **(checkpoint_kwargs or {})})
+
+        def write() -> None:
+            if self._ranks.is_first_of_node if save_per_node else self._ranks.is_first:
+                save_portable(save_path, {**checkpoint, **(checkpoint_kwargs or {})})
+
+        self._ranks.do_on_all(write)  # when it returns, all ranks can load the file
 
     def load_checkpoint(
         self, checkpoint_path: str | Path, load_optimizer: bool = True, load_scheduler: bool = True
@@ -544,7 +505,7 @@ class Trainer(TrainerHooks):
         Raises:
             Any error that the run would have raised.
         """
-        setup.refuse_within_a_run(self, self._ongoing_run, "preflight", "Call it before `train`.")
+        setup.refuse_within_a_run(self._ongoing_run, "preflight", "Call it before `train`.")
         arguments = {"train_dataset": train_dataset, "num_epochs": num_epochs, "eval_dataset": eval_dataset}
         return rehearse(self, {**arguments, **train_arguments})
 
@@ -569,7 +530,7 @@ class Trainer(TrainerHooks):
             ArgumentTypeError, ConfigurationError: for invalid input.
             Any error that training would have raised.
         """
-        setup.refuse_within_a_run(self, self._ongoing_run, "summary", "Call it before `train`.")
+        setup.refuse_within_a_run(self._ongoing_run, "summary", "Call it before `train`.")
         return summarise(self, train_dataset, batch, depth=depth, arguments=train_arguments)
 
     def find_lr(
@@ -600,7 +561,7 @@ class Trainer(TrainerHooks):
         Raises:
             ArgumentTypeError, ConfigurationError: for invalid input, or an optimizer without learning rates.
         """
-        setup.refuse_within_a_run(self, self._ongoing_run, "find_lr", "Call it before `train`.")
+        setup.refuse_within_a_run(self._ongoing_run, "find_lr", "Call it before `train`.")
         rates = {"min_lr": min_lr, "max_lr": max_lr, "num_updates": num_updates}
         return find_learning_rate(self, train_dataset, **rates, arguments=train_arguments)
 
@@ -653,7 +614,8 @@ class Trainer(TrainerHooks):
         if state.phase is RunPhase.TRAINING_EPOCH_CLOSED:
             if run.loaders.eval is not None:
                 run.evaluate_sets(self._run_eval_epoch)
-            self._step_scheduler_after_epoch()
+            if not run.is_cut:
+                self._step_scheduler_after_epoch()
             run.close_part(RunPhase.EVALUATED)
         run.emitter.defer(self.training_run_epoch_end)
         run.emitter.emit("on_training_run_epoch_end")
@@ -666,6 +628,7 @@ class Trainer(TrainerHooks):
         run = self.internal_run
         step = run.step
         run.begin_pass()
+        self.model.train()
         with run.requests.deferring_saves():
             run.start_part(self.train_epoch_start, "on_train_epoch_start")
             run.start_epoch()
@@ -771,8 +734,13 @@ class Trainer(TrainerHooks):
         gradient_clip_value: float | None,
     ) -> TrainerRunConfig:
         """The frozen facts of the run, from its settings and loaders."""
-        return self.internal_run.describe(
-            per_device_batch_size, num_epochs, gradient_accumulation_steps, max_num_train_steps, gradient_clip_value
+        return setup.describe_run(
+            self.internal_run,
+            per_device_batch_size,
+            num_epochs,
+            gradient_accumulation_steps,
+            max_num_train_steps,
+            gradient_clip_value,
         )
 
     @property

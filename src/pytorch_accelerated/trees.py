@@ -116,19 +116,17 @@ def split_rows(data: Any, sizes: Sequence[int]) -> Iterator[Any]:
         yield map_leaves(next_view, data, keep_mappings=True)
 
 
+def would_broadcast(first: Any, second: Any) -> bool:
+    """Whether one of them is a column and the other a row of several numbers, of which torch makes a square table."""
+    if not (isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor)) or first.ndim + second.ndim != 3:
+        return False
+    column, row = (first, second) if first.ndim == 2 else (second, first)
+    return column.ndim == 2 and column.shape[1] == 1 < row.shape[0]
+
+
 def count_rows(data: Any) -> int | None:
     """The first dimension of the first tensor or array; None if there is none."""
-    first = next(iter(_ITEMS.get(type(data), _no_items)(data)), None)
-    if isinstance(first, torch.Tensor) and first.ndim:
-        return first.shape[0]  # the answer for most batches, without a search
     return next((int(leaf.shape[0]) for leaf in leaves(data) if getattr(leaf, "shape", None)), None)
-
-
-_ITEMS: dict[type, Callable[[Any], Iterable[Any]]] = {tuple: iter, list: iter, dict: dict.values}
-
-
-def _no_items(data: Any) -> tuple[()]:
-    return ()
 
 
 def _is_like(first: Any, other: Any) -> bool:

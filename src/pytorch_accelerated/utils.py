@@ -1,9 +1,9 @@
 """Public helpers, gathered from the modules that define them."""
 
-from pytorch_accelerated.data.padding import remove_padding
 from pytorch_accelerated.data.slicing import LIMIT_BATCHES_ENV_VAR, DataLoaderSlice, LimitBatches
 from pytorch_accelerated.models.averaging import ModelEma
-from pytorch_accelerated.processes.decorators import (
+from pytorch_accelerated.prediction.padded import remove_padding
+from pytorch_accelerated.processes.accelerators import (
     local_process_zero_first,
     local_process_zero_only,
     world_process_zero_only,

@@ -1,7 +1,6 @@
 """Events reach every callback that acts, in order, and mistakes in callbacks are not swallowed."""
 
 import contextlib
-import copy
 import warnings
 from typing import Any
 
@@ -22,7 +21,6 @@ from pytorch_accelerated.callbacks import (
     TrainerCallback,
 )
 from pytorch_accelerated.callbacks.base import EVENTS
-from pytorch_accelerated.callbacks.handler import NAMES_ELSEWHERE
 from pytorch_accelerated.errors import (
     ArgumentTypeError,
     CallbackMethodNotImplementedError,
@@ -166,17 +164,6 @@ def test_a_wish_to_stop_is_raised_after_the_last_callback_and_any_other_error_at
     assert "".join(name for name, _ in calls) == called
 
 
-def test_a_missing_attribute_in_a_callback_is_an_error_like_any_other():
-    class Mistaken(TrainerCallback):
-        def on_train_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
-            self.does_not_exist  # type: ignore[attr-defined]  # noqa: B018
-
-    with pytest.raises(AttributeError, match="does_not_exist"):
-        CallbackHandler([Mistaken]).call_event("on_train_epoch_start", None)
-    assert not hasattr(Mistaken(), "does_not_exist")
-    assert copy.deepcopy(Named("a", [])).name == "a"
-
-
 def test_two_indistinguishable_callbacks_are_rejected_also_later():
     handler = CallbackHandler([Named("a", []), Named("b", [])])
     with pytest.raises(DuplicateCallbackError, match="'a'"):
@@ -216,10 +203,6 @@ class Misspelt(TrainerCallback):
     ("name", "hint"),
     [
         ("on_train_epoch_ends", "Did you mean 'on_train_epoch_end'?"),
-        ("on_eval_step_ended", "Did you mean 'on_eval_step_end'?"),
-        ("on_epoch_end", "Did you mean 'on_training_run_epoch_end'?"),  # Keras
-        ("on_train_batch_start", "Did you mean 'on_train_step_start'?"),  # Lightning
-        ("on_train_begin", "Did you mean 'on_training_run_start'?"),  # transformers
         ("on_something_else_entirely", "no event has that name. If you fire it yourself"),
     ],
 )
@@ -243,42 +226,6 @@ def test_a_misspelt_event_of_a_base_class_is_found_and_an_announced_one_is_not_w
 
 
 @pytest.mark.parametrize(
-    ("event", "method", "words"),
-    [
-        ("on_eval_epoch_start", lambda self, trainer: None, ["'is_intermediate'", "add `**kwargs`"]),
-        ("on_train_step_end", lambda self, trainer, batch: None, ["batch, batch_output, step", "add `**kwargs`"]),
-        ("on_eval_step_end", lambda self, trainer, outputs, **kwargs: None, ["missing", "'outputs'", "batch_output"]),
-        ("on_exception", lambda self, trainer: None, ["exception"]),
-        ("on_train_epoch_start", lambda trainer: None, ["too many positional arguments", "passes the trainer."]),
-    ],
-)
-def test_a_method_that_cannot_take_what_its_event_passes_is_refused_at_once(event: str, method: Any, words: list[str]):
-    handler = CallbackHandler()
-    with pytest.raises(ArgumentTypeError, match=f"Mine.{event} cannot be called") as caught:
-        handler.add_callback(type("Mine", (TrainerCallback,), {event: method}))
-    assert [word for word in words if word not in str(caught.value)] == []
-    assert len(handler) == 0
-
-
-@pytest.mark.parametrize(
-    ("event", "method"),
-    [
-        ("on_train_epoch_start", lambda self, trainer: None),
-        ("on_eval_epoch_start", lambda self, trainer, is_intermediate: None),
-        ("on_eval_epoch_start", lambda self, trainer, *, is_intermediate=False: None),
-        ("on_train_step_end", lambda self, trainer, batch, **others: None),
-        ("on_train_step_end", lambda *args, **kwargs: None),
-        ("on_train_epoch_end", staticmethod(print)),  # what it takes cannot be read everywhere
-        ("on_lunch", lambda self, menu: None),
-    ],
-)
-def test_a_method_that_can_take_what_its_event_passes_is_welcome(event: str, method: Any):
-    handler = CallbackHandler(custom_events=["on_lunch"])
-    handler.add_callback(type("Mine", (TrainerCallback,), {event: method}))
-    assert len(handler) == 1
-
-
-@pytest.mark.parametrize(
     "mistake",
     [
         lambda: CallbackHandler([Misspelt]),
@@ -298,16 +245,6 @@ def test_a_callback_has_its_own_state_and_every_event():
     callback.load_state_dict({})
     assert callback.state_key == "TrainerCallback"
     assert sorted(EVENTS) == sorted(name for name in vars(TrainerCallback) if name.startswith("on_"))
-
-
-def test_only_events_that_something_acts_at_are_worth_firing():
-    handler = CallbackHandler([TrainerCallback])
-    assert not handler.acts_at["on_train_epoch_start"]
-    handler.add_callback(Named("later", []))
-    assert handler.acts_at["on_train_epoch_start"]
-    assert not handler.acts_at["on_train_epoch_end"]
-    handler.clear_callbacks()
-    assert not handler.acts_at["on_train_epoch_start"]
 
 
 def test_callbacks_declare_whether_ranks_agree_after_each_update():
@@ -354,24 +291,10 @@ def test_a_custom_handler_receives_every_event():
     assert heard[-1] == "on_training_run_end"
 
 
-def test_callbacks_of_transformers_are_refused_with_the_line_to_write_instead():
+def test_callbacks_of_transformers_are_refused_with_what_to_write_instead():
     class Own(huggingface.TrainerCallback):
         pass
 
-    with pytest.raises(
-        ArgumentTypeError, match=r'TensorBoardCallback is.*Write TrackerCallback\("tensorboard"\) instead'
-    ):
-        CallbackHandler([huggingface.TensorBoardCallback])
-    with pytest.raises(ArgumentTypeError, match=r"Own is a callback.*Write a subclass"):
-        CallbackHandler([Own()])
-
-
-def test_transformers_own_callbacks_are_refused_too():
-    integrations = pytest.importorskip("transformers.integrations")
-    with pytest.raises(ArgumentTypeError, match=r'Write TrackerCallback\("mlflow"\) instead'):
-        CallbackHandler([integrations.MLflowCallback])
-
-
-def test_the_names_of_other_libraries_lead_to_events() -> None:
-    assert set(NAMES_ELSEWHERE.values()) <= set(EVENTS)
-    assert not set(NAMES_ELSEWHERE) & set(EVENTS)
+    for callback in (huggingface.TensorBoardCallback, Own()):
+        with pytest.raises(ArgumentTypeError, match=r"is a callback for.*Write a subclass .*there is TrackerCallback"):
+            CallbackHandler([callback])

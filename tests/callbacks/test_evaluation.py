@@ -1,6 +1,7 @@
-"""Evaluations within training epochs, and shortened ones."""
+"""Evaluations within training epochs, and fewer batches of them and of epochs."""
 
 import contextlib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,8 +9,13 @@ import torch
 from torch import nn
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
-from pytorch_accelerated.callbacks.evaluation import LimitEvalStepsCallback, StepBasedEvaluationCallback
-from pytorch_accelerated.callbacks.limits import LimitBatchesCallback
+from pytorch_accelerated.callbacks.evaluation import (
+    LimitBatchesCallback,
+    LimitEvalStepsCallback,
+    StepBasedEvaluationCallback,
+)
+from pytorch_accelerated.callbacks.saving import SaveTrainingStateCallback
+from pytorch_accelerated.data.slicing import LimitBatches
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, StopTrainingError
 from pytorch_accelerated.trainer import Trainer
 from tests.support.reference import assert_same_parameters, regression_data, sgd, tiny_model
@@ -47,12 +53,6 @@ def test_updates_are_counted_through_the_whole_run():
     assert counter.seen == [[True, 3, 3], [False, 5, 3], [True, 6, 3], [True, 9, 3], [False, 10, 3]]
     records = [record for record in trainer.run_history.records if record.name == "intermediate_eval_loss"]
     assert [(record.epoch, record.update) for record in records] == [(1, 3), (2, 6), (2, 9)]
-
-
-def test_batches_that_are_accumulated_are_one_update():
-    trainer, counter = trainer_with(StepBasedEvaluationCallback(2))
-    train(trainer, gradient_accumulation_steps=2)
-    assert [updates for is_intermediate, updates, _ in counter.seen if is_intermediate] == [2, 4, 6]
 
 
 def test_training_continues_as_if_there_had_been_no_evaluation():
@@ -109,18 +109,17 @@ def test_all_evaluations_can_be_shortened():
     assert counter.seen[-1][2] == 2
 
 
-def test_the_evaluation_on_the_last_update_of_an_epoch_is_one_within_it():
-    trainer, counter = trainer_with(StepBasedEvaluationCallback(5), LimitEvalStepsCallback(1))
+def test_an_evaluation_that_a_stop_interrupted_is_repeated_with_its_limit(tmp_path: Path):
+    class Interrupts(TrainerCallback):
+        def on_eval_epoch_start(self, trainer: Trainer, is_intermediate: bool = False, **kwargs: Any) -> None:
+            raise StopTrainingError
+
+    callbacks = StepBasedEvaluationCallback(4), LimitEvalStepsCallback(2)
+    trainer, _ = trainer_with(*callbacks, Interrupts(), SaveTrainingStateCallback(tmp_path))
     train(trainer)
-    assert counter.seen == [[True, 5, 1], [False, 5, 3], [True, 10, 1], [False, 10, 3]]
-
-
-def test_the_shorter_of_two_limits_counts():
-    limits = LimitEvalStepsCallback(2, False), LimitBatchesCallback(1)
-    for callbacks in (limits, limits[::-1]):
-        trainer, counter = trainer_with(*callbacks)
-        trainer.evaluate(regression_data(12), per_device_batch_size=4)
-        assert counter.seen[-1][2] == 1
+    trainer, counter = trainer_with(*callbacks)
+    train(trainer, resume_from=tmp_path)
+    assert counter.seen == [[True, 4, 2], [False, 5, 3], [True, 8, 2], [False, 10, 3]]
 
 
 def raise_in_update(number: int, error: Exception) -> TrainerCallback:
@@ -147,7 +146,60 @@ def test_the_whole_loader_is_back_however_the_run_ended(error, limit_intermediat
     assert [batches for _, _, batches in counter.seen] == [3, 3]
 
 
-def test_a_run_without_evaluations_has_nothing_to_shorten():
-    trainer, _ = trainer_with(LimitEvalStepsCallback(1, False))
-    trainer.train(regression_data(4), 1)
-    assert trainer._eval_dataloader is None
+# Fewer batches in every epoch and evaluation
+
+
+class CountBatches(TrainerCallback):
+    """Batches since it was last asked."""
+
+    def __init__(self) -> None:
+        self.train = self.evaluate = 0
+
+    def on_train_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        self.train += 1
+
+    def on_eval_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        self.evaluate += 1
+
+    def take(self) -> tuple[int, int]:
+        counts = self.train, self.evaluate
+        self.train = self.evaluate = 0
+        return counts
+
+
+def limited(*callbacks: Any) -> tuple[Trainer, CountBatches]:
+    model, counter = tiny_model(), CountBatches()
+    return Trainer(model, nn.MSELoss(), sgd(model), callbacks=[*callbacks, counter]), counter
+
+
+def test_training_epochs_and_evaluations_end_after_that_many_batches():
+    trainer, counter = limited(LimitBatchesCallback(2))
+    trainer.train(regression_data(20), 3, regression_data(12), per_device_batch_size=4)
+    assert counter.take() == (6, 6)
+    trainer.evaluate(regression_data(12), per_device_batch_size=4)
+    assert counter.take() == (0, 2)
+
+
+def test_a_limit_is_reported_with_its_origin(capsys):
+    with LimitBatches(2):
+        trainer, _ = limited(LimitBatchesCallback(3))
+    trainer.train(regression_data(20), 1, per_device_batch_size=4)
+    lines = capsys.readouterr().out.splitlines()
+    assert "Using 3 batches of each pass at most (LimitBatchesCallback)" in lines
+    assert "Using 2 batches of each pass at most (PT_ACC_LIMIT_BATCHES)" in lines
+    trainer.preflight(regression_data(20), 1, per_device_batch_size=4)
+    assert "Using 1 " not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("own_limit", [1, 3])
+def test_the_smaller_one_of_two_limits_counts(own_limit):
+    with LimitBatches(2):
+        trainer, counter = limited(LimitBatchesCallback(own_limit))
+    trainer.train(regression_data(20), 1, per_device_batch_size=4)
+    assert counter.take() == (min(own_limit, 2), 0)
+
+
+@pytest.mark.parametrize("limit", [0, -1, 1.5, True, "2"])
+def test_a_limit_that_is_not_a_number_of_batches_is_rejected(limit):
+    with pytest.raises(ConfigurationError, match="num_batches is .* at least 1"):
+        LimitBatchesCallback(limit)

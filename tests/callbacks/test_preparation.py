@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from pytorch_accelerated.callbacks.preparation import ConvertSyncBatchNormCallback, MoveModulesToDeviceCallback
-from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.trainer import Trainer
 from tests.support.processes import run_on_ranks
 from tests.support.reference import regression_data, sgd, tiny_model
@@ -47,15 +46,6 @@ def test_modules_of_the_trainer_are_moved_at_the_start_of_every_kind_of_run():
     assert (loss.moves, teacher.moves) == (3, 3)
 
 
-def test_the_model_is_left_to_the_trainer():
-    def moves_of_model(*callbacks: Any) -> int:
-        model = Model(3, 2, dtype=torch.float64)
-        Trainer(model, nn.MSELoss(), sgd(model), callbacks=callbacks).train(regression_data(8), 1)
-        return model.moves
-
-    assert moves_of_model(MoveModulesToDeviceCallback) == moves_of_model()
-
-
 @pytest.mark.gpu
 def test_a_loss_function_with_weights_follows_the_model_to_the_gpu():
     data = torch.randn(8, 3), torch.randint(2, (8,))
@@ -87,22 +77,6 @@ def test_batch_norm_layers_are_converted_and_keep_their_parameters():
     ConvertSyncBatchNormCallback().on_init_end(trainer)
     assert isinstance(trainer.model[1], nn.SyncBatchNorm)
     assert all(old is new for old, new in zip(parameters, trainer.model.parameters(), strict=True))
-
-
-def test_a_model_that_comes_later_with_unconverted_layers_is_refused():
-    callback = ConvertSyncBatchNormCallback()
-    converted = one_of_two_gpus(nn.SyncBatchNorm.convert_sync_batchnorm(batch_norm_model()))
-    callback.on_training_run_start(converted)
-    with pytest.raises(ConfigurationError, match=r"not synchronised \(1\).* Convert it before"):
-        callback.on_training_run_start(one_of_two_gpus(batch_norm_model()))
-
-
-def test_one_process_keeps_its_batch_norm_layers():
-    model = batch_norm_model()
-    layer = model[1]
-    trainer = Trainer(model, nn.MSELoss(), sgd(model), callbacks=[ConvertSyncBatchNormCallback])
-    trainer.train((torch.randn(8, 3), torch.randn(8, 2)), 1)
-    assert trainer.model[1] is layer
 
 
 SYNC_ON_CPU = """

@@ -20,7 +20,6 @@ from pytorch_accelerated.errors import (
     ConfigurationError,
     DuplicateCallbackError,
     NonFiniteLossError,
-    StopTrainingError,
 )
 from tests.callbacks.runs import (
     DATA,
@@ -74,12 +73,6 @@ def test_a_run_ends_with_the_weights_of_the_best_epoch(scores: list[float], grea
     saved = torch.load("best_model.pt", weights_only=True)
     assert_same_weights(saved["model_state_dict"], score.weights[best])
     assert (saved["score"], saved["epoch"]) == (scores[best], best + 1)
-
-
-def test_the_evaluation_loss_is_watched_by_default() -> None:
-    callback = SaveBestModelCallback()
-    losses = fit(a_trainer(callback)).get_metric_values("eval_loss_epoch")
-    assert callback.best_metric == min(losses)
 
 
 @pytest.mark.parametrize("save_optimizer", [True, False])
@@ -201,38 +194,13 @@ def test_a_second_run_starts_its_own_search_by_default(reset_on_train: bool, bes
     assert_same_weights(weights_of(trainer.model), score.weights[int(reset_on_train)])
 
 
-def test_two_metrics_can_be_watched_and_the_last_callback_loads() -> None:
-    score = Score([1, 2, 3])
-    low, high = save_best_score(save_path="low.pt"), save_best_score(save_path="high.pt", greater_is_better=True)
-    trainer = a_trainer(score, low, high)
-    fit(trainer)
-    assert (low.best_metric, high.best_metric) == (1, 3)
-    assert_same_weights(torch.load("low.pt")["model_state_dict"], score.weights[0])
-    assert_same_weights(weights_of(trainer.model), score.weights[2])
-
-
 def test_two_callbacks_with_one_path_are_refused() -> None:
     with pytest.raises(DuplicateCallbackError):
         a_trainer(SaveBestModelCallback(), SaveBestModelCallback(watch_metric="train_loss_epoch"))
     other_name_of_it = Path("best_model.pt").resolve()
     for other in (SaveBestModelCallback(other_name_of_it), ModelEmaCallback(save_path="best_model.pt")):
-        trainer = a_trainer(SaveBestModelCallback(), other)
         with pytest.raises(DuplicateCallbackError, match="save_path"):
-            fit(trainer)
-
-
-def test_a_subclass_need_not_call_the_constructor_nor_every_event() -> None:
-    class Mine(SaveBestModelCallback):
-        def __init__(self) -> None:
-            self.watch_metric = "train_loss_epoch"
-
-        def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
-            pass
-
-    callback = Mine()
-    losses = fit(a_trainer(callback)).get_metric_values("train_loss_epoch")
-    assert callback.best_metric == min(losses)
-    assert Path("best_model.pt").is_file()
+            fit(a_trainer(SaveBestModelCallback(), other))
 
 
 def test_a_resumed_run_keeps_the_best_value_of_the_run_before_it() -> None:
@@ -289,17 +257,6 @@ def test_states_are_saved_when_asked_for(arguments: dict[str, Any], expected: se
     assert states_in() == expected
 
 
-def test_a_step_is_an_optimizer_update() -> None:
-    callback = SaveTrainingStateCallback(save_every_n_steps=2, save_at_end=False)
-    fit(a_trainer(callback), num_epochs=2, gradient_accumulation_steps=2)  # three updates an epoch
-    assert states_in() == {"step_2", "step_4", "step_6"}
-
-
-def test_final_is_saved_where_the_step_limit_ends_the_run() -> None:
-    fit(a_trainer(SaveTrainingStateCallback()), num_epochs=None, max_num_train_steps=7)
-    assert verify(Path("training_states/final")).facts["updates"] == 7
-
-
 def test_a_run_that_was_stopped_resumes_from_its_final_state() -> None:
     whole = a_trainer()
     expected = values_of(fit(whole))
@@ -313,15 +270,6 @@ def test_a_run_that_was_stopped_resumes_from_its_final_state() -> None:
         assert_same_weights(weights_of(resumed.model), weights_of(whole.model))
 
 
-def test_final_is_saved_once_if_the_last_epoch_asks_for_a_stop() -> None:
-    class StopAtTheEnd(TrainerCallback):
-        def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
-            raise StopTrainingError
-
-    fit(a_trainer(SaveTrainingStateCallback(), StopAtTheEnd()), num_epochs=1)
-    assert verify(Path("training_states/final")).serial == 1
-
-
 @pytest.mark.parametrize("updates", [3, 5, 9])
 def test_nothing_is_saved_after_a_loss_that_is_not_finite(updates: int) -> None:
     callback = SaveTrainingStateCallback(save_every_n_steps=4)
@@ -330,17 +278,6 @@ def test_nothing_is_saved_after_a_loss_that_is_not_finite(updates: int) -> None:
         fit(trainer)
     saved = {f"step_{step}" for step in (4, 8) if step <= updates}
     assert {path.name for path in Path().glob("training_states/*")} == saved
-
-
-def test_a_stopped_evaluation_saves_nothing() -> None:
-    class StopEvaluation(TrainerCallback):
-        def on_eval_step_end(
-            self, trainer: Trainer, *, batch: Any, batch_output: dict[str, Any], **kwargs: Any
-        ) -> None:
-            raise StopTrainingError
-
-    a_trainer(SaveTrainingStateCallback(), StopEvaluation()).evaluate(DATA)
-    assert not Path("training_states").exists()
 
 
 def test_the_newest_states_are_kept_also_over_a_restart() -> None:
@@ -381,15 +318,6 @@ def test_the_best_states_are_kept(scores: list[float], arguments: dict[str, Any]
     arguments = {"save_every_n_epochs": 1, "save_at_end": False, "watch_metric": "score", **arguments}
     fit(a_trainer(Score(scores), SaveTrainingStateCallback(**arguments)), num_epochs=4)
     assert states_in() == expected
-
-
-def test_a_state_inside_an_epoch_counts_with_the_evaluation_of_the_same_update() -> None:
-    evaluations = StepBasedEvaluationCallback(2)
-    arguments: dict[str, Any] = {"watch_metric": "intermediate_eval_loss", "greater_is_better": True}
-    states = SaveTrainingStateCallback(save_every_n_steps=1, keep_best=2, save_at_end=False, **arguments)
-    values = fit(a_trainer(states, evaluations)).get_metric_values("intermediate_eval_loss")
-    steps = sorted(range(2, 15, 2), key=lambda step: -values[step // 2 - 1])
-    assert states_in() == {f"step_{step}" for step in steps[:2]} | {"step_15"}
 
 
 def test_folders_with_other_names_are_left_alone() -> None:
@@ -455,31 +383,6 @@ def test_states_are_saved_by_the_clock() -> None:
     fit(a_trainer(*timed(1, seconds_per_update=20)))
     # The clock starts with the first update, at its end.
     assert states_in() == {"step_4", "step_7", "step_10", "step_13"}
-
-
-def test_a_run_that_becomes_slow_is_not_lost_sight_of() -> None:
-    fit(a_trainer(*timed(1, seconds_per_update=60, after=4)))
-    assert states_in() == {f"step_{step}" for step in range(8, 16)}
-
-
-def test_a_fast_run_looks_at_the_clock_about_once_a_second() -> None:
-    looks = []
-
-    trainer = a_trainer(*timed(0.1, seconds_per_update=0.05))
-    really_ask = trainer._ranks.from_first
-
-    def ask(value: Any) -> Any:
-        if isinstance(value, tuple):
-            looks.append(trainer.run_state.updates)
-        return really_ask(value)
-
-    trainer._ranks.from_first = ask  # type: ignore[method-assign]
-    fit(trainer, num_epochs=60)
-    gaps = [after - before for before, after in zip(looks, looks[1:], strict=False)]
-    assert max(gaps) == 20
-    assert len(looks) < 25
-    assert {int(name.removeprefix("step_")) for name in states_in()} <= set(looks)
-    assert len(states_in()) == 2
 
 
 def test_numbers_that_cannot_work_are_refused_at_once() -> None:

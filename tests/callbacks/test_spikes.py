@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import SequentialSampler, TensorDataset
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import LossSpikeCallback, SaveTrainingStateCallback, TrainerCallback
@@ -59,17 +58,6 @@ def test_the_event_names_the_updates_and_the_samples(capsys: pytest.CaptureFixtu
     assert str(BAD) in lines[0]
 
 
-@pytest.mark.parametrize("every", [3, 8])
-def test_a_record_of_several_updates_names_all_of_them(every: int) -> None:
-    spikes = Spikes()
-    train(LossSpikeCallback(), spikes, num_epochs=8, record_every_n_steps=every)
-    assert spikes.seen
-    for spike in spikes.seen:
-        assert spike["last_update"] - spike["first_update"] + 1 <= every
-        assert BAD in spike["samples"]
-        assert len(spike["samples"]) == 4 * (spike["last_update"] - spike["first_update"] + 1)
-
-
 def test_weights_are_the_same_with_and_without_it() -> None:
     assert_same(train(LossSpikeCallback(threshold=0.5)).model.state_dict(), train().model.state_dict())
 
@@ -85,25 +73,6 @@ def test_a_resumed_run_reports_each_spike_once(tmp_path: Path) -> None:
     train(LossSpikeCallback(), before, Stops(), SaveTrainingStateCallback(tmp_path))
     train(LossSpikeCallback(), after, SaveTrainingStateCallback(tmp_path), resume_from=tmp_path)
     assert before.seen + after.seen == whole.seen
-
-
-def test_samples_of_a_users_sampler_are_not_known() -> None:
-    spikes = Spikes()
-    dataset = TensorDataset(*data())
-
-    class Own(SequentialSampler):
-        pass
-
-    train(LossSpikeCallback(), spikes, train_dataloader_kwargs={"sampler": Own(dataset), "shuffle": False})
-    assert [spike["samples"] for spike in spikes.seen] == [None, None]
-
-
-def test_a_callback_may_stop_the_run_at_a_spike() -> None:
-    class Stops(TrainerCallback):
-        def on_loss_spike(self, trainer: Trainer, **kwargs: Any) -> None:
-            raise StopTrainingError("spike")
-
-    assert len(train(LossSpikeCallback(), Stops()).run_history.get_metric_values("train_loss_epoch")) <= 1
 
 
 def test_windows_are_those_before_each_loss_whatever_comes_at_once() -> None:

@@ -7,18 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
-from pytorch_accelerated.callbacks.defaults import DEFAULT_CALLBACKS
 from pytorch_accelerated.callbacks.evaluation import StepBasedEvaluationCallback
+from pytorch_accelerated.callbacks.handler import DEFAULT_CALLBACKS
 from pytorch_accelerated.callbacks.saving import SaveTrainingStateCallback
 from pytorch_accelerated.callbacks.stopping import EarlyStoppingCallback, StopAtCallback, TerminateOnNaNCallback
-from pytorch_accelerated.callbacks.watching import WatchedMetric
-from pytorch_accelerated.errors import ConfigurationError, NonFiniteLossError, UnknownMetricError
-from pytorch_accelerated.tracking.history import InMemoryRunHistory
+from pytorch_accelerated.errors import ConfigurationError, NonFiniteLossError
 from pytorch_accelerated.trainer import Trainer
 from tests.support.processes import run_on_ranks
 from tests.support.reference import regression_data, sgd, tiny_model
@@ -78,59 +74,6 @@ def test_a_run_stops_after_that_many_evaluations_in_a_row_without_improvement(
     assert epochs_run(score_trainer(scores, stopping), 4) == epochs
 
 
-@pytest.mark.parametrize(
-    ("scores", "reason"),
-    [
-        (
-            [3, 2, 4, 5],
-            "score had no improvement of at least 0.5 in 2 evaluations (patience 2): best 2 at epoch 2, last 5",
-        ),
-        (
-            [1, 0.75, 0.625],
-            "score had no improvement of at least 0.5 in 2 evaluations (patience 2): best 1 at epoch 1, last 0.625",
-        ),
-        ([NAN, NAN], "score had no improvement of at least 0.5 in 2 evaluations (patience 2): last nan"),
-    ],
-)
-def test_the_reason_names_the_value_that_was_judged_against_which_need_not_be_the_best(scores, reason):
-    class Reason(TrainerCallback):
-        def on_stop_training_error(self, trainer: Trainer, reason: str = "", **kwargs: Any) -> None:
-            self.text = reason
-
-    seen = Reason()
-    epochs_run(score_trainer(scores, EarlyStoppingCallback(2, 0.5, watch_metric="score"), seen), 4)
-    assert seen.text == reason
-
-
-def test_the_evaluation_loss_is_watched_by_default():
-    model = tiny_model()
-    trainer = Trainer(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0), callbacks=[EarlyStoppingCallback])
-    assert epochs_run(trainer, 5) == 2
-    assert (
-        trainer.run_history.get_metric_values("eval_loss_epoch")
-        == [trainer.run_history.get_latest_metric("eval_loss_epoch")] * 2
-    )
-
-
-def test_the_epoch_that_stops_the_run_is_closed_first():
-    class Events(TrainerCallback):
-        seen: tuple[str, ...] = ()
-
-        def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
-            self.seen += (f"epoch {trainer.run_history.current_epoch} closed",)
-
-        def on_stop_training_error(self, trainer: Trainer, **kwargs: Any) -> None:
-            self.seen += ("stop",)
-
-        def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
-            self.seen += ("end",)
-
-    events = Events()
-    trainer = score_trainer([1, 2, 3], EarlyStoppingCallback(watch_metric="score"), events)
-    epochs_run(trainer, 3)
-    assert events.seen == ("epoch 1 closed", "epoch 2 closed", "stop", "end")
-
-
 class RecordsLater(TrainerCallback):
     """Records a score after the other callbacks have heard that the evaluation is over, as averaged weights do."""
 
@@ -143,13 +86,6 @@ class RecordsLater(TrainerCallback):
 def test_metrics_of_later_callbacks_count_in_the_same_epoch():
     stopping = EarlyStoppingCallback(watch_metric="ema_model_score")
     assert epochs_run(score_trainer([], stopping, RecordsLater()), 5) == 2
-
-
-def test_without_an_evaluation_set_a_training_metric_can_be_watched():
-    model = tiny_model()
-    stopping = EarlyStoppingCallback(watch_metric="train_loss_epoch")
-    trainer = Trainer(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0), callbacks=[stopping])
-    assert epochs_run(trainer, 5, evaluate=False) == 2
 
 
 def test_evaluations_within_an_epoch_can_stop_the_run_at_once():
@@ -165,13 +101,6 @@ def test_evaluations_within_an_epoch_can_stop_the_run_at_once():
     )
     trainer.train(regression_data(20), 5, regression_data(4), per_device_batch_size=1)
     assert trainer.run_state.updates == 9
-
-
-def test_a_metric_of_evaluations_within_epochs_may_come_epochs_later():
-    stopping = EarlyStoppingCallback(watch_metric="intermediate_eval_loss")
-    trainer = score_trainer([], StepBasedEvaluationCallback(5), stopping)
-    trainer.train(regression_data(4), 6, regression_data(2), per_device_batch_size=2)
-    assert stopping.best_metric_epoch == 3
 
 
 def test_evaluate_is_not_judged():
@@ -198,14 +127,6 @@ def test_by_default_each_run_is_judged_by_itself(reset_run_history):
     assert epochs_run(trainer, 2, reset_run_history=reset_run_history) == 1
 
 
-def test_values_recorded_before_the_callback_existed_are_ignored():
-    trainer = score_trainer([1, 2, 3])
-    epochs_run(trainer, 3)
-    trainer.callback_handler.add_callback(EarlyStoppingCallback(watch_metric="score"))
-    trainer.scores = [9, 8]
-    assert epochs_run(trainer, 2, reset_run_history=False) == 2
-
-
 def save_every_epoch(folder: Path) -> TrainerCallback:
     class Save(TrainerCallback):
         def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
@@ -223,28 +144,6 @@ def test_a_resumed_run_stops_where_the_uninterrupted_one_does(resume_after, tmp_
     trainer = score_trainer(scores, resumed)
     assert epochs_run(trainer, 8, resume_from=tmp_path / f"epoch_{resume_after}") == 5
     assert resumed.state_dict() == whole.state_dict()
-
-
-def test_several_metrics_can_be_watched_in_one_run():
-    trainer = score_trainer(
-        [3, 2, 1, 2],
-        EarlyStoppingCallback(watch_metric="score"),
-        EarlyStoppingCallback(early_stopping_patience=100),
-    )
-    assert epochs_run(trainer, 6) == 4
-
-
-def test_a_subclass_needs_neither_constructor_nor_other_events():
-    class Mine(EarlyStoppingCallback):
-        watch_metric = "score"
-
-        def __init__(self) -> None:
-            pass
-
-        def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
-            pass
-
-    assert epochs_run(score_trainer([1, 2, 3], Mine()), 3) == 2
 
 
 @pytest.mark.parametrize(
@@ -269,46 +168,6 @@ def test_a_metric_of_evaluations_without_an_evaluation_set_is_refused_before_the
     with pytest.raises(ConfigurationError, match=f"'{name}', but there is no evaluation set"):
         epochs_run(trainer, 1, evaluate=False)
     assert trainer.run_state.updates == 0
-
-
-def test_the_metric_of_evaluate_is_refused_before_a_training_run():
-    trainer = score_trainer([], EarlyStoppingCallback(watch_metric="evaluation_loss"))
-    with pytest.raises(UnknownMetricError, match="Watch 'eval_loss_epoch'"):
-        epochs_run(trainer, 1)
-    assert trainer.run_state.updates == 0
-
-
-# Which values are better
-
-
-numbers = st.floats(allow_nan=False)
-
-
-@given(new=numbers, best=numbers, threshold=st.floats(0, 10))
-def test_better_means_beyond_the_best_one_by_at_least_the_threshold(new, best, threshold):
-    assert WatchedMetric("m").is_better(new, best, threshold) == (new < best and best - new >= threshold)
-    assert WatchedMetric("m", True).is_better(new, best, threshold) == (new > best and new - best >= threshold)
-
-
-@given(best=st.none() | st.floats(), greater=st.booleans())
-def test_a_value_that_is_not_a_number_is_never_better(best, greater):
-    assert not WatchedMetric("m", greater).is_better(NAN, best)
-
-
-@given(new=st.floats(allow_nan=False, allow_infinity=False), greater=st.booleans())
-def test_any_finite_value_is_better_than_none(new, greater):
-    assert WatchedMetric("m", greater).is_better(new, None)
-
-
-def test_the_latest_value_is_found_in_the_history_of_users_too():
-    class OwnHistory(InMemoryRunHistory):
-        pass
-
-    trainer = score_trainer([4, 3], run_history=OwnHistory())
-    epochs_run(trainer, 2)
-    assert WatchedMetric("score").latest(trainer.run_history, trainer._ranks) == 3
-    with pytest.raises(UnknownMetricError, match="There is: "):
-        WatchedMetric("other").latest(trainer.run_history, trainer._ranks)
 
 
 # Losses that are not finite
@@ -392,7 +251,7 @@ def test_a_bad_evaluation_loss_ends_the_run_with_an_error(
 ON_RANKS = """
 import torch
 from torch import nn
-from pytorch_accelerated.callbacks.defaults import DEFAULT_CALLBACKS
+from pytorch_accelerated.callbacks.handler import DEFAULT_CALLBACKS
 from pytorch_accelerated.callbacks.saving import SaveTrainingStateCallback
 from pytorch_accelerated.callbacks.stopping import EarlyStoppingCallback, StopAtCallback, TerminateOnNaNCallback
 from pytorch_accelerated.errors import NonFiniteLossError
@@ -453,30 +312,6 @@ def test_a_run_ends_when_its_metric_reaches_a_value(
     trainer = score_trainer(scores, StopAtCallback("score", **limits), *DEFAULT_CALLBACKS)
     assert epochs_run(trainer, 4) == epochs
     assert ("score has reached" in capsys.readouterr().out) is (epochs < 4)
-
-
-def test_the_loss_of_training_is_a_metric_too() -> None:
-    trainer = score_trainer([], StopAtCallback("train_loss_epoch", at_least=0.0))
-    assert epochs_run(trainer, 4, evaluate=False) == 1
-
-
-def test_an_evaluation_within_an_epoch_ends_the_run_there() -> None:
-    limit = StopAtCallback("intermediate_eval_loss", at_least=0.0)
-    trainer = score_trainer([], StepBasedEvaluationCallback(2), limit)
-    trainer.train(regression_data(8), 3, regression_data(2), per_device_batch_size=1)
-    assert trainer.run_state.updates == 2
-
-
-def test_one_of_several_evaluation_sets_can_be_watched() -> None:
-    sets = {"clean": regression_data(2), "noisy": regression_data(3)}
-    trainer = score_trainer([], StopAtCallback("eval_noisy_loss_epoch", at_least=0.0))
-    trainer.train(regression_data(4), 3, sets)
-    assert trainer.run_state.epochs == 1
-    trainer = score_trainer([], StopAtCallback("eval_noise_loss_epoch", at_least=0.0))
-    with pytest.raises(UnknownMetricError, match="eval_noisy_loss_epoch"):
-        Trainer(trainer.model, nn.MSELoss(), trainer.optimizer, callbacks=trainer.callback_handler).train(
-            regression_data(4), 3, sets
-        )
 
 
 def test_a_resumed_run_that_had_reached_its_value_stops_again_unless_the_limit_has_changed(tmp_path: Path) -> None:

@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from accelerate import tracking
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.trackers import TrackerCallback
-from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, MissingDependencyError
+from pytorch_accelerated.errors import ConfigurationError, MissingDependencyError
 from tests.callbacks.runs import DATA, Die, DieAfter, a_trainer, assert_same_weights, fit, weights_of
 from tests.support.processes import run_forked, run_on_ranks
 
@@ -72,7 +71,7 @@ class ListTracker(tracking.GeneralTracker):  # type: ignore[misc]  # accelerate 
 
 def events_of(folder: Path) -> Any:
     accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    events = accumulators.EventAccumulator(str(folder), size_guidance={"scalars": 0, "images": 0, "histograms": 0})
+    events = accumulators.EventAccumulator(str(folder), size_guidance={"scalars": 0, "images": 0})
     return events.Reload()
 
 
@@ -190,7 +189,7 @@ def test_a_wandb_run_that_is_resumed_offline_has_all_rows_under_one_id(tmp_path:
 # ------------------------------------------------------------------------------------------------------- what is logged
 
 
-def test_tensorboard_has_hyperparameters_scalars_figures_and_histograms(tmp_path: Path) -> None:
+def test_tensorboard_has_hyperparameters_scalars_and_figures(tmp_path: Path) -> None:
     tracker = TrackerCallback("tensorboard", folder=tmp_path, run_name="run", hyperparameters={"data": {"rows": 20}})
 
     class Pictures(TrainerCallback):
@@ -199,18 +198,14 @@ def test_tensorboard_has_hyperparameters_scalars_figures_and_histograms(tmp_path
             figure = pyplot.Figure(figsize=(1, 1))
             figure.subplots().plot([1, 2])
             tracker.log_figure("curve", figure)
-            tracker.log_histogram("weights", trainer.get_model()[0].weight)
-            tracker.log_histogram("partly infinite", [1.0, math.inf, math.nan], step=3)
-            tracker.log_histogram("nothing finite", torch.tensor([math.nan]))
+            tracker.log_figure("early", figure, step=3)
 
     trainer = a_trainer(tracker, Pictures())
     history = fit(trainer, 2)
     folder = tmp_path / "run"
     events = events_of(folder)
     assert [image.step for image in events.Images("curve")] == [5, 10]
-    assert [histogram.histogram_value.num for histogram in events.Histograms("weights")] == [12, 12]
-    assert [(one.step, one.histogram_value.num) for one in events.Histograms("partly infinite")] == [(3, 1), (3, 1)]
-    assert set(events.Tags()["histograms"]) == {"weights", "partly infinite"}
+    assert [image.step for image in events.Images("early")] == [3, 3]
     metrics = [[record.name, record.update, record.value] for record in history.records]
     steps = [[record.update, record.train_loss] for record in history.step_records]
     assert_has_history(tensorboard_scalars(folder), {"metrics": metrics, "steps": steps})
@@ -283,16 +278,17 @@ def test_a_failing_tracker_costs_one_warning_and_the_others_have_everything(
     assert bad.calls.count(fails_at) == 1
 
 
-def test_a_tracker_without_figures_is_named_in_one_warning() -> None:
+def test_a_tracker_without_figures_is_named_in_a_warning_and_figures_before_a_run_are_an_error() -> None:
     callback = TrackerCallback(ListTracker())
+    with pytest.raises(ConfigurationError, match="log_figure` was called before a run"):
+        callback.log_figure("curve", None)
 
     class Picture(TrainerCallback):
         def on_training_run_epoch_end(self, trainer: Any, **kwargs: Any) -> None:
             callback.log_figure("nothing", None)
 
-    with pytest.warns(UserWarning, match="'list' takes no figures") as caught:
-        fit(a_trainer(callback, Picture()), 3)
-    assert len(caught) == 1
+    with pytest.warns(UserWarning, match="'list' takes no figures"):
+        fit(a_trainer(callback, Picture()))
 
 
 def test_the_record_is_complete_and_closed_after_an_exception() -> None:
@@ -303,37 +299,26 @@ def test_the_record_is_complete_and_closed_after_an_exception() -> None:
     assert [step for step, _ in own.scalars()["eval_loss_epoch"]] == [5]
 
 
-def test_figures_before_a_run_are_an_error() -> None:
-    with pytest.raises(ConfigurationError, match="log_figure` was called before a run"):
-        TrackerCallback(ListTracker()).log_figure("curve", None)
-
-
 @pytest.mark.parametrize(
-    ("trackers", "error", "message"),
-    [
-        ("tensorbord", ConfigurationError, "no tracker called 'tensorbord'. Did you mean 'tensorboard'?"),
-        (["tensorboard", "tensorboard"], ConfigurationError, "each once"),
-        ([], ConfigurationError, "one tracker or more"),
-        ([3], ArgumentTypeError, "3 is not a tracker"),
-    ],
+    "trackers", ["tensorbord", ["tensorboard", "tensorboard"], [], [3]], ids=["slip", "twice", "none", "number"]
 )
-def test_wrong_names_are_errors_before_a_run(trackers: Any, error: type[Exception], message: str) -> None:
-    pytest.importorskip("tensorboard")
-    with pytest.raises(error, match=message):
+def test_wrong_names_are_errors_before_a_run(trackers: Any) -> None:
+    with pytest.raises(ConfigurationError, match="one tracker or more, each once. There are .*tensorboard"):
         TrackerCallback(trackers)
 
 
-@pytest.mark.parametrize(
-    ("name", "what"), [("mlflow", r"'pytorch-accelerated\[mlflow\]'"), ("aim", "aim"), ("wandb", r".*\[wandb\]")]
-)
-def test_a_missing_package_is_an_error_that_says_what_to_install(
-    name: str, what: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("name", ["mlflow", "aim", "wandb", "tensorboard"])
+def test_a_missing_package_is_an_error_that_says_what_to_install(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(MissingDependencyError, match=f"The tracker '{name}' needs.*pip install {what}"):
+    with pytest.raises(MissingDependencyError, match=f"The tracker '{name}' needs.*pip install {name}$"):
         TrackerCallback(name)
 
 
 def test_options_for_another_tracker_are_an_error() -> None:
-    with pytest.raises(ConfigurationError, match="`options` is for 'wandb', but the trackers are 'list'"):
+    with pytest.raises(ConfigurationError, match=r"`options` is for \['wandb'\], but the trackers are \['list'\]"):
         TrackerCallback(ListTracker(), options={"wandb": {"tags": ["first"]}})
+
+
+def test_histograms_warn_that_they_are_not_logged_any_more(tmp_path: Path) -> None:
+    with pytest.warns(FutureWarning, match="log_figure"):
+        TrackerCallback("tensorboard", folder=tmp_path).log_histogram("weights", [1.0, 2.0])

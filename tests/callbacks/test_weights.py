@@ -13,7 +13,7 @@ from pytorch_accelerated.callbacks.evaluation import StepBasedEvaluationCallback
 from pytorch_accelerated.callbacks.saving import SaveBestModelCallback, SaveTrainingStateCallback
 from pytorch_accelerated.callbacks.stopping import TerminateOnNaNCallback
 from pytorch_accelerated.callbacks.weights import ModelEmaCallback
-from pytorch_accelerated.errors import ConfigurationError, NonFiniteLossError
+from pytorch_accelerated.errors import NonFiniteLossError
 from pytorch_accelerated.models.averaging import ModelEma
 from tests.callbacks.runs import (
     DATA,
@@ -172,11 +172,6 @@ def test_without_evaluation_the_average_is_saved_at_the_end_of_the_run() -> None
     assert_same_weights(average_of(callback), average_of(evaluated))
 
 
-def test_an_average_that_is_to_be_evaluated_needs_an_evaluation_set() -> None:
-    with pytest.raises(ConfigurationError, match="no evaluation set"):
-        fit(a_trainer(ModelEmaCallback()), eval_dataset=None)
-
-
 @pytest.mark.parametrize("updates", [3, 5, 7])
 @pytest.mark.parametrize("evaluate_during_training", [True, False])
 def test_a_resumed_run_ends_with_the_same_average(updates: int, evaluate_during_training: bool) -> None:
@@ -206,17 +201,6 @@ def test_a_second_run_starts_a_new_average() -> None:
     torch.testing.assert_close(average_of(callback)["0.weight"], expected, rtol=TOLERANCE, atol=TOLERANCE)
 
 
-def test_a_state_that_was_loaded_without_resuming_leaves_the_average_of_a_new_run() -> None:
-    fit(a_trainer(ModelEmaCallback(decay=0.9), SaveTrainingStateCallback()))
-    record, callback = Record(), ModelEmaCallback(decay=0.9)
-    trainer = a_trainer(record, callback)
-    trainer.load_training_state("training_states/final")
-    fit(trainer, num_epochs=1, max_num_train_steps=1)
-    start, after = record.weights
-    expected = 0.9 * start["0.weight"] + 0.1 * after["0.weight"]
-    torch.testing.assert_close(average_of(callback)["0.weight"], expected, rtol=TOLERANCE, atol=TOLERANCE)
-
-
 def test_another_rule_can_be_given() -> None:
     class Last(ModelEma):
         """The weights of the last update."""
@@ -230,23 +214,6 @@ def test_another_rule_can_be_given() -> None:
     assert_same_weights(average_of(callback), weights_of(trainer.model))
 
 
-def test_the_best_model_and_the_best_average_are_saved_side_by_side() -> None:
-    callbacks = [SaveBestModelCallback(greater_is_better=True), ModelEmaCallback(decay=0.5)]
-    trainer = a_trainer(*callbacks)
-    fit(trainer)
-    assert_same_weights(weights_of(trainer.model), torch.load("best_model.pt")["model_state_dict"])
-    assert not torch.equal(saved_average()["0.weight"], trainer.model.state_dict()["0.weight"])
-
-
-def test_the_best_average_survives_a_loss_that_is_not_finite() -> None:
-    callback = ModelEmaCallback()
-    trainer = a_trainer(callback, TerminateOnNaNCallback, SpoilAfter(7))
-    with pytest.raises(NonFiniteLossError, match="epoch 2"):
-        fit(trainer)
-    assert callback.best_metric_epoch == 1
-    assert all(torch.isfinite(tensor).all() for tensor in saved_average().values())
-
-
 def test_an_average_that_is_not_finite_is_not_saved_at_the_end() -> None:
     callback = ModelEmaCallback(evaluate_during_training=False)
     # The best model is loaded first, so that the model itself is finite when the average is saved.
@@ -258,21 +225,6 @@ def test_an_average_that_is_not_finite_is_not_saved_at_the_end() -> None:
         fit(trainer)
     assert all(torch.isfinite(parameter).all() for parameter in trainer.model.parameters())
     assert not Path("ema_model.pt").exists()
-
-
-def test_a_subclass_need_not_call_the_constructor_nor_every_event() -> None:
-    class Mine(ModelEmaCallback):
-        def __init__(self) -> None:
-            self.decay = 0.0
-
-        def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
-            pass
-
-    callback = Mine()
-    trainer = a_trainer(callback)
-    fit(trainer)
-    assert_same_weights(average_of(callback), weights_of(trainer.model))
-    assert Path("ema_model.pt").is_file()
 
 
 SCRIPT = """

@@ -16,7 +16,6 @@ from pytorch_accelerated.checkpointing.verify import verify
 from pytorch_accelerated.errors import CheckpointError, ConfigurationError
 from pytorch_accelerated.schedulers.wsd_scheduler import WSDLrScheduler
 from tests.callbacks.runs import Die, DieAfter, a_trainer, assert_same_weights, fit, values_of, weights_of
-from tests.support.skipping import skipping_trainer
 
 
 @pytest.fixture(autouse=True)
@@ -80,19 +79,58 @@ def callbacks(folder: str, **kwargs: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("arguments", [{}, {"is_continuation_from_checkpoint": True}], ids=["plain", "continuation"])
-def test_a_short_run_continued_before_its_decay_equals_a_long_run(arguments: dict[str, Any]) -> None:
+def test_a_short_run_resumed_before_its_decay_equals_a_long_run(arguments: dict[str, Any]) -> None:
     long = a_trainer(*callbacks("long"))
     expected = values_of(fit(long, num_epochs=4, create_scheduler_fn=schedule(20)))
     fit(a_trainer(*callbacks("short")), num_epochs=2, create_scheduler_fn=schedule(10))
 
     # Only the callbacks with the same paths take over the state of the short run.
-    continued = a_trainer(*callbacks("short", initial_checkpoint="short/checkpoint_8_wsd_pre_decay"))
-    found = values_of(fit(continued, num_epochs=4, create_scheduler_fn=schedule(20, **arguments)))
+    continued = a_trainer(*callbacks("short"))
+    place = "short/checkpoint_8_wsd_pre_decay"
+    found = values_of(fit(continued, num_epochs=4, create_scheduler_fn=schedule(20, **arguments), resume_from=place))
     assert found["eval_loss_epoch"] == expected["eval_loss_epoch"]
     assert found["ema_model_eval_loss_epoch"] == expected["ema_model_eval_loss_epoch"]
     assert_same_weights(weights_of(continued.model), weights_of(long.model))
     assert "checkpoint_20_wsd_post_decay.pt" in names_in("short")
     assert "checkpoint_16_wsd_pre_decay" in names_in("short")
+
+
+class Rates(TrainerCallback):
+    """The learning rate and the momentum before the first update, and the rates of all."""
+
+    def __init__(self) -> None:
+        self.rates: list[float] = []
+        self.had_momentum = False
+
+    def on_optimizer_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        self.had_momentum |= not self.rates and bool(trainer.optimizer.state)
+        self.rates.append(trainer.optimizer.param_groups[0]["lr"])
+
+
+@pytest.mark.parametrize("place", ["short/checkpoint_8_wsd_pre_decay", "short/checkpoint_10_wsd_post_decay.pt"])
+@pytest.mark.parametrize("num_epochs", [1, 4])
+def test_a_continuation_is_a_new_run_with_the_weights_and_its_length_is_that_of_the_new_part(
+    place: str, num_epochs: int
+) -> None:
+    record = Record()
+    fit(a_trainer(record, WSDCheckpointCallback("short")), num_epochs=2, create_scheduler_fn=schedule(10))
+
+    class Begins(Record):
+        def on_train_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
+            self.weights.setdefault(0, weights_of(trainer.get_model()))
+
+    rates, begins = Rates(), Begins()
+    continued = a_trainer(WSDCheckpointCallback("long", initial_checkpoint=place), rates, begins)
+    factory = WSDLrScheduler.create_scheduler_fn(decay_phase_ratio=0.2, is_continuation_from_checkpoint=True)
+    history = fit(continued, num_epochs=num_epochs, create_scheduler_fn=factory)
+    assert len(history.get_metric_values("eval_loss_epoch")) == num_epochs
+    assert continued.run_state.updates == len(rates.rates) == 5 * num_epochs
+    peak = schedule(10)(a_trainer().optimizer).base_lr_values[0]
+    num_decaying = num_epochs
+    assert rates.rates[: 5 * num_epochs - num_decaying] == [peak] * (4 * num_epochs)
+    assert rates.rates[4 * num_epochs :] == sorted(rates.rates[4 * num_epochs :], reverse=True)
+    assert rates.had_momentum
+    assert_same_weights(begins.weights[0], record.weights[8 if "pre" in place else 10])
 
 
 def test_a_run_that_is_resumed_does_not_go_back_to_the_initial_checkpoint() -> None:
@@ -102,23 +140,15 @@ def test_a_run_that_is_resumed_does_not_go_back_to_the_initial_checkpoint() -> N
 
     fit(a_trainer(WSDCheckpointCallback("short")), num_epochs=2, create_scheduler_fn=schedule(10))
     whole = continued()
-    fit(whole, num_epochs=4, create_scheduler_fn=schedule(20))
+    part = schedule(20, is_continuation_from_checkpoint=True)
+    fit(whole, num_epochs=4, create_scheduler_fn=part)
     with pytest.raises(Die):
-        fit(continued(DieAfter(14)), num_epochs=4, create_scheduler_fn=schedule(20))
+        fit(continued(DieAfter(14)), num_epochs=4, create_scheduler_fn=part)
     record = Record()
     resumed = continued(record)
-    fit(resumed, num_epochs=4, create_scheduler_fn=schedule(20), resume_from="training_states/step_13")
+    fit(resumed, num_epochs=4, create_scheduler_fn=part, resume_from="training_states/step_13")
     assert min(record.weights) == 14
     assert_same_weights(weights_of(resumed.model), weights_of(whole.model))
-
-
-def test_a_skipped_update_saves_nothing_again() -> None:
-    Skips = skipping_trainer(lambda updates: updates == 8)
-    plain = a_trainer(WSDCheckpointCallback())
-    trainer = Skips(plain.model, plain.loss_func, plain.optimizer, plain.callback_handler.callbacks, seed=5)
-    fit(trainer, num_epochs=2, create_scheduler_fn=schedule(10))
-    assert names_in("checkpoints") == {"checkpoint_8_wsd_pre_decay"}
-    assert verify(Path("checkpoints/checkpoint_8_wsd_pre_decay")).facts["updates"] == 8
 
 
 def test_another_scheduler_is_refused_before_the_run() -> None:

@@ -1,4 +1,4 @@
-"""Whatever is passed, and in whatever order things are done: it works, or an error of ours says what is wrong."""
+"""In whatever order things are done, they work, and a training state that was loaded is the one that was saved."""
 
 import copy
 import math
@@ -6,16 +6,15 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from torch import nn
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import TrainerCallback
-from pytorch_accelerated.errors import CheckpointError, PytorchAcceleratedError
+from pytorch_accelerated.errors import CheckpointError
 from tests.chaos.record import record
 from tests.chaos.size import size
 from tests.support.reference import regression_data, sgd, tiny_model
@@ -23,64 +22,9 @@ from tests.support.reference import regression_data, sgd, tiny_model
 DATA = regression_data(10)
 EVALUATED = regression_data(4)
 
-ODD_VALUES: list[Any] = [
-    *(None, True, False, 0, 1, 2, 3, -1, 10**30, 0.5, -0.5, 2.0, math.nan, math.inf, -math.inf),
-    *("", "1", "epoch", "update", "00:00:01", b"1", [], [1], {}, (1, 2), {1: 2}, set(), object()),
-    *(np.int64(2), np.float32(0.5), np.array(3), np.zeros(2), torch.tensor(2), torch.tensor(0.5), torch.zeros(2)),
-]
-FUZZED = [
-    "num_epochs",
-    "per_device_batch_size",
-    "eval_per_device_batch_size",
-    "max_num_train_steps",
-    "gradient_accumulation_steps",
-    "gradient_clip_value",
-    "gradient_clip_norm",
-    "create_scheduler_fn",
-    "train_dataloader_kwargs",
-    "eval_dataloader_kwargs",
-    "reset_run_history",
-    "collate_fn",
-    "max_duration",
-    "step_scheduler",
-    "scheduler_metric",
-    "nonfinite_policy",
-    "max_skipped_updates",
-    "split_on_oom",
-]
-
 
 def new_trainer(*callbacks: Any) -> Trainer:
     return Trainer(model := tiny_model(), nn.MSELoss(), sgd(model), callbacks=callbacks, seed=1)
-
-
-@settings(
-    max_examples=size(150, 3_000),
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
-    derandomize=True,  # a failure can be had again; the release size goes through very many
-    database=None,
-)
-@given(st.dictionaries(st.sampled_from(FUZZED), st.sampled_from(range(len(ODD_VALUES))), min_size=1, max_size=3))
-def try_arguments(chosen: dict[str, int]) -> None:
-    odd = {name: ODD_VALUES[index] for name, index in chosen.items()}
-    arguments = {"num_epochs": 1, "max_num_train_steps": 2, "eval_dataset": EVALUATED, **odd}
-    trainer = new_trainer()
-    before = copy.deepcopy(trainer.model.state_dict())
-    try:
-        trainer.train(DATA, **arguments)
-    except PytorchAcceleratedError as refusal:
-        message = str(refusal)
-        assert any(name in message for name in odd), f"{odd} -> {message}"
-        for name, value in trainer.model.state_dict().items():
-            assert torch.equal(value, before[name]), "it had begun to train"
-        trainer.train(DATA, 1, max_num_train_steps=1)  # nothing is left of the attempt
-    assert trainer.run_state.updates > 0
-
-
-def test_odd_arguments_work_or_are_refused_by_name():
-    try_arguments()
-    record("odd arguments of `train`", {"combinations": size(150, 3_000), "other errors": 0})
 
 
 class Interrupted(Exception):
@@ -200,7 +144,7 @@ class Life(RuleBasedStateMachine):
 def test_common_calls_of_a_trainer_work_in_any_order():
     machine = Life.TestCase
     machine.settings = settings(
-        max_examples=size(15, 400),
+        max_examples=size(8, 400),
         stateful_step_count=12,
         deadline=None,
         suppress_health_check=[HealthCheck.too_slow],
@@ -208,4 +152,4 @@ def test_common_calls_of_a_trainer_work_in_any_order():
         database=None,
     )
     machine("runTest").runTest()
-    record("sequences of calls", {"sequences": size(15, 400), "broken promises": 0})
+    record("sequences of calls", {"sequences": size(8, 400), "broken promises": 0})

@@ -16,7 +16,7 @@ SEED = 20
 @pytest.mark.processes
 @pytest.mark.parametrize("background", [False, True], ids=["saved in between", "saved in the background"])
 def test_killed_runs_lose_no_state_and_end_like_uninterrupted_ones(background: bool, tmp_path: Path):
-    kills, storms, operations = size(4, 500), size(1, 25), size(2, 0)
+    kills, storms, operations = size(2, 500), size(1, 25), size(1, 0)
     arguments = (kills, storms, operations, int(background), SEED, tmp_path)
     output = run_forked(KILLING, *arguments, timeout_seconds=size(TIME_LIMIT_SECONDS, 7200))
     figures = json.loads(output.stdout.splitlines()[-1])

@@ -86,8 +86,8 @@ MUTANTS = [
     Mutant(
         "checksums are not compared",
         "checkpointing/verify.py",
-        "if file.read(1) or digest.hexdigest() != entry.sha256:",
-        "if file.read(1):",
+        "    if not is_at_end or digest.hexdigest() != entry.sha256:",
+        "    if not is_at_end:",
         VERIFY,
     ),
     Mutant(
@@ -114,16 +114,16 @@ MUTANTS = [
     Mutant(
         "a damaged state is taken",
         "checkpointing/verify.py",
-        "            verify(folder)\n        except",
+        "            check(folder)\n        except",
         "            pass\n        except",
         VERIFY,
     ),
     Mutant(
         "the newest state is deleted",
-        "checkpointing/retention.py",
+        "checkpointing/policy.py",
         "by_age[-(self.last or 1) :]",
         "by_age[len(by_age) - (self.last or 0) :]",
-        "tests/checkpointing/test_retention.py",
+        "tests/checkpointing/test_policy.py",
     ),
     Mutant(
         "generators are not restored",
@@ -191,8 +191,8 @@ MUTANTS = [
     Mutant(
         "a rank's error while it reads its pieces stays its own",
         "checkpointing/training_state.py",
-        "ranks.do_on_all(lambda: _read_run(run, folder, skipped_weights))",
-        "_read_run(run, folder, skipped_weights)",
+        "ranks.do_on_all(lambda: _read_run(run, folder, skipped_weights, read))",
+        "_read_run(run, folder, skipped_weights, read)",
         SHARDED,
     ),
     Mutant(
@@ -205,7 +205,7 @@ MUTANTS = [
     Mutant(
         "pieces need not make up their tensor",
         "checkpointing/sharded_files.py",
-        "            if not _fill(tensor.size, tensor.chunks):\n",
+        "            if sum(math.prod(piece.sizes) for piece in tensor.chunks) != math.prod(tensor.size):\n",
         "            if False:\n",
         SHARDED,
     ),

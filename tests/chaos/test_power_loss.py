@@ -43,7 +43,7 @@ def test_the_power_may_go_off_after_any_operation(saves: Callable[[Path, Callabl
 
     with recording.installed():
         saves(root / "states", report)
-    choices = [nothing, everything, *map(by_dice, range(size(4, 100)))]
+    choices = [nothing, everything, *map(by_dice, range(size(2, 100)))]
     for number, (tree, reported) in enumerate(recording.moments):
         for index, choose in enumerate(choices):
             after = tmp_path / f"{number} {index}"

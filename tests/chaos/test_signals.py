@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(os.name != "posix", reason="Windows has no such 
 
 @pytest.mark.processes
 def test_runs_that_get_a_signal_at_any_moment_resume_to_the_same_end(tmp_path: Path):
-    alone, on_ranks = size(4, 500), size(1, 100)
+    alone, on_ranks = size(3, 500), size(1, 100)
     output = run_forked(SIGNALLING, alone, on_ranks, SEED, tmp_path, timeout_seconds=size(TIME_LIMIT_SECONDS, 7200))
     found = json.loads(output.stdout.splitlines()[-1])
     for name, figures in found.items():

@@ -18,7 +18,7 @@ SCRIPT = Path(__file__).parent / "two_writers.py"
 
 @pytest.mark.processes
 def test_a_second_run_in_a_folder_is_refused_and_the_first_one_is_none_the_worse(tmp_path: Path):
-    trials = size(5, 200)
+    trials = size(2, 200)
     output = run_forked(SCRIPT, trials, tmp_path, timeout_seconds=size(TIME_LIMIT_SECONDS, 3600))
     done = json.loads(output.stdout.splitlines()[-1])
     assert done == {

@@ -97,7 +97,7 @@ def contents(trainer: Trainer) -> dict[str, Any]:
         "model": plain(trainer.model.state_dict()),
         "optimizer": plain(trainer.optimizer.state_dict()),
         "scheduler": plain(trainer.scheduler.state_dict()),
-        "history": plain(trainer.run_history.state_dict()),
+        "history": plain({**trainer.run_history.state_dict(), "records": trainer.run_history.records}),
         "run_state": plain(trainer.run_state.state_dict()),
     }
 

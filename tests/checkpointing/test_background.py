@@ -18,6 +18,7 @@ from pytorch_accelerated.checkpointing.state_folder import encode_parts, read_st
 from pytorch_accelerated.checkpointing.verify import list_states
 from pytorch_accelerated.errors import CheckpointError
 from tests.checkpointing.faulty_disk import FaultyDisk
+from tests.checkpointing.same_state import assert_same_state
 from tests.support.processes import run_on_ranks
 from tests.support.reference import regression_data, sgd, tiny_model
 
@@ -79,25 +80,6 @@ def test_the_written_state_is_the_one_at_the_time_of_the_request(
         wanted = {name: tensor.clone() for name, tensor in tensors.items()}
 
 
-def test_the_copies_have_the_layout_of_the_tensors_and_are_used_again(
-    writer: BackgroundWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    written: list[dict[str, torch.Tensor]] = []
-    monkeypatch.setattr(
-        "pytorch_accelerated.checkpointing.background.write_encoded",
-        lambda *arguments: written.append(arguments[2]["model"].tensors),
-    )
-    weights = {"transposed": torch.rand(3, 5).T, "last": torch.rand(2, 4, 3, 3).to(memory_format=torch.channels_last)}
-    for _ in range(2):
-        writer.write(tmp_path, {}, encode_parts({"model": weights}))
-        writer.wait()
-    for name, weight in weights.items():
-        first, second = (tensors[name] for tensors in written)
-        assert torch.equal(second, weight)
-        assert first.stride() == second.stride() == weight.stride()
-        assert first.data_ptr() == second.data_ptr() != weight.data_ptr()
-
-
 def test_a_state_is_started_when_the_previous_one_is_complete(
     writer: BackgroundWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -140,9 +122,7 @@ def test_runs_that_save_in_the_background_leave_the_same_states(saving: dict[str
         assert facts == other_facts
         for run in (parts["run"], other_parts["run"]):
             del run["recorder"], run["history"]["step_records"]  # times differ
-        assert parts["run"] == other_parts["run"]
-        for key, tensor in parts["model"].items():
-            assert torch.equal(tensor, other_parts["model"][key])
+        assert_same_state([parts["run"], parts["model"]], [other_parts["run"], other_parts["model"]])
     names = {path.name for path in (tmp_path / "True").iterdir()}
     assert names == found[1].keys()  # nothing is left in the making
 
@@ -163,13 +143,6 @@ def test_a_failed_save_ends_the_run_between_two_updates_with_its_own_error(tmp_p
     assert list_states(tmp_path / "states") == []
 
 
-def test_the_last_state_is_complete_or_the_run_fails(tmp_path: Path):
-    trained(tmp_path / "whole", background=True)
-    assert [folder.name for folder, _ in list_states(tmp_path / "whole")] == ["final"]
-    with FaultyDisk(4).installed(), pytest.raises(CheckpointError, match="No space left on device"):
-        trained(tmp_path / "failed", background=True)
-
-
 def test_an_error_in_the_run_is_not_hidden_by_one_of_a_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     class Failing(TrainerCallback):
         def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
@@ -182,12 +155,6 @@ def test_an_error_in_the_run_is_not_hidden_by_one_of_a_save(tmp_path: Path, monk
         with pytest.warns(UserWarning, match="No space left on device"), pytest.raises(ZeroDivisionError):
             trained(tmp_path, Failing(), background=True, save_every_n_steps=3)
     assert "write" in faulty.operations[:4], faulty.operations
-
-
-def test_outside_of_a_run_a_state_is_there_at_once(tmp_path: Path):
-    trainer = trained(tmp_path / "run", background=False, save_at_end=False)
-    trainer.save_training_state(tmp_path / "state", {"note": 1}, background=True)
-    assert trainer.load_training_state(tmp_path / "state")["note"] == 1
 
 
 ON_RANKS = """

@@ -13,18 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from pytorch_accelerated.checkpointing.codec import KEEP_LIVE, decode, encode
-from pytorch_accelerated.checkpointing.optimizers import hide_callables, with_callables
-from pytorch_accelerated.checkpointing.strict_json import dump_json, load_json
+from pytorch_accelerated.checkpointing.codec import decode, encode
+from pytorch_accelerated.checkpointing.formats import dump_json, load_json
+from pytorch_accelerated.checkpointing.optimizers import with_callables, without_callables
 from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError
 from tests.checkpointing.same_state import assert_same_state, bits_of
-from tests.checkpointing.test_tensor_file import read, written
+from tests.checkpointing.test_formats import read, written
 
 
 def through_files(value: Any) -> Any:
     """`value` as it comes back after both files were written and read."""
     encoded = encode(value, path="part")
-    structure = load_json(dump_json(encoded.structure, what="it"), what="it")
+    structure = load_json(dump_json(encoded.structure), what="it")
     return decode(structure, read(written(encoded.tensors)), path="part")
 
 
@@ -57,7 +57,6 @@ PLAIN = {
     "ordered dict": OrderedDict(b=1, a=[OrderedDict()]),
     "counter": Counter({30: 1, 80: 2}),
     "size, dtype and device": [torch.Size([2, 3]), torch.bfloat16, torch.complex128, torch.device("cuda", 1)],
-    "kept live": {"lr_fn": KEEP_LIVE},
     "python's generator": random.Random(0).getstate(),
     "numpy's generators": [np.random.RandomState(0).get_state(), np.random.PCG64(3).state, np.random.MT19937(3).state],
     "torch's generator": torch.Generator().manual_seed(3).get_state(),
@@ -143,13 +142,6 @@ def test_a_slice_is_stored_without_the_rest_of_its_storage():
     assert len(written(encoded.tensors)) < 1000
 
 
-def test_encoding_copies_nothing():
-    weight = torch.ones(3, 4)
-    encoded = encode({"plain": weight, "view": weight[:, :2], "parameter": nn.Parameter(weight.clone())}, path="part")
-    weight.zero_()
-    assert torch.equal(decode(encoded.structure, encoded.tensors, path="part")["view"], torch.zeros(3, 2))
-
-
 def test_tied_weights_are_stored_once_and_tied_again():
     model = nn.Sequential(nn.Embedding(100, 8), nn.Linear(8, 100, bias=False))
     model[1].weight = model[0].weight
@@ -162,15 +154,6 @@ def test_tied_weights_are_stored_once_and_tied_again():
     assert found["1.weight"][3, 4] == 7
 
 
-@pytest.mark.parametrize("layout", ["channels last", "transposed"])
-def test_tied_tensors_of_any_layout_are_tied_again(layout):
-    tensor = LAYOUTS[layout].clone(memory_format=torch.preserve_format)
-    state = {"encoder": tensor, "decoder": nn.Parameter(tensor)}
-    found = through_files(state)
-    assert_same_state(found["decoder"], tensor)
-    assert found["decoder"].data_ptr() == found["encoder"].data_ptr()
-
-
 def test_overlapping_views_overlap_again():
     base = torch.arange(10.0)
     state = {"head": base[:6], "tail": base[4:], "all": base.view(2, 5), "bits": base.view(torch.int32)[5:6]}
@@ -180,13 +163,6 @@ def test_overlapping_views_overlap_again():
     minus_ones = bits_of(torch.full((10,), -1.0))
     for view in found.values():
         assert minus_ones.startswith(bits_of(view))
-
-
-def test_overlapping_views_of_different_sizes_of_element_are_restored():
-    octets = torch.arange(64, dtype=torch.uint8)
-    floats, doubles = octets.view(torch.float32), octets.view(torch.float64)
-    state = {"octets": octets[5:40], "floats": floats[3:6], "doubles": doubles[2:3]}
-    assert_same_state(through_files(state), state)
 
 
 def test_neighbours_in_one_storage_stay_apart():
@@ -260,82 +236,27 @@ def test_all_complaints_come_at_once():
     assert "good" not in str(caught.value)
 
 
-def test_values_nested_too_deeply_to_be_read_are_not_written():
-    value: Any = 1
-    for _ in range(20):
-        value = (value,)
-    with pytest.raises(CheckpointError, match="deeper"):
-        dump_json(encode(value, path="part").structure, what="part")
-
-
-HOSTILE = {
+UNKNOWN = {
     "unknown kind": {"$": "pickle", "value": "gASVAAAA"},
-    "kind that is no text": {"$": {"a": 1}},
-    "kind that is a list": {"$": [1]},
+    "kind that is a method of the reader": {"$": "decode", "node": 1},
     "missing field": {"$": "tuple"},
     "field too many": {"$": "tuple", "items": [], "more": 1},
-    "field called self": {"$": "tensor", "self": 1, "name": "x"},
-    "a tuple of text": {"$": "tuple", "items": "abc"},
-    "a size of text": {"$": "size", "items": ["a"]},
     "a number that is none": {"$": "float", "text": "0.5"},
     "hex that is none": {"$": "int", "hex": "0xg"},
-    "hex that is a list": {"$": "int", "hex": [1]},
-    "a complex number of text": {"$": "complex", "real": "1", "imag": 0.0},
-    "base64 with rubbish": {"$": "bytes", "base64": "a b!"},
-    "base64 that is a number": {"$": "bytes", "base64": 3},
     "an unhashable key": {"$": "dict", "items": [[[1], 2]]},
-    "a key twice": {"$": "dict", "items": [[1, 2], [1, 3]]},
-    "keys that all have one hash": {"$": "dict", "items": [[number * (2**61 - 1), 0] for number in range(101)]},
-    "an item without a value": {"$": "dict", "items": [[1]]},
-    "items that are a number": {"$": "dict", "items": 7},
     "an unknown dtype": {"$": "dtype", "name": "Tensor"},
-    "a dtype that is a list": {"$": "dtype", "name": []},
     "an unknown device": {"$": "device", "name": "../../etc"},
-    "a device that is a number": {"$": "device", "name": 1},
     "an array without a tensor": {"$": "array", "value": 3},
     "a tensor that is not there": {"$": "tensor", "name": "y"},
-    "a tensor without a name": {"$": "tensor", "name": []},
-    "strides with gaps": {"$": "tensor", "name": "x", "stride": [2]},
-    "strides with gaps of terabytes": {"$": "tensor", "name": "x", "stride": [2**40]},
-    "negative strides": {"$": "tensor", "name": "x", "stride": [-1]},
-    "too many strides": {"$": "tensor", "name": "x", "stride": [1, 1]},
-    "strides of text": {"$": "tensor", "name": "x", "stride": ["1"]},
-    "overlapping strides": {"$": "tensor", "name": "x", "stride": [0]},
-}
-VIEW = {"$": "view", "name": "x", "dtype": "float32", "offset": 0, "shape": [2], "stride": [1]}
-HOSTILE_VIEWS = {
-    "offset before the start": {**VIEW, "offset": -1},
-    "offset behind the end": {**VIEW, "offset": 3},
-    "shape beyond the end": {**VIEW, "shape": [5]},
-    "stride beyond the end": {**VIEW, "stride": [4]},
-    "negative stride": {**VIEW, "stride": [-1]},
-    "huge shape and stride": {**VIEW, "shape": [2**40, 2**40], "stride": [2**40, 1]},
-    "a size that overflows to a small one": {**VIEW, "shape": [2**32 + 1, 2], "stride": [2**32, 1]},
-    "shape that is text": {**VIEW, "shape": "22"},
-    "shape that is a number": {**VIEW, "shape": 2},
-    "offset that is text": {**VIEW, "offset": "0"},
-    "dtype that is none": {**VIEW, "dtype": "float33"},
-    "strides for another shape": {**VIEW, "stride": [1, 1]},
+    "a view behind the end": {"$": "view", "name": "x", "dtype": "float32", "offset": 3, "shape": [2], "stride": [1]},
 }
 
 
-@pytest.mark.parametrize("node", [*HOSTILE.values(), *HOSTILE_VIEWS.values()], ids=[*HOSTILE, *HOSTILE_VIEWS])
-def test_hostile_structures_are_refused_by_their_path(node):
+@pytest.mark.parametrize("node", UNKNOWN.values(), ids=UNKNOWN)
+def test_unknown_structures_are_refused_by_their_path(node):
     octets = torch.zeros(16, dtype=torch.uint8)
     with pytest.raises(InvalidCheckpointError, match=r"^part\.a\[1\]"):
         decode({"a": [0, node]}, {"x": octets}, path="part")
-
-
-def test_one_tensor_in_two_layouts_is_refused():
-    """Else a file of a kilobyte could ask for a copy of a large tensor a thousand times."""
-    nodes = [{"$": "tensor", "name": "x", "stride": stride} for stride in ([1, 2], [3, 1])]
-    with pytest.raises(InvalidCheckpointError, match=r"part\[1\].*cannot have two layouts"):
-        decode(nodes, {"x": torch.ones(2, 3)}, path="part")
-
-
-def test_a_view_of_something_else_than_octets_is_refused():
-    with pytest.raises(InvalidCheckpointError, match="part cannot be read"):
-        decode({**VIEW, "dtype": "float64"}, {"x": torch.tensor(1.0)}, path="part")
 
 
 def tiny_optimizer(**options: Any) -> torch.optim.Optimizer:
@@ -343,18 +264,7 @@ def tiny_optimizer(**options: Any) -> torch.optim.Optimizer:
 
 
 def test_callables_in_parameter_groups_are_not_stored_and_the_live_ones_stay():
-    stored = through_files(hide_callables(tiny_optimizer(scale=math.sqrt, name="head").state_dict()))
+    stored = through_files(without_callables(tiny_optimizer(scale=math.sqrt, name="head").state_dict()))
     live = tiny_optimizer(scale=math.exp, name="head")
     live.load_state_dict(with_callables(stored, live))
     assert live.param_groups[0]["scale"] is math.exp
-
-
-def test_a_callable_that_the_live_optimizer_lacks_is_an_error():
-    stored = hide_callables(tiny_optimizer(scale=math.sqrt, other=math.exp).state_dict())
-    with pytest.raises(InvalidCheckpointError, match=r"param_groups\[0\]\.scale, param_groups\[0\]\.other"):
-        with_callables(stored, tiny_optimizer(scale=3))
-
-
-def test_a_callable_in_a_state_is_an_error_with_its_path():
-    with pytest.raises(CheckpointError, match=r"optimizer\.param_groups\[0\]\.scale"):
-        encode(tiny_optimizer(scale=math.sqrt).state_dict(), path="optimizer")

@@ -5,8 +5,9 @@ import json
 import re
 
 import pytest
+import torch
 
-from pytorch_accelerated.checkpointing import codec, layout, strict_json, tensor_file
+from pytorch_accelerated.checkpointing import codec, formats, layout
 from tests.chaos.saved_runs import trained
 from tests.support.processes import REPOSITORY
 
@@ -36,7 +37,9 @@ def test_every_kind_of_tagged_value_is_documented_and_no_other():
 
 
 def test_every_part_of_a_run_is_documented(tmp_path):
-    trained(1).save_training_state(tmp_path / "state")
+    trainer = trained(1)
+    vars(trainer)["teacher"] = torch.nn.Linear(1, 1)
+    trainer.save_training_state(tmp_path / "state")
     documented = ",".join(rows("| part |")).replace(" ", "").replace("…rank_<W-1>", "").split(",")
     assert sorted(documented) == sorted(path.stem for path in (tmp_path / "state").glob("*.safetensors"))
     facts = json.loads((tmp_path / "state" / "manifest.json").read_text())["facts"]
@@ -45,22 +48,17 @@ def test_every_part_of_a_run_is_documented(tmp_path):
 
 def test_every_dtype_is_documented():
     words = set(re.findall(r"\w+", DOCUMENT))
-    assert {*tensor_file.DTYPE_NAMES.values(), *codec._DTYPES} <= words
+    assert {*formats.DTYPE_NAMES.values(), *codec._DTYPES} <= words
 
 
 @pytest.mark.parametrize(
     "told",
     [
-        f"version {layout.FORMAT}.",
         f"| `format` | version of this format: {layout.FORMAT} |",
-        f"(2^{strict_json.MAX_SIZE_BYTES.bit_length() - 1} bytes)",
-        f"at most {strict_json.MAX_DEPTH} levels",
-        f"at most {tensor_file._MAX_DIMENSIONS} sizes",
-        f"At most {codec._MAX_KEYS_ALIKE} keys",
         f"`{layout._FILE_NAME.pattern}`",
         f"`{layout.MANIFEST_NAME}`",
         f"`{layout.PREDICTIONS_FORMAT}`",
     ],
 )
-def test_the_limits_of_the_code_are_those_of_the_document(told):
+def test_the_names_in_the_code_are_those_of_the_document(told):
     assert told in DOCUMENT

@@ -29,26 +29,11 @@ def test_contents_come_back_and_plain_torch_reads_them_too(tmp_path):
     assert [path.name for path in (tmp_path / "new" / "folder").iterdir()] == ["model.pt"]
 
 
-def test_a_relative_path_and_text_are_fine(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    save_portable("model.pt", {"a": 1})
-    save_portable("model.pt", {"a": 2})
-    assert load_portable("model.pt") == {"a": 2}
-
-
 def test_the_file_is_flushed_before_it_gets_its_name(tmp_path):
     with FaultyDisk().installed() as recorded:
         save_portable(tmp_path / "model.pt", {"a": 1})
     in_order = [name for name in recorded.operations if name != "write"]
     assert in_order == ["create_file", "flush", "move", "flush_folder"]
-
-
-def test_a_link_stays_a_link(tmp_path):
-    save_portable(tmp_path / "real.pt", {"a": 1})
-    (tmp_path / "best.pt").symlink_to(tmp_path / "real.pt")
-    save_portable(tmp_path / "best.pt", {"a": 2})
-    assert (tmp_path / "best.pt").is_symlink()
-    assert load_portable(tmp_path / "real.pt") == {"a": 2}
 
 
 class Colour(enum.Enum):
@@ -84,16 +69,8 @@ def test_values_that_would_not_load_are_rejected_by_key_before_anything_is_writt
     assert list(tmp_path.iterdir()) == []
 
 
-def test_everything_that_would_not_load_is_named(tmp_path):
-    with pytest.raises(CheckpointError) as caught:
-        save_portable(tmp_path / "model.pt", {"a": len, "b": {Colour.RED: 1}, "c": {1: (np.int8(1),)}})
-    assert "a: builtins.builtin_function_or_method" in str(caught.value)
-    assert "the key <Colour.RED: 1> of b" in str(caught.value)
-    assert "c[1][0]: numpy.int8" in str(caught.value)
-
-
 @pytest.mark.parametrize("value", [torch.eye(2).to_sparse(), bytearray(b"x"), torch.strided])
-@pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
+@pytest.mark.filterwarnings("ignore:Sparse:UserWarning", "ignore:Validating sparse:UserWarning")  # torch 2.15
 def test_unusual_values_that_do_load_are_accepted(value, tmp_path):
     save_portable(tmp_path / "model.pt", {"value": value})
     found = load_portable(tmp_path / "model.pt")["value"]
@@ -114,6 +91,17 @@ def test_the_error_for_a_missing_file_names_what_exists(tmp_path, caught_as):
     save_portable(tmp_path / "last.pt", {})
     with pytest.raises(caught_as, match=r"no file .*best\.pt.*: last\.pt\."):
         load_portable(tmp_path / "best.pt")
+
+
+def test_the_error_for_a_file_with_more_than_values_and_tensors_names_the_class(tmp_path):
+    torch.save({"a": torch.Generator()}, tmp_path / "model.pt")
+    with pytest.raises(InvalidCheckpointError, match=r"GLOBAL torch\._C\.Generator was not an allowed.*could run code"):
+        load_portable(tmp_path / "model.pt")
+
+
+def test_files_of_torch_before_archives_are_read(tmp_path):
+    torch.save(CONTENTS["model_state_dict"], tmp_path / "model.pt", _use_new_zipfile_serialization=False)
+    assert_same_state(load_portable(tmp_path / "model.pt"), CONTENTS["model_state_dict"])
 
 
 def test_a_truncated_file_is_refused(tmp_path):

@@ -1,24 +1,19 @@
 import copy
-import hashlib
-import json
 import math
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import safetensors.torch
 import torch
 from torch import nn
 from torch.optim import lr_scheduler as schedulers
 
 from pytorch_accelerated.checkpointing.codec import Encoded, encode
 from pytorch_accelerated.checkpointing.layout import FileEntry
-from pytorch_accelerated.checkpointing.publish import begin, remove_state
+from pytorch_accelerated.checkpointing.publish import begin
 from pytorch_accelerated.checkpointing.state_folder import part_names, read_state, write_part, write_state
-from pytorch_accelerated.checkpointing.verify import find_state, list_states, newest_valid, read_manifest
-from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError
+from pytorch_accelerated.checkpointing.verify import list_states, newest_valid, read_manifest
+from pytorch_accelerated.errors import CheckpointError
 from tests.checkpointing.faulty_disk import FaultyDisk
 from tests.checkpointing.same_state import assert_same_state
 
@@ -50,23 +45,10 @@ def test_only_the_state_is_left_in_the_folder(tmp_path):
     }
 
 
-def test_the_files_are_plain_json_and_safetensors(tmp_path):
-    write_state(tmp_path / "state", {"updates": 3}, STATE)
-    manifest = json.loads((tmp_path / "state" / "manifest.json").read_text())
-    assert (manifest["format"], manifest["serial"], manifest["facts"]) == (1, 1, {"updates": 3})
-    for entry in manifest["files"]:
-        content = (tmp_path / "state" / entry["name"]).read_bytes()
-        assert (len(content), hashlib.sha256(content).hexdigest()) == (entry["size_bytes"], entry["sha256"])
-    weights = safetensors.torch.load_file(tmp_path / "state" / "model.safetensors")
-    assert torch.equal(weights["weight"], STATE["model"]["weight"])
-
-
 def test_only_the_parts_asked_for_are_read(tmp_path):
     write_state(tmp_path / "state", {}, STATE)
     (tmp_path / "state" / "model.safetensors").write_bytes(b"damaged")
     assert read_state(tmp_path / "state", ["run"])[1] == {"run": STATE["run"]}
-    with pytest.raises(InvalidCheckpointError, match=r"no part rank_7; it has model, run"):
-        read_state(tmp_path / "state", ["run", "rank_7"])
 
 
 def test_a_value_that_cannot_be_stored_is_named_before_anything_is_written(tmp_path):
@@ -75,11 +57,10 @@ def test_a_value_that_cannot_be_stored_is_named_before_anything_is_written(tmp_p
     assert entries_of(tmp_path) == set()
 
 
-@pytest.mark.parametrize("facts", [{"a": torch.ones(1)}, {"a": {1, 2}}])
-def test_facts_that_a_manifest_cannot_hold_leave_the_previous_state(facts, tmp_path):
+def test_facts_that_a_manifest_cannot_hold_leave_the_previous_state(tmp_path):
     write_state(tmp_path / "state", {"updates": 1}, STATE)
     with pytest.raises(CheckpointError, match="facts"):
-        write_state(tmp_path / "state", facts, STATE)
+        write_state(tmp_path / "state", {"a": {1, 2}}, STATE)
     assert entries_of(tmp_path) == {"state"}
     assert read_state(tmp_path / "state")[0] == {"updates": 1}
 
@@ -105,27 +86,6 @@ def test_a_folder_that_is_not_a_state_is_not_replaced(content, tmp_path):
     assert entries_of(tmp_path) == {"target"}
 
 
-def test_an_empty_folder_may_be_given(tmp_path):
-    (tmp_path / "state").mkdir()
-    write_state(tmp_path / "state", {}, STATE)
-    assert find_state(tmp_path / "state") == tmp_path / "state"
-
-
-def test_a_link_to_a_state_is_followed(tmp_path):
-    write_state(tmp_path / "disk" / "state", {"updates": 1}, STATE)
-    (tmp_path / "latest").symlink_to(tmp_path / "disk" / "state")
-    write_state(tmp_path / "latest", {"updates": 2}, STATE)
-    assert (tmp_path / "latest").is_symlink()
-    assert find_state(tmp_path / "latest") == tmp_path / "disk" / "state"
-    assert read_state(tmp_path / "disk" / "state")[0] == {"updates": 2}
-
-
-def test_a_relative_path_means_the_folder_where_the_process_is(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write_state("state", {}, STATE)
-    assert find_state("state") == tmp_path / "state"
-
-
 def test_the_newest_state_is_the_one_that_was_saved_last(tmp_path):
     """Not the one with most updates: after going back to an older state, the new branch counts."""
     for name, updates in [("step_1", 1), ("step_3", 3), ("step_2", 2)]:
@@ -134,14 +94,6 @@ def test_the_newest_state_is_the_one_that_was_saved_last(tmp_path):
     write_state(tmp_path / "step_1", {"updates": 1}, STATE)
     assert newest_valid(tmp_path) == tmp_path / "step_1"
     assert [folder.name for folder, _ in list_states(tmp_path)] == ["step_3", "step_2", "step_1"]
-
-
-def test_a_deleted_state_is_gone(tmp_path):
-    write_state(tmp_path / "step_1", {}, STATE)
-    write_state(tmp_path / "step_2", {}, STATE)
-    (tmp_path / "step_2" / "note.txt").write_text("mine")
-    remove_state(tmp_path / "step_2")
-    assert entries_of(tmp_path) == {"step_1"}
 
 
 def test_several_ranks_write_one_state(tmp_path):
@@ -171,14 +123,6 @@ def test_files_are_flushed_before_the_manifest_and_the_manifest_before_the_name(
         write_state(tmp_path / "state", {}, {"a": 1})
     one_file = ["create_file", "write", "flush"]
     assert recorded.operations == ["create_folder", *3 * one_file, "flush_folder", "move", "flush_folder"]
-
-
-def test_a_read_state_does_not_depend_on_its_folder(tmp_path):
-    write_state(tmp_path / "state", {}, STATE)
-    _, parts = read_state(tmp_path / "state")
-    parts["model"]["weight"].add_(1)
-    remove_state(tmp_path / "state")
-    assert torch.equal(parts["model"]["weight"], STATE["model"]["weight"] + 1)
 
 
 # Every optimizer and scheduler: train, save, load into a fresh pair, and go on beside the first pair.
@@ -277,25 +221,3 @@ def test_a_restored_optimizer_continues_bit_for_bit(create_optimizer, tmp_path):
 @pytest.mark.parametrize("create_scheduler", SCHEDULERS.values(), ids=SCHEDULERS)
 def test_a_restored_scheduler_continues_bit_for_bit(create_scheduler, tmp_path):
     assert_goes_on_as_before(OPTIMIZERS["adamw"], create_scheduler, tmp_path / "state")
-
-
-def test_the_difficult_values_are_really_there():
-    """Otherwise the tests above would say nothing about them."""
-    run = Run(OPTIMIZERS["adamw"], SCHEDULERS["plateau"])
-    assert run.scheduler.state_dict()["best"] == math.inf
-    assert type(Run(OPTIMIZERS["adamw"], SCHEDULERS["multi step"]).scheduler.state_dict()["milestones"]) is Counter
-
-
-def test_restored_generators_continue_bit_for_bit(tmp_path):
-    torch_generator = torch.Generator().manual_seed(5)
-    numpy_generator = np.random.default_rng(5)
-    torch.rand(3, generator=torch_generator)
-    numpy_generator.random(3)
-    state = {"torch": torch_generator.get_state(), "numpy": numpy_generator.bit_generator.state}
-    write_state(tmp_path / "state", {}, {"rank_0": state})
-    found = read_state(tmp_path / "state")[1]["rank_0"]
-    restored_torch, restored_numpy = torch.Generator(), np.random.default_rng()
-    restored_torch.set_state(found["torch"])
-    restored_numpy.bit_generator.state = found["numpy"]
-    assert torch.equal(torch.rand(5, generator=restored_torch), torch.rand(5, generator=torch_generator))
-    assert restored_numpy.random(5).tolist() == numpy_generator.random(5).tolist()

@@ -103,11 +103,6 @@ def test_tied_weights_keep_both_names():
     load_canonical(wrapped, nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)).state_dict())
 
 
-def test_tensors_are_not_copied():
-    model = nn.Linear(2, 2)
-    assert canonical_state_dict(model)["weight"].data_ptr() == model.weight.data_ptr()
-
-
 def test_all_differences_are_named_and_nothing_is_loaded():
     model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
     before = copy.deepcopy(model.state_dict())
@@ -162,10 +157,11 @@ def test_own_names_that_nothing_takes_back_are_refused():
         load_canonical(Renaming(), canonical_state_dict(Renaming()))
 
 
-def test_a_value_that_is_not_a_tensor_does_not_fit():
-    state: dict[str, Any] = {**nn.Linear(2, 1).state_dict(), "bias": 3}
-    with pytest.raises(InvalidCheckpointError, match="bias: saved as a int, the model has a tensor"):
-        load_canonical(nn.Linear(2, 1), state)
+def test_an_error_about_many_weights_names_the_first_ones():
+    state = {f"layer.{number}": torch.ones(1) for number in range(100_000)}
+    with pytest.raises(InvalidCheckpointError, match=r"(?s)missing: weight\n.*layer\.17\n  and 99982 more\n") as caught:
+        load_canonical(nn.Linear(1, 1), state)
+    assert len(str(caught.value)) < 2000
 
 
 def test_other_kinds_of_numbers_do_not_fit():
@@ -182,17 +178,6 @@ def test_other_kinds_of_numbers_do_not_fit():
 def test_an_object_that_is_not_a_state_dict_is_rejected(state):
     with pytest.raises(InvalidCheckpointError, match="not a dict of tensors; nothing was loaded"):
         load_canonical(nn.Linear(2, 1), state)
-
-
-@pytest.mark.parametrize("versions", [3, {"": 3}, {"": {"version": "new"}}])
-def test_versions_that_no_module_can_read_are_refused_before_anything_is_loaded(versions):
-    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-    before = copy.deepcopy(model.state_dict())
-    state: Any = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)).state_dict()
-    state._metadata = versions
-    with pytest.raises(InvalidCheckpointError, match="versions of its modules"):
-        load_canonical(model, state)
-    assert_same_state(model.state_dict(), before)
 
 
 def test_lazy_parameters_take_their_shape_from_the_state():
@@ -238,12 +223,6 @@ def test_one_bad_value_among_many_is_found_and_named(value, dtype, position):
         check_finite([*parameters, ("head.weight", bad)])
 
 
-def test_several_bad_parameters_are_counted():
-    bad = torch.tensor([math.nan])
-    with pytest.raises(NonFiniteLossError, match="in 5 of 6 parameters: 'a', 'b', 'c' and 2 more"):
-        check_finite([*((name, bad) for name in "abcde"), ("f", torch.ones(1))])
-
-
 def test_finite_parameters_of_every_kind_pass():
     largest = [torch.full((1000,), torch.finfo(dtype).max, dtype=dtype) for dtype in (torch.float16, torch.float32)]
     others = [torch.empty(0), torch.tensor([1, 2]), torch.tensor([True]), torch.ones(3).to(torch.float8_e4m3fn)]
@@ -256,19 +235,3 @@ def test_finite_parameters_of_every_kind_pass():
 def test_an_eight_bit_nan_is_found():
     with pytest.raises(NonFiniteLossError, match="'weight'"):
         check_finite([("weight", torch.tensor([math.nan]).to(torch.float8_e5m2))])
-
-
-def test_the_host_reads_once(monkeypatch):
-    reads: list[int] = []
-    monkeypatch.setattr(torch.Tensor, "item", counted(torch.Tensor.item, reads))
-    monkeypatch.setattr(torch.Tensor, "__bool__", counted(torch.Tensor.__bool__, reads))
-    check_finite([(str(index), torch.ones(3)) for index in range(50)])
-    assert len(reads) == 1
-
-
-def counted(method: Callable[..., Any], calls: list[int]) -> Callable[..., Any]:
-    def count(tensor: torch.Tensor) -> Any:
-        calls.append(1)
-        return method(tensor)
-
-    return count

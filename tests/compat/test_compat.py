@@ -1,35 +1,29 @@
 """Each function of `compat` does with the installed libraries what it says."""
 
-import functools
 import importlib
 import inspect
 import os
 import pkgutil
-import random
 import re
 import signal
 import subprocess
 import sys
-import warnings
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
 
 import pytorch_accelerated.compat
 from pytorch_accelerated.compat import accelerate as compat_accelerate
 from pytorch_accelerated.compat import torch as compat
 from pytorch_accelerated.compat.datasets import parts_of_stream
-from pytorch_accelerated.compat.numpy import memory_of
-from pytorch_accelerated.compat.python import add_note, memory_of_random
+from pytorch_accelerated.compat.python import add_note
 from pytorch_accelerated.compat.torchmetrics import reductions_of, set_update_count
 from pytorch_accelerated.compat.transformers import unsplittable_layers
 
@@ -90,70 +84,6 @@ def test_scale_all(factor: Any) -> None:
 def test_norms_of() -> None:
     assert [float(norm) for norm in compat.norms_of(tensors())] == [5.0, 10.0]
     assert compat.norms_of([]) == ()
-
-
-def stepped(optimizer: torch.optim.Optimizer) -> torch.Tensor:
-    parameter = optimizer.param_groups[0]["params"][0]
-    parameter.grad = torch.ones_like(parameter)
-    compat.step_optimizer(optimizer)
-    return parameter.detach().clone()
-
-
-@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW, torch.optim.Adagrad])
-def test_step_optimizer(kind: type[torch.optim.Optimizer]) -> None:
-    parameters = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
-    ours, theirs = (kind([parameter], lr=0.1) for parameter in parameters)  # type: ignore[call-arg]
-    for _ in range(3):
-        parameters[1].grad = torch.ones(2)
-        theirs.step()
-        assert torch.equal(stepped(ours), parameters[1])
-
-
-@pytest.mark.parametrize("how", ["hook", "global hook", "on the object", "on the class", "scheduler's and more"])
-def test_step_optimizer_calls_whatever_else_belongs_to_a_step(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    class OwnSGD(torch.optim.SGD):
-        """An optimizer whose class may be changed."""
-
-    optimizer = OwnSGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1)
-    calls: list[str] = []
-
-    def counting(step: Any) -> Any:
-        @functools.wraps(step)
-        def counted(*args: Any, **kwargs: Any) -> Any:
-            calls.append(how)
-            return step(*args, **kwargs)
-
-        return counted
-
-    if how == "hook":
-        optimizer.register_step_post_hook(lambda *_: calls.append(how))
-    elif how == "global hook":
-        handle = register_optimizer_step_pre_hook(lambda *_: calls.append(how))
-    elif how == "on the object":
-        monkeypatch.setattr(optimizer, "step", counting(optimizer.step))
-    elif how == "on the class":
-        monkeypatch.setattr(OwnSGD, "step", counting(OwnSGD.step))
-    else:
-        torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
-        monkeypatch.setattr(optimizer, "step", counting(optimizer.step))
-    try:
-        assert torch.equal(stepped(optimizer), torch.full((2,), -0.1))
-    finally:
-        if how == "global hook":
-            handle.remove()
-    assert calls == [how]
-
-
-def test_step_optimizer_is_seen_by_schedulers_and_by_the_profiler() -> None:
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 0.5)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # torch warns if the optimizer has not stepped
-        stepped(optimizer)
-        scheduler.step()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
-        stepped(optimizer)
-    assert any(event.key == "Optimizer.step#SGD.step" for event in profiler.key_averages())
 
 
 def test_version_of() -> None:
@@ -324,36 +254,18 @@ def test_stop_workers() -> None:
     assert not workers[0].is_alive()
 
 
-def test_leave_deaths_to_waiting() -> None:
-    batches = iter(loader_of(100, num_workers=1))
-    compat.leave_deaths_to_waiting(batches)
-    (worker,) = compat.workers_of(batches)
-    worker.kill()
-    worker.join()
-    signal.raise_signal(signal.SIGCHLD)  # the handler has nothing to say
-    with pytest.raises(RuntimeError, match="exited unexpectedly"):
-        list(batches)
-
-
-def test_wait_with_another_function_that_may_wait_as_torch_does() -> None:
-    loader = loader_of(2, num_workers=1)
-    batches = iter(loader)
-    seconds = []
-
-    def wait(timeout: float | None) -> tuple[bool, Any]:
-        seconds.append(timeout)
-        return compat.wait_as_torch_does(batches, 60)
-
-    assert compat.wait_with(batches, wait)
-    assert not compat.wait_with(batches, wait)
-    assert [int(batch) for batch in batches] == [0, 1]
-    assert set(seconds) == {None}
-    compat.stop_workers(batches)
-    assert not compat.wait_with(iter(loader_of(2)), wait)
-    assert compat.workers_of(iter(loader_of(2))) == []
-
-
 # -------------------------------------------------------------------------------------------------------- accelerate
+
+
+@pytest.mark.parametrize("batch_size", [2, None])
+def test_given_loader(batch_size: int | None) -> None:
+    given: Any = DataLoader(torch.arange(6), batch_size, collate_fn=torch.as_tensor)  # type: ignore[arg-type]
+    prepared = Accelerator(cpu=True).prepare(given)
+    found = compat_accelerate.given_loader(prepared)
+    assert type(found) is DataLoader
+    assert [batch.tolist() for batch in found] == [batch.tolist() for batch in given]
+    assert (found.dataset, found.collate_fn) == (given.dataset, given.collate_fn)
+    assert compat_accelerate.given_loader(given) is given
 
 
 def test_has_process_state() -> None:
@@ -429,19 +341,7 @@ def test_unsplittable_layers() -> None:
     assert unsplittable_layers(nn.Linear(1, 1)) == ()
 
 
-# ------------------------------------------------------------------------------------------------------------- numpy
-
-
-def test_memory_of() -> None:
-    generator = np.random.MT19937(3)
-    memory = memory_of(generator)
-    assert memory is not None, "this numpy has another layout"
-    kept = bytes(memory)
-    drawn = generator.random_raw(700)
-    assert bytes(memory) != kept
-    memory[:] = kept
-    assert np.array_equal(generator.random_raw(700), drawn)
-    assert memory_of(np.random.PCG64()) is None
+# ------------------------------------------------------------------------------------------------------------ python
 
 
 def test_add_note() -> None:
@@ -449,13 +349,3 @@ def test_add_note() -> None:
     add_note(error, "first")
     add_note(error, "second")
     assert error.__notes__ == ["first", "second"]  # type: ignore[attr-defined]
-
-
-def test_memory_of_random() -> None:
-    memory = memory_of_random()
-    assert memory is not None, "this Python has another layout"
-    kept = bytes(memory)
-    drawn = [random.random() for _ in range(700)]
-    assert bytes(memory) != kept
-    memory[:] = kept
-    assert [random.random() for _ in range(700)] == drawn

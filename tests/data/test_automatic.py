@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import fcntl
+import multiprocessing
 import os
 import random
 import sqlite3
@@ -17,16 +18,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from pytorch_accelerated import Trainer
-from pytorch_accelerated.data import automatic
+from pytorch_accelerated.data import automatic, fetching
+from pytorch_accelerated.data.automatic import AutomaticLoader, can_be_shared
 from pytorch_accelerated.data.planned_loader import PlannedLoader
-from pytorch_accelerated.data.worker_choice import (
-    AutomaticWorkers,
-    DatasetCheck,
-    Pace,
-    SlowRows,
-    Trial,
-    usable_processors,
-)
 from tests.data.loaders import adapted
 
 pytestmark = pytest.mark.skipif(
@@ -35,7 +29,11 @@ pytestmark = pytest.mark.skipif(
 
 SIZE = 240
 BATCH = 4
-PROCESSORS = 2
+
+
+@pytest.fixture(autouse=True)
+def two_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetching, "usable_processors", lambda: 2)
 
 
 class Sleepy(Dataset[Any]):
@@ -78,8 +76,10 @@ class HangsElsewhere(OnlyHere):
 
 def loader_of(dataset: Any, workers: int | None = None) -> tuple[PlannedLoader, list[str]]:
     """A loader whose workers are left to it unless given, and what it says."""
-    chosen = AutomaticWorkers(PROCESSORS) if workers is None else workers
-    loader = adapted(DataLoader(dataset, BATCH, shuffle=True, num_workers=chosen), seed=3)
+    if workers is None:
+        loader = adapted(AutomaticLoader(dataset, BATCH, shuffle=True), seed=3)
+    else:
+        loader = adapted(DataLoader(dataset, BATCH, shuffle=True, num_workers=workers), seed=3)
     assert isinstance(loader, PlannedLoader)
     said: list[str] = []
     loader.expect_passes(2, said.append)
@@ -120,18 +120,7 @@ def test_slow_rows_get_workers_within_the_first_pass_and_keep_them(expected: lis
     assert workers[len(expected[0]) // 2] > 0
     assert workers[-1] == workers[len(expected[0])] > 0
     assert len(said) == 1
-    assert "read the Sleepy from now on" in said[0]
-
-
-def test_very_slow_rows_get_workers_within_the_first_batch(expected: list[list[Any]]) -> None:
-    class VerySlow(Sleepy):
-        seconds = 0.04
-
-    loader, _ = loader_of(VerySlow())
-    first = next(batches := batches_of(loader))
-    assert loader.num_workers > 0
-    assert [first, *batches] == expected[0]
-    loader.close()
+    assert "the Sleepy is read by worker processes from now on (2)" in said[0]
 
 
 def test_quick_rows_never_get_workers(expected: list[list[Any]]) -> None:
@@ -155,8 +144,8 @@ def test_a_short_pass_gets_no_workers_for_it() -> None:
 def test_what_workers_do_not_deliver_is_made_here(
     dataset: Any, expected: list[list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(automatic, "_PATIENCE_SECONDS", 0.5)
-    monkeypatch.setattr(automatic, "_PATIENCE_BATCHES", 20)
+    monkeypatch.setattr(automatic, "_PATIENCE", 0.3)
+    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.1)  # how long torch asks them to end
     loader, said = loader_of(dataset)
     for epoch in range(2):
         loader.set_epoch(epoch)
@@ -197,7 +186,7 @@ def test_workers_that_gain_nothing_are_stopped(tmp_path: Path, expected: list[li
     for epoch in range(2):
         loader.set_epoch(epoch)
         assert list(batches_of(loader)) == expected[epoch]
-    assert "this process reads the OneAtATime again" in said[-1]
+    assert "without: this process reads it from now on" in said[-1]
     assert loader.num_workers == 0
 
 
@@ -210,7 +199,7 @@ def test_workers_that_cannot_be_forked_are_done_without(
     monkeypatch.setattr(os, "fork", fork)
     loader, said = loader_of(Sleepy())
     assert list(batches_of(loader)) == expected[0]
-    assert "can't be started" in said[-1]
+    assert "Resource temporarily unavailable" in said[-1]
 
 
 def test_a_pass_that_is_left_in_the_middle_is_followed_by_a_whole_one(expected: list[list[Any]]) -> None:
@@ -262,16 +251,6 @@ def test_a_run_may_be_as_long_as_a_number_of_updates(arguments: dict[str, Any], 
     assert trainer.run_state.updates == updates
 
 
-def test_a_learning_rate_is_found_and_a_model_described_on_a_dataset_of_rows() -> None:
-    rows = [(torch.full((3,), float(index % 7)), torch.tensor([float(index % 5)])) for index in range(150)]
-    model = torch.nn.Linear(3, 1)
-    trainer = Trainer(model, torch.nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.01), callbacks=())
-    suggestion = trainer.find_lr(rows, per_device_batch_size=16).suggestion
-    assert suggestion is not None
-    assert suggestion > 0
-    assert "Linear" in str(trainer.summary(rows, per_device_batch_size=16))
-
-
 # ------------------------------------------------------------------------------------------ what workers must not read
 
 
@@ -284,34 +263,23 @@ class Holding(Sleepy):
             getattr(thing, "close", int)()
 
 
-class Counting(Sleepy):
-    reads = 0
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        self.reads += 1
-        return super().__getitem__(index)
-
-
 @pytest.mark.parametrize(
-    ("make", "reason"),
+    "make",
     [
-        (lambda: Holding(Path(__file__).open("rb")), "holds a BufferedReader"),  # noqa: SIM115
-        (lambda: Holding({"db": [sqlite3.connect(":memory:")]}), "holds a Connection"),
-        (Counting, "reading rows changes it"),
-        (lambda: Holding(random.Random(3)), "random generator of its own"),
-        (lambda: Holding(np.random.default_rng(3)), "random generator of its own"),
-        (lambda: Holding(torch.Generator()), "random generator of its own"),
+        lambda: Holding(Path(__file__).open("rb")),  # noqa: SIM115
+        lambda: Holding({"db": [sqlite3.connect(":memory:")]}),
+        lambda: Holding(random.Random(3)),
+        lambda: Holding(np.random.default_rng(3)),
+        lambda: Holding(torch.Generator()),
     ],
 )
-def test_datasets_that_copies_of_this_process_must_not_read_stay_here(make: Any, reason: str) -> None:
+def test_datasets_that_copies_of_this_process_must_not_read_stay_here(make: Any) -> None:
     dataset = make()
     loader, said = loader_of(dataset)
     with contextlib.closing(dataset):
         list(loader)
     assert loader.num_workers == 0
-    assert len(said) == 1
-    assert reason in said[0]
-    assert "Pass `num_workers`" in said[0]
+    assert said == []
 
 
 def test_datasets_of_plain_parts_may_be_read_by_copies() -> None:
@@ -327,73 +295,69 @@ def test_datasets_of_plain_parts_may_be_read_by_copies() -> None:
         np.float32,
     ]
     dataset = Holding({"parts": parts, "nested": Holding((1, None, {3}))})
-    assert DatasetCheck(dataset).reason_to_stay() is None
+    assert can_be_shared(dataset)
+
+
+@pytest.mark.parametrize("default", ["spawn", "forkserver"])
+@pytest.mark.parametrize("is_set", [True, False])
+def test_no_workers_start_where_processes_are_not_forked(
+    default: str, is_set: bool, expected: list[list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the user has set the method, or it is that of the platform or the version of Python."""
+
+    class Local(Sleepy):
+        """No other process could import this class."""
+
+    if is_set:
+        multiprocessing.set_start_method(default, force=True)
+    else:
+        context: Any = multiprocessing.context
+        monkeypatch.setattr(context._default_context, "_actual_context", None)
+        monkeypatch.setattr(context._default_context, "_default_context", context._concrete_contexts[default])
+        monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: [default, "fork"])
+    try:
+        loader, said = loader_of(Local())
+        assert list(batches_of(loader)) == expected[0]
+        assert loader.num_workers == 0
+        assert said == []
+        assert multiprocessing.get_start_method(allow_none=True) == (default if is_set else None)
+    finally:
+        multiprocessing.set_start_method(None, force=True)
 
 
 # ------------------------------------------------------------------------------------------------------- the decision
 
 
 @pytest.mark.parametrize(
-    ("pace", "processors", "workers"),
+    ("fetch", "step", "processors", "workers"),
     [
-        (Pace(0.0002, 0.0002, 0.0004, 0.0004), 2, 0),  # rows of some microseconds
-        (Pace(0.0033, 0.0033, 0.0004, 0.0004), 2, 2),  # rows of 100 microseconds
-        (Pace(0.033, 0.033, 0.0004, 0.0004), 2, 2),
-        (Pace(0.033, 0.033, 0.0004, 0.0004), 1, 0),  # nobody could work beside this process
-        (Pace(0.033, 0.033, 0.0004, 0.0004, share=0.5), 2, 0),  # others use the processors
-        (Pace(0.033, 0.001, 0.0004, 0.0004), 1, 8),  # rows that wait for a disk
-        (Pace(0.01, 0.01, 0.1, 0.4), 4, 0),  # the step itself uses all processors
-        (Pace(0.033, 0.033, 0.033, 0.033), 4, 1),  # one worker keeps up with the step
-        (Pace(0.033, 0.033, 0.0004, 0.0004), 64, 8),
+        (0.0002, 0.0004, 2, 0),  # rows of some microseconds
+        (0.0033, 0.0004, 2, 2),  # rows of 100 microseconds
+        (0.033, 0.0004, 2, 2),
+        (0.033, 0.0004, 1, 0),  # nobody could work beside this process
+        (0.033, 0.0004, 64, 8),
+        (0.033, 0.1, 4, 1),  # one worker keeps up with the step
+        (0.001, 0.1, 4, 0),  # there is little to gain
     ],
 )
-def test_the_number_of_workers_follows_from_what_a_batch_takes(pace: Pace, processors: int, workers: int) -> None:
-    assert pace.best_workers(processors, batches_left=10_000) == workers
+@pytest.mark.parametrize("batches_left", [10_000, 2])
+def test_the_number_of_workers_follows_from_what_a_batch_takes(
+    fetch: float, step: float, processors: int, workers: int, batches_left: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetching, "usable_processors", lambda: processors)
+    loader, _ = loader_of(Sleepy())
+    fetcher = loader._fetcher.automatic
+    assert fetcher is not None
+    fetcher._times = [(1.0, 1.0)] + [(fetch, step)] * 4
+    fetcher._decide(batches_left)
+    assert fetcher.num_workers == (workers if batches_left > 2 else 0), "a start must be worth it"
 
 
-def test_workers_must_gain_more_than_their_start_costs() -> None:
-    pace = Pace(0.033, 0.033, 0.0004, 0.0004)
-    assert pace.best_workers(2, batches_left=5) == 0
-    assert pace.best_workers(2, batches_left=50) == 2
-
-
-def test_a_trial_measures_fetching_and_steps() -> None:
-    trial = Trial()
-    for _ in range(4):
-        assert not trial.is_complete
-        trial.begin()
-        time.sleep(0.01)
-        trial.end_fetch()
-        sum(range(200_000))
-        trial.end_step()
-        if trial.is_complete:
-            break
-    pace = trial.pace
-    assert pace.fetch >= 0.01 > pace.fetch_cpu
-    assert pace.step >= 0.9 * pace.step_cpu > 0
-    assert 0 < pace.share <= 1
-
-
-def test_slow_rows_are_noticed_without_the_slowest_of_them() -> None:
-    rows = SlowRows(100)
-    time.sleep(0.2)  # a file is opened
-    assert rows.after_row() is None
-    paces = [rows.after_row() for _ in range(3)]
-    assert all(pace is None for pace in paces), "the other rows are quick"
-    rows = SlowRows(100)
-    pace = None
-    while pace is None:
-        time.sleep(0.01)
-        pace = rows.after_row()
-    assert pace.fetch >= 1.0
-
-
-def test_the_number_is_0_for_whoever_reads_it() -> None:
-    number = AutomaticWorkers(4)
-    assert number == 0
-    assert str(number) == "0"
-    assert DataLoader(range(3), num_workers=number).num_workers is number  # type: ignore[arg-type, var-annotated]
-
-
-def test_processors_are_those_that_this_process_may_use() -> None:
-    assert 1 <= usable_processors() <= (os.cpu_count() or 1)
+def test_the_users_own_loader_gets_the_default_arguments_as_torch_takes_them() -> None:
+    trainer = Trainer(torch.nn.Linear(1, 1), None, None, callbacks=())  # type: ignore[arg-type]
+    trainer.train_dataset = Sleepy()
+    arguments = trainer.get_default_train_dl_kwargs(4)
+    assert "num_workers" not in arguments
+    assert DataLoader(Sleepy(), **arguments).num_workers == 0  # type: ignore[var-annotated]
+    assert isinstance(trainer.create_train_dataloader(4), AutomaticLoader)
+    assert not isinstance(trainer.create_train_dataloader(4, {"num_workers": 0}), AutomaticLoader)

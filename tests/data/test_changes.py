@@ -1,18 +1,15 @@
 """A dataset that is changed during a run is changed for its workers too."""
 
-import copy
 import os
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 from torch import nn
 from torch.utils.data import Dataset, Subset
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import TrainerCallback
-from pytorch_accelerated.data.changes import Snapshot
+from pytorch_accelerated.data.workers import Snapshot
 from tests.support.reference import regression_data, sgd, tiny_model
 
 
@@ -87,19 +84,3 @@ def test_changes_are_noticed(change: Any) -> None:
     change(dataset.dataset)
     assert not snapshot.is_of(dataset)
     assert Snapshot(dataset).is_of(dataset)
-
-
-def test_odd_objects_are_walked_over_and_large_ones_soon_left() -> None:
-    class Odd:
-        __slots__ = ("value",)
-
-    dataset: Any = Mosaic()
-    dataset.itself = dataset
-    dataset.odd = [Odd(), float("nan"), {1: lambda: 0}, np.zeros(3), torch.Generator(), {1, 2}, os]
-    dataset.rows = [[index] for index in range(100_000)]
-    with torch.inference_mode():
-        dataset.inference = torch.ones(1)
-    snapshot = Snapshot(dataset)
-    assert len(snapshot._parts) < 20_000
-    assert snapshot.is_of(dataset)
-    assert not snapshot.is_of(copy.copy(dataset))

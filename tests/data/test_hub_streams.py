@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks.base import TrainerCallback
-from pytorch_accelerated.data.hub_streams import HubSamples, is_exact_hub_stream
+from pytorch_accelerated.data.streams import is_exact_hub_stream
 from tests.data.hub import EXACT, HUB_STREAMS, as_pairs, plain
 from tests.support.processes import run_on_ranks
 from tests.support.resuming import SaveAndStop, assert_same
@@ -56,12 +56,6 @@ def test_a_run_with_workers_resumed_within_an_epoch_equals_the_uninterrupted_run
     run(LOADERS[kind](stream), SaveAndStop(tmp_path / "state", 8), num_epochs=2)  # of 6 in each epoch
     resumed = run(LOADERS[kind](stream), process_seed=99, num_epochs=2, resume_from=tmp_path / "state")
     assert_same(outcome(resumed), whole)
-
-
-@pytest.mark.parametrize("name", ["rows", "a shuffle buffer"])
-def test_an_unknown_loader_is_not_asked_for_the_position_of_a_stream(name: str, tmp_path: Path) -> None:
-    stream = HUB_STREAMS[name]()
-    check_everywhere(lambda: LOADERS["loader of one's own"](stream), tmp_path, num_epochs=2)
 
 
 @pytest.mark.processes
@@ -123,21 +117,3 @@ def test_a_stream_with_an_unknown_part_is_not_relied_upon() -> None:
     stream = plain()
     stream._ex_iterable.ex_iterable = Unknown()
     assert not is_exact_hub_stream(stream)
-
-
-def test_where_a_pass_is_can_be_asked_before_anything_is_read() -> None:
-    samples = HubSamples(plain())
-    assert samples.state_dict() is None
-    first, *rest = samples
-    samples = HubSamples(plain())
-    assert next(samples) == first
-    again = HubSamples(plain())
-    again.load_state_dict(samples.state_dict() or {})
-    assert again.state_dict() == samples.state_dict()
-    assert list(again) == rest
-
-
-@pytest.mark.parametrize("kind", ["loader", "stateful loader"])
-def test_an_order_without_a_seed_is_reported_when_it_is_saved(kind: str, tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match="IterableDataset is shuffled without a seed.*seed=0"):
-        run(LOADERS[kind](plain().shuffle(buffer_size=3)), SaveAndStop(tmp_path / "state", 2))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, TensorDataset
+from torch.utils.data import DataLoader, SequentialSampler, TensorDataset
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.data.slicing import DataLoaderSlice
@@ -77,11 +77,6 @@ def test_ready_batches_have_the_attributes_of_a_torch_loader(batches: Any) -> No
     assert loader.total_batch_size is None
     assert loader.total_dataset_length == (SIZE if isinstance(batches, ReadyBatches) else None)
     assert getattr(loader, "tag", None) == getattr(batches, "tag", None)
-
-
-def test_the_total_batch_size_of_a_batch_sampler_is_that_of_its_batches() -> None:
-    assert adapted(DataLoader(UP, batch_sampler=BatchSampler(UP, 4, True)), ranks=2).total_batch_size == 8
-    assert adapted(DataLoader(UP, batch_sampler=[[3], [1, 4, 1]]), ranks=2).total_batch_size is None
 
 
 def test_a_position_that_is_not_the_runs_is_not_reported() -> None:

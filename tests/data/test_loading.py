@@ -1,8 +1,6 @@
 """Whatever yields samples or batches: each of them is used once, where it belongs."""
 
-import copy
 import itertools
-import pickle
 import warnings
 from collections import UserList
 from collections.abc import Callable, Iterator
@@ -26,11 +24,10 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from pytorch_accelerated.data.building import build_loader, default_loader_kwargs, effective_kwargs
+from pytorch_accelerated.data.building import build_loader, effective_kwargs
 from pytorch_accelerated.data.planned_loader import PlannedLoader
 from pytorch_accelerated.data.sampling import epoch_order
 from pytorch_accelerated.data.slicing import DataLoaderSlice
-from pytorch_accelerated.data.stream_loader import StreamLoader
 from pytorch_accelerated.data.updates import RunLoader
 from tests.data.loaders import Numbers, SizedStream, Stream, adapted, evaluated_on, numbers_in, trained_on
 
@@ -121,6 +118,7 @@ def test_a_stream_whose_batches_have_no_size_resumes_by_batches() -> None:
     updates = [[micro.batch for micro in update.micro_batches] for update in loader.updates()]
     assert updates == [words[:2], words[2:4], words[4:]]
     assert [update.samples for update in loader.updates()] == [2, 2, 1]
+    assert [micro.weight for update in adapted(words).updates() for micro in update.micro_batches] == [1.0] * 5
     for start in range(6):
         again = [micro.batch for update in loader.updates(start=start) for micro in update.micro_batches]
         assert again == words[start:]
@@ -148,13 +146,6 @@ def test_a_limited_loader_is_one_of_the_run_and_leaves_the_other_as_it_is(make: 
     assert flat(numbers_in(limited)) == flat(trained_on(limited)) == flat(evaluated_on(limited)) == [0, 1, 2, 3]
     assert flat(numbers_in(whole)) == flat(trained_on(whole)) == flat(evaluated_on(whole)) == UP
     assert len(whole.limited(100)) == len(whole) == 6
-
-
-def test_a_slice_of_any_other_iterable_may_be_copied() -> None:
-    words = DataLoaderSlice(["a", "b", "c"], 2)
-    for again in (copy.copy(words), pickle.loads(pickle.dumps(words))):
-        assert list(again) == ["a", "b"]
-        assert again.slice_size == len(again) == 2
 
 
 # -------------------------------------------------------------------------------------------------- kinds of loaders
@@ -263,31 +254,6 @@ def test_a_loader_yields_what_it_says_to_training_and_evaluation(kind: str) -> N
         assert loader.num_updates == len(batches)
 
 
-def test_a_generator_function_can_be_read_once_and_a_generator_factory_again() -> None:
-    assert trained_on(adapted(torch.tensor(batch) for batch in PAIRS)) == PAIRS
-
-    class Again:
-        def __iter__(self) -> Iterator[torch.Tensor]:
-            yield from map(torch.tensor, PAIRS)
-
-    loader = adapted(Again())
-    assert trained_on(loader) == trained_on(loader) == PAIRS
-    assert loader.num_batches is None
-    assert loader.num_updates is None
-    with pytest.raises(TypeError):
-        len(loader)
-
-
-def test_keys_that_are_not_numbers_reach_the_dataset() -> None:
-    samples = {"a": 1, "b": 2, "c": 3}
-
-    class ByName(Numbers):
-        def __getitem__(self, index: str) -> torch.Tensor:
-            return torch.tensor(samples[index])
-
-    assert trained_on(adapted(DataLoader(ByName(3), 2, sampler=["c", "a", "b"]))) == [[3, 1], [2]]
-
-
 @pytest.mark.parametrize(
     "sampler",
     [
@@ -346,21 +312,6 @@ def test_a_stream_gets_the_epoch_on_any_number_of_ranks_and_workers(ranks: int, 
     for epoch in (0, 1):
         loader.set_epoch(epoch)
         assert flat(numbers_in(loader))[0] == 100 * epoch
-
-
-def test_other_iterables_get_the_epoch() -> None:
-    class Told(list[Any]):
-        epochs: list[int] = []
-
-        def set_epoch(self, epoch: int) -> None:
-            self.epochs.append(epoch)
-
-    sampler: DistributedSampler[Any] = DistributedSampler(Numbers(SIZE), 1, 0, seed=4)
-    for loader in (adapted(Told([torch.tensor([1])])), adapted(RowsOf(Numbers(SIZE), sampler=sampler))):
-        loader.set_epoch(7)
-        list(loader)
-    assert Told.epochs == [7]
-    assert sampler.epoch == 7
 
 
 @pytest.mark.parametrize("stream", [Stream, SizedStream])
@@ -424,45 +375,6 @@ def test_arguments_override_the_defaults() -> None:
     assert defaults == {"batch_size": 8, "shuffle": True, "num_workers": 0}
 
 
-def test_loaders_and_iterables_are_left_as_they_are() -> None:
-    loader = DataLoader(Numbers(4))
-    assert build_loader(loader, {"batch_size": 8}, {"batch_size": 2}, None) is loader
-    iterable = iter(PAIRS)
-    assert build_loader(iterable, {"batch_size": 8}, None, None) is iterable
-
-
-def test_workers_are_for_data_that_is_worth_them() -> None:
-    def workers(dataset: Any, ranks_on_node: int = 1) -> int:
-        kwargs = default_loader_kwargs(dataset, batch_size=1, shuffle=True, ranks_on_node=ranks_on_node)
-        return kwargs["num_workers"]  # type: ignore[no-any-return]
-
-    large = Numbers(10**6)
-    assert workers(Numbers(10)) == 0
-    assert workers(TensorDataset(torch.zeros(10**6))) == workers(Subset(TensorDataset(torch.zeros(9)), range(9))) == 0
-    assert workers(Stream(10**6)) == workers(SizedStream(10**6)) == 0
-    assert workers(iter([])) == 0
-    assert workers(large, ranks_on_node=10**6) == 0
-    assert 0 <= workers(large) <= 8
-
-
-def test_map_style_data_is_shuffled_by_default_and_streams_cannot_be() -> None:
-    kwargs = default_loader_kwargs(Numbers(4), batch_size=3, shuffle=True, ranks_on_node=1)
-    assert kwargs["shuffle"] is True
-    assert kwargs["batch_size"] == 3
-    assert "shuffle" not in default_loader_kwargs(Stream(4), batch_size=3, shuffle=True, ranks_on_node=1)
-
-
-def test_a_stream_loader_knows_what_can_be_known() -> None:
-    loader = adapted(DataLoader(Stream(SIZE), 2))
-    assert isinstance(loader, StreamLoader)
-    assert loader.num_samples is None
-    assert loader.num_batches is None
-    sized = adapted(DataLoader(SizedStream(SIZE), 2), steps=4)
-    assert sized.num_samples == SIZE
-    assert sized.num_batches == 6
-    assert sized.num_updates == 2
-
-
 def test_a_stream_that_yields_less_than_it_says_is_pointed_out() -> None:
     class Short(SizedStream):
         def __iter__(self) -> Any:
@@ -479,7 +391,7 @@ def test_a_stream_that_yields_less_than_it_says_is_pointed_out() -> None:
 
 def test_a_stream_that_yields_more_than_it_says_is_pointed_out() -> None:
     loader = adapted(DataLoader(SizedStream(6), 2, num_workers=2))
-    with pytest.warns(UserWarning, match=r"6 samples but yields more.*use num_workers=1") as caught:
+    with pytest.warns(UserWarning, match=r"6 samples but yields more.*get_worker_info") as caught:
         assert sum(map(len, loader)) == 12
     assert len([warning for warning in caught if warning.category is UserWarning]) == 1  # Python has its own
     loader.close()

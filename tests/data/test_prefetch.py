@@ -6,15 +6,10 @@ import pytest
 import torch
 
 from pytorch_accelerated import Trainer
-from pytorch_accelerated.data.prefetch import WaitingTime, _tensors_in, device_feed
+from pytorch_accelerated.data.prefetch import _tensors_in, device_feed
 from pytorch_accelerated.data.sampling import epoch_order
 from pytorch_accelerated.processes.accelerators import send_to_device
 from tests.support.reference import regression_data, sgd, tiny_model
-
-
-def test_on_the_cpu_batches_are_passed_on_as_they_are() -> None:
-    batches = iter([torch.ones(1)])
-    assert device_feed(torch.device("cpu"), send_to_device)(batches) is batches
 
 
 def test_another_device_gets_each_batch_when_it_is_asked_for() -> None:
@@ -29,10 +24,6 @@ def test_another_device_gets_each_batch_when_it_is_asked_for() -> None:
     assert next(fed)["x"][0].device.type == "meta"
     assert seen == [0]
     assert len(list(fed)) == 2
-
-
-def test_batches_that_are_waited_for_are_passed_on() -> None:
-    assert list(WaitingTime().over(iter([1, 2, 3]))) == [1, 2, 3]
 
 
 def test_tensors_are_found_wherever_they_can_be_seen() -> None:
@@ -62,13 +53,6 @@ def test_batches_come_to_the_gpu_whole_and_in_order_while_it_is_busy(pinned: boo
         sums.append((x.sum() / x.numel() + y["y"] + 0 * busy[0, 0]).reshape(()))
         del x, y  # its memory may be used again as soon as the GPU is done with it
     assert torch.stack(sums).tolist() == [2.0 * number for number in range(20)]
-
-
-@pytest.mark.gpu
-def test_a_batch_that_is_on_the_gpu_stays_the_same_tensor() -> None:
-    device = torch.device("cuda", torch.cuda.current_device())
-    batch = torch.ones(2, device=device)
-    assert next(device_feed(device, send_to_device)(iter([batch]))) is batch
 
 
 @pytest.mark.gpu

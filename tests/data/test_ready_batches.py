@@ -3,11 +3,10 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from pytorch_accelerated import Trainer
 from tests.support.reference import assert_same_parameters, regression_data, sgd, tiny_model
@@ -70,24 +69,69 @@ def test_a_repeatable_iterable_is_not_started_before_its_pass(capsys: Any) -> No
     assert trainer.run_state.updates == 6
 
 
-@pytest.mark.parametrize(
-    "sample",
-    [
-        (torch.zeros(3).double(), torch.tensor(1.0).double()),
-        [torch.zeros(3).double(), 1.0],
-        (torch.zeros(3).double(), np.float32(1), "more"),
-    ],
-    ids=["tensors", "numbers", "numpy"],
-)
-def test_a_generator_of_samples_is_warned_of(sample: Any) -> None:
-    class Loss(Trainer):
-        def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
-            return {"loss": self.model(batch[0]).mean(), "model_outputs": None, "batch_size": 1}
-
-    with pytest.warns(UserWarning, match=r"looks like one sample: .* \[3\], \[\].*IterableDataset"):
-        make(Loss, callbacks=()).train((sample for _ in range(2)), 1)
-
-
 def test_a_loader_of_torch_needs_no_words(capsys: Any) -> None:
     make(callbacks=()).train(DataLoader(ROWS, 4), 1)
+    assert capsys.readouterr().out == ""
+
+
+class OfBatches(IterableDataset[Any]):
+    """A stream that makes batches itself."""
+
+    def __init__(self, batches: list[Any]) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.batches)
+
+
+def web_loader() -> Any:
+    """A loader that is an `IterableDataset` by its class."""
+    kind = type("WebLoader", (OfBatches,), {"__module__": "webdataset.compat"})
+    return kind(BATCHES)
+
+
+def real_web_loader() -> Any:
+    webdataset = pytest.importorskip("webdataset")
+    samples = [ROWS[index] for index in range(12)]
+    pipeline = webdataset.DataPipeline(lambda: iter(samples), webdataset.filters.batched(5, partial=True))
+    return webdataset.WebLoader(pipeline, batch_size=None)
+
+
+@pytest.mark.parametrize("make_loader", [web_loader, real_web_loader])
+def test_a_loader_of_webdataset_has_batches(make_loader: Callable[[], Any], capsys: Any) -> None:
+    trainer = make(callbacks=())
+    trainer.train(make_loader(), 2, per_device_batch_size=3)
+    assert capsys.readouterr().out == ""
+    assert (trainer.run_state.updates, trainer.run_state.samples_in_epoch) == (6, 12)
+    in_order = make(callbacks=())
+    in_order.train(DataLoader(ROWS, 5), 2)
+    assert_same_parameters(trainer.model, in_order.model)
+    assert torch.equal(trainer.predict(make_loader()), in_order.predict(ROWS))
+
+
+@pytest.mark.parametrize(
+    ("samples", "said"),
+    [
+        ([(torch.zeros(4, 3), torch.zeros(4, 2))] * 6, "shapes [2, 4, 3] and [2, 4, 2]. If it yields batches itself"),
+        ([{"x": torch.zeros(4, 5), "y": torch.zeros(4)}] * 6, "shapes [2, 4, 5] and [2, 4]"),
+        ([(torch.zeros(3), torch.zeros(2))] * 6, None),
+        ([(torch.zeros(3, 8, 8), 1)] * 6, None),
+        ([{"input_ids": torch.zeros(9), "labels": torch.zeros(9), "mask": torch.zeros(9)}] * 6, None),
+        ([torch.zeros(3, 3)] * 6, None),
+    ],
+)
+def test_a_stream_whose_samples_could_be_batches_is_said_to_be_read_sample_by_sample(
+    samples: list[Any], said: str | None, capsys: Any
+) -> None:
+    class Counting(Trainer):
+        def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
+            loss = sum(parameter.sum() for parameter in self.model.parameters())
+            return {"loss": loss, "model_outputs": None, "batch_size": 2}
+
+    trainer = make(Counting, callbacks=())
+    trainer.train(OfBatches(samples), 2, per_device_batch_size=2)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == (said is not None)
+    assert said is None or said in lines[0]
+    trainer.train(DataLoader(OfBatches(samples), batch_size=None), 1)
     assert capsys.readouterr().out == ""

@@ -106,12 +106,6 @@ def test_a_cell_is_empty_only_if_an_update_has_fewer_samples_than_cells(plan: Tr
             assert empty == max(0, plan.ranks - window.size)
 
 
-@given(plan=training_plans.filter(lambda plan: plan.drop_last))
-def test_with_drop_last_all_batches_are_full(plan: TrainingPlan) -> None:
-    cells = (cell for window in plan.windows() for cells in window.rounds for cell in cells)
-    assert {cell.size for cell in cells} <= {plan.batch_size}
-
-
 @given(plan=training_plans, max_batches=st.integers(0, 40))
 def test_a_limit_cuts_the_end_off_and_changes_nothing_before_it(plan: TrainingPlan, max_batches: int) -> None:
     limited = list(plan.windows(max_batches=max_batches))
@@ -119,11 +113,6 @@ def test_a_limit_cuts_the_end_off_and_changes_nothing_before_it(plan: TrainingPl
     assert positions(limited) == positions(plan.windows())[: max_batches * plan.batch_size * plan.ranks]
     for rank in range(plan.ranks):
         assert sum(len(window.cells_of(rank)) for window in limited) == min(max_batches, plan.num_batches)
-
-
-def test_a_limit_that_was_reached_before_a_resume_leaves_nothing() -> None:
-    assert list(TrainingPlan(10, 2, 1, 1).windows(4, max_batches=-1)) == []
-    assert list(BatchListPlan([2, 2, 2, 2, 2], 1, 1).windows(4, max_batches=-1)) == []
 
 
 @given(size=sizes, legs=st.lists(st.tuples(layouts, st.integers(1, 4)), max_size=5), last=layouts)
@@ -147,15 +136,6 @@ def test_an_epoch_continued_with_the_same_layout_has_the_windows_it_would_have_h
     whole = list(plan.windows())
     start = whole[done].start if done < len(whole) else plan.samples_used
     assert list(plan.windows(start)) == whole[done:]
-
-
-@given(
-    plan=training_plans,
-    # A position of another layout may lie behind what this one would use with drop_last.
-    start=st.integers(0, 120),
-)
-def test_an_epoch_can_be_continued_from_any_position(plan: TrainingPlan, start: int) -> None:
-    assert positions(plan.windows(start)) == list(range(start, plan.samples_used))
 
 
 # ---------------------------------------------------------------------------------------------- a user's own batches
@@ -259,15 +239,6 @@ def test_every_rank_has_samples_in_every_round_if_there_are_as_many_as_ranks_and
             assert empty == 0, (size, batch_size, ranks)
         else:
             assert empty == -size % ranks, "only the last round may have empty cells"
-
-
-def test_all_rounds_are_full_but_for_the_last_two() -> None:
-    for size, batch_size, ranks in every_evaluation():
-        rounds = list(evaluation_rounds(size, batch_size=batch_size, ranks=ranks))
-        full = batch_size * ranks
-        assert all(window.size == full for window in rounds[:-2])
-        if size % full >= ranks or size % full == 0:
-            assert all(window.size == full for window in rounds[:-1])
 
 
 # ---------------------------------------------------------------------------------------------------------------- order

@@ -1,16 +1,13 @@
-"""Runs the scenarios with the reference and with ours, in processes of their own."""
+"""Runs the scenarios with ours, and compares with what they showed with the reference."""
 
 import functools
-import hashlib
 import json
 import os
+import shutil
 import sys
 import tempfile
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from tests.support.processes import REPOSITORY, run_forked, run_on_ranks, run_script, run_under_torchrun
 
@@ -18,6 +15,8 @@ VERSION = "0.1.61"
 #: Where `make` installs the reference, without its dependencies, so that both packages use the same torch.
 REFERENCE = Path(os.environ.get("PYTORCH_ACCELERATED_REFERENCE", Path(sys.prefix) / "reference"))
 OBSERVE = Path(__file__).with_name("observe.py")
+RECORDED = Path(__file__).with_name("recorded.json")
+FILES = Path(__file__).with_name("files")
 SCENARIOS = Path(__file__).with_name("scenarios")
 ON_RANKS = ("gathering",)
 WORLD_SIZE = 2
@@ -31,36 +30,31 @@ def is_installed() -> bool:
 
 @functools.cache
 def observations() -> tuple[dict[str, Any], dict[str, Any]]:
-    """What the scenarios show with the reference, and what they show with ours.
-
-    Those of the reference are kept beside it, until a scenario, a version or the kernels change: each kind of kernel
-    rounds in its own way.
-    """
-    return _of_the_reference(), _observe(REPOSITORY / "src")
+    """What the scenarios showed with the reference, and what they show with ours."""
+    return json.loads(RECORDED.read_text(encoding="utf-8")), _observe(REPOSITORY / "src")
 
 
-def _of_the_reference() -> dict[str, Any]:
-    kept, key = REFERENCE / "observations.json", _key()
-    if kept.exists():
-        found = json.loads(kept.read_text(encoding="utf-8"))
-        if found["key"] == key:
-            return found["seen"]  # type: ignore[no-any-return]
-    seen = _observe(REFERENCE)
-    kept.write_text(json.dumps({"key": key, "seen": seen}), encoding="utf-8")
-    return seen
+def record() -> None:
+    """Run the scenarios with the reference, and keep what they show."""
+    seen = _observe(REFERENCE).items()
+    lines = [f"{json.dumps(name)}: {json.dumps(_rounded(value))}" for name, value in seen]
+    RECORDED.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+    shutil.rmtree(FILES, ignore_errors=True)
+    FILES.mkdir()
+    run_script(Path(__file__).with_name("write_checkpoints.py"), FILES, env=_environment(REFERENCE))
 
 
-def _key() -> str:
-    sources = [path.read_text(encoding="utf-8") for path in sorted([*SCENARIOS.glob("*.py"), OBSERVE])]
-    versions = [sys.version, *(version(name) for name in ("torch", "accelerate", "numpy", "timm"))]
-    kernels = torch.backends.cpu.get_cpu_capability()
-    return hashlib.sha256(json.dumps([VERSION, kernels, *versions, *sources]).encode()).hexdigest()
+def _rounded(seen: Any) -> Any:
+    """With the digits that are compared, and some."""
+    if isinstance(seen, dict):
+        return {key: _rounded(value) for key, value in seen.items()}
+    if isinstance(seen, list):
+        return list(map(_rounded, seen))
+    return float(f"{seen:.10g}") if isinstance(seen, float) else seen
 
 
 def _observe(package: Path) -> dict[str, Any]:
-    paths = [package, REPOSITORY, REPOSITORY / "tests" / "support"]
-    # A machine's GPUs are hidden already; without this variable accelerate looks for other devices on some.
-    env = {"PYTHONPATH": os.pathsep.join(map(str, paths)), "ACCELERATE_USE_CPU": "true"}
+    env = _environment(package)
     # The reference needs processes that have not imported ours.
     alone, together = (run_script, run_under_torchrun) if package == REFERENCE else (run_forked, run_on_ranks)
     with tempfile.TemporaryDirectory() as folder:
@@ -72,6 +66,12 @@ def _observe(package: Path) -> dict[str, Any]:
             of_rank = _read(Path(f"{file}.{rank}"))
             seen.update({f"rank {rank} of {WORLD_SIZE}, {name}": value for name, value in of_rank.items()})
     return seen
+
+
+def _environment(package: Path) -> dict[str, str]:
+    paths = [package, REPOSITORY, REPOSITORY / "tests" / "support"]
+    # A machine's GPUs are hidden already; without this variable accelerate looks for other devices on some.
+    return {"PYTHONPATH": os.pathsep.join(map(str, paths)), "ACCELERATE_USE_CPU": "true"}
 
 
 def _read(file: Path) -> dict[str, Any]:

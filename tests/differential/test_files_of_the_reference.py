@@ -1,8 +1,6 @@
 """What the reference package wrote is loaded, or refused with what to do."""
 
 import json
-import os
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,15 +8,8 @@ import torch
 
 from pytorch_accelerated.errors import InvalidCheckpointError
 from pytorch_accelerated.schedulers import CosineLrScheduler, WSDLrScheduler
-from tests.differential import both
+from tests.differential.both import FILES
 from tests.differential.scenarios.common import IN_ORDER, dataset, train, trainer, weights_of
-from tests.support.processes import REPOSITORY, run_script
-
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.processes,
-    pytest.mark.skipif(not both.is_installed(), reason="the reference package is not installed"),
-]
 
 FACTORIES: dict[str, Any] = {
     "cosine": CosineLrScheduler.create_scheduler_fn(num_warmup_epochs=1),
@@ -27,21 +18,11 @@ FACTORIES: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of the reference's files, and facts of the runs that wrote them."""
-    folder = tmp_path_factory.mktemp("reference")
-    paths = [both.REFERENCE, REPOSITORY, REPOSITORY / "tests" / "support"]
-    env = {"PYTHONPATH": os.pathsep.join(map(str, paths)), "ACCELERATE_USE_CPU": "true"}
-    run_script(Path(__file__).with_name("write_checkpoints.py"), folder, env=env)
-    return folder
-
-
 @pytest.mark.parametrize("name", FACTORIES)
-def test_a_portable_checkpoint_of_the_reference_loads(written: Path, name: str):
-    facts = json.loads((written / "facts.json").read_text(encoding="utf-8"))[name]
+def test_a_portable_checkpoint_of_the_reference_loads(name: str):
+    facts = json.loads((FILES / "facts.json").read_text(encoding="utf-8"))[name]
     made = trainer(lr=0.7)
-    returned = made.load_checkpoint(written / f"{name}.pt")
+    returned = made.load_checkpoint(FILES / f"{name}.pt")
     assert returned["note"] == name
     assert weights_of(made.model) == pytest.approx(facts["weights"], rel=1e-12)
     assert made.optimizer.param_groups[0]["lr"] == facts["rate"]
@@ -49,15 +30,15 @@ def test_a_portable_checkpoint_of_the_reference_loads(written: Path, name: str):
 
 @pytest.mark.parametrize("name", FACTORIES)
 @pytest.mark.filterwarnings("ignore:.*scheduler:UserWarning")
-def test_it_loads_into_a_trainer_that_has_a_scheduler_and_trains_on(written: Path, name: str):
+def test_it_loads_into_a_trainer_that_has_a_scheduler_and_trains_on(name: str):
     made = train(trainer(lr=0.7), num_epochs=1, create_scheduler_fn=FACTORIES[name])
-    made.load_checkpoint(written / f"{name}.pt")
+    made.load_checkpoint(FILES / f"{name}.pt")
     made.train(dataset(), 1, None, 4, train_dataloader_kwargs=IN_ORDER)
     assert all(torch.isfinite(parameter).all() for parameter in made.model.parameters())
 
 
-def test_a_training_state_of_the_reference_is_refused_with_what_loads_instead(written: Path):
+def test_a_training_state_of_the_reference_is_refused_with_what_loads_instead():
     with pytest.raises(InvalidCheckpointError, match="load_checkpoint"):
-        trainer().load_training_state(written / "state")
+        trainer().load_training_state(FILES / "state")
     with pytest.raises(InvalidCheckpointError, match="load_checkpoint"):
-        train(trainer(), resume_from=written / "state")
+        train(trainer(), resume_from=FILES / "state")

@@ -82,6 +82,41 @@ class Tokens(Regression):
         return errors.sum() / kwargs.get("num_items_in_batch", counts.sum()), outputs
 
 
+class OwnParts(Trainer):
+    """A trainer whose loss has a parameter of its own, and which learns from a slow copy of its model."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.scale = nn.Parameter(torch.zeros(()))
+        self.parts = {"slow": Regression()}
+
+    def create_optimizer(self, *args: Any) -> torch.optim.Optimizer:
+        optimizer: torch.optim.Optimizer = super().create_optimizer(*args)
+        optimizer.add_param_group({"params": [self.scale], "weight_decay": 0.0})
+        return optimizer
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+        hints = self.parts["slow"](inputs["x"])[0]
+        loss = (loss + (outputs[1] - hints).square().mean()) * torch.exp(-self.scale) + self.scale
+        return (loss, outputs) if return_outputs else loss
+
+    @torch.no_grad()
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        with torch.enable_grad():
+            loss = super().training_step(*args, **kwargs)
+        for slow, fast in zip(self.parts["slow"].parameters(), self.model.parameters(), strict=True):
+            slow.lerp_(fast, 0.3)
+        return loss
+
+    def own_values(self) -> dict[str, Any]:
+        """What it holds, and what it has learnt."""
+        state = {"model": self.model.state_dict(), "slow": self.parts["slow"].state_dict()}
+        return {**state, "optimizer": self.optimizer.state_dict(), "scale": self.scale.detach()}
+
+
 class Recorder(TrainerCallback):
     """Notes the events, each with the step, and the flags that are set when it comes."""
 

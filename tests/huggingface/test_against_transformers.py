@@ -13,7 +13,7 @@ import torch
 
 from pytorch_accelerated.huggingface import Trainer, TrainerCallback
 from tests.huggingface.runs import NoisyRows, Recorder, Regression, Rows, StopAt, Stream, make_arguments, without_speed
-from tests.huggingface.texts import WORDS, tiny_language_model
+from tests.huggingface.texts import WORDS, tiny_classifier, tiny_language_model, tiny_llama
 
 transformers = pytest.importorskip("transformers")
 
@@ -100,9 +100,6 @@ SCRIPTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.fact(
-    "Compared with transformers: Losses, log history, events, state, weights and checkpoints are the same"
-)
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_the_same_script_gives_the_same(name: str, tmp_path: Path) -> None:
     ours, theirs = (run(library, tmp_path / library, Recorder(), **SCRIPTS[name]) for library in ("ours", "theirs"))
@@ -125,34 +122,43 @@ def test_the_same_script_gives_the_same(name: str, tmp_path: Path) -> None:
     assert our_files == their_files
 
 
-@pytest.mark.fact(
-    "Compared with transformers: Iterable datasets, and flags that stop the epoch and the run, work the same"
-)
-def test_streams_and_stops_are_the_same(tmp_path: Path) -> None:
-    class Stops(TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            control.should_epoch_stop |= state.global_step == 2
-            control.should_training_stop |= state.global_step == 6
+class Stops(TrainerCallback):
+    """Ends epochs and the run after these steps."""
 
-    for dataset in (Rows(10), Stream(6)):
-        runs = [
-            run(
-                library,
-                tmp_path / library,
-                Stops(),
-                recorder := Recorder(),
-                parts={"train_dataset": dataset},
-                max_steps=9,
-            )
-            for library in ("ours", "theirs")
-        ]
-        assert_same_history(runs[0].state.log_history, runs[1].state.log_history)
-        assert recorder.calls
+    def __init__(self, epochs: Any, training: int | None = None) -> None:
+        self.epochs, self.training = epochs, training
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        control.should_epoch_stop |= state.global_step in self.epochs
+        control.should_training_stop |= state.global_step == self.training
 
 
-@pytest.mark.fact(
-    "Compared with transformers: A run resumed inside an epoch has the same log history as an uninterrupted one"
-)
+# Five steps are an epoch of the rows; epochs that a callback ends count.
+STOPPED: dict[str, tuple[Any, Stops, dict[str, Any], int]] = {
+    "rows": (Rows(10), Stops([2], 6), {"max_steps": 9}, 6),
+    "stream": (Stream(6), Stops([2], 6), {"max_steps": 9}, 6),
+    "one of two epochs": (Rows(10), Stops([2]), {"num_train_epochs": 2}, 7),
+    "all of seven epochs": (Rows(10), Stops(range(3, 99, 3)), {"num_train_epochs": 7}, 21),
+    "a part of an epoch": (Rows(10), Stops([1]), {"num_train_epochs": 1.5}, 6),
+    "as many steps as two epochs and more have": (Rows(10), Stops(range(99)), {"max_steps": 12}, 3),
+}
+
+
+@pytest.mark.parametrize("name", STOPPED)
+def test_streams_and_stops_are_the_same(name: str, tmp_path: Path) -> None:
+    dataset, stops, arguments, steps = STOPPED[name]
+    parts = {"train_dataset": dataset}
+    runs = [
+        run(library, tmp_path / library, stops, Recorder(), parts=parts, eval_strategy="epoch", **arguments)
+        for library in ("ours", "theirs")
+    ]
+    assert_same_history(runs[0].state.log_history, runs[1].state.log_history)
+    ours, theirs = (each.callback_handler.callbacks[-1].calls for each in runs)
+    assert ours == theirs
+    assert [each.state.global_step for each in runs] == [steps, steps]
+    torch.testing.assert_close(runs[0].model.state_dict(), runs[1].model.state_dict(), rtol=0, atol=0)
+
+
 def test_a_resumed_run_is_the_same(tmp_path: Path) -> None:
     every_two: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2}
     arguments = {"gradient_accumulation_steps": 2, **every_two}
@@ -169,7 +175,6 @@ def test_a_resumed_run_is_the_same(tmp_path: Path) -> None:
     assert_same_history(ours[:-1], whole.state.log_history[:-1])
 
 
-@pytest.mark.fact("Compared with transformers: Evaluation and prediction are the same")
 def test_evaluation_and_prediction_are_the_same(tmp_path: Path) -> None:
     def metrics(prediction: Any) -> dict[str, Any]:
         return {"mae": np.abs(prediction.predictions - prediction.label_ids).mean()}
@@ -190,8 +195,6 @@ def test_evaluation_and_prediction_are_the_same(tmp_path: Path) -> None:
     assert sorted(our_output.metrics) == sorted(their_output.metrics)
 
 
-@pytest.mark.fact("Evaluation: The loss is the mean over rows, even if the last batch is shorter")
-@pytest.mark.fact("Differences: In a short last group of unequal batches, every row has the same weight")
 def test_where_sizes_do_not_divide_ours_is_exact_and_theirs_is_not(tmp_path: Path) -> None:
     rows = Rows(7)
     with torch.no_grad():
@@ -222,7 +225,6 @@ def test_where_sizes_do_not_divide_ours_is_exact_and_theirs_is_not(tmp_path: Pat
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.fact("Differences: A resumed run draws the same random numbers as an uninterrupted one")
 def test_with_rows_that_are_drawn_at_random_our_resumed_run_is_exact_and_theirs_is_not(
     workers: int, tmp_path: Path
 ) -> None:
@@ -251,17 +253,22 @@ def sentences(size: int) -> list[dict[str, torch.Tensor]]:
     return rows
 
 
-@pytest.mark.fact(
-    "Compared with transformers: A small language model whose loss is the mean over the tokens of the update trains "
-    "the same"
-)
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # which PEFT asks for
 @pytest.mark.parametrize("accumulation", [1, 3])
-def test_a_language_model_trains_the_same(accumulation: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["GPT2", "Llama", "Llama with adapters"])
+def test_a_language_model_trains_the_same(kind: str, accumulation: int, tmp_path: Path) -> None:
+    def make_model() -> Any:
+        model = tiny_language_model() if kind == "GPT2" else tiny_llama()
+        if "adapters" not in kind:
+            return model
+        peft = pytest.importorskip("peft")
+        return peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False))
+
     ours, theirs = (
         run(
             library,
             tmp_path / library,
-            parts={"model": tiny_language_model(), "train_dataset": sentences(10), "eval_dataset": sentences(4)},
+            parts={"model": make_model(), "train_dataset": sentences(10), "eval_dataset": sentences(4)},
             gradient_accumulation_steps=accumulation,
             eval_strategy="epoch",
             per_device_eval_batch_size=4,
@@ -271,3 +278,59 @@ def test_a_language_model_trains_the_same(accumulation: int, tmp_path: Path) -> 
     )
     assert_same_history(ours.state.log_history, theirs.state.log_history)
     torch.testing.assert_close(ours.model.state_dict(), theirs.model.state_dict(), rtol=1e-5, atol=1e-7)
+
+
+def without_task_type() -> Any:
+    """An adapter whose wrapper does not know the kind of model inside."""
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(0)
+    return peft.get_peft_model(
+        tiny_language_model(), peft.LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True)
+    )
+
+
+def tiny_decoder() -> Any:
+    """A language model whose class has another name than most."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = transformers.BertGenerationConfig(
+        vocab_size=len(WORDS), max_position_embeddings=16, is_decoder=True, **sizes
+    )
+    config.hidden_dropout_prob = config.attention_probs_dropout_prob = 0.0
+    return transformers.BertGenerationDecoder(config)
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+@pytest.mark.parametrize("model", [tiny_language_model, without_task_type, tiny_decoder])
+def test_smoothed_labels_are_shifted_for_language_models(model: Any, tmp_path: Path) -> None:
+    ours, theirs = (
+        run(
+            library,
+            tmp_path / library,
+            parts={"model": model(), "train_dataset": sentences(10), "eval_dataset": sentences(4)},
+            label_smoothing_factor=0.1,
+            gradient_accumulation_steps=2,
+            eval_strategy="epoch",
+            per_device_eval_batch_size=4,
+            optim="sgd",
+        )
+        for library in ("ours", "theirs")
+    )
+    assert_same_history(ours.state.log_history, theirs.state.log_history, tolerance=TRAINED)
+    torch.testing.assert_close(ours.model.state_dict(), theirs.model.state_dict(), rtol=1e-5, atol=1e-7)
+
+
+def test_labels_of_several_classes_are_not_smoothed(tmp_path: Path) -> None:
+    def model() -> Any:
+        classifier = tiny_classifier()
+        classifier.config.problem_type = "multi_label_classification"
+        return classifier
+
+    rows = [{"input_ids": torch.arange(4) + index, "labels": torch.tensor([1.0, index % 2])} for index in range(6)]
+    for library in ("ours", "theirs"):
+        parts = {"model": model(), "train_dataset": rows, "eval_dataset": rows}
+        with pytest.warns(UserWarning, match="(?i)label.smoothing.*multi-label"):
+            trainer = run(library, tmp_path / library, parts=parts, label_smoothing_factor=0.1)
+        assert trainer.label_smoother is None
+        plain = run(library, tmp_path / library, parts={**parts, "model": model()})
+        torch.testing.assert_close(trainer.model.state_dict(), plain.model.state_dict(), rtol=0, atol=0)

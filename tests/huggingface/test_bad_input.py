@@ -1,139 +1,398 @@
-"""What cannot work is refused with an error that says what it got, why that cannot work, and what to do."""
+"""What cannot work is refused by name: a table of calls, the errors, and words in them."""
 
-from collections.abc import Iterator
+import json
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from pytorch_accelerated import callbacks as native
 from pytorch_accelerated.errors import (
     ArgumentTypeError,
+    CallbackSetupError,
     CheckpointError,
     ConfigurationError,
     DataError,
     HookOutputError,
+    InvalidCheckpointError,
+    MissingDependencyError,
 )
-from pytorch_accelerated.huggingface import Trainer, TrainerCallback
-from tests.huggingface.runs import Regression, Rows, make_trainer
+from pytorch_accelerated.huggingface import (
+    EarlyStoppingCallback,
+    ExportableState,
+    LossSpikeCallback,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    Trainer,
+    TrainerCallback,
+    TrainerState,
+)
+from pytorch_accelerated.huggingface.models.collating import default_data_collator
+from tests.huggingface.runs import Regression, Rows, Stream, make_arguments, make_trainer
+from tests.huggingface.translations import sentences, tiny_translator
+
+Mistake = Callable[[Path], Any]
 
 
-def rows_with(**columns: Any) -> list[dict[str, Any]]:
-    return [{**Rows(4)[index], **{name: values[index] for name, values in columns.items()}} for index in range(4)]
+def made(**given: Any) -> Mistake:
+    """Making a trainer of these arguments and `parts`."""
+    return lambda folder: make_trainer(folder, **given)
+
+
+def trained(**given: Any) -> Mistake:
+    return lambda folder: make_trainer(folder, **given).train()
+
+
+def evaluated(**given: Any) -> Mistake:
+    return lambda folder: make_trainer(folder, **given).evaluate()
+
+
+def called(name: str, *args: Any, **given: Any) -> Mistake:
+    """Calling a method of the trainer."""
+    return lambda folder: getattr(make_trainer(folder, **given), name)(*args)
+
+
+def with_loss(change: Callable[[torch.Tensor], Any]) -> Mistake:
+    class Changed(Trainer):
+        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            return change(model(**inputs)[0])
+
+    return trained(kind=Changed)
+
+
+def with_metrics(value: Any, **arguments: Any) -> Mistake:
+    return trained(parts={"compute_metrics": lambda prediction: value}, eval_strategy="epoch", **arguments)
+
+
+def rows(*labels: Any) -> Mistake:
+    return trained(parts={"train_dataset": [{"x": torch.ones(2), "labels": label} for label in labels]})
+
+
+def generator() -> Iterator[Any]:
+    yield Rows(1)[0]
+
+
+def generating(**arguments: Any) -> Mistake:
+    quiet: dict[str, Any] = {"predict_with_generate": True, "use_cpu": True, "disable_tqdm": True, **arguments}
+    return lambda folder: Seq2SeqTrainer(tiny_translator(), Seq2SeqTrainingArguments(str(folder), **quiet))
+
+
+def saved_state(text: str) -> Mistake:
+    def load(folder: Path) -> None:
+        (folder / "trainer_state.json").write_text(text)
+        TrainerState.load_from_json(folder / "trainer_state.json")
+
+    return load
+
+
+def changed_state(**change: Any) -> Mistake:
+    content = {"epoch": 1.0, "global_step": 3, "log_history": [], "max_steps": 8, **change}
+    return saved_state(json.dumps(content))
+
+
+def taken_folder(folder: Path) -> None:
+    (folder / "taken").write_text("a file")
+    make_trainer(folder / "taken" / "results")
+
+
+def taken_file(folder: Path) -> None:
+    (folder / "trainer_state.json").mkdir()
+    make_trainer(folder).save_state()
+
+
+def run_within_a_run(folder: Path) -> None:
+    class TrainsAnother(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            make_trainer(folder, save_strategy="epoch").train()
+
+    make_trainer(folder, TrainsAnother(), save_strategy="epoch").train()
+
+
+class NoLoss(Regression):
+    def forward(self, x: torch.Tensor, labels: Any = None) -> Any:
+        return {"logits": self.linear(x), "hidden": x}
+
+
+class Anything(Regression):
+    def forward(self, **kw: Any) -> Any:  # type: ignore[override]
+        return super().forward(**kw)
+
+
+class Forgetful(Trainer):
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        super().training_step(*args, **kwargs)
+
+
+class WithoutState(ExportableState): ...
+
+
+MODEL = Regression()
+SGD, OTHER = (torch.optim.SGD(MODEL.parameters(), lr=0.1) for _ in range(2))
+SCHEDULE = torch.optim.lr_scheduler.StepLR(OTHER, 1)
+FROZEN = Regression().requires_grad_(False)
+BY_METRIC = {"metric_for_best_model": "a"}
+
+MISTAKES: list[tuple[str, Mistake, type[BaseException], str]] = [
+    # What a trainer is made of
+    (
+        "no model",
+        made(parts={"model": None}),
+        ConfigurationError,
+        "either `model` or `model_init`, but neither is given",
+    ),
+    ("two models", made(parts={"model": MODEL, "model_init": Regression}), ConfigurationError, "but both are given"),
+    ("a class as a model", made(parts={"model": Regression}), ArgumentTypeError, "not an nn.Module"),
+    ("no model made", made(parts={"model_init": lambda: None}), ArgumentTypeError, "`model_init` returned None"),
+    ("arguments as a dict", called("__init__", MODEL, "results"), TypeError, "`args` is of the class builtins.str"),
+    ("an unknown name", lambda _: Trainer(MODEL, tokenizer=1), TypeError, "'tokenizer'"),  # type: ignore[call-arg]
+    ("no optimizer", made(parts={"optimizers": ("a", None)}), ArgumentTypeError, "`optimizer` is .* not an optimizer"),
+    (
+        "an optimizer of one model, but a new one for each training",
+        made(parts={"model_init": Regression, "optimizers": (SGD, None)}),
+        *(ConfigurationError, "`model_init` makes another one for each training"),
+    ),
+    (
+        "the schedule of another optimizer",
+        trained(parts={"model": MODEL, "optimizers": (SGD, SCHEDULE)}),
+        *(ConfigurationError, "The schedule, a StepLR, belongs to another optimizer"),
+    ),
+    (
+        "the schedule of an optimizer that is not given",
+        trained(parts={"model": MODEL, "optimizers": (None, SCHEDULE)}),
+        *(ConfigurationError, "The schedule, a StepLR, belongs to another optimizer"),
+    ),
+    ("an argument of an optimizer", called("create_optimizer", optim="sgd", optim_args="speed=3"), TypeError, "speed"),
+    (
+        "optim_args without a value",
+        called("create_optimizer", optim="sgd", optim_args="momentum"),
+        *(ConfigurationError, "`optim_args` is 'momentum': write name=value"),
+    ),
+    ("an argument of a schedule", trained(lr_scheduler_kwargs={"power": 2}), TypeError, "power"),
+    ("no length", made(parts={"train_dataset": Stream(10)}), ValueError, "a Stream, has no length.*set `max_steps`"),
+    (
+        "best without a metric",
+        made(save_strategy="best", eval_strategy="epoch"),
+        ConfigurationError,
+        "must be provided",
+    ),
+    ("fp16 on the CPU", made(fp16=True), ConfigurationError, "`fp16` is True, but the device is the CPU.*use `bf16`"),
+    ("one process to shard", made(fsdp=True), ConfigurationError, "`fsdp` is True, but there is one process.*torchrun"),
+    ("a folder that cannot be made", taken_folder, CheckpointError, "taken.*failed while making the folder"),
+    ("a second run in a folder", run_within_a_run, CheckpointError, "another run of this process"),
+    ("a file that cannot be written", taken_file, CheckpointError, "Saving .*trainer_state.json failed"),
+    *(
+        (
+            f"a hook that does not exist: {name}",
+            made(kind=type("Custom", (Trainer,), {name: lambda self: None})),
+            *(ConfigurationError, f"Custom defines `{name}`, which would never be called. {remedy}"),
+        )
+        for name, remedy in (
+            ("_inner_training_loop", "Override `training_step`"),
+            ("_wrap_model", "Use accelerate's configuration"),
+            ("_rotate_checkpoints", "Override `_save_checkpoint`"),
+        )
+    ),
+    *(
+        (f"a method that is not there: {name}", called(name), AttributeError, f"Trainer has no `{name}`.*{remedy}")
+        for name, remedy in (
+            ("push_to_hub", r"trainer\.model\.push_to_hub"),
+            ("hyperparameter_search", "in a loop"),
+            ("_get_num_items_in_batch", "Override `count_items`"),
+        )
+    ),
+    # Data
+    ("no training set", trained(parts={"train_dataset": None}), ConfigurationError, "no dataset to train on"),
+    (
+        "an empty training set",
+        trained(parts={"train_dataset": []}),
+        DataError,
+        "is empty, so there is nothing to train",
+    ),
+    ("several training sets", trained(parts={"train_dataset": {"a": Rows(2)}}), DataError, "`train_dataset` is a dict"),
+    (
+        "a generator",
+        trained(parts={"train_dataset": generator()}, max_steps=1),
+        *(DataError, "a generator, which has no rows by number.*`IterableDataset`"),
+    ),
+    (
+        "no evaluation set",
+        evaluated(parts={"eval_dataset": None}),
+        ValueError,
+        "no dataset to evaluate.*`eval_dataset`",
+    ),
+    ("no evaluation sets", evaluated(parts={"eval_dataset": {}}), DataError, "`eval_dataset` is a dict"),
+    (
+        "evaluations of nothing",
+        made(parts={"eval_dataset": None}, eval_strategy="epoch"),
+        *(ValueError, "`eval_strategy` is 'epoch', but there is no `eval_dataset`"),
+    ),
+    ("no test set", called("predict", None), ConfigurationError, "no dataset to predict.*`test_dataset`"),
+    ("rows of unequal length", rows([1.0], [1.0, 2.0]), DataError, "'labels' cannot be stacked.*Give them one length"),
+    ("rows without a value", rows(None, 1), DataError, "'labels' cannot be stacked"),
+    (
+        "rows with other columns",
+        lambda _: default_data_collator([{"x": 1, "y": 1}, {"x": 1}]),
+        *(DataError, "different columns: 'x', 'y' and 'x'"),
+    ),
+    (
+        "no column that the model takes",
+        trained(parts={"model": Anything()}),
+        *(DataError, "none of which.*takes: 'label', 'label_ids'.*remove_unused_columns=False"),
+    ),
+    (
+        "no lengths",
+        called("get_train_dataloader", train_sampling_strategy="group_by_length"),
+        *(ConfigurationError, "neither 'length' nor 'input_ids': name the column with `length_column_name`"),
+    ),
+    # Training
+    ("nothing to train", trained(num_train_epochs=0), ConfigurationError, "`num_train_epochs` is 0.*`max_steps`"),
+    ("a frozen model", trained(parts={"model": FROZEN}), DataError, "The loss has no gradient"),
+    ("a trial", called("train", None, "a trial"), ConfigurationError, "`trial` must be None"),
+    *(
+        (
+            f"resuming from {source!r}",
+            called("train", source),
+            ArgumentTypeError,
+            "`resume_from_checkpoint` is .* no path",
+        )
+        for source in (5, "", 1.0, ["checkpoint-1"])
+    ),
+    ("no loss", trained(parts={"model": NoLoss()}), DataError, "no loss, only 'logits', 'hidden'.*were 'x', 'labels'"),
+    ("a loss for each row", with_loss(lambda loss: loss.expand(3)), DataError, r"The loss has the shape \(3,\)"),
+    ("a detached loss", with_loss(lambda loss: loss.detach()), DataError, "The loss has no gradient"),
+    ("a number as a loss", with_loss(lambda loss: loss.item()), DataError, "The loss is a float"),
+    ("nothing as a loss", with_loss(lambda loss: None), DataError, "The loss is a NoneType"),
+    (
+        "a step that returns nothing",
+        trained(kind=Forgetful),
+        HookOutputError,
+        r"Forgetful\.training_step returned None",
+    ),
+    ("no gradient checkpointing", made(gradient_checkpointing=True), ConfigurationError, "Regression has no method"),
+    # Evaluation
+    ("metrics without names", with_metrics(0.5), HookOutputError, "`compute_metrics` returned 0.5. Return a dict"),
+    ("the best of words", with_metrics({"a": "good"}, **BY_METRIC), TypeError, "must be real number, not str"),
+    ("the best of another metric", with_metrics({"b": 1}, **BY_METRIC), KeyError, "is 'eval_a', which .* There is: "),
+    ("metrics that JSON cannot hold", called("save_metrics", "eval", {"a": torch.ones(1)}), TypeError, "Tensor"),
+    ("a state that JSON cannot hold", lambda _: TrainerState(log_history=[{"a": 1j}]).to_json(), TypeError, "complex"),
+    # Generation
+    ("a config from nowhere", generating(generation_config="nowhere/at all"), OSError, "nowhere/at all"),
+    ("a number as a config", generating(generation_config=3), ArgumentTypeError, "a GenerationConfig, a dict of its v"),
+    ("no beams", generating(generation_num_beams=0), ConfigurationError, "`generation_num_beams` is 0"),
+    (
+        "a config that cannot work",
+        generating(generation_config={"num_beams": 2, "num_return_sequences": 5}),
+        *(ValueError, "num_return_sequences"),
+    ),
+    (
+        "a model that cannot generate",
+        lambda folder: Seq2SeqTrainer(MODEL, Seq2SeqTrainingArguments(str(folder), predict_with_generate=True)),
+        *(ConfigurationError, "Regression has no method `generate`"),
+    ),
+    (
+        "another trainer",
+        lambda folder: Trainer(tiny_translator(), Seq2SeqTrainingArguments(str(folder), predict_with_generate=True)),
+        *(ConfigurationError, r"`predict_with_generate` is True.*Seq2SeqTrainer"),
+    ),
+    (
+        "several texts for a row",
+        lambda folder: generating()(folder).predict(sentences(3), max_length=9, num_beams=2, num_return_sequences=2),
+        *(DataError, r"6 rows of tokens for a batch of 3.*num_return_sequences"),
+    ),
+    # Callbacks
+    (
+        "a word as a callback",
+        lambda folder: make_trainer(folder, "tensorboard"),
+        ArgumentTypeError,
+        "'tensorboard' can",
+    ),
+    (
+        "a callback of the native trainer",
+        lambda folder: make_trainer(folder, native.LossSpikeCallback()),
+        *(ArgumentTypeError, "LossSpikeCallback is a callback of pytorch_accelerated.Trainer"),
+    ),
+    (
+        "no patience",
+        lambda _: EarlyStoppingCallback(0),
+        CallbackSetupError,
+        "EarlyStoppingCallback has a patience of 0",
+    ),
+    ("a negative threshold", lambda _: EarlyStoppingCallback(1, -0.5), CallbackSetupError, "a threshold of -0.5"),
+    (
+        "early stopping without evaluations",
+        lambda folder: make_trainer(folder, EarlyStoppingCallback()).train(),
+        *(AssertionError, "`metric_for_best_model` is None and `eval_strategy` is 'no'"),
+    ),
+    ("no threshold of spikes", lambda _: LossSpikeCallback(0), ConfigurationError, "`threshold` is 0"),
+    ("a state that is not written", lambda _: WithoutState().state(), NotImplementedError, "has no method `state`"),
+    # Files
+    *(
+        (f"a damaged state: {text[:9]}", saved_state(text), InvalidCheckpointError, r"trainer_state\.json is not a tr")
+        for text in ("", "[]", "{", '{"epoch": 1}', "\x00", "[" * 100_000)
+    ),
+    *(
+        (f"a state of {change}", changed_state(**change), InvalidCheckpointError, "is not a trainer state")
+        for change in (
+            *({"global_step": -3}, {"global_step": 10**30}, {"global_step": "3"}, {"max_steps": 2, "global_step": 3}),
+            *({"epoch": float("nan")}, {"epoch": float("inf")}, {"best_global_step": -1}, {"log_history": [1]}),
+            {"colour": "blue"},
+        )
+    ),
+]
 
 
 @pytest.mark.parametrize(
-    ("labels", "advice"),
-    [
-        ([1.0, None, 1.0, 1.0], "'labels' cannot be stacked.*1 of these 2 rows have None there: give them a value"),
-        ([2**70, 1, 2, 3], f"'labels' cannot be stacked.*{2**70} is beyond what 64 bits can hold"),
-        ([[1.0], [1.0, 2.0], [1.0], [1.0]], "'labels' cannot be stacked.*Give them one length"),
-    ],
+    ("mistake", "error", "words"), [case[1:] for case in MISTAKES], ids=[case[0] for case in MISTAKES]
 )
-def test_the_advice_fits_the_labels_that_cannot_be_stacked(labels: list[Any], advice: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=advice):
-        make_trainer(tmp_path, parts={"train_dataset": rows_with(labels=labels)}).train()
+def test_a_mistake_is_refused_by_name(mistake: Mistake, error: type[BaseException], words: str, tmp_path: Path) -> None:
+    with pytest.raises(error, match=words) as caught:
+        mistake(tmp_path)
+    assert len(str(caught.value)) < 2000
 
 
-def test_a_collator_that_returns_nothing_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="A batch is None.*`data_collator`"):
-        make_trainer(tmp_path, parts={"data_collator": lambda rows: None}).train()
+def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    with pytest.raises(MissingDependencyError, match="optim='adamw_8bit' needs .*pip install bitsandbytes$"):
+        Trainer.get_optimizer_cls_and_kwargs(make_arguments(tmp_path, optim="adamw_8bit"))
 
 
-def test_an_output_dir_that_cannot_be_created_is_an_error_before_the_training(tmp_path: Path) -> None:
-    (tmp_path / "taken").write_text("a file")
-    with pytest.raises(CheckpointError, match="taken.*failed while making the folder"):
-        make_trainer(tmp_path / "taken" / "results")
+def test_errors_of_the_user_go_up_as_they_are(tmp_path: Path) -> None:
+    class Mistaken(Trainer):
+        @property
+        def half(self) -> Any:
+            return self.args.learning_rat / 2  # type: ignore[attr-defined]
 
+        def push_to_hub(self) -> str:  # which this trainer lacks
+            return "done"
 
-def test_an_object_that_is_not_a_dataset_is_rejected(tmp_path: Path) -> None:
-    def generator() -> Iterator[Any]:
-        yield Rows(1)[0]
+    class Failing(Regression):
+        def forward(self, x: torch.Tensor, labels: Any = None) -> Any:
+            return self.linear()
 
-    with pytest.raises(ConfigurationError, match="no dataset to predict.*`test_dataset`"):
-        make_trainer(tmp_path).predict(None)
-    with pytest.raises(DataError, match="`eval_dataset` is a dict of nothing"):
-        make_trainer(tmp_path, parts={"eval_dataset": {}}).evaluate()
-    with pytest.raises(DataError, match="a generator, which has no rows by number.*`IterableDataset`"):
-        make_trainer(tmp_path, parts={"train_dataset": generator()}, max_steps=1).train()
-    with pytest.raises(DataError, match="a generator, which has no rows by number"):
-        make_trainer(tmp_path, parts={"eval_dataset": generator()}).evaluate()
-
-
-def test_a_forward_that_takes_anything_names_no_column(tmp_path: Path) -> None:
-    class Anything(Regression):
-        def forward(self, **kw: Any) -> Any:  # type: ignore[override]
-            return super().forward(**kw)
-
-    with pytest.raises(DataError, match="none of which.*takes: 'label', 'label_ids'.*remove_unused_columns=False"):
-        make_trainer(tmp_path, parts={"model": Anything()}).train()
-
-
-def test_a_loss_of_older_scripts_gets_an_error_that_names_what_it_lacks(tmp_path: Path) -> None:
-    class WithoutItems(Trainer):
-        def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False) -> Any:  # type: ignore[override]
-            return model(**inputs)[0]
-
-    class WithoutAnything(Trainer):
-        def compute_loss(self, model: Any, inputs: Any) -> Any:  # type: ignore[override]
-            return model(**inputs)[0]
-
-    class Failing(Trainer):
-        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            raise TypeError("of the user's")
-
-    with pytest.raises(ConfigurationError, match="no parameter `num_items_in_batch`.*Add num_items_in_batch=None"):
-        make_trainer(tmp_path, kind=WithoutItems).train()
-    with pytest.raises(ConfigurationError, match="Add return_outputs=False, num_items_in_batch=None"):
-        make_trainer(tmp_path, kind=WithoutAnything).evaluate()
-    with pytest.raises(TypeError) as caught:
-        make_trainer(tmp_path, kind=Failing).train()
-    assert str(caught.value) == "of the user's"
-
-
-def test_a_training_step_that_returns_nothing_is_refused(tmp_path: Path) -> None:
-    class Forgetful(Trainer):
-        def training_step(self, *args: Any, **kwargs: Any) -> Any:
-            super().training_step(*args, **kwargs)
-
-    with pytest.raises(HookOutputError, match=r"Forgetful\.training_step returned None"):
-        make_trainer(tmp_path, kind=Forgetful).train()
-
-
-@pytest.mark.parametrize("optimizer", ["a", torch.optim.SGD])
-def test_an_object_that_is_not_an_optimizer_is_rejected(optimizer: Any, tmp_path: Path) -> None:
-    with pytest.raises(ArgumentTypeError, match="`optimizer` is .*, which is not an optimizer"):
-        make_trainer(tmp_path, parts={"optimizers": (optimizer, None)})
-
-
-@pytest.mark.parametrize("source", [5, "", 1.0, ["checkpoint-1"]])
-def test_an_invalid_checkpoint_path_is_rejected(source: Any, tmp_path: Path) -> None:
-    with pytest.raises(ArgumentTypeError, match="`resume_from_checkpoint` is .*, which is no path"):
-        make_trainer(tmp_path).train(resume_from_checkpoint=source)
-
-
-def test_metrics_need_a_function_and_names(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentTypeError, match="`compute_metrics` is 'accuracy', which cannot be called"):
-        make_trainer(tmp_path, parts={"compute_metrics": "accuracy"})
-    with pytest.raises(HookOutputError, match="a dict with 1 as the name of a metric.*Use strings"):
-        make_trainer(tmp_path, parts={"compute_metrics": lambda prediction: {1: 2.0}}).evaluate()
-
-
-@pytest.mark.parametrize("value", ["good", None, [1.0]])
-def test_a_value_that_is_not_a_number_cannot_be_the_best(value: Any, tmp_path: Path) -> None:
-    parts = {"compute_metrics": lambda prediction: {"a": value}}
-    trainer = make_trainer(tmp_path, parts=parts, eval_strategy="epoch", metric_for_best_model="a")
-    with pytest.raises(
-        HookOutputError, match="`metric_for_best_model` is 'eval_a', but the evaluation has .* no number"
-    ):
+    trainer = make_trainer(tmp_path, kind=Mistaken, parts={"model": Failing()})
+    with pytest.raises(AttributeError, match="no attribute 'learning_rat'"):
+        trainer.half  # type: ignore[attr-defined]  # noqa: B018  # it is the reading that fails
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'input'"):
         trainer.train()
+    assert trainer.push_to_hub() == "done"  # type: ignore[attr-defined]
+    assert not hasattr(make_trainer(tmp_path), "push_to_hub")
 
 
-def test_values_that_cannot_be_written_are_named(tmp_path: Path) -> None:
-    class Adds(TrainerCallback):
-        def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            state.log_history[-1]["extra"] = {"weights": torch.ones(1)}
+def test_an_error_of_the_model_tells_where_it_happened(tmp_path: Path) -> None:
+    class FailsAt(Regression):
+        def forward(self, x: torch.Tensor, labels: Any = None) -> Any:
+            return super().forward(x.double() if torch.equal(x[0], Rows(12).x[6]) else x, labels)
 
-    trainer = make_trainer(tmp_path, Adds(), save_strategy="steps", save_steps=1)
-    with pytest.raises(ArgumentTypeError, match=r"at \['log_history'\]\[0\]\['extra'\]\['weights'\]\. Log plain"):
-        trainer.train()
+    parts = {"model": FailsAt(), "train_dataset": Rows(12)}
+    trainer = make_trainer(tmp_path, parts=parts, gradient_accumulation_steps=2, per_device_eval_batch_size=2)
+    places = ("the training step: epoch 1, update 2 of the run, batch 3 of the epoch", "evaluation: epoch 1, after ")
+    runs: list[Callable[[], Any]] = [trainer.train, lambda: trainer.evaluate(Rows(12))]
+    for run, place in zip(runs, places, strict=True):
+        with pytest.raises(RuntimeError, match="must have the same dtype, but got Double and Float") as caught:
+            run()
+        (note,) = caught.value.__notes__  # type: ignore[attr-defined]
+        assert place in note
+        assert "The batch: dict with ('x': float32 [2, 2] on cpu; 'labels': float32 [2, 1] on cpu)." in note

@@ -9,7 +9,6 @@ from pytorch_accelerated.checkpointing.publish import begin
 from pytorch_accelerated.errors import CheckpointError, ConfigurationError
 from pytorch_accelerated.huggingface.checkpoints.folders import (
     checkpoint_name,
-    checkpoints_to_delete,
     get_last_checkpoint,
     rotate_checkpoints,
     sort_checkpoints,
@@ -27,7 +26,6 @@ def steps_in(folder: Path) -> list[int]:
     return sorted(int(path.name.split("-")[1]) for path in folder.iterdir())
 
 
-@pytest.mark.fact("Checkpoints: get_last_checkpoint returns the folder with the highest number, or None")
 def test_the_last_checkpoint_has_the_highest_number(tmp_path: Path) -> None:
     assert get_last_checkpoint(tmp_path) is None
     assert get_last_checkpoint(tmp_path / "missing") is None
@@ -46,7 +44,6 @@ def test_the_last_checkpoint_is_that_of_transformers(tmp_path: Path) -> None:
     assert get_last_checkpoint(tmp_path) == genuine_last(str(tmp_path))
 
 
-@pytest.mark.fact("Checkpoints: save_total_limit deletes the oldest checkpoints, never the newest or the best")
 @pytest.mark.parametrize("limit", [1, 2, 3, 5])
 @pytest.mark.parametrize("best", [None, 5, 10, 25])
 def test_the_same_checkpoints_stay_as_with_transformers(limit: int, best: int | None, tmp_path: Path) -> None:
@@ -60,13 +57,6 @@ def test_the_same_checkpoints_stay_as_with_transformers(limit: int, best: int | 
         left[name] = steps_in(folder)
     assert left["ours"] == left["theirs"]
     assert {25, best or 25} <= set(left["ours"])
-
-
-@pytest.mark.fact("Checkpoints: save_total_limit=1 may leave two checkpoints: the newest and the best")
-def test_a_limit_of_one_leaves_the_newest_and_the_best(tmp_path: Path) -> None:
-    save(tmp_path, 5, 10, 15)
-    rotate_checkpoints(tmp_path, 1, tmp_path / "checkpoint-5")
-    assert steps_in(tmp_path) == [5, 15]
 
 
 def test_without_a_limit_all_stay(tmp_path: Path) -> None:
@@ -107,13 +97,6 @@ def test_the_best_is_found_by_any_spelling_of_its_path(tmp_path: Path, monkeypat
     monkeypatch.chdir(tmp_path)
     rotate_checkpoints("out", 1, tmp_path / "out" / ".." / "out" / "checkpoint-5")
     assert steps_in(tmp_path / "out") == [5, 15]
-
-
-def test_the_choice_of_states_to_delete_is_a_pure_function() -> None:
-    folders = ["checkpoint-1", "checkpoint-2", "checkpoint-3"]
-    assert checkpoints_to_delete(folders, 1, "checkpoint-2") == ["checkpoint-1"]
-    assert checkpoints_to_delete(folders, 3, None) == []
-    assert checkpoints_to_delete([], 1, None) == []
 
 
 @pytest.mark.parametrize("limit", [0, -1])

@@ -16,7 +16,6 @@ from pytorch_accelerated.huggingface.models.collating import (
     signature_columns,
     without_unused_columns,
 )
-from tests.data.loaders import adapted
 
 
 class Classifier(nn.Module):
@@ -36,10 +35,6 @@ def assert_same_batch(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Ten
         assert torch.equal(ours[name], tensor), name
 
 
-@pytest.mark.fact('Data: The default collator turns "label" into labels (long for integers, otherwise float)')
-@pytest.mark.fact(
-    'Data: The default collator turns "label_ids" (lists or tensors) into labels, and stacks the other columns'
-)
 @pytest.mark.parametrize(
     "rows",
     [
@@ -54,6 +49,7 @@ def assert_same_batch(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Ten
         [{"labels": 1, "x": np.array([0.5])}, {"labels": 2, "x": np.array([1.5])}],
         [{"x": np.float64(0.5), "flag": True}, {"x": np.float64(1.5), "flag": False}],
         [SimpleNamespace(label=1, x=[1, 2]), SimpleNamespace(label=0, x=[3, 4])],
+        [{"label": None, "text": "a", "x": 1}, {"label": None, "text": "b", "x": 2}],
     ],
 )
 def test_batches_are_those_of_transformers(rows: list[Any]) -> None:
@@ -62,57 +58,12 @@ def test_batches_are_those_of_transformers(rows: list[Any]) -> None:
     assert_same_batch(default_data_collator(rows), genuine_collator(rows))
 
 
-@pytest.mark.fact("Data: The default collator skips None and strings")
-def test_none_and_strings_are_left_out() -> None:
-    from transformers import default_data_collator as genuine_collator
-
-    rows = [{"label": None, "text": "a", "x": 1}, {"label": None, "text": "b", "x": 2}]
-    assert_same_batch(default_data_collator(rows), {"x": torch.tensor([1, 2])})
-    assert_same_batch(default_data_collator(rows), genuine_collator(rows))
-
-
-def test_numpy_integers_are_labels_of_whole_numbers() -> None:
-    batch = default_data_collator([{"label": np.int32(1)}, {"label": np.int32(0)}])
-    assert_same_batch(batch, {"labels": torch.tensor([1, 0])})
-
-
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        ([], "There are no rows"),
-        ([(1, 2)], "A row is a tuple, but the model gets its inputs by name"),
-        ([{"x": [1, 2]}, {"x": [1]}], "'x' cannot be stacked.*DataCollatorWithPadding"),
-        ([{"x": torch.ones(1)}, {"x": torch.ones(2)}], "'x' cannot be stacked"),
-        ([{"label": None}, {"label": 1}], "'label' cannot be stacked"),
-        ([{"x": 1, "y": 1}, {"x": 1}], "different columns: 'x', 'y' and 'x'"),
-        ([{"x": 1}, {"x": 1, "y": 1}], "different columns: 'x' and 'x', 'y'"),
-    ],
-)
-def test_rows_that_make_no_batch_are_refused(rows: list[Any], message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        default_data_collator(rows)
-
-
-@pytest.mark.fact('Trainer: Label names are the parameters of forward whose name contains "label"')
 def test_label_names_are_found_in_the_signature() -> None:
     assert find_label_names(Classifier()) == ["labels"]
     assert find_label_names(TinyForQuestionAnswering()) == ["start_positions", "end_positions"]
     assert find_label_names(nn.Linear(1, 1)) == []
 
 
-def test_a_wrapper_that_takes_anything_is_looked_through() -> None:
-    class Adapter(nn.Module):
-        def get_base_model(self) -> nn.Module:
-            return TinyForQuestionAnswering()
-
-        def forward(self, *args: Any, **kwargs: Any) -> Any:
-            return args, kwargs
-
-    assert find_label_names(Adapter()) == ["start_positions", "end_positions"]
-    assert signature_columns(Adapter(), []) == signature_columns(TinyForQuestionAnswering(), [])
-
-
-@pytest.mark.fact("Data: Unknown columns of a datasets.Dataset are removed")
 def test_unknown_columns_of_a_dataset_are_removed() -> None:
     datasets = pytest.importorskip("datasets")
     dataset = datasets.Dataset.from_dict({"input_ids": [[1], [2]], "text": ["a", "b"], "label": [0, 1]})
@@ -123,28 +74,6 @@ def test_unknown_columns_of_a_dataset_are_removed() -> None:
         without_unused_columns(dataset.select_columns(["text"]), columns)
 
 
-@pytest.mark.fact("Data: A transform that needs a removed column raises an error that says so")
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_transform_that_needs_a_removed_column_gets_an_error_that_says_so(workers: int) -> None:
-    datasets = pytest.importorskip("datasets")
-
-    def transform(name: str) -> Any:
-        return lambda batch: {"input_ids": [len(text) for text in batch[name]]}
-
-    dataset = datasets.Dataset.from_dict({"text": ["a", "bc"], "label": [0, 1]})
-    columns = signature_columns(Classifier(), ["labels"])
-    used = without_unused_columns(dataset.with_transform(transform("text")), columns)
-    loader = adapted(torch.utils.data.DataLoader(used, num_workers=workers))
-    with pytest.raises(DataError, match="looks for 'text', but columns.*Set remove_unused_columns=False"):
-        list(loader)
-    loader.close()
-    with pytest.raises(KeyError, match="nothing"):
-        without_unused_columns(dataset.with_transform(transform("nothing")), columns)[0]
-    kept = without_unused_columns(dataset.with_transform(lambda batch: {"x": batch["label"]}), columns)
-    assert kept[:] == {"x": [0, 1]}
-
-
-@pytest.mark.fact("Data: Unknown columns of dict rows are removed in the collator")
 def test_unknown_columns_of_dict_rows_are_removed_in_the_collator() -> None:
     collator = RemoveColumnsCollator(list, signature_columns(Classifier(), ["my_target"]))
     row = {"input_ids": 1, "text": "a", "label": 0, "label_ids": 0, "my_target": 2}
@@ -163,8 +92,3 @@ def test_a_collator_may_change_the_rows_that_it_is_given(row: dict[str, Any]) ->
 
     collator = RemoveColumnsCollator(taking_labels, signature_columns(Classifier(), []))
     assert collator([row]) == collator([row]) == [0]
-
-
-def test_other_datasets_stay_as_they_are() -> None:
-    rows = [{"text": "a"}]
-    assert without_unused_columns(rows, ["input_ids"]) is rows

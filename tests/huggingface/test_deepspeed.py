@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, LaunchError, MissingDependencyError
+from pytorch_accelerated.errors import ConfigurationError, LaunchError, MissingDependencyError
 from pytorch_accelerated.huggingface import TrainingArguments
-from pytorch_accelerated.huggingface.arguments.deepspeed import check_parts, engine_config, filled_config
+from pytorch_accelerated.huggingface.arguments.deepspeed import engine_config, filled_config
 from tests.huggingface.runs import make_trainer
 from tests.support.processes import REPOSITORY, run_under_torchrun
 from tests.support.resuming import assert_same
@@ -75,7 +75,6 @@ def model_with(**config: Any) -> Any:
 # ----------------------------------------------------------------------------------------------------------- the config
 
 
-@pytest.mark.fact('Arguments: "auto" in the config of deepspeed is replaced by the same values as in transformers')
 @pytest.mark.parametrize(
     "model",
     [
@@ -119,30 +118,6 @@ def test_automatic_values_follow_from_the_arguments(tmp_path: Path) -> None:
     assert engine_config(Alone(str(tmp_path)), None) is None
 
 
-def test_a_config_may_be_a_file_or_text(tmp_path: Path) -> None:
-    file = tmp_path / "config.json"
-    file.write_text(json.dumps(AUTOMATIC))
-    for given in (str(file), json.dumps(AUTOMATIC), AUTOMATIC):
-        args = Alone(str(tmp_path), deepspeed=given)
-        assert args.deepspeed == AUTOMATIC
-        assert json.loads(args.to_json_string())["deepspeed"] == AUTOMATIC
-    with pytest.raises(ConfigurationError, match="`deepspeed` is 'nowhere.json', from which no JSON can be read"):
-        Alone(str(tmp_path), deepspeed="nowhere.json")
-    with pytest.raises(ArgumentTypeError, match=r"`deepspeed` is \[1\]: give a dict"):
-        Alone(str(tmp_path), deepspeed=[1])  # type: ignore[arg-type]  # on purpose
-
-
-def test_values_that_agree_with_the_arguments_may_be_spelt_out(tmp_path: Path) -> None:
-    args = Alone(str(tmp_path), **ARGUMENTS, deepspeed=copy.deepcopy(AUTOMATIC))
-    filled = filled_config(args, model_with(hidden_size=16), 45)
-    filled["bf16"]["enabled"] = "auto"  # which is not said with other words
-    filled["optimizer"]["params"]["betas"] = (0.8, 0.999)
-    Alone(str(tmp_path), **ARGUMENTS, deepspeed=filled)
-
-
-@pytest.mark.fact(
-    "Arguments: A contradiction between the config of deepspeed and the arguments is rejected, naming both"
-)
 @pytest.mark.parametrize(
     ("config", "arguments", "complaint"),
     [
@@ -156,13 +131,28 @@ def test_values_that_agree_with_the_arguments_may_be_spelt_out(tmp_path: Path) -
         ({"optimizer": {"type": "AdamW"}}, {"optim": "sgd"}, "optimizer.type: 'AdamW' and `optim` is 'sgd'"),
         ({"scheduler": {"type": "OneCycle"}}, {}, "scheduler.type: 'OneCycle': give 'WarmupLR'"),
         ({"scheduler": {"type": "WarmupLR"}}, {}, "'WarmupLR', but `lr_scheduler_type` is 'linear'"),
-        ({"fp16": {"enabled": True}}, {}, "given with `fp16`, whose loss scale"),
-        ({}, {"fp16": True}, "given with `fp16`, whose loss scale"),
+        ({"fp16": {"enabled": True}}, {}, "fp16.enabled: True, with which a run cannot be saved"),
+        ({}, {"fp16": True}, "`fp16` is True, which does not go with `deepspeed`"),
         ({"bf16": {"enabled": True}}, {"bf16": True}, "converts the weights to bfloat16"),
         ({"bf16": {"enabled": False}}, {"bf16": True}, "bf16.enabled: False, but `bf16` is True"),
-        ({}, {"fsdp": True}, "`fsdp` is True, but only one can distribute"),
+        ({}, {"fsdp": True}, "`fsdp` is True, which does not go with"),
         ({}, {"auto_find_batch_size": True}, "`auto_find_batch_size` is True"),
-        ({}, {"ddp_bucket_cap_mb": 5}, "`ddp_bucket_cap_mb` is 5, but with `deepspeed` there is no DDP"),
+        ({}, {"ddp_bucket_cap_mb": 5}, "`ddp_bucket_cap_mb` is 5, which does not go with"),
+        ({"zero_optimization": {"stage": 3}}, {}, "stage: 3: give 0, 1, 2, or use `fsdp=True`"),
+        ({"zero_optimization": {"stage": "two"}}, {}, "stage: 'two': give 0, 1, 2"),
+        ({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}, {}, "offload_optimizer.device: 'cpu', with"),
+        (
+            {"zero_optimization": {"stage": 2, "round_robin_gradients": True}},
+            {},
+            "round_robin_gradients: True, with which",
+        ),
+        (
+            {"zero_optimization": {"stage": 2, "zero_quantized_weights": True}},
+            {},
+            "has zero_optimization.zero_quantized",
+        ),
+        ({"curriculum_learning": {}, "amp": {}}, {}, "has curriculum_learning, amp, whose effect on updates"),
+        ({"zero_optimization": 2}, {}, "has zero_optimization: 2: give a dict"),
     ],
 )
 def test_contradictions_are_refused(
@@ -172,52 +162,23 @@ def test_contradictions_are_refused(
         Alone(str(tmp_path), deepspeed=config, **arguments)
 
 
-@pytest.mark.fact(
-    "Arguments: Settings of deepspeed that could not be saved, resumed or counted exactly are rejected with a reason"
-)
 @pytest.mark.parametrize(
-    ("config", "complaint"),
+    ("name", "why"),
     [
-        ({"zero_optimization": {"stage": 3}}, "stage: 3, whose sharded weights .* use `fsdp=True`"),
-        ({"zero_optimization": {"stage": "two"}}, "stage: 'two': give 0, 1, 2"),
-        ({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}, "offload_optimizer, but"),
-        ({"zero_optimization": {"stage": 2, "round_robin_gradients": True}}, "round_robin_gradients, which hides"),
-        ({"zero_optimization": {"stage": 2, "zero_quantized_weights": True}}, "has zero_optimization.zero_quantized"),
-        ({"curriculum_learning": {}, "amp": {}}, "has curriculum_learning, amp, whose effect on updates"),
-        ({"zero_optimization": 2}, "has zero_optimization: 2: give a dict"),
+        ("reduce_bucket_size", "reduce_bucket_size: 'auto', but the config of this Linear has no hid"),
+        ("allgather_bucket_size", "'auto' for allgather_bucket_size, which follows from no argument"),
+        ("overlap_comm", "'auto' for overlap_comm, which follows from no argument"),
     ],
 )
-def test_settings_without_a_guarantee_are_rejected(config: dict[str, Any], complaint: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=complaint):
-        Alone(str(tmp_path), deepspeed=config)
-
-
-def test_sizes_that_follow_from_nothing_are_refused(tmp_path: Path) -> None:
-    args = Alone(str(tmp_path), deepspeed={"zero_optimization": {"stage": 2, "reduce_bucket_size": "auto"}})
-    with pytest.raises(
-        ConfigurationError, match="reduce_bucket_size: 'auto', but the config of this Linear has no hid"
-    ):
+def test_values_that_follow_from_nothing_cannot_be_automatic(name: str, why: str, tmp_path: Path) -> None:
+    args = Alone(str(tmp_path), deepspeed={"zero_optimization": {"stage": 2, name: "auto"}})
+    with pytest.raises(ConfigurationError, match=why):
         engine_config(args, torch.nn.Linear(1, 1))
-
-
-@pytest.mark.parametrize("section", [{"allgather_bucket_size": "auto"}, {"overlap_comm": "auto"}])
-def test_values_that_no_argument_determines_cannot_be_automatic(section: dict[str, Any], tmp_path: Path) -> None:
-    args = Alone(str(tmp_path), deepspeed={"zero_optimization": {"stage": 1, **section}})
-    with pytest.raises(ConfigurationError, match=f"'auto' for {next(iter(section))}, which follows from no argument"):
-        engine_config(args, None)
-
-
-def test_an_optimizer_or_a_schedule_is_given_once(tmp_path: Path) -> None:
-    args = Alone(str(tmp_path), deepspeed=AUTOMATIC)
-    assert not list(check_parts(args, has_optimizer=False, has_scheduler=False))
-    first, second = check_parts(args, has_optimizer=True, has_scheduler=True)
-    assert "`deepspeed` has the section 'optimizer', but the Trainer is given one" in first
-    assert "`deepspeed` has the section 'scheduler'" in second
 
 
 def test_the_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "deepspeed", None)  # as if it were not installed
-    with pytest.raises(MissingDependencyError, match=r"pip install 'pytorch-accelerated\[deepspeed\]'"):
+    with pytest.raises(MissingDependencyError, match="pip install deepspeed$"):
         make_trainer(tmp_path, deepspeed={})
 
 
@@ -234,10 +195,6 @@ def test_a_launcher_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 @needs_package
 @pytest.mark.slow
 @pytest.mark.processes
-@pytest.mark.fact(
-    "Arguments: A run with deepspeed trains, accumulates, clips, logs, evaluates and saves like one without"
-)
-@pytest.mark.fact("Resuming: A run with deepspeed resumes bit for bit, also from checkpoints of runs without")
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_runs_with_deepspeed_equal_runs_without(ranks: int, tmp_path: Path) -> None:
     found = {}

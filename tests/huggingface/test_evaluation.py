@@ -1,6 +1,7 @@
 """Evaluation and prediction: every row once and in order, whatever the sizes, with the numbers of one big batch."""
 
-import functools
+import multiprocessing
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from pytorch_accelerated.errors import DataError, HookOutputError
 from pytorch_accelerated.huggingface import EvalLoopOutput, EvalPrediction, PredictionOutput, Trainer
-from pytorch_accelerated.prediction.padded import PaddedRows
 from tests.huggingface.runs import Recorder, Regression, Rows, Stream, make_trainer
-from tests.support.reference import SINGLE, assert_same_numbers
+from tests.huggingface.test_against_transformers import run
+from tests.support import batch_shapes
+from tests.support.reference import SINGLE, TOLERANCE, assert_same_numbers
 
 
 def expected(size: int) -> tuple[torch.Tensor, float]:
@@ -24,9 +25,6 @@ def expected(size: int) -> tuple[torch.Tensor, float]:
     return outputs, loss.item()
 
 
-@pytest.mark.fact(
-    "Evaluation: Every row counts once, in order, even if sizes do not divide evenly; the loss is the mean over rows"
-)
 @pytest.mark.parametrize("batch_size", [1, 2, 3, 5, 8])
 @pytest.mark.parametrize("size", [1, 5, 7])
 def test_predictions_and_loss_are_those_of_one_batch(size: int, batch_size: int, tmp_path: Path) -> None:
@@ -42,7 +40,6 @@ def test_predictions_and_loss_are_those_of_one_batch(size: int, batch_size: int,
     assert trainer.evaluate(Rows(size))["eval_loss"] == pytest.approx(loss)
 
 
-@pytest.mark.fact("Evaluation: evaluation_loop returns an EvalLoopOutput with num_samples and logs nothing")
 @pytest.mark.parametrize("dataset", [Rows(7), Stream(7)], ids=["rows", "stream"])
 def test_the_evaluation_loop_returns_everything(dataset: Any, tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, per_device_eval_batch_size=3)
@@ -56,15 +53,34 @@ def test_the_evaluation_loop_returns_everything(dataset: Any, tmp_path: Path) ->
     assert trainer.state.log_history == []
 
 
+class OfGraphs(nn.Module):
+    """A model of batches that have the nodes of all graphs below each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = batch_shapes.OfGraphs()
+
+    def forward(self, nodes: torch.Tensor, graph: torch.Tensor, targets: torch.Tensor) -> dict[str, torch.Tensor]:
+        outputs = self.inner(nodes, graph)
+        return {"loss": nn.functional.mse_loss(outputs, targets), "logits": outputs}
+
+
+def test_rows_are_counted_where_the_first_tensor_has_no_row_for_each(tmp_path: Path) -> None:
+    arguments: Any = {"per_device_eval_batch_size": 4, "label_names": ["targets"], "remove_unused_columns": False}
+    parts = {"model": OfGraphs(), "data_collator": batch_shapes.graphs}
+    trainer = make_trainer(tmp_path, parts=parts, **arguments)
+    output = trainer.predict(batch_shapes.Samples())
+    native = batch_shapes.trainer_of("graphs")
+    assert output.metrics is not None
+    assert output.metrics["test_loss"] == pytest.approx(batch_shapes.mean_loss(native, "graphs"), rel=TOLERANCE)
+    assert_same_numbers(output.predictions, torch.stack(batch_shapes.predictions(native, "graphs")))
+
+
 def test_a_row_whose_labels_are_all_padding_is_gathered_like_any_other(tmp_path: Path) -> None:
     labels = torch.tensor([[-100, -100], [-100, 3]])
     assert torch.equal(make_trainer(tmp_path)._nested_gather(labels), labels)
 
 
-@pytest.mark.fact(
-    "Evaluation: compute_metrics receives numpy arrays; its keys get the prefix if missing, its values become plain "
-    "numbers"
-)
 def test_metrics_are_computed_from_all_rows(tmp_path: Path) -> None:
     def metrics(prediction: EvalPrediction) -> dict[str, Any]:
         outputs, labels = prediction
@@ -80,16 +96,6 @@ def test_metrics_are_computed_from_all_rows(tmp_path: Path) -> None:
     assert {"eval_runtime", "eval_samples_per_second", "eval_steps_per_second", "epoch"} <= result.keys()
 
 
-@pytest.mark.fact("Logging: eval_model_preparation_time is logged if no training has prepared the model")
-def test_the_preparation_time_is_that_of_an_evaluation_alone(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path)
-    assert "eval_model_preparation_time" in trainer.evaluate()
-    trainer.train()
-    assert "eval_model_preparation_time" not in trainer.evaluate()
-
-
-@pytest.mark.fact("Evaluation: evaluate without compute_metrics gathers only the loss")
-@pytest.mark.fact("Evaluation: prediction_loss_only keeps no predictions and computes no metrics")
 def test_only_the_loss_is_kept_if_nothing_else_is_needed(tmp_path: Path) -> None:
     seen: list[Any] = []
 
@@ -124,9 +130,6 @@ class Nested(nn.Module):
         return result if labels is None else {"loss": ((outputs - labels) ** 2).mean(), **result}
 
 
-@pytest.mark.fact(
-    "Evaluation: Dict outputs become their values in order, without loss and ignored keys; nesting is kept"
-)
 @pytest.mark.parametrize("joins", [True, False])
 def test_nested_outputs_keep_their_structure(joins: bool, tmp_path: Path) -> None:
     trainer = make_trainer(
@@ -145,7 +148,6 @@ def test_nested_outputs_keep_their_structure(joins: bool, tmp_path: Path) -> Non
     )  # one alone
 
 
-@pytest.mark.fact("Evaluation: Without labels, label_ids is None, and there is no loss and no metric")
 def test_rows_without_labels_have_no_loss(tmp_path: Path) -> None:
     rows = [{"x": x} for x in Rows(5).x]
     trainer = make_trainer(tmp_path, parts={"compute_metrics": lambda prediction: {"never": 1}})
@@ -156,19 +158,6 @@ def test_rows_without_labels_have_no_loss(tmp_path: Path) -> None:
     assert_same_numbers(output.predictions, expected(5)[0], tolerance=SINGLE)
 
 
-@pytest.mark.fact("Trainer: label_names=[] means prediction only")
-def test_without_label_names_nothing_is_a_label(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, label_names=[], per_device_eval_batch_size=2)
-    output = trainer.predict(Rows(5))
-    assert output.label_ids is None
-    assert output.metrics is not None
-    assert "test_loss" not in output.metrics
-
-
-@pytest.mark.fact(
-    "Trainer: Label names are args.label_names, or else the parameters of forward whose name contains label"
-)
-@pytest.mark.fact("Evaluation: A row counts as labelled only if all label names are present")
 def test_a_row_is_labelled_if_all_labels_are_there(tmp_path: Path) -> None:
     class TwoLabels(Regression):
         def forward(self, x: torch.Tensor, labels: Any = None, label_weight: Any = None) -> Any:
@@ -205,11 +194,7 @@ def padded(rows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     }
 
 
-@pytest.mark.fact(
-    "Evaluation: Rows of different length are padded on the right with -100, also with eval_accumulation_steps"
-)
-@pytest.mark.parametrize("on_device", [None, 1, 2, 3])
-def test_rows_of_differing_length_are_padded(on_device: int | None, tmp_path: Path) -> None:
+def test_rows_of_differing_length_are_padded(tmp_path: Path) -> None:
     lengths = [3, 1, 2, 6, 4]
     rows = [{"x": torch.full((length,), 1.0 + index)} for index, length in enumerate(lengths)]
     rows = [{**row, "labels": row["x"] * 2} for row in rows]
@@ -217,7 +202,6 @@ def test_rows_of_differing_length_are_padded(on_device: int | None, tmp_path: Pa
         tmp_path,
         parts={"model": Lengths(), "data_collator": padded, "train_dataset": None},
         per_device_eval_batch_size=2,
-        eval_accumulation_steps=on_device,
     )
     output = trainer.predict(rows)
     whole = padded(rows)
@@ -227,9 +211,6 @@ def test_rows_of_differing_length_are_padded(on_device: int | None, tmp_path: Pa
     np.testing.assert_array_equal(output.label_ids, whole["labels"].numpy())
 
 
-@pytest.mark.fact(
-    'Evaluation: include_for_metrics=["inputs","loss"] provides losses, and the inputs named by main_input_name'
-)
 def test_metrics_may_see_inputs_and_losses(tmp_path: Path) -> None:
     seen: list[EvalPrediction] = []
 
@@ -254,49 +235,6 @@ def test_metrics_may_see_inputs_and_losses(tmp_path: Path) -> None:
     assert seen[0].losses[0] == seen[0].losses[1]  # the loss of their batch
 
 
-@pytest.mark.fact(
-    "Evaluation: A main_input_name that is missing from the batch is an error that names the keys of the batch"
-)
-def test_a_missing_main_input_is_named(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, parts={"compute_metrics": lambda prediction: {}}, include_for_metrics=["inputs"])
-    with pytest.raises(DataError, match="inputs 'input_ids', but the batch has 'x', 'labels'. Set `main_input_name`"):
-        trainer.evaluate()
-
-
-@pytest.mark.fact(
-    "Evaluation: Inputs for metrics may be strings or objects; they become an array of objects in row order"
-)
-def test_inputs_may_be_strings(tmp_path: Path) -> None:
-    class Named(Regression):
-        main_input_name = "name"
-
-        def forward(self, x: torch.Tensor, labels: Any = None, name: Any = None) -> Any:
-            return super().forward(x, labels)
-
-    def collate(rows: list[dict[str, Any]]) -> dict[str, Any]:
-        columns = {name: [row[name] for row in rows] for name in rows[0]}
-        return {**columns, "x": torch.stack(columns["x"]), "labels": torch.stack(columns["labels"])}
-
-    seen: list[Any] = []
-
-    def metrics(prediction: EvalPrediction) -> dict[str, Any]:
-        seen.append(prediction.inputs)
-        return {}
-
-    rows = [{**Rows(5)[index], "name": f"row {index}"} for index in range(5)]
-    trainer = make_trainer(
-        tmp_path,
-        parts={"model": Named(), "compute_metrics": metrics, "data_collator": collate, "eval_dataset": rows},
-        include_for_metrics=["inputs"],
-        per_device_eval_batch_size=2,
-    )
-    trainer.evaluate()
-    assert list(seen[0]) == [f"row {index}" for index in range(5)]
-
-
-@pytest.mark.fact(
-    "Evaluation: preprocess_logits_for_metrics(logits, labels) transforms the kept outputs batch by batch"
-)
 def test_logits_may_be_made_smaller_before_they_are_kept(tmp_path: Path) -> None:
     sizes: list[int] = []
 
@@ -309,9 +247,6 @@ def test_logits_may_be_made_smaller_before_they_are_kept(tmp_path: Path) -> None
     assert sizes == [2, 2, 1]
 
 
-@pytest.mark.fact(
-    "Evaluation: batch_eval_metrics calls compute_metrics with tensors per batch, and compute_result=True for the last"
-)
 def test_metrics_may_be_computed_batch_by_batch(tmp_path: Path) -> None:
     total: list[float] = []
     flags: list[bool] = []
@@ -331,33 +266,14 @@ def test_metrics_may_be_computed_batch_by_batch(tmp_path: Path) -> None:
     result = trainer.evaluate()
     assert flags == [False, False, True]
     assert result["eval_mse"] == pytest.approx(result["eval_loss"]) == pytest.approx(expected(5)[1])
+    total.clear()
+    predicted = trainer.predict(Rows(5))
+    np.testing.assert_array_equal(predicted.predictions, expected(5)[0])
+    np.testing.assert_array_equal(predicted.label_ids, Rows(5).labels)
+    assert predicted.metrics["test_mse"] == result["eval_mse"]  # type: ignore[index]
+    assert trainer.evaluation_loop(trainer.get_eval_dataloader(), "Evaluation").predictions is None  # not kept
 
 
-@pytest.mark.fact(
-    "Evaluation: batch_eval_metrics never calls compute_metrics for a batch without labels or predictions"
-)
-def test_metrics_by_batch_are_not_computed_without_labels(tmp_path: Path) -> None:
-    def metrics(prediction: EvalPrediction, compute_result: bool) -> dict[str, float]:
-        raise AssertionError("there is nothing to compute")
-
-    rows = [{"x": row["x"]} for row in (Rows(5)[index] for index in range(5))]
-    parts = {"compute_metrics": metrics, "eval_dataset": rows}
-    trainer = make_trainer(tmp_path, parts=parts, batch_eval_metrics=True)
-    assert not any(name.startswith("test_loss") for name in trainer.predict(rows).metrics or {})
-    with pytest.warns(UserWarning, match="because no batch had both predictions and the labels 'labels'"):
-        assert "eval_loss" not in trainer.evaluate()
-
-
-@pytest.mark.fact("Evaluation: batch_eval_metrics with a function that lacks compute_result is a ValueError")
-def test_metrics_by_batch_need_the_flag(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="it has no parameter `compute_result`"):
-        make_trainer(tmp_path, parts={"compute_metrics": lambda prediction: {}}, batch_eval_metrics=True)
-
-
-@pytest.mark.fact(
-    "Evaluation: Each set of a dict has the prefix eval_<name>, its own log entry and on_evaluate; all metrics are "
-    "returned"
-)
 def test_several_sets_are_evaluated_by_name(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, recorder := Recorder(), parts={"eval_dataset": {"few": Rows(3), "many": Rows(7)}})
     metrics = trainer.evaluate()
@@ -373,70 +289,38 @@ def test_several_sets_are_evaluated_by_name(tmp_path: Path) -> None:
     assert given["my_other_loss"] == pytest.approx(expected(2)[1])
 
 
-@pytest.mark.fact("Trainer: get_eval_dataloader takes a dataset, or the name of one in the dict")
-@pytest.mark.fact(
-    "Trainer: With persistent workers, get_eval_dataloader returns one loader per dataset, otherwise a new one each "
-    "time"
-)
-def test_loaders_of_evaluation_sets(tmp_path: Path) -> None:
-    sets = {"few": Rows(3), "many": Rows(7)}
-    trainer = make_trainer(tmp_path, parts={"eval_dataset": sets}, per_device_eval_batch_size=4)
-    loader = trainer.get_eval_dataloader("many")
-    assert loader.dataset is sets["many"]
-    assert (len(loader), loader.total_batch_size) == (2, 4)  # type: ignore[attr-defined]
-    assert trainer.get_eval_dataloader("many") is not loader
-    assert len(trainer.get_eval_dataloader(Rows(5))) == 2
-    with pytest.raises(ValueError, match="no evaluation set 'none', only 'few', 'many'"):
-        trainer.get_eval_dataloader("none")
-    kept = make_trainer(
-        tmp_path,
-        parts={"eval_dataset": sets},
-        dataloader_num_workers=1,
-        dataloader_persistent_workers=True,
-    )
-    assert kept.get_eval_dataloader("few") is kept.get_eval_dataloader("few")
-    assert kept.get_eval_dataloader("few") is not kept.get_eval_dataloader("many")
+def test_the_mode_of_the_model_tells_an_evaluation_from_training_until_the_next_step(tmp_path: Path) -> None:
+    """As in transformers: subclasses tell the logs of both apart by it."""
 
+    def watched(base: Any) -> Any:
+        class Watched(base):  # type: ignore[misc]  # of either library
+            modes: list[Any] = []
 
-@pytest.mark.fact("Evaluation: predict fires prediction_step per batch and then predict, and logs nothing")
-def test_a_prediction_is_not_logged(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, recorder := Recorder(), per_device_eval_batch_size=2)
-    trainer.predict(Rows(5))
-    assert recorder.events == ["init_end", *["prediction_step"] * 3, "predict"]
-    assert trainer.state.log_history == []
+            def compute_loss(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+                self.modes.append(("loss", model.training))
+                return super().compute_loss(model, *args, **kwargs)
 
+            def log(self, logs: Any, *args: Any, **kwargs: Any) -> None:
+                self.modes.append((sorted(logs)[0], self.model.training))
+                super().log(logs, *args, **kwargs)
 
-def test_evaluations_leave_the_model_as_it_was(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, parts={"model": Regression(dropout=0.5)})
-    trainer.model.train()
-    first = trainer.evaluate()["eval_loss"]
-    assert trainer.model.training
-    assert trainer.evaluate()["eval_loss"] == first == pytest.approx(expected(5)[1])
+            def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+                self.modes.append(("save", self.model.training))
+                super()._save_checkpoint(*args, **kwargs)
 
+        return Watched
 
-def test_metrics_without_names_are_refused(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, parts={"compute_metrics": lambda prediction: 0.5})
-    with pytest.raises(HookOutputError, match="`compute_metrics` returned 0.5, but metrics need names"):
-        trainer.evaluate()
+    import transformers
 
-
-def test_without_an_evaluation_set_there_is_nothing_to_evaluate(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, parts={"eval_dataset": None})
-    with pytest.raises(ValueError, match="no dataset to evaluate. Pass `eval_dataset`"):
-        trainer.evaluate()
-
-
-@pytest.mark.fact("Differences: Predictions beyond a given size are kept on disk, so memory stays constant")
-def test_many_rows_wait_in_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "pytorch_accelerated.huggingface.evaluation.evaluating.PaddedRows",
-        functools.partial(PaddedRows, memory_bytes=8),
-    )
-    trainer = make_trainer(tmp_path, per_device_eval_batch_size=2)
-    output = trainer.predict(Rows(7))
-    assert isinstance(output.predictions, np.memmap)
-    assert_same_numbers(output.predictions, expected(7)[0], tolerance=SINGLE)
-    assert list(tmp_path.iterdir()) == []  # the files have no names
+    arguments: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 4}
+    seen = []
+    for library, base in (("ours", Trainer), ("theirs", transformers.Trainer)):
+        model = Regression(dropout=0.5).eval()
+        trainer = run(library, tmp_path / library, kind=watched(base), parts={"model": model}, **arguments)
+        assert trainer.evaluate()["eval_loss"] == trainer.evaluate()["eval_loss"]
+        trainer.train()
+        seen.append([*trainer.modes, trainer.model.training])
+    assert seen[0] == seen[1]
 
 
 class Pairs(nn.Module):
@@ -452,7 +336,6 @@ class Pairs(nn.Module):
         return {"loss": ((left - right) ** 2).mean(), "left": left, "right": right}
 
 
-@pytest.mark.fact("Evaluation: A model that returns a loss without labels has metrics, and label_ids is ()")
 @pytest.mark.parametrize("by_batch", [False, True])
 def test_metrics_of_a_model_without_labels_are_computed(by_batch: bool, tmp_path: Path) -> None:
     def metrics(prediction: EvalPrediction, compute_result: bool = True) -> dict[str, Any]:
@@ -472,28 +355,94 @@ def test_metrics_of_a_model_without_labels_are_computed(by_batch: bool, tmp_path
         assert "eval_rows" not in trainer.evaluate()
 
 
-@pytest.mark.fact("Evaluation: If compute_metrics is not called, one warning says why")
-@pytest.mark.parametrize(
-    ("names", "reason"),
-    [(None, "not all rows have the labels 'labels'.*`label_names`"), ([], "no column is known to be a label")],
-)
-def test_metrics_that_miss_their_labels_are_pointed_out_once(names: Any, reason: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("arguments", [{}, {"label_names": []}, {"batch_eval_metrics": True}])
+def test_metrics_that_miss_their_labels_are_pointed_out_once(arguments: dict[str, Any], tmp_path: Path) -> None:
+    def metrics(prediction: EvalPrediction, compute_result: bool = True) -> dict[str, float]:
+        raise AssertionError("there is nothing to compute")
+
     rows = [{"x": row["x"], "target": row["labels"]} for row in (Rows(5)[index] for index in range(5))]
-    parts = {"eval_dataset": rows, "compute_metrics": lambda prediction: {"a": 1}}
-    trainer = make_trainer(tmp_path, parts=parts, label_names=names)
+    parts = {"eval_dataset": rows, "compute_metrics": metrics}
+    trainer = make_trainer(tmp_path, parts=parts, **arguments)
     trainer.predict(rows)  # without labels, as is usual
-    with pytest.warns(UserWarning, match=f"`compute_metrics` was not called, because {reason}") as caught:
-        results = [trainer.evaluate() for _ in range(2)]
+    with pytest.warns(UserWarning, match="`compute_metrics` was not called.*no predictions or no labels") as caught:
+        assert not any("eval_loss" in trainer.evaluate() for _ in range(2))
     assert len(caught) == 1
-    assert not any("eval_a" in metrics for metrics in results)
-    assert make_trainer(tmp_path, parts=parts, label_names=names, prediction_loss_only=True).evaluate()
+    assert make_trainer(tmp_path, parts=parts, **arguments, prediction_loss_only=True).evaluate()
 
 
-def test_metrics_that_miss_their_predictions_are_pointed_out(tmp_path: Path) -> None:
-    parts = {
-        "compute_metrics": lambda prediction: {"a": 1},
-        "preprocess_logits_for_metrics": lambda logits, labels: None,
-    }
-    trainer = make_trainer(tmp_path, parts=parts)
-    with pytest.warns(UserWarning, match="there are no predictions: `preprocess_logits_for_metrics` returned None"):
-        assert "eval_a" not in trainer.evaluate()
+PERSISTENT: dict[str, Any] = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}
+
+
+class Constant(Rows):
+    """Rows whose loss says which dataset they are of."""
+
+    def __init__(self, label: float, size: int = 3) -> None:
+        super().__init__(size)
+        self.x.zero_()
+        self.labels.fill_(label)
+
+
+class Biased(Regression):
+    """Returns its labels as its loss."""
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
+        outputs = super().forward(x)[0]
+        return (outputs,) if labels is None else (labels.mean() + 0 * outputs.sum(), outputs)
+
+
+class RowsOfWorkers(Rows):
+    """Rows that hold the process that fetched them."""
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {**super().__getitem__(index), "x": torch.full((2,), float(os.getpid()))}
+
+
+class Telling(Regression):
+    """Notes the processes that fetched the rows it evaluates."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[float] = []
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
+        if not self.training:
+            self.seen += x[:, 0].tolist()
+        return super().forward(x, labels)
+
+
+def test_the_given_dataset_is_evaluated(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, parts={"model": Biased(), "eval_dataset": Constant(0.5)}, **PERSISTENT)
+    for label in range(1, 13):  # each set is gone when the next one is made, which may get its address
+        assert trainer.evaluate(Constant(label))["eval_loss"] == label
+    assert trainer.evaluate()["eval_loss"] == 0.5
+    trainer.eval_dataset = Constant(7)
+    assert trainer.evaluate()["eval_loss"] == 7
+    for label in (1, 2):
+        trainer.eval_dataset = {"one": Constant(label)}
+        assert trainer.evaluate()["eval_one_loss"] == label
+
+
+def test_one_set_has_one_loader_whatever_it_is_called(tmp_path: Path) -> None:
+    one = Constant(1)
+    trainer = make_trainer(tmp_path, parts={"eval_dataset": {"one": one}}, **PERSISTENT)
+    assert trainer.get_eval_dataloader("one") is trainer.get_eval_dataloader(one)
+    assert trainer.get_eval_dataloader("one") is not trainer.get_eval_dataloader(Constant(1))
+    trainer.eval_dataset = one
+    assert trainer.get_eval_dataloader() is trainer.get_eval_dataloader(one)
+
+
+def test_the_workers_of_evaluations_stay_during_a_training(tmp_path: Path) -> None:
+    pools = []
+    for stays in (False, True):
+        trainer = make_trainer(
+            tmp_path,
+            parts={"model": Telling(), "eval_dataset": RowsOfWorkers(3)},
+            **{**PERSISTENT, "dataloader_persistent_workers": stays},
+            eval_strategy="epoch",
+            num_train_epochs=3,
+        )
+        trainer.train()
+        assert len(trainer.model.seen) == 9
+        pools.append(len(set(trainer.model.seen)))
+        assert not {child.pid for child in multiprocessing.active_children()}.intersection(trainer.model.seen)
+    assert pools == [3, 1]

@@ -1,9 +1,11 @@
-"""The order of the callbacks' events, and what they get."""
+"""The events of the callbacks and what they get, what a step leaves out because nobody needs it, and what is logged."""
 
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.overrides import TorchFunctionMode
 
 from pytorch_accelerated.errors import StopTrainingError
 from pytorch_accelerated.huggingface import (
@@ -13,60 +15,9 @@ from pytorch_accelerated.huggingface import (
     TensorBoardCallback,
     TrainerCallback,
 )
-from tests.huggingface.runs import Recorder, make_trainer
-from tests.support.recording import expand
+from tests.huggingface.runs import Recorder, Regression, Rows, StopAt, make_trainer
 
 
-@pytest.mark.fact(
-    "Events: Order: init_end, train_begin; in each epoch epoch_begin, step_begin ... step_end per update, epoch_end"
-)
-@pytest.mark.fact("Events: At the end, the summary is logged before train_end")
-@pytest.mark.fact(
-    "Events: An evaluation fires prediction_step per batch, log, evaluate; within a step the order is log, evaluate, "
-    "save"
-)
-def test_the_order_of_a_run(tmp_path: Path) -> None:
-    trainer = make_trainer(
-        tmp_path,
-        recorder := Recorder(),
-        gradient_accumulation_steps=2,
-        logging_steps=3,
-        eval_strategy="steps",
-        eval_steps=3,
-        save_strategy="steps",
-        save_steps=3,
-        per_device_eval_batch_size=3,
-    )
-    trainer.train()
-    expected = expand("""
-        init_end
-        train_begin
-        each of 2 epochs:
-          epoch_begin
-          each of 2 updates:
-            step_begin
-            substep_end
-            pre_optimizer_step
-            optimizer_step
-            step_end
-          step_begin  the last batch of the epoch is an update of its own
-          pre_optimizer_step
-          optimizer_step
-          step_end
-          log
-          prediction_step
-          prediction_step
-          log
-          evaluate
-          save
-          epoch_end
-        log
-        train_end
-    """)
-    assert recorder.events == expected
-
-
-@pytest.mark.fact("Events: pre_optimizer_step comes after clipping, optimizer_step before zero_grad")
 def test_gradients_and_weights_at_the_events_of_an_update(tmp_path: Path) -> None:
     class Look(TrainerCallback):
         def __init__(self) -> None:
@@ -96,9 +47,6 @@ def test_gradients_and_weights_at_the_events_of_an_update(tmp_path: Path) -> Non
     assert look.seen == step * 2
 
 
-@pytest.mark.fact(
-    "Events: Callbacks receive args, state, control by position; model, optimizer, dataloaders and so on by keyword"
-)
 def test_events_pass_the_documented_arguments(tmp_path: Path) -> None:
     class Look(TrainerCallback):
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -130,7 +78,6 @@ def test_events_pass_the_documented_arguments(tmp_path: Path) -> None:
     assert look.log.keys() == {*look.given, "train_dataloader", "eval_dataloader"}
 
 
-@pytest.mark.fact("Events: A returned control replaces the control for the next callback and the trainer")
 def test_a_returned_control_takes_the_place(tmp_path: Path) -> None:
     returned: list[Any] = []
     seen: list[Any] = []
@@ -152,9 +99,6 @@ def test_a_returned_control_takes_the_place(tmp_path: Path) -> None:
     assert trainer.control is returned[-1]
 
 
-@pytest.mark.fact(
-    "Trainer: Callback order: DefaultFlowCallback, reports, the user's callbacks, ProgressCallback or PrinterCallback"
-)
 @pytest.mark.parametrize("shows_bars", [True, False])
 @pytest.mark.parametrize(("report_to", "reports"), [("none", []), ("tensorboard", [TensorBoardCallback])])
 def test_the_order_of_the_callbacks(shows_bars: bool, report_to: str, reports: list[Any], tmp_path: Path) -> None:
@@ -199,15 +143,116 @@ def test_an_exception_is_raised_and_the_trainer_can_be_used_again(tmp_path: Path
     assert trainer.train().global_step == 10
 
 
-@pytest.mark.fact("Events: If a callback sets flags, the trainer logs, evaluates and saves after the step")
-def test_flags_are_honoured_at_the_safe_point(tmp_path: Path) -> None:
-    class Asks(TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if state.global_step == 3:
-                control.should_log = control.should_evaluate = control.should_save = True
+class CountingNorms(TorchFunctionMode):
+    """Counts how often gradients are measured; what is put together from numbers does not count."""
 
-    trainer = make_trainer(tmp_path, Asks(), recorder := Recorder(), logging_strategy="no")
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = 0
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.norms += getattr(function, "__name__", "") == "_foreach_norm" and all(tensor.dim() for tensor in args[0])
+        return function(*args, **(kwargs or {}))
+
+
+def entries_by_step(trainer: Any) -> dict[int, dict[str, Any]]:
+    return {entry["step"]: entry for entry in trainer.state.log_history if "loss" in entry}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "steps_logged", "norms"),
+    [
+        ({"logging_steps": 3}, [3, 6, 9], 3),
+        ({"logging_steps": 4, "logging_first_step": True}, [1, 4, 8], 3),
+        ({"logging_strategy": "epoch"}, [5, 10], 10),  # which update is an epoch's last one is not known before
+        ({"logging_strategy": "no"}, [], 0),
+        ({"logging_strategy": "no", "logging_first_step": True}, [1], 1),
+    ],
+)
+def test_the_norm_is_computed_if_it_may_be_logged(
+    arguments: dict[str, Any], steps_logged: list[int], norms: int, tmp_path: Path
+) -> None:
+    everywhere = make_trainer(tmp_path, logging_steps=1, max_grad_norm=0)
+    everywhere.train()
+    trainer = make_trainer(tmp_path, max_grad_norm=0, **arguments)
+    with CountingNorms() as counting:
+        trainer.train()
+    entries, expected = entries_by_step(trainer), entries_by_step(everywhere)
+    assert list(entries) == steps_logged
+    assert all(entries[step]["grad_norm"] == expected[step]["grad_norm"] for step in steps_logged)
+    assert counting.norms == norms
+
+
+def test_custom_callbacks_may_request_a_log_at_any_step(tmp_path: Path) -> None:
+    class Asking(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+            control.should_log = state.global_step == 2
+
+    trainer = make_trainer(tmp_path, Asking(), max_grad_norm=0, logging_strategy="no")
     trainer.train()
-    acted = [call.split()[0] for call in recorder.calls if call.startswith(("log", "evaluate", "save"))]
-    assert acted == ["log@3", "log@3", "evaluate@3", "save@3", "log@10"]
-    assert (tmp_path / "checkpoint-3").is_dir()
+    everywhere = make_trainer(tmp_path, logging_steps=1, max_grad_norm=0)
+    everywhere.train()
+    assert list(entries_by_step(trainer)) == [2]
+    assert entries_by_step(trainer)[2]["grad_norm"] == entries_by_step(everywhere)[2]["grad_norm"]
+
+
+def test_nothing_is_logged_twice_after_one_step(tmp_path: Path) -> None:
+    class AsksAgain(TrainerCallback):
+        def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            control.should_log = True
+
+    trainer = make_trainer(tmp_path, AsksAgain())
+    trainer.train()
+    assert [entry["step"] for entry in trainer.state.log_history if "loss" in entry] == list(range(1, 11))
+
+
+@pytest.mark.parametrize(("counts", "expected"), [("all", 20), ("non_padding", 15), ("no", 0)])
+def test_tokens_are_counted(counts: str, expected: int, tmp_path: Path) -> None:
+    class Masked(Regression):
+        main_input_name = "x"
+
+        def forward(self, x: Any, labels: Any = None, attention_mask: Any = None) -> Any:
+            return super().forward(x, labels)
+
+    rows = [{**Rows(10)[index], "attention_mask": Rows(10)[index]["x"] * 0 + index % 2} for index in range(10)]
+    for row in rows[::2]:
+        row["attention_mask"][0] = 1
+    trainer = make_trainer(
+        tmp_path,
+        parts={"model": Masked(), "train_dataset": rows},
+        include_num_input_tokens_seen=counts,
+        num_train_epochs=1,
+    )
+    trainer.train()
+    assert trainer.state.num_input_tokens_seen == expected
+    assert ("num_input_tokens_seen" in trainer.state.log_history[0]) == (counts != "no")
+
+
+class TwoSecondsAStep(TrainerCallback):
+    """Tells the time: no other comes by than these."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.now += 2.0
+
+
+def test_the_speed_in_tokens_is_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(*callbacks: Any, **arguments: Any) -> list[dict[str, Any]]:
+        clock, model = TwoSecondsAStep(), Regression()
+        model.main_input_name = "x"  # type: ignore[assignment]
+        trainer = make_trainer(tmp_path, clock, *callbacks, parts={"model": model}, include_num_input_tokens_seen="all")
+        with monkeypatch.context() as patched:
+            patched.setattr(time, "time", lambda: clock.now)
+            trainer.train(**arguments)
+        return trainer.state.log_history
+
+    first, *_, summary = run(StopAt(3))
+    keys = "loss grad_norm learning_rate epoch num_input_tokens_seen train_runtime train_tokens_per_second step"
+    assert list(first) == keys.split()
+    assert (first["num_input_tokens_seen"], first["train_runtime"], first["train_tokens_per_second"]) == (4, 2.0, 2.0)
+    assert "train_tokens_per_second" not in summary  # as in transformers
+    resumed = run(resume_from_checkpoint=True)[-4]
+    assert (resumed["step"], resumed["num_input_tokens_seen"]) == (8, 32)
+    assert resumed["train_tokens_per_second"] == 2.0

@@ -16,7 +16,7 @@ from pytorch_accelerated.huggingface import (
     Trainer,
     TrainerCallback,
 )
-from tests.huggingface.runs import Regression, Rows, StopAt, losses, make_trainer
+from tests.huggingface.runs import Regression, Rows, StopAt, make_trainer
 from tests.huggingface.test_reporting import scalars_in, texts_in
 from tests.huggingface.texts import WORDS, tiny_classifier, tiny_language_model, tiny_tokenizer
 
@@ -54,8 +54,6 @@ def classify(folder: Path, *callbacks: Any, **arguments: Any) -> Trainer:
     )
 
 
-@pytest.mark.fact("Interoperation: A model, a tokenizer, DataCollatorWithPadding and a datasets.Dataset work together")
-@pytest.mark.fact("Data: Columns of a datasets.Dataset that forward does not take are removed")
 @pytest.mark.parametrize("collator", ["theirs", "by default"])
 def test_a_text_classifier_learns(collator: str, tmp_path: Path) -> None:
     parts = {"data_collator": transformers.DataCollatorWithPadding(tiny_tokenizer())} if collator == "theirs" else {}
@@ -69,7 +67,6 @@ def test_a_text_classifier_learns(collator: str, tmp_path: Path) -> None:
     assert trainer.train_dataset.column_names[0] == "text"  # the user's rows are as they were
 
 
-@pytest.mark.fact("Interoperation: Checkpoints and saved transformers models load with from_pretrained")
 @pytest.mark.parametrize("kind", ["classifier", "tied weights"])
 def test_saved_models_load_with_from_pretrained(kind: str, tmp_path: Path) -> None:
     if kind == "classifier":
@@ -98,7 +95,6 @@ def test_saved_models_load_with_from_pretrained(kind: str, tmp_path: Path) -> No
         torch.testing.assert_close(other.model.state_dict(), trainer.model.state_dict(), rtol=0, atol=0)
 
 
-@pytest.mark.fact("Interoperation: Without a processing_class, the data collator's tokenizer is saved")
 def test_the_tokenizer_of_the_collator_is_saved(tmp_path: Path) -> None:
     collator = transformers.DataCollatorWithPadding(tiny_tokenizer())
     parts = {"processing_class": None, "data_collator": collator}
@@ -109,28 +105,6 @@ def test_the_tokenizer_of_the_collator_is_saved(tmp_path: Path) -> None:
         assert transformers.AutoTokenizer.from_pretrained(folder)("the cat") == tiny_tokenizer()("the cat")
 
 
-@pytest.mark.fact("Interoperation: A callback of transformers sees the events and may stop the run")
-def test_a_genuine_callback_takes_part(tmp_path: Path) -> None:
-    class Genuine(transformers.TrainerCallback):  # type: ignore[misc,name-defined]  # imported only where it is there
-        seen: list[str] = []
-
-        def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> Any:
-            self.seen.append(type(model).__name__)
-            if state.global_step == 3:
-                control.should_training_stop = True
-            return control
-
-        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-            self.seen.append(sorted(logs)[0])
-
-    trainer = make_trainer(tmp_path, genuine := Genuine())
-    trainer.train()
-    assert trainer.state.global_step == 3
-    assert genuine.seen.count("Regression") == 3
-    assert genuine.seen.count("epoch") == 4
-
-
-@pytest.mark.fact("Interoperation: EarlyStoppingCallback of transformers stops the run like ours; its state is saved")
 @pytest.mark.parametrize("kind", [transformers.EarlyStoppingCallback, EarlyStoppingCallback], ids=["theirs", "ours"])
 def test_a_run_is_stopped_early(kind: Any, tmp_path: Path) -> None:
     values = iter([3.0, 2.0, 2.5, 2.6, 1.0])
@@ -155,7 +129,6 @@ def test_a_run_is_stopped_early(kind: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:A second TensorBoardCallback was added")  # which is what is wanted here
-@pytest.mark.fact("Interoperation: TensorBoardCallback of transformers writes the same tags and values as ours")
 def test_a_genuine_tensorboard_callback_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "theirs"))
     trainer = make_trainer(
@@ -173,12 +146,6 @@ def test_a_genuine_tensorboard_callback_works(tmp_path: Path, monkeypatch: pytes
     assert texts_in(tmp_path / "ours") == texts_in(tmp_path / "theirs") == {"args/text_summary"}
 
 
-@pytest.mark.fact(
-    "Interoperation: A checkpoint written by transformers can be resumed, including its random generators"
-)
-@pytest.mark.fact(
-    "Interoperation: transformers resumes from a checkpoint of this library, including its random generators"
-)
 @pytest.mark.parametrize(("writer", "reader"), [("theirs", "ours"), ("ours", "theirs")])
 @pytest.mark.parametrize(
     ("step", "epochs", "dropout"),
@@ -210,9 +177,6 @@ def test_one_resumes_from_a_checkpoint_of_the_other(
         torch.testing.assert_close(resumed[library].model.state_dict(), whole.model.state_dict(), rtol=0, atol=0)
 
 
-@pytest.mark.fact(
-    "Resuming: Random generators of python, numpy and torch are restored exactly from transformers' files"
-)
 def test_generators_of_transformers_are_restored(tmp_path: Path) -> None:
     from tests.huggingface.test_against_transformers import run
 
@@ -230,9 +194,6 @@ def test_generators_of_transformers_are_restored(tmp_path: Path) -> None:
     assert drawn[2] == drawn[1]
 
 
-@pytest.mark.fact(
-    "Data: Unknown columns are removed, in the collator if rows are dicts; not with remove_unused_columns=False"
-)
 @pytest.mark.parametrize("kind", ["dicts", "datasets"])
 def test_unknown_columns_are_removed_if_asked_for(kind: str, tmp_path: Path) -> None:
     seen: list[set[str]] = []
@@ -255,7 +216,6 @@ def test_unknown_columns_are_removed_if_asked_for(kind: str, tmp_path: Path) -> 
     assert seen == [{"x", "labels"}] * 2 + [{"x", "labels", "id"}] * 2
 
 
-@pytest.mark.fact("Data: group_by_length batches rows of similar length, each once per epoch, with the longest first")
 @pytest.mark.parametrize("tells", ["column", "inputs"])
 def test_rows_of_like_length_come_together(tells: str, tmp_path: Path) -> None:
     class Lengths(Regression):
@@ -291,25 +251,10 @@ def test_rows_of_like_length_come_together(tells: str, tmp_path: Path) -> None:
     assert all(max(batch) - min(batch) == 3 for batch in seen)
 
 
-@pytest.mark.fact("Data: With workers, the batches are the same, with per_device_*_batch_size rows")
-def test_workers_give_the_same_run(tmp_path: Path) -> None:
-    runs = []
-    for workers in (0, 2):
-        trainer = make_trainer(
-            tmp_path, train_sampling_strategy="random", dataloader_num_workers=workers, num_train_epochs=1
-        )
-        trainer.train()
-        runs.append(losses(trainer))
-    assert runs[0] == runs[1]
-
-
 def special_tokens_of(config: Any) -> tuple[Any, Any, Any]:
     return config.pad_token_id, config.bos_token_id, config.eos_token_id
 
 
-@pytest.mark.fact(
-    "Training: The tokenizer's pad, bos and eos are copied into the model's configuration, and the log says so"
-)
 def test_a_model_that_needs_to_know_the_padding_learns_of_it_from_the_tokenizer(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

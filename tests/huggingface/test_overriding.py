@@ -1,5 +1,7 @@
 """What subclasses override, scripts read and patch: it is there, looks like that of transformers, and is called."""
 
+import dataclasses
+import functools
 import inspect
 import re
 from pathlib import Path
@@ -9,11 +11,14 @@ import pytest
 import torch
 
 from pytorch_accelerated import huggingface
-from pytorch_accelerated.errors import ConfigurationError
-from pytorch_accelerated.huggingface import Trainer, TrainerCallback, TrainerState
-from pytorch_accelerated.huggingface.arguments.read_by_scripts import READ_BY_SCRIPTS
+from pytorch_accelerated.errors import ConfigurationError, HookOutputError
+from pytorch_accelerated.huggingface import Trainer, TrainerCallback, TrainerState, TrainingArguments
 from pytorch_accelerated.huggingface.checkpoints.folders import rotate_checkpoints
-from tests.huggingface.runs import Regression, Rows, StopAt, Tokens, losses, make_trainer, without_native_parts
+from pytorch_accelerated.huggingface.engine.refusing import READ_BY_SCRIPTS
+from tests.huggingface.runs import Regression, Rows, StopAt, Stream, Tokens, losses, make_trainer, without_native_parts
+from tests.huggingface.test_against_transformers import ROUNDING, run
+
+transformers = pytest.importorskip("transformers")
 
 PUBLIC = """model model_wrapped args state control callback_handler optimizer lr_scheduler train_dataset eval_dataset
 data_collator accelerator label_names label_smoother model_accepts_loss_kwargs _train_batch_size
@@ -24,14 +29,14 @@ evaluation_loop log save_model is_local_process_zero is_world_process_zero num_e
 get_num_trainable_parameters add_callback pop_callback remove_callback train floating_point_ops
 compute_loss_context_manager call_model_init get_decay_parameter_names get_learning_rates _evaluate
 _save_checkpoint _load_callback_state _load_best_model _load_from_checkpoint _prepare_inputs
-_nested_gather _get_train_sampler _get_eval_sampler log_metrics metrics_format save_metrics save_state
-create_model_card get_optimizer_group _set_signature_columns_if_needed _remove_unused_columns
-_get_collator_with_removed_columns"""
-CALLED = """_prepare_input _get_learning_rate _get_output_dir _move_model_to_device autocast_smart_context_manager
-gather_function get_cp_size get_sp_size get_tp_size get_total_train_batch_size"""
+_save_optimizer_and_scheduler _nested_gather _get_train_sampler _get_eval_sampler log_metrics metrics_format
+save_metrics save_state create_model_card get_optimizer_group _set_signature_columns_if_needed _remove_unused_columns
+_get_collator_with_removed_columns _get_dataloader _move_model_to_device get_total_train_batch_size
+set_initial_training_values get_batch_samples"""
+CALLED = """_prepare_input _get_learning_rate _get_output_dir autocast_smart_context_manager
+gather_function get_cp_size get_sp_size get_tp_size"""
 
 
-@pytest.mark.fact("Trainer: The attributes and methods that scripts read, override and patch exist")
 def test_attributes_and_methods_are_there(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path)
     assert [name for name in PUBLIC.split() if not hasattr(trainer, name)] == []
@@ -54,10 +59,7 @@ def test_attributes_and_methods_are_there(tmp_path: Path) -> None:
     assert trainer.get_learning_rates() == [pytest.approx(0.09)] * 2
 
 
-@pytest.mark.fact("Trainer: Attributes of unused features can be read and have the same value as in transformers")
 def test_attributes_of_unused_features_have_the_values_of_transformers(tmp_path: Path) -> None:
-    from tests.huggingface.test_against_transformers import run
-
     ours, theirs = (run(library, tmp_path / library, trains=False) for library in ("ours", "theirs"))
     compared = [name for name in READ_BY_SCRIPTS if hasattr(theirs, name) and not callable(getattr(theirs, name))]
     compared += ["_signature_columns"]
@@ -70,7 +72,6 @@ def test_attributes_of_unused_features_have_the_values_of_transformers(tmp_path:
     assert ours._prepare_input(torch.ones(1)).device == ours.args.device
 
 
-@pytest.mark.fact("Trainer: get_optimizer_group returns the group of a parameter, given itself or by name")
 def test_the_group_of_a_parameter_is_found(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, weight_decay=0.5)
     with pytest.raises(ValueError, match="There is no optimizer yet"):
@@ -84,9 +85,6 @@ def test_the_group_of_a_parameter_is_found(tmp_path: Path) -> None:
         trainer.get_optimizer_group("linear.scale")
 
 
-@pytest.mark.fact(
-    "Training: current_gradient_accumulation_steps is the number of batches in the update, also in a short last one"
-)
 def test_the_batches_of_an_update_can_be_read(tmp_path: Path) -> None:
     def seen_by(kind: type[Any]) -> tuple[type[Any], list[int]]:
         seen: list[int] = []
@@ -98,10 +96,6 @@ def test_the_batches_of_an_update_can_be_read(tmp_path: Path) -> None:
 
         return Reading, seen
 
-    import transformers
-
-    from tests.huggingface.test_against_transformers import run
-
     arguments: dict[str, Any] = {"gradient_accumulation_steps": 2}
     (ours, our_seen), (theirs, their_seen) = seen_by(Trainer), seen_by(transformers.Trainer)
     run("ours", tmp_path / "ours", kind=ours, **arguments)
@@ -109,7 +103,6 @@ def test_the_batches_of_an_update_can_be_read(tmp_path: Path) -> None:
     assert our_seen == their_seen == [2, 2, 2, 2, 1] * 2
 
 
-@pytest.mark.fact("Data: A custom loader can be built as in transformers, with the columns that the model takes")
 def test_a_loader_is_made_as_scripts_make_theirs(tmp_path: Path) -> None:
     class Own(Trainer):
         def get_train_dataloader(self) -> Any:
@@ -135,11 +128,8 @@ def test_a_loader_is_made_as_scripts_make_theirs(tmp_path: Path) -> None:
     assert list(next(iter(keeping.get_train_dataloader()))) == list(next(iter(keeping.get_eval_dataloader()))) == ["x"]
 
 
-@pytest.mark.fact("Trainer: The signatures are those of transformers, as far as scripts use them")
 @pytest.mark.parametrize("name", ["__init__", *METHODS.split()])
 def test_methods_take_what_those_of_transformers_take(name: str) -> None:
-    import transformers
-
     theirs = getattr(transformers.Trainer, name, None)
     if theirs is None:
         assert name in ("_load_callback_state", "_nested_gather")  # of older versions
@@ -151,10 +141,6 @@ def test_methods_take_what_those_of_transformers_take(name: str) -> None:
     assert [ours[parameter.name].default for parameter in expected] == defaults
 
 
-@pytest.mark.fact(
-    "Trainer: Callback handler, TensorBoardCallback, EarlyStoppingCallback and state have the signatures of "
-    "transformers"
-)
 def test_other_signatures_are_as_scripts_use_them() -> None:
     def parameters(function: Any) -> list[str]:
         return list(inspect.signature(function).parameters)
@@ -176,7 +162,6 @@ def test_other_signatures_are_as_scripts_use_them() -> None:
     ]
 
 
-@pytest.mark.fact("Checkpoints: TrainerState has save_to_json and load_from_json")
 def test_a_state_comes_back_from_json(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path)
     trainer.train()
@@ -184,10 +169,6 @@ def test_a_state_comes_back_from_json(tmp_path: Path) -> None:
     assert TrainerState.load_from_json(tmp_path / "state.json") == trainer.state
 
 
-@pytest.mark.fact(
-    "Trainer: _prepare_inputs, compute_loss_context_manager and floating_point_ops are called for each batch"
-)
-@pytest.mark.fact("Trainer: training_step, compute_loss, prediction_step, _evaluate and create_... can be overridden")
 def test_overridden_methods_are_called(tmp_path: Path) -> None:
     calls: list[str] = []
 
@@ -221,7 +202,6 @@ def test_overridden_methods_are_called(tmp_path: Path) -> None:
     assert losses(trainer) == losses(plain)
 
 
-@pytest.mark.fact("Trainer: _evaluate can be patched on the instance")
 def test_a_patched_evaluation_is_the_one_of_a_run(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, eval_strategy="epoch", save_strategy="best", metric_for_best_model="score")
     scores = iter([1.0, 2.0])
@@ -230,7 +210,6 @@ def test_a_patched_evaluation_is_the_one_of_a_run(tmp_path: Path) -> None:
     assert (trainer.state.best_metric, trainer.state.best_global_step) == (2.0, 10)
 
 
-@pytest.mark.fact("Trainer: _load_from_checkpoint and _load_callback_state can be overridden; every resume calls them")
 @pytest.mark.parametrize("has_native_parts", [True, False])
 def test_methods_that_load_a_checkpoint_may_be_overridden(has_native_parts: bool, tmp_path: Path) -> None:
     calls: list[Any] = []
@@ -271,16 +250,12 @@ def test_methods_that_load_a_checkpoint_may_be_patched(tmp_path: Path) -> None:
     assert calls == [str(tmp_path / "checkpoint-3")]
 
 
-@pytest.mark.fact("Trainer: _train_batch_size is the batch size of the next training loader")
 def test_the_batch_size_of_the_loader_may_be_set(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path)
     trainer._train_batch_size = 5
     assert trainer.get_train_dataloader().batch_size == 5
 
 
-@pytest.mark.fact(
-    "Trainer: model_accepts_loss_kwargs tells whether the model receives num_items_in_batch, and can be set"
-)
 @pytest.mark.parametrize("accepts", [True, False])
 def test_a_model_may_be_kept_from_the_number_of_labels(accepts: bool, tmp_path: Path) -> None:
     class Noting(Tokens):
@@ -297,7 +272,6 @@ def test_a_model_may_be_kept_from_the_number_of_labels(accepts: bool, tmp_path: 
     assert Noting.told == [{"num_items_in_batch": 2} if accepts else {}] * 5
 
 
-@pytest.mark.fact("Evaluation: The prefix of a prediction is test unless another is given")
 def test_prefixes_may_be_given(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path)
     expected = trainer.evaluate()["eval_loss"]
@@ -306,7 +280,6 @@ def test_prefixes_may_be_given(tmp_path: Path) -> None:
     assert trainer.evaluate(metric_key_prefix="mine")["mine_loss"] == expected
 
 
-@pytest.mark.fact("Arguments: Changes to the arguments before the Trainer is created take effect")
 def test_arguments_may_be_changed_until_the_trainer_is_made(tmp_path: Path) -> None:
     from tests.huggingface.runs import make_arguments
 
@@ -320,6 +293,160 @@ def test_arguments_may_be_changed_until_the_trainer_is_made(tmp_path: Path) -> N
     args.eval_strategy = "epoch"
     with pytest.raises(ValueError, match="there is no `eval_dataset`"):
         Trainer(Regression(), args, train_dataset=Rows(3))
+
+
+def of_both_libraries(make: Any, folder: Path, look: Any, **arguments: Any) -> list[Any]:
+    """What `look` sees of a trainer of the class that `make` derives, with ours as its base and with transformers'."""
+    bases = {"ours": Trainer, "theirs": transformers.Trainer}
+    return [look(run(name, folder / name, kind=make(base), **arguments)) for name, base in bases.items()]
+
+
+PLANS: dict[str, dict[str, Any]] = {
+    "epochs": {},
+    "short updates at the end": {"gradient_accumulation_steps": 2, "num_train_epochs": 1.5},
+    "updates": {"max_steps": 3},
+    "rows left out": {"per_device_train_batch_size": 3, "dataloader_drop_last": True},
+    "a stream": {"max_steps": 4, "parts": {"train_dataset": Stream(11)}},
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_the_plan_of_a_run_can_be_read_and_changed(name: str, tmp_path: Path) -> None:
+    def watched(base: Any) -> Any:
+        class Watched(base):  # type: ignore[misc]  # of either library
+            def set_initial_training_values(self, args: Any, dataloader: Any) -> Any:
+                *others, max_steps = super().set_initial_training_values(args, dataloader)
+                return *others, max_steps - 1
+
+        return Watched
+
+    def look(trainer: Any) -> Any:
+        plan = trainer.set_initial_training_values(args=trainer.args, dataloader=trainer.get_train_dataloader())
+        return tuple(plan), trainer.state.max_steps, trainer.state.global_step, trainer.state.num_train_epochs
+
+    ours, theirs = of_both_libraries(watched, tmp_path, look, **PLANS[name])
+    assert ours == theirs
+    assert ours[0][-1] == ours[1] == ours[2]
+
+
+def own_count(usual: Any, batches: Any, most: int) -> Any:
+    """As scripts write it."""
+    taken = []
+    for _ in range(most):
+        try:
+            taken.append(next(batches))
+        except StopIteration:
+            break
+    return taken, sum(len(batch["labels"]) * 2 for batch in taken)
+
+
+def no_count(usual: Any, batches: Any, most: int) -> Any:
+    return [next(batches) for _ in range(most)], None
+
+
+def passed_on(usual: Any, batches: Any, most: int) -> Any:
+    return usual(batches, most)
+
+
+def changed(usual: Any, batches: Any, most: int) -> Any:
+    taken, items = usual(batches, most)
+    return [{**batch, "x": batch["x"] * 2} for batch in taken], items
+
+
+@pytest.mark.parametrize("model", [Regression, Tokens])
+@pytest.mark.parametrize("take", [own_count, no_count, passed_on, changed])
+def test_the_batches_of_an_update_may_be_changed_and_counted(take: Any, model: Any, tmp_path: Path) -> None:
+    def watched(base: Any) -> Any:
+        class Watched(base):  # type: ignore[misc]  # of either library
+            seen: list[Any] = []
+
+            def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> Any:
+                usual = functools.partial(super().get_batch_samples, device=device)
+                batches, items = take(usual, epoch_iterator, num_batches)
+                self.seen.append((num_batches, len(batches), items is None or int(items), device))
+                return batches, items
+
+            def compute_loss(
+                self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+            ) -> Any:
+                self.seen.append((inputs["x"].tolist(), num_items_in_batch is None or int(num_items_in_batch)))
+                return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+
+        return Watched
+
+    def look(trainer: Any) -> Any:
+        return trainer.seen, trainer.state.global_step, losses(trainer)
+
+    parts = {"model": None, "model_init": lambda: model()}
+    ours, theirs = of_both_libraries(watched, tmp_path, look, parts=parts, gradient_accumulation_steps=2)
+    assert ours[:2] == theirs[:2]
+    assert ours[2] == pytest.approx(theirs[2], rel=ROUNDING)
+
+
+def test_batches_that_are_left_out_do_not_count(tmp_path: Path) -> None:
+    class First(Trainer):
+        def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> Any:
+            return [next(epoch_iterator)], None
+
+    rows = Rows(10)
+    firsts = torch.utils.data.Subset(rows, [0, 1, 4, 5, 8, 9])
+    trainer = make_trainer(tmp_path, kind=First, gradient_accumulation_steps=2)
+    plain = make_trainer(tmp_path, parts={"train_dataset": firsts})
+    trainer.train()
+    plain.train()
+    assert losses(trainer) == losses(plain)
+
+    class Nothing(Trainer):
+        def get_batch_samples(self, *args: Any) -> Any:
+            return [], None
+
+    with pytest.raises(HookOutputError, match="Nothing.get_batch_samples returned no batch"):
+        make_trainer(tmp_path, kind=Nothing).train()
+
+
+@pytest.mark.parametrize("is_placed", [None, True, False])
+@pytest.mark.parametrize("part", ["model", "model_init"])
+def test_a_model_is_moved_by_a_method(part: str, is_placed: bool | None, tmp_path: Path) -> None:
+    def watched(base: Any) -> Any:
+        class Watched(base):  # type: ignore[misc]  # of either library
+            moves: list[Any] = []
+
+            def _move_model_to_device(self, model: Any, device: Any) -> Any:
+                self.moves.append((type(model).__name__, device))
+                return model  # as for a `device_map`
+
+        return Watched
+
+    def look(trainer: Any) -> Any:
+        return trainer.moves, trainer.place_model_on_device
+
+    parts = {"model": Regression()} if part == "model" else {"model": None, "model_init": lambda: Regression()}
+    with pytest.MonkeyPatch.context() as patch:
+        for arguments in (TrainingArguments, transformers.TrainingArguments):
+            patch.setattr(arguments, "place_model_on_device", property(lambda args: is_placed))
+        ours, theirs = of_both_libraries(watched, tmp_path, look, parts=parts)
+    assert ours == theirs
+    assert len(ours[0]) == (0 if is_placed is False else 1 if part == "model" else 2)
+
+
+def test_arguments_of_a_subclass_use_names_of_the_class(tmp_path: Path) -> None:
+    def seen_of(base: Any) -> Any:
+        @dataclasses.dataclass
+        class Own(base):  # type: ignore[misc]  # of either library
+            _VALID_DICT_FIELDS = base._VALID_DICT_FIELDS + ["model_kwargs"]
+            model_kwargs: dict[str, Any] | str | None = None
+            note: str = "{}"
+            optim: str = base.default_optim
+
+            @property
+            def place_model_on_device(self) -> Any:
+                return super().place_model_on_device
+
+        args = Own(str(tmp_path), use_cpu=True, model_kwargs='{"layers": 2}', lr_scheduler_kwargs='{"num_cycles": 2}')
+        given = args.model_kwargs, args.lr_scheduler_kwargs, args.note, args.optim, args.place_model_on_device
+        return *given, Own(str(tmp_path), model_kwargs="a name").model_kwargs, Own._VALID_DICT_FIELDS
+
+    assert seen_of(TrainingArguments) == seen_of(transformers.TrainingArguments)
 
 
 def test_methods_that_transformers_calls_exist_or_are_rejected() -> None:
@@ -344,7 +471,7 @@ def test_methods_that_transformers_calls_exist_or_are_rejected() -> None:
         "get_optimizer_group",
     }
     missing = {name for name in theirs - internal if not hasattr(Trainer, name) and not of_others.search(name)}
-    assert "get_batch_samples" in missing
+    assert "_wrap_model" in missing
     for name in sorted(missing):
         with pytest.raises(ConfigurationError, match=f"Custom defines `{name}`"):
             type("Custom", (Trainer,), {name: lambda self: None})(Regression())

@@ -1,6 +1,5 @@
 """Models of PEFT: a checkpoint holds the adapter and what a resume needs, not the frozen base."""
 
-import types
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +7,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from pytorch_accelerated.checkpointing.publish import begin
 from pytorch_accelerated.checkpointing.training_state import save_run
 from pytorch_accelerated.checkpointing.verify import read_manifest
-from pytorch_accelerated.errors import InvalidCheckpointError
 from pytorch_accelerated.huggingface import Trainer
+from pytorch_accelerated.huggingface.checkpoints.saving import StagedCheckpoint
 from pytorch_accelerated.huggingface.engine.run import EngineRun
-from tests.huggingface.runs import StopAt, everything, losses, make_trainer
+from tests.huggingface.runs import Regression, StopAt, everything, losses, make_trainer
 from tests.huggingface.test_against_transformers import run, sentences
 from tests.huggingface.texts import tiny_language_model
 from tests.support.resuming import assert_same
@@ -51,7 +51,6 @@ def size_of(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.suffix in (".safetensors", ".pt"))
 
 
-@pytest.mark.fact("Checkpoints: Checkpoints of a PEFT model have the adapter and the optimizer, not the frozen base")
 def test_a_checkpoint_does_not_hold_the_base(tmp_path: Path) -> None:
     trainer = train(tmp_path, StopAt(3))
     folder = tmp_path / "checkpoint-3"
@@ -65,14 +64,13 @@ def test_a_checkpoint_does_not_hold_the_base(tmp_path: Path) -> None:
     assert size_of(folder) < 4 * 4 * numbers + few_names_and_generators  # twice the adapter, and two moments of it
 
 
-def write_all(self: EngineRun, folder: Path, write_others: Any) -> None:
+def write_all(self: EngineRun, folder: Path, write_files: Any, only_model: bool) -> None:
     """As checkpoints were written before: the base and the optimizer are in native parts."""
-    save_run(self.contents(), folder, {}, write_others=write_others)
+    staged = begin(folder)
+    write_files(StagedCheckpoint(staged.staging, self.face.model))
+    save_run(self.contents(), staged, {})
 
 
-@pytest.mark.fact(
-    "Resuming: PEFT models resume bit for bit, also from checkpoints of earlier versions, which include the base"
-)
 @pytest.mark.parametrize("is_old", [False, True])
 @pytest.mark.parametrize("settings", [{}, {"modules_to_save": ["ln_f"]}], ids=["lora", "and a trained norm"])
 def test_a_resume_is_exact(settings: Any, is_old: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +86,6 @@ def test_a_resume_is_exact(settings: Any, is_old: bool, tmp_path: Path, monkeypa
     assert_same(everything(resumed)["model"], everything(whole)["model"])
 
 
-@pytest.mark.fact("Interoperation: Each library resumes from a PEFT checkpoint of the other")
 @pytest.mark.filterwarnings("ignore:.*torch.load.*:FutureWarning")
 @pytest.mark.parametrize(("first", "second"), [("ours", "theirs"), ("theirs", "ours"), ("theirs", "theirs")])
 def test_each_resumes_from_the_checkpoint_of_the_other(first: str, second: str, tmp_path: Path) -> None:
@@ -105,7 +102,6 @@ def test_each_resumes_from_the_checkpoint_of_the_other(first: str, second: str, 
         torch.testing.assert_close(resumed.model.state_dict()[name], value, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.fact("Best model: The best PEFT model is loaded at the end, even if only the model is saved")
 @pytest.mark.parametrize("only_model", [False, True])
 def test_the_best_adapter_is_loaded_at_the_end(only_model: bool, tmp_path: Path) -> None:
     best: dict[str, Any] = {
@@ -121,34 +117,17 @@ def test_the_best_adapter_is_loaded_at_the_end(only_model: bool, tmp_path: Path)
     assert trainer.evaluate()["eval_loss"] == trainer.state.best_metric
 
 
-@pytest.mark.fact("Resuming: A frozen base that differs from the one at the save brings a warning")
 def test_another_base_is_warned_about(tmp_path: Path) -> None:
     train(tmp_path, StopAt(4))
     with pytest.warns(UserWarning, match="The frozen base of this PeftModelForCausalLM has other weights"):
         train(tmp_path, resume=True, model=adapted(scale=1.5))
 
 
-def test_a_state_dict_that_a_script_has_replaced_changes_nothing(tmp_path: Path) -> None:
-    """Many scripts return the adapter alone, so that less is saved."""
-    whole = train(tmp_path / "whole")
-
-    def replaced() -> Any:
-        model = adapted()
-        own = model.state_dict
-        model.state_dict = types.MethodType(lambda self, *_, **__: peft.get_peft_model_state_dict(self, own()), model)
-        return model
-
-    train(tmp_path / "parts", StopAt(4), model=replaced())
-    resumed = train(tmp_path / "parts", resume=True, model=replaced())
-    assert losses(resumed) == losses(whole)
-
-
-def test_an_adapter_of_another_kind_is_refused(tmp_path: Path) -> None:
-    train(tmp_path, StopAt(4))
-    for path in (tmp_path / "checkpoint-4").iterdir():
-        if path.name not in ("adapter_model.safetensors", "optimizer.pt", "trainer_state.json"):
-            path.unlink()
-    with pytest.raises(
-        InvalidCheckpointError, match=r"does not fit (the adapter 'default'|this AdamW: .* exp_avg has the shape)"
-    ):
-        train(tmp_path, resume=str(tmp_path / "checkpoint-4"), model=adapted(r=3))
+def test_an_adapter_of_a_model_that_takes_no_number_is_not_told_one(tmp_path: Path) -> None:
+    """PEFT's own forward takes any keyword."""
+    torch.manual_seed(0)
+    model = peft.get_peft_model(Regression(), peft.LoraConfig(target_modules=["linear"]))
+    trainer = make_trainer(tmp_path, parts={"model": model}, label_names=["labels"], gradient_accumulation_steps=2)
+    assert not trainer.model_accepts_loss_kwargs
+    trainer.train()
+    assert losses(trainer)[-1] < losses(trainer)[0]

@@ -12,10 +12,6 @@ SCRIPT = REPOSITORY / "tests" / "ranks" / "huggingface.py"
 
 
 @pytest.mark.processes
-@pytest.mark.fact(
-    "Evaluation: In distributed runs too, every row counts once, in order, with the same result on every process"
-)
-@pytest.mark.fact("Resuming: Two processes resume bit for bit; their random generators are in rng_state_<rank>.pth")
 def test_two_processes_evaluate_predict_and_resume_as_one(tmp_path: Path) -> None:
     run_forked(SCRIPT, tmp_path)
     output = run_on_ranks(SCRIPT, 2, tmp_path)
@@ -28,7 +24,6 @@ def test_two_processes_evaluate_predict_and_resume_as_one(tmp_path: Path) -> Non
 
 
 @pytest.mark.processes
-@pytest.mark.fact("Training: An update may have rows for only some of the processes, with the same result")
 def test_updates_without_rows_for_one_process_are_those_of_one_process(tmp_path: Path) -> None:
     script = SCRIPT.with_name("huggingface_uneven.py")
     run_forked(script, tmp_path)
@@ -39,7 +34,6 @@ def test_updates_without_rows_for_one_process_are_those_of_one_process(tmp_path:
 
 
 @pytest.mark.processes
-@pytest.mark.fact("Events: A request from a callback on one process is carried out by all processes")
 def test_a_flag_of_one_process_is_one_of_all(tmp_path: Path) -> None:
     assert run_on_ranks(SCRIPT.with_name("huggingface_flags.py"), 2, tmp_path).stdout.count("done") == 2
     ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1)]
@@ -49,18 +43,12 @@ def test_a_flag_of_one_process_is_one_of_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.fact(
-    "Arguments: ddp_timeout and ddp_backend apply to the process group, the other DDP options to the wrapped model"
-)
-@pytest.mark.fact("Arguments: ddp_find_unused_parameters is True by default, unless activations are checkpointed")
 def test_the_processes_are_grouped_as_the_arguments_say(tmp_path: Path) -> None:
     output = run_on_ranks(SCRIPT.with_name("huggingface_parallel.py"), 2, tmp_path)
     assert output.stdout.count("done") == 2
 
 
 @pytest.mark.processes
-@pytest.mark.fact("Checkpoints: save_model, save_metrics and save_state write on the saving process only")
-@pytest.mark.fact("Differences: rng_state_<rank>.pth files load with weights_only=True too")
 def test_the_first_process_alone_writes_and_prints(tmp_path: Path) -> None:
     output = run_on_ranks(SCRIPT.with_name("huggingface_saving.py"), 2, tmp_path)
     assert output.stdout.count("done") == 2
@@ -70,16 +58,12 @@ def test_the_first_process_alone_writes_and_prints(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.fact(
-    "Arguments: fsdp shards the model over the processes; it trains, is saved and resumes like a whole one"
-)
 def test_a_model_in_pieces_trains_as_a_whole_one(tmp_path: Path) -> None:
     output = run_on_ranks(SCRIPT.with_name("huggingface_fsdp.py"), 2, tmp_path)
     assert output.stdout.count("done") == 2
 
 
 @pytest.mark.processes
-@pytest.mark.fact("Resuming: SIGTERM saves a checkpoint, from which the run resumes bit for bit")
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_signal_leaves_a_checkpoint_to_resume_from(ranks: int, tmp_path: Path) -> None:
     output = run_on_ranks(SCRIPT.with_name("huggingface_signals.py"), ranks, tmp_path)
@@ -87,9 +71,6 @@ def test_a_signal_leaves_a_checkpoint_to_resume_from(ranks: int, tmp_path: Path)
 
 
 @pytest.mark.processes
-@pytest.mark.fact(
-    "Differences: On two processes, the evaluation loss counts each row once; in transformers some rows count twice"
-)
 def test_where_rows_do_not_divide_our_loss_on_two_processes_is_exact_and_theirs_is_not(tmp_path: Path) -> None:
     output = run_on_ranks(SCRIPT.with_name("huggingface_theirs.py"), 2, tmp_path)
     assert output.stdout.count("done") == 2

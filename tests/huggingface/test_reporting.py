@@ -13,8 +13,8 @@ import pytest
 
 from pytorch_accelerated.huggingface import TrainerCallback
 from pytorch_accelerated.huggingface.arguments.training_arguments import TrainingArguments
-from pytorch_accelerated.huggingface.events.reporting import TensorBoardCallback, tag_of
 from pytorch_accelerated.huggingface.events.state import TrainerControl, TrainerState
+from pytorch_accelerated.huggingface.events.trackers import TensorBoardCallback, tag_of
 from tests.huggingface.runs import StopAt, make_trainer
 from tests.support.processes import run_forked
 
@@ -45,7 +45,6 @@ def report(callback: TensorBoardCallback, args: TrainingArguments, *logs: dict[s
     callback.on_train_end(args, TrainerState(**state), control)
 
 
-@pytest.mark.fact("Logging: TensorBoard tags are train/<k>, eval/<k>, test/<k>, at global_step, in any script")
 def test_values_come_back_under_their_tags(tmp_path: Path) -> None:
     args = TrainingArguments(logging_dir=str(tmp_path / "logs"))
     report(
@@ -66,32 +65,6 @@ def test_values_come_back_under_their_tags(tmp_path: Path) -> None:
     assert texts_in(tmp_path / "logs") == {"args/text_summary", "model_config/text_summary"}
 
 
-def test_by_default_a_run_has_its_own_folder_below_the_output(tmp_path: Path) -> None:
-    args = TrainingArguments(output_dir=str(tmp_path), report_to="tensorboard", run_name="first")
-    report(TensorBoardCallback(), args, {"loss": 0.5})
-    assert scalars_in(tmp_path / "runs" / "first") == {"train/loss": [(1, 0.5)]}
-    args.run_name = None
-    report(TensorBoardCallback(), args, {"loss": 0.5})
-    assert len(list((tmp_path / "runs").iterdir())) == 2
-
-
-@pytest.mark.fact("Logging: Only world process zero writes TensorBoard files")
-def test_other_processes_write_nothing(tmp_path: Path) -> None:
-    args = TrainingArguments(logging_dir=str(tmp_path / "logs"))
-    report(TensorBoardCallback(), args, {"loss": 0.5}, is_world_process_zero=False)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_logs_after_or_without_a_training_are_written_too(tmp_path: Path) -> None:
-    args = TrainingArguments(logging_dir=str(tmp_path))
-    callback = TensorBoardCallback()
-    report(callback, args, {"loss": 0.5})
-    callback.on_log(args, TrainerState(global_step=7), TrainerControl(), logs={"eval_loss": 0.25})
-    callback.on_train_end(args, TrainerState(), TrainerControl())
-    assert scalars_in(tmp_path) == {"train/loss": [(1, 0.5)], "eval/loss": [(7, 0.25)]}
-
-
-@pytest.mark.fact("Logging: Everything that one trainer logs goes to one TensorBoard folder")
 def test_an_evaluation_after_the_training_continues_the_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(100))
     monkeypatch.setattr(time, "strftime", lambda pattern: f"time {next(clock)}")
@@ -106,14 +79,6 @@ def test_an_evaluation_after_the_training_continues_the_curves(tmp_path: Path, m
     assert [step for step, _ in curves["eval/loss"]] == [0, 5, 5]
 
 
-def test_a_value_that_is_not_a_number_brings_one_warning(tmp_path: Path) -> None:
-    args = TrainingArguments(logging_dir=str(tmp_path))
-    with pytest.warns(UserWarning, match="'note' is 'good', which is not a number") as caught:
-        report(TensorBoardCallback(), args, {"loss": 0.5, "note": "good"}, {"note": "bad"})
-    assert len(caught) == 1
-    assert scalars_in(tmp_path) == {"train/loss": [(1, 0.5)]}
-
-
 def test_a_writer_of_the_users_is_used_and_stays_open(tmp_path: Path) -> None:
     from torch.utils.tensorboard import SummaryWriter
 
@@ -124,7 +89,6 @@ def test_a_writer_of_the_users_is_used_and_stays_open(tmp_path: Path) -> None:
     assert scalars_in(tmp_path) == {"train/loss": [(1, 0.5)], "mine": [(9, 1.0)]}
 
 
-@pytest.mark.fact("Logging: A resumed run continues its TensorBoard curves, in the folder of its checkpoint's run")
 def test_a_resumed_run_goes_on_in_the_folder_of_its_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(100))
     monkeypatch.setattr(time, "strftime", lambda pattern: f"time {next(clock)}")
@@ -137,25 +101,11 @@ def test_a_resumed_run_goes_on_in_the_folder_of_its_checkpoint(tmp_path: Path, m
     assert len(list((tmp_path / "runs").iterdir())) == 2
 
 
-def test_a_resumed_run_hides_what_was_logged_after_its_checkpoint(tmp_path: Path) -> None:
-    args = TrainingArguments(logging_dir=str(tmp_path))
-    report(TensorBoardCallback(), args, {"loss": 3.0}, {"loss": 2.0}, {"loss": 1.0})
-    # TensorBoard reads files in the order of their names. Those of one process and second end with a number: 9 and 10.
-    time.sleep(1 - time.time() % 1)
-    callback, state = TensorBoardCallback(), TrainerState(global_step=2)
-    callback.on_train_begin(args, state, TrainerControl())
-    state.global_step = 3
-    callback.on_log(args, state, TrainerControl(), logs={"loss": 0.5})
-    callback.close()
-    assert scalars_in(tmp_path) == {"train/loss": [(1, 3.0), (2, 2.0), (3, 0.5)]}
-
-
 class Fails(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         raise ValueError("a step of the user's")
 
 
-@pytest.mark.fact("Logging: The TensorBoard thread ends with the run, even a failed one, and after an evaluation")
 @pytest.mark.parametrize("ending", ["trained and evaluated", "evaluated", "failed"])
 def test_no_thread_is_left_and_everything_is_on_the_disk(ending: str, tmp_path: Path) -> None:
     before = set(threading.enumerate())
@@ -174,7 +124,6 @@ def test_no_thread_is_left_and_everything_is_on_the_disk(ending: str, tmp_path: 
 
 
 @pytest.mark.processes
-@pytest.mark.fact("Logging: report_to='mlflow' has one run with every log once, also after a kill and a resume")
 def test_a_killed_and_resumed_run_is_one_run_in_mlflow(tmp_path: Path) -> None:
     pytest.importorskip("mlflow")
     database = tmp_path / "mlflow.db"

@@ -6,9 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from pytorch_accelerated.errors import ArgumentTypeError, CheckpointError
 from pytorch_accelerated.huggingface import Trainer, TrainerState
 from pytorch_accelerated.huggingface.evaluation.results import formatted
 from tests.huggingface.runs import make_trainer
@@ -42,7 +40,6 @@ def files_in(folder: Path) -> dict[str, str]:
     return {path.name: path.read_text() for path in folder.iterdir()}
 
 
-@pytest.mark.fact("Scripts: metrics_format formats durations, megabytes and gigaflops as transformers does")
 def test_metrics_are_formatted_as_by_transformers() -> None:
     before = dict(METRICS)
     assert Trainer.metrics_format(METRICS) == transformers.Trainer.metrics_format(METRICS)
@@ -55,12 +52,6 @@ def test_metrics_are_formatted_as_by_transformers() -> None:
             assert formatted(metrics) == transformers.Trainer.metrics_format(metrics)
 
 
-def test_a_value_that_is_not_a_number_is_left_as_it_is() -> None:
-    metrics = {"x_runtime": float("nan"), "x_mem_y": None, "total_flos": "unknown", "counts": [1, 2]}
-    assert str(formatted(metrics)) == str(metrics)
-
-
-@pytest.mark.fact("Scripts: log_metrics prints the same table as transformers, on the first process")
 def test_the_same_table_is_printed(both: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     tables = {}
     for library, trainer in both.items():
@@ -73,9 +64,6 @@ def test_the_same_table_is_printed(both: dict[str, Any], capsys: pytest.CaptureF
     assert capsys.readouterr().out.splitlines() == expected
 
 
-@pytest.mark.fact(
-    "Scripts: save_metrics writes <split>_results.json and extends all_results.json, as transformers does"
-)
 def test_the_same_files_of_metrics_are_written(both: dict[str, Any], tmp_path: Path) -> None:
     for trainer in both.values():
         trainer.save_metrics("train", METRICS)
@@ -89,7 +77,6 @@ def test_the_same_files_of_metrics_are_written(both: dict[str, Any], tmp_path: P
     assert "test_loss" not in combined
 
 
-@pytest.mark.fact("Scripts: save_state writes the same trainer_state.json to output_dir as transformers")
 def test_the_state_is_written_beside_the_checkpoints(both: dict[str, Any], tmp_path: Path) -> None:
     for trainer in both.values():
         trainer.save_state()
@@ -101,26 +88,41 @@ def test_the_state_is_written_beside_the_checkpoints(both: dict[str, Any], tmp_p
     assert trainer.state.global_step == 10
 
 
-def test_metrics_that_json_cannot_hold_are_refused_before_anything_is_written(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path)
-    with pytest.raises(ArgumentTypeError, match=r"metrics 'loss' cannot be written to .*Tensor.*`.item\(\)`"):
-        trainer.save_metrics("eval", {"loss": torch.ones(1)})
-    assert list(tmp_path.iterdir()) == []
+LABELS = {"language": "en", "license": "mit", "tags": ["tiny", "test: yes"]}
+ON_A_DATASET = {"tasks": "tabular-regression", "dataset_tags": "our/rows", "dataset": "Rows", "dataset_args": "plain"}
 
 
-def test_a_damaged_file_of_all_results_is_named_and_kept(tmp_path: Path) -> None:
-    (tmp_path / "all_results.json").write_text("{")
-    trainer = make_trainer(tmp_path)
-    with pytest.raises(CheckpointError, match="all_results.json has the metrics of other splits, but cannot be read"):
-        trainer.save_metrics("eval", {"loss": 1.0})
-    assert files_in(tmp_path)["all_results.json"] == "{"
-    trainer.save_metrics("eval", {"loss": 2.0}, combined=False)
-    assert json.loads(files_in(tmp_path)["eval_results.json"]) == {"loss": 2.0}
+def card_of(trainer: Trainer, **about: Any) -> Any:
+    from huggingface_hub import ModelCard
+
+    trainer.create_model_card(**about)
+    return ModelCard.load(Path(str(trainer.args.output_dir)) / "README.md")
 
 
-def test_a_disk_that_refuses_leaves_what_was_there(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path)
-    (tmp_path / "trainer_state.json").mkdir()
-    with pytest.raises(CheckpointError, match="Saving .*trainer_state.json failed"):
-        trainer.save_state()
-    assert [path.name for path in tmp_path.iterdir()] == ["trainer_state.json"]
+def test_the_hub_reads_what_a_card_says(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path / "linear", eval_strategy="epoch")
+    trainer.train()
+    card = card_of(trainer, model_name="Linear", finetuned_from="our/base", **LABELS, **ON_A_DATASET)
+    assert {name: card.data[name] for name in LABELS} == LABELS
+    assert (card.data.base_model, card.data.datasets, card.data.model_name) == ("our/base", ["our/rows"], "Linear")
+    (result,) = card.data.eval_results
+    assert (result.task_type, result.dataset_name, result.dataset_type) == ("tabular-regression", "Rows", "our/rows")
+    assert (result.dataset_args, result.metric_type) == ("plain", "loss")
+    assert card.data.pipeline_tag == "tabular-regression"
+    assert '`datasets`: ["Rows"]' in card.text
+    assert result.metric_value == trainer.evaluate()["eval_loss"]
+
+
+def test_people_read_what_a_run_was_and_came_to(tmp_path: Path) -> None:
+    import torch
+
+    trainer = make_trainer(tmp_path / "linear", eval_strategy="epoch", max_steps=3)
+    trainer.train()
+    text = card_of(trainer).text
+    assert "\n# linear\n" in text
+    assert "`Regression` with 3 parameters" in text
+    loss = next(entry["eval_loss"] for entry in reversed(trainer.state.log_history) if "eval_loss" in entry)
+    for line in ("learning_rate`: 0.1", "max_steps`: 3", f"torch`: {str(torch.__version__)!r}", f"loss`: {loss:.4f}"):
+        assert line.replace("'", '"') in text
+    assert "weight_decay" not in text, "it has its default"
+    assert str(tmp_path) not in text, "where it was trained is nobody else's business"

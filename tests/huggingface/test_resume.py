@@ -17,6 +17,7 @@ from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError
 from pytorch_accelerated.huggingface import EarlyStoppingCallback, ExportableState, Trainer, TrainerCallback
 from tests.huggingface.runs import (
     NoisyRows,
+    OwnParts,
     Regression,
     Rows,
     StopAt,
@@ -56,6 +57,20 @@ def run(folder: Path, *callbacks: Any, resume: Any = None, process_seed: int = 0
     return trainer
 
 
+@pytest.mark.parametrize("step", [1, 3])
+def test_what_the_trainer_holds_comes_back_to_the_bit(step: int, tmp_path: Path) -> None:
+    def trained(folder: str, *callbacks: Any, **arguments: Any) -> OwnParts:
+        trainer = make_trainer(tmp_path / folder, *callbacks, kind=OwnParts, gradient_accumulation_steps=2)
+        trainer.train(**arguments)
+        assert isinstance(trainer, OwnParts)
+        return trainer
+
+    whole = trained("whole")
+    trained("cut", StopAt(step))
+    resumed = trained("cut", resume_from_checkpoint=str(tmp_path / "cut" / f"checkpoint-{step}"))
+    assert_same(resumed.own_values(), whole.own_values())
+
+
 class LookAtBeginning(TrainerCallback):
     """Notes what a run begins with."""
 
@@ -78,10 +93,6 @@ def everything(trainer: Trainer) -> dict[str, Any]:
     }
 
 
-@pytest.mark.fact(
-    "Resuming: A resumed run matches an uninterrupted one bit for bit, also inside the 2nd epoch, with accumulation"
-)
-@pytest.mark.fact("Resuming: Weights, optimizer, schedule, order of rows, random generators and log history match")
 @pytest.mark.parametrize("step", [1, 2, 3, 4, 6, 7, 8])  # of 9, 3 in each epoch
 def test_a_resumed_run_equals_the_uninterrupted_one(step: int, tmp_path: Path) -> None:
     whole = everything(run(tmp_path / "whole"))
@@ -102,6 +113,51 @@ def test_a_checkpoint_at_the_end_of_an_epoch_resumes_with_the_next_epoch(argumen
         assert without_speed(resumed.state.log_history[:-1]) == without_speed(whole.state.log_history[:-1])
 
 
+class StopTraining(TrainerCallback):
+    """Ends the run at a step, and leaves saving to the arguments."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        control.should_training_stop |= state.global_step == 5
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({"max_steps": 5}, {"max_steps": 8}),
+        ({"num_train_epochs": 5 / 3}, {}),
+        ({"callbacks": [StopTraining()]}, {}),
+        ({"callbacks": [StopTraining()], "parts": {"train_dataset": Stream(11)}, "max_steps": 8}, {}),
+    ],
+)
+def test_a_run_cut_within_an_epoch_and_saved_at_its_end_goes_on_as_if_it_had_not_been(
+    first: dict[str, Any], second: dict[str, Any], tmp_path: Path
+) -> None:
+    """Three steps are an epoch. What was evaluated at the cut stays in the log, once and with its epoch."""
+    stream = {name: first[name] for name in ("parts", "max_steps") if "parts" in first}
+    arguments = {
+        "eval_strategy": "epoch",
+        "save_strategy": "epoch",
+        "lr_scheduler_type": "constant",
+        **stream,
+        **second,
+    }
+    whole = run(tmp_path / "whole", **arguments)
+    cut = run(tmp_path / "parts", *first.pop("callbacks", ()), **{**arguments, **first})
+    assert cut.state.global_step == 5
+    again = run(tmp_path / "parts", resume=True, **{**arguments, **first, "max_steps": 5})
+    assert without_speed(again.state.log_history[:-1]) == without_speed(cut.state.log_history[:-1])
+    assert_same(again.model.state_dict(), cut.model.state_dict())
+    resumed = run(tmp_path / "parts", resume=True, process_seed=5, **arguments)
+    evaluated = [
+        [entry["step"] for entry in each.state.log_history if "eval_loss" in entry] for each in (resumed, whole)
+    ]
+    assert evaluated[0] == sorted({5, *evaluated[1]})
+    resumed.state.log_history = [
+        entry for entry in resumed.state.log_history if entry["step"] != 5 or "eval_loss" not in entry
+    ]
+    assert_same(everything(resumed), everything(whole))
+
+
 def test_a_stream_resumes_after_the_rows_it_has_used(tmp_path: Path) -> None:
     arguments: dict[str, Any] = {
         "parts": {"train_dataset": Stream(11)},
@@ -114,7 +170,6 @@ def test_a_stream_resumes_after_the_rows_it_has_used(tmp_path: Path) -> None:
     torch.testing.assert_close(resumed.model.state_dict(), whole.model.state_dict(), rtol=0, atol=0)
 
 
-@pytest.mark.fact("Resuming: resume_from_checkpoint=True means the last checkpoint in output_dir")
 def test_true_resumes_from_the_last_checkpoint(tmp_path: Path) -> None:
     run(tmp_path, StopAt(4), save_strategy="steps", save_steps=2)
     resumed = run(tmp_path, resume=True)
@@ -123,13 +178,11 @@ def test_true_resumes_from_the_last_checkpoint(tmp_path: Path) -> None:
     assert len(losses(resumed)) == 9
 
 
-@pytest.mark.fact('Resuming: True without a checkpoint is ValueError "No valid checkpoint found in output directory"')
 def test_true_without_a_checkpoint_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="No valid checkpoint found in output directory"):
         run(tmp_path, resume=True)
 
 
-@pytest.mark.fact('Resuming: A path without weights is ValueError "Can\'t find a valid checkpoint at"')
 def test_a_path_without_weights_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="Can't find a valid checkpoint at .*nowhere"):
         run(tmp_path, resume=str(tmp_path / "nowhere"))
@@ -143,9 +196,6 @@ def test_none_and_false_start_over(resume: Any, tmp_path: Path) -> None:
     assert len(losses(trainer)) == 10
 
 
-@pytest.mark.fact(
-    "Differences: A damaged checkpoint is detected, and the newest valid one used instead, with a warning"
-)
 @pytest.mark.parametrize("by_path", [True, False])
 def test_a_damaged_checkpoint_is_passed_over(by_path: bool, tmp_path: Path) -> None:
     whole = run(tmp_path / "whole")
@@ -159,7 +209,6 @@ def test_a_damaged_checkpoint_is_passed_over(by_path: bool, tmp_path: Path) -> N
     torch.testing.assert_close(resumed.model.state_dict(), whole.model.state_dict(), rtol=0, atol=0)
 
 
-@pytest.mark.fact("Differences: resume_from_checkpoint=True names each newer checkpoint that it does not use, and why")
 @pytest.mark.parametrize("content", [None, "", "{", "{}", "[]"])
 def test_a_newest_checkpoint_without_a_readable_manifest_is_not_passed_over_in_silence(
     content: str | None, tmp_path: Path
@@ -186,30 +235,18 @@ def test_a_checkpoint_that_lost_weights_and_manifest_is_not_passed_over_in_silen
         run(tmp_path, resume=True)
 
 
-@pytest.mark.fact("Differences: Checkpoint files that a resume does not read may change or disappear, with a warning")
 @pytest.mark.parametrize("by_path", [True, False])
 def test_files_that_a_resume_does_not_read_may_change(by_path: bool, tmp_path: Path) -> None:
-    class Edit(TrainerCallback):
-        def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            folder = tmp_path / "parts" / f"checkpoint-{state.global_step}"
-            (folder / "training_args.json").write_text("{}")
-            (folder / "training_args.bin").unlink()
-            (folder / "README.md").write_text("mine")
-
     whole = run(tmp_path / "whole")
-    run(tmp_path / "parts", Edit(), StopAt(4), save_strategy="steps", save_steps=1)
+    run(tmp_path / "parts", StopAt(4), save_strategy="steps", save_steps=1)
     newest = tmp_path / "parts" / "checkpoint-4"
-    not_read = r"(?s)Resuming from .*checkpoint-4.* not read:\n.*training_args.bin cannot be .*training_args.json has"
-    with pytest.warns(UserWarning, match=not_read) as told:
-        resumed = run(tmp_path / "parts", resume=str(newest) if by_path else True)
-    assert len(told) == 1
-    assert "README" not in str(told[0].message)  # which was not there when it was saved
+    (newest / "training_args.json").write_text("{}")
+    (newest / "training_args.bin").unlink()
+    (newest / "README.md").write_text("mine")
+    resumed = run(tmp_path / "parts", resume=str(newest) if by_path else True)
     torch.testing.assert_close(resumed.model.state_dict(), whole.model.state_dict(), rtol=0, atol=0)
 
 
-@pytest.mark.fact(
-    "Differences: In a checkpoint of the model only, weights and trainer_state.json are compared with the manifest"
-)
 @pytest.mark.parametrize("only_model", [True, False])
 @pytest.mark.parametrize("name", ["model.safetensors", "trainer_state.json"])
 def test_files_that_a_resume_reads_may_not_change(name: str, only_model: bool, tmp_path: Path) -> None:
@@ -227,8 +264,6 @@ def test_only_damaged_checkpoints_are_an_error(tmp_path: Path) -> None:
         run(tmp_path, resume=True)
 
 
-@pytest.mark.fact('Resuming: Different arguments are allowed, with a warning "save_steps: 10 (from args) != 5 (...)"')
-@pytest.mark.fact("Resuming: A new per_device_train_batch_size is used")
 def test_other_arguments_are_used_and_reported(tmp_path: Path) -> None:
     run(tmp_path, StopAt(3), save_strategy="steps", save_steps=5)
     with pytest.warns(UserWarning, match=r"resumes with other arguments") as caught:
@@ -240,7 +275,6 @@ def test_other_arguments_are_used_and_reported(tmp_path: Path) -> None:
     assert resumed.state.global_step == 6  # two for each epoch, the first of which was over
 
 
-@pytest.mark.fact("Resuming: The optimizer has the checkpoint's settings; a warning names arguments that differ")
 @pytest.mark.parametrize("has_native_parts", [True, False])
 def test_kept_settings_of_the_optimizer_are_reported(has_native_parts: bool, tmp_path: Path) -> None:
     whole = run(tmp_path / "whole")
@@ -282,7 +316,6 @@ def test_settings_changed_by_a_schedule_or_a_callback_do_not_count_as_different(
     run(tmp_path, Sets(), resume=True, **arguments())  # without a warning
 
 
-@pytest.mark.fact("Resuming: on_train_begin can change the settings of the resumed optimizer")
 def test_other_settings_can_be_set_when_the_training_begins(tmp_path: Path) -> None:
     class Sets(TrainerCallback):
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -299,7 +332,6 @@ def test_other_settings_can_be_set_when_the_training_begins(tmp_path: Path) -> N
     assert {group["eps"] for group in resumed.optimizer.param_groups} == {1e-3}
 
 
-@pytest.mark.fact("Resuming: Frozen parameters stay frozen")
 def test_frozen_parameters_stay_frozen(tmp_path: Path) -> None:
     def frozen() -> Regression:
         model = Regression()
@@ -312,7 +344,6 @@ def test_frozen_parameters_stay_frozen(tmp_path: Path) -> None:
     assert not resumed.model.linear.bias.requires_grad
 
 
-@pytest.mark.fact("Resuming: If the best checkpoint has disappeared, it is ignored with a warning")
 def test_a_vanished_best_checkpoint_is_forgotten(tmp_path: Path) -> None:
     # so that the first one is the best
     arguments: dict[str, Any] = {"save_strategy": "steps", "save_steps": 2, "greater_is_better": True}
@@ -327,8 +358,6 @@ def test_a_vanished_best_checkpoint_is_forgotten(tmp_path: Path) -> None:
     assert resumed.state.best_metric == max(entry["eval_loss"] for entry in evaluated)
 
 
-@pytest.mark.fact("Resuming: Speed and train_loss of the result cover only this call")
-@pytest.mark.fact("Resuming: After a stop between two logs, the next logged loss covers only the new steps")
 def test_losses_after_a_resume_are_of_the_new_steps(tmp_path: Path) -> None:
     each = losses(run(tmp_path / "whole"))
     run(tmp_path / "parts", StopAt(5), logging_steps=3)
@@ -341,7 +370,6 @@ def test_losses_after_a_resume_are_of_the_new_steps(tmp_path: Path) -> None:
         assert summary[f"train_{name}_per_second"] * summary["train_runtime"] == pytest.approx(count, rel=0.1)
 
 
-@pytest.mark.fact("Resuming: Batches already seen are skipped, unless ignore_data_skip is set")
 def test_data_may_start_over(tmp_path: Path) -> None:
     class Watching(Trainer):
         def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
@@ -369,7 +397,6 @@ class Renaming(Regression):
         return super().load_state_dict(state, strict=strict, assign=assign)
 
 
-@pytest.mark.fact("Resuming: A model's own `load_state_dict` is called, also for the best model and a plain checkpoint")
 @pytest.mark.parametrize("native", [True, False])
 def test_a_model_loads_its_weights_in_its_own_way(native: bool, tmp_path: Path) -> None:
     def model() -> dict[str, Any]:
@@ -397,7 +424,6 @@ class Counting(TrainerCallback, ExportableState):
         return {"args": {"name": self.name}, "attributes": {"steps": self.steps}}
 
 
-@pytest.mark.fact("Resuming: restore_callback_states_from_checkpoint re-creates callbacks of the same class, in order")
 def test_callbacks_are_recreated_from_their_states(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="Counting"):  # two of a class
         run(tmp_path, Counting("first"), Counting("second"), StopAt(4))
@@ -409,9 +435,6 @@ def test_callbacks_are_recreated_from_their_states(tmp_path: Path) -> None:
     assert [callback.steps for callback in fresh] == [0, 0]
 
 
-@pytest.mark.fact(
-    "Resuming: restore_callback_states_from_checkpoint also restores the control; without it, neither is restored"
-)
 @pytest.mark.parametrize("restores", [True, False])
 def test_callbacks_and_control_are_unchanged_unless_the_old_ones_are_requested(restores: bool, tmp_path: Path) -> None:
     run(tmp_path, Counting(), StopAt(4))
@@ -422,16 +445,12 @@ def test_callbacks_and_control_are_unchanged_unless_the_old_ones_are_requested(r
     assert given.steps == (0 if restores else 5)
 
 
-@pytest.mark.fact("Resuming: A warning names callbacks that have a saved state but are missing")
 def test_missing_callbacks_are_named(tmp_path: Path) -> None:
     run(tmp_path, Counting("first"), StopAt(4))
     with pytest.warns(UserWarning, match="states of the callbacks Counting, which this trainer does not have"):
         run(tmp_path, resume=True, restore_callback_states_from_checkpoint=True)
 
 
-@pytest.mark.fact(
-    "Resuming: A callback's saved state may lack `args` or `attributes`, also for classes of transformers"
-)
 def test_a_saved_state_may_lack_a_part(tmp_path: Path) -> None:
     transformers: Any = pytest.importorskip("transformers")
 
@@ -452,7 +471,6 @@ def test_a_saved_state_may_lack_a_part(tmp_path: Path) -> None:
     assert (restored[Genuine].name, restored[Ours].steps) == ("saved", 9)
 
 
-@pytest.mark.fact("Best model: The state of EarlyStoppingCallback keeps patience, threshold and counter over a resume")
 def test_early_stopping_continues_its_count(tmp_path: Path) -> None:
     def stopping() -> EarlyStoppingCallback:
         return EarlyStoppingCallback(early_stopping_patience=50)
@@ -496,7 +514,6 @@ def scaled_run(folder: Path, *callbacks: Any, resume: Any = None, **arguments: A
     return trainer, {**everything(trainer), "scaler": scaler}
 
 
-@pytest.mark.fact("Resuming: scaler.pt has the state of the loss scaler, from which a run resumes bit for bit")
 @pytest.mark.parametrize("has_native_parts", [True, False])
 @pytest.mark.parametrize("step", [3, 11, 16])
 def test_a_resume_restores_the_scale_of_the_loss(step: int, has_native_parts: bool, tmp_path: Path) -> None:
@@ -521,7 +538,6 @@ def test_without_a_scaler_there_is_no_scaler_file(tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("_process_without_a_trainer")
-@pytest.mark.fact("Arguments: fp16 is mixed precision with a scaled loss on a GPU, and resumes bit for bit")
 def test_a_run_in_float16_resumes_exactly(tmp_path: Path) -> None:
     dtypes: set[torch.dtype] = set()
     arguments: dict[str, Any] = {"fp16": True, "use_cpu": False}
@@ -540,7 +556,6 @@ def test_a_run_in_float16_resumes_exactly(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------- folders without our parts
 
 
-@pytest.mark.fact("Resuming: A folder with only the usual files can be resumed and gives the same run")
 @pytest.mark.parametrize("step", [2, 3, 7])
 def test_the_usual_files_alone_are_enough(step: int, tmp_path: Path) -> None:
     whole = everything(run(tmp_path / "whole"))
@@ -550,7 +565,6 @@ def test_the_usual_files_alone_are_enough(step: int, tmp_path: Path) -> None:
     assert_same(everything(resumed), whole)
 
 
-@pytest.mark.fact("Differences: A .pt file that needs more than weights_only is rejected with a clear error")
 @pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "scaler.pt", "rng_state.pth"])
 def test_a_file_that_would_have_to_be_executed_is_refused(name: str, tmp_path: Path) -> None:
     class Payload:

@@ -28,10 +28,6 @@ def checkpoints(folder: Path) -> list[str]:
     return sorted((path.name for path in folder.glob("checkpoint-*")), key=lambda name: int(name.split("-")[1]))
 
 
-@pytest.mark.fact(
-    "Checkpoints: output_dir/checkpoint-<step>/ has weights, arguments, optimizer, schedule, random generators, state"
-)
-@pytest.mark.fact("Differences: A checkpoint also has a manifest and training_args.json")
 def test_a_checkpoint_has_the_usual_files_and_a_manifest_of_all(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, save_strategy="steps", save_steps=5, num_train_epochs=1)
     trainer.train()
@@ -42,9 +38,6 @@ def test_a_checkpoint_has_the_usual_files_and_a_manifest_of_all(tmp_path: Path) 
     torch.testing.assert_close(load_file(folder / "model.safetensors"), dict(trainer.model.state_dict()))
 
 
-@pytest.mark.fact(
-    "Differences: optimizer.pt, scheduler.pt, rng_state.pth and training_args.bin load with weights_only=True"
-)
 def test_saved_files_load_without_executing_anything(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, save_strategy="steps", save_steps=5, num_train_epochs=1)
     trainer.train()
@@ -59,7 +52,6 @@ def test_saved_files_load_without_executing_anything(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "checkpoint-5" / "training_args.json").read_text()) == trainer.args.to_dict()
 
 
-@pytest.mark.fact("Differences: training_args.bin is a dict of plain values that are also its attributes")
 @pytest.mark.parametrize("weights_only", [True, False])
 def test_saved_arguments_answer_to_attributes(weights_only: bool, tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, learning_rate=0.25, eval_strategy="epoch", local_rank=0)
@@ -74,9 +66,6 @@ def test_saved_arguments_answer_to_attributes(weights_only: bool, tmp_path: Path
     assert TrainingArguments(**args) == trainer.args
 
 
-@pytest.mark.fact(
-    "Checkpoints: The optimizer is saved once, in optimizer.pt; a resume verifies its checksum, then reads it"
-)
 def test_the_optimizer_is_saved_once(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, save_strategy="steps", save_steps=4, num_train_epochs=1)
     trainer.train()
@@ -97,7 +86,6 @@ def test_the_optimizer_is_saved_once(tmp_path: Path) -> None:
     assert_same(everything(resumed)["model"], everything(trainer)["model"])
 
 
-@pytest.mark.fact("Resuming: Functions in the optimizer's groups are those of the new optimizer")
 def test_an_optimizer_with_a_function_among_its_settings_is_resumed(tmp_path: Path) -> None:
     def parts() -> dict[str, Any]:
         model = Regression()
@@ -114,7 +102,6 @@ def test_an_optimizer_with_a_function_among_its_settings_is_resumed(tmp_path: Pa
     assert_same(everything(resumed)["model"], everything(whole)["model"])
 
 
-@pytest.mark.fact("Checkpoints: save_only_model omits optimizer, scheduler and random generators")
 def test_only_the_model_may_be_saved(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, save_strategy="steps", save_steps=5, num_train_epochs=2, save_only_model=True)
     trainer.train()
@@ -128,7 +115,6 @@ def test_only_the_model_may_be_saved(tmp_path: Path) -> None:
     assert [entry["step"] for entry in resumed.state.log_history if "loss" in entry][-5:] == [6, 7, 8, 9, 10]
 
 
-@pytest.mark.fact("Checkpoints: save_model(dir) writes weights and arguments")
 def test_save_model_writes_weights_and_arguments(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path)
     trainer.save_model(str(tmp_path / "mine"))
@@ -139,7 +125,6 @@ def test_save_model_writes_weights_and_arguments(tmp_path: Path) -> None:
     assert get_last_checkpoint(tmp_path) is None
 
 
-@pytest.mark.fact("Checkpoints: Sharded safetensors with an index can be read")
 def test_weights_in_several_files_are_read(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
@@ -158,7 +143,6 @@ def test_weights_in_several_files_are_read(tmp_path: Path) -> None:
     torch.testing.assert_close(other.model.state_dict(), trainer.model.state_dict(), rtol=0, atol=0)
 
 
-@pytest.mark.fact("Checkpoints: trainer_state.json has the fields of TrainerState, with absolute numbers of steps")
 def test_the_state_in_a_checkpoint_is_that_of_its_step(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, save_strategy="steps", save_steps=0.4, eval_strategy="steps", eval_steps=0.2)
     trainer.train()
@@ -169,13 +153,6 @@ def test_the_state_in_a_checkpoint_is_that_of_its_step(tmp_path: Path) -> None:
     assert state["log_history"] == trainer.state.log_history[: len(state["log_history"])]
     assert state["log_history"][-1]["step"] == 4
     assert "eval_loss" in state["log_history"][-1]  # a checkpoint knows its evaluation
-
-
-@pytest.mark.fact("Checkpoints: save_total_limit deletes the oldest checkpoints, never the newest")
-def test_the_oldest_are_deleted(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, save_strategy="steps", save_steps=3, save_total_limit=2)
-    trainer.train()
-    assert checkpoints(tmp_path) == ["checkpoint-9", "checkpoint-10"]
 
 
 def test_the_loss_of_an_earlier_runs_checkpoints_is_announced(tmp_path: Path) -> None:
@@ -189,10 +166,6 @@ def test_the_loss_of_an_earlier_runs_checkpoints_is_announced(tmp_path: Path) ->
     make_trainer(tmp_path, **limited, max_steps=9).train(resume_from_checkpoint=True)  # this is its own run
 
 
-@pytest.mark.fact(
-    "Checkpoints: The best checkpoint is never deleted; save_total_limit=1 may leave two until the end, then only the "
-    "best"
-)
 def test_the_best_is_never_deleted(tmp_path: Path) -> None:
     class Look(TrainerCallback):
         seen: list[list[str]] = []
@@ -218,8 +191,6 @@ def test_the_best_is_never_deleted(tmp_path: Path) -> None:
     assert checkpoints(tmp_path) == ["checkpoint-4"]
 
 
-@pytest.mark.fact("Best model: best_metric and best_global_step belong to the first of equally good evaluations")
-@pytest.mark.fact("Best model: best_model_checkpoint is None until checkpoint-<best_global_step> exists")
 @pytest.mark.parametrize(
     ("save_steps", "by_step"),
     [
@@ -261,24 +232,12 @@ def test_the_best_checkpoint_is_that_of_the_best_step_if_there_is_one(
     assert {step: look.seen[step] for step in values} == expected
 
 
-@pytest.mark.fact("Best model: Without metric_for_best_model nothing is tracked")
-def test_nothing_is_tracked_without_a_metric(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, eval_strategy="epoch", save_strategy="epoch")
-    trainer.train()
-    state = trainer.state
-    assert (state.best_metric, state.best_global_step, state.best_model_checkpoint) == (None, None, None)
-
-
-@pytest.mark.fact("Best model: A missing metric is a KeyError that names eval_<metric> and the available ones")
 def test_a_missing_metric_is_named(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, eval_strategy="epoch", metric_for_best_model="accuracy")
     with pytest.raises(KeyError, match="'eval_accuracy', which the evaluation does not have. There is: .*'eval_loss'"):
         trainer.train()
 
 
-@pytest.mark.fact(
-    "Best model: load_best_model_at_end loads the best model before train_end; evaluate then returns the best value"
-)
 def test_the_best_model_is_loaded_before_the_end(tmp_path: Path) -> None:
     class AtEnd(TrainerCallback):
         def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -301,10 +260,6 @@ def test_the_best_model_is_loaded_before_the_end(tmp_path: Path) -> None:
     torch.testing.assert_close(at_end.weights, best, rtol=0, atol=0)
 
 
-@pytest.mark.fact(
-    "Best model: If the best checkpoint is missing or damaged at the end, an error says that the model has the last "
-    "weights"
-)
 @pytest.mark.parametrize("loss", ["folder", "weights"])
 def test_a_best_checkpoint_that_is_lost_during_the_run_is_reported_at_its_end(loss: str, tmp_path: Path) -> None:
     class Lose(TrainerCallback):
@@ -326,7 +281,6 @@ def test_a_best_checkpoint_that_is_lost_during_the_run_is_reported_at_its_end(lo
     assert len(losses(trainer)) == 10
 
 
-@pytest.mark.fact('Best model: save_strategy "best" saves a checkpoint at each strict improvement and no others')
 def test_only_improvements_are_saved(tmp_path: Path) -> None:
     values = {2: 0.5, 4: 0.5, 6: 0.7, 8: 0.6, 10: 0.7}
 
@@ -349,43 +303,17 @@ def test_only_improvements_are_saved(tmp_path: Path) -> None:
     assert trainer.state.best_model_checkpoint == str(tmp_path / "checkpoint-6")
 
 
-@pytest.mark.fact(
-    'Best model: save_strategy "best" without metric_for_best_model is a ValueError when the Trainer is created'
-)
 def test_best_needs_a_metric(tmp_path: Path) -> None:
     args = make_arguments(tmp_path, save_strategy="best", eval_strategy="epoch")
     with pytest.raises(ValueError, match=r"`args.metric_for_best_model` must be provided"):
         Trainer(Regression(), args)
 
 
-@pytest.mark.fact("Checkpoints: The Trainer creates output_dir, the arguments do not")
 def test_the_trainer_makes_the_folder(tmp_path: Path) -> None:
     make_trainer(tmp_path / "new" / "folder")
     assert (tmp_path / "new" / "folder").is_dir()
 
 
-@pytest.mark.fact(
-    "Trainer: _save_checkpoint and save_model can be overridden; what they write is part of the checkpoint"
-)
-def test_files_of_an_overridden_save_are_in_the_checkpoint(tmp_path: Path) -> None:
-    class Own(Trainer):
-        def save_model(self, output_dir: Any = None, _internal_call: bool = False) -> None:
-            super().save_model(output_dir, _internal_call)
-            Path(str(output_dir), "notes.txt").write_text("mine")
-
-        def _save_checkpoint(self, model: Any, trial: Any) -> None:
-            super()._save_checkpoint(model, trial)
-            (tmp_path / f"checkpoint-{self.state.global_step}" / "later.txt").write_text("later")
-
-    trainer = make_trainer(tmp_path, kind=Own, save_strategy="steps", save_steps=5)
-    trainer.train()
-    for folder in (tmp_path / "checkpoint-5", tmp_path / "checkpoint-10"):
-        assert (folder / "later.txt").is_file()
-        assert "notes.txt" in {entry.name for entry in verify(folder).files}
-    make_trainer(tmp_path, kind=Own).train(resume_from_checkpoint=True)
-
-
-@pytest.mark.fact("Differences: A checkpoint is written completely or not at all")
 def test_a_save_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     class Failing(Trainer):
         def save_model(self, output_dir: Any = None, _internal_call: bool = False) -> None:
@@ -400,7 +328,6 @@ def test_a_save_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     verify(tmp_path / "checkpoint-2")
 
 
-@pytest.mark.fact("Differences: A model with non-finite weights is not saved")
 def test_a_spoilt_model_is_not_saved(tmp_path: Path) -> None:
     class Spoil(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -416,9 +343,6 @@ def test_a_spoilt_model_is_not_saved(tmp_path: Path) -> None:
     assert checkpoints(tmp_path) == ["checkpoint-2"]
 
 
-@pytest.mark.fact(
-    "Differences: A run that would replace another program's checkpoint-<step> is rejected before its first step"
-)
 @pytest.mark.parametrize("resume", [False, True])
 def test_a_run_that_would_replace_a_foreign_checkpoint_is_rejected_before_its_first_step(
     resume: bool, tmp_path: Path
@@ -461,9 +385,6 @@ class CtrlC(TrainerCallback):
             signal.raise_signal(signal.SIGINT)
 
 
-@pytest.mark.fact(
-    "Differences: Ctrl-C saves a checkpoint of what this run has trained, or none if it has trained nothing"
-)
 def test_a_run_that_is_interrupted_before_its_first_step_saves_nothing(tmp_path: Path) -> None:
     def interrupt(step: int, resume: bool = False) -> None:
         with default_signals(), pytest.raises(KeyboardInterrupt):
@@ -479,14 +400,6 @@ def test_a_run_that_is_interrupted_before_its_first_step_saves_nothing(tmp_path:
     assert (tmp_path / "checkpoint-3" / "manifest.json").read_bytes() == before
     interrupt(step=4, resume=True)
     assert checkpoints(tmp_path) == ["checkpoint-3", "checkpoint-4"]
-
-
-@pytest.mark.fact("Events: After a save, on_save is called, and should_save is cleared")
-def test_saves_by_epoch_are_reported(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, recorder := Recorder(), save_strategy="epoch")
-    trainer.train()
-    assert [call for call in recorder.calls if call.startswith("save@")] == ["save@5", "save@10 should_training_stop"]
-    assert checkpoints(tmp_path) == ["checkpoint-5", "checkpoint-10"]
 
 
 def test_a_model_that_is_loaded_from_a_checkpoint_must_fit(tmp_path: Path) -> None:

@@ -10,16 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, DataError
 from pytorch_accelerated.huggingface import (
     EvalPrediction,
     Seq2SeqTrainer,
     Seq2SeqTrainingArguments,
-    Trainer,
-    TrainingArguments,
     speed_metrics,
 )
-from tests.huggingface.runs import Regression, without_speed
+from tests.huggingface.runs import without_speed
 from tests.huggingface.test_against_transformers import TRAINED, assert_same_history
 from tests.huggingface.texts import tiny_language_model, tiny_tokenizer
 from tests.huggingface.translations import sentences, share_of_right_tokens, tiny_translator
@@ -59,7 +56,6 @@ def up_to_end(rows: Any) -> list[list[int]]:
     return texts
 
 
-@pytest.mark.fact("Compared with transformers: Seq2SeqTrainer generates, evaluates and predicts the same")
 @pytest.mark.parametrize("kind", ["T5", "Bart", "Marian"])
 @pytest.mark.parametrize(
     "arguments", [{"generation_max_length": 8}, {"generation_num_beams": 2, "generation_max_length": 12}]
@@ -76,9 +72,6 @@ def test_generated_tokens_are_the_same(kind: str, arguments: dict[str, Any], tmp
     assert our_metrics == pytest.approx(their_metrics, rel=1e-6)
 
 
-@pytest.mark.fact(
-    "Compared with transformers: A run with predict_with_generate has the same log history and best model"
-)
 def test_a_run_that_generates_is_the_same(tmp_path: Path) -> None:
     ours, theirs = (
         make(
@@ -101,9 +94,6 @@ def test_a_run_that_generates_is_the_same(tmp_path: Path) -> None:
     assert {"eval_right", "eval_length", "eval_loss"} <= ours.state.log_history[2].keys()
 
 
-@pytest.mark.fact(
-    "Seq2Seq: Rows end with padding tokens and labels with -100, independently of other rows in the batch"
-)
 @pytest.mark.parametrize("beams", [1, 2])
 def test_a_row_is_generated_as_if_it_was_alone(beams: int, tmp_path: Path) -> None:
     rows = sentences(9, ragged=True)
@@ -128,9 +118,6 @@ def test_a_row_is_generated_as_if_it_was_alone(beams: int, tmp_path: Path) -> No
     assert {len(text) for text in up_to_end(outputs[0].predictions)} != {outputs[0].predictions.shape[1]}
 
 
-@pytest.mark.fact(
-    "Seq2Seq: Rows without labels can be used; decoder inputs made from labels are not passed to generate"
-)
 def test_inputs_derived_from_labels_do_not_reach_generate(tmp_path: Path) -> None:
     trainer = make(tmp_path, generation_max_length=6)
     expected = trainer.predict(sentences(9)).predictions
@@ -150,7 +137,6 @@ def test_inputs_derived_from_labels_do_not_reach_generate(tmp_path: Path) -> Non
     assert (continued.predictions[:, :2] == [0, 5]).all()
 
 
-@pytest.mark.fact("Seq2Seq: evaluate and predict accept arguments of generate, also for several datasets")
 def test_arguments_of_generate_are_those_of_the_call_then_those_of_the_run(tmp_path: Path) -> None:
     lengths = []
 
@@ -172,20 +158,6 @@ def test_arguments_of_generate_are_those_of_the_call_then_those_of_the_run(tmp_p
     assert "eval_loss" in trainer.evaluate()  # and nothing generated
 
 
-@pytest.mark.fact("Seq2Seq: Without predict_with_generate, Seq2SeqTrainer behaves like Trainer")
-def test_without_generating_it_is_the_trainer(tmp_path: Path) -> None:
-    trainer = make(tmp_path, predict_with_generate=False, parts={"compute_metrics": None})
-    plain = Trainer(tiny_translator(), TrainingArguments(str(tmp_path), per_device_eval_batch_size=3, use_cpu=True))
-    ours, usual = trainer.predict(sentences(4)), plain.predict(sentences(4))
-    np.testing.assert_array_equal(ours.predictions[0], usual.predictions[0])
-    assert ours.metrics is not None
-    assert usual.metrics is not None
-    assert ours.metrics["test_loss"] == usual.metrics["test_loss"]
-
-
-@pytest.mark.fact(
-    "Seq2Seq: generation_config is an object, a dict, a file or a folder; every model of model_init gets it"
-)
 def test_a_generation_config_comes_from_many_places(tmp_path: Path) -> None:
     config = transformers.GenerationConfig(max_length=7, decoder_start_token_id=0, pad_token_id=0, eos_token_id=1)
     config.save_pretrained(tmp_path)
@@ -208,47 +180,6 @@ def test_a_generation_config_comes_from_many_places(tmp_path: Path) -> None:
     assert stored["generation_config"]["max_length"] == 7
 
 
-@pytest.mark.parametrize(
-    ("source", "complaint"),
-    [
-        ("nowhere/at all", "nowhere/at all"),
-        ({"num_beams": 2, "num_return_sequences": 5}, "num_return_sequences"),
-        (3, "a GenerationConfig, a dict of its values"),
-    ],
-)
-def test_a_generation_config_that_cannot_work_is_refused(source: Any, complaint: str, tmp_path: Path) -> None:
-    with pytest.raises((ConfigurationError, ArgumentTypeError), match=complaint):
-        make(tmp_path, generation_config=source)
-
-
-@pytest.mark.fact("Seq2Seq: Settings that generation does not support are errors that say what to do")
-def test_unsupported_settings_of_generation_are_rejected(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="Regression has no method `generate`"):
-        make(tmp_path, parts={"model": Regression()})
-    with pytest.raises(ConfigurationError, match="Give Seq2SeqTrainingArguments"):
-        Seq2SeqTrainer(tiny_translator(), TrainingArguments(str(tmp_path)))
-    with pytest.raises(ArgumentTypeError, match=r"`sortish_sampler` is True.*group_by_length"):
-        Seq2SeqTrainingArguments(str(tmp_path), sortish_sampler=True)  # type: ignore[call-arg]
-    assert Seq2SeqTrainingArguments(str(tmp_path), sortish_sampler=False).sortish_sampler is False  # type: ignore
-    with pytest.raises(ArgumentTypeError, match="one of the Seq2SeqTrainingArguments"):
-        TrainingArguments(str(tmp_path), predict_with_generate=True)  # type: ignore[call-arg]
-    with pytest.raises(ConfigurationError, match=r"`predict_with_generate` is True.*Seq2SeqTrainer"):
-        Trainer(tiny_translator(), Seq2SeqTrainingArguments(str(tmp_path), predict_with_generate=True))
-    with pytest.raises(ConfigurationError, match="`generation_num_beams` is 0"):
-        Seq2SeqTrainingArguments(str(tmp_path), generation_num_beams=0)
-    with pytest.raises(DataError, match=r"6 rows of tokens for a batch of 3.*num_return_sequences"):
-        make(tmp_path).predict(sentences(3), max_length=9, num_beams=2, num_return_sequences=2)
-
-
-@pytest.mark.fact("Seq2Seq: transformers' parser reads the arguments from a command line")
-def test_the_arguments_come_from_a_command_line(tmp_path: Path) -> None:
-    words = f"--output_dir {tmp_path} --predict_with_generate --generation_max_length 9 --generation_config {tmp_path}"
-    (args,) = transformers.HfArgumentParser(Seq2SeqTrainingArguments).parse_args_into_dataclasses(words.split())
-    assert (args.predict_with_generate, args.generation_max_length) == (True, 9)
-    assert args.generation_config == tmp_path
-
-
-@pytest.mark.fact("Seq2Seq: A decoder-only model continues its input")
 def test_a_language_model_continues_its_input(tmp_path: Path) -> None:
     rows = [{"input_ids": row["input_ids"], "labels": row["input_ids"]} for row in sentences(4)]
     output = make(tmp_path, parts={"model": tiny_language_model()}).predict(rows, max_new_tokens=3)
@@ -258,7 +189,6 @@ def test_a_language_model_continues_its_input(tmp_path: Path) -> None:
     assert up_to_end(output.predictions[:1]) == up_to_end(alone.numpy())
 
 
-@pytest.mark.fact("Seq2Seq: A subclass with its own evaluate may set _gen_kwargs and call evaluation_loop")
 def test_a_custom_evaluation_generates_with_its_own_settings(tmp_path: Path) -> None:
     class OwnEvaluation(Seq2SeqTrainer):
         def evaluate(self, eval_dataset: Any = None, *args: Any, **gen_kwargs: Any) -> Any:
@@ -287,7 +217,6 @@ def test_a_custom_evaluation_generates_with_its_own_settings(tmp_path: Path) -> 
 
 
 @pytest.mark.processes
-@pytest.mark.fact("Seq2Seq: Two processes generate the same as one, also with a sharded model")
 def test_two_processes_generate_as_one(tmp_path: Path) -> None:
     script = REPOSITORY / "tests" / "ranks" / "huggingface_seq2seq.py"
     run_forked(script, tmp_path)

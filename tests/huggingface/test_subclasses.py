@@ -3,6 +3,7 @@
 # mypy: disable-error-code="misc, has-type"
 # For each class is made twice, of another base.
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,11 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, SequentialSampler, WeightedRandomSampler
 
-from pytorch_accelerated.huggingface import Trainer
-from tests.huggingface.runs import make_arguments
-from tests.huggingface.test_against_transformers import TRAINED, assert_same_history
+from pytorch_accelerated.huggingface import Trainer, TrainerCallback
+from tests.huggingface.runs import everything
+from tests.huggingface.test_against_transformers import TRAINED, assert_same_history, run
 from tests.support.reference import assert_same_numbers
+from tests.test_subclass_names import WORDS
 
 transformers = pytest.importorskip("transformers")
 
@@ -128,6 +130,28 @@ def contrastive(base: Any) -> Any:
     return Contrastive
 
 
+def without_labels(base: Any) -> Any:
+    class WithoutLabels(base):
+        """Says that there is a loss without labels, and has a dict of loaders of its own."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.can_return_loss = True
+            self._eval_dataloaders: dict[str, Any] = {}
+
+        def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
+            outputs = model(x=inputs["x"])
+            loss = outputs.logits.var(dim=0).mean()
+            return (loss, {"loss": loss, **outputs}) if return_outputs else loss
+
+        def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+            if "own" not in self._eval_dataloaders:
+                self._eval_dataloaders["own"] = super().get_eval_dataloader(eval_dataset)
+            return self._eval_dataloaders["own"]
+
+    return WithoutLabels
+
+
 def two_forwards(base: Any) -> Any:
     class TwoForwards(base):
         """R-Drop, with noise that follows from the step."""
@@ -163,6 +187,20 @@ def own_loaders(base: Any) -> Any:
     return OwnLoaders
 
 
+def prepared_loaders(base: Any) -> Any:
+    class PreparedLoaders(base):
+        """Has accelerate prepare its loaders, as transformers does."""
+
+        def get_train_dataloader(self) -> Any:
+            options = {"collate_fn": self.data_collator, "sampler": SequentialSampler(self.train_dataset)}
+            return self.accelerator.prepare(DataLoader(self.train_dataset, self._train_batch_size, **options))
+
+        def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+            return self.accelerator.prepare(DataLoader(self.eval_dataset, 3, collate_fn=self.data_collator))
+
+    return PreparedLoaders
+
+
 def own_optimizer(base: Any) -> Any:
     class OwnOptimizer(base):
         def create_optimizer(self, model: Any = None) -> Any:
@@ -181,6 +219,18 @@ def own_optimizer(base: Any) -> Any:
             return self.lr_scheduler
 
     return OwnOptimizer
+
+
+def own_groups(base: Any) -> Any:
+    class OwnGroups(base):
+        """Has the groups of parameters among the optimizer's arguments."""
+
+        def get_optimizer_cls_and_kwargs(self, args: Any, model: Any = None) -> Any:
+            kind, arguments = super().get_optimizer_cls_and_kwargs(args, model)
+            groups = [{"params": list(model.head.parameters()), "lr": 0.1}, {"params": list(model.body.parameters())}]
+            return kind, {**arguments, "optimizer_dict": groups}
+
+    return OwnGroups
 
 
 def adversarial(base: Any) -> Any:
@@ -261,22 +311,129 @@ def several_tasks(base: Any) -> Any:
     return SeveralTasks
 
 
+def averaged(base: Any) -> Any:
+    class Averaged(base):
+        """Evaluates averaged weights, in the run and when it is over."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.average = copy.deepcopy(self.model)
+            self.last: dict[str, float] = {}
+            trainer = self
+
+            class AtEnd(TrainerCallback):
+                def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+                    trainer.last = trainer.evaluate(metric_key_prefix="last")
+
+            self.add_callback(AtEnd())
+
+        def training_step(self, *args: Any, **kwargs: Any) -> Any:
+            loss = super().training_step(*args, **kwargs)
+            with torch.no_grad():
+                for mean, parameter in zip(self.average.parameters(), self.model.parameters(), strict=True):
+                    mean.lerp_(parameter, 0.1)
+            return loss
+
+        def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+            trained, self.model = self.model, self.average
+            try:
+                return super().evaluate(*args, **kwargs)
+            finally:
+                self.model = trained
+
+    return Averaged
+
+
+def divides_itself(base: Any) -> Any:
+    class DividesItself(base):
+        """Has a model that takes any keyword, and divides the loss by hand."""
+
+        def __init__(self, model: Any, **kwargs: Any) -> None:
+            model.forward = lambda x, labels=None, **kwargs: type(model).forward(model, x, labels)
+            super().__init__(model, **kwargs)
+
+        def compute_loss(
+            self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+        ) -> Any:
+            outputs = model(**inputs)
+            loss = outputs.loss / (self.args.gradient_accumulation_steps if model.training else 1)
+            return (loss, outputs) if return_outputs else loss
+
+    return DividesItself
+
+
+def ends_epochs(base: Any) -> Any:
+    class EndsEpochs(base):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+
+            class AfterTwo(TrainerCallback):
+                def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+                    control.should_epoch_stop |= state.global_step in (2, 4)
+
+            self.add_callback(AfterTwo())
+
+    return EndsEpochs
+
+
+def smooths_labels(base: Any) -> Any:
+    class SmoothsLabels(base):
+        def __init__(self, model: Any, **kwargs: Any) -> None:
+            model.config = transformers.PretrainedConfig()  # transformers asks it about labels
+            super().__init__(model, **kwargs)
+
+    return SmoothsLabels
+
+
+def metrics_by_batch(base: Any) -> Any:
+    class MetricsByBatch(base):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **{**kwargs, "compute_metrics": self.count})
+            self.right = self.rows = 0
+
+        def count(self, prediction: Any, compute_result: bool) -> dict[str, float]:
+            self.right += int((prediction.predictions[0].argmax(-1) == prediction.label_ids).sum())
+            self.rows += len(prediction.label_ids)
+            return {"accuracy": self.right / self.rows} if compute_result else {}
+
+    return MetricsByBatch
+
+
 SUBCLASSES: dict[Callable[[Any], Any], dict[str, Any]] = {
     weighted_classes: {},
     focal: {"gradient_accumulation_steps": 2},
     distillation: {"max_grad_norm": 0.1},
     contrastive: {"remove_unused_columns": False, "columns": {"other": lambda draw: torch.randn(4, generator=draw)}},
+    without_labels: {
+        "label_names": [],
+        "dataloader_num_workers": 1,
+        "dataloader_persistent_workers": True,
+        "remove_unused_columns": False,
+    },
     two_forwards: {},
     own_loaders: {},
+    prepared_loaders: {"save_strategy": "steps", "save_steps": 2},
     own_optimizer: {},
+    own_groups: {},
     adversarial: {},
     more_logs: {"logging_steps": 2},
     own_evaluation: {},
+    averaged: {},
+    divides_itself: {"gradient_accumulation_steps": 2},
+    ends_epochs: {"save_strategy": "epoch"},
+    smooths_labels: {
+        "label_smoothing_factor": 0.1,
+        "accelerator_config": {"split_batches": False, "even_batches": True},
+    },
+    metrics_by_batch: {"batch_eval_metrics": True},
     several_tasks: {
         "remove_unused_columns": False,
         "columns": {"task": lambda draw: torch.randint(2, (), generator=draw)},
     },
 }
+
+
+WITHOUT_METRICS = (contrastive, without_labels)
 
 
 def accuracy(prediction: Any) -> dict[str, float]:
@@ -286,32 +443,70 @@ def accuracy(prediction: Any) -> dict[str, float]:
     return {"accuracy": float((logits.argmax(-1) == prediction.label_ids).mean())}
 
 
-@pytest.mark.fact(
-    "Compared with transformers: Subclasses with their own losses, loaders, optimizers, steps and logs work the same"
-)
+def trained(library: str, subclass: Callable[[Any], Any], folder: Path, **arguments: Any) -> Any:
+    """A trainer of that subclass that has run, with the metrics of its evaluations."""
+    given: dict[str, Any] = {"eval_strategy": "epoch", "per_device_eval_batch_size": 3, "learning_rate": 0.05}
+    given = {**given, **SUBCLASSES.get(subclass, {}), **arguments}
+    columns = given.pop("columns", {})
+    parts: dict[str, Any] = {"train_dataset": rows(12, **columns), "eval_dataset": rows(6, **columns)}
+    parts |= {"model": Classifier(), "compute_metrics": None if subclass in WITHOUT_METRICS else accuracy}
+    kind = subclass(transformers.Trainer if library == "theirs" else Trainer)
+    return run(library, folder, parts=parts, kind=kind, **given)
+
+
 @pytest.mark.parametrize("subclass", SUBCLASSES, ids=lambda each: each.__name__)
 def test_a_subclass_trains_the_same(subclass: Callable[[Any], Any], tmp_path: Path) -> None:
-    given = {"eval_strategy": "epoch", "per_device_eval_batch_size": 3, "learning_rate": 0.05, **SUBCLASSES[subclass]}
-    columns = given.pop("columns", {})
-    histories, weights = [], []
-    for base in (Trainer, transformers.Trainer):
-        args: Any = make_arguments(tmp_path / base.__module__, **given)
-        if base is not Trainer:
-            names = ("num_train_epochs", "train_sampling_strategy", "logging_steps", "save_strategy", "disable_tqdm")
-            quiet = {name: getattr(args, name) for name in (*names, "per_device_train_batch_size", "use_cpu")}
-            args = transformers.TrainingArguments(args.output_dir, report_to=[], **{**quiet, **given})
-        trainer = subclass(base)(
-            model=Classifier(),
-            args=args,
-            train_dataset=rows(12, **columns),
-            eval_dataset=rows(6, **columns),
-            compute_metrics=None if subclass is contrastive else accuracy,
-        )
-        trainer.train()
-        histories.append(trainer.state.log_history)
-        weights.append(trainer.model.state_dict())
-    assert_same_history(*histories, tolerance=TRAINED)
-    assert weights[0].keys() == weights[1].keys()
-    for name, weight in weights[1].items():
-        assert_same_numbers(weights[0][name], weight, tolerance=TRAINED)
-    assert any("eval_loss" in entry for entry in histories[0])
+    ours, theirs = (trained(library, subclass, tmp_path / library) for library in ("ours", "theirs"))
+    assert_same_history(ours.state.log_history, theirs.state.log_history, tolerance=TRAINED)
+    weights, expected = ours.model.state_dict(), theirs.model.state_dict()
+    assert weights.keys() == expected.keys()
+    for name, weight in expected.items():
+        assert_same_numbers(weights[name], weight, tolerance=TRAINED)
+    assert any("eval_loss" in entry for entry in ours.state.log_history)
+    if subclass in WITHOUT_METRICS:
+        return
+    predicted, known = (each.predict(each.eval_dataset) for each in (ours, theirs))
+    for output, expected_output in zip(predicted.predictions, known.predictions, strict=True):
+        assert_same_numbers(output, expected_output, tolerance=TRAINED)
+    np.testing.assert_array_equal(predicted.label_ids, known.label_ids)
+
+
+def names_of(trainer: Any) -> set[str]:
+    return {*dir(type(trainer)), *vars(trainer)}
+
+
+def test_private_names_are_those_that_subclasses_expect(tmp_path: Path) -> None:
+    ours, theirs = (names_of(run(library, tmp_path / library)) for library in ("ours", "theirs"))
+    elsewhere = {"_nested_gather", "_eval_dataloaders"}  # in older versions; where it is needed
+    found = {name for name in ours - theirs - elsewhere if name.startswith("_") and name != "__getattr__"}
+    assert found == {"_engine", "_make_model_ready", "_staged"}
+
+
+@pytest.mark.parametrize("form", ["{}", "_{}", "_make_{}", "_compute_{}", "{}_loss", "_{}_dir", "_has_{}"])
+def test_a_subclass_may_use_any_likely_name(form: str, tmp_path: Path) -> None:
+    """As methods that nobody but the user calls, and as attributes set before and after the trainer's constructor."""
+    usual, theirs = (run(library, tmp_path / library, trains=False) for library in ("ours", "theirs"))
+    public = {name for name in names_of(usual) if not name.startswith("_")}
+    names = sorted({form.format(word) for word in WORDS} - names_of(theirs) - public)
+    assert len(names) >= 200
+
+    def own(self: Any, *args: Any, **kwargs: Any) -> None:
+        raise AssertionError("the trainer called a method of the user's")
+
+    class Keeps(Trainer):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            vars(self).update((name, object()) for name in names[::2])
+            super().__init__(*args, **kwargs)
+            vars(self).update((name, object()) for name in names[1::2])
+
+    arguments: dict[str, Any] = {"eval_strategy": "epoch", "save_strategy": "epoch", "gradient_accumulation_steps": 2}
+    usual, calls, keeps = (
+        run("ours", tmp_path / kind.__name__, kind=kind, **arguments)
+        for kind in (Trainer, type("Own", (Trainer,), dict.fromkeys(names, own)), Keeps)
+    )
+    for trainer in (usual, calls, keeps):
+        trainer.evaluate()
+        trainer.predict(trainer.eval_dataset)
+        trainer.save_model(str(tmp_path / "saved"))
+        torch.testing.assert_close(everything(trainer), everything(usual), rtol=0, atol=0)
+    assert all(type(vars(keeps)[name]) is object for name in names)

@@ -18,6 +18,26 @@ def tiny_tokenizer() -> Any:
     return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]")
 
 
+def tiny_llama() -> Any:
+    """A language model whose class says that its loss is about the next token."""
+    import transformers
+
+    torch.manual_seed(0)
+    make_config: Any = transformers.LlamaConfig
+    config = make_config(
+        vocab_size=len(WORDS),
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=32,
+        pad_token_id=0,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+    return transformers.LlamaForCausalLM(config)
+
+
 def tiny_classifier() -> Any:
     """Of two classes, without dropout, from fixed weights."""
     import transformers

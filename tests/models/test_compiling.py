@@ -8,10 +8,8 @@ import torch
 from torch import nn
 
 from pytorch_accelerated import Trainer
-from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.models.compiling import compile_in_place, repeated_blocks
-from tests.support.processes import run_script
-from tests.support.reference import assert_same_parameters, regression_data, sgd, tiny_model
+from tests.support.reference import assert_same_parameters, regression_data, sgd
 
 EAGER = {"backend": "eager"}
 # torch hides this one from users in a way that does not work where warnings are errors.
@@ -95,13 +93,6 @@ def test_blocks_of_one_class_are_compiled_once() -> None:
     assert backend.graphs == 1
 
 
-def test_models_and_blocks_of_torchs_own_classes_are_compiled_too() -> None:
-    train(tiny_model(), {"backend": (whole := CountGraphs())})
-    model = nn.Sequential(nn.Linear(3, 4), *(nn.TransformerEncoderLayer(4, 2, 4) for _ in range(3)), nn.Linear(4, 2))
-    train(model.double(), {"backend": (blocks := CountGraphs()), "regional": True})
-    assert (whole.graphs, blocks.graphs) == (1, 1)
-
-
 class Stage(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -132,22 +123,12 @@ def test_repeated_blocks_are_the_outermost_of_their_class_in_a_list(model: nn.Mo
     assert [names[block] for block in repeated_blocks(model)] == blocks
 
 
-def test_a_model_without_repeated_blocks_is_refused_with_a_way_out() -> None:
-    with pytest.raises(ConfigurationError, match=r"Sequential has no repeated blocks.* Remove `regional`"):
-        train(tiny_model(), {"regional": True})
-
-
 def test_compiled_modules_are_left_alone() -> None:
     model = Tower()
     compile_in_place(model, EAGER)
     compiled = model._compiled_call_impl
     compile_in_place(model, True)
     assert model._compiled_call_impl is compiled
-
-
-def test_importing_does_not_load_the_compiler() -> None:
-    # The first optimizer of a process loads it, so only what comes before a run can be checked.
-    run_script("import sys; import pytorch_accelerated.models.compiling; assert 'torch._dynamo' not in sys.modules")
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -20,6 +19,9 @@ from pytorch_accelerated.errors import (
     StopTrainingError,
 )
 from pytorch_accelerated.prediction import StoredPredictions
+from pytorch_accelerated.trees import leaves_by_path
+from tests.support import batch_shapes
+from tests.support.batch_shapes import SHAPES, Samples
 from tests.support.reference import assert_same_numbers, regression_data, sgd, tiny_model
 
 SIZE = 11
@@ -84,8 +86,7 @@ def test_any_kind_of_data_is_predicted_for(kind: str) -> None:
     assert_rows(trainer.predict(dataset, per_device_batch_size=3), outputs_of(trainer.model))
 
 
-@pytest.mark.parametrize("batch_size", [1, 2, 3, SIZE, 100])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("batch_size", "workers"), [(1, 0), (2, 2), (3, 0), (SIZE, 0), (100, 2)])
 def test_every_batch_size_and_number_of_workers_gives_the_same_rows(batch_size: int, workers: int) -> None:
     trainer = trainer_of()
     found = trainer.predict(Items(list(INPUTS)), batch_size, {"num_workers": workers})
@@ -182,15 +183,6 @@ def test_a_model_of_named_inputs_gets_all_but_the_labels() -> None:
     assert torch.equal(found["logits"], 2 * torch.arange(SIZE))
 
 
-def test_a_hook_may_return_anything_with_a_row_for_each_sample() -> None:
-    class Labels(Trainer):
-        def calculate_predict_batch_outputs(self, batch: Any) -> Any:
-            return self.model(batch).argmax(1).numpy()
-
-    trainer = trainer_of(base=Labels)
-    assert torch.equal(trainer.predict(INPUTS, 4), outputs_of(trainer.model).argmax(1))
-
-
 @pytest.mark.parametrize(
     ("outputs", "error", "message"),
     [
@@ -213,6 +205,76 @@ def test_outputs_that_are_not_rows_are_rejected_and_nothing_is_left(
     with pytest.raises(error, match=message):
         trainer_of(base=Wrong).predict(INPUTS, 4, output_path=None if in_memory else tmp_path / "predictions")
     assert list(tmp_path.iterdir()) == []
+
+
+# ------------------------------------------------------------------------------------------ one result for each sample
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 4, 100])
+@pytest.mark.parametrize("kind", SHAPES)
+def test_batches_of_any_shape_give_each_sample_its_prediction(kind: str, batch_size: int, tmp_path: Path) -> None:
+    trainer = batch_shapes.trainer_of(kind)
+    expected = batch_shapes.predictions(trainer, kind)
+    arguments: Any = {"per_device_batch_size": batch_size, "collate_fn": SHAPES[kind].collate}
+    found = trainer.predict(Samples(), **arguments)
+    assert_equal_results(list(found), expected)
+    if isinstance(found, torch.Tensor):
+        stored = trainer.predict(Samples(), output_path=tmp_path / "predictions", **arguments)
+        assert_equal_results(list(stored.load()), expected)
+    else:
+        with pytest.raises(HookOutputError, match="one result per sample.*without `output_path`"):
+            trainer.predict(Samples(), output_path=tmp_path / "predictions", **arguments)
+
+
+class AsGiven(Trainer):
+    """Predicts what `outputs` makes of the inputs of a batch."""
+
+    outputs: Callable[[torch.Tensor], Any]
+
+    def calculate_predict_batch_outputs(self, batch: Any) -> Any:
+        return self.outputs(batch)
+
+
+def predicted(outputs: Callable[[torch.Tensor], Any], dataset: Any = INPUTS) -> Any:
+    trainer = trainer_of(base=AsGiven)
+    trainer.outputs = outputs  # type: ignore[attr-defined]
+    return trainer.predict(dataset, 2)
+
+
+def test_lists_that_may_be_rows_as_well_are_read_as_the_others_of_their_pass() -> None:
+    """Batches of two samples, in lists of two tensors."""
+    both = predicted(lambda batch: [batch[:, 0], batch[:, 1]] if len(batch) == 2 else [batch[:, 0], batch[:, 1] * 1])
+    assert [rows.shape for rows in both] == [(SIZE,), (SIZE,)], "the last batch has one sample and two tensors"
+    lengths = [2, 2, 2, 2, 5, 1]
+    begins = [sum(lengths[:index]) for index in range(len(lengths))]
+
+    def cut(batch: torch.Tensor) -> list[torch.Tensor]:
+        return [torch.full((lengths[int(row)],), float(row)) for row in batch]
+
+    found = predicted(cut, torch.arange(6))
+    assert [len(each) for each in found] == lengths, begins
+    assert [float(each[0]) for each in found] == list(range(6))
+
+
+def test_samples_in_dimension_1_are_an_error_that_names_the_remedy() -> None:
+    with pytest.raises(HookOutputError, match=r"returned 3 rows for a batch of 2 samples.*outputs.transpose\(0, 1\)"):
+        predicted(lambda batch: batch.T)
+    assert_rows(predicted(lambda batch: batch.T.transpose(0, 1)), INPUTS)
+
+
+def test_ready_batches_of_graphs_are_predicted_for() -> None:
+    trainer = batch_shapes.trainer_of("graphs")
+    expected = torch.stack(batch_shapes.predictions(trainer, "graphs"))
+    rows = [Samples()[index] for index in range(len(Samples()))]
+    batches = (batch_shapes.graphs(rows[start : start + 4]) for start in range(0, len(rows), 4))
+    assert_rows(trainer.predict(batches), expected)
+
+
+def assert_equal_results(found: list[Any], expected: list[Any]) -> None:
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        for path, value in leaves_by_path(other).items():
+            assert_same_numbers(leaves_by_path(one)[path], value)
 
 
 # --------------------------------------------------------------------------------------- before, during and after it
@@ -297,8 +359,8 @@ def test_arguments_that_cannot_work_are_refused_before_anything_is_written(tmp_p
         "kind of batch size": (lambda: trainer.predict(INPUTS, "4", output_path=path), ArgumentTypeError),  # type: ignore[arg-type]
         "dataset": (lambda: trainer.predict(3, output_path=path), ArgumentTypeError),
         "lengths": (lambda: trainer.predict((INPUTS, TARGETS[1:]), output_path=path), DataError),
-        "loader": (lambda: trainer.predict(INPUTS, 4, {"no_such": 1}, output_path=path), ConfigurationError),
-        "path": (lambda: trainer.predict(INPUTS, output_path=3), ArgumentTypeError),  # type: ignore[arg-type]
+        "loader": (lambda: trainer.predict(INPUTS, 4, {"no_such": 1}, output_path=path), TypeError),
+        "path": (lambda: trainer.predict(INPUTS, output_path=3), TypeError),  # type: ignore[arg-type]
     }
     for attempt, error in attempts.values():
         with pytest.raises(error):
@@ -326,10 +388,5 @@ def test_a_batch_that_the_default_hook_cannot_take_is_explained() -> None:
         trainer_of().predict(["text", "more text"], 2, collate_fn=lambda samples: frozenset(samples))
     with pytest.raises(DataError, match="'wrong_name'.*none of the names match"):
         trainer_of(LikeTransformers()).predict({"wrong_name": INPUTS})
-    with pytest.raises(DataError, match="'x', but the model takes input: .*pass the tensor without a dict,"):
+    with pytest.raises(DataError, match="'x', but the model takes input: none"):
         trainer_of(nn.Linear(2, 1)).predict({"x": INPUTS})
-
-
-def test_arrays_are_given_to_the_model_as_tensors() -> None:
-    found = trainer_of(nn.Identity()).predict(np.arange(6, dtype=np.uint16), 4)
-    assert torch.equal(found, torch.arange(6).to(torch.uint16))

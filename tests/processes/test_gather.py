@@ -1,18 +1,14 @@
 """What ranks tell each other arrives whole and in order, whatever it is, or is an error on all of them."""
 
 from collections import namedtuple
-from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
 from pytorch_accelerated import Trainer
-from pytorch_accelerated.data.padding import remove_padding
 from pytorch_accelerated.errors import ArgumentTypeError
-from tests.support.processes import run_on_ranks
-
-RANKS = Path(__file__).parents[1] / "ranks"
+from pytorch_accelerated.prediction.padded import remove_padding
 
 Output = namedtuple("Output", ["scores", "labels"])
 
@@ -20,13 +16,6 @@ Output = namedtuple("Output", ["scores", "labels"])
 @pytest.fixture
 def trainer() -> Trainer:
     return Trainer(nn.Linear(1, 1), None, None, callbacks=())  # type: ignore[arg-type]
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_rows_of_all_ranks_are_gathered_or_all_ranks_get_the_reason_why_not(ranks: int) -> None:
-    output = run_on_ranks(RANKS / "gather.py", ranks)
-    assert output.stdout.split() == [word for rank in range(ranks) for word in f"rank {rank} is done".split()]
 
 
 def test_one_process_gathers_what_it_has(trainer: Trainer) -> None:
@@ -66,10 +55,3 @@ def test_rows_of_nothing_but_padding_are_left_out_on_one_process_too(trainer: Tr
     found = trainer.gather({"pair": Output(boxes, [torch.tensor([-1, 2, 3])])}, padding_value=-1)
     assert found["pair"].scores.tolist() == [[1.0, -1.0]]
     assert found["pair"].labels[0].tolist() == [2, 3]
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_a_detector_counts_the_boxes_that_it_found_and_no_others(ranks: int) -> None:
-    output = run_on_ranks(RANKS / "detection.py", ranks)
-    assert [text.splitlines()[-1] for text in output.stdout_of_ranks] == [f"world {ranks}: all boxes found"] * ranks

@@ -1,21 +1,18 @@
 """What a notebook shows of runs, in a real kernel: its outputs as they are saved."""
 
 import re
-import socket
-import xml.etree.ElementTree as ElementTree
 from typing import Any
 
 import nbclient
 import nbformat
 import pytest
 
-from pytorch_accelerated.progress.curves import curves_of
-from pytorch_accelerated.tracking.values import MetricRecord
 from tests.support.processes import REPOSITORY
 
 CELLS = {
     "setup": """
-import os, tempfile, time, warnings
+import os, sys, tempfile, time, warnings
+sys.modules["ipywidgets"] = None  # as where it is not installed
 import torch
 from torch import nn
 from pytorch_accelerated import Trainer
@@ -74,12 +71,6 @@ import signal
 new_trainer(13, lambda trainer: os.kill(os.getpid(), signal.SIGINT)).train(TRAIN, 3, EVAL, per_device_batch_size=30)
 """,
     "failed": "new_trainer(13, fail).train(TRAIN, 3, EVAL, per_device_batch_size=30)",
-    "plot": "trainer = new_trainer()\ntrainer.train(TRAIN, 2, EVAL, per_device_batch_size=30).plot()",
-    "history": "trainer.run_history",
-    "run config": "trainer.run_config",
-    "stored predictions": """
-trainer.predict(EVAL, output_path=os.path.join(tempfile.mkdtemp(), "<rows>"))
-""",
 }
 
 
@@ -94,6 +85,10 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     nbformat.write(notebook, path)
     saved = nbformat.read(path, as_version=4)
     return {name: cell.outputs for name, cell in zip(CELLS, saved.cells, strict=True)}
+
+
+def test_the_first_cell_warns_of_nothing(outputs: dict[str, list[Any]]) -> None:
+    assert outputs["setup"] == []
 
 
 def displays(outputs: list[Any]) -> list[str]:
@@ -120,42 +115,25 @@ def error_of(outputs: list[Any]) -> str | None:
     return next((output.ename for output in outputs if output.output_type == "error"), None)
 
 
-def test_a_run_is_saved_as_one_table_with_its_curve(outputs):
+def test_a_run_is_saved_as_one_table(outputs):
     (page,) = displays(outputs["train"])
     header, *rows = rows_of(page)
     assert header == ["epoch", "train_loss_epoch", "eval_loss_epoch", "eval_accuracy", "lr", "time"]
-    assert [row[0] for row in rows] == ["1", "2", "\N{BLACK STAR} 3"]
-    assert "best eval_loss_epoch: " + rows[2][2] + " in epoch 3" in page
+    assert [row[0] for row in rows] == ["1", "2", "3"]
+    assert [row[2].endswith("*") for row in rows] == [True, True, True]
+    assert page.count("font-weight:bold") == len(header)
     assert {row[4] for row in rows} == {"5.00e-01"}
-    assert len(re.findall(r"<polyline", page)) == 2
-    (training,) = re.findall(r"<polyline points='([^']*)' fill='none' stroke='#4c8bf5'", page)
-    assert len(training.split()) == 30
     assert is_finished(page)
     assert error_of(outputs["train"]) is None
-
-
-def test_a_curve_has_room_for_long_names_and_numbers():
-    names = [f"eval_{name}_weighted_reconstruction_loss" for name in ("clean", "noisy", "shifted")]
-    losses = [MetricRecord(name, value, update, update) for name in names for update, value in ((1, 6.6e-3), (2, 1e-9))]
-    curves = ElementTree.fromstring(curves_of([], losses))
-    width, height = (float(curves.attrib[name]) for name in ("width", "height"))
-    texts = [(each.text or "", float(each.attrib["x"]), float(each.attrib["y"]), each) for each in curves.iter("text")]
-    assert {text for text, *_ in texts} >= {*names, "1.000e-09", "0.006600"}
-    for text, x, y, each in texts:
-        is_right_aligned = each.get("text-anchor") == "end"
-        room = x if is_right_aligned else width - x
-        assert room >= 6 * len(text)
-        assert 0 < y < height
 
 
 def test_a_hugging_face_run_has_the_same_display(outputs):
     assert error_of(outputs["hugging face"]) is None
     (page,) = displays(outputs["hugging face"])
     header, *rows = rows_of(page)
-    assert header == ["epoch", "loss", "eval_loss"]
-    assert [row[0].removeprefix("\N{BLACK STAR} ") for row in rows if row[2]] == ["1", "2", "3"]
-    assert "best eval_loss: " in page
-    assert len(re.findall(r"<polyline", page)) == 2
+    assert header == ["epoch", "step", "loss", "eval_loss", "grad_norm", "lr", "elapsed"]
+    assert [row[0] for row in rows if row[3]] == ["1", "2", "3"]
+    assert "*" in "".join(row[3] for row in rows)
     assert is_finished(page)
     finished, best = printed(outputs["hugging face"])
     assert finished.startswith("Finished 3 epochs, 30 steps in ")
@@ -173,16 +151,10 @@ def test_what_others_print_stays_visible_and_the_table_is_not_printed_again(outp
 def test_passes_outside_of_a_run_end_as_a_line(outputs):
     (evaluation,) = displays(outputs["evaluate"])
     (prediction,) = displays(outputs["predict"])
-    assert re.fullmatch(r"<div>evaluation: 14 batches, \S+</div>", evaluation)
-    assert re.fullmatch(r"<div>prediction: 14 batches, \S+</div>", prediction)
+    assert re.search(r"<div>evaluation: 14 batches, [^ ]+</div>", evaluation)
+    assert re.search(r"<div>prediction: 14 batches, [^ ]+</div>", prediction)
     assert printed(outputs["evaluate"])[0] == "Evaluating 14 batches of 10 samples, on cpu"
     assert printed(outputs["evaluate"])[1].startswith("evaluation_loss ")
-
-
-def test_each_of_several_runs_has_its_display(outputs):
-    pages = displays(outputs["two runs"])
-    assert [len(rows_of(page)) for page in pages] == [3, 3]
-    assert all(map(is_finished, pages))
 
 
 @pytest.mark.parametrize(
@@ -195,57 +167,7 @@ def test_each_of_several_runs_has_its_display(outputs):
 )
 def test_a_run_that_did_not_end_by_itself_keeps_its_table_and_says_why(outputs, cell, error, reason):
     (page,) = displays(outputs[cell])
-    assert [row[0] for row in rows_of(page)][:2] == ["epoch", "\N{BLACK STAR} 1"]
+    assert [row[0] for row in rows_of(page)][:2] == ["epoch", "1"]
     assert reason in page
     assert is_finished(page)
     assert error_of(outputs[cell]) == error
-
-
-def test_a_plot_is_shown_as_the_last_line_of_a_cell(outputs):
-    (result,) = [output for output in outputs["plot"] if output.output_type == "execute_result"]
-    assert "image/png" in result.data
-
-
-@pytest.mark.parametrize(
-    ("cell", "shown"),
-    [
-        ("history", ["InMemoryRunHistory, epoch 2, update 20", "eval_accuracy", "(epoch 2)"]),
-        ("run config", ["TrainerRunConfig", "num_epochs", "train_per_device_batch_size"]),
-        ("stored predictions", ["StoredPredictions, 137 rows", "&lt;rows&gt;", "float32, (10,)"]),
-    ],
-)
-def test_objects_are_shown_as_short_tables(outputs, cell, shown):
-    (result,) = [output for output in outputs[cell] if output.output_type == "execute_result"]
-    page = result.data["text/html"]
-    assert [word for word in shown if word not in page] == []
-    assert len(page) < 8000
-    assert not re.search(r"background|[^-]color:", page)
-
-
-@pytest.mark.processes
-def test_processes_started_from_a_notebook_print_lines_once():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    launch = f"""
-import os
-os.environ.update(ACCELERATE_USE_CPU="true", OMP_NUM_THREADS="1")
-from pytorch_accelerated import notebook_launcher
-
-def main():
-    trainer = new_trainer()
-    trainer.train(TRAIN, 2, EVAL, per_device_batch_size=30)
-    trainer.print("processes:", trainer.run_config.num_processes)
-
-notebook_launcher(main, num_processes=2, use_port="{port}")
-"""
-    # A kernel of its own: processes are forked, and torch must not have started threads before.
-    cells = [nbformat.v4.new_code_cell(source) for source in (CELLS["setup"], launch)]
-    notebook = nbformat.v4.new_notebook(cells=cells)
-    nbclient.NotebookClient(
-        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(REPOSITORY)}}
-    ).execute()
-    lines = printed(cells[1].outputs)
-    assert lines.count("processes: 2") == 1
-    assert sum(line.startswith("Finished 2 epochs") for line in lines) == 1
-    assert displays(cells[1].outputs) == []

@@ -1,9 +1,12 @@
 """What a run shows on the screen, with real runs."""
 
 import functools
+import io
 import itertools
 import math
+import pickle
 import re
+import sys
 import textwrap
 import warnings
 from collections.abc import Iterator
@@ -12,24 +15,23 @@ from typing import Any
 import pytest
 import torch
 import tqdm
-from accelerate.state import AcceleratorState
+from accelerate import Accelerator
 from torch import nn
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.loggers import CSVLoggerCallback
 from pytorch_accelerated.callbacks.progress import (
     LogMetricsCallback,
-    PrintMetricsCallback,
     PrintProgressCallback,
     ProgressBarCallback,
 )
 from pytorch_accelerated.callbacks.saving import SaveBestModelCallback, SaveTrainingStateCallback
 from pytorch_accelerated.callbacks.stopping import TerminateOnNaNCallback
+from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.errors import NonFiniteLossError, StopTrainingError
 from pytorch_accelerated.progress.display import BarDisplay
 from pytorch_accelerated.progress.formats import format_number
-from pytorch_accelerated.tracking.history import InMemoryRunHistory
 from pytorch_accelerated.trainer import Trainer
 from tests.support.processes import run_on_ranks, run_script
 from tests.support.terminal import Terminal, in_a_terminal
@@ -55,7 +57,9 @@ def make_trainer(*callbacks: Any, trainer_class: type[Trainer] = Trainer, **kwar
 
 
 def without_times(text: str) -> list[str]:
-    text = re.sub(r"[\d.e+]+ samples/s(, waited for data \d+% of the time)?$", "SPEED", text, flags=re.MULTILINE)
+    text = re.sub(
+        r"[\d.e+]+ samples/s of wall time(, waited for data \d+% of the time)?$", "SPEED", text, flags=re.MULTILINE
+    )
     return re.sub(r" +(\d+ms|\d+\.\ds)$", " TIME", text, flags=re.MULTILINE).splitlines()
 
 
@@ -69,7 +73,6 @@ def _no_bar_is_left() -> Iterator[None]:
 def every_refresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bars are drawn after every batch, so that short runs have some."""
     monkeypatch.setattr(BarDisplay, "seconds_between_refreshes", 0)
-    monkeypatch.setattr("pytorch_accelerated.progress.progress._MAX_BATCHES_BETWEEN_LOOKS", 1)
     monkeypatch.setenv("TERM", "xterm")
 
 
@@ -134,45 +137,6 @@ def test_a_summary_has_the_best_value_that_is_watched_and_what_was_saved_where(c
     ]
 
 
-def test_a_summary_names_no_states_that_were_not_saved(capsys, tmp_path):
-    states = SaveTrainingStateCallback(tmp_path, save_every_n_epochs=5, save_at_end=False)
-    make_trainer(PrintProgressCallback, states).train(rows(5), num_epochs=1)
-    assert without_times(capsys.readouterr().out)[1:] == ["Finished 1 epoch, 1 update in TIME", "SPEED"]
-
-
-@pytest.mark.filterwarnings("always:the user's own")
-def test_a_summary_counts_the_warnings_that_were_shown(capsys):
-    class Warns(TrainerCallback):
-        def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
-            warnings.warn("the user's own", stacklevel=1)
-
-    before = warnings.showwarning
-    trainer = make_trainer(PrintProgressCallback, Warns)
-    for num_epochs in (2, 1):  # each run counts its own alone
-        with pytest.warns(UserWarning, match="the user's own"):
-            trainer.train(rows(5), num_epochs=num_epochs)
-    summaries = re.findall(r"samples/s.*, (.*)", capsys.readouterr().out)
-    assert summaries == ["2 warnings", "1 warning"]
-    assert warnings.showwarning is before
-
-
-def test_a_seed_that_nobody_gave_is_not_shown(capsys):
-    make_trainer(PrintProgressCallback, seed=None).train(rows(4), num_epochs=1, per_device_batch_size=4)
-    assert capsys.readouterr().out.splitlines()[0] == "Training 1 epoch of 1 update, 4 samples each, on cpu"
-
-
-def test_lines_of_a_terminal_break_between_words_and_paths_stay_whole(monkeypatch, tmp_path):
-    monkeypatch.setenv("COLUMNS", "40")
-    model = tmp_path / "a folder" / ("long" * 12) / "best.pt"
-    best = SaveBestModelCallback(model)
-    with in_a_terminal(200) as terminal:
-        make_trainer(PrintProgressCallback, best).train(rows(5), num_epochs=1, eval_dataset=rows(3))
-        lines = terminal.screen
-    assert lines[:2] == ["Training 1 epoch of 1 update, 8 samples", "  each, on cpu, seed 7"]
-    assert lines[3].startswith("Best eval_loss_epoch")
-    assert [line for line in lines if "long" in line][0] == f"  best model  {model}"
-
-
 def test_evaluate_prints_its_metrics_in_one_line(capsys):
     class Scoring(Trainer):
         def eval_epoch_end(self) -> None:
@@ -226,20 +190,6 @@ def test_a_logger_gets_each_value_once_and_at_its_time(capsys):
     assert capsys.readouterr().out == ""  # its `log_metrics` is overridden
 
 
-def test_without_an_evaluation_set_other_metrics_are_logged_at_the_end_of_the_epoch():
-    recorder = Recorder()
-    make_trainer(recorder, trainer_class=Measuring).train(rows(8), num_epochs=1)
-    assert [set(metrics) for metrics in recorder.logged] == [{"train_loss_epoch", "train_accuracy"}, {"gradient_noise"}]
-
-
-def test_a_second_run_with_as_many_values_as_the_first_is_logged_too():
-    recorder = Recorder()
-    trainer = make_trainer(recorder)
-    trainer.train(rows(8), num_epochs=1)
-    trainer.train(rows(8), num_epochs=1)
-    assert len(recorder.logged) == 2
-
-
 def test_metrics_recorded_after_the_logger_are_in_the_row_of_their_epoch(capsys):
     class LateMetric(TrainerCallback):
         def on_eval_epoch_end(self, trainer: Trainer, is_intermediate: bool = False, **kwargs: Any) -> None:
@@ -262,16 +212,6 @@ def test_a_subclass_may_override_any_event_without_losing_a_row(capsys, event):
     assert [line.split()[0] for line in lines[2:]] == ["1", "2", "3"]
 
 
-def test_a_subclass_may_add_to_the_table(capsys):
-    class Doubled(LogMetricsCallback):
-        def log_metrics(self, trainer: Trainer, metrics: dict[str, float]) -> None:
-            super().log_metrics(trainer, {**metrics, **{f"2*{name}": 2 * value for name, value in metrics.items()}})
-
-    make_trainer(Doubled).train(rows(8), num_epochs=1)
-    header = capsys.readouterr().out.splitlines()[0]
-    assert header.split() == ["epoch", "train_loss_epoch", "2*train_loss_epoch", "lr", "time"]
-
-
 def test_an_evaluation_inside_an_epoch_has_a_row_marked_with_its_update(capsys):
     class EverySecondUpdate(TrainerCallback):
         def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
@@ -284,20 +224,6 @@ def test_an_evaluation_inside_an_epoch_has_a_row_marked_with_its_update(capsys):
     # Names of columns may be spread over several lines, of which the upper ones have nothing above "epoch".
     titles = [line[:6].strip() for line in lines if "epoch" not in line and not line.startswith(("-", "      "))]
     assert titles == ["1 @2", "1", "2 @4", "2 @6", "2"]
-
-
-def test_the_learning_rate_may_be_a_tensor_or_a_metric(capsys):
-    trainer = make_trainer(LogMetricsCallback)
-    trainer.optimizer.param_groups[0]["lr"] = torch.tensor(0.025)
-    trainer.train(rows(8), num_epochs=1)
-    assert capsys.readouterr().out.splitlines()[-1].split()[-2] == "2.50e-02"
-
-    class RecordsRate(Trainer):
-        def train_epoch_end(self) -> None:
-            self.run_history.update_metric("lr", 0.5)
-
-    make_trainer(LogMetricsCallback, trainer_class=RecordsRate).train(rows(8), num_epochs=1)
-    assert capsys.readouterr().out.splitlines()[-1].split()[-2] == "0.5000"
 
 
 def test_a_row_shows_the_learning_rate_of_its_epoch_not_of_the_next(capsys):
@@ -322,23 +248,6 @@ def test_a_row_in_a_log_survives_a_kill():
     """
     lines = run_script(textwrap.dedent(script)).stdout.splitlines()
     assert [line.split()[0] for line in lines] == ["Training", "epoch", "-----", "1"]
-
-
-def test_a_history_of_the_users_own_is_logged_all_the_same():
-    class OwnHistory(InMemoryRunHistory):
-        def __init__(self) -> None:
-            self._metrics = {}
-
-        def update_metric(self, name: str, value: float) -> None:
-            self._metrics.setdefault(name, []).append(value)
-
-    recorder = Recorder()
-    make_trainer(recorder, run_history=OwnHistory()).train(rows(8), num_epochs=2, eval_dataset=rows(4))
-    assert [set(metrics) for metrics in recorder.logged] == [{"train_loss_epoch"}, {"eval_loss_epoch"}] * 2
-
-
-def test_print_metrics_callback_is_another_name_of_log_metrics_callback():
-    assert PrintMetricsCallback is LogMetricsCallback
 
 
 # Announcements
@@ -366,12 +275,6 @@ class Stream(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
 def test_a_run_says_what_it_is_going_to_do(capsys, arguments, announced):
     make_trainer(PrintProgressCallback).train(**{"train_dataset": rows(12), "per_device_batch_size": 4, **arguments})
     assert capsys.readouterr().out.splitlines()[0] == f"Training {announced}, on cpu, seed 7"
-
-
-def test_mixed_precision_is_announced(capsys):
-    make_trainer(PrintProgressCallback, mixed_precision="bf16").train(rows(4), num_epochs=1)
-    assert ", on cpu, bf16, seed 7" in capsys.readouterr().out
-    AcceleratorState._reset_state()  # else the next trainer of this process would inherit the precision
 
 
 def test_an_early_stop_is_reported_and_forgotten_in_the_next_run(capsys):
@@ -430,28 +333,6 @@ def test_an_evaluation_inside_an_epoch_has_its_bar_below_and_its_row_above():
 
 
 @pytest.mark.usefixtures("every_refresh")
-def test_predictions_inside_an_epoch_leave_its_bar_alone():
-    class Predicts(TrainerCallback):
-        def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
-            trainer.predict(rows(4))
-
-    with in_a_terminal(100) as terminal:
-        watch = Watch(terminal, "on_train_epoch_end")
-        trainer = make_trainer(watch, ProgressBarCallback, Predicts)
-        trainer.train(rows(8), num_epochs=1)
-        assert "prediction" in terminal.received
-    assert [line.split()[0] for line in watch.screens[0]] == ["epoch"]
-
-
-@pytest.mark.usefixtures("every_refresh")
-def test_predictions_alone_have_a_bar_too():
-    with in_a_terminal(100) as terminal:
-        make_trainer(ProgressBarCallback).predict(rows(8), per_device_batch_size=4)
-        assert "prediction" in terminal.received
-        assert terminal.screen == []
-
-
-@pytest.mark.usefixtures("every_refresh")
 @pytest.mark.parametrize("event", ["on_train_step_end", "on_eval_step_end"])
 def test_after_an_exception_no_bar_is_left(event):
     class Fails(TrainerCallback):
@@ -472,16 +353,6 @@ def test_after_an_exception_no_bar_is_left(event):
 
 
 @pytest.mark.usefixtures("every_refresh")
-def test_a_second_run_continues_the_epoch_numbers():
-    trainer = make_trainer(ProgressBarCallback)
-    with in_a_terminal(100) as terminal:
-        trainer.train(rows(8), num_epochs=2)
-        trainer.train(rows(8), num_epochs=2, reset_run_history=False)
-        labels = [label for label, _ in itertools.groupby(re.findall(r"epoch \d/\d", terminal.received))]
-    assert labels == ["epoch 1/2", "epoch 2/2", "epoch 3/4", "epoch 4/4"]
-
-
-@pytest.mark.usefixtures("every_refresh")
 def test_a_resumed_run_continues_its_bar_and_its_table(tmp_path):
     class SaveInSecondEpoch(TrainerCallback):
         def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
@@ -498,30 +369,6 @@ def test_a_resumed_run_continues_its_bar_and_its_table(tmp_path):
     seen = [step for step, _ in itertools.groupby(drawn)]
     assert seen == [("epoch 2/3", "3/4"), ("epoch 2/3", "4/4"), *[("epoch 3/3", f"{n}/4") for n in (1, 2, 3, 4)]]
     assert [line.split()[0] for line in left] == ["Resuming", "epoch", "-----", "2", "3"]
-
-
-@pytest.mark.usefixtures("every_refresh")
-def test_the_bar_of_an_epoch_that_the_step_limit_cuts_ends_at_the_limit():
-    with in_a_terminal(100) as terminal:
-        trainer = make_trainer(ProgressBarCallback)
-        trainer.train(
-            rows(16), num_epochs=1, per_device_batch_size=2, gradient_accumulation_steps=2, max_num_train_steps=3
-        )
-        assert "| 6/6 [" in terminal.received
-
-
-@pytest.mark.usefixtures("every_refresh")
-def test_a_stream_is_counted_without_an_end():
-    with in_a_terminal(100) as terminal:
-        make_trainer(ProgressBarCallback).train(Stream(), num_epochs=1, per_device_batch_size=4)
-        assert "epoch 1/1 3 batches [00:00, " in terminal.received
-
-
-def test_a_run_in_a_log_prints_nothing_but_its_lines(capsys):
-    make_trainer().train(rows(8), num_epochs=1)
-    output = capsys.readouterr()
-    assert "\r" not in output.out
-    assert output.err == ""
 
 
 TWO_PROCESSES = """
@@ -545,3 +392,85 @@ def test_of_two_processes_only_the_first_prints():
     assert words == ["Training", "epoch", "-----", "1", "Finished", "Best", "Evaluating", "evaluation_loss"]
     assert "3 updates, 4 samples each (2 x 2 processes), on 2 processes (cpu)" in first
     assert second == ""
+
+
+def test_warnings_of_this_library_stand_above_the_bars(every_refresh: None) -> None:
+    class Warns(TrainerCallback):
+        def on_train_step_end(self, trainer: Trainer, step: int = 0, **kwargs: Any) -> None:
+            if step == 2:
+                warn_user(trainer.internal_run.ranks, "look at this")
+
+    with in_a_terminal(100) as terminal, warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = lambda message, *args, **kwargs: print(message, file=sys.stderr)
+        make_trainer(Warns(), *SCREEN).train(rows(8), 1, per_device_batch_size=2)
+        assert "look at this" in terminal.screen
+
+
+class Named(TrainerCallback):
+    """Records metrics with names that not every screen can show, and stops for such a reason."""
+
+    def on_eval_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        trainer.run_history.update_metric("точность", 0.5 * trainer.run_history.current_epoch)
+        trainer.run_history.update_metric("clear\x1b[2J", 1.0)
+
+    def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        if trainer.run_history.current_epoch == 2:
+            raise StopTrainingError("достаточно\x1b[31m\rso")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252", "utf-8"])
+def test_a_screen_that_lacks_characters_shows_escapes_and_nobody_else_controls_it(
+    encoding: str, every_refresh: None, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    screens = [io.TextIOWrapper(io.BytesIO(), encoding=encoding) for _ in range(2)]
+    for name, screen in zip(("stdout", "stderr"), screens, strict=True):
+        monkeypatch.setattr(sys, name, screen)
+        monkeypatch.setattr(screen, "isatty", lambda: True, raising=False)
+    best = SaveBestModelCallback("模型/best.pt", watch_metric="other_точность", greater_is_better=True)
+    trainer = make_trainer(*SCREEN, best, Named())
+    trainer.train(rows(8), 5, {"тихо\x07": rows(8), "other": rows(8)}, per_device_batch_size=2)
+    print("my own é" if encoding != "ascii" else "my own")
+    printed, bars = (screen.buffer.getvalue().decode(encoding) for screen in screens)  # type: ignore[attr-defined]
+    assert trainer.run_history.get_latest_metric("other_точность") == 1.0
+    for text in ("точность", "模型/best.pt", "достаточно"):
+        shown = text if encoding == "utf-8" else text.encode("ascii", "backslashreplace").decode()
+        assert shown in printed
+    assert r"clear\x1b[2J" in printed
+    assert r"\x1b[31m\rso" in printed
+    assert r"\x07" in bars
+    assert not re.search(r"[^\n -~\u0080-\uffff]", printed)
+    assert "\x07" not in bars
+
+
+def test_a_screen_that_is_gone_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Gone:
+        """Like a class that scripts write to copy their output, on a disk that is full."""
+
+        def write(self, text: str) -> int:
+            raise OSError(28, "No space left on device")
+
+        def flush(self) -> None:
+            pass
+
+    closed = io.StringIO()
+    closed.close()
+    for screen in (Gone(), closed, None):
+        monkeypatch.setattr(sys, "stdout", screen)
+        monkeypatch.setattr(sys, "stderr", screen)
+        assert make_trainer().train(rows(8), 2).get_metric_names() == {"train_loss_epoch"}
+
+
+def test_a_trainer_can_be_pickled_after_a_run_even_while_accelerate_knows_a_loader() -> None:
+    trainer = make_trainer()
+    trainer.train(rows(8), 1)
+    loader = Accelerator(cpu=True).prepare(DataLoader(rows(8)))
+    next(iter(loader))
+    try:
+        again = pickle.loads(pickle.dumps(trainer))
+    finally:
+        loader.end()
+    assert again.train(rows(8), 1, reset_run_history=False).get_metric_values("train_loss_epoch")[1] == pytest.approx(
+        trainer.train(rows(8), 1, reset_run_history=False).get_metric_values("train_loss_epoch")[1]
+    )

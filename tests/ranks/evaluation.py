@@ -13,7 +13,9 @@ from torch import nn
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.prediction import StoredPredictions
-from tests.support.reference import ROUNDING, assert_same_numbers, regression_data, sgd, tiny_model
+from pytorch_accelerated.trees import leaves_by_path
+from tests.support import batch_shapes
+from tests.support.reference import ROUNDING, TOLERANCE, assert_same_numbers, regression_data, sgd, tiny_model
 
 RANKS = int(os.environ.get("WORLD_SIZE", "1"))
 folder = Path(sys.argv[1])
@@ -120,6 +122,17 @@ for size in {1, RANKS, 4 * RANKS + 1}:
             assert_same_numbers(found["scores"], scores)
             assert torch.equal(found["both"][0], scores.argmax(1))
             assert torch.equal(found["both"][1], scores > 0)
+
+# Batches whose tensors do not have a row for each sample.
+for kind, shape in batch_shapes.SHAPES.items():
+    shaped = batch_shapes.trainer_of(kind)
+    for batch_size in (1, 4):
+        found = shaped.evaluate(batch_shapes.Samples(), batch_size, collate_fn=shape.collate)["evaluation_loss"]
+        assert math.isclose(found, batch_shapes.mean_loss(shaped, kind), rel_tol=TOLERANCE), kind
+        predictions = shaped.predict(batch_shapes.Samples(), batch_size, collate_fn=shape.collate)
+        for prediction, expected in zip(predictions, batch_shapes.predictions(shaped, kind), strict=True):
+            for path, value in leaves_by_path(expected).items():
+                assert_same_numbers(leaves_by_path(prediction)[path], value)
 
 # Inputs without targets, and nothing at all.
 data = regression_data(2 * RANKS + 1)

@@ -214,9 +214,7 @@ for event, run in {
         regression_data(RANKS + LAST), 1
     ),  # rounds with an idle rank
     "on_prediction_step_end": lambda trainer: trainer.predict(regression_data(4 * RANKS), 2),
-    "on_eval_epoch_end": lambda trainer: trainer.train(data, 1, held_out),
     "on_train_epoch_end": lambda trainer: trainer.train(data, 1),
-    "on_training_run_epoch_end": lambda trainer: trainer.train(data, 1),
 }.items():
     for rank in range(RANKS):
         with pytest.raises(ArgumentTypeError, match="`gather` was called on some ranks but not on rank"):

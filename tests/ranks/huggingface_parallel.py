@@ -89,6 +89,9 @@ for averages, value in expected.items():
     assert losses(averaged) == pytest.approx([value.item()]), (averages, losses(averaged), value)
 
 # What one process alone can do.
-with pytest.raises(ConfigurationError, match="`auto_find_batch_size` is True, but there are 2 processes"):
+for setting in ("split_batches", "dispatch_batches"):
+    with pytest.raises(ConfigurationError, match=f"`accelerator_config` has {setting}: True"):
+        make_trainer(folder, accelerator_config={setting: True})
+with pytest.raises(ConfigurationError, match="`auto_find_batch_size` is True, but while one of several"):
     make_trainer(folder, auto_find_batch_size=True)
 print("done")

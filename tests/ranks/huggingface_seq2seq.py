@@ -66,11 +66,10 @@ def run(name: str, *, size: int, metrics: Any = share_of_right_tokens, trains: b
         trainer.train()
     values = trainer.evaluate()
     results[name] = {name: value for name, value in values.items() if name.endswith(("right", "length", "sums"))}
-    if not args.batch_eval_metrics:
-        results[name]["loss"] = values["eval_loss"]
-        output = trainer.predict(rows)
-        assert len(output.predictions) == size
-        results[name] |= {"tokens": torch.from_numpy(output.predictions), "labels": torch.from_numpy(output.label_ids)}
+    results[name]["loss"] = values["eval_loss"]
+    output = trainer.predict(rows)
+    assert len(output.predictions) == size
+    results[name] |= {"tokens": torch.from_numpy(output.predictions), "labels": torch.from_numpy(output.label_ids)}
 
 
 results: dict[str, dict[str, Any]] = {}

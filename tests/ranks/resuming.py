@@ -1,4 +1,6 @@
-"""Runs under torchrun on two ranks: a resumed run equals the whole one, at an epoch border and inside an epoch."""
+"""Runs under torchrun on two ranks: a resumed run equals the whole one, at an epoch border, inside an epoch, and at a
+cut.
+"""
 
 import os
 import sys
@@ -6,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from pytorch_accelerated.callbacks import SaveTrainingStateCallback
 from tests.support.resuming import SaveAndStop, SaveAtEpochEnd, assert_same, everything, run
 
 folder = Path(sys.argv[1])
@@ -18,4 +21,8 @@ for name, saver in {
 }.items():
     run(folder, saver)
     assert_same(everything(*run(folder, process_seed=99, resume_from=folder / name)), whole, name)
+whole = everything(*run(folder, max_num_train_steps=5))
+run(folder, SaveTrainingStateCallback(folder / "cut"), max_num_train_steps=3)
+resumed = everything(*run(folder, process_seed=99, resume_from=folder / "cut", max_num_train_steps=5))
+assert_same(resumed, whole, "cut within the second epoch")
 torch.distributed.destroy_process_group()

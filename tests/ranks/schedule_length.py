@@ -30,7 +30,7 @@ def one_cycle(**length: Any) -> Any:
 model = tiny_model()
 trainer = Trainer(model, nn.MSELoss(), sgd(model), callbacks=[Rates()])
 create = one_cycle(
-    epochs=TrainerPlaceholderValues.NUM_EPOCHS, steps_per_epoch=TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH
+    total_steps=TrainerPlaceholderValues.NUM_EPOCHS * TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH
 )
 # 20 rows are five updates of two ranks with two rows each.
 trainer.train(regression_data(20), 1, per_device_batch_size=2, max_num_train_steps=7, create_scheduler_fn=create)

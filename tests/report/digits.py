@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from pytorch_accelerated import Trainer
-from pytorch_accelerated.report.page import data_in
+from pytorch_accelerated.report.contents import data_in
 
 
 def digits(rows: slice) -> TensorDataset:

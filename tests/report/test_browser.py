@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pytorch_accelerated.callbacks import ReportCallback
-from pytorch_accelerated.report.comparing import write_comparison
+from pytorch_accelerated.report.reading import write_comparison
 from tests.report.digits import train, trainer_with
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

@@ -6,17 +6,16 @@ from pathlib import Path
 import pytest
 
 from pytorch_accelerated.__main__ import main
-from pytorch_accelerated.callbacks import JSONLoggerCallback, ReportCallback, SaveTrainingStateCallback
-from pytorch_accelerated.report.page import data_in
+from pytorch_accelerated.callbacks import ReportCallback, SaveTrainingStateCallback
+from pytorch_accelerated.report.contents import data_in
 from tests.report.digits import train, trainer_with
 
 
 @pytest.fixture
 def runs(tmp_path: Path) -> list[Path]:
-    """One run as a page, a folder of training states, and a log."""
-    paths = [tmp_path / "run.html", tmp_path / "states", tmp_path / "log.jsonl"]
-    report, states, log = ReportCallback(paths[0]), SaveTrainingStateCallback(paths[1]), JSONLoggerCallback(paths[2])
-    train(trainer_with(log, report, states), 3)
+    """One run as a page and a folder of training states."""
+    paths = [tmp_path / "run.html", tmp_path / "states"]
+    train(trainer_with(ReportCallback(paths[0]), SaveTrainingStateCallback(paths[1])), 3)
     return paths
 
 
@@ -26,16 +25,16 @@ def test_each_record_of_a_run_has_its_metrics(runs: list[Path], tmp_path: Path, 
     assert capsys.readouterr().out == f"Comparison: {output}\n"
     data = data_in(output.read_text())
     assert data is not None
-    page, state, log = json.loads(data)["runs"]
-    assert [run["name"] for run in (page, state, log)] == ["run", "states", "log"]
-    assert page["metrics"] == state["metrics"] == log["metrics"]
+    page, state = json.loads(data)["runs"]
+    assert [run["name"] for run in (page, state)] == ["run", "states"]
+    assert page["metrics"] == state["metrics"]
     assert len(page["metrics"]) == 2
-    assert page["steps"] == state["steps"] == log["steps"]
+    assert page["steps"] == state["steps"]
     assert page["steps"]["update"][-1] == 30
-    best = [[(each["name"], each["value"], each["epoch"]) for each in run["best"]] for run in (page, state, log)]
-    assert best[0] == best[1] == best[2]
+    best = [[(each["name"], each["value"], each["epoch"]) for each in run["best"]] for run in (page, state)]
+    assert best[0] == best[1]
     assert page["config"]["num_epochs"] == 3
-    assert [run["state"]["updates"] for run in (page, state, log)] == [30, 30, 30]
+    assert [run["state"]["updates"] for run in (page, state)] == [30, 30]
 
 
 def test_runs_of_one_name_can_be_told_apart(runs: list[Path], tmp_path: Path):
@@ -46,37 +45,35 @@ def test_runs_of_one_name_can_be_told_apart(runs: list[Path], tmp_path: Path):
     assert [run["name"] for run in json.loads(data)["runs"]] == ["run (1)", "run (2)"]
 
 
+DEEP = "[" * 100_000 + "]" * 100_000
+
+
+def page_with(runs: str) -> str:
+    return f'<html><script id="run-data" type="application/json">{{"runs": {runs}}}</script>'
+
+
 @pytest.mark.parametrize(
-    ("name", "content", "complaint"),
+    ("name", "content"),
     [
-        ("missing.html", None, "There is no file or folder"),
-        ("other.html", "<html><body></body></html>", "contains no data"),
-        (
-            "cut.html",
-            '<html><script id="run-data" type="application/json">{"runs": [{"na</script>',
-            "not that of a run",
-        ),
-        (
-            "types.html",
-            '<html><script id="run-data" type="application/json">{"runs": [3]}</script>',
-            "not that of a run",
-        ),
-        (
-            "fields.html",
-            '<html><script id="run-data" type="application/json">{"runs": [{"name": "x", "metrics": 3}]}</script>',
-            "its metrics is of the type int",
-        ),
-        ("list.jsonl", "[1, 2]", "Line 1 of"),
-        ("log.jsonl", '{"epoch": 1, "update": 3, "loss": 0.5}\n{"epoch": 1, "upd', "Line 2 of"),
-        ("empty.jsonl", "", "contains no values"),
-        ("weights.pt", b"\x80\x02\xff\xfe", "is not text"),
-        ("folder", "a folder", "no complete training state"),
+        ("missing.html", None),
+        ("other.html", "<html><body></body></html>"),
+        ("cut.html", page_with('[{"na')),
+        ("types.html", page_with("[3]")),
+        ("fields.html", page_with('[{"name": "x", "metrics": 3}]')),
+        *((f"deep_{depth}.html", page_with(f'[{{"name": {"[" * depth + "]" * depth}}}]')) for depth in (400, 100_000)),
+        ("steps/trainer_state.json", '{"log_history": [], "global_step": 1e400}'),
+        ("epochs/trainer_state.json", '{"log_history": [{"epoch": 1e400, "loss": 1}], "global_step": 1}'),
+        ("deep/trainer_state.json", f'{{"log_history": {DEEP}}}'),
+        ("log.jsonl", '{"epoch": 1, "update": 3, "loss": 0.5}'),
+        ("weights.pt", b"\x80\x02\xff\xfe"),
+        ("folder", "a folder"),
     ],
 )
 def test_what_is_no_run_is_rejected_with_what_may_be_one(
-    name: str, content: str | bytes | None, complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, content: str | bytes | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
     if content == "a folder":
         path.mkdir()
     elif isinstance(content, bytes):
@@ -85,8 +82,7 @@ def test_what_is_no_run_is_rejected_with_what_may_be_one(
         path.write_text(content)
     assert main(["compare", str(path), "--output", str(tmp_path / "compare.html")]) == 2
     error = capsys.readouterr().err
-    assert complaint in error
-    assert name in error
+    assert f"{path} is not a record of a run: " in error
     assert "A run is a page that ReportCallback has written" in error
     assert not (tmp_path / "compare.html").exists()
 
@@ -94,5 +90,14 @@ def test_what_is_no_run_is_rejected_with_what_may_be_one(
 def test_a_page_that_compares_runs_is_not_one_of_them(runs: list[Path], tmp_path: Path, capsys):
     output = str(tmp_path / "compare.html")
     main(["compare", *map(str, runs), "--output", output])
-    assert main(["compare", output, "--output", output]) == 2
-    assert "compares 3 runs" in capsys.readouterr().err
+    assert main(["compare", output, "--output", str(tmp_path / "other.html")]) == 2
+    assert "compares 2 runs" in capsys.readouterr().err
+
+
+def test_a_comparison_never_replaces_one_of_its_runs(runs: list[Path], tmp_path: Path, capsys):
+    (tmp_path / "link.html").symlink_to(runs[0])
+    before = runs[0].read_bytes()
+    for output in (runs[0], tmp_path / "link.html", tmp_path / "states" / ".." / "run.html"):
+        assert main(["compare", *map(str, runs), "--output", str(output)]) == 2
+        assert "would replace" in capsys.readouterr().err
+    assert runs[0].read_bytes() == before

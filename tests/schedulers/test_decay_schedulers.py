@@ -5,7 +5,7 @@ import torch
 
 from pytorch_accelerated.schedulers.cosine_scheduler import CosineLrScheduler
 from pytorch_accelerated.schedulers.decay_scheduler import LinearLrScheduler, PolynomialLrScheduler
-from pytorch_accelerated.schedulers.warmup_scheduler import ConstantLrScheduler, InverseSqrtLrScheduler
+from pytorch_accelerated.schedulers.warmup_scheduler import InverseSqrtLrScheduler
 from tests.schedulers.curves import an_optimizer, rates
 
 
@@ -67,12 +67,6 @@ def test_the_minimum_holds_through_the_cooldown_and_can_be_a_ratio() -> None:
     assert used[12:] == pytest.approx([0.2] * 4)
 
 
-def test_a_run_may_be_all_warmup_and_cooldown() -> None:
-    optimizer = an_optimizer(0.8)
-    scheduler = CosineLrScheduler(optimizer, 2, 2, lr_min=0.1, num_warmup_epochs=1, num_cooldown_epochs=1)
-    assert rates(optimizer, scheduler, 4) == pytest.approx([1e-6, 0.4, 0.1, 0.1], abs=1e-6)
-
-
 def test_a_fraction_of_an_epoch_of_warmup_is_rounded_to_updates() -> None:
     optimizer = an_optimizer(1.0)
     scheduler = LinearLrScheduler(optimizer, 1, 100, num_warmup_epochs=0.1 * 3)  # a little more than 0.3
@@ -95,27 +89,7 @@ def test_polynomial_equals_torch() -> None:
     )
 
 
-def test_polynomial_of_power_one_is_linear() -> None:
-    optimizer, other = an_optimizer(0.8), an_optimizer(0.8)
-    line = rates(optimizer, LinearLrScheduler(optimizer, 4, 5, 0.1, None, 1, 0.2, None, 1), 20)
-    power = rates(other, PolynomialLrScheduler(other, 4, 5, 1.0, 0.1, None, 1, 0.2, None, 1), 20)
-    assert line == power
-
-
-def test_the_warmup_equals_torch() -> None:
-    optimizer = an_optimizer(0.8)
-    ours = ConstantLrScheduler(optimizer, 5, num_warmup_epochs=2, warmup_starting_lr_ratio=0.1)
-    theirs = torch.optim.lr_scheduler.LinearLR(an_optimizer(0.8), start_factor=0.1, total_iters=10)
-    assert rates(optimizer, ours, 15) == pytest.approx(rates_of(theirs, 15))
-
-
 def test_inverse_square_root_halves_whenever_the_time_is_four_times_as_long() -> None:
     optimizer = an_optimizer(0.8)
     used = rates(optimizer, InverseSqrtLrScheduler(optimizer, 2, num_warmup_epochs=2), 65)
     assert [used[update] for update in (4, 16, 64)] == pytest.approx([0.8, 0.4, 0.2])
-
-
-def test_inverse_square_root_without_warmup_starts_at_the_peak() -> None:
-    optimizer = an_optimizer(0.8)
-    used = rates(optimizer, InverseSqrtLrScheduler(optimizer, 2), 16)
-    assert [used[update] for update in (0, 3, 15)] == pytest.approx([0.8, 0.4, 0.2])

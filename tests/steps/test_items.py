@@ -1,6 +1,5 @@
 """Where a loss is the mean over items other than samples, nothing depends on how the items came into batches."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,16 +8,7 @@ import torch
 from pytorch_accelerated.errors import HookOutputError
 from pytorch_accelerated.training.hook_output import adding_nothing
 from tests.support.items import CountsBeforehand, TokenTrainer, make, plain_sgd, token_data
-from tests.support.processes import run_on_ranks
 from tests.support.reference import TOLERANCE, assert_same_parameters, tiny_model
-
-SCRIPT = Path(__file__).parents[1] / "ranks" / "items.py"
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_weights_and_losses_are_those_of_whole_updates_on_any_number_of_ranks(ranks: int) -> None:
-    assert run_on_ranks(SCRIPT, ranks).stdout_of_ranks == ("done\n",) * ranks
 
 
 @pytest.mark.parametrize("count", [-1, "3", True, float("nan"), torch.ones(2)])

@@ -16,10 +16,7 @@ from pytorch_accelerated.callbacks import (
     StepBasedEvaluationCallback,
     TrainerCallback,
 )
-from tests.support.processes import run_on_ranks
 from tests.support.resuming import assert_same, everything, run
-
-RANKS = Path(__file__).parents[1] / "ranks"
 
 
 class UsersError(Exception):
@@ -173,21 +170,6 @@ def test_an_error_of_the_save_does_not_hide_the_first_one(tmp_path: Path, capsys
     assert "No training state could be saved after this UsersError: " in capsys.readouterr().out
 
 
-def test_nothing_is_saved_before_the_first_update(tmp_path: Path) -> None:
-    with pytest.raises(UsersError):
-        run(tmp_path, Breaks("forward", updates=0), saver(tmp_path), accumulation=1)
-    assert not (tmp_path / "states" / "final").exists()
-
-
-def test_a_resumed_run_that_fails_at_once_does_not_write_its_state_again(tmp_path: Path) -> None:
-    with pytest.raises(UsersError):
-        run(tmp_path, Breaks("forward"), saver(tmp_path))
-    written = (tmp_path / "states" / "final").stat().st_ino
-    with pytest.raises(UsersError):
-        run(tmp_path, Breaks("forward"), saver(tmp_path), resume_from=tmp_path / "states")
-    assert (tmp_path / "states" / "final").stat().st_ino == written
-
-
 def test_a_model_that_is_not_finite_is_not_saved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     class Spoils(Breaks):
         def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
@@ -199,13 +181,6 @@ def test_a_model_that_is_not_finite_is_not_saved(tmp_path: Path, capsys: pytest.
         run(tmp_path, Spoils("callback"), saver(tmp_path))
     assert not (tmp_path / "states" / "final").exists()
     assert "NonFiniteLossError" in capsys.readouterr().out
-
-
-def test_weights_are_the_same_with_and_without_the_option(tmp_path: Path) -> None:
-    (tmp_path / "without").mkdir()
-    with_option = run(tmp_path, saver(tmp_path))
-    without = run(tmp_path / "without")
-    assert_same(with_option[0].model.state_dict(), without[0].model.state_dict())
 
 
 def test_a_stream_that_knows_its_position_resumes_where_the_last_update_ended(tmp_path: Path) -> None:
@@ -238,8 +213,3 @@ def test_a_stream_that_knows_its_position_resumes_where_the_last_update_ended(tm
     with pytest.raises(UsersError):
         train(Breaks("callback", updates=4))
     assert_same(train(resume_from=tmp_path / "states"), whole)
-
-
-@pytest.mark.processes
-def test_two_ranks_are_told_that_nothing_is_saved() -> None:
-    run_on_ranks(RANKS / "save_on_exception.py", 2)

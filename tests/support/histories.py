@@ -10,6 +10,7 @@ _TIMES = ("seconds", "samples_per_second", "data_wait_share", "peak_memory")
 def state_without_times(history: RunHistory) -> dict[str, Any]:
     """The state of a history, without what no two runs have in common."""
     state = history.state_dict()
+    state["records"] = history.records
     state["step_records"] = [
         {name: value for name, value in record._asdict().items() if name not in _TIMES}
         for record in history.step_records

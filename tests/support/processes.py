@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tests.support.dispositions import default_signals
 from tests.support.ending import kill_with_children
@@ -62,56 +63,33 @@ def run_script(
     return _run(script, args, world_size=None, env=env, cwd=cwd, timeout_seconds=timeout_seconds)
 
 
-def run_under_torchrun(
-    script: str | Path,
-    world_size: int,
-    *args: object,
-    env: Mapping[str, str] | None = None,
-    cwd: Path | None = None,
-    timeout_seconds: float = TIME_LIMIT_SECONDS,
-) -> Output:
+def run_under_torchrun(script: str | Path, world_size: int, *args: object, **options: Any) -> Output:
     """Run `script` on `world_size` processes under torchrun, at a free port. Otherwise like `run_script`."""
-    return _run(script, args, world_size=world_size, env=env, cwd=cwd, timeout_seconds=timeout_seconds)
+    return _run(script, args, world_size=world_size, **options)
 
 
-def run_on_ranks(
-    script: str | Path,
-    world_size: int,
-    *args: object,
-    env: Mapping[str, str] | None = None,
-    cwd: Path | None = None,
-    timeout_seconds: float = TIME_LIMIT_SECONDS,
-    launcher: Sequence[Mapping[str, str]] | None = None,
-) -> Output:
+def run_on_ranks(script: str | Path, world_size: int, *args: object, **options: Any) -> Output:
     """Run `script` on `world_size` ranks that find each other as under torchrun, with everything already imported.
 
     This is much quicker, and the same for a script. Tests of a launcher's output, or of what happens during imports,
-    need one of the other functions. Arguments and errors are those of `run_script`.
-
-    Args:
-        launcher: the variables that a launcher sets for each rank, instead of torchrun's.
+    need one of the other functions. Arguments and errors are those of `run_script`; ``launcher`` has the variables that
+    a launcher sets for each rank, instead of torchrun's.
     """
-    return _run_forked(script, world_size, args, env, cwd, timeout_seconds, launcher)
+    return _run_forked(script, world_size, args, **options)
 
 
-def run_forked(
-    script: str | Path,
-    *args: object,
-    env: Mapping[str, str] | None = None,
-    cwd: Path | None = None,
-    timeout_seconds: float = TIME_LIMIT_SECONDS,
-) -> Output:
+def run_forked(script: str | Path, *args: object, **options: Any) -> Output:
     """Like `run_script`, in a process in which everything is already imported."""
-    return _run_forked(script, None, args, env, cwd, timeout_seconds)
+    return _run_forked(script, None, args, **options)
 
 
 def _run_forked(
     script: str | Path,
     world_size: int | None,
     args: Sequence[object],
-    env: Mapping[str, str] | None,
-    cwd: Path | None,
-    timeout_seconds: float,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    timeout_seconds: float = TIME_LIMIT_SECONDS,
     launcher: Sequence[Mapping[str, str]] | None = None,
 ) -> Output:
     with tempfile.TemporaryDirectory() as folder:
@@ -200,9 +178,9 @@ def _run(
     args: Sequence[object],
     *,
     world_size: int | None,
-    env: Mapping[str, str] | None,
-    cwd: Path | None,
-    timeout_seconds: float,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    timeout_seconds: float = TIME_LIMIT_SECONDS,
 ) -> Output:
     with tempfile.TemporaryDirectory() as folder:
         path = _script_in(folder, script)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import OneCycleLR
 from torch.utils.data import Dataset
 
 from pytorch_accelerated import Trainer
@@ -84,9 +85,8 @@ def run(
         eval_dataset=regression_data(5),
         per_device_batch_size=3,
         gradient_accumulation_steps=accumulation,
-        create_scheduler_fn=functools.partial(torch.optim.lr_scheduler.OneCycleLR, max_lr=0.05, total_steps=30),
         train_dataloader_kwargs={"num_workers": num_workers},
-        **arguments,
+        **{"create_scheduler_fn": functools.partial(OneCycleLR, max_lr=0.05, total_steps=30), **arguments},
     )
     return trainer, ema
 

@@ -5,54 +5,42 @@ fails because it describes two operators that have not been declared. Declaring 
 not call them.
 """
 
-import importlib.util
 import sys
 from collections.abc import Sequence
-from functools import lru_cache
 from importlib.machinery import ModuleSpec
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+# What describes the operators, imported after torchvision has tried to load them.
+_DESCRIPTIONS = ("torchvision._autograd_registrations", "torchvision._meta_registrations")
 
-class _DeclareBeforeImport:
-    """Import hook that makes the declarations when torchvision is looked for, so that nothing else pays for importing
-    torch.
+
+class _DeclareBeforeDescribed:
+    """Import hook that declares the operators if torchvision could not, so that nothing else pays for importing torch.
+
+    Attributes:
+        library: the declarations, which go with it.
     """
+
+    library: Any = None
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name == "torchvision":
-            sys.meta_path.remove(self)
-            declare_missing_operators()
+        if name in _DESCRIPTIONS:
+            import torch
+
+            if not hasattr(torch.ops.torchvision, "nms"):
+                self.library = torch.library.Library("torchvision", "DEF")
+                for operator in ("nms", "qnms"):
+                    self.library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
         return None  # the usual finders go on from here
 
 
-_HOOK = _DeclareBeforeImport()
+_HOOK = _DeclareBeforeDescribed()
 
 
 def install() -> None:
     """Make ``import torchvision`` work in this process. Calling it again changes nothing."""
     if _HOOK not in sys.meta_path:
         sys.meta_path.insert(0, _HOOK)
-
-
-@lru_cache(maxsize=1)  # a Library loses its declarations when it is collected, so it is kept here
-def declare_missing_operators() -> Any:
-    """Declare the operators that importing torchvision needs, unless its own can be loaded."""
-    import torch
-
-    spec = importlib.util.find_spec("torchvision")
-    if spec is None or spec.origin is None:
-        return None
-    for library_file in Path(spec.origin).parent.glob("_C.*"):
-        try:
-            torch.ops.load_library(library_file)
-        except OSError:
-            continue  # built for another torch
-        return None
-    library = torch.library.Library("torchvision", "DEF")
-    for operator in ("nms", "qnms"):
-        library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    return library

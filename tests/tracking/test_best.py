@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
+from pytorch_accelerated.callbacks.summing_up import best_record
 from pytorch_accelerated.tracking import InMemoryRunHistory, RunHistory
-from pytorch_accelerated.tracking.best import best_record
 
 
 def history(**metrics: list[float]) -> RunHistory:
@@ -18,7 +18,7 @@ def history(**metrics: list[float]) -> RunHistory:
 
 
 def best(found: RunHistory, **watched: bool) -> tuple[str, float, int] | None:
-    record = best_record(found.records, watched)
+    record = best_record(found, watched)
     return None if record is None else (record.name, record.value, record.epoch)
 
 

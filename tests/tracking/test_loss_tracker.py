@@ -63,18 +63,6 @@ def test_reading_in_bulk_gives_the_mean_of_a_plain_sum_in_double_precision(batch
     assert tracker.loss_value == batches[-1][0]
 
 
-def test_many_small_losses_are_not_lost_in_a_large_sum():
-    # In single precision a sum of 2 ** 24 does not grow by 1 any more.
-    tracker = tracked([(torch.tensor(2.0**24), 1)] + [(torch.tensor(1.0), 1)] * 1000)
-    assert tracker.total_loss == 2.0**24 + 1000
-
-
-def test_a_tracker_without_batches_has_zeros():
-    tracker = LossTracker()
-    assert (tracker.average, tracker.loss_value, tracker.total_loss, tracker.running_count) == (0.0, 0.0, 0.0, 0.0)
-    assert tracker.peek() is None
-
-
 def test_a_batch_of_weight_0_counts_nowhere_even_if_its_loss_is_not_a_number():
     tracker = tracked([(torch.tensor(2.0), 3), (torch.tensor(math.nan), 0)])
     assert tracker.average == 2.0
@@ -131,11 +119,6 @@ def test_resuming_from_a_saved_state_gives_the_same_bits(read_before_saving: boo
     assert second.state_dict() == whole.state_dict()
     assert second.total_loss == whole.total_loss
     assert second.running_count == whole.running_count
-
-
-def test_the_state_keeps_fractions_of_weights_among_whole_ones():
-    tracker = tracked([(torch.tensor(1.0), 0.5), (torch.tensor(2.0), torch.tensor(3))])
-    assert tracker.state_dict()["pending_weights"] == [0.5, 3.0]
 
 
 def test_a_tracker_does_not_keep_the_graph_of_a_loss():

@@ -5,17 +5,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import Dataset, IterableDataset
 
 from pytorch_accelerated import Trainer
-from pytorch_accelerated.callbacks import PrintProgressCallback, TrainerCallback
-from pytorch_accelerated.callbacks.progress import _training_facts
-from pytorch_accelerated.data import building
-from pytorch_accelerated.data.building import advice_on_waiting
-from pytorch_accelerated.tracking.timing import EpochClock, EpochTiming, Pace
-from tests.data.loaders import Numbers, adapted
+from pytorch_accelerated.callbacks import TrainerCallback
+from pytorch_accelerated.tracking.timing import EpochTiming, Pace
 from tests.support.reference import regression_data, sgd, tiny_model
 
 WAIT, WORK = 3.0, 1.0
@@ -92,52 +87,6 @@ def test_evaluations_inside_an_epoch_do_not_count(clock: Clock) -> None:
     assert list(history.timings) == [EpochTiming(1, 8 * WAIT + 4 * WORK, 8 * WAIT, 0)]
 
 
-def test_a_clock_that_watches_nothing_has_waited_for_nothing(clock: Clock) -> None:
-    epoch = EpochClock(4)
-    clock.now += 2
-    assert epoch.read() == EpochTiming(4, 2.0, 0.0)
-    assert EpochTiming(1, 0.0, 0.0).data_wait_share == 0
-
-
-def test_the_bar_shows_the_share_of_waiting_if_it_matters(clock: Clock) -> None:
-    seen: list[dict[str, str]] = []
-
-    class Look(TrainerCallback):
-        def on_train_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
-            seen.append(_training_facts(trainer))
-
-    trainer_at(clock, Look()).train(Slow(clock), 1, train_dataloader_kwargs={"num_workers": 0})
-    assert seen[-1]["data_wait"] == "96%"
-    trainer_at(clock, Look()).train(regression_data(8), 1)
-    assert "data_wait" not in seen[-1]
-
-
-def test_the_hint_comes_once_and_says_what_to_change(
-    clock: Clock, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(building, "usable_processors", lambda: 5)
-    trainer = trainer_at(clock, PrintProgressCallback)
-    trainer.train(Slow(clock), 3, per_device_batch_size=2, train_dataloader_kwargs={"num_workers": 0})
-    hints = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Waited")]
-    assert hints == [
-        "Waited for data during 86% of epoch 1: no worker processes fetch it, but 4 could: try "
-        "train_dataloader_kwargs={'num_workers': 4}."
-    ]
-    trainer.train(regression_data(8), 3)
-    assert "Waited" not in capsys.readouterr().out
-
-
-def test_advice_fits_the_loader(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(building, "usable_processors", lambda: 3)
-    two = adapted(DataLoader(Numbers(4), num_workers=2))
-    assert "2 worker processes fetch it, as many" in advice_on_waiting(two)
-    assert "1 worker processes fetch it, but 2 could" in advice_on_waiting(
-        adapted(DataLoader(Numbers(4), num_workers=1))
-    )
-    assert "one indexing operation already" in advice_on_waiting(adapted(DataLoader(TensorDataset(torch.arange(4)))))
-    assert "your own" in advice_on_waiting(adapted([torch.arange(4)]))
-
-
 @pytest.mark.parametrize("seconds_per_update", [0.001, 0.03, 0.5, 10.0])
 def test_a_pace_keeps_about_so_many_seconds_between_two_times(seconds_per_update: float):
     now = 0.0
@@ -154,12 +103,3 @@ def test_a_pace_keeps_about_so_many_seconds_between_two_times(seconds_per_update
     longest = max(1.0, seconds_per_update)
     assert max(gaps) <= longest * (1 + 1e-9)
     assert gaps[-2] == pytest.approx(longest, abs=seconds_per_update)
-
-
-def test_a_pace_slows_down_at_once_when_updates_take_longer():
-    now = 0.0
-    pace = Pace(1.0, clock=lambda: now)
-    pace.go_on(0, 64)
-    now = 640.0
-    assert pace.is_due(64)
-    assert pace.proposal(64) == 1

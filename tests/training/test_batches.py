@@ -1,5 +1,6 @@
 """What the default hooks make of a batch."""
 
+import functools
 from collections import OrderedDict
 from typing import Any, NamedTuple
 
@@ -34,31 +35,58 @@ class Named(nn.Module):
         return self.returns(loss=loss, logits=logits, states=None)
 
 
-class TakesAnything(nn.Module):
-    def forward(self, **inputs: Any) -> Any:
-        return {"loss": F.cross_entropy(inputs["inputs"], inputs["labels"]), "seen": set(inputs)}
-
-
 def loss_of(model: Any, loss_func: Any, batch: Any) -> dict[str, Any]:
-    return batch_loss(model, loss_func, batch, hook="calculate_train_batch_loss")
+    return batch_loss(model, loss_func, batch, None, hook="calculate_train_batch_loss")
 
 
 def predictions_of(model: Any, batch: Any) -> Any:
     return batch_predictions(model, batch, hook="calculate_predict_batch_outputs")
 
 
-class Pair(NamedTuple):
-    inputs: torch.Tensor
-    targets: torch.Tensor
+def train_and_evaluate(loss_func: Any, targets: torch.Tensor, model: nn.Module, *, evaluates: bool) -> Trainer:
+    trainer = Trainer(model, loss_func, torch.optim.SGD(model.parameters(), lr=0.1), callbacks=())
+    if evaluates:
+        trainer.evaluate((ROWS, targets), 4)
+    else:
+        trainer.train((ROWS, targets), 2, per_device_batch_size=4)
+    return trainer
 
 
-@pytest.mark.parametrize("batch", [(ROWS, LABELS), [ROWS, LABELS], Pair(ROWS, LABELS)])
-def test_a_pair_is_inputs_and_targets(batch: Any):
-    model = nn.Linear(3, 2)
-    output = loss_of(model, F.cross_entropy, batch)
-    assert torch.equal(output["loss"], F.cross_entropy(model(ROWS), LABELS))
-    assert torch.equal(output["model_outputs"], model(ROWS))
-    assert output["batch_size"] == 4
+@pytest.mark.parametrize(
+    "loss_func",
+    [
+        *(nn.MSELoss(), nn.L1Loss(), nn.HuberLoss(), nn.PoissonNLLLoss(), nn.BCEWithLogitsLoss(), F.mse_loss),
+        *(F.smooth_l1_loss, functools.partial(F.huber_loss, delta=0.5), functools.partial(nn.SmoothL1Loss(beta=0.5))),
+    ],
+)
+@pytest.mark.parametrize("evaluates", [False, True])
+def test_a_column_and_a_row_of_numbers_are_refused_by_the_first_batch_of_a_loss_of_torch(
+    loss_func: Any, evaluates: bool
+):
+    column, row = nn.Linear(3, 1), nn.Sequential(nn.Linear(3, 1), nn.Flatten(0))
+    numbers = LABELS.float()
+    shapes = r"outputs \[4, 1\] and the targets \[4\].* 4 x 4 .*`outputs.squeeze\(-1\)`.*`targets.unsqueeze\(1\)`"
+    with pytest.raises(DataError, match=shapes):
+        train_and_evaluate(loss_func, numbers, column, evaluates=evaluates)
+    with pytest.raises(DataError, match=r"outputs \[4\] and the targets \[4, 1\]"):
+        train_and_evaluate(loss_func, numbers[:, None], row, evaluates=evaluates)
+    for model, targets in ((column, numbers[:, None]), (row, numbers)):
+        train_and_evaluate(loss_func, targets, model, evaluates=evaluates)
+
+
+def test_a_loss_of_ones_own_and_losses_of_class_numbers_may_take_any_shapes():
+    def compares_all(outputs: torch.Tensor, targets: torch.Tensor) -> Any:
+        return ((outputs - targets) ** 2).mean()
+
+    class Own(nn.MSELoss):
+        def forward(self, outputs: torch.Tensor, targets: torch.Tensor) -> Any:
+            return super().forward(outputs, targets[:, None])
+
+    for loss_func in (compares_all, Own()):
+        assert train_and_evaluate(loss_func, LABELS.float(), nn.Linear(3, 1), evaluates=False).run_state.updates == 2
+    train_and_evaluate(nn.CrossEntropyLoss(), torch.zeros(4).long(), nn.Linear(3, 1), evaluates=False)
+    single = Trainer(model := nn.Linear(3, 1), nn.HingeEmbeddingLoss(), torch.optim.SGD(model.parameters(), lr=0.1))
+    single.train((ROWS, LABELS.float()), 1, per_device_batch_size=1)  # one row is compared with itself
 
 
 class Triple(NamedTuple):
@@ -94,15 +122,6 @@ def test_batches_of_three_items_train_evaluate_and_predict_as_pairs_do(further: 
     assert history.get_metric_values("eval_loss_epoch") == losses.get_metric_values("eval_loss_epoch")
 
 
-def test_inputs_and_targets_may_be_nested():
-    def model(inputs: Any) -> Any:
-        return inputs["x"] * 2
-
-    output = loss_of(model, lambda outputs, targets: (outputs - targets[0]).mean(), ({"x": ROWS}, [ROWS, "text"]))
-    assert output["loss"] == ROWS.mean()
-    assert output["batch_size"] == 4
-
-
 @pytest.mark.parametrize("returns", [dict, OrderedDict, tuple])
 def test_a_dict_goes_in_by_name_and_the_model_returns_its_loss(returns: Any):
     model = Named(returns)
@@ -116,16 +135,6 @@ def test_a_loss_function_gets_the_outputs_and_the_whole_dict():
     batch = {"inputs": ROWS, "weights": LABELS}
     output = loss_of(model, lambda outputs, given: outputs["logits"].sum() + given["weights"].sum(), batch)
     assert torch.equal(output["loss"], model.linear(ROWS).sum() + 2)
-
-
-def test_a_model_that_takes_anything_gets_everything():
-    output = loss_of(TakesAnything(), None, {"inputs": ROWS, "labels": LABELS, "note": "mine"})
-    assert output["model_outputs"]["seen"] == {"inputs", "labels", "note"}
-
-
-def test_a_model_may_be_a_plain_function():
-    output = loss_of(lambda inputs: inputs * 2, lambda outputs, batch: outputs.sum(), {"inputs": ROWS, "note": "mine"})
-    assert output["loss"] == 2 * ROWS.sum()
 
 
 @pytest.mark.parametrize("wrap", [lambda model: model, lambda model: torch.compile(model, backend="eager")])
@@ -185,12 +194,6 @@ def test_predictions_come_from_the_inputs_alone(batch: Any):
 def test_predictions_leave_out_labels_and_what_is_none():
     predictions = predictions_of(Named(), {"inputs": ROWS, "labels": LABELS})
     assert predictions.keys() == {"logits"}
-
-
-@pytest.mark.parametrize("batch", [(), None, "text"])
-def test_a_batch_without_inputs_cannot_be_predicted_for(batch: Any):
-    with pytest.raises(DataError, match="Override `calculate_predict_batch_outputs`"):
-        predictions_of(nn.Linear(3, 2), batch)
 
 
 def test_a_model_with_its_own_loss_trains_as_one_with_a_loss_function():

@@ -14,7 +14,7 @@ from pytorch_accelerated.callbacks import SaveTrainingStateCallback, TrainerCall
 from pytorch_accelerated.checkpointing.background import BackgroundWriter
 from pytorch_accelerated.checkpointing.folder_lock import FolderLock
 from pytorch_accelerated.models.preparation import PreparedModel
-from tests.support.processes import run_script
+from tests.support.processes import run_forked
 from tests.support.reference import regression_data, sgd, tiny_model
 
 WORKERS = {"num_workers": 2}
@@ -87,7 +87,7 @@ print("the program ends")
 
 @pytest.mark.processes
 def test_a_program_that_ends_in_the_middle_of_a_run_is_not_kept_waiting_by_its_loader_processes():
-    assert run_script(TRAIN_IN_A_THREAD).stdout == "the program ends\n"
+    assert run_forked(TRAIN_IN_A_THREAD).stdout == "the program ends\n"
 
 
 @pytest.mark.parametrize("arguments", [{}, {"split_on_oom": True}, {"nonfinite_policy": "skip"}])

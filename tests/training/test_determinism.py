@@ -1,7 +1,6 @@
 """The same run twice gives the same bits, whoever fetches the data; and nobody else's random numbers change."""
 
 import random
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,11 +11,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks.base import TrainerCallback
-from tests.support.processes import run_forked, run_on_ranks
-from tests.support.randomness import Augmented, digest, dropout_model, train_randomly
+from tests.support.randomness import Augmented, digest, train_randomly
 from tests.support.reference import assert_same_parameters, regression_data, sgd, tiny_model
-
-RANKS = Path(__file__).parents[1] / "ranks"
 
 
 def generators() -> list[Any]:
@@ -36,11 +32,6 @@ def test_two_runs_with_the_same_seed_are_the_same_and_others_are_not() -> None:
     random.seed(99)
     assert digest(train_randomly(3)) == first
     assert len({digest(train_randomly(seed)) for seed in (0, 1, 2, 2**32)} | {first}) == 5
-
-
-def test_a_run_in_another_process_is_the_same() -> None:
-    script = "from tests.support.randomness import digest, train_randomly\nprint(digest(train_randomly(3, workers=1)))"
-    assert run_forked(script).stdout.strip() == digest(train_randomly(3))
 
 
 def test_without_a_seed_the_state_of_torchs_generator_decides() -> None:
@@ -92,24 +83,6 @@ def test_a_run_without_dropout_leaves_all_generators_as_they_were(workers: int) 
     assert generators() == before
 
 
-def test_a_bare_loop_with_dropout_gives_the_same_weights() -> None:
-    data = regression_data(22)
-
-    torch.manual_seed(5)
-    trainer = Trainer(model := dropout_model(), nn.MSELoss(), sgd(model), callbacks=())
-    trainer.train(data, 3, data, 4, train_dataloader_kwargs={"shuffle": False})
-
-    torch.manual_seed(5)
-    bare = dropout_model()
-    optimizer = sgd(bare)
-    for _ in range(3):
-        for inputs, targets in zip(data[0].split(4), data[1].split(4), strict=True):
-            nn.functional.mse_loss(bare(inputs), targets).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    assert_same_parameters(model, bare, tolerance=0)
-
-
 class LooksAround(TrainerCallback):
     """Predicts and evaluates in the middle of things, with data that draws random numbers."""
 
@@ -125,18 +98,3 @@ def test_evaluating_and_predicting_in_between_changes_no_weight(workers: int) ->
     for change in (None, lambda trainer: trainer.callback_handler.add_callback(LooksAround())):
         torch.manual_seed(2)
         assert_same_parameters(train_randomly(3, change=change, workers=workers).model, plain.model, tolerance=0)
-
-
-def test_evaluation_data_with_noise_is_the_same_in_every_epoch() -> None:
-    trainer = Trainer(model := dropout_model(), nn.MSELoss(), sgd(model), callbacks=(), seed=3)
-    for group in trainer.optimizer.param_groups:
-        group["lr"] = 0.0
-    values = trainer.train(Augmented(), 3, Augmented()).get_metric_values("eval_loss_epoch")
-    assert len(set(values)) == 1
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_ranks_agree_on_everything_random_and_refuse_data_that_differs(ranks: int) -> None:
-    output = run_on_ranks(RANKS / "determinism.py", ranks)
-    assert output.stdout_of_ranks == ("done\n",) * ranks

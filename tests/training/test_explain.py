@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from pytorch_accelerated import Trainer
-from pytorch_accelerated.callbacks import DEFAULT_CALLBACKS, ConvertSyncBatchNormCallback, TrainerCallback
+from pytorch_accelerated.callbacks import TrainerCallback
 from pytorch_accelerated.training import order
 from tests.support.recording import Recorder, expand
 from tests.support.reference import regression_data
@@ -108,21 +108,3 @@ def test_overridden_hooks_and_custom_events_are_shown():
         ["_clip_gradients", "overridden", "in", "Mine"],
     ]
     assert lines[-1].split() == ["batch_was_strange", "Strange"]
-
-
-def test_the_text_is_easy_to_read():
-    text = Recorder([]).trainer(*DEFAULT_CALLBACKS, ConvertSyncBatchNormCallback).explain(num_epochs=3)
-    assert max(map(len, text.splitlines())) < 80
-    assert "  each of 3 epochs:\n    train_epoch_start\n    on_train_epoch_start" in text
-    assert "backward_step\n" in text, "nothing stands beside a hook that is as it was"
-    assert all(text.count(f"{name}(...):") == 1 for name in ("Trainer", "train", "evaluate", "predict"))
-    assert "create_eval_dataloader" not in Recorder([]).trainer().explain(evaluate=False)
-
-
-def test_nothing_is_run():
-    recorder = Recorder()
-    trainer = recorder.trainer()
-    recorder.calls.clear()
-    trainer.explain()
-    assert recorder.calls == []
-    assert trainer.run_config is None

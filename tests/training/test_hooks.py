@@ -124,15 +124,6 @@ def test_hooks_patched_on_the_trainer_before_a_run_count_as_overridden() -> None
     assert sorted(calls) == 5 * ["count_batch_items"] + 5 * ["scheduler_step"]
 
 
-def test_the_run_before_the_first_call_is_made_once() -> None:
-    trainer = trainer_of()
-    run = trainer.internal_run
-    assert trainer.internal_run is run
-    train(trainer)
-    assert trainer.internal_run is not run
-    assert trainer.internal_run.number == 1
-
-
 def test_a_scheduler_that_a_callback_sets_is_stepped() -> None:
     class Sets(TrainerCallback):
         def __init__(self, create: Any) -> None:
@@ -149,3 +140,42 @@ def test_a_scheduler_that_a_callback_sets_is_stepped() -> None:
     trainer = trainer_of(callbacks=[Sets(lambda optimizer: schedulers.ReduceLROnPlateau(optimizer))])
     train(trainer, scheduler_metric="train_loss_epoch")
     assert trainer.scheduler.last_epoch == 1, "after the epoch, with the metric"
+
+
+class SilentStarts(Trainer):
+    """Overrides the starts of epochs without calling the base, and sees in which mode a model computes."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.modes: list[tuple[str, bool, bool]] = []
+        self.frozen: nn.Module | None = None
+
+    def train_epoch_start(self) -> None:
+        if self.frozen is not None:
+            self.frozen.eval()
+
+    def eval_epoch_start(self) -> None: ...
+
+    def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
+        self.modes.append(("train", self.model.training, self.model[0].training))
+        return super().calculate_train_batch_loss(batch)
+
+    def calculate_eval_batch_loss(self, batch: Any) -> dict[str, Any]:
+        self.modes.append(("eval", self.model.training, self.model[0].training))
+        return super().calculate_eval_batch_loss(batch)
+
+
+def test_the_loop_sets_the_mode_before_a_hook_that_forgets_to_and_a_hook_may_set_another() -> None:
+    data = regression_data(4)
+    model = tiny_model().eval()
+    trainer = SilentStarts(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1), callbacks=())
+    trainer.train(data, 2, data, per_device_batch_size=4)
+    assert trainer.modes == 2 * [("train", True, True), ("eval", False, False)]
+    trainer.modes.clear()
+    model.train()
+    trainer.evaluate(data)
+    assert trainer.modes == [("eval", False, False)]
+    trainer.modes.clear()
+    trainer.frozen = trainer.model[0]
+    trainer.train(data, 1, per_device_batch_size=4)
+    assert trainer.modes == [("train", True, False)]

@@ -17,12 +17,10 @@ from pytorch_accelerated.callbacks import (
     EarlyStoppingCallback,
     JSONLoggerCallback,
     LogMetricsCallback,
-    MetricsCallback,
     SaveBestModelCallback,
     SaveTrainingStateCallback,
     TrainerCallback,
 )
-from pytorch_accelerated.checkpointing.saved_metrics import read_metric_records
 from pytorch_accelerated.errors import ConfigurationError
 from tests.support.reference import regression_data, sgd, tiny_model
 
@@ -89,19 +87,6 @@ def test_logs_have_the_numbers_and_the_history_has_everything(tmp_path: Path) ->
     assert history.get_metric_values("score") == [0.25, 0.5]
 
 
-def test_the_epoch_table_prints_the_numbers(capsys: pytest.CaptureFixture[str]) -> None:
-    fit(a_trainer(Report(), LogMetricsCallback))
-    printed = capsys.readouterr().out
-    assert "score" in printed
-    assert "matrix" not in printed
-
-
-def test_an_evaluation_returns_everything() -> None:
-    metrics = a_trainer(Report()).evaluate(DATA)
-    assert metrics.keys() == {"evaluation_loss", "report", "matrix", "score"}
-    assert metrics["matrix"].tolist() == [[1, 1], [1, 1]]
-
-
 @pytest.mark.parametrize("kind", [SaveBestModelCallback, EarlyStoppingCallback])
 @pytest.mark.parametrize(("name", "type_name"), [("report", "dict"), ("matrix", "Tensor")])
 def test_a_watched_metric_that_is_not_a_number_is_an_error_that_names_it(
@@ -124,20 +109,6 @@ def test_a_metric_that_states_or_plateaus_are_judged_by_must_be_a_number_too(tmp
         )
 
 
-def test_a_number_beside_them_can_be_watched(tmp_path: Path) -> None:
-    best = SaveBestModelCallback(tmp_path / "best.pt", watch_metric="score", greater_is_better=True)
-    saver = SaveTrainingStateCallback(
-        tmp_path / "states", save_every_n_epochs=1, keep_best=1, watch_metric="score", greater_is_better=True
-    )
-    fit(a_trainer(Report(), best, saver), num_epochs=3)
-    assert best.best_metric == 0.75
-    assert {record.name for record in read_metric_records(tmp_path / "states" / "final")} == {
-        "train_loss_epoch",
-        "eval_loss_epoch",
-        "score",
-    }
-
-
 def test_training_states_hold_what_can_be_stored(tmp_path: Path) -> None:
     report = Report()
     fit(a_trainer(report, SaveTrainingStateCallback(tmp_path, save_every_n_epochs=1)), num_epochs=1)
@@ -153,7 +124,7 @@ def test_training_states_hold_what_can_be_stored(tmp_path: Path) -> None:
 def test_values_that_cannot_be_stored_are_named_once_and_the_run_continues(tmp_path: Path) -> None:
     reader = CSVLoggerCallback(tmp_path / "log.csv", step_records=False)
     trainer = a_trainer(
-        Report(opaque=Opaque(1), wide={"x": list(range(1_000_000))}),
+        Report(opaque=Opaque(1)),
         reader,
         SaveTrainingStateCallback(tmp_path / "states", save_every_n_epochs=1),
     )
@@ -162,7 +133,6 @@ def test_values_that_cannot_be_stored_are_named_once_and_the_run_continues(tmp_p
         history = fit(trainer)
     (message,) = [str(warning.message) for warning in caught if "Training states leave out" in str(warning.message)]
     assert "the metric 'opaque' (opaque is a tests.training.test_metrics_of_any_kind.Opaque)" in message
-    assert "the metric 'wide' (too large outside of tensors and arrays)" in message
     assert len(history.get_metric_values("opaque")) == 2
     resumed = a_trainer(CSVLoggerCallback(tmp_path / "log.csv", step_records=False))
     resumed_history = fit(resumed, num_epochs=3, resume_from=tmp_path / "states" / "epoch_1")
@@ -170,23 +140,3 @@ def test_values_that_cannot_be_stored_are_named_once_and_the_run_continues(tmp_p
     assert resumed_history.get_metric_values("score") == [0.25]
     with (tmp_path / "log.csv").open() as file:
         assert [row["epoch"] for row in csv.DictReader(file)] == ["1", "2", "3"]
-
-
-def test_a_preflight_leaves_everything_in_the_history() -> None:
-    opaque = Opaque(1)
-    trainer = a_trainer(Report(opaque=opaque))
-    fit(trainer, num_epochs=1)
-    with pytest.warns(UserWarning, match="leave out values of the metric 'opaque'"):
-        trainer.preflight(DATA, 1, DATA, per_device_batch_size=4)
-    assert trainer.run_history.get_metric_values("opaque") == [opaque]
-
-
-def test_torchmetrics_that_return_more_than_a_number_are_recorded() -> None:
-    torchmetrics = pytest.importorskip("torchmetrics")
-
-    class Confusion(MetricsCallback):
-        def get_predictions_and_targets(self, batch: Any, batch_output: dict[str, Any]) -> tuple[Any, Any]:
-            return batch_output["model_outputs"].argmax(-1), batch[1].argmax(-1)
-
-    history = fit(a_trainer(Confusion({"confusion": torchmetrics.ConfusionMatrix(task="multiclass", num_classes=2)})))
-    assert [matrix.sum().item() for matrix in history.get_metric_values("eval_confusion")] == [8, 8]

@@ -9,11 +9,9 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
 
 from pytorch_accelerated import Trainer, TrainerPlaceholderValues
-from pytorch_accelerated.callbacks import EarlyStoppingCallback, SaveTrainingStateCallback
-from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError
+from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.schedulers import CosineLrScheduler
 from tests.support.processes import run_on_ranks
-from tests.support.reference import assert_same_parameters
 
 ROWS = torch.arange(20.0).reshape(20, 1)
 
@@ -62,12 +60,6 @@ def test_every_epoch_and_evaluation_has_the_same_first_batches(data: Any, capsys
     ]
 
 
-def test_without_an_evaluation_set_and_with_a_larger_evaluation_batch_it_is_the_same() -> None:
-    trainer = Recording(callbacks=[EarlyStoppingCallback()])
-    trainer.train((ROWS, ROWS), 2, per_device_batch_size=3, eval_per_device_batch_size=10, overfit_batches=2)
-    assert trainer.evaluated == FIRST_TWO * 2
-
-
 def test_accumulation_and_the_schedule_count_the_short_epochs() -> None:
     trainer = Recording()
     trainer.train(
@@ -85,30 +77,6 @@ def test_accumulation_and_the_schedule_count_the_short_epochs() -> None:
     assert trainer.optimizer.param_groups[0]["lr"] < 1e-5
 
 
-def test_more_batches_than_there_are_use_all_of_them() -> None:
-    trainer = Recording()
-    trainer.train((ROWS, ROWS), 1, per_device_batch_size=8, overfit_batches=50)
-    assert sum(trainer.trained, []) == ROWS.flatten().tolist()
-
-
-def test_it_resumes(tmp_path: Path) -> None:
-    saver = SaveTrainingStateCallback(tmp_path, save_every_n_steps=1, max_checkpoints=None)
-    whole, rest = Recording(callbacks=[saver]), Recording()
-    whole.train((ROWS, ROWS), 4, per_device_batch_size=3, overfit_batches=2)
-    rest.train((ROWS, ROWS), 4, per_device_batch_size=3, overfit_batches=2, resume_from=tmp_path / "step_3")
-    assert rest.trained == whole.trained[3:]
-    assert_same_parameters(rest.model, whole.model, tolerance=0)
-
-
-def test_a_model_learns_its_batches_by_heart() -> None:
-    torch.manual_seed(0)
-    rows, targets = torch.randn(100, 6), torch.randint(0, 3, (100,))
-    model = nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, 3))
-    trainer = Trainer(model, nn.CrossEntropyLoss(), torch.optim.AdamW(model.parameters(), 0.02), callbacks=())
-    history = trainer.train((rows, targets), 60, overfit_batches=2)
-    assert history.get_latest_metric("eval_loss_epoch") < 0.05
-
-
 @pytest.mark.parametrize(
     "data",
     [
@@ -119,14 +87,6 @@ def test_a_model_learns_its_batches_by_heart() -> None:
 def test_a_loader_that_shuffles_is_an_error(data: Any) -> None:
     with pytest.raises(ConfigurationError, match="`overfit_batches` takes the first .* has a .*RandomSampler.*Pass"):
         Recording().train(data, 1, overfit_batches=2)
-
-
-@pytest.mark.parametrize(
-    ("value", "error"), [(0, ConfigurationError), (-1, ConfigurationError), (0.5, ArgumentTypeError), (True, TypeError)]
-)
-def test_bad_values_are_errors(value: Any, error: type[Exception]) -> None:
-    with pytest.raises(error, match="`overfit_batches` is .*whole number of at least 1|`overfit_batches`.*at least 1"):
-        Recording().train((ROWS, ROWS), 1, overfit_batches=value)
 
 
 @pytest.mark.processes

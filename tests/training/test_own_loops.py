@@ -10,7 +10,6 @@ from torch import nn
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import TrainerCallback
-from pytorch_accelerated.errors import StopTrainingError
 from tests.support.reference import assert_same_parameters, regression_data, sgd, tiny_model
 
 DATA = regression_data(11)
@@ -106,12 +105,6 @@ def test_a_second_pass_within_an_epoch_trains_too():
     assert {tuple(sorted(rows)) for rows in positions.rows} == {tuple(sorted(DATA[0][:, 0].tolist()))}
 
 
-def test_passes_end_with_the_last_update_of_the_run():
-    trainer, _ = trained(TwoPasses, 5, max_num_train_steps=6)
-    assert trainer.run_state.updates == 6
-    assert trainer.run_history.get_metric_names() == {"train_loss_epoch"}
-
-
 def test_an_own_loop_saves_between_updates_and_continues_with_what_is_left(tmp_path: Path):
     """Also right after the last update of an epoch: the next pass is that of the next epoch."""
 
@@ -137,20 +130,3 @@ def test_an_own_loop_saves_between_updates_and_continues_with_what_is_left(tmp_p
         resumed = make()
         resumed.train(DATA, 3, DATA, resume_from=tmp_path / str(updates), **ARGUMENTS)
         assert_same_run(resumed, whole)
-
-
-def test_a_stop_within_an_own_loop_reaches_it():
-    class Stops(TrainerCallback):
-        def on_train_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
-            if trainer.run_state.updates == 7:
-                raise StopTrainingError("enough")
-
-    class Catches(OwnLoop):
-        def _run_training(self) -> None:
-            with pytest.raises(StopTrainingError, match="enough"):
-                super()._run_training()
-
-    model = tiny_model()
-    trainer = Catches(model, nn.MSELoss(), sgd(model), callbacks=[Stops()], seed=3)
-    trainer.train(DATA, 3, DATA, **ARGUMENTS)
-    assert trainer.run_state.updates == 8

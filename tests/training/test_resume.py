@@ -2,18 +2,26 @@
 
 import functools
 import json
+import math
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torchmetrics import MeanSquaredError
 
 from pytorch_accelerated import Trainer
-from pytorch_accelerated.errors import InvalidCheckpointError
+from pytorch_accelerated.callbacks import MetricsCallback, SaveTrainingStateCallback
+from pytorch_accelerated.checkpointing.saved_metrics import read_metric_records
+from pytorch_accelerated.errors import InvalidCheckpointError, MissingCheckpointError
+from tests.huggingface.runs import OwnParts, make_trainer
+from tests.support import held
 from tests.support.processes import Output, run_forked, run_on_ranks
 from tests.support.reference import regression_data, sgd, tiny_model
 from tests.support.resuming import SaveAndStop, SaveAtEpochEnd, assert_same, everything, run
+from tests.support.streaming import Walk
 
 RANKS = Path(__file__).parents[1] / "ranks"
 # An interrupted run ends before its first evaluation, so it has no best model to load.
@@ -41,9 +49,87 @@ def test_a_run_resumed_after_any_update_equals_the_uninterrupted_run(
     assert_same(resumed, whole)
 
 
+# Schedules that step when an epoch ends.
+AFTER_EPOCHS: dict[str, dict[str, Any]] = {
+    "per update": {},
+    "per epoch": {
+        "create_scheduler_fn": functools.partial(torch.optim.lr_scheduler.StepLR, step_size=1),
+        "step_scheduler": "epoch",
+    },
+    "plateau": {
+        "create_scheduler_fn": functools.partial(
+            torch.optim.lr_scheduler.ReduceLROnPlateau, patience=0, threshold=10.0
+        ),
+    },
+}
+
+
+@pytest.mark.parametrize(("cut", "schedule"), [(2, "per update"), (6, "per epoch"), (7, "plateau"), (8, "plateau")])
+def test_a_run_that_a_limit_has_cut_within_an_epoch_and_that_goes_on_equals_the_uninterrupted_run(
+    cut: int, schedule: str, tmp_path: Path
+) -> None:
+    """Four updates are an epoch. The evaluation at the cut leaves no trace in the run that goes on."""
+
+    states = tmp_path / "states"
+
+    def part(limit: int, **arguments: Any) -> dict[str, Any]:
+        saver = SaveTrainingStateCallback(states, save_every_n_epochs=1, keep_best=9)
+        callbacks = saver, MetricsCallback({"error": MeanSquaredError(num_outputs=2)})
+        arguments.update(AFTER_EPOCHS[schedule])
+        return everything(*run(tmp_path, *callbacks, max_num_train_steps=limit, **arguments))
+
+    whole = part(10)
+    shutil.rmtree(states)
+    first = part(cut)
+    evaluations = [record for record in read_metric_records(states / "final") if record.name == "eval_loss_epoch"]
+    assert len(evaluations) == math.ceil(cut / 4)  # what was measured at the cut is in the state all the same
+    again = part(cut, process_seed=5, resume_from=states / "final")
+    assert_same({**again, "ema": None}, {**first, "ema": None})
+    assert_same(part(10, process_seed=99, resume_from=states / "final"), whole)
+
+
+@pytest.mark.parametrize("cut", [3, 4, 7])  # 4 batches are a pass
+def test_a_stream_that_a_limit_has_cut_goes_on_where_it_was(cut: int, tmp_path: Path) -> None:
+    def part(place: str, limit: int, **arguments: Any) -> Trainer:
+        model = tiny_model()
+        saver = SaveTrainingStateCallback(tmp_path / place)
+        trainer = Trainer(model, nn.MSELoss(), sgd(model), callbacks=[saver])
+        data = Walk(11)
+        trainer.train(data, None, regression_data(4), 3, max_num_train_steps=limit, **arguments)
+        return trainer
+
+    whole = part("whole", 10)
+    part("parts", cut)
+    resumed = part("parts", 10, resume_from=tmp_path / "parts")
+    assert_same(resumed.model.state_dict(), whole.model.state_dict())
+    name = "eval_loss_epoch"
+    assert resumed.run_history.get_metric_values(name) == whole.run_history.get_metric_values(name)
+
+
 @pytest.mark.processes
 def test_a_run_resumed_on_two_ranks_equals_the_uninterrupted_run(tmp_path: Path) -> None:
     run_on_ranks(RANKS / "resuming.py", 2, tmp_path)
+
+
+@pytest.mark.processes
+def test_what_a_trainer_holds_is_trained_by_two_ranks_as_by_one_process_and_comes_back(tmp_path: Path) -> None:
+    arguments: dict[str, Any]
+    alone = {}
+    for name in held.TRAINERS:
+        for accumulation, rows in [(1, 12)] if name == "a critic" else [(1, held.ROWS), (2, held.ROWS)]:
+            arguments = {"gradient_accumulation_steps": accumulation, "rows": rows, "gradient_clip_norm": 0.5}
+            trainer = held.train(name, per_device_batch_size=4, **arguments)
+            alone[name, accumulation, rows] = held.tensors_of(trainer)
+    torch.save(alone, tmp_path / "alone.pt")
+    faces = {}
+    for accumulation in (1, 2):
+        arguments = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": accumulation}
+        face = make_trainer(tmp_path / "run", kind=OwnParts, **arguments)
+        face.train()
+        assert isinstance(face, OwnParts)
+        faces[accumulation] = face.own_values()
+    torch.save(faces, tmp_path / "huggingface.pt")
+    run_on_ranks(RANKS / "held.py", 2, tmp_path)
 
 
 @pytest.mark.processes
@@ -65,12 +151,15 @@ def test_a_run_resumed_with_another_number_of_ranks_reports_whole_epochs(
         torch.testing.assert_close(torch.tensor(resumed[name]), torch.tensor(value), rtol=1e-12, atol=1e-12)
 
 
-def test_resuming_a_complete_run_changes_nothing(tmp_path: Path) -> None:
-    trainer, _ = run(tmp_path)
-    trainer.save_training_state(tmp_path / "final")
-    again, _ = run(tmp_path, process_seed=99, resume_from=tmp_path / "final")
-    assert_same(again.model.state_dict(), trainer.model.state_dict())
-    assert again.run_state == trainer.run_state
+@pytest.mark.parametrize("updates", [1, 4])
+@pytest.mark.parametrize("name", held.TRAINERS)
+def test_what_a_trainer_and_its_loss_function_hold_comes_back_to_the_bit(
+    name: str, updates: int, tmp_path: Path
+) -> None:
+    whole = held.train(name, gradient_accumulation_steps=2)
+    held.train(name, SaveAndStop(tmp_path / "state", updates), gradient_accumulation_steps=2)
+    resumed = held.train(name, gradient_accumulation_steps=2, resume_from=tmp_path / "state")
+    assert_same(held.tensors_of(resumed), held.tensors_of(whole))
 
 
 def test_a_folder_without_states_means_a_fresh_start_and_says_so(
@@ -81,11 +170,21 @@ def test_a_folder_without_states_means_a_fresh_start_and_says_so(
     assert f"No training state in {tmp_path / 'nothing'}: starting afresh" in capsys.readouterr().out
 
 
-def test_a_resumed_run_says_where_it_resumes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run(tmp_path, SaveAndStop(tmp_path / "state", updates=6))
-    run(tmp_path, resume_from=tmp_path / "state")
-    place = "epoch 2, after update 6, with 12 samples of this epoch used"
-    assert f"Resuming from {tmp_path / 'state'}: {place}" in capsys.readouterr().out
+@pytest.mark.parametrize("name", ["final", "epoch_3", "step_20"])
+def test_a_path_that_names_a_state_which_is_not_there_is_an_error_and_not_a_fresh_start(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tiny_model()
+    trainer = Trainer(model, nn.MSELoss(), sgd(model), callbacks=())
+    for load in (
+        lambda: trainer.train(regression_data(4), 1, resume_from=tmp_path / "typo" / name),
+        lambda: trainer.load_training_state(tmp_path / "typo" / name),
+    ):
+        with pytest.raises(MissingCheckpointError, match=f"no training state .*typo/{name}.*give the folder of the"):
+            load()
+    assert trainer.run_state.updates == 0
+    trainer.train(regression_data(4), 1, resume_from=tmp_path / "typo")
+    assert capsys.readouterr().out == f"No training state in {tmp_path / 'typo'}: starting afresh\n"
 
 
 @pytest.mark.parametrize(
@@ -112,15 +211,6 @@ def test_the_state_of_another_optimizer_is_refused_before_anything_changes(other
     trainer_with(torch.optim.Adam).load_checkpoint(tmp_path / "adam.pt")
 
 
-def test_the_state_of_an_optimizer_with_other_groups_is_refused(tmp_path: Path) -> None:
-    model = nn.Linear(3, 2).double()
-    Trainer(model, nn.MSELoss(), torch.optim.SGD(model.parameters()), callbacks=()).save_checkpoint(tmp_path / "one.pt")
-    groups = [{"params": [parameter]} for parameter in model.parameters()]
-    trainer = Trainer(model, nn.MSELoss(), torch.optim.SGD(groups), callbacks=())
-    with pytest.raises(InvalidCheckpointError, match=r"\[2\] parameters in its groups, but this SGD has \[1, 1\]"):
-        trainer.load_checkpoint(tmp_path / "one.pt")
-
-
 def test_a_damaged_state_is_an_error_before_training(tmp_path: Path) -> None:
     run(tmp_path, SaveAndStop(tmp_path / "state", 2))
     weights = tmp_path / "state" / "model.safetensors"
@@ -143,3 +233,40 @@ def test_load_training_state_returns_what_was_saved_beside(tmp_path: Path) -> No
     assert loaded["note"] == "mine"
     assert loaded["current_epoch"] == 3
     assert_same(model.state_dict(), expected)
+
+
+# What is said to users who resume
+
+
+def trained(folder: Path, model: nn.Module, num_epochs: int, *, lr: float = 0.1, **arguments: Any) -> Trainer:
+    trainer = Trainer(
+        model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=lr), callbacks=(SaveTrainingStateCallback(folder),)
+    )
+    trainer.train(regression_data(16), num_epochs, **arguments)
+    return trainer
+
+
+@pytest.mark.parametrize(
+    ("limit", "arguments"), [("num_epochs", {}), ("max_num_train_steps", {"max_num_train_steps": 2})]
+)
+def test_resuming_from_the_end_says_that_nothing_is_left_to_train(
+    limit: str, arguments: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained(tmp_path, tiny_model(), 2, **arguments)
+    trained(tmp_path, tiny_model(), 2, resume_from=tmp_path, **arguments)
+    said = capsys.readouterr().out
+    assert f"Nothing is left to train: {tmp_path / 'final'} is the end of the run, after update " in said
+    assert f"Raise `{limit}` to go on" in said
+
+
+def test_resuming_with_another_model_names_its_parameters(tmp_path: Path) -> None:
+    trained(tmp_path, tiny_model(), 1)
+    with pytest.raises(InvalidCheckpointError, match=r"does not belong to this Linear; nothing was loaded:\n.*weight"):
+        trained(tmp_path, nn.Linear(3, 2).double(), 2, resume_from=tmp_path)
+
+
+def test_settings_of_the_optimizer_that_the_state_replaces_are_named(tmp_path: Path) -> None:
+    trained(tmp_path, tiny_model(), 1)
+    with pytest.warns(UserWarning, match=r"not with the new ones:\n\tlearning_rate: 0.1, not 0.01"):
+        trainer = trained(tmp_path, tiny_model(), 2, lr=0.01, resume_from=tmp_path)
+    assert trainer.optimizer.param_groups[0]["lr"] == 0.1

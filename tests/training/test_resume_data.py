@@ -1,6 +1,5 @@
 """A run that resumes with other rows says so, and the order of its rows is that of the run that was saved."""
 
-import itertools
 import warnings
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,6 @@ from torch.utils.data import (
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import SaveTrainingStateCallback
 from pytorch_accelerated.checkpointing.verify import read_manifest
-from pytorch_accelerated.data.resuming import saved_data
-from pytorch_accelerated.errors import InvalidCheckpointError
 from tests.checkpointing.make_golden import GOLDEN, create_trainer, train
 from tests.support.reference import assert_same_parameters, regression_data, sgd, tiny_model
 from tests.support.resuming import SaveAndStop
@@ -110,21 +107,6 @@ def test_a_change_of_any_evaluation_set_is_warned_of_by_its_name(changed: str, t
     assert len(caught) == 1
 
 
-def test_states_with_the_first_evaluation_set_only_are_compared_with_the_first_one(tmp_path: Path) -> None:
-    sets: dict[str, Any] = {"clean": Subset(DATA, range(9)), "noisy": Subset(DATA, range(9, 20))}
-    run_on(tmp_path, DATA, sets["clean"])
-    run_on(tmp_path, DATA, sets, resumes=True)
-    with pytest.warns(UserWarning, match="its evaluation data has changed"):
-        run_on(tmp_path, DATA, {"clean": sets["noisy"]}, resumes=True)
-
-
-def test_limits_and_batch_sizes_of_the_loader_do_not_count(tmp_path: Path) -> None:
-    run_on(tmp_path, DATA)
-    trainer = Order(seed=1)
-    trainer.train(DataLoader(DATA, 8, shuffle=True), 1, resume_from=tmp_path)
-    assert trainer.run_state.samples_in_epoch == 40 or trainer.run_state.epochs == 1
-
-
 class OwnNoise(Dataset[Any]):
     """Draws from a generator that nobody else knows."""
 
@@ -162,18 +144,6 @@ def test_states_from_before_there_were_fingerprints_resume_without_a_warning(tmp
     folder = next(path for path in GOLDEN.iterdir() if path.is_dir())
     assert "data" not in read_manifest(folder).facts
     train(create_trainer(), resume_from=folder)
-
-
-@pytest.mark.parametrize(
-    "entry",
-    [3, {}, {"seed": "x", "rows": 1, "indices": None, "contents": None}, {"seed": 1, "rows": [], "indices": 1}],
-    ids=str,
-)
-def test_values_that_no_run_writes_are_rejected(entry: Any) -> None:
-    with pytest.raises(InvalidCheckpointError, match="no run has written its facts about the data"):
-        saved_data({"data": {"train": entry}}, source="a state")
-    with pytest.raises(InvalidCheckpointError):
-        saved_data({"data": [1]}, source="a state")
 
 
 # ------------------------------------------------------------------------------------- a generator of the user's own
@@ -220,19 +190,3 @@ def test_a_resumed_run_keeps_the_order_of_the_generator_that_it_began_with(
     resumed = ordered(make, generator(77), resume_from=tmp_path / "state")
     assert [*saved.rows, *resumed.rows] == whole.rows
     assert_same_parameters(resumed.model, whole.model)
-
-
-def test_a_state_from_before_generators_counted_keeps_the_order_of_its_run(tmp_path: Path) -> None:
-    whole = ordered(lambda own: DataLoader(DATA, 4, shuffle=True), generator(5), seed=3)
-    saved = ordered(
-        lambda own: DataLoader(DATA, 4, shuffle=True), generator(5), SaveAndStop(tmp_path / "state", 2), seed=3
-    )
-    resumed = ordered(OWN_GENERATOR["loader"], generator(5), seed=3, resume_from=tmp_path / "state")
-    assert list(itertools.chain(saved.rows, resumed.rows)) == whole.rows
-
-
-def test_a_preflight_leaves_the_generator_as_it_was() -> None:
-    own = generator(5)
-    loader = DataLoader(DATA, 4, shuffle=True, generator=own)
-    Order(seed=1).preflight(loader, 1)
-    assert torch.equal(own.get_state(), generator(5).get_state())

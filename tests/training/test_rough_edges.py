@@ -6,21 +6,24 @@ history, resuming, distributed evaluation) are in the tests of that part.
 
 import random
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset, get_worker_info
+from torch.utils.data import DataLoader, TensorDataset, get_worker_info
 
 from pytorch_accelerated import Trainer, set_seed
 from pytorch_accelerated.callbacks import StepBasedEvaluationCallback, TrainerCallback
 from pytorch_accelerated.trainer import TrainerWithTimmScheduler
 from pytorch_accelerated.utils import DataLoaderSlice, worker_init_fn
 from tests.support.reference import assert_same_parameters, regression_data, sgd, tiny_model, train_reference
+from tests.support.resuming import SaveAndStop
 
 DATA = regression_data(11)
+PAIRS = [[start, (start + 1) % 11] for start in range(0, 11, 2)]
 NOT_SHUFFLED: dict[str, Any] = {"train_dataloader_kwargs": {"shuffle": False}}
 
 
@@ -52,14 +55,6 @@ def test_the_recorded_loss_and_the_one_callbacks_see_are_not_divided_by_the_accu
 # How long a run is
 
 
-def test_a_second_run_that_keeps_the_history_runs_all_its_epochs():
-    trainer = make()
-    trainer.train(DATA, 2)
-    trainer.train(DATA, 2, reset_run_history=False)
-    assert trainer.run_state.epochs == 2
-    assert [record.epoch for record in trainer.run_history.records] == [1, 2, 3, 4]
-
-
 def test_a_second_run_that_keeps_the_history_continues_the_order_of_the_data():
     class Batches(TrainerCallback):
         def __init__(self) -> None:
@@ -75,16 +70,6 @@ def test_a_second_run_that_keeps_the_history_continues_the_order_of_the_data():
     make(whole).train(DATA, 3, per_device_batch_size=11)
     assert len({batch[0, 0].item() for batch in whole.seen}) > 1
     assert all(torch.equal(part, batch) for part, batch in zip(parts.seen, whole.seen, strict=True))
-
-
-@pytest.mark.parametrize(("steps", "epochs"), [(1, 1), (3, 1), (4, 2), (7, 3)])
-@pytest.mark.parametrize("num_epochs", [None, 1, 50])
-def test_the_step_limit_counts_updates_and_overrides_the_epochs(num_epochs: int | None, steps: int, epochs: int):
-    trainer = make()
-    trainer.train(DATA, num_epochs, None, 2, steps, gradient_accumulation_steps=2)
-    assert (trainer.run_state.updates, trainer.run_state.epochs) == (steps, epochs)
-    assert trainer.run_config is not None
-    assert trainer.run_config.num_epochs == epochs
 
 
 # Seeds
@@ -117,28 +102,6 @@ def test_the_users_seed_determines_the_order_and_their_generators_are_not_reseed
     assert order_of_data(seed=4) != order_of_data(seed=5)
 
 
-def test_two_runs_of_one_trainer_without_a_seed_have_different_orders():
-    set_seed(1)
-    orders = {tuple(order) for order in [order_of_data(seed=None), *order_of_two_runs()]}
-    assert len(orders) == 2
-
-
-def order_of_two_runs() -> list[list[float]]:
-    """The second run of a trainer has another seed than its first."""
-
-    class Order(TrainerCallback):
-        def __init__(self) -> None:
-            self.rows: list[list[float]] = []
-
-        def on_train_step_end(self, trainer: Trainer, batch: Any, **kwargs: Any) -> None:
-            self.rows.append(batch[0][:, 0].tolist())
-
-    trainer = make(order := Order(), seed=None)
-    for _ in range(2):
-        trainer.train(DATA, 1, per_device_batch_size=11)
-    return order.rows
-
-
 def test_worker_init_fn_makes_numpy_and_random_follow_torchs_seed_of_the_worker():
     class Draws(torch.utils.data.Dataset[Any]):
         def __len__(self) -> int:
@@ -161,19 +124,6 @@ def test_worker_init_fn_makes_numpy_and_random_follow_torchs_seed_of_the_worker(
 # Data
 
 
-class Stream(IterableDataset[Any]):
-    def __iter__(self) -> Iterator[Any]:
-        return iter(zip(*DATA, strict=True))
-
-
-def test_a_stream_without_a_length_can_be_trained_and_evaluated_on():
-    trainer = make()
-    history = trainer.train(Stream(), 2, Stream(), per_device_batch_size=4)
-    assert trainer.run_state.updates == 6
-    expected = nn.functional.mse_loss(trainer.model(DATA[0]), DATA[1]).item()
-    assert history.get_latest_metric("eval_loss_epoch") == pytest.approx(expected, rel=1e-12)
-
-
 def test_batch_samplers_and_loaders_need_no_attributes_of_accelerates():
     class OwnBatches:
         def __iter__(self) -> Iterator[list[int]]:
@@ -191,6 +141,25 @@ def test_batch_samplers_and_loaders_need_no_attributes_of_accelerates():
     assert_same_parameters(iterated.model, expected)
     evaluations = [trainer.run_history.get_latest_metric("eval_loss_epoch") for trainer in (sampled, iterated)]
     assert evaluations[0] == pytest.approx(evaluations[1], rel=1e-14)
+
+
+@pytest.mark.parametrize("settings", [{"shuffle": True}, {"batch_sampler": PAIRS}, {"drop_last": True}], ids=str)
+def test_a_loader_that_accelerate_has_prepared_is_the_loader_that_it_was_given(settings: Any, tmp_path: Path):
+    class Plain(Trainer):
+        def create_train_dataloader(self, batch_size: int, train_dl_kwargs: Any = None) -> Any:
+            sizes: dict[str, Any] = {} if "batch_sampler" in settings else {"batch_size": 3}
+            return DataLoader(TensorDataset(*DATA), **sizes, **settings)
+
+    class Prepared(Plain):
+        def create_train_dataloader(self, *args: Any, **kwargs: Any) -> Any:
+            return self._accelerator.prepare(super().create_train_dataloader(*args, **kwargs))
+
+    plain = make(base=Plain)
+    plain.train(DATA, 2)
+    make(SaveAndStop(tmp_path / "state", 2), base=Prepared).train(DATA, 2)
+    resumed = make(base=Prepared)
+    resumed.train(DATA, 2, resume_from=tmp_path / "state")
+    assert_same_parameters(resumed.model, plain.model, tolerance=0)
 
 
 def test_a_slice_reports_no_more_batches_than_there_are():

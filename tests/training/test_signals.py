@@ -89,15 +89,6 @@ def test_a_run_that_was_ended_anywhere_resumes_to_the_same_end(
 
 
 @pytest.mark.processes
-def test_a_signal_after_the_last_update_lets_the_run_end_and_then_the_process(outcomes: Outcomes):
-    (late,) = outcomes["at the end of the run"]
-    assert late.status == 143
-    _, loaded, *others = late.lines
-    assert loaded.startswith("Loaded the weights of epoch 3 ")
-    assert others == ["on_training_run_end", "SignalExit: SIGTERM has ended the run."]
-
-
-@pytest.mark.processes
 def test_a_user_callback_is_not_interrupted(outcomes: Outcomes):
     (slow,) = outcomes["in a user callback"]
     assert slow.status == 143
@@ -105,15 +96,6 @@ def test_a_user_callback_is_not_interrupted(outcomes: Outcomes):
     (predicting,) = outcomes["in a prediction by a callback"]
     assert predicting.status == 143
     assert predicting.lines[:2] == ["9 predictions", "stopped after update 6: SIGTERM came."]
-
-
-@pytest.mark.processes
-def test_the_saving_callback_can_be_configured_for_signals(outcomes: Outcomes):
-    (without,) = outcomes["without saving"]
-    (only_at_signal,) = outcomes["without saving at the end"]
-    assert without.status == only_at_signal.status == 143
-    assert without.lines[-2:] == ["saved: False", "SignalExit: SIGTERM has ended the run."]
-    assert "saved: True" in only_at_signal.lines
 
 
 # The second signal

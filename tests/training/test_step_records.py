@@ -11,9 +11,9 @@ from torch import nn
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import SaveTrainingStateCallback, TrainerCallback
-from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, StopTrainingError
+from pytorch_accelerated.errors import StopTrainingError
 from pytorch_accelerated.tracking import RunHistory, StepRecord
-from pytorch_accelerated.tracking.recording import usual_interval
+from pytorch_accelerated.tracking.step_records import usual_interval
 from tests.support.processes import run_on_ranks
 from tests.support.reference import TOLERANCE, regression_data, sgd, tiny_model
 
@@ -108,42 +108,6 @@ def test_weights_and_mean_losses_do_not_depend_on_the_interval() -> None:
     assert all(result == results[0] for result in results)
 
 
-def test_gradient_norms_are_means_over_updates() -> None:
-    history = train(make(), 1, gradient_clip_norm=0.5, record_every_n_steps=16)
-    norms = [record.gradient_norm for record in history.step_records]
-    updates = [16, 16, 16, 16, 6]
-    mean = sum(norm * number for norm, number in zip(norms, updates, strict=True) if norm is not None) / 70
-    assert mean == pytest.approx(history.get_latest_metric("gradient_norm"), rel=TOLERANCE)
-
-
-def test_items_weigh_the_losses() -> None:
-    class Weighted(Trainer):
-        def count_batch_items(self, batch: Any) -> int:
-            return int(1 + 3 * (batch[0][0, 0] > 0))
-
-    model = tiny_model()
-    trainer = Weighted(model, nn.MSELoss(), sgd(model), callbacks=(), seed=1)
-    fine, coarse = (train(trainer, 1, record_every_n_steps=interval) for interval in (1, 70))
-    assert coarse.step_records[-1].train_loss == pytest.approx(coarse.get_latest_metric("train_loss_epoch"))
-    assert len({record.train_loss for record in fine.step_records}) == 70
-
-
-def test_a_tensor_as_learning_rate_is_recorded_as_it_was_at_the_update() -> None:
-    model = tiny_model()
-    optimizer = torch.optim.Adam(model.parameters(), lr=torch.tensor(0.5, dtype=torch.float64), foreach=False)
-
-    def halve(optimizer: Any) -> Any:
-        class Halve:
-            def step(self) -> None:
-                optimizer.param_groups[0]["lr"].mul_(0.5)
-
-        return Halve()
-
-    trainer = Trainer(model, nn.MSELoss(), optimizer, callbacks=(), seed=1)
-    history = train(trainer, 1, data=regression_data(12), create_scheduler_fn=halve)
-    assert [record.learning_rates for record in history.step_records] == [(0.25,), (0.125,), (0.0625,)]
-
-
 def test_the_usual_interval_gives_a_short_run_a_curve_and_a_long_one_some_thousand_points() -> None:
     assert [usual_interval(updates) for updates in (0, 1, 20, 255, 256, 512, 1024, 8191)] == [1, 1, 1, 1, 2, 4, 8, 8]
     for updates in (8192, 10_000, 123_456, 10**7):
@@ -162,12 +126,6 @@ def test_the_distance_grows_where_the_number_of_updates_is_unknown() -> None:
     assert_are_the_means(history.step_records, batches)
     expected = [*range(1, 257), *range(258, 513, 2), *range(516, 701, 4)]
     assert [record.update for record in history.step_records] == expected
-
-
-@pytest.mark.parametrize("interval", [0, -1, 2.5, True, "often"])
-def test_an_interval_must_be_a_number_of_updates(interval: Any) -> None:
-    with pytest.raises((ArgumentTypeError, ConfigurationError), match="`record_every_n_steps` is"):
-        train(make(), record_every_n_steps=interval)
 
 
 # ------------------------------------------------------------------------------------------ stopping and going on
@@ -269,15 +227,6 @@ def test_going_back_to_a_state_takes_records_back(tmp_path: Path) -> None:
     assert all(math.isfinite(record.train_loss) for record in history.step_records)
 
 
-def test_records_make_a_table() -> None:
-    history = train(make(), 1, record_every_n_steps=32)
-    table = history.to_dataframe(step_records=True)
-    assert list(table.index) == [(1, 32), (1, 64), (1, 70)]
-    assert table["train_loss"].tolist() == [record.train_loss for record in history.step_records]
-    assert table["learning_rate"].tolist() == [0.1] * 3
-    assert list(history.to_dataframe().columns) == ["train_loss_epoch"]
-
-
 # ------------------------------------------------------------------------------------------------------ processes
 
 
@@ -290,3 +239,27 @@ def test_a_killed_run_leaves_neither_gaps_nor_doubles(ranks: int, tmp_path: Path
     run_on_ranks(script, ranks, tmp_path, "resumed")
     if ranks > 1:
         run_on_ranks(script, 1, tmp_path, "fewer")
+
+
+def test_a_run_of_many_epochs_joins_its_records(tmp_path: Path) -> None:
+    class Reads(TrainerCallback):
+        def __init__(self) -> None:
+            self.updates: list[int] = []
+
+        def on_step_records(self, trainer: Trainer, **kwargs: Any) -> None:
+            self.updates += [record.update for record in trainer.run_history.read_new_step_records("the test")]
+
+    data = regression_data(3)
+    batches, reads, saver = Batches(), Reads(), SaveTrainingStateCallback(tmp_path, save_every_n_epochs=1030)
+    records = train(make(batches, reads, saver), 2100, data).step_records
+    assert 1024 <= len(records) <= 2048
+    assert_are_the_means(records, batches)
+    assert reads.updates == list(range(1, 2101))  # each once, before it was joined
+    assert [record.epoch for record in records] == [record.update for record in records]
+    assert {later.update - record.update for record, later in zip(records, records[1:], strict=False)} == {1, 2}
+    assert all(record.samples_per_second > 0 and 0 <= record.data_wait_share <= 1 for record in records)
+    for state in ("epoch_1030", "epoch_2060"):
+        resumed = train(make(), 2100, data, resume_from=tmp_path / state)
+        assert facts(resumed.step_records) == facts(records)
+    every = train(make(), 2100, data, record_every_n_steps=1).step_records
+    assert len(every) == 2100  # as it was asked for

@@ -1,11 +1,12 @@
 """The callbacks of `Trainer`, and their base class, handler and errors."""
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
-from pytorch_accelerated.callbacks.defaults import DEFAULT_CALLBACKS, get_default_callbacks
-from pytorch_accelerated.callbacks.evaluation import LimitEvalStepsCallback, StepBasedEvaluationCallback
-from pytorch_accelerated.callbacks.expected import ExpectedMetrics
-from pytorch_accelerated.callbacks.handler import CallbackHandler
-from pytorch_accelerated.callbacks.limits import LimitBatchesCallback
+from pytorch_accelerated.callbacks.evaluation import (
+    LimitBatchesCallback,
+    LimitEvalStepsCallback,
+    StepBasedEvaluationCallback,
+)
+from pytorch_accelerated.callbacks.handler import DEFAULT_CALLBACKS, CallbackHandler, get_default_callbacks
 from pytorch_accelerated.callbacks.loggers import (
     CSVLoggerCallback,
     JSONLoggerCallback,
@@ -42,7 +43,6 @@ __all__ = [
     "ConvertSyncBatchNormCallback",
     "DuplicateCallbackError",
     "EarlyStoppingCallback",
-    "ExpectedMetrics",
     "JSONLoggerCallback",
     "LearningRateMonitorCallback",
     "LimitBatchesCallback",

@@ -1,4 +1,4 @@
-"""Evaluations within an epoch, and limits to the length of evaluations."""
+"""Evaluations within an epoch, and limits to the number of batches."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.data.slicing import DataLoaderSlice, checked_limit
 from pytorch_accelerated.errors import ConfigurationError
+from pytorch_accelerated.progress.formats import format_count
 from pytorch_accelerated.training.settings import check_positive_count
 
 if TYPE_CHECKING:
@@ -35,8 +36,7 @@ class StepBasedEvaluationCallback(TrainerCallback):
         """Reject a run without an evaluation set."""
         if trainer.internal_run.loaders.eval is None:
             raise ConfigurationError(
-                f"StepBasedEvaluationCallback should evaluate every {self.eval_every_n_steps} updates, but there is no "
-                "evaluation set. Pass `eval_dataset` to `train`, or leave the callback out."
+                "StepBasedEvaluationCallback has no evaluation set. Pass `eval_dataset` to `train`, or leave it out."
             )
 
     def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
@@ -68,10 +68,7 @@ class LimitEvalStepsCallback(TrainerCallback):
         if not self.limit_intermediate_only:
             self._limit(trainer)
 
-    def on_evaluation_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Limit the evaluation, if none is exempt."""
-        if not self.limit_intermediate_only:
-            self._limit(trainer)
+    on_evaluation_run_start = on_training_run_start
 
     def on_train_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Limit the evaluations within the training epoch."""
@@ -83,16 +80,10 @@ class LimitEvalStepsCallback(TrainerCallback):
             self._restore(trainer)
 
     def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Give the whole loader back, wherever the run was stopped."""
+        """Give the whole loader back, however the run ended."""
         self._restore(trainer)
 
-    def on_evaluation_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Give the whole loader back."""
-        self._restore(trainer)
-
-    def on_exception(self, trainer: Trainer, exception: BaseException, **kwargs: Any) -> None:
-        """Give the whole loader back."""
-        self._restore(trainer)
+    on_evaluation_run_end = on_exception = on_training_run_end
 
     def _limit(self, trainer: Trainer) -> None:
         loaders = trainer.internal_run.loaders
@@ -103,3 +94,57 @@ class LimitEvalStepsCallback(TrainerCallback):
     def _restore(self, trainer: Trainer) -> None:
         if self._unlimited is not None:
             trainer.internal_run.loaders.all_eval, self._unlimited = self._unlimited, None
+
+
+class LimitBatchesCallback(TrainerCallback):
+    """Ends every training epoch and every evaluation after a number of batches.
+
+    The sizes in the run config, and schedulers created from them, still count all batches.
+
+    Args:
+        num_batches: the number of batches on each rank, at least 1.
+
+    Raises:
+        ConfigurationError: if `num_batches` is not a positive whole number.
+    """
+
+    _source: str | None = "LimitBatchesCallback"
+
+    def __init__(self, num_batches: int) -> None:
+        self.num_batches = checked_limit(num_batches, name="num_batches")
+
+    @property
+    def state_key(self) -> str:
+        """The class and the limit. A trainer may have several limits, of which the smallest applies."""
+        return f"{type(self).__name__}({self.num_batches})"
+
+    def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Limit both loaders, and print a line, because the sizes printed elsewhere ignore the limit."""
+        if self._source is not None:
+            batches = format_count(self.num_batches, "batch", "batches")
+            trainer.print(f"Using {batches} of each pass at most ({self._source})")
+        loaders = trainer.internal_run.loaders
+        loaders.train = DataLoaderSlice(loaders.train, self.num_batches)
+        self._limit_evaluation(trainer)
+
+    def on_evaluation_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Limit the evaluation loader."""
+        self._limit_evaluation(trainer)
+
+    def _limit_evaluation(self, trainer: Trainer) -> None:
+        loaders = trainer.internal_run.loaders
+        if loaders.eval is not None:
+            loaders.all_eval = [DataLoaderSlice(loader, self.num_batches) for loader in loaders.all_eval]
+
+
+class OuterLimit(LimitBatchesCallback):
+    """A limit that the user's callbacks do not contain: from the environment, or of `Trainer.preflight`.
+
+    Args:
+        num_batches: the number of batches on each rank, at least 1.
+        source: the origin of the limit, for the printed line; None prints no line.
+    """
+
+    def __init__(self, num_batches: int, source: str | None = None) -> None:
+        super().__init__(num_batches)
+        self._source = source

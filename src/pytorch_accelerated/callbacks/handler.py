@@ -1,16 +1,16 @@
-"""Handlers of callbacks, which call only the methods that do something."""
+"""Handlers of callbacks, which call only the methods that do something, and the default callbacks."""
 
 from __future__ import annotations
 
 import difflib
-import functools
-import inspect
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
-from pytorch_accelerated.callbacks.progress import LogMetricsCallback
+from pytorch_accelerated.callbacks.preparation import MoveModulesToDeviceCallback
+from pytorch_accelerated.callbacks.progress import LogMetricsCallback, PrintProgressCallback, ProgressBarCallback
+from pytorch_accelerated.callbacks.stopping import TerminateOnNaNCallback
 from pytorch_accelerated.callbacks.warning import stacklevel_of_user
 from pytorch_accelerated.errors import (
     ArgumentTypeError,
@@ -22,45 +22,14 @@ from pytorch_accelerated.training.order import EVENTS, EVENTS_OF_UPDATE
 
 Value = TypeVar("Value")
 
-# The names of trackers, by the classes of callbacks that log to them there.
-_TRACKERS_OF_TRANSFORMERS = {
-    "ClearMLCallback": "clearml",
-    "CometCallback": "comet_ml",
-    "DVCLiveCallback": "dvclive",
-    "MLflowCallback": "mlflow",
-    "SwanLabCallback": "swanlab",
-    "TensorBoardCallback": "tensorboard",
-    "TrackioCallback": "trackio",
-    "WandbCallback": "wandb",
-}
-
-# The events for which Keras, Lightning, fastai and transformers have other names.
-NAMES_ELSEWHERE = {
-    "on_batch_begin": "on_train_step_start",
-    "on_batch_end": "on_train_step_end",
-    "on_batch_start": "on_train_step_start",
-    "on_epoch_begin": "on_train_epoch_start",
-    "on_epoch_end": "on_training_run_epoch_end",
-    "on_epoch_start": "on_train_epoch_start",
-    "on_evaluate": "on_eval_epoch_end",
-    "on_fit_end": "on_training_run_end",
-    "on_fit_start": "on_training_run_start",
-    "on_log": "on_training_run_epoch_end",
-    "on_step_begin": "on_train_step_start",
-    "on_step_end": "on_train_step_end",
-    "on_test_end": "on_evaluation_run_end",
-    "on_test_start": "on_evaluation_run_start",
-    "on_train_batch_begin": "on_train_step_start",
-    "on_train_batch_end": "on_train_step_end",
-    "on_train_batch_start": "on_train_step_start",
-    "on_train_begin": "on_training_run_start",
-    "on_train_end": "on_training_run_end",
-    "on_train_start": "on_training_run_start",
-    "on_validation_batch_end": "on_eval_step_end",
-    "on_validation_end": "on_eval_epoch_end",
-    "on_validation_epoch_end": "on_eval_epoch_end",
-    "on_validation_epoch_start": "on_eval_epoch_start",
-}
+#: The callbacks of a `Trainer` that is created without any.
+DEFAULT_CALLBACKS: tuple[type[TrainerCallback], ...] = (
+    MoveModulesToDeviceCallback,
+    TerminateOnNaNCallback,
+    PrintProgressCallback,
+    ProgressBarCallback,
+    LogMetricsCallback,
+)
 
 
 class EventHandler:
@@ -81,9 +50,9 @@ class EventHandler:
         """Add a callback, an instance or a class, at the end.
 
         Raises:
-            ArgumentTypeError: if the callback has no method that is named like an event, or its class needs arguments.
+            ArgumentTypeError: if the callback has no method that is named like an event.
         """
-        instance = _instance_of(callback) if isinstance(callback, type) else callback
+        instance = callback() if isinstance(callback, type) else callback
         if not any(callable(getattr(instance, event, None)) for event in self._known_events):
             raise ArgumentTypeError(
                 f"{callback!r} cannot be a callback: none of its methods is named like an event. Pass a "
@@ -119,9 +88,7 @@ class EventHandler:
         """The methods of `callback` that no event will call, each with a hint at the event that was probably meant."""
         for name in dir(type(callback)):
             if name.startswith("on_") and name not in self._known_events and callable(getattr(type(callback), name)):
-                elsewhere = NAMES_ELSEWHERE.get(name)
                 close = difflib.get_close_matches(name, self._known_events, n=1, cutoff=cutoff)
-                close = [elsewhere] if elsewhere in self._known_events else close
                 yield name, f" Did you mean {close[0]!r}?" if close else ""
 
 
@@ -147,11 +114,6 @@ class CallbackHandler(EventHandler):
 
     def add_callbacks(self, callbacks: Iterable[Any]) -> None:
         """Add several callbacks at the end, in their order."""
-        if isinstance(callbacks, (type, TrainerCallback)) or not isinstance(callbacks, Iterable):
-            raise ArgumentTypeError(
-                f"`callbacks` is {callbacks!r}, which is not a list of callbacks. "
-                "Put it into a list or tuple, even if there is only one."
-            )
         for callback in callbacks:
             self.add_callback(callback)
 
@@ -220,7 +182,6 @@ class CallbackHandler(EventHandler):
             return False  # scripts add it to the defaults under its other name; each line would be printed twice
         _refuse_callback_of_transformers(callback)
         self._refuse_duplicate(callback)
-        self._refuse_methods_that_cannot_be_called(callback)
         for name, hint in self._unknown_events(callback):
             warnings.warn(
                 f"{type(callback).__name__}.{name} will never be called by the training loop: no event has that "
@@ -236,23 +197,6 @@ class CallbackHandler(EventHandler):
                 f"There is already a callback with the state key {key!r}. In a saved training state the two "
                 "could not be told apart. Remove one of them, or give each its own `state_key`."
             )
-
-    def _refuse_methods_that_cannot_be_called(self, callback: Any) -> None:
-        for event in EVENTS:
-            method = self._acting_method(callback, event)
-            if method is None:
-                continue
-            names = _keywords_of(event)
-            try:
-                inspect.signature(method).bind(None, **dict.fromkeys(names))
-            except ValueError:  # some functions in C have no signature
-                continue
-            except TypeError as error:
-                by_keyword = f", and by keyword {', '.join(names)}" if names else ""
-                raise ArgumentTypeError(
-                    f"{type(callback).__name__}.{event} cannot be called ({error}): its event passes the trainer"
-                    f"{by_keyword}. Take the ones that you need, and add `**kwargs` for the rest."
-                ) from error
 
 
 class ByEvent(dict[str, Value]):
@@ -271,40 +215,25 @@ def needs_agreement(callback: Any) -> bool:
     return bool(vars(type(callback)).get("ranks_agree_after_each_update", True))
 
 
-def _instance_of(callback_class: type) -> Any:
-    try:
-        inspect.signature(callback_class).bind()
-    except ValueError:  # some classes in C have no signature
-        pass
-    except TypeError as error:
-        raise ArgumentTypeError(
-            f"The callback class {callback_class.__name__} cannot be made without arguments ({error}). "
-            f"Pass an instance: {callback_class.__name__}(...)."
-        ) from error
-    return callback_class()
-
-
 def _refuse_callback_of_transformers(callback: Any) -> None:
     """Refuse a callback for the Trainer of `transformers`, or for ours that is called in the same way."""
     bases = {base.__name__ for base in type(callback).__mro__}
-    if isinstance(callback, TrainerCallback) or "TrainerCallback" not in bases or not hasattr(callback, "on_log"):
-        return
-    trackers = [name for base, name in _TRACKERS_OF_TRANSFORMERS.items() if base in bases]
-    advice = "Write a subclass of `pytorch_accelerated.callbacks.TrainerCallback` with the events that you need."
-    if trackers:
-        advice = f'Write TrackerCallback("{trackers[0]}") instead; it is in pytorch_accelerated.callbacks.'
-    raise ArgumentTypeError(
-        f"{type(callback).__name__} is a callback for `pytorch_accelerated.huggingface.Trainer` or the Trainer of "
-        f"transformers. This Trainer has other events, and would never call it. {advice}"
-    )
+    if not isinstance(callback, TrainerCallback) and "TrainerCallback" in bases and hasattr(callback, "on_log"):
+        raise ArgumentTypeError(
+            f"{type(callback).__name__} is a callback for `pytorch_accelerated.huggingface.Trainer` or the Trainer of "
+            "transformers. This Trainer has other events, and would never call it. Write a subclass of "
+            "`pytorch_accelerated.callbacks.TrainerCallback`; for trackers there is TrackerCallback."
+        )
 
 
 def _state_key(callback: Any) -> str:
     return getattr(callback, "state_key", None) or type(callback).__name__
 
 
-@functools.cache
-def _keywords_of(event: str) -> tuple[str, ...]:
-    """The keyword arguments of a built-in event."""
-    parameters = inspect.signature(getattr(TrainerCallback, event)).parameters.values()
-    return tuple(parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY)
+def get_default_callbacks(progress_bar: bool = True) -> tuple[type[TrainerCallback], ...]:
+    """The default callbacks, to extend or reorder.
+
+    Args:
+        progress_bar: False to leave the progress bar out.
+    """
+    return tuple(callback for callback in DEFAULT_CALLBACKS if progress_bar or callback is not ProgressBarCallback)

@@ -10,20 +10,16 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import torch
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
-from pytorch_accelerated.callbacks.expected import ExpectedMetrics
 from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.checkpointing import disk
-from pytorch_accelerated.checkpointing.matching import require_kinds
 from pytorch_accelerated.checkpointing.publish import replacing
-from pytorch_accelerated.checkpointing.run_parts import check_records
-from pytorch_accelerated.tracking.step_records import StepRecord, records_of, table_of
+from pytorch_accelerated.progress.screen import printable
+from pytorch_accelerated.tracking.step_records import StepRecord
 from pytorch_accelerated.tracking.values import MetricRecord
 
 if TYPE_CHECKING:
@@ -31,7 +27,17 @@ if TYPE_CHECKING:
 
 _SECONDS_BETWEEN_WRITES = 1.0  # of step records: opening the file for each takes longer than a small update
 
-Row = dict[str, Any]
+
+class _Row(NamedTuple):
+    """The values of a step record, or of the metrics of one point of the run, with `epoch` and `update`."""
+
+    values: dict[str, Any]
+    is_step: bool
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """The epoch and the update."""
+        return self.values["epoch"], self.values["update"]
 
 
 class _FileLogger(TrainerCallback, abc.ABC):
@@ -42,8 +48,7 @@ class _FileLogger(TrainerCallback, abc.ABC):
     unless a metric has that name.
 
     Rows are added at the end of the file, those of step records about once a second. A new file replaces the old one at
-    first, and when a column is added. A resumed run continues from the saved training state; rows logged after that
-    state was saved are logged again.
+    first, and when a column is added. A resumed run begins it anew, with the history of its training state.
 
     Args:
         path: the path of the file, which replaces an existing one. Missing folders are created.
@@ -54,14 +59,13 @@ class _FileLogger(TrainerCallback, abc.ABC):
 
     path: Path
     step_records: bool = True
-    _entries: Sequence[MetricRecord | StepRecord] = ()
     _columns: Sequence[str] = ()
     _metric_columns: Sequence[str] = ("epoch", "update")
-    # Of the file, up to the last row if more metrics may be added to that.
-    _settled_entries = 0
-    _settled_bytes = 0
-    _size_bytes = 0
+    _rows: Sequence[_Row] = ()  # those that the file lacks, and the last row of metrics, which may get more of them
+    _size_bytes = 0  # of the file before these; 0 if nothing was written yet
+    _begins_anew = False
     _written_at = -math.inf
+    _last_place = (1, 0)
     _evaluation_at: tuple[int, int] | None = None  # of an evaluation after training: the epoch and update it belongs to
 
     def __init__(self, path: str | os.PathLike[str], *, step_records: bool = True) -> None:
@@ -78,11 +82,11 @@ class _FileLogger(TrainerCallback, abc.ABC):
         return {"log": str(self.path)}
 
     @abc.abstractmethod
-    def _header(self, columns: Sequence[str]) -> str:
-        """The beginning of the file."""
+    def _beginning(self, columns: Sequence[str]) -> str:
+        """The file before the rows in `_rows`, now with these columns."""
 
     @abc.abstractmethod
-    def _lines(self, rows: Iterable[Row], columns: Sequence[str]) -> str:
+    def _lines(self, rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> str:
         """The lines of rows. Each row has `epoch`, `update` and the values of that point or step record."""
 
     def on_step_records(self, trainer: Trainer, **kwargs: Any) -> None:
@@ -91,98 +95,68 @@ class _FileLogger(TrainerCallback, abc.ABC):
             self._log(trainer, survives_power_cuts=False)
 
     def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Log the training epoch."""
+        """Log the metrics that were recorded since the last time."""
         self._log(trainer)
 
-    def on_eval_epoch_end(self, trainer: Trainer, is_intermediate: bool = False, **kwargs: Any) -> None:
-        """Log the evaluation."""
-        self._log(trainer)
-
-    def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Log the metrics that later callbacks recorded."""
-        self._log(trainer)
-
-    def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Log all remaining metrics."""
-        self._log(trainer)
+    on_eval_epoch_end = on_training_run_epoch_end = on_training_run_end = on_train_epoch_end
 
     def on_evaluation_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """The evaluation belongs to the last point of the run that was logged, although the history begins anew."""
-        if self._entries:
-            self._evaluation_at = self._entries[-1].epoch, self._entries[-1].update
+        self._evaluation_at = self._last_place
 
     def on_evaluation_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Log all remaining metrics."""
+        """Log all remaining metrics, also after an exception."""
         self._log(trainer)
         self._evaluation_at = None
 
-    def on_exception(self, trainer: Trainer, exception: BaseException, **kwargs: Any) -> None:
-        """Log the metrics recorded before the exception."""
-        self._log(trainer)
-        self._evaluation_at = None
-
-    def state_dict(self) -> dict[str, Any]:
-        """The logged records."""
-        metrics = [entry for entry in self._entries if isinstance(entry, MetricRecord)]
-        steps = [entry for entry in self._entries if isinstance(entry, StepRecord)]
-        is_metric = [isinstance(entry, MetricRecord) for entry in self._entries]
-        return {
-            "records": [list(record) for record in metrics],
-            "step_records": table_of(steps),
-            "is_metric": torch.tensor(is_metric, dtype=torch.bool),  # of each record, in the order of the file
-        }
+    on_exception = on_evaluation_run_end
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the logged records."""
-        require_kinds(state, {"records": (list,)}, of=type(self).__name__)
-        check_records(state["records"], "records")
-        metrics = [MetricRecord(*record) for record in state["records"]]
-        steps = records_of(state.get("step_records", ()))  # older states have none
-        is_metric = state["is_metric"].tolist() if steps else [True] * len(metrics)
-        if sum(is_metric) != len(metrics) or len(is_metric) != len(metrics) + len(steps):
-            raise ValueError("`is_metric` does not fit the number of records")
-        rest: tuple[Iterator[Any], ...] = (iter(steps), iter(metrics))
-        self._entries = [next(rest[each]) for each in is_metric]
-        self._columns, self._metric_columns = (), _FileLogger._metric_columns  # the file has to be written anew
+        """Begin the file anew: the history that is being loaded has all rows."""
+        self._begins_anew = True
 
     def _log(self, trainer: Trainer, *, survives_power_cuts: bool = True) -> None:
         history, ranks = trainer.run_history, trainer.internal_run.ranks
         steps = history.read_new_step_records(self.state_key) if self.step_records else []
-        metrics = [record for record in history.read_new_records(self.state_key) if record.is_scalar]
+        metrics = history.read_new_records(self.state_key)
         if self._evaluation_at is not None:
             epoch, update = self._evaluation_at
             metrics = [record._replace(epoch=epoch, update=update) for record in metrics]
             # If the last row has one of them, the first begins a row, and all come into it.
             metrics.sort(key=lambda record: record.name not in self._metric_columns)
-        if not (steps or metrics):
+        if not ranks.is_first or not (steps or metrics or self._begins_anew):
             return
-        new: Iterator[MetricRecord | StepRecord] = heapq.merge(steps, metrics, key=lambda record: record.update)
-        vars(self).setdefault("_entries", []).extend(new)
-        is_due = survives_power_cuts or time.monotonic() - self._written_at > _SECONDS_BETWEEN_WRITES
-        if ranks.is_first and is_due:
-            try:
-                self._write(survives_power_cuts=survives_power_cuts)
-            except OSError as error:
-                warn_user(
-                    ranks,
-                    f"{type(self).__name__} could not write {self.path}: {error}. Training continues; the next attempt "
-                    "writes everything. Check the disk's free space and the permissions.",
-                )
+        self._rows = _with_entries(self._rows, steps, metrics)
+        self._last_place = self._rows[-1].place if self._rows else self._last_place
+        if not survives_power_cuts and time.monotonic() - self._written_at <= _SECONDS_BETWEEN_WRITES:
+            return
+        try:
+            if self._begins_anew or (self._size_bytes and not self._has_the_beginning()):
+                self._columns, self._metric_columns, self._size_bytes = (), _FileLogger._metric_columns, 0
+                if self._evaluation_at is None:
+                    self._rows = _with_entries((), history.step_records if self.step_records else (), history.records)
+            self._begins_anew = False
+            self._write(survives_power_cuts=survives_power_cuts)
+        except OSError as error:
+            warn_user(
+                ranks,
+                f"{type(self).__name__} could not write {self.path}: {error}. Training continues; the next attempt "
+                "writes everything. Check the disk's free space and the permissions.",
+            )
+
+    def _has_the_beginning(self) -> bool:
+        return self.path.is_file() and self.path.stat().st_size >= self._size_bytes
 
     def _write(self, *, survives_power_cuts: bool) -> None:
         """Write the rows that the file lacks, and the last row again if it may have more metrics now."""
-        new = list(_rows(self._entries[self._settled_entries :] if self._columns else self._entries))
-        columns = self._columns_with(new)
-        is_whole = columns != self._columns or not self.path.exists() or self.path.stat().st_size != self._size_bytes
-        if is_whole:
-            new = list(_rows(self._entries))
-        start = 0 if is_whole else self._settled_bytes
-        *before, last = new
-        settled = (self._header(columns) if is_whole else "") + self._lines([row for row, _ in before], columns)
-        unsettled = self._lines([last[0]], columns)
-        if last[1] == 0:
-            settled, unsettled = settled + unsettled, ""
-        data = (settled + unsettled).encode()
+        columns = self._columns_with(self._rows)
+        is_whole = columns != self._columns
+        unsettled = [row for row in self._rows[-1:] if not row.is_step]
+        settled = self._rows[: len(self._rows) - len(unsettled)]
+        start, before = (0, self._beginning(columns)) if is_whole else (self._size_bytes, "")
+        data = (before + self._lines([row.values for row in settled], columns)).encode()
+        size_bytes = start + len(data)
+        data += self._lines([row.values for row in unsettled], columns).encode()
         if is_whole:
             with replacing(self.path) as file:
                 disk.write(file, data)
@@ -193,18 +167,15 @@ class _FileLogger(TrainerCallback, abc.ABC):
                 file.truncate()
                 if survives_power_cuts:
                     disk.flush(file)
-        self._columns = columns
+        self._columns, self._rows, self._size_bytes = columns, unsettled, size_bytes
         self._written_at = time.monotonic()
-        self._settled_entries = len(self._entries) - last[1]
-        self._settled_bytes = start + len(settled.encode())
-        self._size_bytes = start + len(data)
 
-    def _columns_with(self, rows: Sequence[tuple[Row, int]]) -> Sequence[str]:
+    def _columns_with(self, rows: Sequence[_Row]) -> Sequence[str]:
         """The columns of the file with those of further rows: first the metrics, then those of step records."""
         metrics = dict.fromkeys(self._metric_columns)
         of_steps = dict.fromkeys(self._columns)
-        for row, number_of_metrics in rows:
-            (metrics if number_of_metrics else of_steps).update(dict.fromkeys(row))
+        for row in rows:
+            (of_steps if row.is_step else metrics).update(dict.fromkeys(row.values))
         self._metric_columns = list(metrics)
         return list({**metrics, **of_steps})
 
@@ -215,10 +186,15 @@ class CSVLoggerCallback(_FileLogger):
     Cells without a value are empty.
     """
 
-    def _header(self, columns: Sequence[str]) -> str:
-        return self._lines([dict(zip(columns, columns, strict=True))], columns)
+    def _beginning(self, columns: Sequence[str]) -> str:
+        header = {name: _text_in_cell(name) for name in columns}
+        rows: list[Mapping[str, Any]] = []
+        if self._size_bytes:
+            _, *cells = csv.reader(io.StringIO(_read(self.path, self._size_bytes), newline=""))
+            rows = [dict(zip(self._columns, row, strict=True)) for row in cells]
+        return self._lines([header, *rows], columns)
 
-    def _lines(self, rows: Iterable[Row], columns: Sequence[str]) -> str:
+    def _lines(self, rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> str:
         text = io.StringIO(newline="")
         csv.writer(text, lineterminator="\n").writerows([row.get(name) for name in columns] for row in rows)
         return text.getvalue()
@@ -231,10 +207,10 @@ class JSONLoggerCallback(_FileLogger):
     `float` and JavaScript's `Number` convert to numbers.
     """
 
-    def _header(self, columns: Sequence[str]) -> str:
-        return ""
+    def _beginning(self, columns: Sequence[str]) -> str:
+        return _read(self.path, self._size_bytes) if self._size_bytes else ""
 
-    def _lines(self, rows: Iterable[Row], columns: Sequence[str]) -> str:
+    def _lines(self, rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> str:
         return "".join(json.dumps({name: _json_value(value) for name, value in row.items()}) + "\n" for row in rows)
 
 
@@ -244,35 +220,36 @@ class LearningRateMonitorCallback(TrainerCallback):
     The rate of the first parameter group is `learning_rate`; other groups have `learning_rate_1` and so on.
     """
 
-    def expected_metrics(self, sets: Sequence[str]) -> ExpectedMetrics:
-        """The learning rates; how many groups there will be is not known."""
-        return ExpectedMetrics(("learning_rate",), others=("learning_rate_",))
-
     def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Record the learning rates."""
         for index, group in enumerate(trainer.optimizer.param_groups):
             trainer.run_history.update_metric(f"learning_rate_{index}" if index else "learning_rate", group["lr"])
 
 
-def _rows(entries: Iterable[MetricRecord | StepRecord]) -> Iterator[tuple[Row, int]]:
-    """The entries as rows, each with the number of metrics in it: 0 for a step record."""
-    row: Row = {}
-    metrics = 0
+def _with_entries(rows: Sequence[_Row], steps: Sequence[StepRecord], metrics: Sequence[MetricRecord]) -> list[_Row]:
+    """The rows and those of further records: a metric shares the row before it if that is of the same moment."""
+    joined = list(rows)
+    numbers = [record for record in metrics if record.is_scalar]
+    entries: Iterator[MetricRecord | StepRecord] = heapq.merge(steps, numbers, key=lambda record: record.update)
     for entry in entries:
         if isinstance(entry, StepRecord):
-            if metrics:
-                yield row, metrics
-            yield entry.columns(), 0
-            metrics = 0
+            joined.append(_Row(entry.columns(), is_step=True))
             continue
-        moment = {"epoch": entry.epoch, "update": entry.update}
-        if metrics and not (moment.items() <= row.items() and entry.name not in row):
-            yield row, metrics
-            metrics = 0
-        row = {**(row if metrics else moment), entry.name: entry.value}
-        metrics += 1
-    if metrics:
-        yield row, metrics
+        last = joined[-1] if joined else None
+        if last is None or last.is_step or last.place != (entry.epoch, entry.update) or entry.name in last.values:
+            joined.append(_Row({"epoch": entry.epoch, "update": entry.update}, is_step=False))
+        joined[-1].values[entry.name] = entry.value
+    return joined
+
+
+def _read(path: Path, size_bytes: int) -> str:
+    with open(path, "rb") as file:
+        return file.read(size_bytes).decode()
+
+
+def _text_in_cell(name: str) -> str:
+    """A name as spreadsheets take it for a text in one row, not for a formula."""
+    return printable(f"'{name}" if name.startswith(("=", "+", "-", "@")) else name)
 
 
 def _json_value(value: float) -> float | str:

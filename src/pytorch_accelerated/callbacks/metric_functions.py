@@ -1,26 +1,25 @@
-"""Metrics that are plain functions of all predictions and targets of an evaluation."""
+"""Metrics that are plain functions of all predictions and targets of an evaluation, and what these are."""
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-from pytorch_accelerated.callbacks.warning import warn_user
-from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, HookOutputError, PytorchAcceleratedError
-from pytorch_accelerated.prediction.in_memory import InMemoryPredictions
+from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, HookOutputError
+from pytorch_accelerated.prediction.collecting import InMemoryPredictions
 from pytorch_accelerated.processes.ranks import Ranks
 from pytorch_accelerated.tracking.values import is_scalar, stored_value
-from pytorch_accelerated.trees import leaves_by_path
+from pytorch_accelerated.trees import leaves_by_path, would_broadcast
 
 MetricFunction = Callable[[Any, Any], Any]
 
-_NAMES_OF_LOSSES = ("loss", "loss_epoch")  # "eval_loss_epoch" and "intermediate_eval_loss" are those of the loop
+Choice = str | Callable[[Any], Any] | None
+"""Which part: the usual one, one by name, or what a function returns."""
 
-_ONE_VALUE = (float, int, torch.Tensor, "float", "int", "Tensor", "torch.Tensor")  # annotations may be strings
+_NAMES_OF_LOSSES = ("loss", "loss_epoch")  # "eval_loss_epoch" and "intermediate_eval_loss" are those of the loop
 
 
 class MetricFunctions:
@@ -37,7 +36,6 @@ class MetricFunctions:
         self.functions = dict(functions)
         self._rows: dict[str, InMemoryPredictions] = {}
         self._batches = 0
-        self._has_warned = False
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(self.functions)})"
@@ -56,6 +54,13 @@ class MetricFunctions:
         if start is None:  # in a loop of the user's own, which probably deals batches out in turn
             start = self._batches * ranks.count + ranks.index
         self._batches += 1
+        if would_broadcast(predictions, targets):
+            shapes = tuple(predictions.shape), tuple(targets.shape)
+            raise HookOutputError(
+                f"MetricsCallback has predictions of shape {shapes[0]} and targets of shape {shapes[1]}, so a function "
+                "that compares them by `==` or `-` would compare each prediction with each target. Give them the same "
+                "shape, for example with predictions=lambda outputs: outputs.squeeze(-1) > 0."
+            )
         self._collector(key, ranks).add(start, {"predictions": predictions, "targets": targets})
 
     def compute(self, key: str, ranks: Ranks) -> dict[str, float]:
@@ -66,16 +71,6 @@ class MetricFunctions:
         """
         rows = self._collector(key, ranks).finish()
         self.forget(key)
-        if not self._has_warned and _would_broadcast(rows["predictions"], rows["targets"]):
-            self._has_warned = True
-            shapes = tuple(rows["predictions"].shape), tuple(rows["targets"].shape)
-            warn_user(
-                ranks,
-                f"MetricsCallback has predictions of shape {shapes[0]} and targets of shape {shapes[1]}. A function "
-                "that compares them by `==` or `-` compares each prediction with each target, so its value is wrong. "
-                "Give them the same shape, for example with predictions=lambda outputs: outputs[:, 0] > 0, unless the "
-                "function takes care of it.",
-            )
         return ranks.do_on_first(lambda: self._values(rows["predictions"], rows["targets"]))
 
     def _collector(self, key: str, ranks: Ranks) -> InMemoryPredictions:
@@ -87,13 +82,7 @@ class MetricFunctions:
     def _values(self, predictions: Any, targets: Any) -> dict[str, float]:
         found: dict[str, float] = {}
         for name, function in self.functions.items():
-            for full_name, value in _values_of(name, function, predictions, targets).items():
-                if full_name in found:
-                    raise ConfigurationError(
-                        f"Two metrics are called {full_name!r}: one of them is an entry of the dict that the function "
-                        f"of the metric {name!r} returned. Give them different names."
-                    )
-                found[full_name] = value
+            found |= _values_of(name, function, predictions, targets)
         return found
 
 
@@ -101,17 +90,17 @@ def divided(metrics: Any) -> tuple[dict[str, MetricFunction], Any]:
     """The functions in `metrics` by name, and the rest: metrics of torchmetrics in any form, or None if there are none.
 
     Raises:
-        ArgumentTypeError: for a function without a name, or one that cannot be called with predictions and targets.
+        ArgumentTypeError: for a function without a name, or something else.
         ConfigurationError: for a name that the loop uses itself.
     """
     if not isinstance(metrics, Mapping):
-        given = list(metrics) if isinstance(metrics, (list, tuple)) else [metrics]
-        nameless = [_name_of(each) for each in given if callable(each) and not _is_of_torchmetrics(each)]
-        if nameless:
-            raise ArgumentTypeError(
-                f"The metric {nameless[0]} has no name to be recorded under. Pass a dict, for example "
-                f"MetricsCallback({{'accuracy': {nameless[0]}}})."
-            )
+        for each in metrics if isinstance(metrics, (list, tuple)) else [metrics]:
+            if not _is_of_torchmetrics(each) and (callable(each) or isinstance(each, str)):
+                name = getattr(each, "__name__", each)
+                raise ArgumentTypeError(
+                    f"{name!r} is not a metric with a name to be recorded under. Pass a function under a name, "
+                    f"MetricsCallback({{{name!r}: function}}), or an instance of a metric of torchmetrics."
+                )
         return {}, metrics
     functions = {name: metric for name, metric in metrics.items() if not _is_of_torchmetrics(metric)}
     for name, function in functions.items():
@@ -120,18 +109,7 @@ def divided(metrics: Any) -> tuple[dict[str, MetricFunction], Any]:
     return functions, others or None
 
 
-def returns_one_value(function: Callable[..., Any]) -> bool:
-    """Whether `function` declares that it returns one value, not a dict of values."""
-    try:
-        declared = inspect.signature(function).return_annotation
-    except (TypeError, ValueError):
-        return False
-    return declared in _ONE_VALUE
-
-
-def _check_function(name: Any, function: Any) -> None:
-    if not isinstance(name, str) or not name:
-        raise ArgumentTypeError(f"{name!r} cannot be the name of a metric. Use a string that is not empty.")
+def _check_function(name: str, function: Any) -> None:
     if name in _NAMES_OF_LOSSES:
         raise ConfigurationError(
             f"A metric cannot be called {name!r}: the trainer records the mean loss as 'eval_loss_epoch' and "
@@ -140,25 +118,14 @@ def _check_function(name: Any, function: Any) -> None:
     if isinstance(function, type) or not callable(function):
         remedy = f"an instance, {function.__name__}(...)," if isinstance(function, type) else "a function"
         raise ArgumentTypeError(
-            f"The metric {name!r} is {_name_of(function)}, which is neither a function nor a metric of torchmetrics. "
-            f"Pass {remedy} or, for example, `lambda predictions, targets: ...`."
+            f"The metric {name!r} is {function!r}, which is neither a function nor a metric of torchmetrics. Pass "
+            f"{remedy} or, for example, `lambda predictions, targets: ...`."
         )
-    try:
-        inspect.signature(function).bind(None, None)
-    except ValueError:  # some functions in C have no signature
-        return
-    except TypeError as error:
-        raise ArgumentTypeError(
-            f"The metric {name!r} is called with the predictions and the targets, in this order, but "
-            f"{_name_of(function)} cannot be ({error}). Pass `lambda predictions, targets: ...`."
-        ) from error
 
 
 def _values_of(name: str, function: MetricFunction, predictions: Any, targets: Any) -> dict[str, float]:
     try:
         result = function(predictions, targets)
-    except PytorchAcceleratedError:
-        raise
     except Exception as error:
         raise HookOutputError(
             f"The function of the metric {name!r} failed with {type(error).__name__}: {error}. It was called with the "
@@ -168,39 +135,18 @@ def _values_of(name: str, function: MetricFunction, predictions: Any, targets: A
     values = {str(key): value for key, value in result.items()} if isinstance(result, Mapping) else {name: result}
     values = {key: stored_value(value) for key, value in values.items()}
     for key, value in values.items():
-        _check_value(name, key, value)
+        if not is_scalar(value):
+            where = "" if key == name else f" in the entry {key!r} of its dict"
+            raise HookOutputError(
+                f"The function of the metric {name!r} returned {_described(value)}{where}, but a metric is one number. "
+                "Return a number, or a dict of numbers, which are recorded by their names."
+            )
     return values
-
-
-def _check_value(name: str, key: str, value: Any) -> None:
-    where = "" if key == name else f" in the entry {key!r} of its dict"
-    if not is_scalar(value):
-        raise HookOutputError(
-            f"The function of the metric {name!r} returned {_described(value)}{where}, but a metric is one number. "
-            "Return a number, or a dict of numbers, which are recorded by their names."
-        )
-    if key in _NAMES_OF_LOSSES:
-        raise ConfigurationError(
-            f"The function of the metric {name!r} returned a number called {key!r}, a name under which the trainer "
-            "records the mean loss. Use another name."
-        )
-
-
-def _would_broadcast(predictions: Any, targets: Any) -> bool:
-    """Whether one of them is a column and the other one has no columns, which torch makes a square table of."""
-    if not (isinstance(predictions, torch.Tensor) and isinstance(targets, torch.Tensor)):
-        return False
-    dimensions = {each.ndim: each.shape for each in (predictions, targets)}
-    return set(dimensions) == {1, 2} and dimensions[2][1] == 1 < dimensions[1][0]
 
 
 def _is_of_torchmetrics(metric: Any) -> bool:
     torchmetrics = sys.modules.get("torchmetrics")  # without it, there can't be one
     return torchmetrics is not None and isinstance(metric, (torchmetrics.Metric, torchmetrics.MetricCollection))
-
-
-def _name_of(function: Any) -> str:
-    return getattr(function, "__name__", None) or repr(function)
 
 
 def _described(value: Any) -> str:
@@ -211,3 +157,42 @@ def _described(value: Any) -> str:
         if isinstance(leaf, torch.Tensor) or hasattr(leaf, "shape")
     ]
     return ", ".join(parts) or f"{value!r:.100}"
+
+
+def predictions_of(outputs: Any, choice: Choice) -> Any:
+    """The predictions in a model's outputs; see `MetricsCallback`."""
+    if callable(choice):
+        return choice(outputs)
+    if choice is None or choice == "argmax":
+        predictions = _entry(outputs, "logits", "predictions") if isinstance(outputs, Mapping) else outputs
+        return predictions if choice is None else _argmax(predictions)
+    return _entry(outputs, choice, "predictions")
+
+
+def targets_of(batch: Any, choice: Choice) -> Any:
+    """The targets in a batch; see `MetricsCallback`."""
+    if callable(choice):
+        return choice(batch)
+    if choice is None and isinstance(batch, (tuple, list)) and len(batch) > 1:
+        return batch[1]
+    return _entry(batch, choice or "labels", "targets")
+
+
+def _entry(data: Any, name: str, of: str) -> Any:
+    if isinstance(data, Mapping) and name in data:
+        return data[name]
+    has = f" with the entries {', '.join(map(repr, data))}" if isinstance(data, Mapping) else ""
+    raise HookOutputError(
+        f"MetricsCallback found no {of}: there is no entry {name!r} in a {type(data).__name__}{has}. Pass `{of}`: the "
+        "name of an entry, or a function; or override `get_predictions_and_targets` to say where they are."
+    )
+
+
+def _argmax(predictions: Any) -> torch.Tensor:
+    if not isinstance(predictions, torch.Tensor) or predictions.ndim < 2 or predictions.shape[-1] == 1:
+        raise HookOutputError(
+            "predictions='argmax' takes the class with the highest score in the last dimension, but the model's "
+            f"outputs are {_described(predictions)}, without a dimension of several classes. Pass a function, for "
+            "example predictions=lambda outputs: outputs[:, 0] > 0."
+        )
+    return predictions.argmax(dim=-1)

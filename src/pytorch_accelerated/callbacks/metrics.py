@@ -8,17 +8,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
-from pytorch_accelerated.callbacks.expected import ExpectedMetrics, in_sets
-from pytorch_accelerated.callbacks.metric_functions import MetricFunctions, divided, returns_one_value
-from pytorch_accelerated.callbacks.metric_inputs import Choice, check_choice, predictions_of, targets_of
-from pytorch_accelerated.callbacks.progress import LogMetricsCallback
-from pytorch_accelerated.callbacks.warning import warn_user
+from pytorch_accelerated.callbacks.metric_functions import (
+    Choice,
+    MetricFunctions,
+    divided,
+    predictions_of,
+    targets_of,
+)
 from pytorch_accelerated.checkpointing.loading import explained_loading
 from pytorch_accelerated.checkpointing.matching import require_kinds
 from pytorch_accelerated.compat.torchmetrics import reductions_of, set_update_count
 from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.optional import require
-from pytorch_accelerated.tracking.values import on_host
+from pytorch_accelerated.tracking.values import is_scalar, on_host, stored_value
 from pytorch_accelerated.trees import map_leaves
 
 if TYPE_CHECKING:
@@ -79,7 +81,7 @@ class MetricsCallback(TrainerCallback):
             entry of that name. A function: what it returns for the batch.
 
     Raises:
-        ArgumentTypeError: for a function without a name, or one that does not take predictions and targets.
+        ArgumentTypeError: for a function without a name, or what is no metric.
         ConfigurationError: for the names "loss" and "loss_epoch", which the trainer uses.
         HookOutputError: in an evaluation, if there are no such predictions or targets, or a function fails or returns
             something else than numbers.
@@ -96,7 +98,6 @@ class MetricsCallback(TrainerCallback):
     _collections: Mapping[str, MetricCollection] = {}  # by the prefix of the names under which they are recorded
     _restored: Mapping[str, list[dict[str, Any]]] = {}
     _ranks: Ranks | None = None
-    _has_warned = False
 
     def __init__(
         self,
@@ -107,8 +108,6 @@ class MetricsCallback(TrainerCallback):
         predictions: str | Callable[[Any], Any] | None = None,
         targets: str | Callable[[Any], Any] | None = None,
     ) -> None:
-        check_choice("predictions", predictions)
-        check_choice("targets", targets)
         functions, others = divided(metrics)
         self._functions = MetricFunctions(functions)
         self.metrics = None if others is None else _as_collection(others)
@@ -136,14 +135,6 @@ class MetricsCallback(TrainerCallback):
             return type(self).__name__
         names = [*self._functions.functions, *([] if self.metrics is None else self.metrics.keys())]
         return f"{type(self).__name__}({', '.join(names)})"
-
-    def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Check the order of the callbacks."""
-        self._warn_if_logged_before(trainer)
-
-    def on_evaluation_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Check the order of the callbacks."""
-        self._warn_if_logged_before(trainer)
 
     def on_train_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Reset the metrics, unless the epoch is resumed."""
@@ -188,36 +179,14 @@ class MetricsCallback(TrainerCallback):
             return
         values = {} if self.metrics is None else self._collected(trainer, "eval_")
         if self._functions.functions:
-            computed = self._functions.compute(self._key_of(trainer, "eval_"), trainer.internal_run.ranks)
-            for name in values.keys() & computed.keys():
-                raise ConfigurationError(
-                    f"Two metrics are called {name!r}: one of torchmetrics, and one that a function returned. Give "
-                    "them different names."
-                )
-            values.update(computed)
+            values.update(self._functions.compute(self._key_of(trainer, "eval_"), trainer.internal_run.ranks))
         self._record(trainer, "intermediate_eval_" if is_intermediate else "eval_", values)
 
     def on_stop_training_error(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Forget the rows of an evaluation that was given up."""
+        """Forget the rows of an evaluation that was given up, or failed."""
         self._functions.forget_all()
 
-    def on_exception(self, trainer: Trainer, exception: BaseException, **kwargs: Any) -> None:
-        """Forget the rows of an evaluation that failed."""
-        self._functions.forget_all()
-
-    def expected_metrics(self, sets: Sequence[str]) -> ExpectedMetrics:
-        """The names under which values are recorded; others too if a metric may return a dict with names of its own."""
-        objects = [] if self.metrics is None else [(str(name), metric.compute) for name, metric in self.metrics.items()]
-        functions = self._functions.functions
-        names: list[str] = []
-        if self._measures_training:
-            names += [f"train_{name}" for name, _ in objects]
-        if self.during_evaluation:
-            measured = [*(name for name, _ in objects), *functions]
-            names += in_sets((kind + name for kind in ("eval_", "intermediate_eval_") for name in measured), sets)
-        makers = [*(compute for _, compute in objects), *functions.values()]
-        may_have_others = not all(map(returns_one_value, makers))
-        return ExpectedMetrics(tuple(names), ("train_", "eval_", "intermediate_eval_") if may_have_others else ())
+    on_exception = on_stop_training_error
 
     def state_dict(self) -> dict[str, Any]:
         """The states of the metrics on every rank in an unfinished epoch. Must be called by all ranks."""
@@ -271,19 +240,9 @@ class MetricsCallback(TrainerCallback):
 
     def _record(self, trainer: Trainer, name_prefix: str, values: Mapping[str, Any]) -> None:
         for name, value in values.items():
+            value = stored_value(value)
+            value = float(value) if is_scalar(value) else value  # numpy's would be printed as such
             trainer.run_history.update_metric(name_prefix + name, value)
-
-    def _warn_if_logged_before(self, trainer: Trainer) -> None:
-        callbacks = list(trainer.callback_handler)
-        before = callbacks[: callbacks.index(self)] if self in callbacks else []
-        loggers = [callback for callback in before if isinstance(callback, LogMetricsCallback)]
-        if loggers and not self._has_warned:
-            self._has_warned = True
-            warn_user(
-                trainer.internal_run.ranks,
-                f"{type(self).__name__} comes after {type(loggers[0]).__name__} in the list of callbacks, so its "
-                "metrics are recorded too late to be logged together with the loss. Put it before.",
-            )
 
 
 def _as_collection(metrics: Any) -> MetricCollection:
@@ -291,7 +250,7 @@ def _as_collection(metrics: Any) -> MetricCollection:
 
     The exchange of torchmetrics fails if a rank has no state or a state of another type.
     """
-    torchmetrics = require("torchmetrics", extra="metrics", needed_by="MetricsCallback")
+    torchmetrics = require("torchmetrics", needed_by="MetricsCallback")
     copied: MetricCollection
     if isinstance(metrics, torchmetrics.MetricCollection):
         copied = metrics.clone()

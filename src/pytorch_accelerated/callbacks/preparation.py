@@ -8,8 +8,8 @@ from torch import nn
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.warning import warn_user
-from pytorch_accelerated.compat.torch import is_batch_norm
-from pytorch_accelerated.errors import ConfigurationError
+from pytorch_accelerated.models.held import held_parts, optimizers_of
+from pytorch_accelerated.models.preparation import move_state
 
 if TYPE_CHECKING:
     from pytorch_accelerated.callbacks.base import Trainer
@@ -25,20 +25,14 @@ class MoveModulesToDeviceCallback(TrainerCallback):
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Move the modules."""
-        self._move_modules(trainer)
+        held = held_parts(trainer)
+        for part in held.values():
+            if isinstance(part, nn.Module):
+                part.to(trainer.device)
+        for optimizer in optimizers_of(trainer, held).values():  # a resumed run has loaded their states before
+            move_state(optimizer)
 
-    def on_evaluation_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Move the modules."""
-        self._move_modules(trainer)
-
-    def on_prediction_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Move the modules."""
-        self._move_modules(trainer)
-
-    def _move_modules(self, trainer: Trainer) -> None:
-        for name, value in vars(trainer).items():
-            if isinstance(value, nn.Module) and name != "model":
-                value.to(trainer.device)
+    on_evaluation_run_start = on_prediction_run_start = on_training_run_start
 
 
 class ConvertSyncBatchNormCallback(TrainerCallback):
@@ -64,19 +58,3 @@ class ConvertSyncBatchNormCallback(TrainerCallback):
                 "ConvertSyncBatchNormCallback does nothing here: torch synchronises BatchNorm layers on accelerators "
                 "only, and this run is on the CPU. Each rank will use the statistics of its own batches.",
             )
-
-    def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Reject unconverted layers of a model that replaced the first one after the trainer was created."""
-        if trainer.internal_run.ranks.count == 1 or trainer.device.type == "cpu":
-            return
-        late = [name for name, module in trainer.get_model().named_modules() if _is_unsynchronised(module)]
-        if late:
-            raise ConfigurationError(
-                f"The model has BatchNorm layers that are not synchronised ({', '.join(late)}): it was put into the "
-                "trainer after ConvertSyncBatchNormCallback had converted the layers. Convert it before, with "
-                "`torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)`."
-            )
-
-
-def _is_unsynchronised(module: nn.Module) -> bool:
-    return is_batch_norm(module) and not isinstance(module, nn.SyncBatchNorm)

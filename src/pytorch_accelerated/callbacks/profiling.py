@@ -48,7 +48,7 @@ class ProfilerCallback(TrainerCallback):
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Start to count updates."""
-        self._stop()
+        self.on_training_run_end(trainer)
 
         def write(profiler: torch.profiler.profile) -> None:
             self.output_dir.mkdir(parents=True, exist_ok=True)
@@ -69,17 +69,12 @@ class ProfilerCallback(TrainerCallback):
             self._profiler.step()
             self._updates_left -= 1
             if self._updates_left == 0:
-                self._stop()
+                self.on_training_run_end(trainer)
 
     def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Stop profiling, also if the run ended early."""
-        self._stop()
-
-    def on_exception(self, trainer: Trainer, exception: BaseException, **kwargs: Any) -> None:
-        """Stop profiling."""
-        self._stop()
-
-    def _stop(self) -> None:
         if self._profiler is not None:
             profiler, self._profiler = self._profiler, None
             profiler.stop()
+
+    on_exception = on_training_run_end

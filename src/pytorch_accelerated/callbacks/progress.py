@@ -14,22 +14,20 @@ from typing import TYPE_CHECKING, Any
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.summing_up import summary_lines, with_mark
 from pytorch_accelerated.callbacks.watching import watched_metrics
-from pytorch_accelerated.data.building import advice_on_waiting
-from pytorch_accelerated.progress.display import Display, display_factory
+from pytorch_accelerated.progress.display import display_factory
 from pytorch_accelerated.progress.formats import format_count, format_duration, format_number, format_update_size
 from pytorch_accelerated.progress.notebook import NotebookPage, can_display
-from pytorch_accelerated.progress.progress import Progress, length_of
+from pytorch_accelerated.progress.progress import Display, Progress, length_of
 from pytorch_accelerated.progress.table import GrowingTable, block, folded, screen_columns
 
 if TYPE_CHECKING:
     from pytorch_accelerated.callbacks.base import Trainer
     from pytorch_accelerated.run_config import TrainerRunConfig
 
-# How much waiting for data in an epoch is shown on the bar, and how much leads to a hint at the end of the epoch.
+# How much waiting for data in an epoch is shown on the bar.
 _SECONDS_WORTH_SHOWING = 1.0
 _SHARE_WORTH_SHOWING = 0.05
-_SHARE_WORTH_A_HINT = 0.3
-_SECONDS_WORTH_A_HINT = 3.0
+_MINOR_COLUMNS = ("lr", "time")
 
 
 class PrintProgressCallback(TrainerCallback):
@@ -39,7 +37,6 @@ class PrintProgressCallback(TrainerCallback):
 
     _started: float | None = None
     _ending, _reason = "Finished", ""
-    _has_hinted = False
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Print, for example, "Training 10 epochs of 45 updates, 32 samples each, on cpu, seed 42".
@@ -48,23 +45,11 @@ class PrintProgressCallback(TrainerCallback):
         """
         self._started = time.perf_counter()
         self._ending, self._reason = "Finished", ""
-        self._has_hinted = False
         config = _config_of(trainer)
         precision = None if config.mixed_precision == "no" else config.mixed_precision
         seed = None if trainer.internal_run.given.seed is None else f"seed {config.seed}"
         parts = [f"Training {_length_of(config)}", _sizes_of(config), _where(trainer), precision, seed]
         trainer.print(folded(", ".join(filter(None, parts))))
-
-    def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Print a hint, once in a run, if much of an epoch was spent waiting for data."""
-        timing = trainer.run_history.timings[-1] if trainer.run_history.timings else None
-        if timing is None or self._has_hinted or timing.data_wait_seconds < _SECONDS_WORTH_A_HINT:
-            return
-        if timing.data_wait_share >= _SHARE_WORTH_A_HINT:
-            self._has_hinted = True
-            where = f"{timing.data_wait_share:.0%} of epoch {timing.epoch}"
-            advice = advice_on_waiting(trainer.internal_run.loaders.train)
-            trainer.print(folded(f"Waited for data during {where}: {advice}"))
 
     def on_stop_training_error(
         self, trainer: Trainer, reason: str = "", failure: Exception | None = None, **kwargs: Any
@@ -87,8 +72,6 @@ class PrintProgressCallback(TrainerCallback):
         duration = f" in {format_duration(time.perf_counter() - self._started)}" if self._started is not None else ""
         epochs, updates = format_count(state.epochs, "epoch"), format_count(state.updates, "update")
         trainer.print(folded(f"{self._ending} {epochs}, {updates}{skipped}{duration}{reason}"))
-        if trainer.internal_run.step.summary is not None:
-            trainer.print(folded(trainer.internal_run.step.summary))
         num_warnings = trainer.internal_run.shown_warnings.count
         for line in summary_lines(trainer.run_history, trainer.callback_handler, num_warnings=num_warnings):
             trainer.print(line)
@@ -108,8 +91,8 @@ class PrintProgressCallback(TrainerCallback):
 class ProgressBarCallback(TrainerCallback):
     """Shows the progress of each pass over the data: a bar in terminals, occasional lines elsewhere.
 
-    A notebook has one display for each training run, which is updated in place: bars, a table of the epochs with the
-    best one marked, and the curves of the losses. `docs/how_to/notebooks.md` shows it.
+    A notebook has one display for each training run, which is updated in place: bars, and the table of
+    `LogMetricsCallback`. `docs/how_to/notebooks.md` shows it.
     """
 
     ranks_agree_after_each_update = False
@@ -123,7 +106,7 @@ class ProgressBarCallback(TrainerCallback):
         self._start_run()
         run = trainer.internal_run
         if run.page is None and run.ranks.is_first_of_node and can_display():
-            run.page = NotebookPage(trainer.run_history, watched_metrics(trainer.callback_handler))
+            run.page = NotebookPage(_MINOR_COLUMNS)
 
     def on_train_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Open the bar of an epoch."""
@@ -140,16 +123,18 @@ class ProgressBarCallback(TrainerCallback):
             done=state.batches_in_epoch,
         )
 
-    def on_train_step_end(
-        self, trainer: Trainer, batch: Any, batch_output: dict[str, Any], step: int = 0, **kwargs: Any
-    ) -> None:
+    def on_train_step_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
         """Count a batch."""
         if self._open:
             self._open[-1].advance()
 
+    on_eval_step_end = on_prediction_step_end = on_train_step_end
+
     def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Remove the bar."""
+        """Remove all bars, also after an early stop."""
         self._close_all()
+
+    on_training_run_end = on_evaluation_run_end = on_train_epoch_end
 
     def on_eval_epoch_start(self, trainer: Trainer, is_intermediate: bool = False, **kwargs: Any) -> None:
         """Open the bar of an evaluation."""
@@ -162,39 +147,19 @@ class ProgressBarCallback(TrainerCallback):
             read_facts=functools.partial(_loss_so_far, trainer),
         )
 
-    def on_eval_step_end(self, trainer: Trainer, batch: Any, batch_output: dict[str, Any], **kwargs: Any) -> None:
-        """Count a batch."""
-        if self._open:
-            self._open[-1].advance()
-
-    def on_eval_epoch_end(self, trainer: Trainer, is_intermediate: bool = False, **kwargs: Any) -> None:
+    def on_eval_epoch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
         """Remove the bar."""
         self._close_innermost()
 
-    def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Remove all bars, also after an early stop."""
-        self._close_all()
+    on_prediction_run_end = on_eval_epoch_end
 
     def on_evaluation_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Find out where the output goes."""
         self._start_run()
 
-    def on_evaluation_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Remove all bars."""
-        self._close_all()
-
     def on_prediction_run_start(self, trainer: Trainer, num_batches: int | None = None, **kwargs: Any) -> None:
         """Open the bar of a prediction, which may be inside another run."""
         self._start_pass(trainer, "prediction", num_batches)
-
-    def on_prediction_step_end(self, trainer: Trainer, batch: Any, predictions: Any, **kwargs: Any) -> None:
-        """Count a batch."""
-        if self._open:
-            self._open[-1].advance()
-
-    def on_prediction_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Remove the bar."""
-        self._close_innermost()
 
     def on_stop_training_error(self, trainer: Trainer, reason: str = "", **kwargs: Any) -> None:
         """Remove the bar."""
@@ -205,11 +170,9 @@ class ProgressBarCallback(TrainerCallback):
         """Remove the bar, so that the traceback starts on a new line."""
         self._close_all()
         epoch, updates = trainer.run_history.current_epoch, trainer.run_history.updates_done
-        if isinstance(exception, KeyboardInterrupt):
-            what = "Interrupted"
-        else:
-            message = str(exception).strip().partition("\n")[0]
-            what = f"Failed with {type(exception).__name__}" + (f": {message}" if message else "")
+        what = "Interrupted" if isinstance(exception, KeyboardInterrupt) else f"Failed with {type(exception).__name__}"
+        message = str(exception).strip().partition("\n")[0]
+        what = f"{what}: {message}" if message else what
         self._note_end(trainer, f"{what} (epoch {epoch}, after {format_count(updates, 'update')})")
 
     def _note_end(self, trainer: Trainer, reason: str) -> None:
@@ -323,16 +286,10 @@ class LogMetricsCallback(TrainerCallback):
         self._log_updated(trainer, "train", "other")
 
     def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Print an unfinished row."""
+        """Print an unfinished row, such as the metrics of an epoch whose evaluation failed."""
         self._print_row(trainer)
 
-    def on_stop_training_error(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Print an unfinished row."""
-        self._print_row(trainer)
-
-    def on_exception(self, trainer: Trainer, exception: BaseException, **kwargs: Any) -> None:
-        """Print an unfinished row: the metrics of an epoch whose evaluation failed."""
-        self._print_row(trainer)
+    on_stop_training_error = on_exception = on_training_run_end
 
     @functools.cached_property
     def _table(self) -> GrowingTable:
@@ -344,7 +301,9 @@ class LogMetricsCallback(TrainerCallback):
             # The history knows what each reader has seen, also after a resume.
             records = trainer.run_history.read_new_records(f"{self.state_key} {kind}")
             metrics.update(
-                (record.name, record.value) for record in records if record.is_scalar and _kind_of(record.name) == kind
+                (record.name, float(record.value))
+                for record in records
+                if record.is_scalar and _kind_of(record.name) == kind
             )
         if metrics:
             self.log_metrics(trainer, metrics)
@@ -359,13 +318,13 @@ class LogMetricsCallback(TrainerCallback):
         if row is None or row.keys() <= {"epoch", "lr"}:  # no metrics in it: `log_metrics` is overridden
             return
         page = trainer.internal_run.page
-        if page is not None:  # it has the table
-            page.draw_if_due()
-            return
         if self._epoch_started is not None:
             row["time"] = format_duration(time.perf_counter() - self._epoch_started)
-        watched = watched_metrics(trainer.callback_handler)
-        trainer.print(self._table.add_row(with_mark(row, trainer.run_history.records, watched)))
+        row = with_mark(row, trainer.run_history, watched_metrics(trainer.callback_handler))
+        if page is None:
+            trainer.print(self._table.add_row(row))
+        else:
+            page.add_row(row)
 
 
 PrintMetricsCallback = LogMetricsCallback
@@ -376,7 +335,7 @@ def _kind_of(metric_name: str) -> str:
 
 
 def _new_table() -> GrowingTable:
-    return GrowingTable(minor_names=("lr", "time"))
+    return GrowingTable(_MINOR_COLUMNS)
 
 
 def _training_facts(trainer: Trainer) -> dict[str, str]:

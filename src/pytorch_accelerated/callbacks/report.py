@@ -11,22 +11,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.saving import SaveBestModelCallback
-from pytorch_accelerated.callbacks.warning import warn_user
+from pytorch_accelerated.callbacks.warning import never_ends_a_run
 from pytorch_accelerated.callbacks.watching import watched_metrics
 from pytorch_accelerated.checkpointing import disk
 from pytorch_accelerated.checkpointing.matching import require_kinds
 from pytorch_accelerated.checkpointing.publish import replacing
 from pytorch_accelerated.data.updates import RunLoader
-from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.models.wrappers import bare_model
-from pytorch_accelerated.report.contents import RunContents, best_values, metric_columns, step_columns
+from pytorch_accelerated.report.contents import RunContents, best_values, metric_columns, page_of, step_columns
 from pytorch_accelerated.report.facts import environment_facts, model_facts
-from pytorch_accelerated.report.page import page_of
 from pytorch_accelerated.report.predictions import PredictionsOfEvaluation, describe
+from pytorch_accelerated.tracking.step_records import samples_per_second
 
 if TYPE_CHECKING:
     from pytorch_accelerated.callbacks.base import Trainer
@@ -37,6 +37,7 @@ _MAX_SHOWN_SAMPLES = 64  # of a spike
 _INPUT_NAMES = ("pixel_values", "images", "image", "inputs", "input", "x", "input_ids")
 
 
+@never_ends_a_run
 class ReportCallback(TrainerCallback):
     """Writes a page that shows the run: one HTML file, which needs no network and can be sent to others.
 
@@ -51,7 +52,7 @@ class ReportCallback(TrainerCallback):
     set, as pictures where inputs are images. Put the callback after those that record metrics.
 
     The page is rewritten during the run, and is complete at any time. Rank 0 writes it, in at most 2 % of the time. A
-    resumed run continues it. If it cannot be written, there is one warning, and the run continues. An open page reloads
+    resumed run continues it. If something fails, there is one warning, and the run continues. An open page reloads
     itself. In a notebook, the callback as the last line of a cell shows the page, which is then saved with the
     notebook. ``python -m pytorch_accelerated compare`` shows several pages side by side.
 
@@ -80,11 +81,6 @@ class ReportCallback(TrainerCallback):
         notes: Mapping[str, Any] | None = None,
         seconds_between_writes: float = 10.0,
     ) -> None:
-        if num_samples < 0 or seconds_between_writes < 0:
-            raise ConfigurationError(
-                f"`num_samples` is {num_samples!r} and `seconds_between_writes` {seconds_between_writes!r}, but "
-                "neither can be negative. For no samples pass 0."
-            )
         self.path = Path(path)
         self.class_names = class_names
         self.num_samples = num_samples
@@ -100,7 +96,7 @@ class ReportCallback(TrainerCallback):
         self._seen_skips = self._seen_warnings = 0
         self._seen_best: dict[str, int | None] = {}
         self._seen_states = 0
-        self._has_warned = self._was_resumed = False
+        self._was_resumed = False
         self._trainer_ranks: Any = None
 
     def saved_places(self) -> dict[str, str]:
@@ -178,12 +174,10 @@ class ReportCallback(TrainerCallback):
 
     def on_step_records(self, trainer: Trainer, **kwargs: Any) -> None:
         """Write the page, if it is time."""
-        self._write_if_due(trainer)
-
-    def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Write the page, if it is time."""
         self._look_around(trainer)
         self._write_if_due(trainer)
+
+    on_train_epoch_end = on_step_records
 
     def on_eval_epoch_start(self, trainer: Trainer, is_intermediate: bool = False, **kwargs: Any) -> None:
         """Begin to collect predictions."""
@@ -225,15 +219,9 @@ class ReportCallback(TrainerCallback):
         epoch = trainer.run_history.current_epoch
         known = self._contents.epochs
         self._contents.epochs = [each for each in known if each["epoch"] != epoch]
-        self._contents.epochs.append(
-            {
-                "epoch": epoch,
-                "seconds": None if timing is None else timing.seconds,
-                "data_wait_seconds": None if timing is None else timing.data_wait_seconds,
-                "eval_seconds": self._seconds_of_evaluation,
-                "wall_seconds": time.monotonic() - self._epoch_started,
-            }
-        )
+        seconds = {"eval_seconds": self._seconds_of_evaluation, "wall_seconds": time.monotonic() - self._epoch_started}
+        of_training = {} if timing is None else timing._asdict()
+        self._contents.epochs.append({"seconds": None, **of_training, **seconds, "epoch": epoch})
         self._write_if_due(trainer)
 
     def on_stop_training_error(self, trainer: Trainer, reason: str = "", **kwargs: Any) -> None:
@@ -267,13 +255,20 @@ class ReportCallback(TrainerCallback):
 
     def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Complete the page."""
+        self._was_resumed = False
         self._look_around(trainer)
+        epoch = trainer.run_state.epoch_of_progress(trainer.run_history.current_epoch)
+        for _, saver in _savers_of_best(trainer):
+            if saver.best_metric_epoch not in (None, epoch):
+                for part in self._contents.predictions.values():
+                    part["of"] += f", while {saver.save_path} is from epoch {saver.best_metric_epoch}"
         if self._contents.state["status"] == "running":
             self._contents.state["status"] = "finished"
         self._write(trainer)
 
     def on_exception(self, trainer: Trainer, exception: BaseException, **kwargs: Any) -> None:
         """Complete the page with the error, unless the run that it shows was over before."""
+        self._was_resumed = False
         if self._contents.state.get("status") != "running":
             return
         what = f"{type(exception).__name__}: {exception}".strip(": ")
@@ -311,16 +306,20 @@ class ReportCallback(TrainerCallback):
         saved = {**parts, "seconds": self._seconds(), "started": contents.state.get("started")}
         # As text: times differ between ranks, and a picture is no tensor.
         text = json.dumps(saved)
-        return {"page": text if self._trainer_ranks is None else self._trainer_ranks.from_first(text)}
+        text = text if self._trainer_ranks is None else self._trainer_ranks.from_first(text)
+        return {"page": torch.frombuffer(bytearray(text, "utf-8"), dtype=torch.uint8)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue the page of the run that is being resumed."""
-        require_kinds(state, {"page": (str,)}, of=type(self).__name__)
-        saved = json.loads(state["page"])
+        require_kinds(state, {"page": (str, torch.Tensor)}, of=type(self).__name__)
+        page = state["page"]
+        saved = json.loads(page if isinstance(page, str) else page.numpy().tobytes())  # version 1.0 kept the text
         for name in _SAVED:
             setattr(self._contents, name, saved[name])
-        self._seconds_before = saved["seconds"]
-        self._contents.state = {} if saved["started"] is None else {"started": saved["started"]}
+        self._seconds_before, self._started = saved["seconds"], time.monotonic()
+        self._contents.state = {"status": "running", "detail": "", **self._contents.state}
+        if saved["started"] is not None:
+            self._contents.state["started"] = saved["started"]
         self._was_resumed = True
 
     def _begin_anew(self, trainer: Trainer) -> None:
@@ -395,16 +394,9 @@ class ReportCallback(TrainerCallback):
         try:
             with replacing(self.path) as file:
                 disk.write(file, page_of([self._contents], self._contents.name).encode())
-        except OSError as error:
-            if not self._has_warned:
-                self._has_warned = True
-                warn_user(
-                    trainer.internal_run.ranks,
-                    f"ReportCallback could not write {self.path}: {error}. The run continues, and later attempts are "
-                    "made without a further warning. Check the path, the disk's free space and the permissions.",
-                )
-        ended = time.monotonic()
-        self._next_write = ended + max(self.seconds_between_writes, (ended - began) / _SHARE_OF_WRITING)
+        finally:
+            ended = time.monotonic()
+            self._next_write = ended + max(self.seconds_between_writes, (ended - began) / _SHARE_OF_WRITING)
 
     def _read_history(self, trainer: Trainer) -> None:
         history, contents = trainer.run_history, self._contents
@@ -414,6 +406,7 @@ class ReportCallback(TrainerCallback):
         epochs = [each.epoch for each in history.records[-1:]] + [each.epoch for each in history.step_records[-1:]]
         contents.state |= {
             "seconds": self._seconds(),
+            "samples_per_second": samples_per_second(history.step_records),
             "epoch": max(epochs, default=0),
             "updates": history.updates_done,
             "skipped_updates": trainer.run_state.skipped_updates,

@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-import re
 import time
 import warnings
+from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch.nn.parameter import is_lazy
-
 from pytorch_accelerated.callbacks.base import TrainerCallback
-from pytorch_accelerated.callbacks.earlier import tell_of_earlier_file, tell_of_earlier_states
 from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.callbacks.watching import KINDS_OF_BEST, WatchedMetric
-from pytorch_accelerated.checkpointing.layout import Manifest
+from pytorch_accelerated.checkpointing.layout import STATE_NAME, Manifest
 from pytorch_accelerated.checkpointing.matching import require_kinds
-from pytorch_accelerated.checkpointing.policy import SavePolicy
+from pytorch_accelerated.checkpointing.policy import Retention, SavedState, SavePolicy
 from pytorch_accelerated.checkpointing.publish import remove_state
-from pytorch_accelerated.checkpointing.retention import Retention, SavedState
+from pytorch_accelerated.checkpointing.reading import is_file
 from pytorch_accelerated.checkpointing.saved_metrics import judged_states
-from pytorch_accelerated.checkpointing.space import check_space
 from pytorch_accelerated.checkpointing.verify import list_states
 from pytorch_accelerated.errors import CheckpointError, DuplicateCallbackError
-from pytorch_accelerated.progress.formats import format_number
+from pytorch_accelerated.progress.formats import format_count, format_number
 from pytorch_accelerated.progress.table import folded
 from pytorch_accelerated.tracking.timing import Pace
 
 if TYPE_CHECKING:
     from pytorch_accelerated.callbacks.base import Trainer
+
+
+_told: set[Path] = set()
 
 
 class SaveBestModelCallback(TrainerCallback):
@@ -90,8 +90,7 @@ class SaveBestModelCallback(TrainerCallback):
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Check path and metric; forget the best value of an earlier run, or one whose file is missing."""
         self._refuse_shared_path(trainer)
-        self._watched.check_before_run(trainer.internal_run.expected_metrics, trainer.internal_run.ranks)
-        self._watched.warn_of_direction(trainer.internal_run.ranks)
+        self._watched.check_has_evaluation(trainer.eval_dataset)
         if trainer.run_state.updates == 0:  # else the run was resumed
             self._watched.new_values(
                 trainer.run_history, trainer.internal_run.ranks, self.state_key
@@ -177,15 +176,10 @@ class SaveBestModelCallback(TrainerCallback):
         self.best_metric = self.best_metric_epoch = None
 
     def _refuse_shared_path(self, trainer: Trainer) -> None:
-        path = Path(self.save_path).resolve()
-        for other in trainer.callback_handler:
-            if other is self or not isinstance(other, SaveBestModelCallback):
-                continue
-            if Path(other.save_path).resolve() == path:
-                raise DuplicateCallbackError(
-                    f"{type(self).__name__} and {type(other).__name__} both save to {self.save_path}: each would "
-                    "replace the file of the other. Give them different values of `save_path`."
-                )
+        savers = [each for each in trainer.callback_handler if isinstance(each, SaveBestModelCallback)]
+        if len({Path(each.save_path).resolve() for each in savers}) < len(savers):
+            paths = [str(each.save_path) for each in savers]
+            raise DuplicateCallbackError(f"Callbacks would replace each other's file: `save_path` of them is {paths}.")
 
 
 class SaveTrainingStateCallback(TrainerCallback):
@@ -277,11 +271,9 @@ class SaveTrainingStateCallback(TrainerCallback):
         self.background = background
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Check the metric, the folder and the disk, and start the clock."""
+        """Check the metric and the folder, and start the clock."""
         if self.retention.best is not None:
-            watched = WatchedMetric(self.watch_metric, self.retention.greater_is_better)
-            watched.check_before_run(trainer.internal_run.expected_metrics, trainer.internal_run.ranks)
-            watched.warn_of_direction(trainer.internal_run.ranks)
+            self._watched.check_has_evaluation(trainer.eval_dataset)
         trainer.internal_run.saves.claim_folder(self.save_dir)
         if trainer.run_state.updates == 0:  # else the run was resumed
             names = [folder.name for folder, _ in self._listed_states()]
@@ -290,7 +282,6 @@ class SaveTrainingStateCallback(TrainerCallback):
                 fate = "will replace or delete them as it saves its own"
             remedy = f": pass `resume_from={str(self.save_dir)!r}` to continue it, or another `save_dir` to keep them"
             tell_of_earlier_states(trainer, self.save_dir, names, fate + remedy)
-        self._refuse_full_disk(trainer)
         self._is_final_requested = self._has_requested = False
         self._saved_at = None
         if self.background and trainer.internal_run.ranks.is_first:
@@ -312,8 +303,9 @@ class SaveTrainingStateCallback(TrainerCallback):
         self._delete_outdated(trainer)
         epoch = trainer.run_history.current_epoch
         if self.retention.best is not None:
-            # This rejects values that cannot be compared.
-            WatchedMetric(self.watch_metric).new_values(trainer.run_history, trainer.internal_run.ranks, self.state_key)
+            history, ranks = trainer.run_history, trainer.internal_run.ranks
+            self._watched.check_recorded(history, ranks)
+            self._watched.new_values(history, ranks, self.state_key)  # this rejects values that cannot be compared
         if self.policy.is_due(updates=0, saved_updates=0, epochs=epoch, saved_epochs=epoch - 1, seconds_since_save=0.0):
             self._request(trainer, f"epoch_{epoch}")
         if self.save_at_end and trainer.internal_run.is_last_epoch:
@@ -338,11 +330,9 @@ class SaveTrainingStateCallback(TrainerCallback):
         """The class and the folder."""
         return f"{type(self).__name__}({self.save_dir})"
 
-    def _refuse_full_disk(self, trainer: Trainer) -> None:
-        """Check the space before the first update, by the size of the parameters; the optimizer will add to that."""
-        parameters = trainer.get_model().parameters()
-        size_bytes = sum(parameter.nbytes for parameter in parameters if not is_lazy(parameter))
-        trainer.internal_run.ranks.do_on_first(lambda: check_space(self.save_dir, self.retention, size_bytes))
+    @property
+    def _watched(self) -> WatchedMetric:
+        return WatchedMetric(self.watch_metric)
 
     def _request(self, trainer: Trainer, name: str) -> None:
         trainer.save_training_state(Path(self.save_dir) / name, background=self.background)
@@ -380,6 +370,8 @@ class SaveTrainingStateCallback(TrainerCallback):
             self._apply_retention()
 
     def _apply_retention(self) -> None:
+        if self.retention.keeps_all:
+            return
         for state in self.retention.states_to_delete(self._saved_states()):
             try:
                 remove_state(Path(self.save_dir) / state.name)
@@ -392,7 +384,37 @@ class SaveTrainingStateCallback(TrainerCallback):
         return judged_states(self._listed_states(), metric_name=metric_name)
 
     def _listed_states(self) -> list[tuple[Path, Manifest]]:
-        return [state for state in list_states(Path(self.save_dir)) if _NAME.fullmatch(state[0].name)]
+        return [state for state in list_states(Path(self.save_dir)) if STATE_NAME.fullmatch(state[0].name)]
 
 
-_NAME = re.compile(r"epoch_\d+|step_\d+|final")
+def tell_of_earlier_file(trainer: Trainer, path: str | Path, successor: str) -> None:
+    """Print one line on each node, once in a process, if `path` exists: `successor` will replace the file."""
+    path = Path(path)
+    if is_file(path):
+        _tell(trainer, path, f"{path} is from an earlier run ({_age(path)}): {successor} will replace it")
+
+
+def tell_of_earlier_states(trainer: Trainer, folder: str | Path, names: Sequence[str], fate: str) -> None:
+    """Print one line, once in a process, if a folder that this run saves to has states of an earlier run.
+
+    Args:
+        trainer: the trainer of the run, which is not a resumed one.
+        folder: the folder.
+        names: the names of the earlier checkpoints, the newest last.
+        fate: says what this run will do to them.
+    """
+    if names and trainer.internal_run.ranks.is_first:
+        last = f"{format_count(len(names), 'checkpoint')} of an earlier run (the last one: {names[-1]}, "
+        last += f"{_age(Path(folder) / names[-1])})"
+        _tell(trainer, Path(folder), f"{folder} has {last}. This run does not continue it, and {fate}")
+
+
+def _tell(trainer: Trainer, path: Path, text: str) -> None:
+    """Print `text`, unless something was said about `path` already: in a notebook, a cell is run many times."""
+    if path.absolute() not in _told:
+        _told.add(path.absolute())
+        trainer.print(folded(text))
+
+
+def _age(path: Path) -> str:
+    return f"{datetime.fromtimestamp(path.stat().st_mtime):%Y-%m-%d %H:%M}"

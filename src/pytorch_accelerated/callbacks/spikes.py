@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.watching import is_finite_number
 from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.progress.table import folded
+from pytorch_accelerated.tracking.step_records import StepRecord
 
 if TYPE_CHECKING:
     from pytorch_accelerated.callbacks.base import Trainer
@@ -46,23 +46,28 @@ class LossSpikeCallback(TrainerCallback):
 
     ranks_agree_after_each_update = False
     takes_part_in_preflight = False
+    _before: Sequence[StepRecord] | None = None  # as they were made: those of the history may have been joined
 
     def __init__(self, threshold: float = 8.0) -> None:
         self.threshold = checked_threshold(threshold)
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Leave out the records of earlier runs."""
+        self._before = None
         if trainer.run_state.updates == 0:
             trainer.run_history.read_new_step_records(self.state_key)
 
     def on_step_records(self, trainer: Trainer, **kwargs: Any) -> None:
         """Judge the new records."""
-        new = len(trainer.run_history.read_new_step_records(self.state_key))
-        records = trainer.run_history.step_records
-        before = records[max(0, len(records) - new - WINDOW) : len(records) - new]
-        losses = np.array([record.train_loss for record in itertools.chain(before, records[len(records) - new :])])
-        for index, median in find_spikes(losses, len(before), self.threshold):
-            self._tell(trainer, len(records) - len(losses) + index, median)
+        new = trainer.run_history.read_new_step_records(self.state_key)
+        if self._before is None:
+            every = trainer.run_history.step_records
+            self._before = every[: len(every) - len(new)][-WINDOW:]
+        records = [*self._before, *new]
+        losses = np.array([record.train_loss for record in records])
+        for index, median in find_spikes(losses, len(self._before), self.threshold):
+            self._tell(trainer, records[index - 1], records[index], median)
+        self._before = records[-WINDOW:]
 
     def on_loss_spike(
         self,
@@ -86,10 +91,9 @@ class LossSpikeCallback(TrainerCallback):
             folded(f"Loss spike in epoch {epoch}, {updates}: {loss:.4g}, where the median was {median:.4g}{where}")
         )
 
-    def _tell(self, trainer: Trainer, index: int, median: float) -> None:
-        records, run = trainer.run_history.step_records, trainer.internal_run
-        record, before = records[index], records[index - 1]
-        trainer.internal_run.emitter.emit(
+    def _tell(self, trainer: Trainer, before: StepRecord, record: StepRecord, median: float) -> None:
+        run = trainer.internal_run
+        run.emitter.emit(
             "on_loss_spike",
             loss=record.train_loss,
             median=median,
@@ -107,10 +111,7 @@ def checked_threshold(threshold: float) -> float:
         ConfigurationError: if it is not a number above 0.
     """
     if not (is_finite_number(threshold) and threshold > 0):
-        raise ConfigurationError(
-            f"`threshold` is {threshold!r}, but it is the number of standard deviations above the median from "
-            "which on a loss is a spike: give a number above 0, such as 8."
-        )
+        raise ConfigurationError(f"`threshold` is {threshold!r}, in standard deviations: give a number above 0.")
     return threshold
 
 

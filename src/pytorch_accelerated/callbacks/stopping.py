@@ -66,10 +66,9 @@ class _MetricJudge(TrainerCallback):
         """Start anew, unless the run is resumed. A resumed run that this callback had stopped is stopped again.
 
         Raises:
-            ConfigurationError, UnknownMetricError: if the metric will not be recorded.
+            ConfigurationError: for a metric of evaluations, if there is no evaluation set.
         """
-        self._watched.check_before_run(trainer.internal_run.expected_metrics, trainer.internal_run.ranks)
-        self._watched.warn_of_direction(trainer.internal_run.ranks)
+        self._watched.check_has_evaluation(trainer.eval_dataset)
         if trainer.run_state.updates == 0:
             self._new_values(trainer)  # those of earlier runs have been judged then
             self._latest = None
@@ -115,10 +114,13 @@ class _MetricJudge(TrainerCallback):
 
 
 class EarlyStoppingCallback(_MetricJudge):
-    """Ends the run when a metric has stopped improving.
+    """Ends the run at the first value of a metric that is not better than the best by 0.01: both numbers are arguments.
 
-    Every new value of the metric is judged once: values of an epoch and its evaluation at the end of the epoch, values
-    of an evaluation within an epoch right after that evaluation. Values of `Trainer.evaluate` are not judged.
+    As in pytorch-accelerated 0.1.61, the defaults are a patience of 1 and an absolute threshold of 0.01, which is large
+    for a loss of 0.05: most runs want ``EarlyStoppingCallback(5, early_stopping_threshold=0)`` or so.
+
+    Every value is judged once: those of an epoch and its evaluation at the end of the epoch, those of an evaluation
+    within an epoch right after that evaluation. Values of `Trainer.evaluate` are not judged.
 
     Args:
         early_stopping_patience: the number of values in a row without an improvement after which the run ends.
@@ -235,21 +237,12 @@ class StopAtCallback(_MetricJudge):
     def __init__(
         self, watch_metric: str = "eval_loss_epoch", *, at_least: float | None = None, at_most: float | None = None
     ) -> None:
-        limits = {"at_least": at_least, "at_most": at_most}
-        if at_least is None and at_most is None:
+        limits = [limit for limit in (at_least, at_most) if limit is not None]
+        if not limits or not all(map(is_finite_number, limits)) or (len(limits) > 1 and limits[0] <= limits[1]):
             raise ConfigurationError(
-                f"`StopAtCallback({watch_metric!r})` has no limit at which it should end the run: give `at_least` or "
-                "`at_most`."
-            )
-        for name, limit in limits.items():
-            if limit is not None and not is_finite_number(limit):
-                raise ConfigurationError(
-                    f"`{name}` is {limit!r}, but {watch_metric!r} is compared with it: give a number."
-                )
-        if at_least is not None and at_most is not None and at_least <= at_most:
-            raise ConfigurationError(
-                f"`at_least` is {at_least} and `at_most` is {at_most}, so that every value would end the run. Give "
-                "only one of them, or a range outside of which the run should end."
+                f"`StopAtCallback({watch_metric!r})` has `at_least` {at_least!r} and `at_most` {at_most!r}, but the "
+                "run should end at some values and not at others. Give a number for one of them, or a range outside of "
+                "which the run should end."
             )
         self.watch_metric = watch_metric
         self.at_least = at_least

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pytorch_accelerated.callbacks.watching import watched_metrics
 from pytorch_accelerated.progress.formats import format_count, format_number, format_rate
+from pytorch_accelerated.progress.screen import printable
 from pytorch_accelerated.progress.table import screen_columns
-from pytorch_accelerated.tracking.best import best_record
 from pytorch_accelerated.tracking.history import RunHistory
-from pytorch_accelerated.tracking.values import MetricRecord
+from pytorch_accelerated.tracking.step_records import samples_per_second
+from pytorch_accelerated.tracking.values import MetricRecord, greater_is_better, role_and_quantity
 
 # How much waiting for data is worth a word.
 _SHARE_WORTH_SHOWING = 0.05
@@ -28,7 +29,7 @@ def summary_lines(history: RunHistory, callbacks: Iterable[Any], *, num_warnings
         num_warnings: how many warnings were shown.
     """
     callbacks = list(callbacks)
-    facts = best_facts(history.records, watched_metrics(callbacks))
+    facts = best_facts(history, watched_metrics(callbacks))
     facts += _speed(history)
     facts += [format_count(num_warnings, "warning")] if num_warnings else []
     places: Mapping[str, str] = {
@@ -37,30 +38,29 @@ def summary_lines(history: RunHistory, callbacks: Iterable[Any], *, num_warnings
         if hasattr(callback, "saved_places")
         for what, path in callback.saved_places().items()
     }
-    return [line for line in (", ".join(facts), *saved_lines(places)) if line]
+    return [printable(line) for line in (", ".join(facts), *saved_lines(places)) if line]
 
 
-def best_facts(records: Iterable[MetricRecord], watched: Mapping[str, bool], *, names_step: bool = False) -> list[str]:
+def best_facts(history: RunHistory, watched: Mapping[str, bool], *, names_step: bool = False) -> list[str]:
     """The best value and its epoch, or nothing; see `best_record`.
 
     Args:
-        records, watched: as there.
+        history, watched: as there.
         names_step: whether to name the step too: values are compared at any step, not only after epochs.
     """
-    best = best_record(records, watched)
+    best = best_record(history, watched)
     if best is None:
         return []
     step = f", step {best.update}" if names_step else ""
     return [f"Best {best.name} {format_number(best.value)} (epoch {best.epoch}{step})"]
 
 
-def with_mark(row: dict[str, str], records: Sequence[MetricRecord], watched: Mapping[str, bool]) -> dict[str, str]:
+def with_mark(row: dict[str, str], history: RunHistory, watched: Mapping[str, bool]) -> dict[str, str]:
     """A row of a table with a "*" after the latest value of the metric that decides, if that is the best so far."""
-    best = best_record(records, watched)
+    best = best_record(history, watched)
     if best is None or best.name not in row:
         return row
-    latest = next(record for record in reversed(records) if record.name == best.name)
-    return {**row, best.name: row[best.name] + ("*" if best is latest else " ")}
+    return {**row, best.name: row[best.name] + ("*" if best is history.latest_record(best.name) else " ")}
 
 
 def saved_lines(places: Mapping[str, str]) -> list[str]:
@@ -75,10 +75,38 @@ def saved_lines(places: Mapping[str, str]) -> list[str]:
 
 
 def _speed(history: RunHistory) -> list[str]:
-    measured = [record for record in history.step_records if record.samples_per_second > 0]
-    seconds = sum(record.samples / record.samples_per_second for record in measured)
-    if not seconds:
+    speed = samples_per_second(history.step_records)
+    if speed is None:
         return []
-    waiting = sum(record.data_wait_share * record.samples / record.samples_per_second for record in measured) / seconds
-    speed = f"{format_rate(sum(record.samples for record in measured) / seconds)} samples/s"
-    return [speed] if waiting < _SHARE_WORTH_SHOWING else [speed, f"waited for data {waiting:.0%} of the time"]
+    words = speed_in_words(speed)
+    seconds = sum(timing.seconds for timing in history.timings)
+    waited = sum(timing.data_wait_seconds for timing in history.timings)
+    is_much = waited > _SHARE_WORTH_SHOWING * seconds
+    return [words, f"waited for data {waited / seconds:.0%} of the time"] if is_much else [words]
+
+
+def speed_in_words(speed: float) -> str:
+    """A speed over a whole run, in samples per second."""
+    return f"{format_rate(speed)} samples/s of wall time"
+
+
+def best_record(history: RunHistory, watched: Mapping[str, bool]) -> MetricRecord | None:
+    """The first of the best values so far of the metric that decides which epoch is the best; None if none does.
+
+    That is the first watched metric with finite values, else the loss of evaluations, else another metric of
+    evaluations whose name says what is better.
+
+    Args:
+        history: of the run.
+        watched: the metrics that callbacks watch, and whether greater is better.
+    """
+    evaluated = {}
+    for name in history.get_metric_names():
+        role, quantity = role_and_quantity(name)
+        greater = greater_is_better(quantity)
+        if greater is not None and "train" not in role:
+            evaluated[name] = greater
+    losses_first = sorted(evaluated, key=lambda name: (name != "eval_loss_epoch", role_and_quantity(name)[1] != "loss"))
+    deciding = {**dict.fromkeys(watched), **dict.fromkeys(losses_first)}
+    found = (history.best_record(name, watched.get(name, evaluated.get(name, False))) for name in deciding)
+    return next((record for record in found if record is not None), None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
@@ -12,11 +13,11 @@ from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.checkpointing.matching import require_kinds
 from pytorch_accelerated.errors import ConfigurationError
+from pytorch_accelerated.progress.table import folded
 from pytorch_accelerated.tracking.history import RunHistory
-from pytorch_accelerated.tracking.hyperparameters import hyperparameters_of
-from pytorch_accelerated.tracking.open_records import OpenRecords
+from pytorch_accelerated.tracking.part_facts import hyperparameters_of
 from pytorch_accelerated.tracking.step_records import StepRecord
-from pytorch_accelerated.tracking.trackers import Outcome, Place, Row, finite_values, make_trackers, new_run_name
+from pytorch_accelerated.tracking.trackers import OpenRecords, Outcome, Place, Row, make_trackers, new_run_name
 from pytorch_accelerated.tracking.values import MetricRecord
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
     from pytorch_accelerated.callbacks.base import Trainer
 
+_PLACES = ("epoch", "update", "samples", "seconds")  # of a step record
+_NAMES = {"train_loss": "train/loss", "peak_memory": "train/peak_memory_bytes"}
 _SECONDS_BETWEEN_WRITES = 1.0  # a store in a database or behind a network takes milliseconds for each request
 
 
@@ -56,9 +59,8 @@ class TrackerCallback(TrainerCallback):
             ``{"wandb": {"tags": ["baseline"]}}``. They replace those that this callback would pass.
 
     Raises:
-        ArgumentTypeError: for a tracker that is neither a name nor an instance.
-        ConfigurationError: a ValueError, for an unknown name.
-        MissingDependencyError: if the package of a tracker is not installed; names the extra that installs it.
+        ConfigurationError: a ValueError, for anything else than such names and instances.
+        MissingDependencyError: if the package of a tracker is not installed.
     """
 
     takes_part_in_preflight = False
@@ -89,16 +91,13 @@ class TrackerCallback(TrainerCallback):
         self._options = dict(options or {})
         names = [tracker.name for tracker in self._trackers]
         if not self._options.keys() <= set(names):
-            raise ConfigurationError(
-                f"`options` is for {', '.join(map(repr, self._options))}, but the trackers are "
-                f"{', '.join(map(repr, names))}. Use their names as keys."
-            )
+            raise ConfigurationError(f"`options` is for {[*self._options]}, but the trackers are {names}.")
 
     def log_figure(self, name: str, figure: Any, step: int | None = None) -> None:
         """Log a matplotlib figure to the trackers that take figures: TensorBoard, MLflow and W&B.
 
         May be called on any rank, but only rank 0 logs. The figure stays open. A tracker without figures is named in
-        one warning.
+        a warning.
 
         Args:
             name: such as "confusion matrix".
@@ -108,26 +107,18 @@ class TrackerCallback(TrainerCallback):
         Raises:
             ConfigurationError: a ValueError, if no run is going on.
         """
-        if records := self._records_during_run("log_figure"):
-            records.log_extra("figures", step, lambda tracker, step: tracker.log_figure(name, figure, step))
+        if self._run_name is None:
+            raise ConfigurationError(
+                "`TrackerCallback.log_figure` was called before a run, so there is no record to log to. Call it in a "
+                "callback that stands behind the TrackerCallback in the list, from `on_training_run_start` on."
+            )
+        if self._records is not None:
+            self._records.log_figure(name, figure, step)
 
     def log_histogram(self, name: str, values: Any, step: int | None = None) -> None:
-        """Log the distribution of numbers to the trackers that take histograms: TensorBoard and W&B.
-
-        Values that are not finite are left out. Reading a tensor waits for its device. Otherwise like `log_figure`.
-
-        Args:
-            name: such as "weights/first layer".
-            values: a tensor or an array of any shape.
-            step: the number of updates; by default those so far.
-
-        Raises:
-            ConfigurationError: a ValueError, if no run is going on.
-        """
-        if records := self._records_during_run("log_histogram"):
-            numbers = finite_values(values)
-            if len(numbers):
-                records.log_extra("histograms", step, lambda tracker, step: tracker.log_histogram(name, numbers, step))
+        """Deprecated: logs nothing. It goes with version 2.0."""
+        message = "`TrackerCallback.log_histogram` logs nothing any more: give `log_figure` a figure of the histogram."
+        warnings.warn(message, FutureWarning, stacklevel=2)
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Open the records and log the hyper-parameters."""
@@ -139,16 +130,10 @@ class TrackerCallback(TrainerCallback):
         self._log(trainer, is_urgent=False)
 
     def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Log the training epoch."""
+        """Log what was recorded since the last time."""
         self._log(trainer)
 
-    def on_eval_epoch_end(self, trainer: Trainer, is_intermediate: bool = False, **kwargs: Any) -> None:
-        """Log the evaluation."""
-        self._log(trainer)
-
-    def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Log the metrics that later callbacks recorded."""
-        self._log(trainer)
+    on_eval_epoch_end = on_training_run_epoch_end = on_train_epoch_end
 
     def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Log the rest, close the records and print where they are."""
@@ -184,9 +169,8 @@ class TrackerCallback(TrainerCallback):
         """Open the records. Must be called by all ranks."""
         ranks = trainer.internal_run.ranks
         if not continues:
-            self._run_name, self._identities, self._last_step = self.run_name or new_run_name(), {}, 0
-        if self._run_name is None:
-            self._run_name = self.run_name or new_run_name()
+            self._run_name, self._identities, self._last_step = None, {}, 0
+        self._run_name = self._run_name or self.run_name or new_run_name()
         self._start_trackers(trainer)
         identities = {} if self._records is None else self._records.identities
         self._identities = ranks.from_first({**self._identities, **identities})
@@ -242,15 +226,7 @@ class TrackerCallback(TrainerCallback):
             locations = self._records.finish(outcome)
             self._records = None
             for location in locations:
-                trainer.internal_run.print(f"Logged to {location}")
-
-    def _records_during_run(self, method: str) -> OpenRecords | None:
-        if self._run_name is None:
-            raise ConfigurationError(
-                f"`TrackerCallback.{method}` was called before a run, so there is no record to log to. Call it in a "
-                "callback that stands behind the TrackerCallback in the list, from `on_training_run_start` on."
-            )
-        return self._records
+                trainer.internal_run.print(folded(f"Logged to {location}"))
 
 
 def _rows(records: Iterable[MetricRecord], step_records: Iterable[StepRecord]) -> list[Row]:
@@ -267,15 +243,5 @@ def _rows(records: Iterable[MetricRecord], step_records: Iterable[StepRecord]) -
 
 def _values_of(record: StepRecord) -> dict[str, float]:
     """What was measured, by the names for trackers."""
-    values = {
-        "train/loss": record.train_loss,
-        "train/gradient_norm": record.gradient_norm,
-        "train/samples_per_second": record.samples_per_second,
-        "train/data_wait_share": record.data_wait_share,
-        "train/peak_memory_bytes": record.peak_memory,
-    }
-    rates = {
-        f"train/learning_rate_{index}" if index else "train/learning_rate": rate
-        for index, rate in enumerate(record.learning_rates)
-    }
-    return {name: value for name, value in {**values, **rates}.items() if value is not None}
+    values = {name: value for name, value in record.columns().items() if name not in _PLACES}
+    return {_NAMES.get(name, f"train/{name}"): value for name, value in values.items()}

@@ -8,12 +8,9 @@ import numbers
 from collections.abc import Iterable
 from typing import Any
 
-from pytorch_accelerated.callbacks.expected import ExpectedMetrics, near_names
-from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.errors import ConfigurationError, UnknownMetricError
 from pytorch_accelerated.processes.ranks import Ranks
 from pytorch_accelerated.tracking.history import RunHistory
-from pytorch_accelerated.tracking.names import greater_is_better, role_and_quantity
 from pytorch_accelerated.tracking.values import is_scalar
 
 _OF_EVALUATION = ("eval_", "intermediate_", "ema_model_")
@@ -36,48 +33,16 @@ class WatchedMetric:
     name: str
     greater_is_better: bool = False
 
-    def check_before_run(self, expected: ExpectedMetrics, ranks: Ranks) -> None:
-        """Reject a name that this training run will not record, as far as is known before the run.
-
-        If code of the user may record it, a name that is very like a known one is only warned about.
+    def check_has_evaluation(self, evaluation_data: Any) -> None:
+        """Reject a metric of evaluations if there are no `evaluation_data`.
 
         Raises:
-            ConfigurationError: for a metric of evaluations, if there is no evaluation set.
-            UnknownMetricError: for a metric that nothing will record; names those that something will.
+            ConfigurationError: if so.
         """
-        if self.name == "evaluation_loss":
-            raise UnknownMetricError(
-                "The watched metric is 'evaluation_loss', which only `Trainer.evaluate` records, but this is a "
-                "training run. Watch 'eval_loss_epoch'."
-            )
-        if self.name.startswith(_OF_EVALUATION) and not expected.has_evaluation:
+        if self.name.startswith(_OF_EVALUATION) and evaluation_data is None:
             raise ConfigurationError(
                 f"The watched metric is {self.name!r}, but there is no evaluation set to measure it on. "
                 "Pass `eval_dataset` to `train`, or watch a metric of training, such as 'train_loss_epoch'."
-            )
-
-        if self.name in expected.names:
-            return
-        if not expected.may_have(self.name):
-            remedy = "record it, for example with a `MetricsCallback`"
-            if self.name.startswith("intermediate_"):
-                remedy = "evaluate within epochs, with a `StepBasedEvaluationCallback`"
-            raise UnknownMetricError(
-                f"The watched metric is {self.name!r}, but nothing in this run will record it."
-                f"{expected.near(self.name)} The run will record {', '.join(map(repr, expected.names))}. Watch one of "
-                f"these, or {remedy}."
-            )
-        if expected.is_probably_a_slip(self.name):
-            near = expected.near(self.name)
-            warn_user(ranks, f"The watched metric is {self.name!r}, which may be a slip of the pen.{near}")
-
-    def warn_of_direction(self, ranks: Ranks) -> None:
-        """Warn if the metric's name says that more is better, but the smallest value would be taken as the best."""
-        if not self.greater_is_better and greater_is_better(role_and_quantity(self.name)[1]):
-            warn_user(
-                ranks,
-                f"The watched metric is {self.name!r}, of which more is usually better, but `greater_is_better` is "
-                "False: the smallest value counts as the best. Pass `greater_is_better=True`.",
             )
 
     def check_recorded(self, history: RunHistory, ranks: Ranks) -> None:
@@ -92,8 +57,8 @@ class WatchedMetric:
         may_come_later = self.name.startswith("intermediate_") and "intermediate_eval_loss" not in names
         if self.name not in names and not may_come_later:
             raise UnknownMetricError(
-                f"The watched metric is {self.name!r}, but at the end of the epoch it has no value."
-                f"{near_names(self.name, names)} There is: {', '.join(map(repr, names))}. Watch one of these, or "
+                f"The watched metric is {self.name!r}, but at the end of the epoch it has no value. "
+                f"There is: {', '.join(map(repr, names))}. Watch one of these, or "
                 f"record {self.name!r} with `run_history.update_metric` before the end of each epoch."
             )
 
@@ -125,7 +90,7 @@ class WatchedMetric:
     def _agreed(self, ranks: Ranks, values: list[Any]) -> list[float]:
         """The values of rank 0 on every rank."""
         kinds = {type(value).__name__ for value in values if not is_scalar(value)}
-        values, kinds = ranks.from_first(([value for value in values if is_scalar(value)], kinds))
+        values, kinds = ranks.from_first(([float(value) for value in values if is_scalar(value)], kinds))
         if kinds:
             raise ConfigurationError(
                 f"The watched metric is {self.name!r}, but its value is a {' or a '.join(sorted(kinds))}, which cannot "

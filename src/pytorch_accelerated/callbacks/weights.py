@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytorch_accelerated.callbacks.earlier import tell_of_earlier_file
-from pytorch_accelerated.callbacks.expected import ExpectedMetrics, expected_of, in_sets
-from pytorch_accelerated.callbacks.saving import SaveBestModelCallback
+from pytorch_accelerated.callbacks.saving import SaveBestModelCallback, tell_of_earlier_file
 from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.checkpointing.matching import require_kinds
 from pytorch_accelerated.checkpointing.weights import canonical_state_dict, check_finite, load_canonical
@@ -99,10 +97,9 @@ class ModelEmaCallback(SaveBestModelCallback):
         """Start the average with a copy of the model, or continue that of the run that is being resumed."""
         if self.evaluate_during_training:
             super().on_training_run_start(trainer, **kwargs)
-        else:
+        elif trainer.run_state.updates == 0:
             self._refuse_shared_path(trainer)
-            if trainer.run_state.updates == 0:
-                tell_of_earlier_file(trainer, self.save_path, "the average of this run")
+            tell_of_earlier_file(trainer, self.save_path, "the average of this run")
         if trainer.run_state.updates == 0:
             self._loaded_weights = None
         self._ema_model = None
@@ -142,16 +139,6 @@ class ModelEmaCallback(SaveBestModelCallback):
             warn_user(
                 trainer.internal_run.ranks, f"The average of the weights was not saved to {self.save_path}. {error}"
             )
-
-    def expected_metrics(self, sets: Sequence[str]) -> ExpectedMetrics:
-        """The metrics of evaluations of the average."""
-        inner = expected_of(self.callbacks, sets)
-        names = ("eval_loss_epoch", *in_sets(["eval_loss_epoch"], sets), *inner.names)
-        if not self.evaluate_during_training:
-            return ExpectedMetrics()
-        return ExpectedMetrics(
-            tuple(f"ema_model_{name}" for name in names), tuple(f"ema_model_{beginning}" for beginning in inner.others)
-        )
 
     def state_dict(self) -> dict[str, Any]:
         """The average and the best value so far."""

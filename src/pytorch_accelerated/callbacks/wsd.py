@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
-from pytorch_accelerated.callbacks.earlier import tell_of_earlier_states
-from pytorch_accelerated.errors import ConfigurationError
+from pytorch_accelerated.callbacks.saving import tell_of_earlier_states
+from pytorch_accelerated.checkpointing.shared_disk import agree_on_resuming
+from pytorch_accelerated.checkpointing.training_state import load_run
+from pytorch_accelerated.errors import ConfigurationError, MissingCheckpointError
 from pytorch_accelerated.schedulers.wsd_scheduler import WSDLrScheduler
+from pytorch_accelerated.tracking.loss import LossTracker
 
 if TYPE_CHECKING:
     from pytorch_accelerated.callbacks.base import Trainer
@@ -21,15 +26,17 @@ class WSDCheckpointCallback(TrainerCallback):
     files ``checkpoint_<step>_wsd_post_decay.pt`` of `Trainer.save_checkpoint`, which have the better models. A step is
     an applied optimizer update.
 
-    To continue from a training state, pass it as `initial_checkpoint`, with a scheduler for the new length. All counts
-    and the order of the data come from the state, and the number of epochs or steps is that of the whole run. The
-    result equals that of an uninterrupted run of the new length with the same warmup.
+    To train on, pass either as `initial_checkpoint`, with ``is_continuation_from_checkpoint=True`` for the scheduler.
+    The new run has the weights, the optimizer and, of a training state, the random generators. It counts from 0: its
+    number of epochs or steps is that of the new part. For a run that equals an uninterrupted one of a greater length,
+    resume from the training state: ``train(..., resume_from=...)`` with the number of epochs of the whole.
 
     Args:
         save_dir: the folder of the checkpoints.
         save_optimizer: whether the files include the optimizer's state.
         save_scheduler: whether the files include the scheduler's state.
-        initial_checkpoint: a training state to continue from, unless the run is resumed from another state.
+        initial_checkpoint: a training state, or a file of `Trainer.save_checkpoint`, to begin with, unless the run is
+            resumed.
     """
 
     ranks_agree_after_each_update = False
@@ -64,7 +71,8 @@ class WSDCheckpointCallback(TrainerCallback):
         trainer.internal_run.saves.claim_folder(self.save_dir)
         is_resumed = trainer.run_state.updates > 0
         if self.initial_checkpoint is not None and not is_resumed:
-            trainer.load_training_state(self.initial_checkpoint)
+            _load(trainer, self.initial_checkpoint)
+            scheduler.step_update(0)
         elif not is_resumed:
             earlier = sorted(Path(self.save_dir).glob("checkpoint_*_wsd_*"), key=lambda path: path.stat().st_mtime)
             names = [path.name for path in earlier]
@@ -93,6 +101,21 @@ class WSDCheckpointCallback(TrainerCallback):
     def state_key(self) -> str:
         """The class and the folder."""
         return f"{type(self).__name__}({self.save_dir})"
+
+
+def _load(trainer: Trainer, source: str | Path) -> None:
+    """Load the weights, the optimizer and the generators of a training state or of a portable file."""
+    run = trainer.internal_run
+    if run.ranks.from_first(Path(source).is_file()):
+        trainer.load_checkpoint(source, load_scheduler=False)
+        return
+    agree_on_resuming(source, run.ranks)
+    state = run.find_state(source)
+    if state is None:
+        raise MissingCheckpointError(f"There is no training state in {source}. Check the path.")
+    parts = dataclasses.replace(run.contents(), scheduler=None, callbacks=(), recorder=None)
+    parts.history, parts.losses, parts.gradient_norms = copy.deepcopy(parts.history), LossTracker(), LossTracker()
+    load_run(parts, state, restores_position=False, read=run.take_read(state))
 
 
 def _scheduler_of(trainer: Trainer) -> WSDLrScheduler:

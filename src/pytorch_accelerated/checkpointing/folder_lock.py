@@ -6,7 +6,6 @@ import contextlib
 import errno
 import os
 import socket
-import warnings
 from pathlib import Path
 
 from pytorch_accelerated.checkpointing import disk
@@ -80,12 +79,7 @@ class FolderLock:
                 os.close(descriptor)
                 if error.errno in (errno.EACCES, errno.EAGAIN):
                     raise self._refusal(owner or "another process") from error
-                warnings.warn(
-                    f"{self._folder} cannot be locked ({error.strerror}), so nothing stops a second run from saving to "
-                    "it. Make sure that no other run uses it.",
-                    stacklevel=2,
-                )
-                return None
+                return None  # a file system without locks
             if _is_still_at(path, descriptor):
                 os.ftruncate(descriptor, 0)
                 os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())

@@ -1,24 +1,26 @@
-"""The states of several objects are loaded together: all of them, or none."""
+"""The states of several objects are loaded together, all of them or none: those of a training state or of one file."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import math
-import warnings
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
-
-from torch.optim.lr_scheduler import LRScheduler
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.checkpointing.matching import mismatch
-from pytorch_accelerated.checkpointing.optimizers import load_optimizer_state
+from pytorch_accelerated.checkpointing.optimizers import check_optimizer_state, load_optimizer_state
+from pytorch_accelerated.checkpointing.portable import load_portable
+from pytorch_accelerated.checkpointing.weights import canonical_state_dict, check_canonical, load_canonical
 from pytorch_accelerated.errors import InvalidCheckpointError, PytorchAcceleratedError
 from pytorch_accelerated.models.deepspeed import ZeroOptimizer
+from pytorch_accelerated.models.sharding import whole
 
-_POWERS = 16  # of two: the numbers of updates for which a scheduler is tried
+if TYPE_CHECKING:
+    from pytorch_accelerated.checkpointing.training_state import LiveRun
+
 _UNCHECKED = ("torch.", "timm.")  # objects from these packages load whatever they are given
-_COUNTS = ("last_epoch", "_step_count", "num_bad_epochs", "cooldown_counter", "last_update")  # of schedulers
 
 
 @contextlib.contextmanager
@@ -86,7 +88,7 @@ def keep_optimizer(undo: contextlib.ExitStack, optimizer: Any) -> None:
 
 
 def load_states(
-    load_model: Callable[[], None],
+    load_weights: Callable[[], None],
     optimizer: Any,
     optimizer_state: Any,
     others: Iterable[tuple[str, Any, Any]],
@@ -99,7 +101,7 @@ def load_states(
     The weights come last, because they are changed in place.
 
     Args:
-        load_model: loads the weights.
+        load_weights: loads the weights.
         optimizer: loads `optimizer_state`, unless that is None.
         others: a name, an object with `load_state_dict`, and its state.
         undo: from `all_or_nothing`.
@@ -110,37 +112,22 @@ def load_states(
     """
     weights_first = isinstance(optimizer, ZeroOptimizer)  # it copies the weights that the model has when it loads
     if weights_first:
-        load_model()
+        load_weights()
     if optimizer is not None:
         keep_optimizer(undo, optimizer)
     if optimizer_state is not None:
         with explained_loading(type(optimizer).__name__, source):
             load_optimizer_state(optimizer, optimizer_state)
     for name, target, state in others:
-        keep_object(undo, target)
         with explained_loading(name, source):
-            target.load_state_dict(state)
-            if isinstance(target, LRScheduler):
-                _try_next_rates(target)
+            if hasattr(target, "param_groups"):
+                keep_optimizer(undo, target)
+                load_optimizer_state(target, state)
+            else:
+                keep_object(undo, target)
+                target.load_state_dict(state)
     if not weights_first:
-        load_model()
-
-
-def _try_next_rates(scheduler: LRScheduler) -> None:
-    """Have a copy of a torch scheduler compute some later rates, so that a bad state fails now, not during training."""
-    is_computed = type(scheduler).get_lr is not LRScheduler.get_lr and not hasattr(scheduler, "lr_lambdas")
-    if not is_computed:  # other schedulers, or the user's functions, compute its rates
-        return
-    probe: Any = copy.copy(scheduler)
-    probe.optimizer = copy.copy(scheduler.optimizer)
-    probe.optimizer.param_groups = [dict(group) for group in scheduler.optimizer.param_groups]
-    first, end = probe.last_epoch + 1, getattr(probe, "total_steps", math.inf)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # `get_lr` warns unless the scheduler's own `step` calls it
-        for step in sorted({min(first + 2**power - 1, end - 1) for power in range(_POWERS)}):
-            if step >= first:
-                probe.last_epoch = step
-                probe.get_lr()
+        load_weights()
 
 
 def check_same_kind(target: Any, state: Any, *, source: object) -> None:
@@ -161,17 +148,51 @@ def check_same_kind(target: Any, state: Any, *, source: object) -> None:
 def _mismatch_of_names(target: Any, live: Mapping[str, Any], state: Mapping[str, Any]) -> str | None:
     unknown = sorted(str(name) for name in state if name not in live)
     missing = sorted(str(name) for name in live if name not in state)
-    methods = [name for name in unknown if callable(getattr(type(target), name, None))]
-    if methods:
-        return f"it has {', '.join(methods)}, which would replace methods"
     if unknown and missing and type(target).__module__.startswith(_UNCHECKED):
         return f"it has {', '.join(unknown)}, but not {', '.join(missing)}: another kind wrote it"
-    for name in _COUNTS:
-        if type(live.get(name)) is int and type(state.get(name, 0)) is not int:
-            return f"{name} is {state[name]!r}, which is not a count"
-    groups = getattr(getattr(target, "optimizer", None), "param_groups", None)
-    for name in ("base_lrs", "_last_lr"):  # of schedulers: one rate for each parameter group
-        rates = state.get(name)
-        if groups is not None and isinstance(rates, list) and len(rates) != len(groups):
-            return f"it has {len(rates)} rates in {name}, but the optimizer has {len(groups)} groups"
     return None
+
+
+def checkpoint_of(run: LiveRun, model: Any, *, optimizer: bool, scheduler: bool) -> dict[str, Any]:
+    """The entries of a checkpoint. Must be called by all ranks.
+
+    Args:
+        run: has the optimizer and the scheduler.
+        model: the bare module.
+        optimizer, scheduler: whether their states are wanted, if there is one.
+    """
+    checkpoint: dict[str, Any] = {"model_state_dict": whole(canonical_state_dict(model))}
+    if optimizer and run.optimizer is not None:
+        checkpoint["optimizer_state_dict"] = whole(run.optimizer.state_dict())
+    if scheduler and run.scheduler is not None:
+        checkpoint["scheduler_state_dict"] = run.scheduler.state_dict()
+    return checkpoint
+
+
+def load_checkpoint(path: str | Path, run: LiveRun, model: Any, *, optimizer: bool, scheduler: bool) -> dict[str, Any]:
+    """Load a file; see `checkpoint_of`. Returns all its entries.
+
+    Raises:
+        MissingCheckpointError: a FileNotFoundError, if there is no such file.
+        InvalidCheckpointError: if the file is damaged or belongs to another model or optimizer; then nothing is
+            changed.
+    """
+    checkpoint = load_portable(path)
+    if "model_state_dict" not in checkpoint:
+        raise InvalidCheckpointError(
+            f"{path} has no 'model_state_dict', only {', '.join(map(repr, checkpoint)) or 'nothing'}. "
+            "Load a file that `save_checkpoint` wrote."
+        )
+    optimizer_state = checkpoint.get("optimizer_state_dict") if optimizer and run.optimizer is not None else None
+    scheduler_state = checkpoint.get("scheduler_state_dict") if scheduler and run.scheduler is not None else None
+    check_canonical(model, checkpoint["model_state_dict"])
+    if optimizer_state is not None:
+        check_optimizer_state(run.optimizer, optimizer_state, source=path)
+    others = []
+    if scheduler_state is not None:
+        check_same_kind(run.scheduler, scheduler_state, source=path)
+        others = [(type(run.scheduler).__name__, run.scheduler, scheduler_state)]
+    load_model = functools.partial(load_canonical, model, checkpoint["model_state_dict"])
+    with all_or_nothing() as undo:
+        load_states(load_model, run.optimizer, optimizer_state, others, undo, source=path)
+    return checkpoint

@@ -19,22 +19,25 @@ def mismatch(live: Any, saved: Any, path: str) -> str | None:
     >>> mismatch({"last_epoch": 3, "factor": 0.5}, {"last_epoch": "x", "factor": 1}, "scheduler")
     'scheduler.last_epoch is a str, not an int'
     """
-    if isinstance(live, Mapping):
-        return _mismatch_of_mapping(live, saved, path)
-    fits = True
-    if isinstance(live, (list, tuple)):
-        fits = isinstance(saved, (list, tuple))
-        if fits:
-            samples = [*live, *([live[-1]] * (len(saved) - len(live)) if live else [])]
-            pairs = zip(samples, saved, strict=False)
-            return _first(mismatch(one, other, f"{path}[{index}]") for index, (one, other) in enumerate(pairs))
-    elif type(live) in (str, bytes, bool):
-        fits = type(saved) is type(live)
-    elif _is_number(live):
+    items: list[tuple[Any, Any, str]] = []
+    if isinstance(live, Mapping) and isinstance(saved, Mapping):
+        items = [(value, saved[key], f"{path}.{key}") for key, value in live.items() if key in saved]
+    elif isinstance(live, (list, tuple)) and isinstance(saved, (list, tuple)):
+        items = [(*pair, f"{path}[{index}]") for index, pair in enumerate(zip(live, saved, strict=False))]
+    complaint = next(filter(None, (mismatch(*item) for item in items)), None)
+    if complaint is not None:
+        return complaint
+    if _is_number(live):
         fits = _is_number(saved)
     elif isinstance(live, torch.Tensor):
         fits = isinstance(saved, torch.Tensor) or _is_number(saved)
-    return None if fits else _other_kind(live, saved, path)
+    else:
+        kinds: tuple[Any, ...] = (Mapping, (list, tuple), str, bytes, bool)
+        fits = isinstance(saved, next((kind for kind in kinds if isinstance(live, kind)), object))
+    if fits:
+        return None
+    name = type(live).__name__
+    return f"{path} is a {type(saved).__name__}, not a{'n' * (name[0] in 'aeio')} {name}"
 
 
 def require_kinds(state: Any, kinds: Mapping[str, tuple[type, ...]], *, of: str) -> None:
@@ -48,31 +51,7 @@ def require_kinds(state: Any, kinds: Mapping[str, tuple[type, ...]], *, of: str)
         )
 
 
-def _mismatch_of_mapping(live: Mapping[Any, Any], saved: Any, path: str) -> str | None:
-    if not isinstance(saved, Mapping):
-        return _other_kind(live, saved, path)
-    if all(isinstance(key, str) for key in live):
-        # An older version of the object may have had fewer attributes; a dict inside its state must be complete.
-        missing = [] if "last_epoch" in live or "." not in path else [key for key in live if key not in saved]
-        if missing:
-            return f"{path} has no {', '.join(missing)}"
-        return _first(mismatch(live[key], saved[key], f"{path}.{key}") for key in live if key in saved)
-    # The keys of a counter, for example, are values too.
-    return mismatch(list(live), list(saved), f"the keys of {path}") or mismatch(
-        list(live.values()), list(saved.values()), path
-    )
-
-
 def _is_number(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return value.ndim == 0 and not value.is_complex() and value.dtype != torch.bool
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
-
-
-def _other_kind(live: Any, saved: Any, path: str) -> str:
-    name = type(live).__name__
-    return f"{path} is a {type(saved).__name__}, not a{'n' * (name[0] in 'aeio')} {name}"
-
-
-def _first(complaints: Any) -> str | None:
-    return next((complaint for complaint in complaints if complaint is not None), None)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import tempfile
+import zipfile
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
 from typing import IO, Any, cast
@@ -14,14 +15,13 @@ import torch
 from torch.utils.serialization import config
 
 from pytorch_accelerated.checkpointing import disk
-from pytorch_accelerated.checkpointing.pickled_values import Maker
 from pytorch_accelerated.checkpointing.publish import explained, replacing
 from pytorch_accelerated.checkpointing.reading import explained_reading, kind_of, resolved
-from pytorch_accelerated.checkpointing.torch_file import read_saved
 from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError, MissingCheckpointError
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device)
 _PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
+_MARK_OF_FOLDERS = 0x10  # torch reads nothing from such a record, and leaves the tensor's memory as it found it
 
 
 def save_portable(path: str | os.PathLike[str], contents: dict[str, Any]) -> None:
@@ -41,19 +41,17 @@ def save_portable(path: str | os.PathLike[str], contents: dict[str, Any]) -> Non
             + "\n  ".join(complaints)
             + "\nStore plain values and tensors: an enum's value, a number's `float(...)`, an array's tensor."
         )
-    with explained(final):
-        is_folder = final.is_dir()
-    if is_folder:
+    if kind_of(final) == "folder":
         raise CheckpointError(f"{final} is a folder. Give the path of a file, for example {final / 'checkpoint.pt'}.")
     with explained(final), replacing(final) as file:
         _save(contents, file)
 
 
-def load_portable(path: str | os.PathLike[str], makers: Mapping[str, Maker] | None = None) -> dict[str, Any]:
+def load_portable(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The contents of a file that `save_portable` or ``torch.save`` wrote, with tensors on the CPU.
 
-    No code in the file is run, and memory is bounded by the size of the file. All checksums in the usual format are
-    compared, so one flipped bit is noticed. For `makers` see `pickled.read_pickle`.
+    No code in the file is run. Sizes and checksums are compared first, so one flipped bit is noticed; files of torch
+    before 1.6 have none.
 
     Raises:
         MissingCheckpointError: a FileNotFoundError, if there is no such file.
@@ -67,22 +65,33 @@ def load_portable(path: str | os.PathLike[str], makers: Mapping[str, Maker] | No
     if kind != "file":
         near = ", ".join(sorted(child.name for child in path.parent.glob("*.pt"))) or "none"
         raise MissingCheckpointError(f"There is no file {path}. Files ending in '.pt' in its folder: {near}.")
-    with explained_reading(path), open(path, "rb", buffering=0) as file:
-        contents = _contents(file, path, makers)
-    if not isinstance(contents, dict):
-        raise InvalidCheckpointError(f"{path} holds a {type(contents).__name__}, not the dict of a checkpoint.")
-    return contents
-
-
-def _contents(file: FileIO, path: Path, makers: Mapping[str, Maker] | None) -> Any:
     try:
-        return read_saved(file, makers)
-    except InvalidCheckpointError as error:
+        with explained_reading(path), open(path, "rb") as file:
+            _compare_checksums(file)
+            contents = torch.load(file, map_location="cpu", weights_only=True)
+        if not isinstance(contents, dict):
+            raise ValueError(f"it holds a {type(contents).__name__}, not the dict of a checkpoint")
+        return contents
+    except CheckpointError:
+        raise
+    except Exception as error:  # torch raises errors of any class
+        cause = error.__context__ or error  # torch's own is followed by pages of advice
         raise InvalidCheckpointError(
-            f"{path} cannot be loaded: {error}. If the file is damaged, use another one. If it holds more than plain "
-            "values and tensors, it could run code: if you trust it, load it with `torch.load` yourself and save its "
-            "tensors again."
+            f"{path} cannot be loaded ({type(cause).__name__}: {str(cause).partition('. ')[0]}). If the file is "
+            "damaged, use another one. If it holds more than plain values and tensors, it could run code: if you trust "
+            "it, load it with `torch.load` yourself and save its tensors again."
         ) from error
+
+
+def _compare_checksums(file: IO[bytes]) -> None:
+    """Compare the records of an archive with their sizes and checksums, which torch itself does not."""
+    if file.read(4) == b"PK\x03\x04":
+        with zipfile.ZipFile(file) as archive:
+            folders = (entry.filename for entry in archive.infolist() if entry.external_attr & _MARK_OF_FOLDERS)
+            changed = archive.testzip() or next(folders, None)
+        if changed is not None:
+            raise ValueError(f"its record {changed!r} was changed")
+    file.seek(0)
 
 
 def _unloadable(value: Any, path: str, parents: tuple[Any, ...]) -> Iterator[str]:
@@ -93,18 +102,16 @@ def _unloadable(value: Any, path: str, parents: tuple[Any, ...]) -> Iterator[str
         try:
             with tempfile.TemporaryFile(buffering=0) as single:
                 torch.save(value, single)
-                read_saved(single)
+                single.seek(0)
+                torch.load(single, weights_only=True)
         except Exception:
             yield f"{path or 'the contents'}: {type(value).__module__}.{type(value).__qualname__}"
     elif any(value is parent for parent in parents):
         yield f"{path}: contains itself"
-    elif isinstance(value, dict):
-        for key, item in value.items():
+    else:
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
             yield from _unloadable(key, f"the key {key!r} of {path or 'the contents'}", (*parents, value))
             yield from _unloadable(item, f"{path}[{key!r}]" if path else str(key), (*parents, value))
-    else:
-        for index, item in enumerate(value):
-            yield from _unloadable(item, f"{path}[{index}]", (*parents, value))
 
 
 class _Output:

@@ -9,9 +9,11 @@ already has the name is moved aside first and deleted last, so one of the two is
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -26,13 +28,13 @@ from pytorch_accelerated.checkpointing.layout import (
     check_file_name,
     dump_manifest,
     hidden_sibling,
+    is_file_name,
 )
 from pytorch_accelerated.checkpointing.reading import resolved
-from pytorch_accelerated.checkpointing.verify import list_states, open_plain_file
+from pytorch_accelerated.checkpointing.verify import list_states, open_plain_file, read_manifest, sha256_of
 from pytorch_accelerated.errors import CheckpointError
 
 _STALE_AFTER_SECONDS = 3600.0
-_BLOCK_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -53,23 +55,24 @@ class StagedFolder:
         """
         return self._write(check_file_name(name), chunks)
 
-    def take_in(self, write_others: Callable[[Path], None]) -> list[FileEntry]:
-        """Let a function write files into the folder, then flush and hash them; the entries are for `commit`.
+    def take_in(self) -> list[FileEntry]:
+        """Flush and hash the files that others have written, to this folder or `final`; the entries are for `commit`.
 
-        To be called before `write_file`, so that the function cannot replace those files.
-
-        Raises:
-            CheckpointError: if it wrote anything but regular files with valid names, or the disk fails.
+        To be called before `write_file`. Links, and files whose names a manifest cannot list, are left out.
         """
-        before = set(self.staging.iterdir())
-        write_others(self.staging)
-        entries = []
-        for path in sorted(set(self.staging.iterdir()) - before):
-            with explained(self.final, f"reading {path.name!r} back"), open_plain_file(path) as file:
-                check_file_name(path.name)
-                disk.flush(file)
-                entries.append(FileEntry(path.name, os.fstat(file.fileno()).st_size, _sha256(file)))
-        return entries
+        with explained(self.final, "taking in its files"):
+            if self.final.exists() and not is_replaceable(self.final):
+                for path in self.final.iterdir():
+                    disk.move(path, self.staging / path.name)
+                disk.remove(self.final)
+            for path in filter(Path.is_dir, self.staging.rglob("*")):
+                disk.flush_folder(path)
+        return [self._read_back(name) for name in plain_files(self.staging)]
+
+    def _read_back(self, name: str) -> FileEntry:
+        with explained(self.final, f"reading {name!r} back"), open_plain_file(self.staging / name) as file:
+            disk.flush(file)
+            return FileEntry(name, os.fstat(file.fileno()).st_size, sha256_of(file).hexdigest())
 
     def commit(self, facts: dict[str, Any], files: Iterable[FileEntry]) -> None:
         """Publish the folder, with the `files` of all ranks, under its final name. To be called by one rank.
@@ -109,18 +112,21 @@ class StagedFolder:
     def _write(self, name: str, chunks: Iterable[bytes | memoryview]) -> FileEntry:
         digest = hashlib.sha256()
         size_bytes = 0
-        with explained(self.final), disk.create_file(self.staging / name) as file:
+        with explained(self.final), disk.create_file(self.staging / name) as file, ThreadPoolExecutor(1) as beside:
             for chunk in chunks:
+                hashed = beside.submit(digest.update, chunk)  # takes about as long as the disk
                 with explained(self.final, f"writing {len(chunk)} bytes at position {size_bytes} of {name!r}"):
                     disk.write(file, chunk)
-                digest.update(chunk)
+                hashed.result()  # the next chunk may reuse its memory
                 size_bytes += len(chunk)
             disk.flush(file)
         return FileEntry(name, size_bytes, digest.hexdigest())
 
     def _check_complete(self, files: tuple[FileEntry, ...]) -> None:
-        here = {path.name: path.stat().st_size for path in self.staging.iterdir()}
-        missing = [entry.name for entry in files if here.get(entry.name) != entry.size_bytes]
+        paths = {entry: self.staging / entry.name for entry in files}
+        missing = [
+            entry.name for entry, path in paths.items() if not path.is_file() or path.stat().st_size != entry.size_bytes
+        ]
         if missing:
             raise CheckpointError(
                 f"The process that publishes {self.staging} cannot see {', '.join(missing)} there, although the ranks "
@@ -135,18 +141,53 @@ class StagedFolder:
         return replaced
 
 
-def begin(final: str | os.PathLike[str]) -> StagedFolder:
+def plain_files(folder: Path) -> list[str]:
+    """The regular files in `folder`, and in folders within, that a manifest can list."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    return [name for path in paths if is_file_name(name := path.relative_to(folder).as_posix())]
+
+
+def cover_changes(folder: Path) -> list[str]:
+    """Bring the manifest of a state up to date with files that others have written since. To be called by one rank.
+
+    Returns:
+        The names of the files that were added, changed or deleted.
+    """
+    manifest, path = read_manifest(folder), folder / MANIFEST_NAME
+    listed = {entry.name: entry for entry in manifest.files}
+    written = _last_change(path)
+    state = StagedFolder(folder, folder)
+    entries = {
+        name: listed[name] if name in listed and _last_change(folder / name) < written else state._read_back(name)
+        for name in plain_files(folder)
+    }
+    changed = [name for name in (*entries, *(listed.keys() - entries)) if entries.get(name) != listed.get(name)]
+    if changed:
+        files = tuple(entries[name] for name in sorted(entries))
+        with explained(folder), replacing(path) as file:
+            disk.write(file, dump_manifest(dataclasses.replace(manifest, files=files)))
+    return changed
+
+
+def _last_change(path: Path) -> int:
+    """The time in nanoseconds. That of its inode is set by the system, also for a copy that keeps an older date."""
+    facts = path.stat()
+    return max(facts.st_mtime_ns, facts.st_ctime_ns)
+
+
+def begin(final: str | os.PathLike[str], *, takes_in: bool = False) -> StagedFolder:
     """A new, empty, unpublished folder, which will be called `final`. To be called by one rank.
 
     Creates missing parents, and cleans up after dead processes in the same parent: after those of this host at once,
-    after those of other hosts when nothing has changed for an hour.
+    after those of other hosts when nothing has changed for an hour. With `takes_in`, `final` may hold other files, and
+    `StagedFolder.take_in` makes them a part of the state.
 
     Raises:
         CheckpointError: if `final` exists and is neither a training state nor an empty folder, or if the disk fails.
     """
     final = resolved(final)
     with explained(final):
-        is_in_the_way = final.exists() and not is_replaceable(final)
+        is_in_the_way = final.exists() and not (takes_in or is_replaceable(final))
     if is_in_the_way:
         raise CheckpointError(
             f"{final} already exists and is not a training state, so it will not be replaced by one. "
@@ -214,10 +255,11 @@ def sweep(parent: Path, *, now: float) -> None:
 
     `now` is the time by the clock of the file system.
     """
-    for path in sorted(parent.iterdir()):
-        hidden = HiddenName.parse(path.name)
+    for name in sorted(os.listdir(parent)):
+        hidden = HiddenName.parse(name)
         if hidden is None:
             continue
+        path = parent / name
         with contextlib.suppress(OSError):  # it may belong to another user, or another process may sweep too
             if not _is_abandoned(path, hidden, now=now):
                 continue
@@ -262,13 +304,6 @@ def _is_abandoned(path: Path, hidden: HiddenName, *, now: float) -> bool:
     children = path.iterdir() if path.is_dir() else ()
     last_change: float = max(one.lstat().st_mtime for one in (path, *children))
     return now - last_change > _STALE_AFTER_SECONDS
-
-
-def _sha256(file: FileIO) -> str:
-    digest = hashlib.sha256()
-    while block := file.read(_BLOCK_BYTES):
-        digest.update(block)
-    return digest.hexdigest()
 
 
 def _is_running(pid: int) -> bool:

@@ -7,13 +7,14 @@ not another copy of the weights.
 
 from __future__ import annotations
 
+import copy
 import hashlib
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.checkpointing.codec import encode
-from pytorch_accelerated.checkpointing.strict_json import dump_json
-from pytorch_accelerated.checkpointing.tensor_file import chunks
+from pytorch_accelerated.checkpointing.formats import chunks, dump_json
 from pytorch_accelerated.tracking.values import on_host
 
 if TYPE_CHECKING:
@@ -52,27 +53,22 @@ def with_difference(state: Any, difference: Difference) -> Any:
     return state
 
 
-def check_difference(difference: Any, name: str) -> None:
-    """Raise any error if `difference` can't be one from `differences_from_first`; `name` is for the message."""
-    for path, _ in difference:
-        if not isinstance(path, list) or not all(isinstance(key, str) for key in path):
-            raise TypeError(f"{name} has a {type(path).__name__} for a path, or keys that are not strings")
-
-
 def _replaced(state: Any, path: list[str], value: Any) -> Any:
     if not path:
         return value
-    return {**state, path[0]: _replaced(state[path[0]], path[1:], value)}
+    changed = copy.copy(state)  # also the versions in the state dict of a module
+    changed[path[0]] = _replaced(state[path[0]], path[1:], value)
+    return changed
 
 
 def _digest(value: Any) -> Any:
     """A checksum, or a dict of them where `value` is a dict."""
-    if type(value) is dict and all(type(key) is str for key in value):
+    if type(value) in (dict, OrderedDict) and all(type(key) is str for key in value):
         return {key: _digest(item) for key, item in value.items()}
     encoded = encode(value, path="")
     if encoded.sharded:
         return b"sharded"
-    checksum = hashlib.sha256(dump_json(encoded.structure, what="A part of a state"))
+    checksum = hashlib.sha256(dump_json(encoded.structure))
     for chunk in chunks(encoded.tensors):
         checksum.update(chunk)
     return checksum.digest()

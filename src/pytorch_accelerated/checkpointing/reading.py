@@ -58,7 +58,7 @@ def is_folder(path: Path) -> bool:
 def children_of(folder: Path) -> list[Path]:
     """The contents of a folder, sorted by name; an `InvalidCheckpointError` if it cannot be read."""
     with explained_reading(folder):
-        return sorted(folder.iterdir())
+        return [folder / name for name in sorted(os.listdir(folder))]
 
 
 @contextlib.contextmanager

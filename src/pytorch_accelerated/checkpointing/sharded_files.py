@@ -10,7 +10,6 @@ This module is imported where it is used: most runs have nothing sharded, and th
 from __future__ import annotations
 
 import math
-import re
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -31,15 +30,12 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
+from pytorch_accelerated.checkpointing.formats import DTYPE_NAMES, DTYPES, chunks, dump_json, read_tensors
 from pytorch_accelerated.checkpointing.layout import SHARDS_FILE, SHARDS_NAME, FileEntry
 from pytorch_accelerated.checkpointing.publish import StagedFolder
-from pytorch_accelerated.checkpointing.strict_json import dump_json
-from pytorch_accelerated.checkpointing.tensor_file import DTYPE_NAMES, DTYPES, chunks, read_tensors
 from pytorch_accelerated.checkpointing.verify import open_verified, tensors_of_file
 from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError, PytorchAcceleratedError
 from pytorch_accelerated.processes.ranks import Ranks
-
-_PIECE_NAME = re.compile(r"(.+)\[((?:\d{1,18}:\d{1,18}(?:,\d{1,18}:\d{1,18})*)?)\]", re.S)
 
 MakeTarget = Callable[[str, torch.Size, torch.dtype], torch.Tensor]
 
@@ -140,9 +136,8 @@ class _Writer(_AsPlanned, StorageWriter):
             name: {"dtype": DTYPE_NAMES[tensor.properties.dtype], "shape": list(tensor.size)}
             for name, tensor in _tensors(metadata).items()
         }
-        text = dump_json(layout, what="The list of sharded tensors")
         written = {entry.name: entry for entry in (result.storage_data for of_rank in results for result in of_rank)}
-        self.files = [*written.values(), self._staged.write_file(SHARDS_NAME, [text])]
+        self.files = [*written.values(), self._staged.write_file(SHARDS_NAME, [dump_json(layout)])]
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         pass
@@ -190,11 +185,9 @@ def _piece_name(item: Any) -> str:
 
 def _parsed_piece_name(name: str) -> tuple[str, ChunkStorageMetadata]:
     """The inverse of `_piece_name`."""
-    match = _PIECE_NAME.fullmatch(name)
-    if match is None:
-        raise ValueError(f"{name!r} is not the name of a piece")
-    spans = [tuple(map(int, span.split(":"))) for span in match[2].split(",") if span]
-    return match[1], ChunkStorageMetadata(
+    tensor, _, places = name.removesuffix("]").rpartition("[")
+    spans = [tuple(map(int, span.split(":"))) for span in places.split(",") if span]
+    return tensor, ChunkStorageMetadata(
         torch.Size([start for start, _ in spans]), torch.Size([stop - start for start, stop in spans])
     )
 
@@ -209,17 +202,14 @@ def _metadata(folder: Path, entries: Mapping[str, FileEntry], layout: Any) -> Me
             tensors[name] = TensorStorageMetadata(properties, torch.Size(facts["shape"]), [])
         for file in filter(SHARDS_FILE.fullmatch, entries if tensors else ()):
             # The file is verified by the ranks that read pieces from it.
-            for piece_name, dtype, shape in tensors_of_file(folder / file):
+            for piece_name, _, _ in tensors_of_file(folder / file):
                 name, piece = _parsed_piece_name(piece_name)
-                if name not in tensors:
-                    continue
-                if (dtype, shape) != (tensors[name].properties.dtype, list(piece.sizes)):
-                    raise ValueError(f"{piece_name!r} has another dtype or shape")
-                tensors[name].chunks.append(piece)
-                places[MetadataIndex(name, piece.offsets)] = (file, piece_name)
+                if name in tensors:
+                    tensors[name].chunks.append(piece)
+                    places[MetadataIndex(name, piece.offsets)] = (file, piece_name)
         for name, tensor in tensors.items():
-            if not _fill(tensor.size, tensor.chunks):
-                raise ValueError(f"the pieces of {name!r} do not cover it exactly")
+            if sum(math.prod(piece.sizes) for piece in tensor.chunks) != math.prod(tensor.size):
+                raise ValueError(f"the pieces of {name!r} do not cover it")
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise InvalidCheckpointError(
             f"{folder / SHARDS_NAME} and the files of its pieces are inconsistent ({type(error).__name__}: {error}). "
@@ -234,37 +224,11 @@ def _tensors(metadata: Metadata) -> dict[str, TensorStorageMetadata]:
     }
 
 
-def _fill(shape: torch.Size, pieces: list[ChunkStorageMetadata]) -> bool:
-    """Whether `pieces` cover `shape` exactly and do not overlap."""
-    boxes = sorted((tuple(piece.offsets), tuple(piece.sizes)) for piece in pieces)
-    for offsets, sizes in boxes:
-        if any(start < 0 or start + size > full for start, size, full in zip(offsets, sizes, shape, strict=True)):
-            return False
-    open_boxes: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
-    for offsets, sizes in boxes:  # sorted by their start: boxes that end before it cannot overlap later ones
-        open_boxes = [one for one in open_boxes if not shape or one[0][0] + one[1][0] > offsets[0]]
-        if 0 not in sizes:
-            if any(_overlap(offsets, sizes, *one) for one in open_boxes):
-                return False
-            open_boxes.append((offsets, sizes))
-    return sum(math.prod(sizes) for _, sizes in boxes) == math.prod(shape)
-
-
-def _overlap(
-    offsets: tuple[int, ...], sizes: tuple[int, ...], others: tuple[int, ...], other_sizes: tuple[int, ...]
-) -> bool:
-    spans = zip(offsets, sizes, others, other_sizes, strict=True)
-    return all(start < other + other_size and other < start + size for start, size, other, other_size in spans)
-
-
 def _cause(error: CheckpointException, folder: Path) -> PytorchAcceleratedError:
     """The first of the ranks' errors that is ours, or a new one that lists them."""
-    failures = {rank: failure for rank, (failure, _) in sorted(error.failures.items())}
-    for failure in failures.values():
-        if isinstance(failure, PytorchAcceleratedError):
-            return failure
-    shown = "; ".join(f"rank {rank}: {failure!r}" for rank, failure in failures.items())
-    return CheckpointError(f"The sharded tensors of {folder} could not be stored or loaded ({shown}).")
+    failures = [failure for _, (failure, _) in sorted(error.failures.items())]
+    new = CheckpointError(f"The sharded tensors of {folder} could not be stored or loaded ({failures}).")
+    return next((failure for failure in failures if isinstance(failure, PytorchAcceleratedError)), new)
 
 
 def _done(value: Any) -> Future[Any]:

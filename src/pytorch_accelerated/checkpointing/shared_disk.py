@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytorch_accelerated.checkpointing.layout import PREDICTIONS_FORMAT
 from pytorch_accelerated.checkpointing.verify import list_states, looks_like_state, read_manifest
 from pytorch_accelerated.errors import CheckpointError, PytorchAcceleratedError
 
@@ -65,9 +64,8 @@ def agree_on_resuming(place: str | Path | None, ranks: Ranks) -> None:
     if any(given) and not all(given):
         missing = ", ".join(str(rank) for rank, is_given in enumerate(given) if not is_given)
         raise CheckpointError(
-            f"Some ranks were told to resume from a training state, but rank {missing} was not: the ranks would "
-            "diverge. If each rank looks for a state by itself, they see different disks: save to a shared disk, and "
-            "pass the same path on all ranks."
+            f"Some ranks were told to resume from a training state, but rank {missing} was not. If each rank looks for "
+            "a state by itself, they see different disks: save to a shared disk, and pass one path on all ranks."
         )
     if place is not None:
         refuse_unshared(place, ranks)
@@ -92,9 +90,8 @@ def refuse_unshared(place: str | Path, ranks: Ranks) -> None:
         time.sleep(_SECONDS_BETWEEN_LOOKS)
     told = "; ".join(f"machine {number} ({host}): {seen}" for number, (host, seen) in enumerate(views))
     raise CheckpointError(
-        f"The machines of this run see different training states in {place}. {told}. A run on several machines needs a "
-        "shared disk: otherwise a restart finds the states on one machine only. Save to a folder that all machines "
-        "share, or copy the newest state to the same path on all of them before you resume."
+        f"The machines of this run see different training states in {place}. {told}. Save to a shared disk, or copy "
+        "the newest state to the same path on all machines before you resume."
     )
 
 
@@ -106,9 +103,7 @@ def _view(place: str | Path) -> str:
     """The newest state that this machine sees, in words."""
     try:
         folder = Path(place).resolve()
-        if looks_like_state(folder):
-            return f"{folder.name}, with serial number {read_manifest(folder).serial}"
-        states = [state for state in list_states(folder) if PREDICTIONS_FORMAT not in state[1].facts]
+        states = [(folder, read_manifest(folder))] if looks_like_state(folder) else list_states(folder)
     except (PytorchAcceleratedError, OSError) as error:  # if all machines agree, reading the state raises it again
         return f"nothing that could be read ({error})"
     return f"newest is {states[-1][0].name}, with serial number {states[-1][1].serial}" if states else "no state"

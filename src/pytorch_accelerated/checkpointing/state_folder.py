@@ -1,21 +1,19 @@
-"""Nested state as a folder and back: combines `codec`, `tensor_file`, `publish` and `verify`."""
+"""Nested state as a folder and back: combines `codec`, `formats`, `publish` and `verify`."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pytorch_accelerated.checkpointing.codec import Encoded, decode, encode
-from pytorch_accelerated.checkpointing.layout import SHARDS_NAME, FileEntry, Manifest
+from pytorch_accelerated.checkpointing.formats import chunks, dump_json, load_json, read_tensors
+from pytorch_accelerated.checkpointing.layout import PARTS, SHARDS_NAME, FileEntry, Manifest
 from pytorch_accelerated.checkpointing.publish import StagedFolder, begin
-from pytorch_accelerated.checkpointing.strict_json import MAX_SIZE_BYTES, dump_json, load_json
-from pytorch_accelerated.checkpointing.tensor_file import chunks, read_tensors
 from pytorch_accelerated.checkpointing.verify import open_verified, read_manifest
-from pytorch_accelerated.errors import InvalidCheckpointError
 
 if TYPE_CHECKING:
     from pytorch_accelerated.processes.ranks import Ranks
@@ -43,31 +41,35 @@ def encode_parts(parts: Mapping[str, Any]) -> dict[str, Encoded]:
 
 
 def write_encoded(
-    final: str | os.PathLike[str],
+    final: str | os.PathLike[str] | StagedFolder,
     facts: dict[str, Any],
     encoded: Mapping[str, Encoded],
     ranks: Ranks | None = None,
-    write_others: Callable[[Path], None] | None = None,
 ) -> None:
     """`write_state` for parts that `encode_parts` has encoded.
 
     Args:
-        final: the folder to write; all ranks must be able to reach it.
+        final: the folder to write, which all ranks must be able to reach; or one that `publish.begin` has made, whose
+            files become a part of the state.
         facts: as for `write_state`.
         encoded: the parts; each rank writes its own pieces of sharded tensors.
         ranks: the ranks that have pieces of sharded tensors, all of which must call this. None: nothing is sharded.
-        write_others: writes further files into the folder, see `StagedFolder.take_in`; called by the publishing rank.
     """
-    staged = begin(final) if ranks is None else ranks.do_on_first(lambda: begin(final))
+
+    def start() -> StagedFolder:
+        return final if isinstance(final, StagedFolder) else begin(final)
+
+    staged = start() if ranks is None else ranks.do_on_first(start)
     try:
         if ranks is None:
-            _publish(staged, facts, encoded, [], write_others)
+            _publish(staged, facts, encoded, staged.take_in())
         else:
             from pytorch_accelerated.checkpointing.sharded_files import write_shards
 
             shards = {f"{name}/{key}": tensor for name, part in encoded.items() for key, tensor in part.sharded.items()}
+            others = ranks.do_on_first(staged.take_in)
             files = write_shards(ranks, staged, shards)
-            ranks.do_on_first(lambda: _publish(staged, facts, encoded, files, write_others))
+            ranks.do_on_first(lambda: _publish(staged, facts, encoded, others, files))
     except BaseException:
         if ranks is None or ranks.is_first:
             staged.abort()
@@ -78,11 +80,12 @@ def _publish(
     staged: StagedFolder,
     facts: dict[str, Any],
     encoded: Mapping[str, Encoded],
-    shards: list[FileEntry],
-    write_others: Callable[[Path], None] | None,
+    others: list[FileEntry],
+    shards: Sequence[FileEntry] = (),
 ) -> None:
-    others = [] if write_others is None else staged.take_in(write_others)
     files = [entry for name, part in encoded.items() for entry in write_part(staged, name, part)]
+    if others:
+        facts = {**facts, PARTS: list(encoded)}
     staged.commit(facts, [*shards, *others, *files])
 
 
@@ -92,7 +95,7 @@ def write_part(staged: StagedFolder, name: str, part: Encoded) -> list[FileEntry
     Tensors on other devices are copied to the host one at a time.
     """
     return [
-        staged.write_file(f"{name}.json", [dump_json(part.structure, what=f"The state of {name}")]),
+        staged.write_file(f"{name}.json", [dump_json(part.structure)]),
         staged.write_file(f"{name}.safetensors", chunks(part.tensors)),
     ]
 
@@ -119,11 +122,6 @@ def read_state(
     folder = Path(folder)
     manifest = read_manifest(folder)
     names = part_names(manifest)
-    unknown = [name for name in parts or () if name not in names]
-    if unknown:
-        raise InvalidCheckpointError(
-            f"The training state {folder} has no part {', '.join(unknown)}; it has {', '.join(names)}."
-        )
     entries = {entry.name: entry for entry in manifest.files}
     chosen = names if parts is None else parts
     structures = {name: _read_structure(folder, entries[f"{name}.json"]) for name in chosen}
@@ -136,14 +134,14 @@ def read_state(
 
 def part_names(manifest: Manifest) -> list[str]:
     """The names of the parts that `write_part` wrote."""
+    if PARTS in manifest.facts:  # others may have written files of the same kind
+        return list(manifest.facts[PARTS])
     files = {entry.name for entry in manifest.files}
     stems = [name.removesuffix(".json") for name in sorted(files) if name.endswith(".json")]
     return [stem for stem in stems if f"{stem}.safetensors" in files]
 
 
 def _read_structure(folder: Path, entry: FileEntry) -> Any:
-    if entry.size_bytes > MAX_SIZE_BYTES:
-        raise InvalidCheckpointError(f"{folder / entry.name} has {entry.size_bytes} bytes, too many for a JSON file.")
     data = bytearray(entry.size_bytes)
     with open_verified(folder, entry) as read_into:
         read_into(memoryview(data))
@@ -160,8 +158,7 @@ def _read_sharded(
     from pytorch_accelerated.checkpointing.sharded_files import read_shards
 
     layout = _read_structure(folder, entries[SHARDS_NAME])
-    if isinstance(layout, dict):
-        layout = {name: facts for name, facts in layout.items() if name.partition("/")[0] in parts}
+    layout = {name: facts for name, facts in layout.items() if name.partition("/")[0] in parts}
     tensors: dict[str, dict[str, torch.Tensor]] = {}
     make_target = make_target or (lambda name, shape, dtype: torch.empty(shape, dtype=dtype))
     for name, tensor in read_shards(folder, entries, layout, make_target).items():

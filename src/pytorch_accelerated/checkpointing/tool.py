@@ -6,14 +6,13 @@ Folders may be damaged or come from others, so their contents are displayed, but
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pytorch_accelerated.checkpointing.layout import MANIFEST_NAME, PREDICTIONS_FORMAT, SHARDS_FILE, Manifest
+from pytorch_accelerated.checkpointing.policy import Retention
 from pytorch_accelerated.checkpointing.publish import remove_state
-from pytorch_accelerated.checkpointing.retention import Retention
 from pytorch_accelerated.checkpointing.saved_metrics import judged_states, read_metric_records
 from pytorch_accelerated.checkpointing.state_folder import part_names
 from pytorch_accelerated.checkpointing.verify import (
@@ -43,14 +42,11 @@ class Found:
 
     @property
     def name(self) -> str:
-        return printable(self.folder.name)
+        return self.folder.name
 
     @property
     def when(self) -> str:
-        try:
-            return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.saved_at))
-        except (OSError, OverflowError, ValueError):  # outside the calendar
-            return "?"
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.saved_at))
 
     @property
     def size(self) -> str:
@@ -58,13 +54,12 @@ class Found:
 
     @property
     def epochs(self) -> str:
-        """The epochs so far, with the part of the current one where that is known."""
+        """The finished epochs, with the part of the current one where that is known."""
         facts = {} if self.manifest is None else self.manifest.facts
-        numbers = facts.get("epochs"), facts.get("samples_in_epoch"), _rows_of_training(facts)
-        if any(type(number) is not int for number in numbers) or numbers[2] < 1:
+        rows = (facts.get("data", {}).get("train") or {}).get("rows")
+        if not rows or "samples_in_epoch" not in facts:
             return self.fact("epochs")
-        whole, samples, rows = numbers
-        return f"{whole + min(samples / rows, 1):.2f}".removesuffix(".00")
+        return f"{facts['epochs'] + facts['samples_in_epoch'] % rows / rows:.2f}".removesuffix(".00")
 
     def fact(self, name: str) -> str:
         """One of its facts as text; ``?`` if unknown."""
@@ -89,7 +84,7 @@ def list_states(place: Path, screen: Screen) -> int:
     """Show the training states in `place`, oldest first. Only their manifests are read."""
     states = find_states(place)
     if not states:
-        screen.line(f"No training states in {printable(str(place))}.")
+        screen.line(f"No training states in {place}.")
         return 0
     rows = [
         (
@@ -111,10 +106,9 @@ def verify_states(place: Path, screen: Screen) -> int:
         manifest = state.manifest
         complaints = [state.complaint] if manifest is None else find_damage(state.folder, manifest)
         number_damaged += bool(complaints)
-        verdict, style = ("damaged", "bold red") if complaints else ("ok", "green")
-        screen.line(f"{verdict:<7}  {state.name}", style=style)
+        screen.line(f"{'damaged' if complaints else 'ok':<7}  {state.name}")
         for complaint in complaints:
-            screen.line(f"         {printable(complaint)}")
+            screen.line(f"         {complaint}")
     screen.line(f"{len(states) - number_damaged} of {len(states)} valid")
     return 1 if number_damaged else 0
 
@@ -130,7 +124,11 @@ def show_state(place: Path, screen: Screen) -> int:
     if manifest is None:
         raise InvalidCheckpointError(state.complaint)
     facts = [("saved", state.when), ("size", f"{state.size} in {len(manifest.files)} files")]
-    facts += [(printable(str(name)), _fact(value)) for name, value in manifest.facts.items() if value != {}]
+    facts += [
+        (str(name), state.epochs if name == "epochs" else _fact(value))
+        for name, value in manifest.facts.items()
+        if value != {}
+    ]
     names = part_names(manifest)
     parts = [_part_row(state.folder, manifest, name) for name in names]
     for entry in manifest.files:
@@ -138,11 +136,8 @@ def show_state(place: Path, screen: Screen) -> int:
             number = len(tensors_of_file(state.folder / entry.name))
             parts.append((f"pieces in {entry.name}", str(number), format_bytes(entry.size_bytes)))
     latest = {record.name: record for record in read_metric_records(state.folder)} if "run" in names else {}
-    metrics = [
-        (printable(record.name), repr(record.value), str(record.epoch), str(record.update))
-        for record in latest.values()
-    ]
-    screen.line(printable(str(state.folder)), style="bold")
+    metrics = [(record.name, repr(record.value), str(record.epoch), str(record.update)) for record in latest.values()]
+    screen.line(str(state.folder))
     screen.line()
     screen.table(Table(("fact", "value"), facts))
     screen.line()
@@ -178,29 +173,20 @@ def plan_prune(place: Path, retention: Retention, metric_name: str | None) -> Pr
     if looks_like_state(place):
         raise CheckpointError(f"{str(place)!r} is one training state. Give the folder that holds the states.")
     readable = [(one.folder, one.manifest) for one in states if one.manifest is not None]
-    complete = [one for one in readable if type(one[1].facts.get("updates")) is int]
+    # States to keep must be valid, or they would take the place of valid ones.
+    complete = [one for one in readable if "updates" in one[1].facts and not find_damage(*one)]
     judged = judged_states(complete, metric_name=metric_name)
     if metric_name is not None and judged and all(one.value is None for one in judged):
-        known = sorted({record.name for folder, _ in complete for record in _records_if_any(folder)})
+        known = ", ".join(sorted({record.name for record in read_metric_records(complete[-1][0])})) or "none"
         raise CheckpointError(
-            f"No state in {str(place)!r} has a value of {metric_name!r} that belongs to its own model. "
-            f"Metrics there: {', '.join(known) or 'none'}."
+            f"No state in {str(place)!r} has a value of {metric_name!r} that belongs to its own model. Metrics there: "
+            f"{known}."
         )
-    # States to keep must be valid, or they would take the place of valid ones. States to delete need not be read.
-    valid: set[Path] = set()
-    while True:
-        doomed_names = {one.name for one in retention.states_to_delete(judged)}
-        unread = [one for one in complete if one[0].name not in doomed_names and one[0] not in valid]
-        damaged = [one for one in unread if find_damage(*one)]
-        if not damaged:
-            break
-        valid |= {folder for folder, _ in unread}
-        complete = [one for one in complete if one not in damaged]
-        judged = judged_states(complete, metric_name=metric_name)
+    doomed_names = {one.name for one in retention.states_to_delete(judged)}
     plan = PrunePlan([], [], [])
     folders = {folder for folder, _ in complete}
     for one in states:
-        verdict = plan.doomed if one.folder.name in doomed_names else plan.kept
+        verdict = plan.doomed if one.name in doomed_names else plan.kept
         (verdict if one.folder in folders else plan.left_alone).append(one)
     return plan
 
@@ -238,11 +224,7 @@ def prune(plan: PrunePlan, screen: Screen, *, is_agreed: Callable[[str], bool]) 
 def _at_least_one(place: Path) -> list[Found]:
     states = find_states(place)
     if not states:
-        weights = next(iter(sorted(place.glob("*.safetensors"))), None)
-        hint = (
-            "" if weights is None else f" {weights.name} holds weights of a model, with nothing to compare them with."
-        )
-        raise CheckpointError(f"There is no training state in {str(place)!r}.{hint}")
+        raise CheckpointError(f"There is no training state in {str(place)!r}.")
     return states
 
 
@@ -255,19 +237,6 @@ def _found(folder: Path) -> Found:
         return Found(folder, saved_at, None, str(error))
 
 
-def _rows_of_training(facts: Mapping[str, Any]) -> Any:
-    data = facts.get("data")
-    train = data.get("train") if isinstance(data, dict) else None
-    return train.get("rows") if isinstance(train, dict) else None
-
-
-def _records_if_any(folder: Path) -> Iterator[Any]:
-    try:
-        yield from read_metric_records(folder)
-    except InvalidCheckpointError:
-        return
-
-
 def _part_row(folder: Path, manifest: Manifest, name: str) -> tuple[str, str, str]:
     tensors = f"{name}.safetensors"
     size_bytes = sum(entry.size_bytes for entry in manifest.files if entry.name in (tensors, f"{name}.json"))
@@ -276,9 +245,6 @@ def _part_row(folder: Path, manifest: Manifest, name: str) -> tuple[str, str, st
 
 def _fact(value: object) -> str:
     """A fact as one line of limited length."""
-    try:
-        text = ", ".join(f"{name} {one}" for name, one in value.items()) if isinstance(value, dict) else str(value)
-    except ValueError:  # an int of thousands of digits
-        text = "a huge number"
+    text = ", ".join(f"{name} {one}" for name, one in value.items()) if isinstance(value, dict) else str(value)
     shown = printable(text)
     return shown if len(shown) <= _SHOWN_CHARACTERS else f"{shown[: _SHOWN_CHARACTERS - 3]}..."

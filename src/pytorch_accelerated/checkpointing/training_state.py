@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import re
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,38 +18,53 @@ import torch
 
 from pytorch_accelerated.checkpointing.background import BackgroundWriter
 from pytorch_accelerated.checkpointing.codec import Encoded
+from pytorch_accelerated.checkpointing.held_states import checked_states, held_modules, held_objects, held_states
 from pytorch_accelerated.checkpointing.layout import MANIFEST_NAME
-from pytorch_accelerated.checkpointing.loading import all_or_nothing, check_same_kind, load_states
+from pytorch_accelerated.checkpointing.loading import (
+    all_or_nothing,
+    check_same_kind,
+    explained_loading,
+    load_states,
+)
 from pytorch_accelerated.checkpointing.optimizers import (
     check_optimizer_state,
-    hide_callables,
     read_optimizer_file,
     with_callables,
+    without_callables,
 )
+from pytorch_accelerated.checkpointing.publish import StagedFolder
 from pytorch_accelerated.checkpointing.rank_differences import differences_from_first, with_difference
 from pytorch_accelerated.checkpointing.reading import kind_of
-from pytorch_accelerated.checkpointing.run_parts import check_run_parts
 from pytorch_accelerated.checkpointing.saved_metrics import storable_history
 from pytorch_accelerated.checkpointing.state_folder import encode_parts, read_state, write_encoded
 from pytorch_accelerated.checkpointing.verify import read_manifest
-from pytorch_accelerated.checkpointing.weights import canonical_state_dict, check_canonical, load_canonical
+from pytorch_accelerated.checkpointing.weights import (
+    canonical_state_dict,
+    check_canonical,
+    load_canonical,
+    loads_its_own_way,
+)
 from pytorch_accelerated.data.resuming import SavedData, data_facts, restore_stream, saved_data, stream_state
 from pytorch_accelerated.errors import InvalidCheckpointError
 from pytorch_accelerated.models.deepspeed import ZeroOptimizer
+from pytorch_accelerated.models.held import held_parts
 from pytorch_accelerated.models.sharding import has_shards, is_sharded
 from pytorch_accelerated.models.wrappers import bare_model
 from pytorch_accelerated.processes.ranks import Ranks
 from pytorch_accelerated.run_config import TrainerRunConfig
-from pytorch_accelerated.seeding import generator_states, restore_generator_states
-from pytorch_accelerated.tracking.history import RunHistory
+from pytorch_accelerated.seeding import check_generator_states, generator_states, restore_generator_states
+from pytorch_accelerated.tracking.history import RunHistory, with_some_records
 from pytorch_accelerated.tracking.loss import LossTracker
-from pytorch_accelerated.tracking.recording import StepRecorder
-from pytorch_accelerated.training.run_state import RunState
+from pytorch_accelerated.tracking.step_records import StepRecorder
+from pytorch_accelerated.training.run_state import RunPhase, RunState
+
+TRAINING_WEIGHTS = "training_weights"
+"""The part with the weights of the model where files of others in the folder have the name of the part ``model``."""
 
 
 @dataclasses.dataclass(frozen=True)
 class KeptStates:
-    """States from an earlier moment, to be saved instead of those that their objects have now. For one process.
+    """States from an earlier moment, to be saved instead of those that their objects have now.
 
     Attributes:
         callbacks: those of some callbacks, by state key.
@@ -56,6 +72,7 @@ class KeptStates:
         history_records: the number of its values.
         recorder: of the recorder of step records.
         stream: the position in the training stream.
+        generators: the random generators; None: as they are now.
     """
 
     callbacks: dict[str, Any]
@@ -63,19 +80,21 @@ class KeptStates:
     history_records: int
     recorder: dict[str, Any] | None
     stream: dict[str, Any] | None
+    generators: dict[str, Any] | None = None
 
 
 @dataclasses.dataclass
 class LiveRun:
     """The objects whose states make up a training state.
 
-    The model is the one wrapped for training. Optimizer, scheduler, scaler and loaders, as prepared for the run, may be
-    None; the loaders of several evaluation sets are in `evaluation_sets`, by name. `epochs_before` counts the epochs of
-    the runs that this one continues.
+    The model is the one wrapped for training, `holder` the trainer that users see. Optimizer, scheduler, scaler and
+    loaders, as prepared for the run, may be None; the loaders of several evaluation sets are in `evaluation_sets`, by
+    name. `epochs_before` counts the epochs of the runs that this one continues.
     """
 
     ranks: Ranks
     model: Any
+    holder: Any
     optimizer: Any
     scheduler: Any
     scaler: Any
@@ -93,6 +112,11 @@ class LiveRun:
     recorder: StepRecorder | None
     kept: KeptStates | None = None
 
+    @functools.cached_property
+    def held(self) -> dict[str, Any]:
+        """What the trainer holds besides model, optimizer and scheduler, by path."""
+        return held_parts(self.holder)
+
     def callback_states(self) -> dict[str, Any]:
         """The states of the callbacks by state key. Must be called by all ranks: some need communication."""
         kept = {} if self.kept is None else self.kept.callbacks
@@ -104,11 +128,30 @@ class LiveRun:
         if self.kept is not None and self.kept.history is not None:
             return self.kept.history
         state = storable_history(self.history, self.ranks)
-        if self.kept is not None and isinstance(state.get("records"), list):
-            most = self.kept.history_records
-            state["records"] = state["records"][:most]
-            state["read_positions"] = {name: min(most, end) for name, end in state["read_positions"].items()}
+        if self.kept is not None and isinstance(state.get("records"), Mapping):
+            count = len(state["records"]["table"])
+            return with_some_records(state, [index < self.kept.history_records for index in range(count)])
         return state
+
+    def frozen(self, stateful: Iterable[Any], *, everything: bool = True) -> LiveRun:
+        """This run as it is now, but for model, optimizer and scheduler. Must be called by all ranks.
+
+        Args:
+            stateful: the callbacks whose states may change.
+            everything: also keep the history and the generators, because something else than an update follows.
+        """
+        stateful = [one for one in stateful if hasattr(one, "state_dict")]
+        kept = KeptStates(
+            callbacks={key_of_state(one): copy.deepcopy(one.state_dict()) for one in stateful},
+            history=storable_history(self.history, self.ranks) if everything else None,
+            history_records=len(self.history.records),
+            recorder=None if self.recorder is None else self.recorder.state_dict(self.run_state.samples_in_epoch),
+            stream=copy.deepcopy(stream_state(self.train_loader)),
+            generators=generator_states() if everything else None,
+        )
+        counts = dataclasses.replace(self.run_state)
+        losses, norms = self.losses.copy(), self.gradient_norms.copy()
+        return dataclasses.replace(self, run_state=counts, losses=losses, gradient_norms=norms, kept=kept)
 
     def recorder_state(self) -> dict[str, Any] | None:
         """The state of the recorder of step records."""
@@ -127,13 +170,13 @@ class LoadedRun(NamedTuple):
 
 def save_run(
     run: LiveRun,
-    folder: Path,
+    folder: Path | StagedFolder,
     extra: dict[str, Any],
     writer: BackgroundWriter | None = None,
-    write_others: Callable[[Path], None] | None = None,
     *,
     ranks_of_writer: Callable[[], Ranks] | None = None,
     skipped_weights: Collection[str] = (),
+    weights_part: str | None = "model",
     has_optimizer_file: bool = False,
 ) -> None:
     """Write the state of a run to `folder`. Must be called by all ranks.
@@ -141,13 +184,14 @@ def save_run(
     Rank 0 writes. Each rank writes its own parts of sharded tensors, and rank 0 publishes when all have done so.
 
     Args:
-        run, folder: what to save, and where to.
+        run: what to save.
+        folder: where to, see `write_encoded`.
         extra: additional entries.
-        writer: writes the state in the background, if given; it can't be combined with `write_others`.
-        write_others: writes further files into the folder, on rank 0; see `StagedFolder.take_in`.
+        writer: writes the state in the background, if given.
         ranks_of_writer: makes the ranks with a process group for `writer`, for sharded models.
         skipped_weights: names in the model's state that are left out, because training does not change them.
-        has_optimizer_file: whether `write_others` writes the optimizer's state, to `OPTIMIZER_FILE`.
+        weights_part: the part for the weights of the model; None if files in `folder` hold them.
+        has_optimizer_file: whether `OPTIMIZER_FILE` in `folder` holds the optimizer's state.
 
     Raises:
         CheckpointError: on every rank, if something cannot be stored or written, or if `writer` could not write the
@@ -155,26 +199,32 @@ def save_run(
     """
     ranks = run.ranks
     callbacks = run.callback_states()
-    everyones = ranks.exchange({**_own_state(run), **_own_differences(run, callbacks)})
+    held = held_states(run.held, warns=ranks.is_first)
+    everyones = ranks.exchange({**_own_state(run), **_own_differences(run, callbacks, held)})
     facts = {
         "updates": run.run_state.updates,
         "epochs": run.run_state.epochs,
-        "samples_in_epoch": run.run_state.samples_in_epoch,
+        "samples_in_epoch": 0 if run.run_state.phase is RunPhase.EPOCH_CLOSED else run.run_state.samples_in_epoch,
         "ranks": ranks.count,
         "seed": run.seed,
         "data": data_facts(train=run.train_loader, eval=run.eval_loader),
         "evaluation_sets": data_facts(**run.evaluation_sets),
     }
-    write = functools.partial(write_encoded, write_others=write_others) if writer is None else writer.write
+    write: Callable[..., None] = write_encoded if writer is None else writer.write
 
     def encoded() -> dict[str, Encoded]:
         parts = {**_shared_parts(run, without_optimizer=has_optimizer_file), "callbacks": callbacks, "extra": extra}
+        if held:
+            parts["held"] = held
         for name in skipped_weights:
             parts["model"].pop(name, None)
+        weights = parts.pop("model")
+        if weights_part is not None:
+            parts[weights_part] = weights
         parts.update({f"rank_{rank}": state for rank, state in enumerate(everyones)})
         return encode_parts(parts)
 
-    if has_shards(run.model):
+    if any(map(has_shards, (run.model, *run.held.values()))):
         own_ranks = ranks if writer is None or ranks_of_writer is None else ranks_of_writer()
         write(folder, facts, ranks.do_on_all(encoded), own_ranks)
     elif isinstance(run.optimizer, ZeroOptimizer):
@@ -185,7 +235,12 @@ def save_run(
 
 
 def load_run(
-    run: LiveRun, folder: Path, *, restores_position: bool, skipped_weights: Collection[str] = ()
+    run: LiveRun,
+    folder: Path,
+    *,
+    restores_position: bool,
+    skipped_weights: Collection[str] = (),
+    read: tuple[dict[str, Any], dict[str, Any]] | None = None,
 ) -> LoadedRun:
     """Load the state in `folder` into the objects of a run. Must be called by all ranks.
 
@@ -196,26 +251,32 @@ def load_run(
         run, folder: where to load into, and from.
         restores_position: whether to restore the position of the training loader.
         skipped_weights: names in the model's state that the folder need not have; the live values stay.
+        read: the contents of the folder, if this rank has read it already.
 
     Raises:
         InvalidCheckpointError: if the folder is damaged or belongs to another model or optimizer.
     """
     ranks = run.ranks
-    facts, parts, optimizer_state = ranks.do_on_all(lambda: _read_run(run, folder, skipped_weights))
-    by_rank = [parts[f"rank_{rank}"] for rank in range(facts["ranks"])]
-    history, callbacks = _states_of_this_rank(run, parts, by_rank)
+    parts, by_rank, optimizer_state, held = ranks.do_on_all(lambda: _read_run(run, folder, skipped_weights, read))
+    if hasattr(run.scheduler, "is_continuation_from_checkpoint") and parts["scheduler"] is not None:
+        parts["scheduler"]["is_resumed"] = True  # else a `WSDLrScheduler` would begin anew
     run_state = RunState.from_state_dict(parts["run"]["run_state"])
     if restores_position:  # first, because a user's class may refuse its state
         streams = [state.get("stream") for state in by_rank]
         restore_stream(run.train_loader, streams, ranks, run_state=run_state, source=folder)
-    others = _others(run, parts, history, callbacks)
+    others = [*_others(run, parts), *held_objects(held)]
+    model = bare_model(run.model)
+    modules = [(model, parts["model"]), *held_modules(held)]
+    modules.sort(key=lambda pair: not loads_its_own_way(pair[0]))  # one that may fail comes first
+
+    def load_weights() -> None:
+        for module, state in modules:
+            load_canonical(module, state, may_lack=skipped_weights if module is model else ())
+
     with all_or_nothing() as undo:
 
         def load() -> None:
-            load_model = functools.partial(
-                load_canonical, bare_model(run.model), parts["model"], may_lack=skipped_weights
-            )
-            load_states(load_model, run.optimizer, optimizer_state, others, undo, source=folder)
+            load_states(load_weights, run.optimizer, optimizer_state, others, undo, source=folder)
 
         # The optimizer of a DeepSpeed engine communicates with the other ranks while it loads.
         load() if isinstance(run.optimizer, ZeroOptimizer) else ranks.do_on_all(load)
@@ -234,13 +295,26 @@ def load_run(
 
 
 def _read_run(
-    run: LiveRun, folder: Path, skipped_weights: Collection[str]
-) -> tuple[dict[str, Any], dict[str, Any], Any]:
-    """Facts, parts and the optimizer's state, verified as far as possible before anything is changed."""
-    facts, parts = read_state(folder, make_target=_targets(run))
+    run: LiveRun,
+    folder: Path,
+    skipped_weights: Collection[str],
+    read: tuple[dict[str, Any], dict[str, Any]] | None,
+) -> tuple[dict[str, Any], list[dict[str, Any]], Any, list[tuple[str, Any, Any]]]:
+    """Parts, those that ranks have for themselves, the optimizer's state, and those of held parts.
+
+    Verified as far as possible before anything is changed; where states of ranks differ, they are this rank's.
+    """
+    facts, parts = read or read_state(folder, make_target=_targets(run))
     if "optimizer" not in parts:
         parts["optimizer"] = read_optimizer_file(folder)
-    check_run_parts(facts, parts, source=folder)
+    if TRAINING_WEIGHTS in parts:
+        parts["model"] = parts.pop(TRAINING_WEIGHTS)
+    with explained_loading("The run", folder):  # something else, or another version, may have written the folder
+        RunState.from_state_dict(parts["run"]["run_state"])
+        by_rank = [parts[f"rank_{rank}"] for rank in range(facts["ranks"])]
+        for own in by_rank:
+            check_generator_states(own["generators"])
+    _take_states_of_this_rank(run, parts, by_rank)
     # Before the optimizer, which another model makes another one, too.
     check_canonical(bare_model(run.model), parts["model"], may_lack=skipped_weights)
     if (run.optimizer is None) != (parts["optimizer"] is None):
@@ -254,17 +328,17 @@ def _read_run(
         check_optimizer_state(run.optimizer, optimizer_state, source=folder)
     for _, target, state in _scheduler_and_scaler(run, parts):
         check_same_kind(target, state, source=folder)
-    return facts, parts, optimizer_state
+    held = checked_states(run.held, parts["held"], source=folder, is_first=run.ranks.is_first)
+    return parts, by_rank, optimizer_state, held
 
 
-def _others(
-    run: LiveRun, parts: dict[str, Any], history: dict[str, Any], callbacks: dict[str, Any]
-) -> list[tuple[str, Any, Any]]:
-    """Name, object and state of everything besides model and optimizer that loads a state."""
-    saved = [(one, callbacks.get(key_of_state(one))) for one in run.callbacks if hasattr(one, "load_state_dict")]
+def _others(run: LiveRun, parts: dict[str, Any]) -> list[tuple[str, Any, Any]]:
+    """Name, object and state of what loads a state besides model, optimizer and held parts."""
+    stateful = [one for one in run.callbacks if hasattr(one, "load_state_dict")]
+    saved = [(one, parts["callbacks"].get(key_of_state(one))) for one in stateful]
     return [
         *_scheduler_and_scaler(run, parts),
-        ("The run history", run.history, history),
+        ("The run history", run.history, parts["run"]["history"]),
         *((type(callback).__name__, callback, state) for callback, state in saved if state is not None),
     ]
 
@@ -287,7 +361,7 @@ def _targets(run: LiveRun) -> Callable[[str, torch.Size, torch.dtype], torch.Ten
 
     def make(name: str, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
         part, _, path = name.partition("/")
-        live = values.get(path) if part == "model" else None
+        live = values.get(path) if part in ("model", TRAINING_WEIGHTS) else None
         if part == "optimizer" and (match := re.match(r"state\[(\d+)\]", path)):
             live = parameters.get(int(match[1]))
         if live is not None and is_sharded(live) and live.shape == shape:
@@ -299,17 +373,15 @@ def _targets(run: LiveRun) -> Callable[[str, torch.Size, torch.dtype], torch.Ten
 
 def seed_of_run(folder: Path) -> int:
     """The seed of the run that was saved in `folder`. The loaders of the resumed run use it."""
-    seed = read_manifest(folder).facts.get("seed")
-    if type(seed) is not int:
-        raise InvalidCheckpointError(f"The training state {folder} does not have the seed of its run.")
-    return seed
+    with explained_loading("The seed of the run", folder):  # something else may have written the folder
+        return int(read_manifest(folder).facts["seed"])
 
 
 def data_of_run(folder: Path) -> dict[str, SavedData]:
     """The facts about the loaders of the run that was saved in `folder`; empty for states without them."""
     if kind_of(folder / MANIFEST_NAME) is None:  # `transformers` wrote it
         return {}
-    return saved_data(read_manifest(folder).facts, source=folder)
+    return saved_data(read_manifest(folder).facts)
 
 
 def difference_by_ranks(run: LiveRun, folder: Path) -> str | None:
@@ -317,20 +389,10 @@ def difference_by_ranks(run: LiveRun, folder: Path) -> str | None:
     ranks_before = read_manifest(folder).facts["ranks"]
     if ranks_before == run.ranks.count:
         return None
-    assert run.config is not None
-    _, parts = read_state(folder, ["run"])
-    before = (parts["run"]["config"] or {}).get("train_total_batch_size")
-    now = run.config.train_total_batch_size
-    if before == now:
-        reason = "its weights are the same, to rounding, only if nothing (dropout, augmentation) draws random numbers"
-    else:
-        reason = (
-            f"its updates will have {now} samples instead of {before}. Change `per_device_batch_size` or "
-            "`gradient_accumulation_steps` to keep their size"
-        )
     return (
-        f"The run was saved by {ranks_before} processes and resumes with {run.ranks.count}. Each sample is still "
-        f"used once per epoch; {reason}."
+        f"The run was saved by {ranks_before} processes and resumes with {run.ranks.count}. Each sample is still used "
+        "once per epoch. The weights are the same, to rounding, only if nothing (dropout, augmentation) draws random "
+        "numbers, and if `per_device_batch_size` or `gradient_accumulation_steps` keeps the size of updates."
     )
 
 
@@ -349,35 +411,36 @@ def _shared_parts(run: LiveRun, *, without_optimizer: bool) -> dict[str, Any]:
             "recorder": run.recorder_state(),
         },
     }
+    if run.run_state.is_cut:
+        parts["run"]["ended_history"] = storable_history(run.history, run.ranks)  # with the end of the cut epoch
     if not without_optimizer:
-        parts["optimizer"] = None if optimizer is None else hide_callables(optimizer.state_dict())
+        parts["optimizer"] = None if optimizer is None else without_callables(optimizer.state_dict())
     return parts
 
 
-def _own_differences(run: LiveRun, callbacks: dict[str, Any]) -> dict[str, Any]:
-    """How this rank's callbacks and history differ from rank 0's, if they do."""
+def _own_differences(run: LiveRun, callbacks: dict[str, Any], held: dict[str, Any]) -> dict[str, Any]:
+    """How this rank's callbacks, history and held parts differ from rank 0's, if they do."""
     ranks = run.ranks
-    histories = {} if ranks.count == 1 else {"history": storable_history(run.history, ranks)}
+    histories = {} if ranks.count == 1 else {"history": run.history_state()}
     own = {
         "callbacks": differences_from_first(ranks, callbacks, path="callbacks"),
+        "held": differences_from_first(ranks, held, path="held"),
         **differences_from_first(ranks, histories, path="run"),
     }
     return {name: difference for name, difference in own.items() if difference}
 
 
-def _states_of_this_rank(
-    run: LiveRun, parts: dict[str, Any], by_rank: list[dict[str, Any]]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The states of the history and the callbacks on this rank; rank 0's if the number of ranks differs."""
-    history, callbacks = parts["run"]["history"], parts["callbacks"]
+def _take_states_of_this_rank(run: LiveRun, parts: dict[str, Any], by_rank: list[dict[str, Any]]) -> None:
+    """Replace those of the history, the callbacks and held parts; nothing if the number of ranks differs."""
+    parts.setdefault("held", {})  # older states have none, nor those of a run in which nothing is held
     if len(by_rank) == run.ranks.count:
         own = by_rank[run.ranks.index]
-        differences = own.get("callbacks", {})
-        return with_difference(history, own.get("history", [])), {
-            **callbacks,
-            **{key: with_difference(callbacks.get(key), difference) for key, difference in differences.items()},
-        }
-    differing = sorted({key for own in by_rank for key in own.get("callbacks", {})})
+        parts["run"]["history"] = with_difference(parts["run"]["history"], own.get("history", []))
+        for part in ("callbacks", "held"):
+            for key, difference in own.get(part, {}).items():
+                parts[part][key] = with_difference(parts[part].get(key), difference)
+        return
+    differing = sorted({key for own in by_rank for part in ("callbacks", "held") for key in own.get(part, {})})
     differing += ["the run history"] * any("history" in own for own in by_rank)
     if differing and run.ranks.is_first:
         warnings.warn(
@@ -386,16 +449,16 @@ def _states_of_this_rank(
             f"of the first one, and the others are lost. Resume with {len(by_rank)} processes to keep them.",
             stacklevel=2,
         )
-    return history, callbacks
 
 
 def _own_state(run: LiveRun) -> dict[str, Any]:
     """The state that every rank has for itself."""
+    kept = None if run.kept is None else run.kept.generators
     return {
-        "generators": generator_states(),
+        "generators": generator_states() if kept is None else kept,
         "losses": run.losses.state_dict(),
         "gradient_norms": run.gradient_norms.state_dict(),
-        "stream": stream_state(run.train_loader, run.ranks) if run.kept is None else run.kept.stream,
+        "stream": stream_state(run.train_loader) if run.kept is None else run.kept.stream,
     }
 
 

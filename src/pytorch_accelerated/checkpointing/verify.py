@@ -3,32 +3,35 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import re
 import stat
 import warnings
 from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from io import FileIO
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from pytorch_accelerated.checkpointing.accelerate_states import refuse_accelerate_states
+from pytorch_accelerated.checkpointing.formats import read_layout
 from pytorch_accelerated.checkpointing.layout import (
     MANIFEST_NAME,
     PREDICTIONS_FORMAT,
+    STATE_NAME,
     FileEntry,
     HiddenName,
     Manifest,
     parse_manifest,
 )
-from pytorch_accelerated.checkpointing.reading import children_of, is_folder, kind_of, resolved
-from pytorch_accelerated.checkpointing.strict_json import MAX_SIZE_BYTES
-from pytorch_accelerated.checkpointing.tensor_file import read_layout
-from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError
+from pytorch_accelerated.checkpointing.reading import children_of, explained_reading, is_folder, kind_of, resolved
+from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError, MissingCheckpointError
 
-_CHUNK_BYTES = 2**20
+_CHUNK_BYTES = 2**22
+_FILES_OF_ACCELERATE = ("random_states_*.pkl", "optimizer.bin")
 _FILE_OF_RUN = re.compile(r"(?:run|rank_\d+)\.(?:json|safetensors)")
 
 
@@ -40,14 +43,15 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST_NAME
     with open_plain_file(path) as file:
-        return parse_manifest(file.read(MAX_SIZE_BYTES + 1), what=str(path))
+        return parse_manifest(file.readall(), what=str(path))
 
 
 @contextlib.contextmanager
 def open_verified(folder: Path, entry: FileEntry) -> Iterator[Callable[[memoryview], None]]:
     """A function that fills a buffer with the next bytes of a file. The end of the block verifies all that was read.
 
-    The file must be read to its end, and its content must not be used before the end of the block.
+    The file must be read to its end, and its content must neither be used nor replaced before the end of the block:
+    another thread hashes it while the next bytes are read.
 
     Raises:
         InvalidCheckpointError: if the file is missing, is not a regular file, or does not match `entry`.
@@ -55,25 +59,36 @@ def open_verified(folder: Path, entry: FileEntry) -> Iterator[Callable[[memoryvi
     path = folder / entry.name
     digest = hashlib.sha256()
 
-    with open_plain_file(path) as file:
-        size_bytes = os.fstat(file.fileno()).st_size
-        if size_bytes != entry.size_bytes:
-            raise InvalidCheckpointError(f"{path} has {size_bytes} bytes; its manifest says {entry.size_bytes}.")
+    with _open_of_size(path, entry) as file, ThreadPoolExecutor(1) as hashing:
 
         def read_into(buffer: memoryview) -> None:
             rest = buffer
             while rest:
-                count = file.readinto(rest)
+                count = file.readinto(rest[:_CHUNK_BYTES])
                 if not count:
                     raise InvalidCheckpointError(f"{path} ended while it was read.")
+                hashing.submit(digest.update, rest[:count])
                 rest = rest[count:]
-            digest.update(buffer)
 
         yield read_into
-        if file.read(1) or digest.hexdigest() != entry.sha256:
-            raise InvalidCheckpointError(
-                f"{path} was changed: its SHA-256 is {digest.hexdigest()}, its manifest says {entry.sha256}."
-            )
+        hashing.shutdown()
+        _compare(path, entry, digest, is_at_end=not file.read(1))
+
+
+@contextlib.contextmanager
+def _open_of_size(path: Path, entry: FileEntry) -> Iterator[FileIO]:
+    with open_plain_file(path) as file:
+        size_bytes = os.fstat(file.fileno()).st_size
+        if size_bytes != entry.size_bytes:
+            raise InvalidCheckpointError(f"{path} has {size_bytes} bytes; its manifest says {entry.size_bytes}.")
+        yield file
+
+
+def _compare(path: Path, entry: FileEntry, digest: Any, *, is_at_end: bool = True) -> None:
+    if not is_at_end or digest.hexdigest() != entry.sha256:
+        raise InvalidCheckpointError(
+            f"{path} was changed: its SHA-256 is {digest.hexdigest()}, its manifest says {entry.sha256}."
+        )
 
 
 def verify(folder: Path, names: Collection[str] | None = None) -> Manifest:
@@ -96,17 +111,28 @@ def verify(folder: Path, names: Collection[str] | None = None) -> Manifest:
 def find_damage(folder: Path, manifest: Manifest, names: Collection[str] | None = None) -> list[str]:
     """A sentence for each file that does not match `manifest`, of those in `names` (default: all). Reads every byte."""
     complaints = []
-    buffer = memoryview(bytearray(_CHUNK_BYTES))
     for entry in manifest.files:
         if names is not None and entry.name not in names:
             continue
         try:
-            with open_verified(folder, entry) as read_into:
-                for position in range(0, entry.size_bytes, _CHUNK_BYTES):
-                    read_into(buffer[: entry.size_bytes - position])
+            check_file(folder / entry.name, entry)
         except InvalidCheckpointError as error:
             complaints.append(str(error))
     return complaints
+
+
+def check_file(path: Path, entry: FileEntry) -> None:
+    """Raise an `InvalidCheckpointError` if a file does not match its `entry`. Reads every byte."""
+    with _open_of_size(path, entry) as file:
+        _compare(path, entry, sha256_of(file))
+
+
+def sha256_of(file: FileIO) -> Any:
+    """The SHA-256 of the rest of a file."""
+    digest, buffer = hashlib.sha256(), memoryview(bytearray(_CHUNK_BYTES))
+    while count := file.readinto(buffer):
+        digest.update(buffer[:count])
+    return digest
 
 
 def list_states(parent: Path) -> list[tuple[Path, Manifest]]:
@@ -115,7 +141,7 @@ def list_states(parent: Path) -> list[tuple[Path, Manifest]]:
     return states
 
 
-def newest_valid(parent: Path) -> Path | None:
+def newest_valid(parent: Path, check: Callable[[Path], Any] = verify) -> Path | None:
     """The last saved state folder in `parent` that matches its manifest, or None if there are no states.
 
     Reads every byte of that folder. If newer or unreadable states had to be skipped, one warning says which and why.
@@ -123,16 +149,18 @@ def newest_valid(parent: Path) -> Path | None:
     Raises:
         InvalidCheckpointError: if there are states, but none is valid.
     """
-    return _newest_valid_of(state_folders(parent), parent)
+    return _newest_valid_of(state_folders(parent), parent, check)
 
 
-def find_state(path: str | os.PathLike[str]) -> Path | None:
+def find_state(path: str | os.PathLike[str], check: Callable[[Path], Any] = verify) -> Path | None:
     """The state folder to resume from: `path` itself if it is a state, else the newest valid state in it.
 
     None if there is no state, or `path` does not exist. If a process died while it replaced `path`, the old state is
-    found under its temporary name.
+    found under its temporary name. `check` is called with a folder, and raises an `InvalidCheckpointError` if that is
+    damaged.
 
     Raises:
+        MissingCheckpointError: if `path` does not exist, and has the name of a state, not of a folder of states.
         CheckpointError: if `path` is a file.
         InvalidCheckpointError: if `path` is a damaged state, cannot be read, or holds states but no valid one.
     """
@@ -140,24 +168,46 @@ def find_state(path: str | os.PathLike[str]) -> Path | None:
     kind = kind_of(folder)
     if kind == "folder":
         children_of(folder)  # raises if it cannot be read: it must not pass for an empty folder
-    refuse_accelerate_states(folder)
     if looks_like_state(folder):
-        verify(folder)
+        check(folder)
         return folder
     if kind in ("file", "other"):
         raise CheckpointError(
             f"{folder} is a file; a training state is a folder. To read a '.pt' file use `load_checkpoint`."
         )
-    return newest_valid(folder) if kind == "folder" else _newest_valid_of(_replaced(folder), folder)
+    if kind == "folder":
+        newest = newest_valid(folder, check)
+        if newest is None:
+            _refuse_states_of_accelerate(folder)
+        return newest
+    replaced = _newest_valid_of(_replaced(folder), folder, check)
+    if replaced is None and STATE_NAME.fullmatch(folder.name):
+        raise MissingCheckpointError(
+            f"There is no training state {folder}. Check the path; to start afresh where there is no state yet, give "
+            "the folder of the states."
+        )
+    return replaced
 
 
-def _newest_valid_of(folders: list[Path], place: Path) -> Path | None:
+def _refuse_states_of_accelerate(folder: Path) -> None:
+    """Refuse a folder that accelerate's `save_state` wrote, or one that holds such folders."""
+    places = {path.parent for name in _FILES_OF_ACCELERATE for path in (*folder.glob(name), *folder.glob(f"*/{name}"))}
+    if places:
+        raise InvalidCheckpointError(
+            f"{max(places)} is a training state of accelerate's `save_state`, as pytorch-accelerated 0.1 writes them: "
+            "pickles, which can run any code, so they are not read. In the version that wrote the state, load it and "
+            "call `trainer.save_checkpoint('model.pt')`, here `trainer.load_checkpoint('model.pt')`. "
+            "`model.safetensors` has the weights alone, for `safetensors.torch.load_file`."
+        )
+
+
+def _newest_valid_of(folders: list[Path], place: Path, check: Callable[[Path], Any]) -> Path | None:
     states, complaints = _read_manifests(folders)
     for folder, manifest in reversed(states):
         if PREDICTIONS_FORMAT in manifest.facts:
             continue  # complete and valid, but not a state to resume from
         try:
-            verify(folder)
+            check(folder)
         except InvalidCheckpointError as error:
             complaints.append(str(error))
             continue
@@ -177,11 +227,19 @@ def _read_manifests(folders: list[Path]) -> tuple[list[tuple[Path, Manifest]], l
     complaints = []
     for folder in folders:
         try:
-            states.append((folder, read_manifest(folder)))
+            with explained_reading(folder / MANIFEST_NAME):
+                facts = os.lstat(folder / MANIFEST_NAME)
+            states.append((folder, _manifest_as_of(folder, facts.st_ino, facts.st_mtime_ns, facts.st_size)))
         except InvalidCheckpointError as error:
             complaints.append(str(error))
     states.sort(key=lambda state: state[1].serial)
     return states, complaints
+
+
+@functools.lru_cache(maxsize=4096)
+def _manifest_as_of(folder: Path, *identity: int) -> Manifest:
+    """The manifest of a folder, which is read only once: each save and each retention asks for all of them."""
+    return read_manifest(folder)
 
 
 def state_folders(parent: Path) -> list[Path]:
@@ -217,9 +275,11 @@ def looks_like_state(folder: Path, *, may_be_link: bool = True) -> bool:
     """
     try:
         mode = (os.stat if may_be_link else os.lstat)(folder).st_mode
-        return stat.S_ISDIR(mode) and any(
-            child.name == MANIFEST_NAME or _FILE_OF_RUN.fullmatch(child.name) for child in folder.iterdir()
-        )
+        if not stat.S_ISDIR(mode):
+            return False
+        if os.path.lexists(folder / MANIFEST_NAME):  # asked first: each save asks about all states
+            return True
+        return any(name == MANIFEST_NAME or _FILE_OF_RUN.fullmatch(name) for name in os.listdir(folder))
     except (FileNotFoundError, NotADirectoryError):
         return False  # just deleted
     except OSError:

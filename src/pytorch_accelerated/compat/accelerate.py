@@ -1,13 +1,25 @@
-"""Private members of accelerate: the state that it shares in a process, and what it leaves behind."""
+"""The state that accelerate shares in a process, what it leaves behind, and what is inside of its loaders."""
 
 from __future__ import annotations
 
+import copyreg
 from typing import Any
 
 from accelerate import Accelerator, PartialState
-from accelerate.state import AcceleratorState
+from accelerate.data_loader import BatchSamplerShard, DataLoaderDispatcher, DataLoaderShard, IterableDatasetShard
+from accelerate.state import AcceleratorState, GradientState
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 _ASKED_BY_TRAINER = "_precision_was_asked_for_by_a_trainer"
+# Of a `DataLoader`, besides what it makes batches of.
+_LOADER_SETTINGS = (
+    "collate_fn", "num_workers", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator",
+    "prefetch_factor", "persistent_workers",
+)  # fmt: skip
+
+# A broken-off pass over a loader that accelerate has prepared leaves weak references in this state of the process, and
+# no `Accelerator` could be pickled any more.
+copyreg.pickle(GradientState, lambda state: (GradientState, ()))
 
 
 def has_process_state() -> bool:
@@ -52,3 +64,19 @@ def forget_prepared(accelerator: Accelerator, model: Any) -> bool:
     accelerator._models.clear()
     accelerator._optimizers.clear()
     return attributes.pop("_original_forward", None) is not None
+
+
+def given_loader(loader: Any) -> Any:
+    """The loader that accelerate has prepared `loader` from: the loop distributes its batches itself."""
+    if not isinstance(loader, (DataLoaderShard, DataLoaderDispatcher)):
+        return loader
+    prepared = loader.base_dataloader
+    settings = {name: getattr(prepared, name) for name in _LOADER_SETTINGS}
+    batches, dataset = prepared.batch_sampler, prepared.dataset
+    if isinstance(dataset, IterableDataset) or batches is None:
+        dataset = dataset.dataset if isinstance(dataset, IterableDatasetShard) else dataset
+        return type(prepared)(dataset, prepared.batch_size, drop_last=prepared.drop_last, **settings)
+    batches = batches.batch_sampler if isinstance(batches, BatchSamplerShard) else batches
+    if type(batches) is not BatchSampler:
+        return DataLoader(dataset, batch_sampler=batches, **settings)
+    return DataLoader(dataset, batches.batch_size, sampler=batches.sampler, drop_last=batches.drop_last, **settings)

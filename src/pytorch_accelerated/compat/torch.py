@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C._autograd import _profiler_enabled
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.optim import lr_scheduler
-from torch.optim import optimizer as optimizer_module
 from torch.utils.data import DataLoader
 from torch.utils.data._utils import pin_memory as pinning
-from torch.utils.data._utils import signal_handling
 
 Tensors = list[Tensor] | tuple[Tensor, ...]
 
@@ -58,39 +54,6 @@ def scale_all(tensors: Tensors, factor: float | Tensor) -> None:
 def norms_of(tensors: Tensors) -> Tensors:
     """The norm of each tensor, with a few kernels in all. Torch's public function returns one norm of all of them."""
     return torch._foreach_norm(tensors) if tensors else ()
-
-
-def step_optimizer(optimizer: Any) -> None:
-    """``optimizer.step()``, without a record for torch's profiler if nothing reads it.
-
-    The record takes a twentieth of a small model's step, and nothing public turns it off. It stays if the profiler
-    runs, if there are hooks before or after the step, and if `step` isn't torch's way of calling the optimizer's own:
-    a torch scheduler's mark, that the optimizer has stepped, is known.
-    """
-    step = getattr(type(optimizer), "step", None)
-    marking = getattr(optimizer, "__dict__", {}).get("step")
-    if (
-        getattr(step, "__code__", None) is not _HOOKED_STEP
-        or (marking is not None and not _is_mark_of_scheduler(marking, step))
-        or _profiler_enabled()
-        or optimizer._optimizer_step_pre_hooks
-        or optimizer._optimizer_step_post_hooks
-        or optimizer_module._global_optimizer_pre_hooks
-        or optimizer_module._global_optimizer_post_hooks
-    ):
-        optimizer.step()
-        return
-    optimizer._opt_called = True  # what the schedulers' mark notes
-    step.__wrapped__(optimizer)  # type: ignore[union-attr]
-
-
-_HOOKED_STEP = torch.optim.Optimizer.profile_hook_step(lambda optimizer: None).__code__
-
-
-def _is_mark_of_scheduler(marking: Any, step: Any) -> bool:
-    """Whether torch's schedulers have put `marking` around `step`, to learn of calls."""
-    code = getattr(marking, "__code__", None)
-    return code is not None and code.co_filename == lr_scheduler.__file__ and marking.__wrapped__ is step
 
 
 def version_of(tensor: Any) -> int | None:
@@ -227,43 +190,6 @@ def stop_workers(batches: Any) -> None:
 def workers_of(batches: Any) -> list[Any]:
     """The worker processes of a loader's iterator, which have no public name."""
     return list(getattr(batches, "_workers", ()))
-
-
-def leave_deaths_to_waiting(batches: Any) -> None:
-    """Let a worker that has died be noticed by the next wait of the iterator `batches` for a batch, within 5 seconds.
-
-    Otherwise a signal handler of torch raises an error at once, wherever the program is.
-    """
-    if getattr(batches, "_worker_pids_set", False):
-        signal_handling._remove_worker_pids(id(batches))  # type: ignore[attr-defined]
-        batches._worker_pids_set = False
-
-
-def wait_with(batches: Any, wait: Callable[[float | None], tuple[bool, Any]]) -> bool:
-    """Let the iterator `batches` call `wait` for each batch, where torch's own waiting is silent for ever.
-
-    Args:
-        batches: a loader's iterator.
-        wait: returns whether a batch has come, and the batch. It gets the loader's timeout, or None, which asks for
-            returning after some seconds.
-
-    Returns:
-        False if `batches` has no workers to wait for, or calls another function already.
-    """
-    if "_try_get_data" in vars(batches) or not hasattr(batches, "_try_get_data"):
-        return False
-
-    def try_get_data(timeout: float | None = None) -> tuple[bool, Any]:
-        return wait(timeout)
-
-    batches._try_get_data = try_get_data
-    return True
-
-
-def wait_as_torch_does(batches: Any, seconds: float) -> tuple[bool, Any]:
-    """Whether the iterator `batches` gets a batch within `seconds`, and the batch. Raises if a worker has died."""
-    found: tuple[bool, Any] = type(batches)._try_get_data(batches, seconds)
-    return found
 
 
 def import_what_exit_imports() -> None:

@@ -1,8 +1,8 @@
 """From datasets to batches on the device, for any number of ranks.
 
 `building` makes a torch `DataLoader` for a dataset. `adapting` makes a `RunLoader` from any loader: a `planned_loader`
-for map-style data, a `stream_loader` for the rest. `updates` defines `RunLoader` and what the loop gets from it, and
-`checking` refuses unusable loaders. Below them, `ordering` and `sampling` decide the order of samples, `fetching`,
+for map-style data, a `stream_loader` for the rest, and refuses unusable ones. `updates` defines `RunLoader` and what
+the loop gets from it. Below them, `ordering` and `sampling` decide the order of samples, `fetching`,
 `arrays` and `streams` fetch batches, and `prefetch` copies them to the device. `resuming` saves and restores the
 position in a stream.
 """

@@ -1,21 +1,65 @@
-"""Makes a `RunLoader` from anything that yields batches."""
+"""Makes a `RunLoader` from anything that yields batches: this rank's part of it, which has batches in a known order."""
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
+from pytorch_accelerated.compat.accelerate import given_loader
+from pytorch_accelerated.data.building import is_used_up_by_one_pass, is_web_loader
+from pytorch_accelerated.data.fingerprints import hash_of_contents
+from pytorch_accelerated.data.ordering import drawn_seed
 from pytorch_accelerated.data.planned_loader import PlannedLoader
-from pytorch_accelerated.data.prefetch import DeviceFeed
-from pytorch_accelerated.data.ready_batches import look_at_first_batch
+from pytorch_accelerated.data.prefetch import DeviceFeed, device_feed
 from pytorch_accelerated.data.stream_loader import StreamLoader
 from pytorch_accelerated.data.streams import is_stateful_loader
 from pytorch_accelerated.data.updates import RunLoader
-from pytorch_accelerated.errors import ArgumentTypeError
+from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, DataError
+from pytorch_accelerated.processes.accelerators import send_to_device
 from pytorch_accelerated.processes.ranks import Ranks
+from pytorch_accelerated.trees import count_rows
+
+
+def distribute_loader(
+    loader: Any,
+    ranks: Ranks,
+    *,
+    seed: int,
+    saved_seed: int | None,
+    accumulation_steps: int,
+    is_sharded: bool,
+    tell: Callable[[str], None],
+) -> RunLoader:
+    """This rank's part of the user's `loader`. Must be called by all ranks.
+
+    Args:
+        loader: yields batches.
+        ranks: the processes.
+        seed: of the order of the rows, if the loader has no seed of its own.
+        saved_seed: the seed in a resumed run, whatever generators are like now.
+        accumulation_steps: batches of an update.
+        is_sharded: whether the loader already yields only this rank's rows.
+        tell: prints.
+    """
+    if isinstance(loader, RunLoader):
+        return loader
+    loader = given_loader(loader)
+    own_seed = ranks.from_first(drawn_seed(loader))  # on every rank, so that generators stay in step
+    seed = next(each for each in (saved_seed, own_seed, seed) if each is not None)
+    feed = device_feed(ranks.device, send_to_device)
+    adapted = adapt_loader(
+        loader, ranks, seed=seed, accumulation_steps=accumulation_steps, feed=feed, is_sharded=is_sharded
+    )
+    if adapted.announcement is not None:
+        tell(adapted.announcement)
+    adapted.expect_passes(1, tell)
+    refuse_other_rows(adapted, ranks)
+    return adapted
 
 
 def adapt_loader(
@@ -49,7 +93,7 @@ def adapt_loader(
             "over the ranks, or `is_sharded=True` among the loader's arguments if it already does this.",
             stacklevel=2,
         )
-    batches, announcement = look_at_first_batch(loader)
+    batches, announcement = _look_at_first_batch(loader)
     adapted = StreamLoader(loader, ranks, batches=batches, is_sharded=is_sharded, **settings)
     adapted.announcement = announcement
     return adapted
@@ -59,3 +103,98 @@ def close_loader(loader: Any) -> None:
     """End the worker processes of `loader`, if it is one of a run."""
     if isinstance(loader, RunLoader):
         loader.close()
+
+
+def _look_at_first_batch(batches: Any) -> tuple[Iterable[Any], str | None]:
+    """An iterable of the same batches, and a line that announces it; None if there is no doubt.
+
+    The first batch is read only from Python's built-in iterators, such as generators. Starting a pass over another
+    object may have side effects, or restart it.
+    """
+    if isinstance(batches, (DataLoader, list, tuple)) or is_web_loader(batches):
+        return batches, None
+    line = f"The {type(batches).__name__} is treated as an iterable of batches, not of samples"
+    if not is_used_up_by_one_pass(batches):
+        return batches, line
+    for first in batches:
+        size = count_rows(first)
+        shown = f"is a {type(first).__name__} of unknown size" if size is None else f"has size {size}"
+        return itertools.chain([first], batches), f"{line}. The first batch {shown}."
+    return batches, line
+
+
+def refuse_empty(loader: RunLoader, purpose: str) -> None:
+    """Refuse a loader that is known to have no batches, with a `DataError` that there is nothing to `purpose`."""
+    if loader.num_batches == 0:
+        raise empty_loader_error(loader, purpose)
+
+
+def empty_loader_error(loader: Any, purpose: str) -> DataError:
+    """The error for a loader that yields no batches."""
+    dataset = getattr(loader, "dataset", None)
+    name = type(loader.source if isinstance(loader, RunLoader) else loader).__name__
+    of_dataset = "" if dataset is None else f" of the {type(dataset).__name__}"
+    names = {"num_samples": "samples", "batch_size": "batch size", "drop_last": "drop_last"}
+    facts = {word: getattr(loader, name, None) for name, word in names.items()}
+    shown = ", ".join(f"{word}: {value}" for word, value in facts.items() if value is not None)
+    return DataError(
+        f"There is nothing to {purpose}: the {name}{of_dataset} yields no batches{f' ({shown})' if shown else ''}. "
+        "Check the length of the data, the batch size and `drop_last`."
+    )
+
+
+def refuse_rearranged(loader: RunLoader) -> None:
+    """Refuse predictions with a loader that shuffles or leaves samples out: rows could not be matched with samples."""
+    if loader.is_shuffled or loader.drop_last:
+        raise ConfigurationError(
+            f"Predictions come in the order of the dataset, one for each sample, but the loader "
+            f"{'shuffles' if loader.is_shuffled else 'leaves out samples at the end (drop_last=True)'}. Pass the "
+            "dataset itself, or a loader that doesn't do this."
+        )
+
+
+def refuse_other_order(loader: Any) -> None:
+    """Refuse to train on the first batches of a torch loader that does not read its dataset from the beginning.
+
+    The order of a stream, and of a loader of another kind, is its own affair.
+
+    Raises:
+        ConfigurationError: names the sampler.
+    """
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        return
+    samplers = (loader.sampler, loader.batch_sampler)
+    others = [each for each in samplers if type(each) not in (SequentialSampler, BatchSampler, type(None))]
+    if others:
+        raise ConfigurationError(
+            f"`overfit_batches` takes the first batches of the dataset, but the loader has a "
+            f"{type(others[0]).__name__}, which may choose others in every epoch. Pass the dataset itself, or a loader "
+            "with `shuffle=False`."
+        )
+
+
+def refuse_other_rows(loader: RunLoader, ranks: Ranks) -> None:
+    """Refuse a loader whose rows are not the same on every rank. Must be called by all ranks.
+
+    Raises:
+        DataError: says how they differ.
+    """
+    if ranks.count == 1:
+        return  # without a comparison, no rows need to be fetched for fingerprints
+    own = loader.fingerprint
+    everyones = ranks.exchange(own)
+    difference = next(filter(None, map(everyones[0].difference, everyones)), None)
+    if difference is None:
+        return
+    without_contents = [dataclasses.replace(theirs, contents=None) for theirs in everyones]
+    is_of_contents = not any(map(without_contents[0].difference, without_contents))
+    # The rows of a dataset with its own generator differ each time they are fetched.
+    if is_of_contents and ranks.any(hash_of_contents(loader.source) != own.contents):
+        loader.fingerprint = without_contents[0]
+        return
+    lengths = [theirs.rows for theirs in everyones]
+    raise DataError(
+        f"The ranks have different datasets ({type(loader.dataset).__name__}; lengths by rank: {lengths}; some rank "
+        f"has {difference}), so samples would be used twice or never. If they were split at random, call "
+        "`set_seed(...)` before the split; if they were listed from a folder, sort the list."
+    )

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -44,7 +43,6 @@ class ArrayDataset(Dataset[Any]):
         known = [tensor for tensor in tensors if tensor is not None]
         # If torch has no dtype for one of the arrays (strings, objects), samples are fetched one by one instead.
         self._tensors = known if len(known) == len(tensors) else None
-        self._is_flat = type(data) in (tuple, list) and all(map(_is_array, data))
 
     def __len__(self) -> int:
         return self._rows if self.indices is None else len(self.indices)
@@ -55,33 +53,14 @@ class ArrayDataset(Dataset[Any]):
         row = index if self.indices is None else int(self.indices[index])
         return map_leaves(lambda array: array[row], self.data, parts=plain_parts_of)
 
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one sample in memory; 0 if unknown."""
-        return sum(tensor.nbytes for tensor in self._tensors or ()) // max(1, self._rows)
-
     def fetch(self, indices: torch.Tensor | slice) -> Any:
         """The batch of the samples at `indices`: an int64 tensor on the CPU, or a slice of step 1."""
-        size = indices.stop - indices.start if isinstance(indices, slice) else len(indices)
-        return self.fetch_many(indices, [size])[0]
-
-    def fetch_many(self, indices: torch.Tensor | slice, sizes: Sequence[int], *, pin_memory: bool = False) -> list[Any]:
-        """Several batches, split from one copy of all their rows. They do not overlap in memory.
-
-        Args:
-            indices: of the samples of all batches, one batch after the other; see `fetch`.
-            sizes: samples in each batch.
-            pin_memory: put the copy into pinned memory.
-        """
         if self._tensors is None:
-            rest = iter(range(len(self))[indices] if isinstance(indices, slice) else indices.tolist())
-            return [default_collate([self[index] for index in itertools.islice(rest, size)]) for size in sizes]
+            positions = range(len(self))[indices] if isinstance(indices, slice) else indices.tolist()
+            return default_collate([self[index] for index in positions])
         if self.indices is not None:
             indices = self.indices[indices]
-        parts = [_batches_of(tensor, indices, sizes, pin_memory) for tensor in self._tensors]
-        if self._is_flat:
-            return list(map(list, zip(*parts, strict=True)))
-        return [_assembled(self.data, iter(tensors)) for tensors in zip(*parts, strict=True)]
+        return _assembled(self.data, iter([_rows_at(indices, tensor) for tensor in self._tensors]))
 
 
 def as_array_dataset(dataset: Any) -> ArrayDataset | None:
@@ -111,12 +90,11 @@ def _is_array(value: Any) -> bool:
 
 def _length(name: str, array: Any) -> int:
     if not _is_array(array):
-        is_sparse = isinstance(array, torch.Tensor) and array.layout != torch.strided
-        kind = "a sparse tensor" if is_sparse else f"of type {type(array).__name__}"
+        kind = f"of type {type(array).__name__}" if not isinstance(array, torch.Tensor) else "no dense tensor"
         raise DataError(
             f"{name} of the dataset is {kind}, but a whole batch of rows can be taken only from dense "
-            "tensors and numpy arrays, in plain tuples, lists and dicts. Pass these, or a torch Dataset that returns "
-            "one sample for an index."
+            "tensors and numpy arrays, in plain tuples, lists and dicts. Pass these, with numbers in place of texts, "
+            "or a torch Dataset that returns one sample for an index."
         )
     if array.ndim == 0:
         raise DataError(f"{name} of the dataset is a single number, without rows. Pass one row per sample.")
@@ -132,25 +110,10 @@ def _assembled(data: Any, tensors: Iterator[torch.Tensor]) -> Any:
     return rebuilt(data, batch) if type(data) is dict else batch
 
 
-def _batches_of(
-    tensor: torch.Tensor, indices: torch.Tensor | slice, sizes: Sequence[int], pin_memory: bool
-) -> Sequence[torch.Tensor]:
-    """Copies of the rows at `indices`, cut into `sizes`."""
-    copy = (
-        tensor[indices].clone(memory_format=torch.contiguous_format)
-        if isinstance(indices, slice)
-        else _rows_at(indices, tensor)
-    )
-    if pin_memory:
-        copy = copy.pin_memory()
-    if len(sizes) == 1:
-        return [copy]
-    # "Unsafe" only if `copy` itself were written to. The parts returned by the safe `split` can't be written to where
-    # gradients flow, and all would count as changed when one is.
-    return torch.unsafe_split_with_sizes(copy, sizes)
-
-
-def _rows_at(indices: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+def _rows_at(indices: torch.Tensor | slice, tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of these rows."""
+    if isinstance(indices, slice):
+        return tensor[indices].clone(memory_format=torch.contiguous_format)
     if tensor.ndim == 1 and tensor.dtype in (torch.uint16, torch.uint32, torch.uint64):
         return tensor[indices]  # many times slower for large rows, but index_select does not support these
     return tensor.index_select(0, indices.to(tensor.device))

@@ -2,66 +2,25 @@
 
 from __future__ import annotations
 
-import os
 from collections import UserDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from pytorch_accelerated.data.arrays import as_array_dataset
-from pytorch_accelerated.data.ready_batches import is_used_up_by_one_pass
-from pytorch_accelerated.data.worker_choice import AutomaticWorkers, usable_processors
+from pytorch_accelerated.data.automatic import AutomaticLoader
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError
 
 
-def default_loader_kwargs(dataset: Any, *, batch_size: int, shuffle: bool, ranks_on_node: int) -> dict[str, Any]:
-    """The default keyword arguments of a `DataLoader` for `dataset`."""
-    kwargs: dict[str, Any] = {
-        "batch_size": batch_size,
-        "pin_memory": torch.cuda.is_available(),
-        "num_workers": AutomaticWorkers(_processors_for_workers(dataset, ranks_on_node)),
-    }
+def default_loader_kwargs(dataset: Any, *, batch_size: int, shuffle: bool) -> dict[str, Any]:
+    """The default keyword arguments of a `DataLoader` for `dataset`. The number of workers is left to the run."""
+    kwargs: dict[str, Any] = {"batch_size": batch_size, "pin_memory": torch.cuda.is_available()}
     if not isinstance(dataset, IterableDataset):
         kwargs["shuffle"] = shuffle
     return kwargs
-
-
-def _processors_for_workers(dataset: Any, ranks_on_node: int) -> int:
-    """The number of processors that this rank and its workers may use; 0 where there can't be any workers.
-
-    These cases are streams (each worker would yield the whole stream unless the dataset prevents it), processes that
-    may not have children, and processes that are not forked.
-    """
-    is_stream = isinstance(dataset, (IterableDataset, DataLoader)) or not hasattr(dataset, "__len__")
-    if is_stream or torch.multiprocessing.current_process().daemon:
-        return 0
-    if torch.multiprocessing.get_start_method(allow_none=True) not in (None, "fork") or os.name != "posix":
-        return 0
-    return max(1, usable_processors() // ranks_on_node)
-
-
-def advice_on_waiting(loader: Any) -> str:
-    """Advice for a run that spends much time waiting for `loader`."""
-    workers, spare = getattr(loader, "num_workers", None), max(1, usable_processors() - 1)
-    is_automatic = isinstance(getattr(getattr(loader, "source", None), "num_workers", None), AutomaticWorkers)
-    if getattr(loader, "is_vectorised", False):
-        return "a batch is one indexing operation already; larger batches, or files on a faster disk, would help."
-    if workers is None:
-        return "the loader is your own, so let it prepare batches ahead, in a thread or in processes."
-    if workers < spare and not is_automatic:
-        return (
-            f"{workers or 'no'} worker processes fetch it, but {spare} could: try train_dataloader_kwargs="
-            f"{{'num_workers': {spare}}}."
-        )
-    fetching = f"{workers} worker processes fetch it, as many as this machine has room for"
-    if is_automatic:
-        fetching = "as many processes fetch it as this machine has room for"
-    return (
-        f"{fetching}: do costly steps once, before "
-        "training, or give the dataset `__getitems__` to fetch a whole batch at once."
-    )
 
 
 def build_loader(
@@ -71,8 +30,8 @@ def build_loader(
 
     A `DataLoader`, or an object that can only be iterated over, is returned unchanged.
     """
-    if isinstance(dataset, DataLoader):
-        return dataset
+    if isinstance(dataset, DataLoader) or is_web_loader(dataset):
+        return dataset  # type: ignore[no-any-return]
     check_dataset(dataset)
     if not isinstance(dataset, IterableDataset) and not hasattr(dataset, "__getitem__"):
         return dataset  # type: ignore[no-any-return]
@@ -88,14 +47,15 @@ def build_loader(
         kwargs.setdefault("persistent_workers", True)
     if kwargs.get("shuffle") and hasattr(source, "__len__") and len(source) == 0:
         kwargs["shuffle"] = False  # torch refuses to shuffle an empty dataset; `refuse_empty` explains it better
-    try:
-        return DataLoader(source, **kwargs)
-    except (TypeError, ValueError) as error:
-        shown = ", ".join(f"{name}={value!r}" for name, value in kwargs.items())
-        raise ConfigurationError(
-            f"torch's DataLoader refused the arguments {shown} for a {type(dataset).__name__}: {error}. "
-            "Change the loader's keyword arguments."
-        ) from error
+    is_automatic = "num_workers" not in kwargs and not isinstance(dataset, IterableDataset)
+    kind: type[DataLoader[Any]] = AutomaticLoader if is_automatic else DataLoader
+    return kind(source, **kwargs)
+
+
+def _are_columns(first: Any, second: Any) -> bool:
+    """Whether two values have one number of rows, but cannot be samples of one batch."""
+    shapes: list[Any] = [getattr(value, "shape", None) for value in (first, second)]
+    return all(shapes) and shapes[0] != shapes[1] and shapes[0][0] == shapes[1][0] > 1
 
 
 _BARE_ARRAYS: tuple[type, ...] = (torch.Tensor, tuple, dict)
@@ -138,6 +98,11 @@ def check_dataset(dataset: Any, *, num_passes: int | None = 1) -> None:
                 f"A {type(item).__name__} is no dataset: its rows are no samples that torch can put into a batch. Pass "
                 'arrays, for example `(table[inputs].to_numpy("float32"), table[target].to_numpy())`.'
             )
+    if type(dataset) is list and len(dataset) == 2 and _are_columns(*dataset):
+        raise ArgumentTypeError(
+            "A list is a sequence of samples, so this one of two arrays has two samples. To give columns, such as "
+            "inputs and targets, pass a tuple: `(inputs, targets)`."
+        )
     if is_used_up_by_one_pass(dataset) and num_passes is not None and num_passes > 1:
         raise ConfigurationError(
             f"The dataset is a {type(dataset).__name__}, which can be iterated over only once, but the run has "
@@ -149,9 +114,43 @@ def check_dataset(dataset: Any, *, num_passes: int | None = 1) -> None:
             f"A {type(dataset).__name__} with the entries {', '.join(map(repr, dataset)) or '(none)'} could be several "
             "datasets, or one in columns. Pass one of its entries, or `dict(...)` of it if they are arrays."
         )
-    needs_length = as_array_dataset(dataset) is None and not isinstance(dataset, (IterableDataset, DataLoader))
-    if needs_length and hasattr(dataset, "__getitem__") and not hasattr(dataset, "__len__"):
-        raise ArgumentTypeError(
-            f"The dataset {type(dataset).__name__} has `__getitem__` but no `__len__`, so its number of samples is "
-            "unknown. Add `__len__`, or make it an IterableDataset."
-        )
+    as_array_dataset(dataset)  # refuses arrays of different lengths
+
+
+def named_sets(dataset: Any) -> dict[str, Any]:
+    """The evaluation sets that `dataset` consists of, by name, in order; none if it is a single set.
+
+    A dict is several sets if none of its values is a tensor, an array or a dict: with these it is one set in columns.
+
+    Raises:
+        ArgumentTypeError: if a name is not a string, or empty.
+    """
+    is_one = not isinstance(dataset, dict) or any(
+        isinstance(each, (torch.Tensor, np.ndarray)) or type(each) is dict for each in dataset.values()
+    )
+    if is_one:
+        return {}
+    for name in dataset:
+        if not isinstance(name, str) or not name:
+            raise ArgumentTypeError(
+                f"An evaluation set is called {name!r}, but its name becomes part of the names of its metrics. Use "
+                "strings that are not empty."
+            )
+    return dict(dataset)
+
+
+def check_eval_dataset(dataset: Any, *, num_passes: int | None = 1) -> None:
+    """Refuse what is neither a dataset nor a dict of datasets; see `check_dataset`."""
+    for each in named_sets(dataset).values() or (dataset,):
+        check_dataset(each, num_passes=num_passes)
+
+
+def is_used_up_by_one_pass(batches: Any) -> bool:
+    """Whether this is an iterator that can't be restarted: some classes of users restart in `__iter__`."""
+    return isinstance(batches, Iterator) and type(batches).__module__ in ("builtins", "itertools")
+
+
+def is_web_loader(dataset: Any) -> bool:
+    """Whether this is webdataset's `WebLoader`: a loader, though its class is an `IterableDataset`."""
+    names = ((kind.__module__.partition(".")[0], kind.__name__) for kind in type(dataset).__mro__)
+    return ("webdataset", "WebLoader") in names

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import warnings
 from collections.abc import Iterable, Iterator
@@ -13,25 +12,21 @@ from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, Sampler,
 
 from pytorch_accelerated.compat.torch import pinned
 from pytorch_accelerated.data.arrays import ArrayDataset, as_array_dataset
-from pytorch_accelerated.data.automatic import AutomaticFetcher
-from pytorch_accelerated.data.hub_streams import is_hub_stream
-from pytorch_accelerated.data.rows import Request, RowBatches, collated
+from pytorch_accelerated.data.automatic import AutomaticFetcher, AutomaticLoader, usable_processors
+from pytorch_accelerated.data.rows import Request, RowBatches
 from pytorch_accelerated.data.sampling import Cell
 from pytorch_accelerated.data.streams import (
+    Counted,
+    Counting,
     KeyedStream,
     StreamBatches,
     has_state,
+    is_hub_stream,
     is_stateful_loader,
     knows_position,
 )
-from pytorch_accelerated.data.worker_choice import AutomaticWorkers
 from pytorch_accelerated.data.workers import WorkerInit, begin_pass, end_pass, no_workers_left_on_error
-from pytorch_accelerated.seeding import host_generators_seeded, mixed_seed, seeds_of_batches
-
-# How much data in memory is fetched at once: it should stay in the processor's cache until it is used.
-_BLOCK_BYTES = 512 * 1024
-_BLOCK_BATCHES = 32
-_ITERATORS_IN_MEMORY: tuple[type, ...] = (type(iter([])), type(iter(())))
+from pytorch_accelerated.seeding import host_generators_seeded, mixed_seed, seeds_of_batches, without_second_numbers
 
 
 class BatchFetcher:
@@ -41,9 +36,14 @@ class BatchFetcher:
 
     Attributes:
         automatic: decides about workers, if the user has not.
+
+    Args:
+        loader: the user's.
+        seed: of the workers.
+        ranks_on_node: processes that share the processors.
     """
 
-    def __init__(self, loader: DataLoader[Any], *, seed: int) -> None:
+    def __init__(self, loader: DataLoader[Any], *, seed: int, ranks_on_node: int = 1) -> None:
         is_plain = loader.collate_fn is default_collate
         self._arrays: ArrayDataset | None = as_array_dataset(loader.dataset) if is_plain else None
         self._pins_memory = _pins_memory(loader)
@@ -54,13 +54,12 @@ class BatchFetcher:
         self._loader: DataLoader[Any] | None = None
         self._pass: Iterator[Any] | None = None
         self.automatic: AutomaticFetcher | None = None
-        workers = loader.num_workers
         if self._arrays is not None:
             return
-        if isinstance(workers, AutomaticWorkers):
-            if workers.processors > 0:
-                self.automatic = AutomaticFetcher(self._rows, workers.processors, self._new_loader)
-        elif workers > 0:
+        if isinstance(loader, AutomaticLoader):
+            processors = max(1, usable_processors() // ranks_on_node)
+            self.automatic = AutomaticFetcher(self._rows, processors, self._new_loader)
+        elif loader.num_workers > 0:
             self._loader = self._new_loader(self._requests)
 
     def _new_loader(
@@ -92,19 +91,18 @@ class BatchFetcher:
             return map(self._rows.maker(), requests)
         self._requests.pending = requests
         self._pass = begin_pass(self._loader)
-        return self._pass
+        return without_second_numbers(self._pass)
 
     def fetch_cells(self, order: torch.Tensor | None, cells: Iterator[Cell]) -> Iterator[Any]:
-        """The batches of `cells`, for vectorised data. Several small batches are fetched at a time.
+        """The batches of `cells`, for vectorised data.
 
         `order` has the rows by position (int64); None means the order of the dataset.
         """
         assert self._arrays is not None
-        for first in cells:
-            batches = max(1, min(_BLOCK_BYTES // max(1, first.size * self._arrays.row_bytes), _BLOCK_BATCHES))
-            block = [first, *itertools.islice(cells, batches - 1)]
-            sizes = [cell.size or 1 for cell in block]
-            yield from self._arrays.fetch_many(_rows_of(block, sizes, order), sizes, pin_memory=self._pins_memory)
+        for cell in cells:
+            rows = slice(cell.start, cell.stop if cell.size else cell.start + 1)
+            batch = self._arrays.fetch(rows if order is None else order[rows])
+            yield pinned(batch) if self._pins_memory else batch
 
     def close(self) -> None:
         """End worker processes. The next pass starts new ones."""
@@ -122,9 +120,7 @@ class StreamFetcher:
 
     `seed` is mixed into the keys. `is_sharded` says that the dataset already gives each rank different samples.
 
-    Attributes:
-        batches_in_memory: another iterator over the batches of the last pass, from the first one on; None if they are
-            not in a list or tuple.
+    A batch comes with the number of its samples, if they were collated here or in workers of ours.
     """
 
     def __init__(self, loader: Iterable[Any], *, seed: int, rank: int, ranks: int, is_sharded: bool = False) -> None:
@@ -132,7 +128,7 @@ class StreamFetcher:
         self._told_epochs = [loader, getattr(loader, "dataset", None), getattr(loader, "sampler", None)]
         self._source = loader
         self._is_keyed = has_state(loader)  # here, while a `KeyedStream` and workers have their own keys
-        self._pins_memory = False
+        self._counts_samples = self._pins_memory = False
         self._loader: DataLoader[Any] | None = None
         self._stream: KeyedStream | None = None
         # An unknown loader would return the dataset's state even if that is inexact.
@@ -143,7 +139,6 @@ class StreamFetcher:
         self._epoch: int | None = None  # of the last pass; None: its position is unknown
         self._batches = 0
         self._is_finished = False
-        self.batches_in_memory: Iterator[Any] | None = None
         is_known_kind = type(loader) is DataLoader or is_stateful_loader(loader)
         if is_known_kind and isinstance(loader, DataLoader) and isinstance(loader.dataset, IterableDataset):
             self._rebuild(loader, *((0, 1) if is_sharded else (rank, ranks)))
@@ -153,7 +148,7 @@ class StreamFetcher:
         """The dataset or loader that knows the position in the stream; None if none in this process does."""
         return self._stateful if self._stream is None or self._stateful is not self._stream else self._stream.dataset
 
-    def fetch(self, epoch: int) -> Iterator[Any]:
+    def fetch(self, epoch: int) -> Iterator[Counted]:
         """The batches of one pass; after `load_state_dict` with the same epoch, the rest of that pass."""
         resumed, self._resumed = self._resumed, None
         if resumed is None or epoch != self._epoch:
@@ -161,7 +156,8 @@ class StreamFetcher:
                 self.close()
             self._epoch, self._batches, self._is_finished = epoch, 0, False
             resumed = self._begin(epoch)
-        return resumed if self._stateful is None else self._counted(resumed)
+        batches = resumed if self._counts_samples else map(Counted, resumed)
+        return batches if self._stateful is None else self._numbered(batches)
 
     def resumes_within(self, epoch: int) -> bool:
         """Whether the next pass over `epoch` starts after the batches that were already used."""
@@ -199,7 +195,8 @@ class StreamFetcher:
 
     def _rebuild(self, loader: DataLoader[Any], rank: int, ranks: int) -> None:
         is_here = loader.num_workers == 0
-        collate_fn = collated if loader.collate_fn is default_collate else loader.collate_fn
+        self._counts_samples = loader.batch_size is not None
+        collate_fn = Counting(loader.collate_fn) if self._counts_samples else loader.collate_fn
         self._pins_memory = is_here and _pins_memory(loader)
         if is_stateful_loader(loader) or (is_here and knows_position(loader.dataset)):
             self._source = self._stream = KeyedStream(loader, collate_fn, seed=self._seed, rank=rank, ranks=ranks)
@@ -217,7 +214,7 @@ class StreamFetcher:
             return
         # Torch's loader also seeds and shards the parts of a pipe.
         sizes: dict[str, Any] = {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
-        self._source = self._loader = like_loader(loader, dataset, collate_fn=loader.collate_fn, **sizes)
+        self._source = self._loader = like_loader(loader, dataset, collate_fn=collate_fn, **sizes)
 
     def _begin(self, epoch: int) -> Iterator[Any]:
         """A new pass, or the rest of one if a state was loaded."""
@@ -231,9 +228,8 @@ class StreamFetcher:
             _seed_generator(self._loader, "stream workers", self._seed, epoch)
             if not self._is_keyed:
                 self._pass = begin_pass(self._loader)
-                return self._pass
+                return without_second_numbers(self._pass)
         batches = self._keyed(self._source, epoch) if self._is_keyed else iter(self._source)
-        self.batches_in_memory = copy.copy(batches) if type(batches) in _ITERATORS_IN_MEMORY else None
         return map(pinned, batches) if self._pins_memory else batches
 
     def _keyed(self, source: Iterable[Any], epoch: int) -> Iterator[Any]:
@@ -252,7 +248,7 @@ class StreamFetcher:
                     return
             yield batch
 
-    def _counted(self, batches: Iterator[Any]) -> Iterator[Any]:
+    def _numbered(self, batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
             self._batches += 1
             yield batch
@@ -283,25 +279,10 @@ def like_loader(loader: DataLoader[Any], dataset: Any, **settings: Any) -> DataL
         common = {
             "num_workers": workers,
             "pin_memory": _pins_memory(loader),
-            "worker_init_fn": (
-                WorkerInit(loader.worker_init_fn, loader.dataset, workers, loader.multiprocessing_context)
-                if workers
-                else None
-            ),
+            "worker_init_fn": (WorkerInit(loader.worker_init_fn, loader.dataset) if workers else None),
             "generator": torch.Generator(),
         }
         return kind(dataset, **{**common, **worker_settings, **settings})
-
-
-def _rows_of(block: list[Cell], sizes: list[int], order: torch.Tensor | None) -> torch.Tensor | slice:
-    """The rows of the cells in `block`, in order."""
-    start, stop = block[0].start, block[-1].stop
-    if stop - start == sum(sizes) and all(cell.stop == after.start for cell, after in itertools.pairwise(block)):
-        return slice(start, stop) if order is None else order[start:stop]
-    spans = [slice(cell.start, cell.start + size) for cell, size in zip(block, sizes, strict=True)]
-    if order is None:
-        return torch.cat([torch.arange(span.start, span.stop) for span in spans])
-    return torch.cat([order[span] for span in spans])
 
 
 def _pins_memory(loader: DataLoader[Any]) -> bool:

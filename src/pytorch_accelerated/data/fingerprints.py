@@ -11,7 +11,7 @@ import hashlib
 import numbers
 import operator
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import PurePath
 from typing import Any
 
@@ -22,10 +22,11 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 from pytorch_accelerated.data.fetching import like_loader
 from pytorch_accelerated.data.workers import begin_pass, end_pass
 from pytorch_accelerated.seeding import host_generators_seeded
+from pytorch_accelerated.trees import leaves_by_path
 
 _KEY = 41  # an arbitrary fixed seed for fetching rows
-_VERSION = 1  # of the way hashes are made; hashes of other versions, in older states, are not compared
-_MAX_DEPTH = 16
+_VERSION = 2  # of the way hashes are made; hashes of other versions, in older states, are not compared
+_ARRAY_NAMES = {"__array__", "__array_interface__"}
 _MAX_FLOATS = 2**20  # of one array
 
 
@@ -137,38 +138,25 @@ def _version_of(digest: str | None) -> str:
     return (digest or "").partition("-")[0]
 
 
-def _words_of(value: Any, depth: int = 0) -> Iterator[bytes]:
-    """The contents of `value`, as bytes that are the same in every process; only the class of an opaque object."""
-    name = type(value).__name__
-    yield f"{name}(".encode()
-    if depth > _MAX_DEPTH or value is None:
-        pass
-    elif isinstance(value, bytes):
-        yield value
-    elif isinstance(value, (str, PurePath)):
-        # Machines may have the same files in different folders.
-        yield PurePath(value).name.encode(errors="replace") if _is_path(value) else str(value).encode(errors="replace")
-    elif isinstance(value, numbers.Integral):
-        yield str(int(value)).encode()
-    elif isinstance(value, numbers.Number):
-        yield _shown_floats(np.asarray(value))
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _words_of(key, depth + 1)
-            yield from _words_of(item, depth + 1)
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _words_of(item, depth + 1)
-    elif dataclasses.is_dataclass(value):
-        for field in dataclasses.fields(value):
-            yield from _words_of(getattr(value, field.name, None), depth + 1)
-    elif isinstance(value, torch.Tensor) or hasattr(value, "__array__") or hasattr(value, "__array_interface__"):
-        yield from _words_of_array(_as_array(value), depth)
-    yield b")"
-
-
-def _is_path(value: str | PurePath) -> bool:
-    return isinstance(value, PurePath) or ("/" in value and len(value.split(maxsplit=1)) == 1)
+def _words_of(row: Any) -> Iterator[bytes]:
+    """The contents of a row, as bytes that are the same in every process; only the class of an opaque object."""
+    for path, leaf in leaves_by_path(row).items():
+        yield f"{path} {type(leaf).__name__}:".encode()
+        if isinstance(leaf, bytes):
+            yield leaf
+        elif isinstance(leaf, (str, PurePath)):
+            # Machines may have the same files in different folders.
+            is_path = isinstance(leaf, PurePath) or ("/" in leaf and len(leaf.split(maxsplit=1)) == 1)
+            yield (PurePath(leaf).name if is_path else str(leaf)).encode(errors="replace")
+        elif isinstance(leaf, numbers.Integral):
+            yield str(int(leaf)).encode()
+        elif isinstance(leaf, (numbers.Number, torch.Tensor)) or _ARRAY_NAMES & set(dir(leaf)):
+            array = _as_array(leaf)
+            yield repr(array.shape).encode()
+            if array.dtype.kind in "fc":
+                yield _shown_floats(array)
+            elif array.dtype.kind in "biuSU":
+                yield np.ascontiguousarray(array).tobytes()
 
 
 def _as_array(value: Any) -> np.ndarray[Any, Any]:
@@ -177,16 +165,6 @@ def _as_array(value: Any) -> np.ndarray[Any, Any]:
         value = value.to_dense() if value.layout != torch.strided else value
         return (value.double() if value.is_floating_point() else value.resolve_conj()).numpy()  # type: ignore[no-any-return]
     return np.asarray(value)
-
-
-def _words_of_array(array: np.ndarray[Any, Any], depth: int) -> Iterator[bytes]:
-    yield repr(array.shape).encode()
-    if array.dtype.kind in "fc":
-        yield _shown_floats(array)
-    elif array.dtype.kind in "biuSU":
-        yield np.ascontiguousarray(array).tobytes()
-    elif array.dtype.kind == "O":
-        yield from _words_of(array.tolist(), depth + 1)
 
 
 def _shown_floats(array: np.ndarray[Any, Any]) -> bytes:

@@ -31,8 +31,6 @@ from pytorch_accelerated.data.updates import (
 from pytorch_accelerated.processes.ranks import Ranks
 from pytorch_accelerated.seeding import seeds_of_batches
 
-_INDICES_AT_ONCE = 4096
-
 
 class PlannedLoader(RunLoader):
     """Batches of a map-style dataset on this rank, in the order of `set_epoch`. For the arguments see `RunLoader`."""
@@ -44,7 +42,7 @@ class PlannedLoader(RunLoader):
     ) -> None:
         super().__init__(loader, ranks, seed=seed, accumulation_steps=accumulation_steps, feed=feed)
         self._orders = EpochOrders(loader, ranks, seed=seed)
-        self._fetcher = BatchFetcher(loader, seed=seed)
+        self._fetcher = BatchFetcher(loader, seed=seed, ranks_on_node=ranks.count_on_node)
         self.is_shuffled = self._orders.is_shuffled
         self.is_vectorised = self._fetcher.is_vectorised
 
@@ -83,10 +81,6 @@ class PlannedLoader(RunLoader):
     ) -> Iterator[Update]:
         order, left = self._orders.of(self._epoch), self._batches_left(batches_done)
         plan = self._plan(order)
-        if self._ranks.count == self._accumulation_steps == 1 and count_items is None and type(plan) is TrainingPlan:
-            for (begin, end), batch in self._all_batches(order, plan, start, left):
-                yield Update((MicroBatch(batch),), end - begin)
-            return
         windows, planned = itertools.tee(plan.windows(start, left))
         host_batches = self._fetch(order, (cells[self._ranks.index] for window in planned for cells in window.rounds))
         if count_items is not None:
@@ -96,12 +90,6 @@ class PlannedLoader(RunLoader):
         for window in windows:
             yield Update(self._micro_batches(window, batches), window.size)
 
-    def _all_batches(
-        self, order: EpochOrder, plan: TrainingPlan, start: int, left: int | None
-    ) -> Iterator[tuple[Cell, Any]]:
-        """The batches of a pass on one rank without accumulation."""
-        return zip(plan.cells(start, left), self._feed(self._fetch(order, plan.cells(start, left))), strict=True)
-
     def _counted_updates(
         self, windows: Iterator[Window], host_batches: Iterator[Any], count_items: CountItems
     ) -> Iterator[Update]:
@@ -109,8 +97,8 @@ class PlannedLoader(RunLoader):
             sizes = [cell.size for cell in window.cells_of(self._ranks.index)]
             host = list(itertools.islice(host_batches, len(sizes)))
             counts = [items_of(batch, count_items) if size else 0 for size, batch in zip(sizes, host, strict=True)]
-            weights = self._weights_of_items(counts, sizes)
-            yield Update(self._micro_batches(window, self._feed(iter(host)), weights), window.size)
+            weights, items = self._weights_of_items(counts, sizes)
+            yield Update(self._micro_batches(window, self._feed(iter(host)), weights), window.size, items)
 
     def _micro_batches(
         self, window: Window, batches: Iterator[Any], weights: Sequence[ItemWeight] | None = None
@@ -121,15 +109,10 @@ class PlannedLoader(RunLoader):
             size = cells[ranks.index].size
             weight, items = (ranks.count * size / total, None) if weights is None else weights[index]
             has_empty_rank = ranks.count > 1 and not all(cell.size for cell in cells)
-            yield MicroBatch(next(batches), weight, index == last, not size, has_empty_rank, items)
+            yield MicroBatch(next(batches), size or 1, weight, index == last, not size, has_empty_rank, items)
 
     def rounds(self, *, borrows: bool = False, count_items: CountItems | None = None) -> Iterator[Round]:
         order = self._orders.of(self._epoch)
-        plan = self._plan(order)
-        if self._ranks.count == 1 and count_items is None and type(plan) is TrainingPlan:
-            for (start, _), batch in self._all_batches(order, plan, 0, self.max_batches):
-                yield Round(batch, start, has_empty_rank=False)
-            return
         windows, planned = itertools.tee(itertools.islice(self._rounds(order), self.max_batches))
         mine = (window.rounds[0][self._ranks.index] for window in planned)
         counter = ItemCounter(count_items)
@@ -141,7 +124,8 @@ class PlannedLoader(RunLoader):
             if cell.size or borrows:
                 batch = next(batches)
                 counter.advance()
-            yield Round(batch, cell.start, not all(cell.size for cell in cells), not cell.size, counter.items)
+            has_empty_rank = not all(cell.size for cell in cells)
+            yield Round(batch, cell.start, cell.size or 1, has_empty_rank, not cell.size, counter.items)
 
     def _fetch(self, order: EpochOrder, cells: Iterable[Cell]) -> Iterator[Any]:
         if self.is_vectorised:
@@ -151,19 +135,11 @@ class PlannedLoader(RunLoader):
 
     def _requests(self, order: EpochOrder, cells: Iterable[Cell]) -> Iterator[Request]:
         seed_of, indices = seeds_of_batches("batch", self.seed, self._epoch), order.indices
-        first = last = 0  # of the positions whose indices are in `block`
-        block: list[int] = []
         for start, stop in cells:
             stop = max(stop, start + 1)
-            if indices is None:
-                rows: Sequence[Any] = range(start, stop)
-            elif isinstance(indices, torch.Tensor):  # in plain numbers: tensors go to workers in shared memory
-                if not first <= start <= stop <= last:
-                    first, last = start, max(stop, start + _INDICES_AT_ONCE)
-                    block = indices[first:last].tolist()
-                rows = block[start - first : stop - first]
-            else:
-                rows = indices[start:stop]
+            rows: Sequence[Any] = range(start, stop) if indices is None else indices[start:stop]
+            if isinstance(rows, torch.Tensor):
+                rows = rows.tolist()  # tensors go to workers in shared memory
             # The position of its first sample identifies a batch, independently of earlier batches.
             yield Request(rows, seed_of(start))
 

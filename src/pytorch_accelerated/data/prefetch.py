@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from pytorch_accelerated.trees import leaves
 
-
-class DeviceFeed(Protocol):
-    """Takes host batches and yields them on the trainer's device, in the same order."""
-
-    def __call__(self, batches: Iterator[Any], /) -> Iterator[Any]: ...
+# Takes host batches and yields them on the trainer's device, in the same order.
+DeviceFeed = Callable[[Iterator[Any]], Iterator[Any]]
 
 
 def device_feed(device: torch.device, move: Callable[..., Any]) -> DeviceFeed:

@@ -9,11 +9,8 @@ from typing import Any
 
 from pytorch_accelerated.checkpointing.codec import encode
 from pytorch_accelerated.data.fingerprints import Fingerprint, hash_of_contents
-from pytorch_accelerated.data.hub_streams import has_unseeded_order
-from pytorch_accelerated.data.loaders import Loaders
 from pytorch_accelerated.data.stream_loader import StreamLoader
-from pytorch_accelerated.data.streams import has_state
-from pytorch_accelerated.data.updates import RunLoader
+from pytorch_accelerated.data.updates import Loaders, RunLoader
 from pytorch_accelerated.errors import CheckpointError, ConfigurationError, InvalidCheckpointError
 from pytorch_accelerated.processes.ranks import Ranks
 from pytorch_accelerated.training.run_state import RunPhase, RunState
@@ -38,31 +35,13 @@ def data_facts(**loaders: Any) -> dict[str, dict[str, Any]]:
     }
 
 
-def saved_data(facts: Mapping[str, Any], *, source: object) -> dict[str, SavedData]:
-    """The inverse of `data_facts`, from the facts of a state; empty for older states.
-
-    Raises:
-        InvalidCheckpointError: if no run has written these facts.
-    """
-    try:
-        entries = dict(facts.get("data", {}))
-        if entries.keys() - _ROLES.keys():
-            raise ValueError(f"data has other entries than {', '.join(_ROLES)}")
-        entries.update({role_of_set(name): entry for name, entry in facts.get("evaluation_sets", {}).items()})
-        found = {}
-        for role, (seed, *parts) in ((role, _values(entry)) for role, entry in entries.items()):
-            kinds_fit = all(
-                part is None or type(part) is kind for part, kind in zip(parts, (int, str, str), strict=True)
-            )
-            if type(seed) is not int or not kinds_fit:
-                raise ValueError(f"data.{role} has entries of other types")
-            found[role] = SavedData(seed, Fingerprint(*parts))
-        return found
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
-        raise InvalidCheckpointError(
-            f"The training state {source} matches its manifest, but no run has written its facts about the data "
-            f"({type(error).__name__}: {error}). Use another one."
-        ) from error
+def saved_data(facts: Mapping[str, Any]) -> dict[str, SavedData]:
+    """The inverse of `data_facts`, from the facts of a state; empty for older states."""
+    sets = {role_of_set(name): entry for name, entry in facts.get("evaluation_sets", {}).items()}
+    return {
+        role: SavedData(entry["seed"], Fingerprint(entry["rows"], entry["indices"], entry["contents"]))
+        for role, entry in {**facts.get("data", {}), **sets}.items()
+    }
 
 
 def role_of_set(name: str) -> str:
@@ -71,10 +50,6 @@ def role_of_set(name: str) -> str:
     Old states know only the first set, by the role "eval".
     """
     return f"eval/{name}"
-
-
-def _values(entry: Mapping[str, Any]) -> list[Any]:
-    return [entry[name] for name in ("seed", "rows", "indices", "contents")]
 
 
 def differing_rows(saved: Mapping[str, SavedData], loaders: Loaders, source: object) -> Iterator[str]:
@@ -102,33 +77,16 @@ def differing_rows(saved: Mapping[str, SavedData], loaders: Loaders, source: obj
         )
 
 
-def stream_state(loader: Any, ranks: Ranks) -> dict[str, Any] | None:
+def stream_state(loader: Any) -> dict[str, Any] | None:
     """This rank's position in the stream that it trains on; None for other data, or if unknown in this process."""
-    if not isinstance(loader, StreamLoader):
+    if not isinstance(loader, StreamLoader) or loader.stateful is None:
         return None
-    if has_unseeded_order(loader.dataset) and ranks.is_first:
-        warnings.warn(
-            f"The {type(loader.dataset).__name__} is shuffled without a seed, so every process reads it in a different "
-            "order. A run that resumes within an epoch will see some of its samples twice and others never. Pass a "
-            "seed, as in `dataset.shuffle(seed=0)`.",
-            stacklevel=2,
-        )
-    if loader.stateful is not None:
-        state = loader.state_dict()
-        try:
-            encode(state["borrowed"], path="the last batch")
-        except CheckpointError:
-            state["borrowed"] = None  # only a rank without further batches would need it
-        return state
-    if has_state(loader.dataset) and ranks.is_first:
-        name = type(loader.dataset).__name__
-        warnings.warn(
-            f"The {name} has a state, but {loader.num_workers} worker processes read it, so its position is unknown in "
-            "this process. A run that resumes within an epoch will read the epoch from its beginning and skip the used "
-            "samples. Pass torchdata's `StatefulDataLoader`, or use num_workers=0, to have the state saved.",
-            stacklevel=2,
-        )
-    return None
+    state = loader.state_dict()
+    try:
+        encode(state["borrowed"], path="the last batch")
+    except CheckpointError:
+        state["borrowed"] = None  # only a rank without further batches would need it
+    return state
 
 
 def restore_stream(
@@ -161,33 +119,26 @@ def restore_stream(
         max(1, workers) == max(1, workers_before)
         and (len(states) == ranks.count or not (loader.is_sharded or saved[0]["is_sharded"]))
     )
-    reason: str | None = None
-    if len(saved) < len(states) or any(is_within_epoch and _is_unknown(state) for state in saved):
-        reason = f"does not say where the {name} was"
-    elif len(states) != ranks.count:
-        reason = f"was saved by {len(states)} processes, not {ranks.count}"
-    elif workers != workers_before:
-        reason = f"was saved with num_workers={workers_before}, not {workers}"
-    elif loader.stateful is None:
-        reason = f"holds a state that the loader of the {name} cannot load"
-    elif is_cut_in_global_batches and loader.batch_size != saved[0]["batch_size"]:
-        reason = f"was saved with batches of {saved[0]['batch_size']}, not {loader.batch_size}, on each process"
-    if reason is None:
+    is_known = len(saved) == len(states) and not any(is_within_epoch and _is_unknown(state) for state in saved)
+    is_like_before = len(states) == ranks.count and workers == workers_before
+    if is_cut_in_global_batches and saved:
+        is_like_before &= loader.batch_size == saved[0]["batch_size"]
+    if is_known and is_like_before and loader.stateful is not None:
         ranks.do_on_all(lambda: _load(loader, states[ranks.index], name=name, source=source))
-    elif is_within_epoch and not is_same_stream:
+        return
+    reason = f"does not say where the {name} was"
+    if is_known:
+        before, here = f"{len(states)} processes with num_workers={workers_before}", f"{ranks.count} with {workers}"
+        reason = f"was saved by {before} (here {here}), with other batches or by another loader"
+    if is_within_epoch and not is_same_stream:
         raise ConfigurationError(
             f"The training state {source} {reason}, within an epoch. This distributes the {name} differently, so it is "
             "unknown which of its samples are left. Resume as it was saved, or from a state between two epochs."
         )
-    elif ranks.is_first:
-        effect = (
-            "It is read from the beginning of the epoch, and used samples are skipped: this is exact only if they come "
-            "in the same order again"
-            if is_within_epoch
-            else "Its next pass starts like that of a new one: this is exact only if it keeps nothing between passes"
-        )
+    if ranks.is_first:
         warnings.warn(
-            f"The training state {source} {reason}, so the {name} cannot resume from its own state. {effect}.",
+            f"The training state {source} {reason}, so the {name} cannot resume from its own state. Its next pass "
+            "starts like a new one, and skips used samples: this is exact only if they come in the same order again.",
             stacklevel=2,
         )
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from torch.utils.data import Dataset, default_collate, get_worker_info
+from torch.utils.data import Dataset, default_collate
 
 from pytorch_accelerated.compat.python import add_note
 from pytorch_accelerated.compat.torch import pinned
-from pytorch_accelerated.data.arrow import column_reader
-from pytorch_accelerated.seeding import KeyedCalls, seed_host_generators
+from pytorch_accelerated.seeding import host_generators_seeded, seed_host_generators
 
 
 class Request(NamedTuple):
@@ -34,17 +32,14 @@ class RowBatches(Dataset[Any]):
     Attributes:
         dataset: the user's.
         collate_fn: makes a batch of a list of samples.
-        after_row: called after each sample with the number of samples in the batch, if given.
     """
 
     def __init__(self, dataset: Any, collate_fn: Callable[[list[Any]], Any], *, pins_memory: bool) -> None:
         self.dataset = dataset
         self.collate_fn = collate_fn
-        self.after_row: Callable[[int], None] | None = None
         self._pins_memory = pins_memory
         self._fetch_many = getattr(dataset, "__getitems__", None)
         self._may_read_columns = collate_fn is default_collate and _is_arrow_dataset_of_tensors(dataset)
-        self._columns = column_reader(dataset, collate_fn)
 
     def __getitem__(self, request: Request) -> Any:
         """A batch, in a worker."""
@@ -53,10 +48,10 @@ class RowBatches(Dataset[Any]):
 
     def maker(self) -> Callable[[Request], Any]:
         """A function that makes the batches of one pass in this process."""
-        fetch = KeyedCalls(self._fetch)
 
         def make(request: Request) -> Any:
-            batch = fetch(request.key, request.indices)
+            with host_generators_seeded(request.key):
+                batch = self._fetch(request.indices)
             return pinned(batch) if self._pins_memory else batch
 
         return make
@@ -68,14 +63,9 @@ class RowBatches(Dataset[Any]):
                 return columns
             # Rows of different sizes, or not tensors: leave them to the collate function.
             self._may_read_columns = False
-        if self._columns is not None:
-            batch = self._columns.read(indices)
-            if batch is not None:
-                return batch
-            self._columns = None
         samples = self._samples(indices)
         try:
-            return collated(samples) if self.collate_fn is default_collate else self.collate_fn(samples)
+            return self.collate_fn(samples)
         except Exception as error:
             self._add_note(error, f"the batch of samples {list(indices)}")
             raise
@@ -87,10 +77,7 @@ class RowBatches(Dataset[Any]):
             if fetch_many is not None:
                 return fetch_many(list(indices))  # type: ignore[no-any-return]
             for index in indices:  # Python calls `__getitem__` fastest from brackets like these
-                sample = dataset[index]
-                if self.after_row is not None:
-                    self.after_row(len(indices))
-                samples.append(sample)
+                samples.append(dataset[index])
         except Exception as error:
             is_one = fetch_many is None
             self._add_note(error, f"sample {indices[len(samples)]}" if is_one else f"one of samples {list(indices)}")
@@ -99,41 +86,6 @@ class RowBatches(Dataset[Any]):
 
     def _add_note(self, error: Exception, source: str) -> None:
         add_note(error, f"Raised for {source} of the {type(self.dataset).__name__}.")
-
-
-def collated(samples: list[Any]) -> Any:
-    """The batch that torch's `default_collate` makes of `samples`, for the usual types without its search for a rule.
-
-    Its errors are torch's, too.
-    """
-    if get_worker_info() is not None:
-        return default_collate(samples)  # in a worker torch collates into shared memory
-    try:
-        first = samples[0]
-        if type(first) is tuple:
-            return list(map(_collated_column, zip(*samples, strict=True)))
-        if type(first) is dict:
-            return {name: _collated_column([sample[name] for sample in samples]) for name in first}
-        return _collated_column(samples)
-    except Exception:
-        return default_collate(samples)
-
-
-def _collated_column(values: Any) -> Any:
-    first = values[0]
-    kind = type(first)
-    if kind is torch.Tensor and first.layout is torch.strided and not first.is_nested:
-        return torch.stack(values)
-    if kind is int:
-        return torch.tensor(values)
-    if kind is np.ndarray and _is_usual_array(first) and len({row.dtype for row in values}) == 1:
-        return torch.from_numpy(np.stack(values))
-    return default_collate(values)
-
-
-def _is_usual_array(array: Any) -> bool:
-    """Whether torch accepts an array as it is."""
-    return array.ndim > 0 and min(array.strides) >= 0 and array.dtype.isnative and array.dtype.kind in "fiub"
 
 
 def _is_arrow_dataset_of_tensors(dataset: Any) -> bool:

@@ -111,23 +111,14 @@ class TrainingPlan:
 
     def windows(self, start: int = 0, max_batches: int | None = None) -> Iterator[Window]:
         """The updates of an epoch from position `start` on, at most `max_batches` batches on each rank."""
-        end, per_round, per_update = self._end(start, max_batches), self.samples_per_round, self.samples_per_update
+        end, per_round, per_update = self.samples_used, self.samples_per_round, self.samples_per_update
+        if max_batches is not None:
+            end = min(end, start + max_batches * per_round)
         while start < end:
             stop = min(start + per_update, end)
             rounds = -(-(stop - start) // per_round)
             yield Window(start, stop, cut(start, stop, rounds=rounds, ranks=self.ranks))
             start = stop
-
-    def cells(self, start: int = 0, max_batches: int | None = None) -> Iterator[Cell]:
-        """The only batch of each update on one rank without accumulation; see `windows`."""
-        end = self._end(start, max_batches)
-        starts = range(start, end, self.batch_size)
-        return map(Cell, starts, itertools.chain(starts[1:], [end]))
-
-    def _end(self, start: int, max_batches: int | None) -> int:
-        """The position after the last update."""
-        end = self.samples_used
-        return end if max_batches is None else min(end, start + max_batches * self.samples_per_round)
 
 
 def evaluation_rounds(size: int, *, batch_size: int, ranks: int, drop_last: bool = False) -> Iterator[Window]:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import itertools
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
+import torch
 from torch.utils.data import IterableDataset
 
 from pytorch_accelerated.data.fetching import StreamFetcher
 from pytorch_accelerated.data.prefetch import DeviceFeed
-from pytorch_accelerated.data.shares import Shares, total_of
 from pytorch_accelerated.data.updates import (
     CountItems,
     ItemCounter,
@@ -25,7 +27,12 @@ from pytorch_accelerated.data.updates import (
 )
 from pytorch_accelerated.errors import DataError
 from pytorch_accelerated.processes.ranks import Ranks
-from pytorch_accelerated.trees import count_rows
+from pytorch_accelerated.trees import count_rows, leaves
+
+_UNKNOWN = -1  # in messages between ranks
+# A batch, its size for weights and positions, and the number of its samples. The size of batches that somebody else has
+# made is the first dimension of their first tensor.
+_Measured = tuple[Any, "int | None", "int | None"]
 
 
 class StreamLoader(RunLoader):
@@ -49,6 +56,7 @@ class StreamLoader(RunLoader):
         batches: Iterable[Any] | None = None,
     ) -> None:
         super().__init__(loader, ranks, seed=seed, accumulation_steps=accumulation_steps, feed=feed)
+        self._say: Callable[[str], None] | None = None  # until the first batch
         self._previous: Any = None  # with several ranks, the last batch, which may be borrowed to stay in step
         self._has_stream = isinstance(self.dataset, IterableDataset)
         self.is_sharded = is_sharded or not self._has_stream
@@ -59,6 +67,9 @@ class StreamLoader(RunLoader):
             ranks=ranks.count,
             is_sharded=is_sharded,
         )
+
+    def expect_passes(self, passes: int, say: Callable[[str], None]) -> None:
+        self._say = say
 
     @property
     def num_samples(self) -> int | None:
@@ -79,7 +90,7 @@ class StreamLoader(RunLoader):
         return self._at_most(batches if self.is_sharded else -(-batches // self._ranks.count))
 
     def __iter__(self) -> Iterator[Any]:
-        return (batch for batch, _ in itertools.islice(self._measured_batches(self._feed), self.max_batches))
+        return (batch for batch, *_ in itertools.islice(self._measured_batches(self._feed), self.max_batches))
 
     @property
     def stateful(self) -> Any:
@@ -113,17 +124,7 @@ class StreamLoader(RunLoader):
         many there are. If the stream knows its position, nothing else is read ahead.
         """
         is_fed_ahead = self._accumulation_steps == 1 and count_items is None and self.stateful is None
-        if is_fed_ahead and self._ranks.count == 1:
-            return itertools.islice(self._updates_of_one_batch(start), self._batches_left(batches_done))
         return self._agreed_updates(start, self._batches_left(batches_done), count_items, is_fed_ahead)
-
-    def _updates_of_one_batch(self, start: int) -> Iterator[Update]:
-        position = 0
-        for batch, size in self._measured_batches(self._feed):
-            samples = 1 if size is None else size
-            position += samples
-            if position > start:
-                yield Update((MicroBatch(batch),), samples)
 
     def _agreed_updates(
         self, start: int, batches_left: int | None, count_items: CountItems | None, is_fed_ahead: bool
@@ -131,36 +132,29 @@ class StreamLoader(RunLoader):
         batches = self._measured_batches(self._feed if is_fed_ahead else iter)
         left = sys.maxsize if batches_left is None else batches_left
         position = start if self._fetcher.resumes_within(self._epoch) else 0
-        shares = self._shares(self._accumulation_steps)
         while True:
             # Used samples may have been divided into updates differently.
             wanted = min(1 if position < start else self._accumulation_steps, left)
             measured = list(itertools.islice(batches, wanted))
-            host, sizes = [batch for batch, _ in measured], [size for _, size in measured]
-            everyones = shares.exchange(sizes, left - wanted)
-            numbers, samples = [share.batches for share in everyones], total_of(everyones)
+            host, sizes = [batch for batch, *_ in measured], [size for _, size, _ in measured]
+            numbers, samples_by_rank = self._exchange(sizes)
+            total = None if None in samples_by_rank else sum(filter(None, samples_by_rank))
             rounds = max(numbers)
             if rounds == 0:
                 self._previous = None
                 return
             if 0 in numbers and position == 0:
                 raise self._no_batch_at_all(numbers)
-            if not host and self._previous is None:
-                raise DataError(
-                    f"The {type(self.source).__name__} has no batch left on rank {self._ranks.index}, which would stay "
-                    "in step with the others by repeating its last one. That batch is of a type that the training "
-                    "state could not hold. Resume from another state, or make batches of tensors, or of tuples, lists "
-                    "and dicts of them."
-                )
             host += [host[-1] if host else self._previous] * (rounds - len(host))
             self._previous = host[-1] if self._ranks.count > 1 else None
-            weights = self._weights(host, sizes, samples, count_items)
-            samples = rounds if samples is None else samples
-            position += samples
-            if position > start:
+            position += rounds if total is None else total
+            if position > start:  # others were used before: they may have no items without the rest of their update
+                weights, items = self._weights(host, sizes, total, count_items)
                 left -= rounds
                 fed = iter(host) if is_fed_ahead else self._feed(iter(host))
-                yield Update(self._micro_batches(fed, weights, numbers), samples)
+                counts = [samples for *_, samples in measured] + [None] * (rounds - len(measured))
+                counted = zip(fed, counts, strict=True)
+                yield Update(self._micro_batches(counted, weights, numbers), rounds if total is None else total, items)
 
     def _no_batch_at_all(self, by_rank: list[int]) -> DataError:
         return DataError(
@@ -168,94 +162,119 @@ class StreamLoader(RunLoader):
             "rank needs one to stay in step with the others; use fewer ranks, smaller batches or more data."
         )
 
-    def _shares(self, batches: int) -> Shares:
-        return Shares(self._ranks, batches, lambda: self._fetcher.batches_in_memory)
+    def _exchange(self, sizes: Sequence[int | None]) -> tuple[list[int], list[int | None]]:
+        """How many batches each rank has for an update or a round, and their samples; None if unknown."""
+        samples = _UNKNOWN if None in sizes else sum(size or 0 for size in sizes)
+        everyones = self._ranks.exchange_numbers([len(sizes), samples])
+        return [batches for batches, _ in everyones], [None if each == _UNKNOWN else each for _, each in everyones]
 
     def _weights(
         self, host: list[Any], sizes: list[int | None], total: int | None, count_items: CountItems | None
-    ) -> Sequence[ItemWeight]:
-        """The weights of the batches of an update; those after the end of `sizes` are borrowed."""
+    ) -> tuple[Sequence[ItemWeight], tuple[int, int] | None]:
+        """The weights of the batches of an update, and its items; batches after the end of `sizes` are borrowed."""
         borrowed = [0] * (len(host) - len(sizes))
         if count_items is not None:
             counts = [items_of(batch, count_items) for batch in host[: len(sizes)]]
             return self._weights_of_items([*counts, *borrowed], [*sizes, *borrowed])
         if total is None:
-            return [ItemWeight(None)] * len(host)
-        return [ItemWeight(self._ranks.count * (size or 0) / total) for size in [*sizes, *borrowed]]
+            return [ItemWeight(1.0 if len(host) == self._ranks.count == 1 else None)] * len(host), None
+        return [ItemWeight(self._ranks.count * (size or 0) / total) for size in [*sizes, *borrowed]], None
 
     def _micro_batches(
-        self, batches: Iterator[Any], weights: Sequence[ItemWeight], numbers: list[int]
+        self, batches: Iterable[tuple[Any, int | None]], weights: Sequence[ItemWeight], numbers: list[int]
     ) -> Iterator[MicroBatch]:
-        """The batches of an update, given their number on each rank."""
+        """The batches of an update, given their samples and the number of batches on each rank."""
         last = len(weights) - 1
-        for index, batch in enumerate(batches):
+        for index, (batch, samples) in enumerate(batches):
             is_borrowed = index >= numbers[self._ranks.index]
             has_empty_rank = index >= min(numbers)
             weight, items = weights[index]
-            yield MicroBatch(batch, weight, index == last, is_borrowed, has_empty_rank, items)
+            yield MicroBatch(batch, samples, weight, index == last, is_borrowed, has_empty_rank, items)
 
     def rounds(self, *, borrows: bool = False, count_items: CountItems | None = None) -> Iterator[Round]:
         counter = ItemCounter(count_items)
         batches = itertools.islice(self._measured_batches(self._feed, counter), self.max_batches)
-        if self._ranks.count == 1:
-            return self._own_rounds(batches, counter)
         return self._agreed_rounds(batches, counter, borrows)
 
-    def _own_rounds(self, batches: Iterator[tuple[Any, int | None]], counter: ItemCounter) -> Iterator[Round]:
-        position = 0
-        for batch, size in batches:
-            yield Round(batch, position, False, items=counter.items)
-            position += 1 if size is None else size
-
-    def _agreed_rounds(
-        self, batches: Iterator[tuple[Any, int | None]], counter: ItemCounter, borrows: bool
-    ) -> Iterator[Round]:
+    def _agreed_rounds(self, batches: Iterator[_Measured], counter: ItemCounter, borrows: bool) -> Iterator[Round]:
         position = 0
         previous: Any = None
-        shares = self._shares(1)
-        left = sys.maxsize if self.max_batches is None else self.max_batches
         while True:
-            batch, size = next(batches, (None, 0))
-            left -= 1
-            everyones = shares.exchange([] if size == 0 else [size], left)
-            sizes = [share.batches if share.samples is None else share.samples for share in everyones]
+            batch, size, samples = next(batches, (None, 0, None))
+            numbers, samples_by_rank = self._exchange([] if size == 0 else [size])
+            sizes = [number if each is None else each for number, each in zip(numbers, samples_by_rank, strict=True)]
             if not any(sizes):
                 return
             if borrows and position == 0 and not all(sizes):
                 raise self._no_batch_at_all(sizes)
             start = position + sum(sizes[: self._ranks.index])
             previous = batch if size != 0 else previous if borrows else None
-            yield Round(previous, start, not all(sizes), size == 0, counter.items)
+            yield Round(previous, start, samples, not all(sizes), size == 0, counter.items)
             position += sum(sizes)
 
-    def _measured_batches(
-        self, feed: DeviceFeed, counter: ItemCounter | None = None
-    ) -> Iterator[tuple[Any, int | None]]:
-        """The batches of a pass and their sizes, without empty ones, which most models can't handle."""
+    def _measured_batches(self, feed: DeviceFeed, counter: ItemCounter | None = None) -> Iterator[_Measured]:
+        """The batches of a pass, without empty ones, which most models can't handle."""
         counter = counter or ItemCounter(None)
-        samples, expected = 0, self.num_samples if self._has_stream else None
+        counts = deque[int | None]()  # of batches that may be on their way to the device
+        seen, expected = 0, self.num_samples if self._has_stream else None
+
+        def host_batches() -> Iterator[Any]:
+            for batch, samples in self.waiting.over(self._fetcher.fetch(self._epoch)):
+                counts.append(samples)
+                yield batch
+
         # Otherwise a pass may yield less: the share of a rank, the rest after a resume, or only full batches.
         is_whole = self._ranks.count == 1 and not self._fetcher.resumes_within(self._epoch)
         is_whole &= not getattr(self.source, "drop_last", False)
-        for batch in feed(counter.over(self.waiting.over(self._fetcher.fetch(self._epoch)))):
+        for batch in feed(counter.over(host_batches())):
             counter.advance()
-            size = count_rows(batch)
+            samples = counts.popleft()
+            if self._say is not None:
+                line = _line_about_samples(self.dataset, batch, samples)
+                if line is not None:
+                    self._say(line)
+                self._say = None
+            size = count_rows(batch) if samples is None else samples
             if size != 0:
-                yield batch, size
-            samples += size or 0
+                yield batch, size, samples
+            seen += size or 0
             is_whole &= size is not None
-            if expected is not None and samples > expected:
-                warnings.warn(
-                    f"The {type(self.dataset).__name__} says that it has {expected} samples but yields more. With "
-                    "several workers each yields the whole stream, unless the dataset divides it by means of "
-                    "`torch.utils.data.get_worker_info()`: do this, or use num_workers=1.",
-                    stacklevel=2,
+            if expected is not None and seen > expected:
+                self._warn_of_length(
+                    expected,
+                    "more. With several workers each yields the whole stream, unless it is "
+                    "divided by means of `torch.utils.data.get_worker_info()`",
                 )
                 expected = None
-        if is_whole and expected is not None and 0 < samples < expected:
-            warnings.warn(
-                f"The {type(self.dataset).__name__} says that it has {expected} samples but yields {samples}. The "
-                "number of updates of a run and the schedule of its learning rate depend on this number: correct "
-                "`__len__`.",
-                stacklevel=2,
-            )
+        if is_whole and expected is not None and 0 < seen < expected:
+            self._warn_of_length(expected, f"{seen}")
+
+    def _warn_of_length(self, expected: int, instead: str) -> None:
+        warnings.warn(
+            f"The {type(self.dataset).__name__} says that it has {expected} samples but yields {instead}. The number "
+            "of updates of a run and the schedule of its learning rate depend on this number: correct `__len__`.",
+            stacklevel=3,
+        )
+
+
+def _line_about_samples(dataset: Any, batch: Any, samples: int | None) -> str | None:
+    """A line about the first batch made of samples of a stream, if each of them could be a batch; else None.
+
+    Its tensors have as many rows each, then. In one dimension and of one length, they are sequences. `samples` is None
+    if the batch was not made here.
+    """
+    shapes = [list(leaf.shape[1:]) for leaf in leaves(batch) if isinstance(leaf, (torch.Tensor, np.ndarray))]
+    rows = {shape[0] if shape else None for shape in shapes}
+    if (
+        samples is None
+        or len(shapes) < 2
+        or len(rows) > 1
+        or None in rows
+        or all(shape == shapes[0][:1] for shape in shapes)
+    ):
+        return None
+    shown = " and ".join(str([samples, *shape]) for shape in shapes)
+    return (
+        f"The {type(dataset).__name__} is read sample by sample, {samples} to a batch. The first batch has the shapes "
+        f"{shown}. If it yields batches itself, pass `DataLoader(dataset, batch_size=None)`."
+    )

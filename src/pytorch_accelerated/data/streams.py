@@ -1,20 +1,39 @@
-"""Streams that know their position: an `IterableDataset` with a state, in this process or in workers."""
+"""Streams that know their position: an `IterableDataset` with a state, in this process or in workers.
+
+Those of the package `datasets` have a state too, but it is exact for some of them only.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import itertools
 import operator
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from pytorch_accelerated.data.hub_streams import HubSamples, is_exact_hub_stream, is_hub_stream
+from pytorch_accelerated.compat.datasets import parts_of_stream
 from pytorch_accelerated.seeding import host_generators_seeded, seed_host_generators, seeds_of_batches
 
 _END: Final = object()
+# A pass resumed from the state of these yields exactly the rest. After a shuffle buffer it does not, since the buffer
+# starts empty; nor where rows are read ahead (batched functions, interleaving), which drew under an earlier key.
+_EXACT_PARTS = frozenset(
+    {
+        "ArrowExamplesIterable",
+        "ExamplesIterable",
+        "FilteredExamplesIterable",
+        "FormattedExamplesIterable",
+        "MappedExamplesIterable",
+        "RebatchedArrowExamplesIterable",
+        "SelectColumnsIterable",
+        "SkipExamplesIterable",
+        "TakeExamplesIterable",
+    }
+)
 
 
 def has_state(source: Any) -> bool:
@@ -32,6 +51,23 @@ def is_stateful_loader(loader: Any) -> bool:
     """Whether `loader` is torchdata's `StatefulDataLoader`, not a subclass."""
     kind = type(loader)
     return kind.__name__ == "StatefulDataLoader" and kind.__module__.startswith("torchdata.")
+
+
+class Counted(NamedTuple):
+    """A batch, and the number of samples that it was made of; None if nobody has counted them."""
+
+    batch: Any
+    samples: int | None = None
+
+
+class Counting:
+    """Collates samples with `collate_fn`, and counts them."""
+
+    def __init__(self, collate_fn: Callable[[Any], Any]) -> None:
+        self.collate_fn = collate_fn
+
+    def __call__(self, samples: list[Any]) -> Counted:
+        return Counted(self.collate_fn(samples), len(samples))
 
 
 class StreamBatches:
@@ -193,3 +229,56 @@ def _fetching_under(key: int) -> AbstractContextManager[object]:
 def _samples_of(iterator: Any) -> Iterator[Any]:
     """The samples of `iterator`, whose `__iter__` is not called: that of a dataset that is its own begins a pass."""
     return map(next, itertools.repeat(iterator))
+
+
+def is_hub_stream(source: Any) -> bool:
+    """Whether `source` is a `datasets.IterableDataset`, whose own state is unreliable in general."""
+    return any(map(_is_hub_class, type(source).__mro__))
+
+
+def is_exact_hub_stream(source: Any) -> bool:
+    """Whether `source` is a `datasets.IterableDataset` from whose state a pass resumes exactly.
+
+    Unknown parts, such as subclasses and parts of other versions, count as inexact.
+    """
+    return _is_hub_class(type(source)) and all(map(_is_exact, parts_of_stream(source)))
+
+
+class HubSamples(Iterator[Any]):
+    """The samples of one pass over an exact stream of `datasets`, with a position.
+
+    They are read from a separate stream with the same rows. The user's stream would return the position of its latest
+    pass, which may be that of an evaluation, and a state once loaded would also apply to later runs.
+
+    Args:
+        dataset: must be an `is_exact_hub_stream`.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset.shard(num_shards=1, index=0)
+        self._samples: Iterator[Any] | None = None
+        self._start: dict[str, Any] | None = None
+
+    def __next__(self) -> Any:
+        if self._samples is None:
+            self._samples = iter(self._dataset)
+        return next(self._samples)
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """The position of the pass; None if it has not started."""
+        state: dict[str, Any] | None = self._start if self._samples is None else self._dataset.state_dict()
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Start after the sample at which `state` was taken."""
+        self._start = state
+        self._dataset.load_state_dict(state)
+
+
+def _is_hub_class(kind: type) -> bool:
+    return (kind.__module__, kind.__name__) == ("datasets.iterable_dataset", "IterableDataset")
+
+
+def _is_exact(part: Any) -> bool:
+    reads_ahead = getattr(part, "batched", False) or inspect.iscoroutinefunction(getattr(part, "function", None))
+    return type(part).__name__ in _EXACT_PARTS and not reads_ahead

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import numbers
 from abc import ABC, abstractmethod
@@ -27,6 +28,7 @@ class MicroBatch(NamedTuple):
 
     Attributes:
         batch: on the trainer's device.
+        samples: in the batch; None if the loader does not know.
         weight: the factor of its mean loss that makes the update's gradient the mean over all items of the update on
             all ranks; None if the number of items is not known in advance.
         is_last: whether it completes the update.
@@ -36,6 +38,7 @@ class MicroBatch(NamedTuple):
     """
 
     batch: Any
+    samples: int | None = None
     weight: float | None = 1.0
     is_last: bool = True
     is_borrowed: bool = False
@@ -49,10 +52,12 @@ class Update(NamedTuple):
     Attributes:
         micro_batches: of this rank, in order, created on demand.
         samples: over all ranks; the number of batches on a rank if the sizes of batches are unknown.
+        items: of this rank and of all ranks, if `count_batch_items` determined the weights.
     """
 
     micro_batches: Iterable[MicroBatch]
     samples: int
+    items: tuple[int, int] | None = None
 
 
 class Round(NamedTuple):
@@ -61,6 +66,7 @@ class Round(NamedTuple):
     Attributes:
         batch: this rank's, on the trainer's device; None if the rank has no samples in this round and borrows none.
         start: position of the batch's first sample in the order of the whole pass.
+        samples: in the batch; None if the loader does not know.
         has_empty_rank: whether some rank has no samples; known to all ranks.
         is_idle: whether this rank has no samples.
         items: the number of items in the batch, if `count_batch_items` has counted them.
@@ -68,7 +74,8 @@ class Round(NamedTuple):
 
     batch: Any
     start: int
-    has_empty_rank: bool
+    samples: int | None = None
+    has_empty_rank: bool = False
     is_idle: bool = False
     items: int | None = None
 
@@ -326,8 +333,10 @@ class RunLoader(ABC):
         """Stop worker processes, which otherwise wait for the next pass."""
         self._fetcher.close()
 
-    def _weights_of_items(self, counts: Sequence[int | None], sizes: Sequence[int | None]) -> Sequence[ItemWeight]:
-        """The weights of this rank's batches in an update, from the number of items in each.
+    def _weights_of_items(
+        self, counts: Sequence[int | None], sizes: Sequence[int | None]
+    ) -> tuple[Sequence[ItemWeight], tuple[int, int] | None]:
+        """The weights of this rank's batches in an update, from the number of items in each, and the update's items.
 
         If a count is unknown (None) on any rank, samples are used instead. Must be called by all ranks.
 
@@ -337,13 +346,52 @@ class RunLoader(ABC):
         mine = [None in counts, None in sizes, *(sum(each or 0 for each in known) for known in (counts, sizes))]
         uncounted, unsized, items, samples = self._ranks.sum(mine)
         if uncounted and unsized:
-            return [ItemWeight(None)] * len(counts)
+            return [ItemWeight(None)] * len(counts), None
         numbers, total = (sizes, samples) if uncounted else (counts, items)
         if total == 0:
             raise DataError(
                 "An update has no items at all: `count_batch_items` returned 0 for each of its batches. The mean of no "
                 "items is undefined; leave such batches out of the dataset."
             )
-        return [
+        weights = [
             ItemWeight(self._ranks.count * (number or 0) / total, None if uncounted else number) for number in numbers
         ]
+        return weights, None if uncounted else (int(mine[2]), int(items))
+
+
+@dataclasses.dataclass
+class Loaders:
+    """The loaders of a run. Callbacks may replace them.
+
+    Attributes:
+        train: yields batches to train on; None if the run doesn't train.
+        eval: yields batches to evaluate; None if there is nothing to evaluate. Of several evaluation sets, it belongs
+            to the one that is being evaluated, or else to the first.
+        train_kwargs: keyword arguments that `train` was made with, including defaults.
+        eval_kwargs: the same for `eval`.
+        eval_sets: several evaluation sets by name, in order; empty if there is only one, which has no name.
+        further_eval: `eval` and `eval_kwargs` of the sets after the first, by name.
+    """
+
+    train: Any = None
+    eval: Any = None
+    train_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    eval_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    eval_sets: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    further_eval: dict[str, tuple[Any, Mapping[str, Any]]] = dataclasses.field(default_factory=dict)
+
+    @property
+    def eval_by_name(self) -> dict[str, Any]:
+        """The loaders of several evaluation sets by name, between evaluations; empty if there is only one set."""
+        return {name: self.further_eval[name][0] if name in self.further_eval else self.eval for name in self.eval_sets}
+
+    @property
+    def all_eval(self) -> list[Any]:
+        """The loaders of all evaluation sets, in order. Assign others to change them."""
+        return [] if self.eval is None else [self.eval, *(loader for loader, _ in self.further_eval.values())]
+
+    @all_eval.setter
+    def all_eval(self, loaders: list[Any]) -> None:
+        self.eval, *further = loaders
+        for (name, (_, kwargs)), loader in zip(list(self.further_eval.items()), further, strict=True):
+            self.further_eval[name] = loader, kwargs

@@ -4,36 +4,37 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import enum
 import functools
-import multiprocessing
+import itertools
 import os
 import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from pytorch_accelerated.compat.torch import end_workers, kept_pass, stop_workers
-from pytorch_accelerated.data.changes import Snapshot
-from pytorch_accelerated.data.worker_watch import IN_WORKER_INIT, STARTED, WorkerWatch
+from pytorch_accelerated.compat.torch import end_workers, kept_pass, stop_workers, version_of
 from pytorch_accelerated.training.signals import leave_to_trainer
+
+# Flags and transforms are close to the dataset itself; deeper levels are data.
+_MAX_DEPTH = 6
+_MAX_OBJECTS = 2000
+_MAX_ITEMS = 32
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, enum.Enum, type, torch.dtype, torch.device)
 
 
 class WorkerInit:
     """Runs the user's `worker_init_fn` in a worker, where ``get_worker_info().dataset`` is the user's dataset.
 
-    Signals that ask the trainer to stop do not stop the worker. `context` is the context of `multiprocessing` that
-    starts the workers; None means the default.
-
-    Attributes:
-        watch: watches waits for the workers.
+    Signals that ask the trainer to stop do not stop the worker.
     """
 
-    def __init__(self, worker_init_fn: Callable[[int], None] | None, dataset: Any, workers: int, context: Any) -> None:
+    def __init__(self, worker_init_fn: Callable[[int], None] | None, dataset: Any) -> None:
         self.worker_init_fn = worker_init_fn
         self.dataset = dataset
-        self.watch = WorkerWatch(dataset, workers, are_forked=_start_method(context) == "fork")
         self._copied: Snapshot | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -41,7 +42,6 @@ class WorkerInit:
 
     def expect_new_workers(self, dataset: Any) -> None:
         """To be called before workers are started; `dataset` is what persistent ones will keep a copy of, or None."""
-        self.watch.expect_new_workers()
         # Passes over a stream change it, so streams are not compared.
         self._copied = None if dataset is None or isinstance(dataset, IterableDataset) else Snapshot(dataset)
 
@@ -54,15 +54,8 @@ class WorkerInit:
         assert info is not None
         object.__setattr__(info, "dataset", self.dataset)  # torch's own setter refuses this
         leave_to_trainer()
-        self.watch.tell_stage(worker_id, IN_WORKER_INIT)
         if self.worker_init_fn is not None:
             self.worker_init_fn(worker_id)
-        self.watch.tell_stage(worker_id, STARTED)
-
-
-def _start_method(context: Any) -> str:
-    method = (context or multiprocessing).get_start_method(allow_none=True)
-    return method or multiprocessing.get_all_start_methods()[0]  # the first one is the usual one
 
 
 def begin_pass(loader: DataLoader[Any]) -> Iterator[Any]:
@@ -78,8 +71,6 @@ def begin_pass(loader: DataLoader[Any]) -> Iterator[Any]:
         if kept_pass(loader) is None or not loader.persistent_workers:
             init.expect_new_workers(loader.dataset if loader.persistent_workers else None)
     batches = iter(loader)
-    if init is not None:
-        init.watch.over(batches)
     if loader.num_workers:
         _passes_with_workers()[batches] = os.getpid()
     return batches
@@ -123,3 +114,51 @@ def no_workers_left_on_error(loader: DataLoader[Any] | None) -> Iterator[None]:
         for frame, _ in traceback.walk_tb(error.__traceback__):
             end_pass(loader, frame.f_locals.get("self"))
         raise
+
+
+class Snapshot:
+    """The attributes of an object, of its attributes, and so on: plain values by value, other objects by identity.
+
+    This detects that augmentation was switched off, or a transform replaced. It does not detect in-place changes of
+    arrays, or changes in the closures and globals of functions.
+    """
+
+    def __init__(self, of: Any) -> None:
+        self._parts = list(objects_within(of))
+
+    def is_of(self, now: Any) -> bool:
+        """Whether `now` is unchanged."""
+        parts = list(objects_within(now))
+        return len(parts) == len(self._parts) and all(map(_is_same, parts, self._parts))
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    return isinstance(one, _PLAIN) and type(one) is type(other) and repr(one) == repr(other)  # NaN equals NaN
+
+
+def objects_within(root: Any) -> Iterator[Any]:
+    """The parts of `root`, always in the same order. The walk ends after many objects."""
+    seen: set[int] = set()
+    waiting: list[tuple[Any, int]] = [(root, 0)]
+    while waiting and len(seen) < _MAX_OBJECTS:
+        value, depth = waiting.pop()
+        yield value
+        if isinstance(value, _PLAIN) or id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, torch.Tensor):
+            yield version_of(value)
+            continue
+        items: list[Any] = []
+        if type(value) in (list, tuple):
+            yield len(value)
+            items += value[:_MAX_ITEMS]
+        elif type(value) is dict:  # other mappings may read a file
+            yield len(value)
+            items += itertools.chain.from_iterable(itertools.islice(value.items(), _MAX_ITEMS))
+        if type(getattr(value, "__dict__", None)) is dict:
+            items += itertools.chain.from_iterable(vars(value).items())
+        if depth < _MAX_DEPTH:
+            waiting += [(item, depth + 1) for item in items]

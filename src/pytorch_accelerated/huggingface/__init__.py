@@ -5,7 +5,7 @@ from pytorch_accelerated.huggingface.arguments.strategies import IntervalStrateg
 from pytorch_accelerated.huggingface.arguments.training_arguments import TrainingArguments
 from pytorch_accelerated.huggingface.checkpoints.folders import get_last_checkpoint
 from pytorch_accelerated.huggingface.engine.measuring import speed_metrics
-from pytorch_accelerated.huggingface.evaluation.outputs import (
+from pytorch_accelerated.huggingface.evaluation.evaluating import (
     EvalLoopOutput,
     EvalPrediction,
     PredictionOutput,
@@ -19,16 +19,15 @@ from pytorch_accelerated.huggingface.events.callbacks import (
     PrinterCallback,
     TrainerCallback,
 )
-from pytorch_accelerated.huggingface.events.progress import ProgressCallback
-from pytorch_accelerated.huggingface.events.reporting import TensorBoardCallback
-from pytorch_accelerated.huggingface.events.spikes import LossSpikeCallback
+from pytorch_accelerated.huggingface.events.progress import LossSpikeCallback, ProgressCallback
 from pytorch_accelerated.huggingface.events.state import ExportableState, TrainerControl, TrainerState
+from pytorch_accelerated.huggingface.events.trackers import TensorBoardCallback
 from pytorch_accelerated.huggingface.models.collating import default_data_collator
 from pytorch_accelerated.huggingface.trainer import Trainer
 from pytorch_accelerated.huggingface.trainer_seq2seq import Seq2SeqTrainer
 from pytorch_accelerated.huggingface.training_args_seq2seq import Seq2SeqTrainingArguments
 from pytorch_accelerated.seeding import set_seed
-from pytorch_accelerated.tracking.logged import LoggedHistory
+from pytorch_accelerated.tracking.history import LoggedHistory
 
 __all__ = [
     "DEFAULT_CALLBACKS",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import math
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,50 +13,57 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
 
+from pytorch_accelerated.data.updates import RunLoader
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, DataError
 from pytorch_accelerated.huggingface.arguments.deepspeed import make_schedule_of_config
 from pytorch_accelerated.huggingface.arguments.strategies import SamplingStrategy
 from pytorch_accelerated.huggingface.arguments.training_arguments import TrainingArguments
-from pytorch_accelerated.huggingface.engine.counting import operations_of
+from pytorch_accelerated.huggingface.engine.measuring import operations_of
 from pytorch_accelerated.huggingface.engine.optimizing import (
     decay_parameter_names,
     group_with,
     keep_embeddings_whole,
-    make_optimizer,
     make_schedule,
     optimizer_class_and_arguments,
     parameter_groups,
 )
 from pytorch_accelerated.huggingface.models.collating import (
+    LengthGroupedSampler,
+    PaddingCollator,
     RemoveColumnsCollator,
     default_data_collator,
     find_label_names,
+    refuse_missing,
+    row_lengths,
     signature_columns,
     without_unused_columns,
 )
 from pytorch_accelerated.huggingface.models.knowledge import (
     accepts_loss_kwargs,
-    outputs_of,
+    leaves_out_first_label,
+    main_input_name,
+    make_label_smoother,
     own_loss,
-    refuse_missing_column,
-    refuse_missing_parameters,
+    predicts_next_token,
+    refuse_no_loss,
+    returns_loss_by_itself,
 )
-from pytorch_accelerated.huggingface.models.loading import (
-    LengthGroupedSampler,
-    LoadersBySet,
-    PaddingCollator,
-    refuse_missing,
-    row_lengths,
-)
-from pytorch_accelerated.huggingface.models.smoothing import LabelSmoother
 from pytorch_accelerated.prediction.padded import PADDING
+from pytorch_accelerated.progress.progress import length_of
+
+_MAX_EVALUATION_LOADERS = 8  # with workers that persist
 
 
 class TrainerHooks:
     """The parts of a trainer, with its methods to override. Its arguments are those of the trainer."""
 
+    #: Whether `compute_loss` returns a batch's share of its update, which is not weighted any more. None: it does where
+    #: it gets a number of items.
+    loss_is_scaled_for_ga: bool | None = None
+
     def __init__(
         self,
+        model: Any,
         args: TrainingArguments,
         data_collator: Callable[[list[Any]], Any] | None,
         train_dataset: Any,
@@ -77,19 +86,16 @@ class TrainerHooks:
             pads = callable(getattr(processing_class, "pad", None))
             data_collator = PaddingCollator(processing_class) if pads else default_data_collator
         self.data_collator = data_collator
-        epsilon = args.label_smoothing_factor
-        self.label_smoother = LabelSmoother(epsilon) if epsilon else None
         self._train_batch_size = args.train_batch_size
-        self._eval_loaders = LoadersBySet()
-
-    def _take_model(self, model: Any) -> None:
-        """Use a model, and find out what it takes."""
-        self.model = model
-        names = self.args.label_names
+        self._eval_dataloaders: dict[Any, Any] = {}
+        self.model = model if model_init is None else self.call_model_init()
+        self.label_smoother = make_label_smoother(args.label_smoothing_factor, self.model)
+        names = args.label_names
         if names is None:
-            names = find_label_names(model) or (["labels"] if self._loss_takes_labels else [])
-        self.label_names: list[str] = list(names)
-        self.model_accepts_loss_kwargs = accepts_loss_kwargs(model)
+            names = find_label_names(self.model) or (["labels"] if loss_takes_labels(self) else [])
+        self.label_names = list(names)
+        self.model_accepts_loss_kwargs = accepts_loss_kwargs(self.model)
+        self.can_return_loss = returns_loss_by_itself(self.model)
         self._signature_columns: list[str] | None = None  # found out when they are first needed
 
     # ----------------------------------------------------------------------------------------------- model and loss
@@ -103,61 +109,61 @@ class TrainerHooks:
     ) -> Any:
         """The loss of a batch, in training and in evaluation. Override it for a loss of your own.
 
+        It is the mean over the batch or, in training with a number of items, the batch's share of the update: a sum
+        divided by that number. Set `loss_is_scaled_for_ga` for a loss of another scale.
+
         Args:
             model: to call; wrapped if there are several processes.
             inputs: the batch.
             return_outputs: whether to return a pair of loss and outputs.
-            num_items_in_batch: labels of the whole update, or of an evaluated batch. Divide by it if it is given, and
-                take the mean if it is None.
+            num_items_in_batch: labels of the whole update, or of an evaluated batch, if the model or the loss function
+                takes their number.
 
         Raises:
             DataError: if the model returns no loss, or needs an input that the batch does not have.
         """
+        if not self.counts_items:
+            num_items_in_batch = None  # by which nothing is divided
+        items = None if num_items_in_batch is None else self.count_items(inputs)
+        items = num_items_in_batch if items is None else items
         labels = None
-        if self._loss_takes_labels and "labels" in inputs:
+        if loss_takes_labels(self) and "labels" in inputs:
             labels = inputs["labels"]
             inputs = {name: value for name, value in inputs.items() if name != "labels"}
-        if self.model_accepts_loss_kwargs and num_items_in_batch is not None:
-            inputs = {**inputs, "num_items_in_batch": num_items_in_batch}
-        outputs = outputs_of(model, inputs, bare_model=self.model)
+        if self.model_accepts_loss_kwargs and items is not None:
+            inputs = {**inputs, "num_items_in_batch": items}  # its loss is the mean of the batch, divided or not
+        outputs = model(**inputs)
         if labels is None:
             loss = own_loss(outputs, inputs)
         elif self.compute_loss_func is not None:
             loss = self.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
+            items = num_items_in_batch  # by which it is divided
         else:
             assert self.label_smoother is not None
             named = {"logits": outputs} if isinstance(outputs, torch.Tensor) else outputs
-            predicts_next_token = type(self.model).__name__.endswith(("ForCausalLM", "LMHeadModel"))
-            loss = self.label_smoother(named, labels, shift_labels=predicts_next_token)
+            number = {} if items is None else {"num_items_in_batch": items}
+            loss = self.label_smoother(named, labels, shift_labels=predicts_next_token(self.model), **number)
+        if num_items_in_batch is not None and model.training:
+            refuse_no_loss(loss, is_learnt_from=True)
+            # Gradients are averaged over the ranks.
+            ranks = self.args.world_size if self.args.average_tokens_across_devices else 1
+            precise = torch.promote_types(loss.dtype, torch.float32)
+            loss = loss * (torch.as_tensor(items, dtype=precise, device=loss.device) * ranks / num_items_in_batch)
+            if isinstance(outputs, dict) and "loss" in outputs:
+                outputs["loss"] = loss
         return (loss, outputs) if return_outputs else loss
-
-    def _compute_loss(self, model: Any, inputs: Mapping[str, Any], **arguments: Any) -> Any:
-        """Call `compute_loss` in its context, with a clear error for a removed column or a missing parameter."""
-        try:
-            with self.compute_loss_context_manager():
-                return self.compute_loss(model, inputs, **arguments)
-        except KeyError as error:
-            if self.args.remove_unused_columns:
-                refuse_missing_column(error, type(self).__name__, self.model, self.label_names, self.train_dataset)
-            raise
-        except TypeError as error:
-            refuse_missing_parameters(error, type(self).__name__, self.compute_loss)
-            raise
 
     @property
     def counts_items(self) -> bool:
         """Whether the loss is told the number of labels in an update."""
         return self.compute_loss_func is not None or self.model_accepts_loss_kwargs
 
-    def count_items(self, batch: Any) -> int | None:
-        """The labels in a batch that count, None if it has none."""
+    def count_items(self, batch: Any) -> Any:
+        """The labels in a batch that count, as a number or a tensor; None if it has none."""
         labels = batch.get("labels") if isinstance(batch, Mapping) else None
-        return int((labels != PADDING).sum()) if isinstance(labels, torch.Tensor) else None
-
-    @property
-    def _loss_takes_labels(self) -> bool:
-        """Whether the loss is computed from outputs and labels, so that the model itself gets no labels."""
-        return self.label_smoother is not None or self.compute_loss_func is not None
+        if not isinstance(labels, torch.Tensor):
+            return None
+        return ((labels[..., 1:] if leaves_out_first_label(self.model) else labels) != PADDING).sum()
 
     def compute_loss_context_manager(self) -> contextlib.AbstractContextManager[Any]:
         """The context of `compute_loss`. Mixed precision needs none: it is part of the model's forward."""
@@ -165,29 +171,19 @@ class TrainerHooks:
 
     def floating_point_ops(self, inputs: Mapping[str, Any]) -> float:
         """Estimate the operations of the forward and backward pass of a batch."""
-        return operations_of(self.model, inputs.get(self._main_input_name))
+        return operations_of(self.model, inputs.get(main_input_name(self.model)))
 
     def call_model_init(self, trial: Any = None) -> Any:
         """A new model from `model_init`, which may take the trial."""
         assert self.model_init is not None
-        needed = [
-            parameter.name
+        needs_trial = any(
+            parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD
             for parameter in inspect.signature(self.model_init).parameters.values()
-            if parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD
-        ]
-        if len(needed) > 1:
-            raise ArgumentTypeError(
-                f"`model_init` needs the arguments {', '.join(needed)}, but it is called with a trial, which is None, "
-                "or with nothing. Give the others a default, for example with functools.partial."
-            )
-        model = self.model_init(trial) if needed else self.model_init()
+        )
+        model = self.model_init(trial) if needs_trial else self.model_init()
         if not isinstance(model, nn.Module):
             raise ArgumentTypeError(f"`model_init` returned {model!r}, which is not an nn.Module. Return a new model.")
         return model
-
-    @property
-    def _main_input_name(self) -> str:
-        return str(getattr(self.model, "main_input_name", "input_ids"))
 
     # -------------------------------------------------------------------------------------------- optimizer, schedule
 
@@ -201,10 +197,13 @@ class TrainerHooks:
         if self.optimizer is None:
             model = self.model if model is None else model
             decay = self.args.weight_decay
-            groups = parameter_groups(model, self.get_decay_parameter_names(model), decay)
-            kind, arguments = self.optimizer_cls_and_kwargs or self.get_optimizer_cls_and_kwargs(self.args, model)
+            groups: Any = parameter_groups(model, self.get_decay_parameter_names(model), decay)
+            kind, given = self.optimizer_cls_and_kwargs or self.get_optimizer_cls_and_kwargs(self.args, model)
+            arguments = dict(given)
+            for name in ("params", "model", "optimizer_dict"):  # under which subclasses give groups of their own
+                groups = arguments.pop(name, groups)
             keep_embeddings_whole(model, kind, arguments)
-            self.optimizer = make_optimizer(kind, arguments, groups)
+            self.optimizer = kind(groups, **arguments)
         return self.optimizer  # type: ignore[no-any-return]
 
     def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:
@@ -222,6 +221,10 @@ class TrainerHooks:
             )
         return self.lr_scheduler
 
+    def _move_model_to_device(self, model: Any, device: torch.device) -> Any:
+        """Move a new model to the device of this process. Override it for one that is in its place."""
+        return model.to(device)
+
     def get_decay_parameter_names(self, model: Any) -> list[str]:
         """The parameters with weight decay: all but biases and those of norm layers."""
         return decay_parameter_names(model)
@@ -235,7 +238,7 @@ class TrainerHooks:
 
     def get_learning_rates(self) -> list[float]:
         """The learning rate of each parameter group."""
-        return [float(group["lr"]) for group in self._existing_optimizer().param_groups]
+        return [float(group["lr"]) for group in existing_optimizer(self).param_groups]
 
     def get_optimizer_group(self, param: str | torch.Tensor | None = None) -> Any:
         """The optimizer's group with a parameter, given itself or by name; by default the parameters of all groups.
@@ -243,7 +246,7 @@ class TrainerHooks:
         Raises:
             ConfigurationError: a ValueError, without an optimizer, or if no group has it.
         """
-        groups = self._existing_optimizer().param_groups
+        groups = existing_optimizer(self).param_groups
         if param is None:
             return [group["params"] for group in groups]
         return group_with(param, groups, self.model)
@@ -252,24 +255,17 @@ class TrainerHooks:
         """The number of trainable numbers in the model."""
         return sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
 
-    def _existing_optimizer(self) -> Any:
-        if self.optimizer is None:
-            raise ConfigurationError(
-                "There is no optimizer yet: it is made when the training begins. Call `create_optimizer` before, or "
-                "ask in a callback."
-            )
-        return self.optimizer
-
     # ----------------------------------------------------------------------------------------------------------- data
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """The loader of a training run, with all rows: the engine distributes them over the processes."""
         refuse_missing(self.train_dataset, "train on", "train_dataset")
-        return self._make_loader(
+        return self._get_dataloader(
             self.train_dataset,
-            batch_size=self._train_batch_size,
-            sampler=self._get_train_sampler(),
-            drop_last=self.args.dataloader_drop_last,
+            "Training",
+            self._train_batch_size,
+            sampler_fn=lambda dataset: self._get_train_sampler(),  # older scripts override it without a parameter
+            is_training=True,
         )
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
@@ -280,27 +276,24 @@ class TrainerHooks:
         """
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(eval_dataset, str):
-            sets = self.eval_dataset if isinstance(self.eval_dataset, Mapping) else {}
-            if eval_dataset not in sets:
-                raise ConfigurationError(
-                    f"There is no evaluation set {eval_dataset!r}, only "
-                    f"{', '.join(map(repr, sets)) or 'none by name'}. Give one of these, or a dataset."
-                )
-            dataset = sets[eval_dataset]
+            dataset = self.eval_dataset[eval_dataset]
         refuse_missing(dataset, "evaluate", "eval_dataset")
         if not self.args.dataloader_persistent_workers:
             return self.get_test_dataloader(dataset)
-        return self._eval_loaders.get(dataset, self.get_test_dataloader)
+        kept = self._eval_dataloaders
+        # With its dataset, so that no other one can get its address.
+        pair = kept.pop(id(dataset), None) or (dataset, self.get_test_dataloader(dataset))
+        kept[id(dataset)] = pair
+        for oldest in list(kept)[:-_MAX_EVALUATION_LOADERS]:
+            del kept[oldest]
+        return pair[1]
 
     def get_test_dataloader(self, test_dataset: Any) -> DataLoader[Any]:
         """The loader of a prediction: every row once, in order."""
         if test_dataset is None:
             refuse_missing(test_dataset, "predict", "test_dataset")
-        return self._make_loader(
-            test_dataset,
-            batch_size=self.args.eval_batch_size,
-            sampler=self._get_eval_sampler(test_dataset),
-            drop_last=False,  # no row is left out of a metric
+        return self._get_dataloader(
+            test_dataset, "Evaluation", self.args.eval_batch_size, sampler_fn=self._get_eval_sampler
         )
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int] | None:
@@ -311,7 +304,7 @@ class TrainerHooks:
         if self.args.train_sampling_strategy == SamplingStrategy.SEQUENTIAL:
             return SequentialSampler(dataset)
         if self.args.train_sampling_strategy == SamplingStrategy.GROUP_BY_LENGTH:
-            lengths = row_lengths(dataset, self.args.length_column_name, self._main_input_name)
+            lengths = row_lengths(dataset, self.args.length_column_name, main_input_name(self.model))
             return LengthGroupedSampler(lengths, self._train_batch_size * self.args.gradient_accumulation_steps)
         return RandomSampler(dataset)
 
@@ -319,21 +312,38 @@ class TrainerHooks:
         """The order of the rows of an evaluation; None for that of the dataset."""
         return None
 
-    def _make_loader(
-        self, dataset: Any, *, batch_size: int, sampler: Sampler[int] | None, drop_last: bool
+    def _get_dataloader(
+        self,
+        dataset: Any,
+        description: str,
+        batch_size: int,
+        sampler_fn: Callable[[Any], Sampler[int] | None] | None = None,
+        is_training: bool = False,
+        dataloader_key: str | None = None,
     ) -> DataLoader[Any]:
-        """A loader of all rows. Its ``total_batch_size`` is the number of rows of a batch over all processes."""
+        """A loader of all rows. Its ``total_batch_size`` is the number of rows of a batch over all processes.
+
+        Args:
+            dataset: the rows.
+            description: what they are for, for overriding methods, as is `dataloader_key`.
+            batch_size: rows of a batch on one process.
+            sampler_fn: of the dataset, returns its order; default: that of the rows.
+            is_training: whether rows that don't fill a batch may be left out, if the arguments say so.
+        """
         args, collator = self.args, self.data_collator
-        used = self._remove_unused_columns(dataset)
+        used = self._remove_unused_columns(dataset, description)
         if used is dataset:
-            collator = self._get_collator_with_removed_columns(collator)
+            collator = self._get_collator_with_removed_columns(collator, description)
         is_stream = isinstance(used, IterableDataset)
         if not is_stream and not hasattr(used, "__getitem__"):
             raise DataError(
-                f"A dataset is a {type(used).__name__}, which has no rows by number. Make a list of it, or give an "
-                "object of a torch `IterableDataset` whose `__iter__` restarts it for each pass."
+                f"A dataset is a {type(used).__name__}, which has no rows by number. Make a list of it, or an "
+                "`IterableDataset`."
             )
-        of_rows: dict[str, Any] = {} if is_stream else {"sampler": sampler, "drop_last": drop_last}
+        of_rows: dict[str, Any] = {}
+        if not is_stream:
+            drops = is_training and args.dataloader_drop_last  # in an evaluation no row is left out of a metric
+            of_rows = {"sampler": None if sampler_fn is None else sampler_fn(dataset), "drop_last": drops}
         loader: DataLoader[Any] = DataLoader(
             used,
             batch_size=batch_size,
@@ -367,6 +377,33 @@ class TrainerHooks:
         self._set_signature_columns_if_needed()
         return RemoveColumnsCollator(data_collator, self._signature_columns or ())
 
+    def get_total_train_batch_size(self, args: TrainingArguments) -> int:
+        """The rows of an update, over all processes."""
+        return self._train_batch_size * args.gradient_accumulation_steps * args.world_size
+
+    def set_initial_training_values(
+        self, args: TrainingArguments, dataloader: Any
+    ) -> tuple[int, int, int, float, int, int, int]:
+        """The length of a run. An override may change the first and the last number, which the run goes by.
+
+        Returns:
+            The epochs, begun ones too; the updates of an epoch; the rows of an epoch, of the run and of an update; the
+            batches of an epoch on a process; the updates of the run. Without a length, the run is one epoch of
+            `max_steps` as far as updates, rows and batches go.
+        """
+        rows, limit = self.get_total_train_batch_size(args), args.max_steps
+        batches = dataloader.num_batches if isinstance(dataloader, RunLoader) else length_of(dataloader)
+        if batches is None:
+            one_epoch = limit * args.gradient_accumulation_steps
+            return sys.maxsize, limit, rows * limit, rows * limit, rows, one_epoch, limit
+        if not isinstance(dataloader, RunLoader):  # has the rows of all processes
+            batches = -(-batches // args.world_size)
+        updates, examples = -(-batches // args.gradient_accumulation_steps), self.num_examples(dataloader)
+        if limit > 0:
+            return -(-limit // max(1, updates)), updates, examples, limit * rows, rows, batches, limit
+        epochs = args.num_train_epochs
+        return math.ceil(epochs), updates, examples, examples * epochs, rows, batches, math.ceil(epochs * updates)
+
     def num_examples(self, dataloader: Any) -> int:
         """Rows of one pass over `dataloader`, over all processes."""
         dataset = getattr(dataloader, "dataset", None)
@@ -374,7 +411,22 @@ class TrainerHooks:
             return len(dataset)
         if hasattr(dataloader, "__len__"):
             return len(dataloader) * (getattr(dataloader, "batch_size", None) or 1)
-        raise DataError(
-            f"Neither the {type(dataloader).__name__} nor its dataset has a length, so the number of rows is unknown. "
-            "Give the dataset a `__len__`, or count the rows yourself."
-        )
+        raise DataError(f"Neither the {type(dataloader).__name__} nor its dataset has a length.")
+
+
+def loss_takes_labels(trainer: TrainerHooks) -> bool:
+    """Whether the loss is computed from outputs and labels, so that the model itself gets no labels."""
+    return trainer.label_smoother is not None or trainer.compute_loss_func is not None
+
+
+def loss_of(trainer: TrainerHooks, model: Any, inputs: Mapping[str, Any], **arguments: Any) -> Any:
+    """Call `compute_loss` in its context."""
+    with trainer.compute_loss_context_manager():
+        return trainer.compute_loss(model, inputs, **arguments)
+
+
+def existing_optimizer(trainer: TrainerHooks) -> Any:
+    """The optimizer, or a ConfigurationError, a ValueError, without one."""
+    if trainer.optimizer is None:
+        raise ConfigurationError("There is no optimizer yet: it is made when the training begins.")
+    return trainer.optimizer

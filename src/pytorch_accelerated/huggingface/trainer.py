@@ -6,9 +6,11 @@ native trainer behind it and reports the events of a run to `engine/training.py`
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,63 +19,73 @@ from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from pytorch_accelerated.callbacks.warning import warn_user
-from pytorch_accelerated.checkpointing.portable import save_portable
+from pytorch_accelerated.checkpointing.optimizers import OPTIMIZER_FILE as OPTIMIZER_NAME
 from pytorch_accelerated.checkpointing.publish import explained
 from pytorch_accelerated.errors import ConfigurationError
-from pytorch_accelerated.huggingface.arguments.fsdp import shard
 from pytorch_accelerated.huggingface.arguments.parallel import (
     enable_gradient_checkpointing,
     native_arguments,
     refuse_processes,
+    seed_run,
+    shard,
     warn_about_idle_devices,
 )
-from pytorch_accelerated.huggingface.arguments.read_by_scripts import READ_BY_SCRIPTS
 from pytorch_accelerated.huggingface.arguments.training_arguments import TrainingArguments, set_log_level
-from pytorch_accelerated.huggingface.checkpoints.folders import rotate_checkpoints
+from pytorch_accelerated.huggingface.checkpoints.folders import output_dir_of, rotate_checkpoints
 from pytorch_accelerated.huggingface.checkpoints.model_card import CARD_NAME, model_card
 from pytorch_accelerated.huggingface.checkpoints.restoring import (
     agreed_checkpoint,
+    other_states,
     read_trainer_state,
     restore_callbacks,
-    states_of_run,
+    states_of_optimizer,
 )
 from pytorch_accelerated.huggingface.checkpoints.saving import (
     TRAINER_STATE_NAME,
-    StagedWeights,
+    StagedCheckpoint,
     gathered_weights,
     load_weights,
     save_companions,
     save_description,
+    save_states,
     save_weights,
     write_whole,
 )
-from pytorch_accelerated.huggingface.engine.counting import BatchCounter, has_operations
-from pytorch_accelerated.huggingface.engine.determinism import enable_full_determinism
 from pytorch_accelerated.huggingface.engine.engine import Engine
-from pytorch_accelerated.huggingface.engine.fitting import with_batches_that_fit
-from pytorch_accelerated.huggingface.engine.measuring import MemoryMeter, speed_metrics
+from pytorch_accelerated.huggingface.engine.measuring import (
+    BatchCounter,
+    MemoryMeter,
+    has_operations,
+    items_of_update,
+    speed_metrics,
+)
 from pytorch_accelerated.huggingface.engine.refusing import (
+    READ_BY_SCRIPTS,
     complaints_about_data,
     complaints_about_parts,
-    complaints_about_training,
     refuse,
-    refuse_arguments,
     refuse_hooks_that_do_not_exist,
     refuse_method,
-    refusing_unknown,
 )
-from pytorch_accelerated.huggingface.engine.training import Overridable, Training, metric_of, note_if_best
+from pytorch_accelerated.huggingface.engine.training import (
+    Overridable,
+    Training,
+    metric_of,
+    note_if_best,
+    with_batches_that_fit,
+)
 from pytorch_accelerated.huggingface.evaluation.evaluating import (
+    EvalLoopOutput,
     EvaluatedBatch,
     EvaluationCollector,
+    PredictionOutput,
+    TrainOutput,
     detached,
     inputs_for_metrics,
     labels_in,
     outputs_without_loss,
     rows_in,
-    why_no_metrics,
 )
-from pytorch_accelerated.huggingface.evaluation.outputs import EvalLoopOutput, PredictionOutput, TrainOutput
 from pytorch_accelerated.huggingface.evaluation.results import as_table, formatted, save_results
 from pytorch_accelerated.huggingface.events.callbacks import (
     DEFAULT_CALLBACKS,
@@ -81,26 +93,19 @@ from pytorch_accelerated.huggingface.events.callbacks import (
     PrinterCallback,
     is_ours,
 )
-from pytorch_accelerated.huggingface.events.firing import Events
 from pytorch_accelerated.huggingface.events.progress import ProgressCallback
-from pytorch_accelerated.huggingface.events.state import TrainerControl, TrainerState, exported_states
+from pytorch_accelerated.huggingface.events.state import TrainerControl, TrainerState, states_of_callbacks
 from pytorch_accelerated.huggingface.events.trackers import reporting_callbacks
-from pytorch_accelerated.huggingface.hooks import TrainerHooks
-from pytorch_accelerated.huggingface.models.collating import (
-    refuse_no_inputs,
-)
+from pytorch_accelerated.huggingface.hooks import TrainerHooks, loss_of, loss_takes_labels
+from pytorch_accelerated.huggingface.models.collating import refuse_missing
 from pytorch_accelerated.huggingface.models.knowledge import (
-    outputs_of,
+    has_own_place,
+    main_input_name,
     refuse_no_loss,
-    returns_loss_by_itself,
+    take_over_special_tokens,
 )
-from pytorch_accelerated.huggingface.models.loading import (
-    refuse_missing,
-)
-from pytorch_accelerated.huggingface.models.special_tokens import take_over_special_tokens
 from pytorch_accelerated.prediction.padded import PADDING
 from pytorch_accelerated.processes.accelerators import send_to_device
-from pytorch_accelerated.seeding import set_seed
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -147,11 +152,10 @@ class Trainer(TrainerHooks):
             divide by.
 
     Raises:
-        ArgumentTypeError: for an unknown argument; says what to use instead.
+        ArgumentTypeError: for an argument of the wrong type.
         ConfigurationError: for arguments that cannot work together.
     """
 
-    @refusing_unknown
     def __init__(
         self,
         model: Any = None,
@@ -169,13 +173,30 @@ class Trainer(TrainerHooks):
         preprocess_logits_for_metrics: Callable[[Any, Any], Any] | None = None,
     ) -> None:
         args = TrainingArguments() if args is None else args
-        refuse_arguments(args)
+        complaints = complaints_about_parts(
+            args,
+            model=model,
+            model_init=model_init,
+            optimizers=optimizers,
+            optimizer_cls_and_kwargs=optimizer_cls_and_kwargs,
+        )
         args.check()
         refuse_hooks_that_do_not_exist(type(self))
         refuse_processes(args)
         warn_about_idle_devices(args)
         set_log_level(args)
+        meter = MemoryMeter("init", is_on=not args.skip_memory_metrics)
+        seed_run(args)
+        if type(self).prediction_step is Trainer.prediction_step and getattr(args, "predict_with_generate", False):
+            complaints.append(
+                f"`predict_with_generate` is True, but a {type(self).__name__} predicts what the model's forward "
+                "returns: use Seq2SeqTrainer, or override `prediction_step`"
+            )
+        if train_dataset is not None:
+            complaints += _complaints_about_data(self, args, train_dataset, eval_dataset)
+        refuse(complaints)
         super().__init__(
+            model,
             args,
             data_collator,
             train_dataset,
@@ -188,16 +209,9 @@ class Trainer(TrainerHooks):
         )
         self.compute_metrics = compute_metrics
         self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
-        meter = self._memory_meter("init")
-        self._seed()
-        self._refuse_parts(model)
-        self._take_model(model if model_init is None else self.call_model_init())
         self.model_wrapped: Any = self.model
-        self._optimizers_are_ours = [optimizer is None for optimizer in optimizers]
         self.is_in_train = False
-        self._training: Training | None = None  # the current one, or the last
-        self._has_warned_without_metrics = False
-        self._staged: StagedWeights | None = None  # while a checkpoint is written
+        self._staged: StagedCheckpoint | None = None  # while a checkpoint is written
 
         self.control = TrainerControl()
         shown_by = PrinterCallback if self.args.disable_tqdm else ProgressCallback
@@ -209,15 +223,18 @@ class Trainer(TrainerHooks):
             self.optimizer,
             self.lr_scheduler,
         )
-        self._events = Events(self)
-        self._engine = Engine(self, self._events, **native_arguments(self.args))
+        is_placed = args.place_model_on_device
+        is_cut = self.is_deepspeed_enabled or self.is_fsdp_enabled or has_own_place(self.model)
+        self.place_model_on_device = not is_cut if is_placed is None else is_placed
+        self._engine = Engine(self, optimizers, **native_arguments(self.args))
         self._make_model_ready()
         if self.args.should_save:
-            with explained(self._output_dir, "making the folder"):
-                self._output_dir.mkdir(parents=True, exist_ok=True)
-        self.state = self._new_state()
-        self._init_metrics = {} if meter is None else meter.stop()
-        self._events.fire("on_init_end")
+            folder = output_dir_of(self.args)
+            with explained(folder, "making the folder"):
+                folder.mkdir(parents=True, exist_ok=True)
+        self.state = _new_state(self)
+        self._engine.init_metrics = meter.stop()
+        self._engine.events.fire("on_init_end")
 
     if not TYPE_CHECKING:  # to a type checker it would mean that every name is there
 
@@ -248,38 +265,35 @@ class Trainer(TrainerHooks):
             NonFiniteLossError: if a checkpoint was due and a parameter was NaN or infinite.
         """
         if trial is not None:
-            raise ConfigurationError(
-                f"`trial` is {trial!r}, but this trainer searches for no hyperparameters. Make a Trainer with the "
-                "trial's arguments for each, and leave `trial` out."
-            )
+            raise ConfigurationError("`trial` must be None: make a Trainer with the trial's arguments for each trial.")
         self.args.check()
-        makes_optimizer = self.model_init is None and self.optimizer is None and is_ours(self.create_optimizer)
-        complaints = complaints_about_training(self.args, self.model, makes_optimizer=makes_optimizer)
-        refuse([*self._complaints_about_data(), *complaints])
+        complaints = _complaints_about_data(self, self.args, self.train_dataset, self.eval_dataset)
+        if not self.args.num_train_epochs and self.args.max_steps <= 0:
+            complaints.append("`num_train_epochs` is 0, so there is nothing to train: give more, or `max_steps`")
+        refuse(complaints)
         if self.model_init is not None:
-            self._seed()
+            seed_run(self.args)
             self.model = self.model_wrapped = self.call_model_init()
             self.callback_handler.model = self.model
             self._signature_columns = None
             self._make_model_ready()
         take_over_special_tokens(self.model, self.processing_class, logs=self.is_world_process_zero())
-        is_optimizer_ours, is_schedule_ours = self._optimizers_are_ours
-        if is_schedule_ours:
+        engine = self._engine
+        if engine.given_schedule is None:
             self.lr_scheduler = None
-        if is_optimizer_ours and (self.model_init is not None or self.args.deepspeed is not None):
+        if engine.given_optimizer is None and (self.model_init is not None or self.args.deepspeed is not None):
             self.optimizer = None
-        checkpoint = agreed_checkpoint(resume_from_checkpoint, self._output_dir, self._engine.ranks)
+        checkpoint = agreed_checkpoint(resume_from_checkpoint, output_dir_of(self.args), engine.ranks)
         optimizer, schedule = self.optimizer, self.lr_scheduler
 
         estimates_operations = has_operations(self.model) or not is_ours(self.floating_point_ops)
 
         def run(batch_size: int) -> TrainOutput:
             self._train_batch_size, self.optimizer, self.lr_scheduler = batch_size, optimizer, schedule
-            self.state = self._new_state()
-            self._training = Training(
+            self.state = _new_state(self)
+            training = Training(
                 self,
-                self._engine,
-                self._events,
+                engine,
                 Overridable(
                     evaluate=self._evaluate,
                     determine_best_metric=self._determine_best_metric,
@@ -291,15 +305,14 @@ class Trainer(TrainerHooks):
                 counter=BatchCounter(
                     self.floating_point_ops if estimates_operations else None,
                     tokens_counted=str(self.args.include_num_input_tokens_seen),
-                    input_name=self._main_input_name,
+                    input_name=main_input_name(self.model),
                     pad_token_id=getattr(self.processing_class, "pad_token_id", None),
                 ),
                 batch_size=batch_size,
                 ignore_keys=ignore_keys_for_eval,
-                init_metrics=self._init_metrics,
             )
-            self._engine.model = self.model
-            return self._training.run(checkpoint)
+            engine.model = self.model
+            return training.run(checkpoint)
 
         size = self.args.train_batch_size
         if not self.args.auto_find_batch_size:
@@ -307,33 +320,7 @@ class Trainer(TrainerHooks):
         if checkpoint is not None:
             size = read_trainer_state(checkpoint).train_batch_size or size
         stateful = [part for part in (optimizer, schedule) if part is not None]
-        return with_batches_that_fit(run, size, self.model, stateful, lambda text: warn_user(self._engine.ranks, text))
-
-    def _refuse_parts(self, model: Any) -> None:
-        """Raise one error for everything that is wrong with the arguments of the constructor."""
-        complaints = complaints_about_parts(
-            self.args,
-            model=model,
-            model_init=self.model_init,
-            optimizer=self.optimizer,
-            scheduler=self.lr_scheduler,
-            optimizer_cls_and_kwargs=self.optimizer_cls_and_kwargs,
-            compute_metrics=self.compute_metrics,
-        )
-        is_plain_step = type(self).prediction_step is Trainer.prediction_step
-        if is_plain_step and getattr(self.args, "predict_with_generate", False):
-            complaints.append(
-                f"`predict_with_generate` is True, but a {type(self).__name__} predicts what the model's forward "
-                "returns: use Seq2SeqTrainer, or override `prediction_step`"
-            )
-        if self.train_dataset is not None:
-            complaints += self._complaints_about_data()
-        refuse(complaints)
-
-    def _complaints_about_data(self) -> list[str]:
-        evaluates_as_usual = all(map(is_ours, (self.evaluate, self.get_eval_dataloader, self._evaluate)))
-        lacks_eval_dataset = self.eval_dataset is None and evaluates_as_usual
-        return complaints_about_data(self.args, self.train_dataset, lacks_eval_dataset=lacks_eval_dataset)
+        return with_batches_that_fit(run, size, self.model, stateful, lambda text: warn_user(engine.ranks, text))
 
     def training_step(self, model: Any, inputs: Mapping[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
         """Add the gradients of one batch, and return its share of the loss of the update, detached.
@@ -348,26 +335,40 @@ class Trainer(TrainerHooks):
         Raises:
             DataError: if the loss is not a single number, or has no gradient.
         """
-        if not model.training:
-            model.train()
         inputs = self._prepare_inputs(inputs)
-        step = self._engine.step
-        loss = step.loss_of(
-            lambda items: self._compute_loss(model, inputs, num_items_in_batch=items), num_items_in_batch
-        )
+        loss = loss_of(self, model, inputs, num_items_in_batch=num_items_in_batch)
         refuse_no_loss(loss, is_learnt_from=True)
-        share = step.share_of_update(loss, num_items_in_batch)
+        share = self._engine.step.share_of_update(loss, num_items_in_batch)
         self._engine.backward_step(share)
         return share.detach()  # type: ignore[no-any-return]
 
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
+    ) -> tuple[list[Any], Any]:
+        """The batches of an update, and the number of their items over all processes, by which a loss is divided.
+
+        Override it to change the batches, to leave some out, or to count other items. Must be called by all ranks.
+
+        Args:
+            epoch_iterator: yields the batches of the update on this process.
+            num_batches: how many there are.
+            device: of the batches.
+        """
+        batches = list(itertools.islice(epoch_iterator, num_batches))
+        counts = [self.count_items(batch) for batch in batches] if self.counts_items else [None]
+        own, unknown = sum(int(count or 0) for count in counts), None in counts
+        everyones, is_unknown = self._engine.ranks.sum([own, unknown])
+        return batches, None if is_unknown else items_of_update(own, int(everyones), self.args)
+
     def _make_model_ready(self) -> None:
         """Prepare a new model as the arguments say. Must be called by all ranks."""
+        if self.place_model_on_device:
+            self._move_model_to_device(self.model, self.args.device)
         enable_gradient_checkpointing(self.model, self.args)
         shard(self.model, self.args, self._engine.ranks)
 
     def _prepare_inputs(self, inputs: Any) -> Any:
         """A batch on the device of this process."""
-        refuse_no_inputs(inputs, self.model)
         if self._engine.has_placed(inputs):
             return inputs
         device = self._engine.device
@@ -402,7 +403,8 @@ class Trainer(TrainerHooks):
                 for name, each in dataset.items()
             ]
             return {name: value for metrics in several for name, value in metrics.items()}
-        output, metrics = self._measured_loop(
+        output, metrics = _measured_loop(
+            self,
             "eval",
             lambda: self.get_eval_dataloader(eval_dataset),
             description="Evaluation",
@@ -411,9 +413,9 @@ class Trainer(TrainerHooks):
             ignore_keys=ignore_keys,
             metric_key_prefix=metric_key_prefix,
         )
-        self._warn_without_metrics(output, metric_key_prefix)
+        _warn_without_metrics(self, output, metric_key_prefix)
         self.log(metrics)
-        self._events.fire("on_evaluate", metrics=metrics)
+        self._engine.events.fire("on_evaluate", metrics=metrics)
         return metrics
 
     def predict(
@@ -423,14 +425,15 @@ class Trainer(TrainerHooks):
 
         Must be called by all ranks, which get the same result.
         """
-        output, metrics = self._measured_loop(
+        output, metrics = _measured_loop(
+            self,
             "test",
             lambda: self.get_test_dataloader(test_dataset),
             description="Prediction",
             ignore_keys=ignore_keys,
             metric_key_prefix=metric_key_prefix,
         )
-        self._events.fire("on_predict", metrics=metrics)
+        self._engine.events.fire("on_predict", metrics=metrics)
         return PredictionOutput(output.predictions, output.label_ids, metrics)
 
     def evaluation_loop(
@@ -445,7 +448,8 @@ class Trainer(TrainerHooks):
 
         Args:
             dataloader: yields host batches; a torch `DataLoader` is distributed over the ranks.
-            description: of the pass, for overriding methods.
+            description: of the pass, for overriding methods. With ``batch_eval_metrics``, the outputs are kept if it is
+                "Prediction".
             prediction_loss_only: whether to keep only the loss; default: as the arguments say.
             ignore_keys: as in `evaluate`, like the prefix.
             metric_key_prefix: the first word of the metrics' names.
@@ -457,11 +461,12 @@ class Trainer(TrainerHooks):
             prediction_loss_only=loss_only,
             compute_metrics=self.compute_metrics,
             prefix=metric_key_prefix,
+            keeps_rows=description == "Prediction" or not self.args.batch_eval_metrics,
             prediction_padding=self.prediction_padding,
         )
         self.callback_handler.eval_dataloader = dataloader
         return self._engine.evaluate_rows(
-            dataloader, lambda batch: self._evaluate_batch(batch, loss_only, ignore_keys), collector
+            dataloader, lambda batch: _evaluated(self, batch, loss_only, ignore_keys), collector
         )
 
     def prediction_step(
@@ -486,20 +491,21 @@ class Trainer(TrainerHooks):
         if ignore_keys is None:
             ignore_keys = getattr(getattr(self.model, "config", None), "keys_to_ignore_at_inference", None) or ()
         labels = labels_in(inputs, self.label_names)
-        returns_loss = labels is not None or (not self.label_names and returns_loss_by_itself(self.model, inputs))
+        is_by_itself = not self.label_names and inputs.get("return_loss", self.can_return_loss)
+        returns_loss = labels is not None or bool(is_by_itself)
         with torch.no_grad():
             if returns_loss:
                 count = self.count_items(inputs) if self.counts_items else None
-                loss, outputs = self._compute_loss(model, inputs, return_outputs=True, num_items_in_batch=count)
+                loss, outputs = loss_of(self, model, inputs, return_outputs=True, num_items_in_batch=count)
                 loss = loss.detach().mean() if loss.ndim else loss.detach()
             else:
                 loss = None
                 with self.compute_loss_context_manager():
-                    outputs = outputs_of(model, inputs, bare_model=self.model)
+                    outputs = model(**inputs)
         if prediction_loss_only:
             return loss, None, None
         # If the loss is computed from labels outside the model, the model's outputs do not begin with it.
-        is_outside = self._loss_takes_labels and "labels" in inputs and is_ours(self.compute_loss)
+        is_outside = loss_takes_labels(self) and "labels" in inputs and is_ours(self.compute_loss)
         logits = detached(outputs_without_loss(outputs, ignore_keys, has_loss=returns_loss and not is_outside))
         kept = detached(labels or ()) if returns_loss else None
         return loss, logits, kept[0] if kept is not None and len(kept) == 1 else kept
@@ -508,24 +514,6 @@ class Trainer(TrainerHooks):
     def prediction_padding(self) -> int:
         """The value that shorter rows of predictions are padded with."""
         return PADDING
-
-    def _evaluate_batch(
-        self, batch: Any, prediction_loss_only: bool, ignore_keys: Sequence[str] | None
-    ) -> EvaluatedBatch:
-        loss, logits, labels = self.prediction_step(
-            self._engine.model, batch, prediction_loss_only, ignore_keys=ignore_keys
-        )
-        size = rows_in(batch)
-        if prediction_loss_only:
-            return EvaluatedBatch(size, loss)
-        if self.preprocess_logits_for_metrics is not None and logits is not None:
-            logits = self.preprocess_logits_for_metrics(logits, labels)
-        keeps_inputs = "inputs" in self.args.include_for_metrics
-        inputs = inputs_for_metrics(batch, self._main_input_name) if keeps_inputs else None
-        rows = {"logits": logits, "labels": labels, "inputs": inputs}
-        if self.args.batch_eval_metrics and self.args.world_size > 1:
-            rows = {name: self._nested_gather(value, name) for name, value in rows.items()}
-        return EvaluatedBatch(size, loss, **rows)
 
     def _evaluate(
         self, trial: Any, ignore_keys_for_eval: Sequence[str] | None, skip_scheduler: bool = False
@@ -539,36 +527,6 @@ class Trainer(TrainerHooks):
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any = None) -> bool:
         """Note the metric if it is the best so far, and return whether it is."""
         return note_if_best(self.state, self.args, metrics, self._engine.ranks)
-
-    def _measured_loop(
-        self, stage: str, make_loader: Callable[[], Any], *, metric_key_prefix: str, **arguments: Any
-    ) -> tuple[EvalLoopOutput, dict[str, Any]]:
-        """The output of `evaluation_loop`, and its metrics with those of time and memory."""
-        meter, started = self._memory_meter(stage), time.time()
-        output = self.evaluation_loop(make_loader(), metric_key_prefix=metric_key_prefix, **arguments)
-        metrics, samples = dict(output.metrics or {}), output.num_samples or 0
-        steps = math.ceil(samples / (self.args.eval_batch_size * self.args.world_size))
-        if self._engine.preparation_seconds is not None:
-            metrics[f"{metric_key_prefix}_model_preparation_time"] = round(self._engine.preparation_seconds, 4)
-        metrics.update(speed_metrics(metric_key_prefix, started, samples, steps))
-        if meter is not None:
-            metrics.update({**self._init_metrics, **meter.stop()})
-        return output, metrics
-
-    def _warn_without_metrics(self, output: EvalLoopOutput, prefix: str) -> None:
-        """Warn at the first evaluation that could not call `compute_metrics`."""
-        is_wanted = self.compute_metrics is not None and not self.args.prediction_loss_only
-        if not is_wanted or self._has_warned_without_metrics or set(output.metrics or ()) - {f"{prefix}_loss"}:
-            return
-        reason = why_no_metrics(
-            output,
-            self.label_names,
-            preprocesses=self.preprocess_logits_for_metrics is not None,
-            by_batch=self.args.batch_eval_metrics,
-        )
-        if reason is not None:
-            self._has_warned_without_metrics = True
-            warn_user(self._engine.ranks, reason)
 
     def _nested_gather(self, tensors: Any, name: str | None = None) -> Any:
         """Gather nested tensors from all ranks. Must be called by all ranks with a batch."""
@@ -588,11 +546,12 @@ class Trainer(TrainerHooks):
         if self.args.include_num_input_tokens_seen != "no":
             logs["num_input_tokens_seen"] = self.state.num_input_tokens_seen
             if start_time is not None:
-                first = 0 if self._training is None else self._training.first_tokens
+                training = self._engine.training
+                first = 0 if training is None else training.first_tokens
                 tokens = self.state.num_input_tokens_seen - first
                 logs.update(speed_metrics("train", start_time, num_tokens=tokens))
         self.state.log_history.append({**logs, "step": self.state.global_step})
-        self._events.fire("on_log", logs=logs)
+        self._engine.events.fire("on_log", logs=logs)
 
     def log_metrics(self, split: str, metrics: Mapping[str, Any]) -> None:
         """Print a table of metrics on the first process, in the format of `metrics_format`; `split` is its heading."""
@@ -607,11 +566,11 @@ class Trainer(TrainerHooks):
         If `combined`, add them to ``all_results.json`` too.
 
         Raises:
-            ArgumentTypeError: if JSON cannot hold a metric.
-            CheckpointError: if the disk refuses, or ``all_results.json`` is damaged.
+            TypeError: if JSON cannot hold a metric.
+            CheckpointError: if the disk refuses.
         """
         if self.is_world_process_zero():
-            save_results(self._output_dir, split, metrics, combined=combined)
+            save_results(output_dir_of(self.args), split, metrics, combined=combined)
 
     def create_model_card(
         self,
@@ -657,7 +616,7 @@ class Trainer(TrainerHooks):
             tags=tags,
             base_model=finetuned_from,
         )
-        write_whole(self._output_dir / CARD_NAME, [card.encode()])
+        write_whole(output_dir_of(self.args) / CARD_NAME, [card.encode()])
 
     # ---------------------------------------------------------------------------------------------- callbacks, facts
 
@@ -701,21 +660,24 @@ class Trainer(TrainerHooks):
     def save_state(self) -> None:
         """Write `state` to ``trainer_state.json`` in ``args.output_dir``, on the first process."""
         if self.is_world_process_zero():
-            write_whole(self._output_dir / TRAINER_STATE_NAME, [self.state.to_json().encode()])
+            write_whole(output_dir_of(self.args) / TRAINER_STATE_NAME, [self.state.to_json().encode()])
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write weights, configuration and arguments to a folder, by default ``args.output_dir``.
 
-        Must be called by all ranks; the first one writes.
+        Must be called by all ranks; the first one writes. What an override writes is the model of checkpoints, too.
         """
-        gathered = gathered_weights(self.model) if self._staged is None else self._staged.gathered
+        is_left = self._staged is not None and self._staged.is_of(self.model, output_dir) and is_ours(self._save)
+        gathered = None if is_left else gathered_weights(self.model)
         if self.args.should_save:
-            self._save(output_dir, state_dict=gathered)
+            # An override need not have the second parameter if the model is not sharded.
+            self._save(output_dir, **({} if gathered is None else {"state_dict": gathered}))
 
     def _save(self, output_dir: str | None = None, state_dict: Mapping[str, Any] | None = None) -> None:
         """Do the work of `save_model` on the rank that writes."""
-        folder = self._output_dir if output_dir is None else Path(output_dir)
-        if self._staged is not None and folder == self._staged.folder_of_run:
+        folder, staged = Path(output_dir or output_dir_of(self.args)), self._staged
+        if staged is not None and staged.is_of(self.model, folder) and state_dict is None:
+            staged.lacks_weights = True
             save_description(self.model, folder)
         else:
             save_weights(self.model, folder, state_dict)
@@ -724,42 +686,46 @@ class Trainer(TrainerHooks):
             processor = getattr(self.data_collator, "tokenizer", None)
         save_companions(folder, self.args, processor)
 
+    def _save_optimizer_and_scheduler(self, output_dir: str | None) -> None:
+        """Write the states of optimizer and schedule to a folder. Must be called by all ranks; the first one writes."""
+        if output_dir is None:
+            return
+        states = states_of_optimizer(self._engine, self.model)
+        if self.args.should_save:
+            save_states(Path(output_dir), states)
+        if self._staged is not None:
+            self._staged.has_optimizer = OPTIMIZER_NAME in states
+
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Write a checkpoint of this step, atomically, and delete superfluous ones. All ranks must call it."""
-        assert self._training is not None
-        folder, only_model = self._training.checkpoint_folder(), self.args.save_only_model
-        self._training.note_best_checkpoint(folder)
+        training, only_model = self._engine.training, self.args.save_only_model
+        assert training is not None
+        folder = training.checkpoint_folder()
+        training.note_best_checkpoint(folder)
         self.store_flos()
-        self.state.stateful_callbacks = self._states_of_callbacks()
-        # Gather everything before rank 0 starts writing.
-        gathered = gathered_weights(self.model) if only_model else None
-        states = {} if only_model else states_of_run(self._engine, self.model)
+        self.state.stateful_callbacks = states_of_callbacks(self.callback_handler.callbacks, self.control)
 
-        def write_files(staging: Path) -> None:
-            self._staged = StagedWeights(None if only_model else staging, gathered)
+        def write_files(staged: StagedCheckpoint) -> None:
+            self._staged = None if only_model else staged
             try:
-                self.save_model(str(staging), _internal_call=True)
+                self.save_model(str(staged.folder), _internal_call=True)
+                if not only_model:
+                    self._save_optimizer_and_scheduler(str(staged.folder))
             finally:
                 self._staged = None
-            self.state.save_to_json(staging / TRAINER_STATE_NAME)
-            for name, state in states.items():
-                save_portable(staging / name, state)
+            states = {} if only_model else other_states(self._engine)
+            if self.args.should_save:
+                save_states(staged.folder, states)
+                self.state.save_to_json(staged.folder / TRAINER_STATE_NAME)
 
-        run = self._engine.run
-        (run.write_model if only_model else run.write_checkpoint)(folder, write_files)
+        self._engine.run.write_checkpoint(folder, write_files, only_model=only_model)
         if self.args.should_save:
-            rotate_checkpoints(self._output_dir, self.args.save_total_limit, self.state.best_model_checkpoint)
+            rotate_checkpoints(output_dir_of(self.args), self.args.save_total_limit, self.state.best_model_checkpoint)
 
     def store_flos(self) -> None:
         """Add the operations of the latest batches, over all ranks, to the state. Must be called by all ranks."""
-        if self._training is not None:
-            self.state.total_flos += self._training.counter.take_flos(self._engine.ranks)
-
-    def _states_of_callbacks(self) -> dict[str, Any]:
-        parts = [*self.callback_handler.callbacks, self.control]
-        return exported_states(
-            part for part in parts if callable(getattr(part, "state", None)) and hasattr(part, "from_state")
-        )
+        if self._engine.training is not None:
+            self.state.total_flos += self._engine.training.counter.take_flos(self._engine.ranks)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         """Load the weights of a checkpoint, by default into the trainer's model."""
@@ -775,19 +741,69 @@ class Trainer(TrainerHooks):
             control = restore_callbacks(self.callback_handler.callbacks, self.state.stateful_callbacks)
             self.control = control or self.control
 
-    def _new_state(self) -> TrainerState:
-        return TrainerState(
-            is_local_process_zero=self.is_local_process_zero(),
-            is_world_process_zero=self.is_world_process_zero(),
-            stateful_callbacks=self._states_of_callbacks(),
+
+def _complaints_about_data(
+    trainer: Trainer, args: TrainingArguments, train_dataset: Any, eval_dataset: Any
+) -> list[str]:
+    evaluates_as_usual = all(map(is_ours, (trainer.evaluate, trainer.get_eval_dataloader, trainer._evaluate)))
+    return complaints_about_data(args, train_dataset, lacks_eval_dataset=eval_dataset is None and evaluates_as_usual)
+
+
+def _new_state(trainer: Trainer) -> TrainerState:
+    return TrainerState(
+        is_local_process_zero=trainer.is_local_process_zero(),
+        is_world_process_zero=trainer.is_world_process_zero(),
+        stateful_callbacks=states_of_callbacks(trainer.callback_handler.callbacks, trainer.control),
+    )
+
+
+def _evaluated(
+    trainer: Trainer, batch: Any, prediction_loss_only: bool, ignore_keys: Sequence[str] | None
+) -> EvaluatedBatch:
+    loss, logits, labels = trainer.prediction_step(
+        trainer._engine.model, batch, prediction_loss_only, ignore_keys=ignore_keys
+    )
+    size = trainer._engine.batch_samples or rows_in(batch)
+    if prediction_loss_only:
+        return EvaluatedBatch(size, loss)
+    if trainer.preprocess_logits_for_metrics is not None and logits is not None:
+        logits = trainer.preprocess_logits_for_metrics(logits, labels)
+    keeps_inputs = "inputs" in trainer.args.include_for_metrics
+    inputs = inputs_for_metrics(batch, main_input_name(trainer.model)) if keeps_inputs else None
+    batch_of_all = own = EvaluatedBatch(size, loss, logits, labels, inputs)
+    if trainer.args.batch_eval_metrics and trainer.args.world_size > 1:
+        gathered = (trainer._nested_gather(getattr(own, name), name) for name in ("logits", "labels", "inputs"))
+        batch_of_all = EvaluatedBatch(size, loss, *gathered)
+    return dataclasses.replace(own, of_all=batch_of_all)
+
+
+def _measured_loop(
+    trainer: Trainer, stage: str, make_loader: Callable[[], Any], *, metric_key_prefix: str, **arguments: Any
+) -> tuple[EvalLoopOutput, dict[str, Any]]:
+    """The output of `evaluation_loop`, and its metrics with those of time and memory."""
+    args, engine = trainer.args, trainer._engine
+    meter, started = MemoryMeter(stage, is_on=not args.skip_memory_metrics), time.time()
+    output = trainer.evaluation_loop(make_loader(), metric_key_prefix=metric_key_prefix, **arguments)
+    metrics, samples = dict(output.metrics or {}), output.num_samples or 0
+    steps = math.ceil(samples / (args.eval_batch_size * args.world_size))
+    if engine.preparation_seconds is not None:
+        metrics[f"{metric_key_prefix}_model_preparation_time"] = round(engine.preparation_seconds, 4)
+    metrics.update(speed_metrics(metric_key_prefix, started, samples, steps))
+    metrics.update({**engine.init_metrics, **meter.stop()})
+    return output, metrics
+
+
+def _warn_without_metrics(trainer: Trainer, output: EvalLoopOutput, prefix: str) -> None:
+    """Warn at the first evaluation that could not call `compute_metrics`."""
+    engine = trainer._engine
+    is_wanted = trainer.compute_metrics is not None and not trainer.args.prediction_loss_only
+    keeps_none = trainer.args.batch_eval_metrics or output.predictions is None or output.label_ids is None
+    has_none = keeps_none and not set(output.metrics or ()) - {f"{prefix}_loss"}
+    if is_wanted and has_none and engine.warns_without_metrics:
+        engine.warns_without_metrics = False
+        warn_user(
+            engine.ranks,
+            "`compute_metrics` was not called, because there were no predictions or no labels: not all rows have the "
+            f"labels {', '.join(map(repr, trainer.label_names)) or '(none is known)'}. Name them in `label_names` of "
+            "the arguments; with remove_unused_columns=True other columns are taken out of the rows.",
         )
-
-    def _seed(self) -> None:
-        (enable_full_determinism if self.args.full_determinism else set_seed)(self.args.seed)
-
-    def _memory_meter(self, stage: str) -> MemoryMeter | None:
-        return None if self.args.skip_memory_metrics else MemoryMeter(stage)
-
-    @property
-    def _output_dir(self) -> Path:
-        return Path(str(self.args.output_dir))  # the arguments fill in its default

@@ -1,5 +1,6 @@
 """The names that scripts import from here, wherever they are defined."""
 
+from pytorch_accelerated.huggingface.arguments.parallel import enable_full_determinism
 from pytorch_accelerated.huggingface.arguments.strategies import (
     HubStrategy,
     IntervalStrategy,
@@ -12,9 +13,8 @@ from pytorch_accelerated.huggingface.checkpoints.folders import (
     rotate_checkpoints,
     sort_checkpoints,
 )
-from pytorch_accelerated.huggingface.engine.determinism import enable_full_determinism
 from pytorch_accelerated.huggingface.engine.measuring import speed_metrics
-from pytorch_accelerated.huggingface.evaluation.outputs import (
+from pytorch_accelerated.huggingface.evaluation.evaluating import (
     EvalLoopOutput,
     EvalPrediction,
     PredictionOutput,

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from pytorch_accelerated.huggingface.arguments.argument import argument
-from pytorch_accelerated.huggingface.arguments.rules import A_GENERATION_CONFIG, AT_LEAST_1
+from pytorch_accelerated.huggingface.arguments.argument import A_GENERATION_CONFIG, AT_LEAST_1, argument
 from pytorch_accelerated.huggingface.arguments.training_arguments import TrainingArguments
 
 __all__ = ["Seq2SeqTrainingArguments"]

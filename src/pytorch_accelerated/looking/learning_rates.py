@@ -6,9 +6,7 @@ Source: Smith (2015), "Cyclical Learning Rates for Training Neural Networks", se
 from __future__ import annotations
 
 import dataclasses
-import html
 import math
-import numbers
 import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
-from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, DataError, StopTrainingError
-from pytorch_accelerated.looking.rehearsal import preparing, rehearsal
-from pytorch_accelerated.tracking.figures import new_figure
+from pytorch_accelerated.errors import ConfigurationError, DataError, StopTrainingError
+from pytorch_accelerated.looking.rehearsal import preparing, refuse, rehearsal
+from pytorch_accelerated.tracking.plotting import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -43,7 +41,7 @@ _FORCED = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class LearningRateTest:
     """The result of `Trainer.find_lr`.
 
@@ -79,7 +77,7 @@ class LearningRateTest:
         """The losses up to the last finite one, each averaged with its neighbours. The suggestion is read from them."""
         return tuple(_smoothed(self.losses))
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         if self.suggestion is None:
             found = (
                 f"No suggestion: the loss did not fall at any rate from {self.rates[0]:.1e} to {self.rates[-1]:.1e}. "
@@ -91,9 +89,6 @@ class LearningRateTest:
                 found += f" ({', '.join(f'{rate:.2e}' for rate in self.suggestions or ())} for the groups)"
         end = "stopped because the loss grew" if self.has_diverged else "the largest rate that was asked for"
         return f"{found}\n  {len(self.rates)} updates from {self.rates[0]:.1e} to {self.rates[-1]:.1e}, {end}"
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Figure:
         """A figure of the losses over the rates, with the suggestion.
@@ -128,13 +123,24 @@ class LearningRateTest:
 
 
 def find_learning_rate(
-    trainer: Trainer, train_dataset: Any, *, min_lr: Any, max_lr: Any, num_updates: Any, arguments: Mapping[str, Any]
+    trainer: Trainer,
+    train_dataset: Any,
+    *,
+    min_lr: float,
+    max_lr: float,
+    num_updates: Any,
+    arguments: Mapping[str, Any],
 ) -> LearningRateTest:
     """The range test of `Trainer.find_lr`. Must be called by all ranks."""
-    _check(min_lr, max_lr, num_updates, arguments)
-    test = _RangeTest(float(min_lr), float(max_lr), int(num_updates))
+    refuse(arguments, _NOT_TAKEN, by="find_lr")
+    if not 0 < min_lr < max_lr < math.inf or num_updates < _FEWEST_UPDATES:
+        raise ConfigurationError(
+            f"`find_lr` got rates from {min_lr!r} to {max_lr!r} in {num_updates!r} updates, but the first must be "
+            f"above 0, the second larger and finite, and the updates at least {_FEWEST_UPDATES}, for a curve."
+        )
+    test = _RangeTest(min_lr, max_lr, num_updates)
     with rehearsal(trainer, [*preparing(trainer.callback_handler), test]):
-        trainer.train(train_dataset, **{**arguments, **_FORCED, "max_num_train_steps": int(num_updates)})
+        trainer.train(train_dataset, **{**arguments, **_FORCED, "max_num_train_steps": num_updates})
         return LearningRateTest(tuple(test.rates), tuple(test.losses), test.ratios, test.has_diverged)
 
 
@@ -152,17 +158,11 @@ class _RangeTest(TrainerCallback):
         self._before = (0.0, 0.0)
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        if trainer.optimizer is None:
+        rates = [float(group.get("lr", 0.0)) for group in getattr(trainer.optimizer, "param_groups", None) or []]
+        if max(rates, default=0.0) <= 0:
             raise ConfigurationError(
-                "`find_lr` sets the rates of the trainer's optimizer, but `optimizer` is None. With optimizers of your "
-                "own, pass the one to test to a trainer of its own model and loss."
-            )
-        groups = getattr(trainer.optimizer, "param_groups", None) or []
-        rates = [float(group.get("lr", 0.0)) for group in groups]
-        if not rates or max(rates) <= 0:
-            raise ConfigurationError(
-                f"`find_lr` needs parameter groups with learning rates above 0, whose ratios it keeps, but the "
-                f"trainer's optimizer has {rates or 'no groups'}. Give each group a rate; only the ratios matter."
+                f"`find_lr` needs an optimizer whose parameter groups have learning rates above 0, but the trainer's "
+                f"is {trainer.optimizer!r}. Give each group a rate; only the ratios matter."
             )
         self.ratios = tuple(rate / max(rates) for rate in rates)
 
@@ -238,27 +238,3 @@ def _limit(first: Sequence[float], losses: Sequence[float]) -> float:
 
 def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
-
-
-def _check(min_lr: Any, max_lr: Any, num_updates: Any, arguments: Mapping[str, Any]) -> None:
-    given = [name for name in _NOT_TAKEN if name in arguments]
-    if given:
-        raise ArgumentTypeError(
-            f"`find_lr` got {', '.join(f'`{name}`' for name in given)}, which the test determines itself. Leave it out."
-        )
-    for name, value in (("min_lr", min_lr), ("max_lr", max_lr)):
-        if isinstance(value, bool) or not isinstance(value, numbers.Real):
-            raise ArgumentTypeError(f"`{name}` is {value!r} ({type(value).__name__}): pass a number above 0.")
-    if isinstance(num_updates, bool) or not isinstance(num_updates, numbers.Integral):
-        raise ArgumentTypeError(
-            f"`num_updates` is {num_updates!r} ({type(num_updates).__name__}): pass a whole number."
-        )
-    if not 0 < float(min_lr) < float(max_lr) < math.inf:
-        raise ConfigurationError(
-            f"`min_lr` is {min_lr} and `max_lr` is {max_lr}, but the rate grows from the first to the second by a "
-            "constant factor: both must be above 0 and finite, and `max_lr` the larger one."
-        )
-    if num_updates < _FEWEST_UPDATES:
-        raise ConfigurationError(
-            f"`num_updates` is {num_updates}, which is too few for a curve: pass at least {_FEWEST_UPDATES}."
-        )

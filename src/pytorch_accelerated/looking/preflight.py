@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import html
 import shutil
 import tempfile
 import textwrap
@@ -12,13 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
-from pytorch_accelerated.callbacks.limits import OuterLimit
+from pytorch_accelerated.callbacks.evaluation import OuterLimit
 from pytorch_accelerated.callbacks.saving import SaveTrainingStateCallback
-from pytorch_accelerated.checkpointing.space import check_space, existing_parent, format_size
+from pytorch_accelerated.checkpointing.reading import is_folder, resolved
 from pytorch_accelerated.checkpointing.training_state import save_run
-from pytorch_accelerated.errors import UnknownMetricError
+from pytorch_accelerated.errors import CheckpointError, UnknownMetricError
 from pytorch_accelerated.looking.batch_facts import BatchFacts, facts_of
 from pytorch_accelerated.looking.rehearsal import rehearsal
+from pytorch_accelerated.progress.screen import format_bytes
 
 if TYPE_CHECKING:
     from pytorch_accelerated.callbacks.base import Trainer
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _EMA_PREFIX = "ema_model_"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class PreflightReport:
     """The results of `Trainer.preflight`; ``print(report)`` shows them.
 
@@ -48,15 +48,10 @@ class PreflightReport:
     left_out: tuple[str, ...]
     batch: BatchFacts = BatchFacts(())
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         lines = [f"  {f'{name}:':<15} {value}" for name, value in self._facts]
         batch = textwrap.indent(str(self.batch), "    ")
         return "\n".join([self._headline, *lines, "  first batch:", batch, *(f"  {line}" for line in _REMARK)])
-
-    def _repr_html_(self) -> str:
-        rows = "".join(f"<tr><td>{name}</td><td>{html.escape(value)}</td></tr>" for name, value in self._facts)
-        batch = self.batch._repr_html_()
-        return f"<p>{self._headline}</p><table><tbody>{rows}</tbody></table><p>First batch:</p>{batch}"
 
     @property
     def _headline(self) -> str:
@@ -66,7 +61,7 @@ class PreflightReport:
     def _facts(self) -> list[tuple[str, str]]:
         return [
             ("metrics", ", ".join(self.metric_names)),
-            ("training state", f"{format_size(self.state_size_bytes)}, of {format_size(self.free_bytes)} free"),
+            ("training state", f"{format_bytes(self.state_size_bytes)}, of {format_bytes(self.free_bytes)} free"),
             ("callbacks", ", ".join(self.rehearsed) or "none"),
             ("left out", ", ".join(self.left_out) or "none"),
         ]
@@ -94,9 +89,9 @@ def rehearse(trainer: Trainer, arguments: dict[str, Any]) -> PreflightReport:
     callbacks = list(trainer.callback_handler)
     taking_part = [callback for callback in callbacks if getattr(callback, "takes_part_in_preflight", True)]
     savers = [callback for callback in callbacks if isinstance(callback, SaveTrainingStateCallback)]
-    places = [existing_parent(Path(saver.save_dir)) for saver in savers] or [Path(tempfile.gettempdir())]
+    places = [_existing_parent(saver.save_dir) for saver in savers] or [Path(tempfile.gettempdir())]
     one_update = _OneUpdate()
-    scratch = Path(ranks.do_on_first(lambda: _scratch_folder(places[0])))
+    scratch = Path(ranks.do_on_first(lambda: tempfile.mkdtemp(prefix=".preflight-", dir=places[0])))
     try:
         with rehearsal(trainer, [*taking_part, OuterLimit(1), one_update], place=places[0]):
             # Going back to a training state would need callbacks that are left out.
@@ -110,14 +105,19 @@ def rehearse(trainer: Trainer, arguments: dict[str, Any]) -> PreflightReport:
         if ranks.is_first:
             shutil.rmtree(scratch, ignore_errors=True)
     _check_watched_metrics(callbacks, metric_names)
-    for saver in savers:
-        check_space(saver.save_dir, saver.retention, size_bytes)
+    free_bytes = shutil.disk_usage(places[0]).free
+    if savers and free_bytes < 2 * size_bytes:
+        raise CheckpointError(
+            f"{savers[0].save_dir} needs room for two training states of {format_bytes(size_bytes)}, because each is "
+            f"complete before an older one is deleted, but only {format_bytes(free_bytes)} are free on its disk. Free "
+            "some space, or save elsewhere."
+        )
     left_out = [callback for callback in callbacks if callback not in taking_part]
     return PreflightReport(
         metric_names=metric_names,
         seconds=time.perf_counter() - started,
         state_size_bytes=size_bytes,
-        free_bytes=shutil.disk_usage(places[0]).free,
+        free_bytes=free_bytes,
         rehearsed=tuple(type(callback).__name__ for callback in taking_part),
         left_out=tuple(type(callback).__name__ for callback in left_out),
         batch=batch,
@@ -144,16 +144,16 @@ class _OneUpdate(TrainerCallback):
 
 def _check_watched_metrics(callbacks: list[TrainerCallback], metric_names: tuple[str, ...]) -> None:
     for callback in callbacks:
-        name = getattr(callback, "watch_metric", None)
+        name = getattr(callback, "watch_metric", "intermediate_")
         is_used = not isinstance(callback, SaveTrainingStateCallback) or callback.retention.best is not None
-        if name is None or not is_used or name.startswith("intermediate_"):
-            continue
-        if name.removeprefix(_EMA_PREFIX) not in metric_names:
+        if is_used and not name.startswith("intermediate_") and name.removeprefix(_EMA_PREFIX) not in metric_names:
             raise UnknownMetricError(
                 f"{type(callback).__name__} watches {name!r}, which nothing records. The run records "
                 f"{', '.join(map(repr, metric_names))}. Watch one of these, or record {name!r}."
             )
 
 
-def _scratch_folder(place: Path) -> str:
-    return tempfile.mkdtemp(prefix=".preflight-", dir=place)
+def _existing_parent(path: str | Path) -> Path:
+    """The innermost existing folder among `path` and its parents."""
+    path = resolved(path)
+    return next(folder for folder in (path, *path.parents) if is_folder(folder))

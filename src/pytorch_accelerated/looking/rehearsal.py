@@ -6,28 +6,26 @@ import contextlib
 import copy
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import LRScheduler
 
 from pytorch_accelerated.callbacks.handler import CallbackHandler
 from pytorch_accelerated.checkpointing.loading import keep_object
 from pytorch_accelerated.checkpointing.training_state import save_run
 from pytorch_accelerated.data.ordering import own_generators_kept
+from pytorch_accelerated.errors import ArgumentTypeError
+from pytorch_accelerated.models.held import held_parts
 from pytorch_accelerated.models.preparation import is_replicated
 from pytorch_accelerated.seeding import generator_states, restore_generator_states
 from pytorch_accelerated.training.hooks import own_events
-from pytorch_accelerated.trees import plain_parts_of
 
 if TYPE_CHECKING:
     from pytorch_accelerated.callbacks.base import Trainer
     from pytorch_accelerated.tracking.history import RunHistory
-
-Held = TypeVar("Held")
 
 
 @contextlib.contextmanager
@@ -63,25 +61,30 @@ def rehearsal(trainer: Trainer, callbacks: Iterable[Any], *, place: Path | None 
         yield
 
 
+def refuse(arguments: Mapping[str, Any], names: Iterable[str], *, by: str) -> None:
+    """Refuse arguments of `train` that a look decides about.
+
+    Raises:
+        ArgumentTypeError: if one of them is given.
+    """
+    given = [f"`{name}`" for name in names if name in arguments]
+    if given:
+        raise ArgumentTypeError(f"`{by}` got {', '.join(given)}, which it determines itself. Leave it out.")
+
+
 def preparing(callbacks: Iterable[Any]) -> list[Any]:
     """Those of `callbacks` without which the trainer cannot train: they declare `prepares_run`."""
     return [callback for callback in callbacks if getattr(callback, "prepares_run", False)]
 
 
-def held_by(trainer: Trainer, kind: type[Held]) -> list[Held]:
-    """The trainer's attributes of this kind, and those in lists, tuples and dicts that are attributes, each once."""
-    values = vars(trainer).values()
-    found = [part for value in values for part in (value, *(plain_parts_of(value) or ())) if isinstance(part, kind)]
-    return list({id(value): value for value in found}.values())
-
-
 def _keep_in_memory(undo: contextlib.ExitStack, trainer: Trainer) -> None:
-    for module in held_by(trainer, nn.Module):
-        _keep_module(undo, module)
-    for optimizer in held_by(trainer, torch.optim.Optimizer):
-        _keep_optimizer(undo, optimizer)
-    for scheduler in held_by(trainer, LRScheduler):
-        keep_object(undo, scheduler)
+    for part in (trainer.get_model(), trainer.optimizer, trainer.scheduler, *held_parts(trainer).values()):
+        if isinstance(part, (nn.Module, torch.Tensor)):
+            _keep_module(undo, part if isinstance(part, nn.Module) else nn.ParameterList([part]))
+        elif isinstance(part, torch.optim.Optimizer):
+            _keep_optimizer(undo, part)
+        elif part is not None:
+            keep_object(undo, part)
     scaler = trainer.internal_run.accelerator.scaler
     if scaler is not None:
         undo.callback(scaler.load_state_dict, copy.deepcopy(scaler.state_dict()))

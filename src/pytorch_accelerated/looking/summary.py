@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import html
 import textwrap
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,15 +14,18 @@ from torch.utils.data import DataLoader
 from torch.utils.flop_counter import FlopCounterMode
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
-from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError
+from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.looking.batch_facts import BatchFacts, facts_of
-from pytorch_accelerated.looking.rehearsal import held_by, preparing, rehearsal
+from pytorch_accelerated.looking.rehearsal import preparing, refuse, rehearsal
+from pytorch_accelerated.models.held import held_parts, optimizers_of
+from pytorch_accelerated.progress.screen import aligned
 from pytorch_accelerated.trees import tensors_in
 
 if TYPE_CHECKING:
     from pytorch_accelerated.callbacks.base import Trainer
 
-_NAME_WIDTH, _SHAPE_WIDTH = 42, 20  # with the numbers beside them, a table of 80 columns
+_NAME_WIDTH, _SHAPE_WIDTH = 41, 19  # with the numbers beside them, a table of 80 columns
+_HEADER = ("module", "output", "parameters")
 _NOT_TAKEN = ("num_epochs", "max_num_train_steps", "eval_dataset", "overfit_batches", "resume_from")
 
 
@@ -47,7 +49,7 @@ class ModuleFacts(NamedTuple):
     trainable: int
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class TrainingSummary:
     """The result of `Trainer.summary`, of this rank; ``print(summary)`` shows it.
 
@@ -86,31 +88,18 @@ class TrainingSummary:
         """The estimate of what one update needs, from parameters, gradients, optimizer state and activations."""
         return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes + self.activation_bytes
 
-    def __str__(self) -> str:
-        head = f"{'module':<{_NAME_WIDTH}}{'output':<{_SHAPE_WIDTH}}{'parameters':>16}"
-        rows = [
-            f"{_cut(_label(one), _NAME_WIDTH - 1):<{_NAME_WIDTH}}"
-            f"{_cut(_shape(one.output_shape), _SHAPE_WIDTH - 1):<{_SHAPE_WIDTH}}{_number(one):>16}"
+    def __repr__(self) -> str:
+        cells = [
+            (_cut(_label(one), _NAME_WIDTH), _cut(_shape(one.output_shape), _SHAPE_WIDTH), _number(one))
             for one in self.modules
         ]
+        head, *rows = aligned([_HEADER, *cells], right=[2])
+        rule = "-" * max(map(len, [head, *rows]))
         if any(one.trainable < one.parameters for one in self.modules):
             rows.append("(in brackets: not trained)")
         batch = textwrap.indent(str(self.batch), "  ")
-        facts = [f"{f'{name}:':<13}{value}" for name, value in self._facts]
-        return "\n".join([head, "-" * len(head), *rows, "-" * len(head), "first batch:", batch, *facts])
-
-    def _repr_html_(self) -> str:
-        heads = "".join(f"<th style='text-align:left'>{head}</th>" for head in ("module", "output", "parameters"))
-        rows = "".join(
-            f"<tr><td style='text-align:left;white-space:pre'>{html.escape(_label(one))}</td>"
-            f"<td>{_shape(one.output_shape)}</td><td>{_number(one)}</td></tr>"
-            for one in self.modules
-        )
-        facts = "".join(
-            f"<tr><td>{name}</td><td style='text-align:left'>{value}</td></tr>" for name, value in self._facts
-        )
-        table = f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
-        return f"{table}<p>First batch:</p>{self.batch._repr_html_()}<table><tbody>{facts}</tbody></table>"
+        facts = aligned([(f"{name}:", value) for name, value in self._facts])
+        return "\n".join([head, rule, *rows, rule, "first batch:", batch, *facts])
 
     @property
     def _facts(self) -> list[tuple[str, str]]:
@@ -134,7 +123,10 @@ def summarise(
     trainer: Trainer, train_dataset: Any, batch: Any, *, depth: Any, arguments: Mapping[str, Any]
 ) -> TrainingSummary:
     """The summary of `Trainer.summary`. Must be called by all ranks."""
-    _check(trainer, train_dataset, batch, depth, arguments)
+    refuse(arguments, _NOT_TAKEN, by="summary")
+    if (train_dataset is None) == (batch is None):
+        given = "neither" if batch is None else "both"
+        raise ConfigurationError(f"`summary` needs either a `train_dataset` or a `batch`, but got {given}: pass one.")
     arguments = {**arguments, "max_num_train_steps": 1, "create_scheduler_fn": None}
     if batch is not None:
         batches: Any = [batch] * arguments.get("gradient_accumulation_steps", 1)
@@ -147,11 +139,12 @@ def summarise(
             trainer.train(train_dataset, None, **arguments)
         model = trainer.get_model()
         parameters = list(model.parameters())
+        trained = _trained(trainer)
         return TrainingSummary(
-            modules=tuple(_modules(model, shapes, depth)),
+            modules=tuple(_modules(model, shapes, depth, trained)),
             batch=watching.batch,
             parameters=sum(each.numel() for each in parameters),
-            trainable=sum(each.numel() for each in parameters if each.requires_grad),
+            trainable=sum(each.numel() for each in parameters if id(each) in trained),
             parameter_bytes=_size([*parameters, *model.buffers()]),
             gradient_bytes=watching.gradient_bytes,
             optimizer_bytes=watching.optimizer_bytes,
@@ -192,7 +185,8 @@ class _OneUpdate(TrainerCallback):
         self.gradient_bytes = _size([each.grad for each in trainer.get_model().parameters() if each.grad is not None])
 
     def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        states = [state for one in held_by(trainer, torch.optim.Optimizer) for state in one.state.values()]
+        optimizers = optimizers_of(trainer, held_parts(trainer)).values()
+        states = [state for one in optimizers for state in one.state.values()]
         self.optimizer_bytes = _size(tensors_in([list(state.values()) for state in states]))
 
     def _note(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -218,32 +212,29 @@ def _shapes_of_outputs(model: nn.Module) -> Iterator[dict[nn.Module, tuple[int, 
         yield shapes
 
 
+def _trained(trainer: Trainer) -> set[int]:
+    """The ids of the parameters that require gradients and that an optimizer has; of all of them without optimizers."""
+    optimizers = optimizers_of(trainer, held_parts(trainer)).values()
+    stepped = {id(each) for one in optimizers for group in one.param_groups for each in group["params"]}
+    wanted = [each for each in trainer.get_model().parameters() if each.requires_grad]
+    return {id(each) for each in wanted if id(each) in stepped or not stepped}
+
+
 def _modules(
-    module: nn.Module, shapes: Mapping[nn.Module, tuple[int, ...]], depth: int, name: str = "", level: int = 0
+    module: nn.Module,
+    shapes: Mapping[nn.Module, tuple[int, ...]],
+    depth: int,
+    trained: set[int],
+    name: str = "",
+    level: int = 0,
 ) -> Iterator[ModuleFacts]:
     own = list(module.parameters())
-    trainable = sum(each.numel() for each in own if each.requires_grad)
+    trainable = sum(each.numel() for each in own if id(each) in trained)
     kind = type(module).__name__
     yield ModuleFacts(name or kind, kind, level, shapes.get(module), sum(each.numel() for each in own), trainable)
     if level < depth:
         for child_name, child in module.named_children():
-            yield from _modules(child, shapes, depth, child_name, level + 1)
-
-
-def _check(trainer: Trainer, train_dataset: Any, batch: Any, depth: Any, arguments: Mapping[str, Any]) -> None:
-    if not isinstance(trainer.get_model(), nn.Module):
-        raise ArgumentTypeError(f"`summary` describes an nn.Module, but the model is {trainer.get_model()!r}.")
-    if (train_dataset is None) == (batch is None):
-        given = "neither" if batch is None else "both"
-        raise ConfigurationError(f"`summary` needs either a `train_dataset` or a `batch`, but got {given}: pass one.")
-    if isinstance(depth, bool) or not isinstance(depth, int) or depth < 0:
-        raise ConfigurationError(f"`depth` is {depth!r}: pass the number of levels of modules, 0 or more.")
-    given_names = [name for name in _NOT_TAKEN if name in arguments]
-    if given_names:
-        raise ArgumentTypeError(
-            f"`summary` got {', '.join(f'`{name}`' for name in given_names)}, but it makes a single update. Leave it "
-            "out."
-        )
+            yield from _modules(child, shapes, depth, trained, child_name, level + 1)
 
 
 def _address(tensor: torch.Tensor) -> int:

@@ -220,12 +220,12 @@ def _names_of_infinite_entries(model: nn.Module) -> set[str]:
 
 
 def _check_that_entries_match(ours: dict[str, _Place], theirs: dict[str, _Place]) -> None:
-    complaints = [f"{name!r} is missing" for name in ours if name not in theirs]
-    complaints += [f"{name!r} is new" for name in theirs if name not in ours]
-    for name in ours.keys() & theirs.keys():
-        before, now = _entry_at(ours[name]).shape, _entry_at(theirs[name]).shape
-        if before != now:
-            complaints.append(f"{name!r} was {list(before)} and is {list(now)}")
+    shapes = [{name: list(_entry_at(place).shape) for name, place in places.items()} for places in (ours, theirs)]
+    complaints = [
+        f"{name!r} was {shapes[0].get(name, 'missing')} and is {shapes[1].get(name, 'missing')}"
+        for name in {**shapes[0], **shapes[1]}
+        if shapes[0].get(name) != shapes[1].get(name)
+    ]
     if complaints:
         raise ConfigurationError(
             f"The model no longer has the entries that its average was created from: {', '.join(complaints)}. Create "

@@ -2,7 +2,7 @@
 
 DeepSpeed's engine could count batches, divide losses and step by itself. The loop does that instead: it tells the
 engine which batch is the last of an update, weights losses and calls `step`, so updates are the same as without
-DeepSpeed. `docs/design/deepspeed.md` has the reasons.
+DeepSpeed. `docs/design/sharded-models.md` has the reasons.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ class PreparedModel:
             if accelerator.scaler is not None:
                 self.optimizer = accelerator.prepare_optimizer(optimizer)
             else:
-                _move_state(optimizer, accelerator.device)
+                move_state(optimizer)
         elif uses_deepspeed(accelerator):
             self.model, self.optimizer = hand_over(accelerator, model, optimizer)
         else:
@@ -135,10 +135,10 @@ def is_replicated(accelerator: Accelerator) -> bool:
     return kind == "NO" or kind.startswith("MULTI_")  # MULTI_GPU, MULTI_CPU and so on
 
 
-def _move_state(optimizer: Any, device: torch.device) -> None:
+def move_state(optimizer: Any) -> None:
     """Move the optimizer's state to where its parameters are now."""
-    for state in getattr(optimizer, "state", {}).values():
-        for name, value in state.items():
+    for parameter, state in getattr(optimizer, "state", {}).items():
+        for name, value in state.items() if isinstance(parameter, torch.Tensor) else ():
             # Scalar counters stay on the CPU, where torch's own optimizers keep them.
             if isinstance(value, torch.Tensor) and value.ndim > 0:
-                state[name] = value.to(device)
+                state[name] = value.to(parameter.device)

@@ -1,35 +1,55 @@
-"""Collectors of the predictions of a pass, in memory or on disk: they return the rows in dataset order, each once.
+"""The predictions of a pass in dataset order, each once, in host memory; `stored` writes them to a folder instead.
 
-Each rank keeps or writes the rows of its own batches as they come, in blocks of bounded size. The position of a batch
-says where its rows belong, so the ranks need not communicate before the end of the pass.
+Each rank keeps the rows of its own batches as they come. The position of a batch says where its rows belong, so the
+ranks need not communicate before the end of the pass.
 """
 
 from __future__ import annotations
 
-import os
-from typing import Any, Protocol
+import collections
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
-from pytorch_accelerated.prediction.in_memory import InMemoryPredictions
-from pytorch_accelerated.prediction.stored import StoredPredictionsWriter
+import numpy as np
+import torch
+from torch.nn.utils.rnn import PackedSequence, unpack_sequence
+
+from pytorch_accelerated.errors import ArgumentTypeError, DataError, HookOutputError
+from pytorch_accelerated.prediction.rows import (
+    BLOCK_BYTES,
+    ROOT,
+    Kinds,
+    Leaves,
+    Place,
+    RowBlocks,
+    empty_rows,
+    filled,
+    put_in_order,
+    without_classes,
+)
 from pytorch_accelerated.processes.ranks import Ranks
+from pytorch_accelerated.trees import leaves, map_leaves, map_paths
+
+HOOK = "`calculate_predict_batch_outputs`"
 
 
 class PredictionCollector(Protocol):
     """Collects the predictions of a pass. All ranks must create one and `finish` it."""
 
-    def add(self, start: int, predictions: Any) -> None:
+    def add(self, start: int, predictions: Any, samples: int | None = None) -> None:
         """Take the predictions of one batch.
-
-        Copies off a CUDA device are only started here; see `ArrivingRows`.
 
         Args:
             start: position of the batch's first sample in the whole pass; batches do not overlap.
-            predictions: tensors or numpy arrays, or nested tuples, lists and dicts of them; one row per sample, on
-                any device. They may be changed afterwards.
+            predictions: tensors or numpy arrays with one row per sample, or nested tuples, lists and dicts of them; or
+                a list with one result per sample. On any device. They may be changed afterwards.
+            samples: in the batch; None if unknown.
 
         Raises:
             ArgumentTypeError: if they contain anything else.
             DataError: if the tensors differ in their number of rows, or cannot be joined with the earlier ones.
+            HookOutputError: if there is another number of rows than of samples.
         """
 
     def finish(self) -> Any:
@@ -43,6 +63,255 @@ class PredictionCollector(Protocol):
         """Free the rows and delete files. A rank may call it without the others."""
 
 
-def collect_predictions(ranks: Ranks, output_path: str | os.PathLike[str] | None = None) -> PredictionCollector:
-    """A collector in memory or, with `output_path`, on disk. Must be called by all ranks."""
-    return InMemoryPredictions(ranks) if output_path is None else StoredPredictionsWriter(ranks, output_path)
+class InMemoryPredictions:
+    """Predictions kept in host memory: `finish` returns the predictions of all ranks, on the CPU.
+
+    Rows come as nested tensors with the structure of the first batch; mappings become dicts. A rank without any batch
+    gets named tuples with the same fields but a class of their own. Without any row on any rank the result is
+    ``torch.empty(0)``. Memory on each rank: the result, this rank's share of it, and a few blocks.
+
+    Results that differ in size come in lists with one per sample, and are returned in one list. A list that also has
+    one row per sample in each tensor is read as the other batches are, else as rows. Packed sequences are taken apart.
+
+    Args:
+        ranks: the processes.
+        block_bytes: size of the blocks in which rows are kept, all ranks' together.
+        source: what the rows come from, for error messages.
+    """
+
+    def __init__(self, ranks: Ranks, *, block_bytes: int = BLOCK_BYTES, source: str = HOOK) -> None:
+        self._ranks = ranks
+        self._source = source
+        self._blocks: dict[str, collections.deque[torch.Tensor]] = collections.defaultdict(collections.deque)
+        self._rows = CollectedRows(self._keep, block_bytes=block_bytes // ranks.count, source=source)
+        self._are_rows: bool | None = None  # None as long as all batches can be read in both ways
+        self._unclear: list[tuple[int, Any, int | None]] = []
+        self._results: list[tuple[int, list[Any]]] = []
+
+    def add(self, start: int, predictions: Any, samples: int | None = None) -> None:
+        """See `PredictionCollector`."""
+        if isinstance(predictions, PackedSequence):
+            predictions = unpack_sequence(predictions)
+        if self._are_rows is None:
+            self._are_rows = are_rows(predictions, samples)
+            if self._are_rows is not None:
+                self._take_unclear()
+        self._take(start, predictions, samples)
+
+    def finish(self) -> Any:
+        readings = self._ranks.exchange(self._are_rows)
+        if True in readings and False in readings:
+            raise DataError(
+                f"Some ranks have one result per sample, and others one row per sample in each tensor (by rank: "
+                f"{readings}), so they cannot be joined. Return the same kind of predictions for every batch from "
+                f"{self._source}."
+            )
+        self._are_rows = False not in readings
+        self._take_unclear()
+        if not self._are_rows:
+            batches = itertools.chain(*self._ranks.exchange(self._results))
+            return [result for _, results in sorted(batches, key=lambda batch: batch[0]) for result in results]
+        self._rows.finish()
+        facts = self._ranks.exchange(self._rows.facts())
+        kinds, structure = agreed(facts, source=self._source)
+        places = [theirs.places for theirs in facts]
+        result = empty_rows(kinds, sum(place.rows for own in places for place in own))
+        for path in kinds:
+            put_in_order(self._ranks, self._blocks[path], places, result[path])
+        return filled(self._rows.structure or structure, result)
+
+    def abort(self) -> None:
+        self._blocks.clear()
+
+    def _take_unclear(self) -> None:
+        unclear, self._unclear = self._unclear, []
+        for batch in unclear:
+            self._take(*batch)
+
+    def _take(self, start: int, predictions: Any, samples: int | None) -> None:
+        if self._are_rows:
+            self._rows.add(start, predictions, samples)
+            return
+        results = map_leaves(_kept, predictions)
+        if self._are_rows is None:
+            self._unclear.append((start, results, samples))
+            return
+        if not isinstance(results, list) or len(results) != (samples or len(results)):
+            raise HookOutputError(
+                f"{self._source} returned {_described(predictions)} for a batch of {samples} samples, but lists with "
+                "one result per sample for those before it. Return such a list for every batch."
+            )
+        self._results.append((start, results))
+
+    def _keep(self, block: Leaves) -> None:
+        for path, rows in block.items():
+            self._blocks[path].append(rows)
+
+
+def are_rows(predictions: Any, samples: int | None) -> bool | None:
+    """Whether predictions have a row per sample in each tensor, not a result per sample in a list; None if both.
+
+    `samples` are those of the batch, None if unknown.
+    """
+    if type(predictions) is not list or not predictions or len(predictions) != (samples or len(predictions)):
+        return True
+    if all(isinstance(each, Mapping) for each in predictions):
+        return False
+    sizes = {leaf.shape[0] if getattr(leaf, "ndim", 0) else None for leaf in leaves(predictions)}
+    if len(sizes) > 1 or None in sizes or samples not in (None, *sizes):
+        return False
+    return None if samples is not None else True
+
+
+class RowFacts(NamedTuple):
+    """The facts about a rank's rows that the other ranks need.
+
+    Attributes:
+        kinds: of the tensors; empty if the rank had no batch.
+        structure: with paths in place of tensors and an ordered dict in place of each named tuple, because classes can
+            be neither stored nor sent.
+        places: of its batches.
+    """
+
+    kinds: Kinds
+    structure: Any
+    places: list[Place]
+
+
+class CollectedRows:
+    """Checks that batches of rows fit together, and hands them on in blocks.
+
+    Args:
+        keep: see `RowBlocks`.
+        block_bytes: see `RowBlocks`.
+        source: what the rows come from, for error messages.
+
+    Attributes:
+        structure: of the first batch, with paths in place of tensors.
+        kinds: of its tensors.
+    """
+
+    def __init__(
+        self,
+        keep: Callable[[Leaves], None],
+        *,
+        block_bytes: int,
+        source: str = HOOK,
+    ) -> None:
+        self.structure: Any = None
+        self._source = source
+        self.kinds: Kinds = {}
+        self._blocks = RowBlocks(keep, block_bytes)
+
+    def facts(self) -> RowFacts:
+        """What the other ranks need to know."""
+        return RowFacts(self.kinds, without_classes(self.structure), self._blocks.places)
+
+    def add(self, start: int, predictions: Any, samples: int | None = None) -> None:
+        """See `PredictionCollector`."""
+        where = f"The predictions of the batch that begins at row {start}"
+        leaves: Leaves = {}
+        complaints: list[str] = []
+
+        def store(path: str, leaf: Any) -> str:
+            try:
+                leaves[path] = _as_tensor(leaf)
+            except TypeError as error:
+                complaints.append(f"{path} is {error}")
+            return path
+
+        structure = map_paths(store, predictions, ROOT)
+        if complaints:
+            raise ArgumentTypeError(
+                f"{where} contain values other than tensors: {'; '.join(complaints)}. Return only tensors or "
+                f"arrays with one row per sample from {self._source}, alone or in tuples, lists and dicts, or a list "
+                "with one result per sample."
+            )
+        sizes = {path: leaf.shape[0] if leaf.ndim else None for path, leaf in leaves.items()}
+        rows = next(iter(sizes.values()), None)
+        if rows is None or set(sizes.values()) != {rows}:
+            found = ", ".join(f"{path} has {'no rows' if size is None else size}" for path, size in sizes.items())
+            raise DataError(
+                f"{where} must have one row per sample in each tensor, but {found or 'there is no tensor'}. Return "
+                f"such rows from {self._source}, without values that belong to the whole batch."
+            )
+        if rows != (rows if samples is None else samples):
+            is_second = all(leaf.shape[1:2] == (samples,) for leaf in leaves.values())
+            hint = " Samples seem to be in dimension 1: `outputs.transpose(0, 1)`." if is_second else ""
+            raise HookOutputError(
+                f"{self._source} returned {rows} rows for a batch of {samples} samples, so it is unknown which "
+                "prediction belongs to which sample. Return one row per sample, or a list with one result per sample "
+                f"if these differ in size.{hint}"
+            )
+        kinds = {path: (leaf.dtype, tuple(leaf.shape[1:])) for path, leaf in leaves.items()}
+        if not self.kinds:
+            self.structure, self.kinds = structure, kinds
+        elif kinds != self.kinds:
+            raise _cannot_be_joined(where, "those before them", kinds, self.kinds, self._source)
+        self._blocks.add(start, leaves)
+
+    def finish(self) -> None:
+        """Hand on the last block."""
+        self._blocks.finish()
+
+
+def agreed(everyones: Sequence[RowFacts], *, source: str = HOOK) -> tuple[Kinds, Any]:
+    """Kinds and structure of the predictions of all ranks; of an empty vector if there is no batch at all.
+
+    `source` is what the rows come from, for error messages.
+
+    Raises:
+        DataError: if the kinds differ.
+    """
+    known = [(rank, facts) for rank, facts in enumerate(everyones) if facts.kinds]
+    if not known:
+        return {ROOT: (torch.float32, ())}, ROOT
+    (first, expected), *further = known
+    for rank, facts in further:
+        if facts.kinds != expected.kinds:
+            where, others = f"The predictions of rank {rank}", f"those of rank {first}"
+            raise _cannot_be_joined(where, others, facts.kinds, expected.kinds, source)
+    return expected.kinds, expected.structure
+
+
+def _kept(leaf: Any) -> Any:
+    with torch.inference_mode(False):
+        return leaf.detach().to("cpu", copy=True) if isinstance(leaf, torch.Tensor) else leaf
+
+
+def _described(predictions: Any) -> str:
+    kind = f"a {type(predictions).__name__}"
+    return f"{kind} of {len(predictions)} items" if isinstance(predictions, (list, tuple)) else kind
+
+
+def _as_tensor(leaf: Any) -> torch.Tensor:
+    """The dense tensor that `leaf` is, or that its values make.
+
+    Raises:
+        TypeError: if there is none; the message says what `leaf` is instead.
+    """
+    if isinstance(leaf, np.ndarray):
+        try:
+            return torch.from_numpy(np.array(leaf))  # a copy: not every array can be shared with torch
+        except (TypeError, ValueError):
+            raise TypeError(f"an array of {leaf.dtype}, which torch has no dtype for") from None
+    if not isinstance(leaf, torch.Tensor):
+        raise TypeError(f"a {type(leaf).__name__} ({leaf!r:.50})" if leaf is not None else "None")
+    if leaf.layout is not torch.strided or leaf.is_nested:
+        raise TypeError("a sparse or nested tensor, which has no rows of one size")
+    return leaf
+
+
+def _cannot_be_joined(where: str, others: str, found: Kinds, expected: Kinds, source: str) -> DataError:
+    def described(kind: tuple[torch.dtype, tuple[int, ...]] | None) -> str:
+        return "missing" if kind is None else f"{kind[0]} with rows of shape {kind[1]}"
+
+    difference = ", ".join(
+        f"{path} is {described(found.get(path))} instead of {described(expected.get(path))}"
+        for path in {**expected, **found}
+        if found.get(path) != expected.get(path)
+    )
+    return DataError(
+        f"{where} cannot be joined with {others}: {difference}. Return rows of one shape and dtype from {source}, "
+        "padded there if their lengths vary, or a list with one result per sample."
+    )

@@ -1,8 +1,4 @@
-"""Rows that need not fit: padded where their lengths differ, of several dtypes, or objects; in memory or in files.
-
-Beyond `MEMORY_BYTES` on a process, rows wait in temporary files and are joined there, so that a long evaluation needs
-no more memory than a short one.
-"""
+"""Rows that need not fit: padded where their lengths differ, of several dtypes, or objects."""
 
 from __future__ import annotations
 
@@ -10,25 +6,19 @@ import collections
 import functools
 import itertools
 import math
-import tempfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from pytorch_accelerated.errors import DataError
-from pytorch_accelerated.prediction.arriving import ArrivingRows
-from pytorch_accelerated.prediction.joining import Kind, exchange_blocks, put_in_order
-from pytorch_accelerated.prediction.nested import Leaves, filled, without_classes
-from pytorch_accelerated.prediction.pieces import Piece
+from pytorch_accelerated.prediction.rows import RowBlocks, filled, put_in_order, without_classes
 from pytorch_accelerated.processes.ranks import Ranks
-from pytorch_accelerated.trees import leaves, leaves_by_path, map_paths
+from pytorch_accelerated.trees import leaves_by_path, map_paths
 
 Array = np.ndarray[Any, Any]
 
-MEMORY_BYTES = 2**30
 PADDING = -100
 """Fills up rows that are shorter than others: as a label, torch's losses ignore it."""
 
@@ -38,31 +28,18 @@ class PaddedRows:
 
     Args:
         ranks: the processes.
-        folder: where temporary files go.
         joins: False to return lists of batches instead.
-        batches_on_device: number of batches that stay on the device until they are brought to the host together.
-        memory_bytes: size of the rows in host memory from which on they go to files.
         paddings: by the name of rows of whole numbers: what fills up shorter ones instead of `PADDING`.
     """
 
-    def __init__(
-        self,
-        ranks: Ranks,
-        folder: Path,
-        *,
-        joins: bool = True,
-        batches_on_device: int = 1,
-        memory_bytes: int = MEMORY_BYTES,
-        paddings: Mapping[str, int] | None = None,
-    ) -> None:
+    def __init__(self, ranks: Ranks, *, joins: bool = True, paddings: Mapping[str, int] | None = None) -> None:
         self._ranks = ranks
-        self._paddings = dict(paddings or {})
         self._joins = joins
-        self._store = _Store(folder, memory_bytes)
-        self._arriving = ArrivingRows(self._keep, batches_on_device=batches_on_device, keeps_rows=True)
+        self._paddings = dict(paddings or {})
         self._structure: Any = None
-        self._starts: list[int] = []
-        self._batches: dict[str, collections.deque[Any]] = {}  # tensors, and arrays of objects
+        self._kinds: dict[str, tuple[Any, ...]] = {}
+        self._columns: dict[str, _Column] = {}
+        self._batches: dict[str, list[tuple[int, Array]]] = {}  # of objects, and those that are not joined
 
     def add(self, start: int, rows: Any) -> None:
         """Take the rows of one batch.
@@ -71,95 +48,93 @@ class PaddedRows:
             start: position of the first row in the whole pass.
             rows: tensors and arrays, or nested tuples, lists and dicts of them. Objects, one for each row, come in an
                 array made by `as_objects`.
+
+        Raises:
+            DataError: if they are of another kind than those of the first batch.
         """
         rows_by_path = {path: _as_rows(leaf) for path, leaf in leaves_by_path(rows).items()}
+        kinds = {path: _kind_of(leaf) for path, leaf in rows_by_path.items()}
         if self._structure is None:
-            self._structure = map_paths(lambda path, _: path, rows)
-            self._batches = {path: collections.deque() for path in rows_by_path}
-        if rows_by_path.keys() != self._batches.keys():
-            raise DataError(
-                f"The outputs for the batch that begins at row {start} are {', '.join(rows_by_path) or 'nothing'}, but "
-                f"those before it were {', '.join(self._batches)}. Return the same kinds of outputs for every "
-                "batch; leave out others with `ignore_keys`."
-            )
-        self._starts.append(start)
-        self._arriving.add(rows_by_path)
+            self._structure, self._kinds = map_paths(lambda path, _: path, rows), kinds
+        if kinds != self._kinds:
+            raise DataError(_complaint(f"the batch that begins at row {start}", kinds, self._kinds))
+        for path, leaf in rows_by_path.items():
+            if isinstance(leaf, torch.Tensor) and self._joins:
+                if path not in self._columns:
+                    self._columns[path] = _Column(self._padding(path, leaf))
+                self._columns[path].add(start, leaf)
+            else:
+                array = leaf.cpu().numpy().copy() if isinstance(leaf, torch.Tensor) else leaf
+                self._batches.setdefault(path, []).append((start, array))
 
     def finish(self) -> Any:
         """The rows of all processes, structured as they came; None without any. All processes must call it."""
-        self._arriving.finish()
-        everyones = self._ranks.exchange((self._starts, without_classes(self._structure)))
-        structure = next((structure for starts, structure in everyones if starts), None)
-        if structure is None:
+        everyones = self._ranks.exchange((self._kinds, without_classes(self._structure)))
+        known = [(kinds, structure) for kinds, structure in everyones if kinds]
+        if not known:
             return None
-        places = [
-            (start, rank, index) for rank, (starts, _) in enumerate(everyones) for index, start in enumerate(starts)
-        ]
-        order = [(rank, index) for _, rank, index in sorted(places)]
-        joined = {path: self._join(path, order) for path in leaves(structure)}
-        return filled(self._structure if self._starts else structure, joined)
+        kinds, structure = known[0]
+        for other, _ in known:
+            if other != kinds:
+                raise DataError(_complaint("one process", other, kinds))
+        joined = {path: self._join(path, is_tensor=kinds[path] != _OBJECTS) for path in kinds}
+        return filled(self._structure or structure, joined)
 
-    def _keep(self, batch: Leaves) -> None:
-        for path, rows in batch.items():
-            self._batches[path].append(self._store.put(rows))
+    def _join(self, path: str, *, is_tensor: bool) -> Any:
+        if is_tensor and self._joins:
+            return self._columns.pop(path, _Column(PADDING)).joined(self._ranks)
+        batches = itertools.chain(*self._ranks.exchange(self._batches.pop(path, [])))
+        arrays = [array for _, array in sorted(batches, key=lambda batch: batch[0])]
+        return np.concatenate(arrays) if self._joins else arrays
 
-    def _join(self, path: str, order: list[tuple[int, int]]) -> Any:
-        own = self._batches.pop(path, collections.deque())
-        kinds = self._ranks.exchange([_kind_of(batch) for batch in own])
-        if None in itertools.chain(*kinds):
-            lists = self._ranks.exchange([batch.tolist() for batch in own])
-            objects = [as_objects(lists[rank][index]) for rank, index in order]
-            return np.concatenate(objects) if self._joins else objects
-        groups = exchange_blocks(self._ranks, own, kinds)
-        if not self._joins:
-            batches = {place: batch for group in groups for place, batch in group.items()}
-            return [batches[place].numpy() for place in order]
-        shapes = [kinds[rank][index][1] for rank, index in order]
-        dtype = np.result_type(*{_numpy_dtype(dtype) for theirs in kinds for dtype, _ in theirs})
-        result = self._store.empty(_joint_shape(path, shapes), dtype)
-        target = torch.from_numpy(result)
-        pieces = [Piece(rank, index, 0, shape[0]) for (rank, index), shape in zip(order, shapes, strict=True)]
-        put_in_order(target, pieces, groups, torch.tensor(self._padding(path, dtype)).to(target.dtype))
-        return result
-
-    def _padding(self, path: str, dtype: np.dtype[Any]) -> int:
-        is_whole = np.issubdtype(dtype, np.integer)
+    def _padding(self, path: str, rows: torch.Tensor) -> float:
         paddings = (padding for name, padding in self._paddings.items() if path.startswith(f"[{name!r}]"))
-        return next(paddings, PADDING) if is_whole else PADDING
+        is_whole = not (rows.is_floating_point() or rows.is_complex())
+        padding = next(paddings, PADDING) if is_whole else PADDING
+        return torch.tensor(padding).to(rows.dtype).item()
 
 
-class _Store:
-    """Keeps rows in memory, and beyond a size in temporary files, which vanish when nobody uses them any more."""
+class _Column:
+    """The rows of one output."""
 
-    def __init__(self, folder: Path, memory_bytes: int) -> None:
-        self._folder = folder
-        self._left_bytes = memory_bytes
+    def __init__(self, padding: float) -> None:
+        self._padding = padding
+        self._blocks: collections.deque[torch.Tensor] = collections.deque()
+        self._rows = RowBlocks(lambda block: self._blocks.append(block[""]), padding=padding)
 
-    def put(self, rows: Any) -> Any:
-        if not isinstance(rows, torch.Tensor):
-            return rows
-        if rows.dtype is torch.bfloat16:
-            rows = rows.float()  # numpy has no such dtype
-        if self._has_room(rows.nbytes):
-            return rows
-        stored = self._in_file(tuple(rows.shape), _numpy_dtype(rows.dtype))
-        stored[...] = rows.numpy()
-        return torch.from_numpy(stored)
+    def add(self, start: int, rows: torch.Tensor) -> None:
+        """Take the rows of one batch."""
+        self._rows.add(start, {"": rows})
 
-    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        size_bytes = dtype.itemsize * math.prod(shape)
-        return np.empty(shape, dtype) if self._has_room(size_bytes) else self._in_file(shape, dtype)
+    def joined(self, ranks: Ranks) -> Array:
+        """The rows of all ranks. Must be called by all ranks."""
+        self._rows.finish()
+        facts = ranks.exchange((self._rows.places, [(block.dtype, block.shape[1:]) for block in self._blocks]))
+        places = [own for own, _ in facts]
+        dtypes, shapes = zip(*itertools.chain(*(kinds for _, kinds in facts)), strict=True)
+        row_shape = max(shapes, key=lambda shape: shape[:1])
+        rows = sum(place.rows for own in places for place in own)
+        result = torch.empty((rows, *row_shape), dtype=functools.reduce(torch.promote_types, dtypes))
+        put_in_order(ranks, self._blocks, places, result, self._padding)
+        return result.numpy()
 
-    def _has_room(self, size_bytes: int) -> bool:
-        self._left_bytes -= size_bytes
-        return self._left_bytes >= 0
 
-    def _in_file(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        if not math.prod(shape):
-            return np.empty(shape, dtype)
-        self._folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=self._folder) as file:  # its mapping outlives it
-            return np.memmap(file, dtype=dtype, mode="w+", shape=shape)
+_OBJECTS = ("objects",)
+
+
+def _kind_of(rows: Any) -> tuple[Any, ...]:
+    """What all batches must have in common: the number of dimensions, and the sizes from dimension 2 on."""
+    return (rows.ndim, *rows.shape[2:]) if isinstance(rows, torch.Tensor) else _OBJECTS
+
+
+def _complaint(where: str, found: dict[str, tuple[Any, ...]], expected: dict[str, tuple[Any, ...]]) -> str:
+    differing = [path for path in {**expected, **found} if found.get(path) != expected.get(path)]
+    told = ", ".join(f"{path or 'all'}: {found.get(path)} instead of {expected.get(path)}" for path in differing)
+    return (
+        f"The outputs for {where} differ from those before it (number of dimensions, and sizes from dimension 2 on: "
+        f"{told}). Only the length of rows may differ: it is filled up with {PADDING}. Make the others equal, or leave "
+        "these outputs out with `ignore_keys`."
+    )
 
 
 def as_objects(values: Sequence[Any]) -> Array:
@@ -177,30 +152,27 @@ def _as_rows(leaf: Any) -> Any:
             leaf = torch.from_numpy(np.array(array))
         except (TypeError, ValueError):
             return array if array.dtype == object else as_objects(array.tolist())
+    if leaf.dtype is torch.bfloat16:
+        leaf = leaf.float()  # numpy has no such dtype
     return leaf[None] if leaf.ndim == 0 else leaf
 
 
-def _kind_of(rows: Any) -> Kind | None:
-    return (rows.dtype, tuple(rows.shape)) if isinstance(rows, torch.Tensor) else None
+def remove_padding(padded_tensor: torch.Tensor, pad_value: float) -> torch.Tensor:
+    """The rows of `padded_tensor` that are not padding.
 
+    A row is padding if all its entries equal `pad_value`, so choose a value that real rows never consist of. A row
+    without entries is not padding.
 
-@functools.cache
-def _numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
-    found: np.dtype[Any] = torch.empty(0, dtype=dtype).numpy().dtype
-    return found
+    Args:
+        padded_tensor: at least one dimension; the first one counts rows.
+        pad_value: the value of padding; may be NaN.
 
-
-def _joint_shape(path: str, shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
-    """The shape of all batches below each other, each as long in dimension 1 as the longest.
-
-    Raises:
-        DataError: if they differ in more than that.
+    Returns:
+        The remaining rows, in the same order.
     """
-    if len({(len(shape), shape[2:]) for shape in shapes}) > 1:
-        raise DataError(
-            f"The outputs{path} of the batches have rows of the shapes "
-            f"{', '.join(sorted({str(shape[1:]) for shape in shapes}))}. Only their first dimension may differ: it is "
-            f"filled up with {PADDING}. Make the others equal, or leave these outputs out with `ignore_keys`."
-        )
-    longest = max(shape[1:2] for shape in shapes)
-    return (sum(shape[0] for shape in shapes), *longest, *shapes[0][2:])
+    if padded_tensor.shape[1:].numel() == 0:
+        return padded_tensor
+    is_padding = padded_tensor.isnan() if math.isnan(pad_value) else padded_tensor == pad_value
+    if padded_tensor.ndim > 1:
+        is_padding = is_padding.flatten(start_dim=1).all(dim=1)
+    return padded_tensor[~is_padding]

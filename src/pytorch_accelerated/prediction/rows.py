@@ -1,181 +1,219 @@
-"""Checks the rows of this rank, brings them to host memory, and hands them on in blocks."""
+"""Rows of batches: brought to host memory, kept in blocks, and put in dataset order over all ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+import collections
+import itertools
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
-from pytorch_accelerated.errors import ArgumentTypeError, DataError
-from pytorch_accelerated.prediction.arriving import ArrivingRows
-from pytorch_accelerated.prediction.blocks import Blocks, Kinds, number_of_rows
-from pytorch_accelerated.prediction.nested import ROOT, Leaves, without_classes
-from pytorch_accelerated.trees import map_paths
+from pytorch_accelerated.processes.ranks import Ranks
+from pytorch_accelerated.trees import parts_of
 
-HOOK = "`calculate_predict_batch_outputs`"
+BLOCK_BYTES = 64 * 2**20
+ROOT = "predictions"
+
+# By the path of the tensor, for example "predictions['boxes'][0]".
+Leaves = dict[str, torch.Tensor]
+# By the path of the tensor: its dtype, and the shape of one row.
+Kinds = dict[str, tuple[torch.dtype, tuple[int, ...]]]
 
 
-class CollectedRows:
-    """Takes batches of predictions to host memory and hands them on in blocks.
+class Place(NamedTuple):
+    """Where a rank has the rows of a batch, whose first one has the position `start` in the whole pass."""
+
+    start: int
+    block: int
+    first: int
+    rows: int
+
+
+class Piece(NamedTuple):
+    """Neighbouring rows of the result: `rows` rows of block `block` of rank `rank`, beginning with row `first`."""
+
+    rank: int
+    block: int
+    first: int
+    rows: int
+
+
+class RowBlocks:
+    """Copies rows to host memory, and hands them on in blocks of several batches. A batch is never divided.
+
+    Copies off a CUDA device run while the device computes. The host waits for them when the next batch has come, whose
+    work is then queued on the device already.
 
     Args:
-        keep: called with each block as soon as it is full, and with the last one by `finish`.
-        block_bytes: size of a block; it has at least one row.
-        storable: dtypes that `keep` supports; None: all.
-        source: what the rows come from, for error messages.
-    """
-
-    def __init__(
-        self,
-        keep: Callable[[Leaves], None],
-        *,
-        block_bytes: int,
-        storable: Container[torch.dtype] | None = None,
-        source: str = HOOK,
-    ) -> None:
-        self.structure: Any = None  # of the first batch, with paths in place of tensors
-        self._keep = keep
-        self._block_bytes = block_bytes
-        self._storable = storable
-        self._source = source
-        self._kinds: Kinds = {}
-        self._batches: list[tuple[int, int]] = []
-        self._blocks: Blocks | None = None
-        self._arriving = ArrivingRows(self._put)
-
-    def facts(self) -> RowFacts:
-        return RowFacts(self._kinds, without_classes(self.structure), self._batches)
-
-    def add(self, start: int, predictions: Any) -> None:
-        leaves = self._checked(start, predictions)
-        self._batches.append((start, number_of_rows(leaves)))
-        self._arriving.add(leaves)
-
-    def finish(self) -> None:
-        self._arriving.finish()
-        if self._blocks is not None:
-            for block in self._blocks.rest():
-                self._keep(block)
-
-    def _put(self, leaves: Leaves) -> None:
-        assert self._blocks is not None
-        for block in self._blocks.put(leaves):
-            self._keep(block)
-
-    def _checked(self, start: int, predictions: Any) -> Leaves:
-        where = f"The predictions of the batch that begins at row {start}"
-        leaves: Leaves = {}
-        complaints: list[str] = []
-
-        def store(path: str, leaf: Any) -> str:
-            try:
-                leaves[path] = _as_tensor(leaf)
-            except TypeError as error:
-                complaints.append(f"{path} is {error}")
-            return path
-
-        structure = map_paths(store, predictions, ROOT)
-        if complaints:
-            raise ArgumentTypeError(
-                f"{where} contain values other than tensors: {'; '.join(complaints)}. Return only tensors or "
-                f"arrays with one row per sample from {self._source}, alone or in tuples, lists and dicts."
-            )
-        lengths = {leaf.shape[0] if leaf.ndim else None for leaf in leaves.values()}
-        if len(lengths) != 1 or None in lengths:
-            found = ", ".join(
-                f"{path} has {len(leaf)}" if leaf.ndim else f"{path} is a single number"
-                for path, leaf in leaves.items()
-            )
-            raise DataError(
-                f"{where} must have one row per sample in each tensor, but {found or 'there is no tensor'}. Return "
-                f"such rows from {self._source}, without values that belong to the whole batch."
-            )
-        kinds = {path: (leaf.dtype, tuple(leaf.shape[1:])) for path, leaf in leaves.items()}
-        if self._blocks is None:
-            self._begin(kinds, structure)
-        elif kinds != self._kinds:
-            raise DataError(
-                f"{where} cannot be joined with those before them: {_difference(kinds, self._kinds)}. Return rows of "
-                f"one shape and dtype from {self._source}; pad them there if their lengths vary."
-            )
-        return leaves
-
-    def _begin(self, kinds: Kinds, structure: Any) -> None:
-        if self._storable is not None:
-            refused = [f"{path} is {dtype}" for path, (dtype, _) in kinds.items() if dtype not in self._storable]
-            if refused:
-                raise ArgumentTypeError(
-                    f"Some predictions have a dtype that safetensors files cannot hold: {', '.join(refused)}. Convert "
-                    f"them in {self._source}, or predict without `output_path`."
-                )
-        self.structure = structure
-        self._kinds = kinds
-        self._blocks = Blocks(kinds, self._block_bytes)
-
-
-class RowFacts(NamedTuple):
-    """The facts about a rank's rows that the other ranks need.
+        keep: called with each block. It has memory of its own.
+        block_bytes: size of a block, unless a batch is larger.
+        padding: fills up dimension 1 where batches differ in it.
 
     Attributes:
-        kinds: of the tensors; empty if the rank had no batch.
-        structure: with paths in place of tensors and an ordered dict in place of each named tuple, because classes can
-            be neither stored nor sent.
-        batches: start and number of rows of each batch, in the order in which they were added.
+        places: of all batches.
     """
 
-    kinds: Kinds
-    structure: Any
-    batches: list[tuple[int, int]]
+    def __init__(self, keep: Callable[[Leaves], None], block_bytes: int = BLOCK_BYTES, padding: float = 0) -> None:
+        self.places: list[Place] = []
+        self._keep = keep
+        self._block_bytes = block_bytes
+        self._padding = padding
+        self._arriving: tuple[int, Leaves] | None = None
+        self._arrivals: list[torch.cuda.Event] = []
+        self._block: Leaves = {}
+        self._filled = self._capacity = self._blocks = 0
+
+    def add(self, start: int, leaves: Leaves) -> None:
+        """Take the rows of one batch, which may be changed afterwards."""
+        devices = {leaf.device for leaf in leaves.values() if leaf.is_cuda}
+        if not devices:
+            self._put(start, leaves)
+            return
+        copies = {path: leaf.detach().to("cpu", non_blocking=leaf.is_cuda, copy=True) for path, leaf in leaves.items()}
+        arrivals = [torch.cuda.current_stream(device).record_event() for device in devices]
+        self._put_arrived()
+        self._arriving, self._arrivals = (start, copies), arrivals
+
+    def finish(self) -> None:
+        """Hand on the last block, unless it is empty."""
+        self._put_arrived()
+        self._hand_on()
+
+    def _put_arrived(self) -> None:
+        for arrival in self._arrivals:
+            arrival.synchronize()
+        arrived, self._arriving, self._arrivals = self._arriving, None, []
+        if arrived is not None:
+            self._put(*arrived)
+
+    @torch.no_grad()
+    def _put(self, start: int, leaves: Leaves) -> None:
+        if not number_of_rows(leaves):
+            return
+        end = self._filled + number_of_rows(leaves)
+        if end > self._capacity or not all(_fits(leaf, self._block[path]) for path, leaf in leaves.items()):
+            self._hand_on()
+            self._begin_block(leaves)
+            end = number_of_rows(leaves)
+        for path, leaf in leaves.items():
+            rows = self._block[path][self._filled : end]
+            if rows.shape != leaf.shape:
+                rows.fill_(self._padding)
+            rows[tuple(map(slice, leaf.shape))] = leaf
+        self.places.append(Place(start, self._blocks, self._filled, end - self._filled))
+        self._filled = end
+        if end == self._capacity:
+            self._hand_on()
+
+    def _begin_block(self, leaves: Leaves) -> None:
+        """Make room for at least these rows."""
+        kinds: Kinds = {}
+        for path, leaf in leaves.items():
+            widest = max(leaf.shape[1:2], self._block[path].shape[1:2] if self._block else ())
+            kinds[path] = leaf.dtype, (*widest, *leaf.shape[2:])
+        row_bytes = sum(dtype.itemsize * math.prod(shape) for dtype, shape in kinds.values())
+        self._capacity = max(number_of_rows(leaves), self._block_bytes // max(1, row_bytes))
+        self._block = empty_rows(kinds, self._capacity)
+
+    def _hand_on(self) -> None:
+        if self._filled:
+            self._blocks += 1
+            self._keep({path: rows[: self._filled] for path, rows in self._block.items()})
+            self._filled = self._capacity = 0
 
 
-def agreed(everyones: Sequence[RowFacts], *, source: str = HOOK) -> tuple[Kinds, Any]:
-    """Kinds and structure of the predictions of all ranks; of an empty vector if there is no batch at all.
+def _fits(rows: torch.Tensor, block: torch.Tensor) -> bool:
+    return rows.dtype == block.dtype and rows.shape[1:2] <= block.shape[1:2]
 
-    `source` is what the rows come from, for error messages.
 
-    Raises:
-        DataError: if the kinds differ.
+def pieces_in_order(places: Sequence[Sequence[Place]]) -> list[Piece]:
+    """The pieces that make up the result, in order, from the places of each rank's batches.
+
+    >>> pieces_in_order([[Place(0, 0, 0, 2), Place(2, 0, 2, 1)], [Place(3, 0, 0, 1)]])
+    [Piece(rank=0, block=0, first=0, rows=3), Piece(rank=1, block=0, first=0, rows=1)]
     """
-    known = [(rank, facts) for rank, facts in enumerate(everyones) if facts.kinds]
-    if not known:
-        return {ROOT: (torch.float32, ())}, ROOT
-    (first, expected), *others = known
-    for rank, facts in others:
-        if facts.kinds != expected.kinds:
-            raise DataError(
-                f"The predictions of rank {rank} cannot be joined with those of rank {first}: "
-                f"{_difference(facts.kinds, expected.kinds)}. Return rows of one shape and dtype from "
-                f"{source}; pad them there to the same length on all ranks if it varies."
-            )
-    return expected.kinds, expected.structure
+    pieces: list[Piece] = []
+    batches = [(place.start, rank, place) for rank, own in enumerate(places) for place in own]
+    for _, rank, (_, block, first, rows) in sorted(batches):
+        if pieces and pieces[-1] == (rank, block, first - pieces[-1].rows, pieces[-1].rows):
+            pieces[-1] = pieces[-1]._replace(rows=pieces[-1].rows + rows)
+        else:
+            pieces.append(Piece(rank, block, first, rows))
+    return pieces
 
 
-def _as_tensor(leaf: Any) -> torch.Tensor:
-    """The dense tensor that `leaf` is, or that its values make.
+@torch.no_grad()
+def put_in_order(
+    ranks: Ranks,
+    blocks: collections.deque[torch.Tensor],
+    places: Sequence[Sequence[Place]],
+    result: torch.Tensor,
+    padding: float | None = None,
+) -> None:
+    """Copy the rows of all ranks into `result`. Must be called by all ranks.
 
-    Raises:
-        TypeError: if there is none; the message says what `leaf` is instead.
+    Args:
+        ranks: the processes.
+        blocks: of this rank. They are removed from here one by one, so that no rows stay in memory twice.
+        places: of each rank's batches.
+        result: has as many rows as there are.
+        padding: fills up dimension 1 where ranks differ in it.
     """
-    if isinstance(leaf, np.ndarray):
-        try:
-            return torch.from_numpy(np.array(leaf))  # a copy: not every array can be shared with torch
-        except (TypeError, ValueError):
-            raise TypeError(f"an array of {leaf.dtype}, which torch has no dtype for") from None
-    if not isinstance(leaf, torch.Tensor):
-        raise TypeError(f"a {type(leaf).__name__} ({leaf!r:.50})" if leaf is not None else "None")
-    if leaf.layout is not torch.strided or leaf.is_nested:
-        raise TypeError("a sparse or nested tensor, which has no rows of one size")
-    return leaf
+    pieces = pieces_in_order(places)
+    targets = collections.defaultdict[int, list[tuple[Piece, torch.Tensor]]](list)
+    for piece, rows in zip(pieces, torch.split(result, [piece.rows for piece in pieces]), strict=True):
+        targets[piece.block].append((piece, rows))
+    sizes = collections.Counter[tuple[int, int]]()
+    for rank, own in enumerate(places):
+        for place in own:
+            sizes[rank, place.block] += place.rows
+    for block in range(1 + max((block for _, block in sizes), default=-1)):
+        mine = blocks.popleft() if blocks else result[:0]
+        everyones = ranks.gather(mine.to(result.dtype), padding)
+        begins = [0, *itertools.accumulate(sizes[rank, block] for rank in range(ranks.count))]
+        for piece, rows in targets[block]:
+            source = everyones.narrow(0, begins[piece.rank] + piece.first, piece.rows)
+            if rows.shape != source.shape:
+                rows.fill_(padding or 0)
+            rows[tuple(map(slice, source.shape))] = source
 
 
-def _difference(found: Kinds, expected: Kinds) -> str:
-    def described(kind: tuple[torch.dtype, tuple[int, ...]] | None) -> str:
-        return "missing" if kind is None else f"{kind[0]} with rows of shape {kind[1]}"
+def without_classes(structure: Any) -> Any:
+    """A structure of plain containers, with an ordered dict of its fields in place of each named tuple."""
+    parts = parts_of(structure)
+    if parts is None:
+        return structure
+    plain = [without_classes(part) for part in parts]
+    if isinstance(structure, dict):
+        return dict(zip(structure, plain, strict=True))
+    if hasattr(structure, "_fields"):
+        return collections.OrderedDict(zip(structure._fields, plain, strict=True))
+    return tuple(plain) if isinstance(structure, tuple) else plain
 
-    return ", ".join(
-        f"{path} is {described(found.get(path))} instead of {described(expected.get(path))}"
-        for path in {**expected, **found}
-        if found.get(path) != expected.get(path)
-    )
+
+def filled(structure: Any, leaves: dict[str, Any]) -> Any:
+    """A structure, with classes or without, with the leaf in place of each path."""
+    parts = parts_of(structure)
+    if parts is None:
+        return leaves[structure]
+    found = [filled(part, leaves) for part in parts]
+    if isinstance(structure, collections.OrderedDict):
+        return collections.namedtuple("Predictions", structure)(*found)
+    if isinstance(structure, dict):
+        return dict(zip(structure, found, strict=True))
+    if hasattr(structure, "_fields"):
+        return type(structure)(*found)
+    return tuple(found) if isinstance(structure, tuple) else found
+
+
+def empty_rows(kinds: Kinds, rows: int) -> Leaves:
+    """Memory for rows of these kinds."""
+    with torch.inference_mode(False):
+        return {path: torch.empty((rows, *shape), dtype=dtype, device="cpu") for path, (dtype, shape) in kinds.items()}
+
+
+def number_of_rows(leaves: Leaves) -> int:
+    """The rows of each of `leaves`."""
+    return len(next(iter(leaves.values())))

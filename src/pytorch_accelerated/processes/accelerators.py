@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -18,8 +19,8 @@ from accelerate.utils import (
     GradientAccumulationPlugin,
     InitProcessGroupKwargs,
     is_fp8_available,
-    send_to_device,
 )
+from accelerate.utils import send_to_device as send_to_device
 
 from pytorch_accelerated.compat.accelerate import (
     forget_other_precision,
@@ -29,16 +30,10 @@ from pytorch_accelerated.compat.accelerate import (
 )
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, LaunchError
 from pytorch_accelerated.optional import require
-from pytorch_accelerated.processes.launching import check_group, join_world, meeting, must_group_on_cpu
+from pytorch_accelerated.processes.launching import World, check_group, join_world, meeting, must_group_on_cpu
 from pytorch_accelerated.processes.plugins import check_plugins, refuse_parallelism
 
-__all__ = [
-    "create_accelerator",
-    "given_accelerator",
-    "process_state",
-    "send_to_device",
-    "uses_deepspeed",
-]
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 _USE_DEEPSPEED = "ACCELERATE_USE_DEEPSPEED"
 _PRECISIONS = ("no", "fp16", "bf16", "fp8")
@@ -102,11 +97,7 @@ def create_accelerator(
         )
     if mixed_precision is not None:
         remember_that_trainer_asked()
-    check_group(accelerator, world)
-    check_plugins(accelerator)
-    _limit_waiting(timeout)
-    _refuse_fp16_on_cpu(accelerator)
-    return accelerator
+    return _checked(accelerator, world, timeout)
 
 
 def given_accelerator(given: Any, timeout: timedelta | None = None) -> Accelerator:
@@ -128,8 +119,7 @@ def given_accelerator(given: Any, timeout: timedelta | None = None) -> Accelerat
     accelerator = given() if callable(given) and not isinstance(given, Accelerator) else given
     if not isinstance(accelerator, Accelerator):
         raise ArgumentTypeError(
-            f"`accelerator` is {given!r}, which is not an Accelerator and returns none. Pass an "
-            "`accelerate.Accelerator`, or a function that returns one."
+            f"`accelerator` is {given!r}: pass an `accelerate.Accelerator`, or a function that returns one."
         )
     if accelerator.gradient_accumulation_steps != 1:
         raise ConfigurationError(
@@ -137,28 +127,23 @@ def given_accelerator(given: Any, timeout: timedelta | None = None) -> Accelerat
             "trainer accumulates by itself: gradients would be divided twice. Leave it at 1, and pass "
             "`gradient_accumulation_steps` to `train`."
         )
-    check_group(accelerator, world)
-    _limit_waiting(timeout)
-    _refuse_fp16_on_cpu(accelerator)
     if uses_deepspeed(accelerator):
         _refuse_deepspeed()
+    return _checked(accelerator, world, timeout)
+
+
+def _checked(accelerator: Accelerator, world: World | None, timeout: timedelta | None) -> Accelerator:
+    check_group(accelerator, world)
+    group: Any = dist.group.WORLD if dist.is_initialized() else None
+    if timeout is not None and group is not None:  # an accelerator or an earlier run may have made it
+        group.set_timeout(timeout)
     check_plugins(accelerator)
-    return accelerator
-
-
-def _limit_waiting(timeout: timedelta | None) -> None:
-    """Set the timeout of a group that exists already, too: an accelerator or an earlier run may have made it."""
-    world: Any = dist.group.WORLD if dist.is_initialized() else None
-    if timeout is not None and world is not None:
-        world.set_timeout(timeout)
-
-
-def _refuse_fp16_on_cpu(accelerator: Accelerator) -> None:
     if accelerator.mixed_precision == "fp16" and accelerator.device.type == "cpu":
         raise ConfigurationError(
             "The precision is fp16, by `mixed_precision` or by accelerate's configuration, but the device is the CPU, "
             "where accelerate would silently train without it. Use 'bf16' or 'no'."
         )
+    return accelerator
 
 
 def _refuse_deepspeed() -> NoReturn:
@@ -196,7 +181,7 @@ def process_state(*, cpu: bool = False, deepspeed: bool = False, **group_options
         world = join_world()
         with meeting(world):
             return PartialState(cpu=cpu or must_group_on_cpu(world), **group_options)
-    require("deepspeed", extra="deepspeed", needed_by="`deepspeed`")
+    require("deepspeed", needed_by="`deepspeed`")
     world = join_world()
     if "WORLD_SIZE" not in os.environ:
         raise LaunchError(
@@ -208,3 +193,35 @@ def process_state(*, cpu: bool = False, deepspeed: bool = False, **group_options
         group_options["backend"] = "gloo"  # otherwise accelerate takes each process for the only one
     with meeting(world):
         return PartialState(**group_options)
+
+
+def local_process_zero_only(function: Function) -> Function:
+    """Decorate `function` to run on the first process of each node only; the others get None at once."""
+    return _only(function, "is_local_main_process")
+
+
+def world_process_zero_only(function: Function) -> Function:
+    """Decorate `function` to run on the first of all processes only; the others get None at once."""
+    return _only(function, "is_main_process")
+
+
+def _only(function: Function, condition: str) -> Function:
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs) if getattr(process_state(), condition) else None
+
+    return wrapper  # type: ignore[return-value]
+
+
+def local_process_zero_first(function: Function) -> Function:
+    """Decorate `function` to run on the first process of each node, then on its others. All processes must call it.
+
+    For things that one process prepares and the others then find ready, such as a download.
+    """
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        with process_state().local_main_process_first():
+            return function(*args, **kwargs)
+
+    return wrapper  # type: ignore[return-value]

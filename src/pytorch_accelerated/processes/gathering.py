@@ -53,11 +53,6 @@ def facts_of(rows: torch.Tensor, structure: str) -> list[int]:
     return [zlib.crc32(structure.encode()), rows.ndim, _DTYPES.index(rows.dtype), *rows.shape]
 
 
-def have_one_structure(facts: Sequence[Sequence[int]]) -> bool:
-    """Whether all ranks gather data of the same structure."""
-    return len({checksum for checksum, *_ in facts}) == 1
-
-
 @dataclass(frozen=True)
 class RowsOfRanks:
     """The layout of one tensor on all ranks.

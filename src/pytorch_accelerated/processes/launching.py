@@ -1,32 +1,192 @@
 """Joins the processes of a run, however they were started, or refuses to run without the others.
 
-This is the only module that knows launchers. `docs/design/launching.md` has the rules.
+This is the only module that knows launchers: torchrun, whose variables torch and accelerate read, and Slurm's `srun`.
+`docs/design/launching.md` has the rules.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
+import re
 import shlex
-import warnings
-from collections.abc import Iterator
+import sys
+import zlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from accelerate.commands.config.config_args import default_config_file, load_config_from_file
-from accelerate.commands.launch import launch_command_parser
 
 from pytorch_accelerated.errors import LaunchError
-from pytorch_accelerated.processes.worlds import World, ancestors, batch_script_tasks, find_world
 
-# One of these is in the environment of every process that `accelerate launch` starts.
-_VARIABLES_OF_ACCELERATE_LAUNCH = {"ACCELERATE_USE_CPU", "ACCELERATE_MIXED_PRECISION"}
-_PROGRAMS_WITH_COMMANDS = ("accelerate", "accelerate.commands.accelerate_cli")
-_PROGRAMS = ("accelerate-launch", "accelerate.commands.launch")
+_LOOPBACK = "127.0.0.1"
+# Below the ports that operating systems assign, above those that services use.
+_FIRST_PORT, _NUM_PORTS = 10000, 20000
+_DEFAULT_PORT = 29500  # torch's default
+_TORCHRUN_VARIABLES = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+# The same in Open MPI, and in Intel MPI and MPICH.
+_MPI_VARIABLES = (
+    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+)
+
+
+@dataclass(frozen=True)
+class World:
+    """The processes that train together, and the place of this process among them.
+
+    Attributes:
+        size: the number of processes.
+        rank: the number of this process among all, from 0.
+        local_rank: the number of this process on its machine, from 0.
+        local_size: the number of processes on its machine, if known.
+        address: the machine of rank 0.
+        port: the port on which rank 0 waits for the others.
+    """
+
+    size: int
+    rank: int
+    local_rank: int
+    local_size: int | None
+    address: str
+    port: int
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The variables that torchrun would set, which torch and accelerate read."""
+        places = (self.size, self.rank, self.local_rank, self.local_size)
+        values = {**dict(zip(_TORCHRUN_VARIABLES, places, strict=True)), "MASTER_ADDR": self.address}
+        values["MASTER_PORT"] = self.port
+        return {name: str(value) for name, value in values.items() if value is not None}
+
+
+def find_world(variables: Mapping[str, str] = os.environ) -> World | None:
+    """The world that a launcher put this process in, or None if it is on its own.
+
+    torchrun's variables, which torch defines and many launchers set, take precedence over those of Slurm, which often
+    starts torchrun.
+
+    Args:
+        variables: the environment variables.
+
+    Raises:
+        LaunchError: if a world was requested, but the variables are incomplete or contradict each other.
+    """
+    size, rank, local_rank, local_size = (_number(variables, name) for name in _TORCHRUN_VARIABLES)
+    of_slurm = _slurm_world(variables)
+    if of_slurm is not None and variables.get("GROUP_WORLD_SIZE") == "1" and "TORCHELASTIC_RUN_ID" in variables:
+        raise LaunchError(
+            f"{of_slurm.size} copies of torchrun were started, but this one was told to run alone (--nnodes is 1): "
+            "each would train by itself, and all would write to the same files. Start it with: torchrun --nnodes "
+            f"{of_slurm.size} --nproc-per-node N --rdzv-backend c10d --rdzv-endpoint HOST_OF_RANK_0:29500 train.py"
+        )
+    if of_slurm is not None and size in (None, of_slurm.size) and rank in (None, of_slurm.rank):
+        return of_slurm
+    if size is None:
+        _refuse_processes_of_mpi(variables)
+    if size == 1 or (size is None and not rank and (local_rank or -1) == -1):
+        return None
+    if (
+        size is None
+        or rank is None
+        or local_rank is None
+        or not (0 <= rank < size and 0 <= local_rank < (local_size or size) <= size)
+    ):
+        raise LaunchError(
+            f"The environment has RANK={rank}, LOCAL_RANK={local_rank}, WORLD_SIZE={size} and "
+            f"LOCAL_WORLD_SIZE={local_size}: some are missing or can't all be true, so this process cannot know its "
+            "place among those that train together. Set all, as torchrun does, or unset them: torchrun "
+            "--nproc-per-node N train.py"
+        )
+    return World(
+        size=size,
+        rank=rank,
+        local_rank=local_rank,
+        local_size=local_size,
+        address=_address(variables, on_one_machine=local_size == size, host=None),
+        port=_port(variables, None),
+    )
+
+
+def _refuse_processes_of_mpi(variables: Mapping[str, str]) -> None:
+    for theirs in _MPI_VARIABLES:
+        size = _number(variables, theirs[0]) or 1
+        if size > 1:
+            exports = " ".join(f"{ours}=${name}" for ours, name in zip(_TORCHRUN_VARIABLES, theirs, strict=True))
+            raise LaunchError(
+                f"An MPI started {size} processes ({theirs[0]}={size}), but torch's variables for processes that train "
+                "together are not set, so each would train on its own and overwrite the others' files. Use torchrun, "
+                f"or export them: mpirun -n {size} bash -c 'export {exports}; exec python train.py'. On several "
+                "machines MASTER_ADDR, the host of rank 0, is needed too. For independent runs set WORLD_SIZE=1."
+            )
+
+
+def _slurm_world(variables: Mapping[str, str]) -> World | None:
+    # Only `srun` sets the variables of a step. A batch script, too, has the other ones.
+    size = _number(variables, "SLURM_STEP_NUM_TASKS")
+    if size is None or size == 1:
+        return None
+    rank, local_rank = _number(variables, "SLURM_PROCID"), _number(variables, "SLURM_LOCALID")
+    nodes = variables.get("SLURM_STEP_NODELIST") or variables.get("SLURM_JOB_NODELIST")
+    num_nodes = _number(variables, "SLURM_STEP_NUM_NODES") or _number(variables, "SLURM_NNODES")
+    if rank is None or local_rank is None:
+        return None
+    local_size, job = _slurm_tasks_of_node(variables), variables.get("SLURM_JOB_ID")
+    return World(
+        size=size,
+        rank=rank,
+        local_rank=local_rank,
+        local_size=local_size,
+        address=_address(
+            variables,
+            on_one_machine=num_nodes == 1 or local_size == size,
+            host=None if nodes is None else first_host(nodes),
+        ),
+        port=_port(variables, None if job is None else f"{job}.{variables.get('SLURM_STEP_ID', '')}"),
+    )
+
+
+def _slurm_tasks_of_node(variables: Mapping[str, str]) -> int | None:
+    """The number of tasks of a node, from a list such as ``4(x2),3`` and the number of the node."""
+    told = variables.get("SLURM_STEP_TASKS_PER_NODE") or variables.get("SLURM_TASKS_PER_NODE") or ""
+    counts: list[int] = []
+    for count, repeats in re.findall(r"(\d+)(?:\(x(\d+)\))?", told):
+        counts += [int(count)] * int(repeats or 1)
+    node = _number(variables, "SLURM_NODEID")
+    return counts[node] if node is not None and node < len(counts) else None
+
+
+def first_host(node_list: str) -> str:
+    """The first host of a list as Slurm writes it, such as ``gpu[007-012,020],login1``."""
+    return re.sub(r"\[([^],-]*)[^]]*\]", r"\1", node_list).partition(",")[0]
+
+
+def _address(variables: Mapping[str, str], *, on_one_machine: bool, host: str | None) -> str:
+    told = variables.get("MASTER_ADDR")
+    if told:
+        return told
+    if on_one_machine:
+        return _LOOPBACK
+    if host is None:
+        raise LaunchError(
+            "The processes may be on several machines, and the name of the first one is unknown. Set MASTER_ADDR to "
+            f"the host of rank 0 for all of them ({_LOOPBACK} on one machine), or start with torchrun."
+        )
+    return host
+
+
+def _port(variables: Mapping[str, str], job: str | None) -> int:
+    told = _number(variables, "MASTER_PORT")
+    if told is not None:
+        return told
+    return _DEFAULT_PORT if job is None else _FIRST_PORT + zlib.crc32(job.encode()) % _NUM_PORTS
+
+
+def _number(variables: Mapping[str, str], name: str) -> int | None:
+    value = variables.get(name)
+    return int(value) if value else None
 
 
 def join_world() -> World | None:
@@ -45,9 +205,8 @@ def join_world() -> World | None:
         raise LaunchError(
             f"torch.distributed has a group of {size} processes, but the environment describes "
             f"{'none' if world is None else world.size}, so this process would train on its own, beside the others. "
-            f"Before the trainer is created, set in each process: WORLD_SIZE={size}, RANK, and LOCAL_RANK (its number "
-            "on "
-            "its machine, from 0), as torchrun does."
+            f"Before the trainer is created, set WORLD_SIZE={size}, RANK, and LOCAL_RANK in each process, as torchrun "
+            "does."
         )
     return world
 
@@ -65,18 +224,12 @@ def meeting(world: World | None) -> Iterator[None]:
         if world is None or dist.is_initialized():
             raise
         reason = str(error).partition("\n")[0]
-        is_restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
-        hint = ""
-        if is_restarted and os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") in ("", "0"):
-            hint = (
-                " torchrun has restarted this process and may have kept messages of the previous processes: start it "
-                "with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1."
-            )
         raise LaunchError(
             f"Rank {world.rank} of {world.size} could not meet the others at {world.address}:{world.port} ({reason}). "
             "Check that all of them were started, that their machines reach this address, and that nothing else uses "
             "the port. MASTER_ADDR and MASTER_PORT in the environment choose others; GLOO_SOCKET_IFNAME or "
-            f"NCCL_SOCKET_IFNAME choose the network.{hint}"
+            "NCCL_SOCKET_IFNAME choose the network. Where torchrun restarts processes, set "
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1."
         ) from error
 
 
@@ -101,92 +254,16 @@ def check_group(state: Any, world: World | None) -> None:
     """
     size = int(state.num_processes)
     if world is not None and size != world.size:
-        told = "" if world.launcher == "the launcher" else f" by {world.launcher}"
         raise LaunchError(
-            f"{world.size} processes were started{told} that should train together (WORLD_SIZE={world.size}), but "
-            f"accelerate created a group of {size}. Each would train on its own and overwrite the others' files. "
-            f"{_remedy(world)}"
+            f"{world.size} processes were started that should train together (WORLD_SIZE={world.size}), but accelerate "
+            f"created a group of {size}. Each would train on its own and overwrite the others' files. Don't use "
+            "accelerate before the trainer is created: pass a function as `Trainer(accelerator=...)`. On a machine "
+            "without an accelerator, or set ACCELERATE_USE_CPU=true; with one, check that each process sees a device."
         )
-    asked = _accelerate_launch()
-    if asked is not None and asked.processes not in (1, size):
+    # `accelerate launch` tells one process on each machine where it would meet others, and starts no others.
+    if size == 1 and world is None and {"ACCELERATE_USE_CPU", "MASTER_ADDR"} <= os.environ.keys():
         raise LaunchError(
-            f"`accelerate launch` was asked for {asked.processes} processes by {asked.source}, but "
-            f"{'one trains alone' if size == 1 else f'{size} train together'}: on CPUs it starts one process on each "
-            f"machine. Start them with: {asked.command}"
+            "`accelerate launch` was asked for several processes, but one trains alone: without GPUs it starts one "
+            f"process on each machine. Start them with: torchrun --nproc-per-node N {shlex.join(sys.argv)}. If one "
+            "process is what you want, ask for one, and unset MASTER_ADDR."
         )
-    if size == 1 and (tasks := batch_script_tasks()) is not None:
-        warnings.warn(
-            f"Slurm has allocated {tasks} tasks, but this process was not started by srun: it trains alone. To train "
-            "with all of them use: srun python train.py",
-            stacklevel=5,  # the line that creates the trainer
-        )
-
-
-def _remedy(world: World) -> str:
-    if torch.accelerator.is_available():
-        return "Check that this process sees a device, and don't use accelerate before the trainer is created."
-    return (
-        "On a machine without an accelerator set ACCELERATE_USE_CPU=true, or don't use accelerate before the trainer "
-        "is created: pass a function as `Trainer(accelerator=...)`."
-    )
-
-
-@dataclass(frozen=True)
-class _AccelerateLaunch:
-    """The number of processes and machines that `accelerate launch` was asked for."""
-
-    processes: int
-    source: str
-    command: str
-
-
-@functools.cache
-def _accelerate_launch() -> _AccelerateLaunch | None:
-    """The settings of the `accelerate launch` above this process, from its command line and its file; None if there is
-    none.
-    """
-    if not _VARIABLES_OF_ACCELERATE_LAUNCH & os.environ.keys():
-        return None
-    for process, words in ancestors():
-        programs = [os.path.basename(word) for word in words[:4]]
-        start = next((place for place, name in enumerate(programs) if name in _PROGRAMS), None)
-        if start is not None:
-            return _settings_of(words[start + 1 :], folder=Path(process.cwd()))
-        start = next((place for place, name in enumerate(programs) if name in _PROGRAMS_WITH_COMMANDS), None)
-        if start is not None and words[start + 1 : start + 2] == ["launch"]:
-            return _settings_of(words[start + 2 :], folder=Path(process.cwd()))
-        if programs and programs[0].startswith("python"):
-            return None  # the launched program, which has started this process itself
-    return None
-
-
-def _settings_of(words: list[str], *, folder: Path) -> _AccelerateLaunch | None:
-    """The settings that `accelerate launch`, called in `folder`, derives from its arguments."""
-    try:
-        given = launch_command_parser().parse_args(words)
-    except SystemExit:  # from a different version
-        return None
-    settings, source = given, "its command line"
-    if given.config_file is not None or (os.path.isfile(default_config_file) and not given.cpu):
-        file = folder / (given.config_file or default_config_file)
-        settings = load_config_from_file(str(file))
-        source = str(file) if given.num_processes is None else source
-    processes = given.num_processes or getattr(settings, "num_processes", None)
-    if processes is None:
-        return None
-    machines = given.num_machines or getattr(settings, "num_machines", None) or 1
-    command = f"torchrun --nproc-per-node {processes // machines} {shlex.join(_script(given))}"
-    if machines > 1:
-        address = given.main_process_ip or getattr(settings, "main_process_ip", None) or "HOST_OF_RANK_0"
-        port = given.main_process_port or getattr(settings, "main_process_port", None) or 29500
-        rank = given.machine_rank if given.machine_rank is not None else getattr(settings, "machine_rank", 0)
-        command = command.replace(
-            "torchrun",
-            f"torchrun --nnodes {machines} --node-rank {rank} --master-addr {address} --master-port {port}",
-        )
-    return _AccelerateLaunch(int(processes), source, command)
-
-
-def _script(given: Any) -> list[str]:
-    is_module = ["--module"] if given.module else ["--no-python"] if given.no_python else []
-    return [*is_module, given.training_script, *given.training_script_args]

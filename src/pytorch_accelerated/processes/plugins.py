@@ -6,7 +6,6 @@ accelerate silently drops what a device does not support: with the FSDP plugin, 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from typing import Any
 
 from pytorch_accelerated.errors import ConfigurationError
@@ -17,7 +16,6 @@ _VARIABLES = {
     "DEEPSPEED": "ACCELERATE_USE_DEEPSPEED",
     "MEGATRON_LM": "ACCELERATE_USE_MEGATRON_LM",
 }
-_NAMES = {"FSDP": "FSDP", "DEEPSPEED": "DeepSpeed", "MEGATRON_LM": "Megatron-LM"}
 _PACKAGES_WITH_FP8 = ("transformer_engine", "intel_transformer_engine", "torchao")
 _KINDS_OF_PARALLELISM = {"tp": "tensor", "cp": "context", "sp": "sequence"}
 
@@ -29,9 +27,18 @@ def check_plugins(accelerator: Any) -> None:
         ConfigurationError: names the feature, where it was requested, and what to do.
     """
     refuse_parallelism(getattr(accelerator, "parallelism_config", None))
-    complaints = [*_complaints(accelerator)]
-    if complaints:
-        raise ConfigurationError(f"{'; '.join(complaints)}.")
+    kind, device = str(accelerator.distributed_type.value), accelerator.device.type
+    unused = [
+        f"{plugin} ({name})" for plugin, name in _VARIABLES.items() if _is_set(name) and kind not in (plugin, "XLA")
+    ]
+    if accelerator.fp8_enabled and (str(accelerator.mixed_precision) != "fp8" or device == "cpu"):
+        unused.append("the precision fp8")
+    if unused:
+        raise ConfigurationError(
+            f"{', '.join(unused)} is requested by an Accelerator or by accelerate's configuration, but accelerate does "
+            f"not use it here ({accelerator.num_processes} process(es) on {device}): the model would be trained "
+            "without it. Start on devices that it supports, with a launcher, or remove it."
+        )
 
 
 def refuse_parallelism(config: Any = None) -> None:
@@ -60,30 +67,6 @@ def _is_set(variable: str) -> bool:
     return os.environ.get(variable, "").lower() in ("1", "true")
 
 
-def _complaints(accelerator: Any) -> Iterator[str]:
-    kind, device = str(accelerator.distributed_type.value), accelerator.device.type
-    for plugin, variable in _VARIABLES.items():
-        if _is_set(variable) and kind not in (plugin, "XLA"):
-            yield (
-                f"{_NAMES[plugin]} is requested by an Accelerator or by accelerate's configuration ({variable}), but "
-                f"accelerate does not use it here ({accelerator.num_processes} process(es) on {device}): the model "
-                "would be trained without it. Start on devices that it supports, with a launcher, or remove the "
-                "plugin"
-            )
-    config = getattr(accelerator, "parallelism_config", None)
-    shards = getattr(config, "dp_shard_size", 1)
-    if shards and shards > 1 and kind != "FSDP":
-        yield (
-            f"The model should be sharded over {shards} processes (dp_shard_size), but FSDP is not active here, so "
-            "each process would hold the whole model. Pass an FSDP plugin as well, on devices that it supports"
-        )
-    used = str(accelerator.mixed_precision)
-    if used != "fp8" and accelerator.fp8_enabled:
-        yield f"The precision fp8 is requested, but accelerate uses {used} on this device. Choose 'bf16'"
-    elif used == "fp8" and device == "cpu":
-        yield "The precision fp8 is requested, but the CPU does not support it. Choose 'bf16' or 'no'"
-
-
 def refuse_idle_fp8(accelerator: Any, model: Any) -> None:
     """Reject fp8 for a model that would compute nothing in it.
 
@@ -100,20 +83,4 @@ def refuse_idle_fp8(accelerator: Any, model: Any) -> None:
             "The precision is fp8, but no part of this model would be computed in it: the trainer replaces no layers, "
             "and the model has none of Transformer Engine or torchao. Build or convert the model with one of these "
             "before you pass it to the trainer, or choose 'bf16'."
-        )
-
-
-def refuse_static_graph(accelerator: Any, accumulation_steps: int) -> None:
-    """Reject DDP's `static_graph` for updates of several batches.
-
-    Raises:
-        ConfigurationError: explains why the two can't be combined.
-    """
-    handler = getattr(accelerator, "ddp_handler", None)
-    if accumulation_steps > 1 and accelerator.num_processes > 1 and getattr(handler, "static_graph", False):
-        raise ConfigurationError(
-            f"`static_graph` is set for DDP, and an update has {accumulation_steps} batches. With a static graph, "
-            "torch expects every backward pass to be like the first one, but gradients are exchanged only in the "
-            "last one of an update, so torch fails in the first update. Remove `static_graph` (`ddp_static_graph`), "
-            "or set `gradient_accumulation_steps=1`."
         )

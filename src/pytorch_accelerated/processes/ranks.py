@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from pytorch_accelerated.errors import ArgumentTypeError, PytorchAcceleratedError
+from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, LostPeerError, PytorchAcceleratedError
 from pytorch_accelerated.processes.gathering import (
     RowsOfRanks,
     as_rows,
     facts_of,
-    have_one_structure,
     map_tensors,
     octets_of,
     structure_of,
@@ -37,6 +38,16 @@ _OTHERWISE, _GATHER = 0, 1
 _MESSAGE_LENGTH = 96
 _NUMBERS_OF_MESSAGE = _MESSAGE_LENGTH - 2
 _DONE = "done"
+
+# gloo raises plain RuntimeErrors, which can only be recognised by their text.
+_WORDS_OF_GLOO = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Timed out waiting",
+    "Application timeout caused pair closure",
+    "gloo/transport",
+)
 
 
 @functools.lru_cache(maxsize=4)
@@ -170,12 +181,12 @@ class Ranks:
         return everyones.sum(axis=0).tolist()  # type: ignore[no-any-return]
 
     def copy_from_first(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Overwrite `tensors`, on this process's device, with those of rank 0."""
+        """Overwrite `tensors` with those of rank 0."""
         if self._is_alone:
             return
         for tensor in tensors:
             target = without_repeats(tensor.detach())
-            octets = octets_of(target)
+            octets = octets_of(target).to(self.device)
             if len(octets):
                 dist.broadcast(octets, src=0)
             if octets.data_ptr() != target.data_ptr():
@@ -253,7 +264,7 @@ class Ranks:
 
     def _gather_rows(self, rows: torch.Tensor, structure: str, padding_value: float | None) -> torch.Tensor:
         everyones = self._tell(_GATHER, facts_of(rows, structure))
-        if not have_one_structure(everyones):
+        if len({checksum for checksum, *_ in everyones}) > 1:
             raise ArgumentTypeError(
                 "Data to gather must have one structure on every rank, with the keys of a dict in one order, but it is "
                 f"(by rank, None for each tensor) {', '.join(self.exchange(structure))}. Gather the same things on "
@@ -273,3 +284,95 @@ def _attempt(work: Callable[[], Result]) -> tuple[Result | None, PytorchAccelera
         return work(), None
     except PytorchAcceleratedError as error:
         return None, error
+
+
+class UnevenRanks:
+    """Tracks how the rows of this rank currently count.
+
+    Args:
+        ranks: the processes.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._has_empty_rank = False
+        self._counts_nothing = False
+
+    def gather(self, data: Any, padding_value: float | None) -> Any:
+        """The rows of all ranks; see `Ranks.gather`."""
+        if self._has_empty_rank:
+            self._ranks.announce_gather(data, padding_value)
+        elif self._counts_nothing:
+            data = map_tensors(without_rows, data)
+        return self._ranks.gather(data, padding_value)
+
+    @contextlib.contextmanager
+    def counting_nothing(self) -> Iterator[None]:
+        """Context in which this rank's rows count nowhere: `gather` leaves them out."""
+        self._counts_nothing = True
+        try:
+            yield
+        finally:
+            self._counts_nothing = False
+
+    def take_part(self, work: Callable[[], Any], *, is_idle: bool) -> Any:
+        """Do `work` while some ranks are idle; an idle rank answers the others' `gather` instead. All ranks call it.
+
+        Returns:
+            The result of `work`; None on an idle rank.
+        """
+        result = None
+        self._has_empty_rank = True
+        try:
+            if not is_idle:
+                result = work()
+        finally:
+            self._has_empty_rank = False
+        self._ranks.finish_round(is_idle=is_idle)
+        return result
+
+
+def limit_of_waiting(seconds: Any) -> timedelta | None:
+    """`timeout` in the form that torch expects.
+
+    Raises:
+        ConfigurationError: if it is not a positive number of seconds.
+    """
+    if seconds is None:
+        return None
+    is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+    if not (is_number and 0 < seconds < timedelta.max.total_seconds()):
+        raise ConfigurationError(
+            f"`timeout` is {seconds!r}: pass the number of seconds that a process may wait for the others, more than "
+            "0, or None for torch's default."
+        )
+    return timedelta(seconds=seconds)
+
+
+def is_lost_contact(error: BaseException) -> bool:
+    """Whether `error` means that the processes of a group have lost contact."""
+    if isinstance(error, dist.DistError):
+        return True
+    return type(error) is RuntimeError and any(words in str(error) for words in _WORDS_OF_GLOO)
+
+
+def lost_peer_error(error: BaseException, *, rank: int, size: int, updates: int, newest: Path | None) -> LostPeerError:
+    """The error to raise instead of torch's `error`.
+
+    Args:
+        error: the error that ended the run on this rank.
+        rank: the number of this process.
+        size: the number of processes.
+        updates: the number of finished updates.
+        newest: the newest complete training state, if one is known.
+    """
+    reason = str(error).partition("\n")[0]
+    if newest is None:
+        restart = "No training state was saved, so the run starts over"
+    else:
+        restart = f"The newest complete state is {newest}, from which the run resumes"
+    return LostPeerError(
+        f"Rank {rank} of {size} lost another rank after update {updates} ({reason}). That process has exited, is "
+        "unreachable, or took longer than the timeout; its own output may say why. "
+        f"{restart} when all processes are restarted."
+    )

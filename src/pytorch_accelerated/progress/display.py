@@ -2,43 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import os
 import sys
-from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import tqdm
 
 from pytorch_accelerated.processes.ranks import Ranks
-from pytorch_accelerated.progress.bars import BarsOnScreen
 from pytorch_accelerated.progress.formats import format_clock
-from pytorch_accelerated.progress.notebook import NotebookBar, can_display
-from pytorch_accelerated.progress.snapshot import Snapshot
+from pytorch_accelerated.progress.notebook import PageBar, can_display
+from pytorch_accelerated.progress.progress import Display, Snapshot
+from pytorch_accelerated.progress.screen import encodable, is_terminal, show
 
 # A bar narrower than this, including its frame, is less useful than the words it displaces.
 _MIN_BAR_COLUMNS = 8
 # A pass needs no line in its first and last seconds: the output before and after it is enough.
 _QUIET_SECONDS = 10
-
-
-_bars_on_screen = BarsOnScreen()
-
-
-class Display(Protocol):
-    """Shows one pass over some data. All times are those of `time.perf_counter`."""
-
-    def start(self, now: float) -> float:
-        """Called when a pass begins. Returns the time of the first `show`."""
-
-    def show(self, snapshot: Snapshot, now: float) -> float:
-        """Show the progress of the pass. Returns the time of the next `show`."""
-
-    def redraw(self) -> None:
-        """Draw again what something else has cleared."""
-
-    def close(self, done: int) -> None:
-        """Called when the pass is over, with `done` batches. Nothing may stay that later output would overwrite."""
 
 
 class BarDisplay:
@@ -58,32 +39,22 @@ class BarDisplay:
     def show(self, snapshot: Snapshot, now: float) -> float:
         """Draw the bar."""
         if self._bar is None:
-            self._bar = self._bar_class(
-                total=snapshot.total,
-                initial=snapshot.done,
-                bar_format=bar_format(snapshot, columns=None),
-                leave=False,
-                dynamic_ncols=True,
-            )
-            _bars_on_screen.add(self._bar)
-        columns = getattr(self._bar, "ncols", None)  # None if TQDM_DISABLE is set
-        self._bar.bar_format = bar_format(snapshot, columns if isinstance(columns, int) else None)
+            options = {"total": snapshot.total, "initial": snapshot.done, "leave": False, "dynamic_ncols": True}
+            self._bar = self._bar_class(bar_format=self._text(snapshot), **options)
+        self._bar.bar_format = self._text(snapshot)
         self._bar.n = snapshot.done
         self._bar.refresh()
-        _bars_on_screen.redraw()
         return now + self.seconds_between_refreshes
-
-    def redraw(self) -> None:
-        """Draw all bars again if a log line or a warning has cleared them."""
-        _bars_on_screen.redraw()
 
     def close(self, done: int) -> None:
         """Remove the bar from the screen."""
         if self._bar is not None:
-            _bars_on_screen.remove(self._bar)
             self._bar.close()
             self._bar = None
-            _bars_on_screen.redraw()
+
+    def _text(self, snapshot: Snapshot) -> str:
+        columns = getattr(self._bar, "ncols", None)  # None if TQDM_DISABLE is set
+        return encodable(bar_format(snapshot, columns if isinstance(columns, int) else None), sys.stderr)
 
 
 def bar_format(snapshot: Snapshot, columns: int | None) -> str:
@@ -140,9 +111,6 @@ class LineDisplay:
             self._earliest = now + min(max(run_seconds / 10, 30), 600)
         return self._earliest
 
-    def redraw(self) -> None:
-        """Lines stay."""
-
     def close(self, done: int) -> None:
         """Lines stay."""
 
@@ -163,23 +131,18 @@ def display_factory(write: Callable[[str], object]) -> Callable[[], Display]:
         write: prints one line, if bars cannot be shown.
     """
     if can_display():
-        return NotebookBar
+        return PageBar
     # Bars go to stderr, so that `python train.py > log.txt` shows them but keeps them out of the log.
-    if sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
+    if is_terminal(sys.stderr) and os.environ.get("TERM") != "dumb":
         return BarDisplay
-    lines = LineDisplay(write)
-    return lambda: lines
+    return functools.partial(_same, LineDisplay(write))
 
 
-@contextlib.contextmanager
-def above_bars() -> Iterator[None]:
-    """Whatever is printed inside appears above the bars that are on the screen."""
-    with tqdm.tqdm.external_write_mode():
-        yield
+def _same(display: Display) -> Display:
+    return display
 
 
 def print_above_bars(ranks: Ranks, *args: Any, **kwargs: Any) -> None:
-    """`print` on the first process of each node, above the progress bars."""
+    """`print` on the first process of each node, above the progress bars; see `show`."""
     if ranks.is_first_of_node:
-        with above_bars():
-            print(*args, **{"flush": True, **kwargs})
+        show(*args, **kwargs)

@@ -6,35 +6,26 @@ light or dark.
 
 from __future__ import annotations
 
+import collections
 import html
 import multiprocessing
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 
 from pytorch_accelerated.optional import require
-from pytorch_accelerated.progress.curves import curves_of
-from pytorch_accelerated.progress.formats import format_clock, format_duration, format_number
-from pytorch_accelerated.progress.snapshot import Snapshot
+from pytorch_accelerated.progress.formats import format_clock, format_duration
+from pytorch_accelerated.progress.progress import Snapshot
 from pytorch_accelerated.progress.table import GrowingTable
-from pytorch_accelerated.tracking.best import best_record
-from pytorch_accelerated.tracking.history import RunHistory
-from pytorch_accelerated.tracking.names import role_and_quantity
-from pytorch_accelerated.tracking.values import MetricRecord
 
 _SECONDS_BETWEEN_UPDATES = 0.25
-# Drawing a run of many epochs takes a while; it gets this share of the time at most.
-_SHARE_OF_DRAWING = 0.05
 # More rows than this would fill the screen while the run continues, or a saved notebook.
 _ROWS_OF_RUNNING = 12
 _ROWS_AT_THE_END = 100
-_TRAINING = ("train_", "training_")
 _BAR = "display:inline-block;width:16em;height:.5em;margin:0 .8em;border-radius:.25em;background:rgba(128,128,128,.3)"
 _FILLED = "display:block;height:100%;border-radius:.25em;background:#4c8bf5;width"
 _NUMBERS = "font-variant-numeric:tabular-nums"
-_CELL = f"padding:.15em .8em;text-align:right;{_NUMBERS}"
-_UNBROKEN = "white-space:nowrap"
-_RULE = "border-bottom:1px solid rgba(128,128,128,.5)"
+_CELL = f"padding:.15em .8em;text-align:right;white-space:nowrap;{_NUMBERS}"
 
 
 def can_display() -> bool:
@@ -45,27 +36,103 @@ def can_display() -> bool:
     return is_kernel and multiprocessing.parent_process() is None
 
 
-class _Output:
-    """A place in the output of the current cell, filled at the first `show` and replaced by later ones."""
+class NotebookPage:
+    """A place in the output of the current cell, with bars of what is going on and a table below them.
 
-    def __init__(self) -> None:
+    It is drawn a few times a second at most, and a last time when it is closed, without bars.
+
+    Args:
+        minor_names: columns of the table that stay at the right.
+        clock: returns seconds.
+    """
+
+    def __init__(self, minor_names: Iterable[str] = (), clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
         self._display_id: str | None = None
+        self._bars: dict[PageBar, Snapshot] = {}
+        self._minor_names = tuple(minor_names)
+        self._rows = collections.deque[Mapping[str, str]](maxlen=_ROWS_AT_THE_END)
+        self._best: Mapping[str, str] | None = None
+        self._num_rows = 0
+        self._last_line = ""
+        self._due = 0.0
+        self._is_closed = False
 
-    def show(self, content: str, text: str) -> None:
-        """Show HTML; viewers without it show the text."""
-        display = require("IPython.display", extra="notebook", needed_by="The display of a run in a notebook")
-        data = {"text/html": content, "text/plain": text}
+    def new_bar(self) -> PageBar:
+        """The display of a pass within the run."""
+        return PageBar(self)
+
+    def add_row(self, cells: Mapping[str, str]) -> None:
+        """Add a row to the table. A value that ends with "*" is the best so far; the last such row is bold."""
+        self._rows.append(cells)
+        self._num_rows += 1
+        if any(value.endswith("*") for value in cells.values()):
+            self._best = cells
+        self._draw_if_due()
+
+    def update(self, bar: PageBar, snapshot: Snapshot) -> float:
+        """Show the progress of a pass. Returns the time of the next update."""
+        self._bars[bar] = snapshot
+        self._draw_if_due()
+        return self._due
+
+    def remove(self, bar: PageBar) -> None:
+        """Leave out the bar of a pass that is over, from the next update on."""
+        self._bars.pop(bar, None)
+
+    def note_end(self, line: str) -> None:
+        """Say below the table how the run ended."""
+        self._last_line = line
+
+    def close(self) -> None:
+        """Draw the page as it ended, without bars."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._bars.clear()
+            self._draw(_ROWS_AT_THE_END)
+
+    def _draw_if_due(self) -> None:
+        now = self._clock()
+        if now >= self._due and not self._is_closed:
+            self._draw(_ROWS_OF_RUNNING)
+            self._due = now + _SECONDS_BETWEEN_UPDATES
+
+    def _draw(self, max_rows: int) -> None:
+        rows = list(self._rows)[-max_rows:]
+        if self._best is not None and self._best not in rows:
+            rows.insert(0, self._best)
+        table = GrowingTable(self._minor_names, columns=120)
+        lines = [table.add_row(row) for row in rows]
+        more = self._num_rows - len(rows)
+        notes = [f"{more} further rows are in the run history"] if more else []
+        notes += [self._last_line] if self._last_line else []
+        cells = [[row.get(name, "") for name in table.names] for row in rows]
+        content = [
+            *map(_of_bar, self._bars.values()),
+            _table(table.names, cells, [row is self._best for row in rows]) if rows else "",
+            *(f"<div>{html.escape(note)}</div>" for note in notes),
+        ]
+        data = {
+            "text/html": f"<div style='overflow-x:auto'>{''.join(content)}</div>",
+            "text/plain": "\n".join([*lines, *notes]),
+        }
+        display = require("IPython.display", needed_by="The display of a run in a notebook")
         if self._display_id is None:
             self._display_id = display.display(data, raw=True, display_id=True).display_id
         else:
             display.update_display(data, raw=True, display_id=self._display_id)
 
 
-class NotebookBar:
-    """The bar of a pass outside of a training run. It ends as one line; a quick pass shows nothing."""
+class PageBar:
+    """One pass over some data, shown on the page of its run; or on a page of its own, where it ends as a line.
 
-    def __init__(self) -> None:
-        self._output = _Output()
+    Args:
+        page: of the run, if there is one.
+    """
+
+    def __init__(self, page: NotebookPage | None = None) -> None:
+        self._page = page or NotebookPage()
+        self._is_alone = page is None
         self._last: Snapshot | None = None
         self._started = 0.0
 
@@ -75,176 +142,32 @@ class NotebookBar:
         return now + _SECONDS_BETWEEN_UPDATES
 
     def show(self, snapshot: Snapshot, now: float) -> float:
-        """Draw the bar."""
-        self._last = snapshot
-        self._output.show(_of_bar(snapshot), snapshot.label)
-        return now + _SECONDS_BETWEEN_UPDATES
-
-    def redraw(self) -> None:
-        """Nothing clears it."""
-
-    def close(self, done: int) -> None:
-        """Replace the bar by a line."""
-        if self._last is not None:
-            last, self._last = self._last, None
-            count = f"{done} of {last.total}" if last.total and done < last.total else f"{done}"
-            text = f"{last.label}: {count} {last.unit}, {format_duration(time.perf_counter() - self._started)}"
-            self._output.show(f"<div>{html.escape(text)}</div>", text)
-
-
-class NotebookPage:
-    """The display of a training run: bars of what is going on, a table of the epochs, and the curve of the loss.
-
-    It is drawn from the run history, a few times a second at most, and a last time when it is closed.
-
-    Args:
-        history: of the run.
-        watched: the metrics that callbacks watch, and whether greater is better; see `best_record`.
-        clock: returns seconds.
-    """
-
-    def __init__(
-        self, history: RunHistory, watched: Mapping[str, bool], clock: Callable[[], float] = time.perf_counter
-    ) -> None:
-        self._history = history
-        self._watched = watched
-        self._clock = clock
-        self._output = _Output()
-        self._bars: dict[PageBar, Snapshot] = {}
-        self._due = 0.0
-        self._ended_by = ""
-        self._is_closed = False
-
-    def new_bar(self) -> PageBar:
-        """The display of a pass within the run."""
-        return PageBar(self)
-
-    def update(self, bar: PageBar, snapshot: Snapshot) -> float:
-        """Show the progress of a pass. Returns the time of the next update."""
-        self._bars[bar] = snapshot
-        self.draw_if_due()
-        return self._due
-
-    def remove(self, bar: PageBar) -> None:
-        """Leave out the bar of a pass that is over, from the next update on."""
-        self._bars.pop(bar, None)
-
-    def draw_if_due(self) -> None:
-        """Draw the run as it is now, unless that was done a moment ago."""
-        now = self._clock()
-        if now >= self._due and not self._is_closed:
-            self._draw(_ROWS_OF_RUNNING)
-            ended = self._clock()
-            self._due = max(now + _SECONDS_BETWEEN_UPDATES, ended + (ended - now) / _SHARE_OF_DRAWING)
-
-    def note_end(self, reason: str) -> None:
-        """Say below the table why the run ended before it was complete."""
-        self._ended_by = reason
-
-    def close(self) -> None:
-        """Draw the run as it ended, without bars."""
-        if not self._is_closed:
-            self._is_closed = True
-            self._bars.clear()
-            self._draw(_ROWS_AT_THE_END)
-
-    def _draw(self, max_rows: int) -> None:
-        records = [record for record in self._history.records if record.is_scalar]
-        best = best_record(records, self._watched)
-        steps = self._history.step_records
-        rows = _rows(records, self._history)
-        shown = [place for place in rows if place == _place(best)] if len(rows) > max_rows else []
-        shown = [*(place for place in shown if place not in list(rows)[-max_rows:]), *list(rows)[-max_rows:]]
-        notes = []
-        if best is not None:
-            greatest = f"best {best.name}: {format_number(best.value)} in epoch {best.epoch}"
-            notes.append(f"\N{BLACK STAR} {greatest}")
-        if len(shown) < len(rows):
-            notes.append(f"{len(rows) - len(shown)} further rows are in run_history")
-        if self._ended_by:
-            notes.append(self._ended_by)
-        table = _of_table([rows[place] for place in shown], [place == _place(best) for place in shown])
-        bars = "".join(map(_of_bar, self._bars.values()))
-        curves = curves_of(steps, [record for record in records if role_and_quantity(record.name)[1].endswith("loss")])
-        below = "".join(f"<div style='opacity:.8;margin-top:.3em'>{html.escape(note)}</div>" for note in notes)
-        content = (
-            f"<div style='max-width:75em'>{bars}"
-            "<div style='display:flex;flex-wrap:wrap;align-items:flex-start;gap:1em 1.5em;margin-top:.3em'>"
-            f"<div style='overflow-x:auto'>{table}{below}</div>{curves}</div></div>"
-        )
-        plain = GrowingTable(("lr", "time"), columns=120)
-        lines = [plain.add_row(rows[place]) for place in shown]
-        self._output.show(content, "\n".join([*lines, *notes]) or "Training")
-
-
-class PageBar:
-    """One pass over some data, shown on the page of its run.
-
-    Args:
-        page: of the run.
-    """
-
-    def __init__(self, page: NotebookPage) -> None:
-        self._page = page
-
-    def start(self, now: float) -> float:
-        """A pass appears with the next update of the page."""
-        return now
-
-    def show(self, snapshot: Snapshot, now: float) -> float:
         """Draw the bar with the rest of the page."""
+        self._last = snapshot
         return self._page.update(self, snapshot)
-
-    def redraw(self) -> None:
-        """Nothing clears it."""
 
     def close(self, done: int) -> None:
         """Remove the bar."""
+        last, self._last = self._last, None
         self._page.remove(self)
+        if self._is_alone and last is not None:
+            count = f"{done} of {last.total}" if last.total and done < last.total else f"{done}"
+            duration = format_duration(time.perf_counter() - self._started)
+            self._page.note_end(f"{last.label}: {count} {last.unit}, {duration}")
+            self._page.close()
 
 
-def _place(record: MetricRecord | None) -> tuple[int, int] | None:
-    return None if record is None else (record.epoch, record.update)
+def _table(header: Iterable[str], rows: Iterable[Iterable[str]], bold: Iterable[bool]) -> str:
+    """A table of escaped text, whose titles may be wrapped after an underscore or a slash."""
+    heads = [html.escape(name).replace("_", "_<wbr>").replace("/", "/<wbr>") for name in header]
+    lines = [_row("th", heads, f"{_CELL};white-space:normal")]
+    for row, is_bold in zip(rows, bold, strict=True):
+        lines.append(_row("td", map(html.escape, row), f"{_CELL};font-weight:bold" if is_bold else _CELL))
+    return f"<table style='border-collapse:collapse;margin:.3em 0 0'>{''.join(lines)}</table>"
 
 
-def _rows(records: Sequence[MetricRecord], history: RunHistory) -> dict[tuple[int, int], dict[str, str]]:
-    """The cells of each row by the names of their columns. A row is an epoch, or an evaluation within one."""
-    last_updates = {record.epoch: record.update for record in records}
-    seconds = {timing.epoch: timing.seconds for timing in history.timings}
-    rates = {record.update: record.learning_rates for record in history.step_records}
-    rows: dict[tuple[int, int], dict[str, str]] = {}
-    for record in records:
-        place = epoch, update = record.epoch, record.update
-        if place not in rows:
-            rows[place] = {"epoch": f"{epoch} @{update}"}
-        if record.name.startswith(_TRAINING) or (update == last_updates[epoch] and epoch < history.current_epoch):
-            rows[place]["epoch"] = f"{epoch}"
-        rows[place][record.name] = format_number(record.value)
-    for (epoch, update), row in rows.items():
-        if rates.get(update):
-            row["lr"] = f"{rates[update][0]:.2e}"
-        if "@" not in row["epoch"] and epoch in seconds:
-            row["time"] = format_duration(seconds[epoch])
-    return rows
-
-
-def _of_table(rows: Sequence[Mapping[str, str]], is_best: Sequence[bool]) -> str:
-    if not rows:
-        return ""
-    names = list(dict.fromkeys(name for row in rows for name in row if name not in ("lr", "time")))
-    names += [name for name in ("lr", "time") if any(name in row for row in rows)]
-    # Long names may be wrapped after an underscore or a slash.
-    heads = [html.escape(name).replace("_", "_<wbr>").replace("/", "/<wbr>") for name in names]
-    head = "".join(f"<th style='{_CELL};{_RULE};vertical-align:bottom'>{name}</th>" for name in heads)
-    body = ""
-    for row, best in zip(rows, is_best, strict=True):
-        style = f"{_CELL};{_UNBROKEN};font-weight:bold" if best else f"{_CELL};{_UNBROKEN}"
-        mark = "\N{BLACK STAR} " if best else ""
-        cells = [f"<td style='{style}'>{html.escape(row.get(name, ''))}</td>" for name in names[1:]]
-        body += f"<tr><td style='{style}'>{mark}{html.escape(row['epoch'])}</td>{''.join(cells)}</tr>"
-    return (
-        f"<table style='border-collapse:collapse;margin:0'><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-    )
+def _row(kind: str, cells: Iterable[str], style: str) -> str:
+    return f"<tr>{''.join(f'<{kind} style={style!r}>{cell}</{kind}>' for cell in cells)}</tr>"
 
 
 def _of_bar(snapshot: Snapshot) -> str:

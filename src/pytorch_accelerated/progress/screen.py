@@ -1,17 +1,19 @@
-"""Text and tables for people: coloured on a terminal if the package `rich` is installed, plain otherwise."""
+"""Text and tables for people.
+
+Everything that is printed goes through here, because a run must not end for a character that its screen lacks.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, TextIO
 
-from pytorch_accelerated.errors import MissingDependencyError
-from pytorch_accelerated.optional import require
+import tqdm
 
 _GAP = "  "
-_STYLES = {"ok": "green", "keep": "green", "damaged": "bold red", "delete": "red"}
-"""Styles of cells that contain only one of these words."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,30 @@ class Table:
     numbers: Collection[str] = ()
 
 
+def show(*args: Any, **kwargs: Any) -> None:
+    """`print` above the bars on the screen. What the stream cannot hold is escaped, and a stream that fails is ignored.
+
+    The text may be the user's own, so control characters stay; see `printable`.
+    """
+    file = kwargs.get("file") or sys.stdout
+    with contextlib.suppress(OSError, ValueError), tqdm.tqdm.external_write_mode():
+        print(*(encodable(str(each), file) for each in args), **{"flush": True, **kwargs})
+
+
+def encodable(text: str, file: Any) -> str:
+    """`text` with escapes in place of what the encoding of `file` lacks."""
+    encoding = getattr(file, "encoding", None) or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
+
+
+def is_terminal(stream: Any) -> bool:
+    """Whether a stream is a terminal; not if it is closed, or no whole file."""
+    try:
+        return bool(stream.isatty())
+    except (AttributeError, ValueError):
+        return False
+
+
 class Screen:
     """Shows the results of a command.
 
@@ -38,38 +64,45 @@ class Screen:
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
-        self._console = _console(file)
 
-    def line(self, text: str = "", *, style: str = "") -> None:
-        """Show a line of text, styled if possible. It is never truncated."""
-        if self._console is None:
-            print(text, file=self._file, flush=True)
-        else:
-            self._console.print(_text(text, style), soft_wrap=True)
+    def line(self, text: str = "") -> None:
+        """Show a line of text, which is never truncated."""
+        print(encodable(printable(text), self._file), file=self._file, flush=True)
 
     def table(self, table: Table) -> None:
-        """Show a table. Cells are wrapped if the terminal is too narrow; elsewhere lines have their full length."""
-        is_number = [title in table.numbers for title in table.header]
-        if self._console is None:
-            print("\n".join(_plain_lines([table.header, *table.rows], is_number)), file=self._file, flush=True)
-            return
-        styled = _part_of_rich("table").Table(box=None, pad_edge=False, padding=(0, len(_GAP), 0, 0))
-        for title, is_right in zip(table.header, is_number, strict=True):
-            styled.add_column(_text(title, "bold"), justify="right" if is_right else "left", overflow="fold")
-        for row in table.rows:
-            styled.add_row(*(_text(cell, _STYLES.get(cell, "")) for cell in row))
-        self._console.print(styled)
+        """Show a table, whose lines have their full length."""
+        right = [place for place, title in enumerate(table.header) if title in table.numbers]
+        for line in aligned([table.header, *([printable(cell) for cell in row] for row in table.rows)], right):
+            self.line(line)
 
 
-def printable(text: str) -> str:
-    r"""`text` with every control character escaped.
+def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
+    """The rows of a table as lines, each column as wide as its widest cell.
+
+    >>> aligned([("name", "size"), ("a", "12")], right=[1])
+    ['name  size', 'a       12']
+
+    Args:
+        rows: the cells of each row.
+        right: the columns whose cells are at the right.
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    sides = [str.rjust if place in right else str.ljust for place in range(len(widths))]
+    return [
+        _GAP.join(side(cell, width) for side, cell, width in zip(sides, row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+
+
+def printable(text: str, *, keep: str = "") -> str:
+    r"""`text` with every control character escaped but those in `keep`.
 
     Otherwise, names in a folder created by somebody else could move the cursor or hide the text above them.
 
     >>> print(printable("step_1" + chr(27) + "[2J"))
     step_1\x1b[2J
     """
-    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
+    return "".join(each if each.isprintable() or each in keep else repr(each)[1:-1] for each in text)
 
 
 def format_bytes(size_bytes: int) -> str:
@@ -84,34 +117,3 @@ def format_bytes(size_bytes: int) -> str:
             break
         size, unit = size / 1000, larger_unit
     return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
-
-
-def _plain_lines(rows: Sequence[Sequence[str]], is_number: Sequence[bool]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        _GAP.join(
-            cell.rjust(width) if is_right else cell.ljust(width)
-            for cell, width, is_right in zip(row, widths, is_number, strict=True)
-        ).rstrip()
-        for row in rows
-    ]
-
-
-def _console(file: TextIO) -> Any:
-    """A console that writes in colour to `file`, or None if it is not a terminal or `rich` is not installed."""
-    if not file.isatty():
-        return None
-    try:
-        require("rich", extra="rich", needed_by="Colour")
-    except MissingDependencyError:
-        return None
-    return _part_of_rich("console").Console(file=file)
-
-
-def _text(text: str, style: str) -> Any:
-    """Text for `rich`, which then does not interpret markup in it."""
-    return _part_of_rich("text").Text(text, style)
-
-
-def _part_of_rich(name: str) -> Any:
-    return require(f"rich.{name}", extra="rich", needed_by="Colour")

@@ -8,6 +8,8 @@ import sys
 import textwrap
 from collections.abc import Iterable, Mapping
 
+from pytorch_accelerated.progress.screen import is_terminal, printable
+
 _GAP = "  "
 _ROWS_BELOW_A_HEADER = 30
 # Room for durations of up to an hour, because they get longer from row to row.
@@ -22,11 +24,11 @@ class GrowingTable:
     """Formats rows as aligned text, one at a time.
 
     Columns appear in the order in which their names are first seen, and stay. The header is repeated when the columns
-    change and every 30 rows. If a row is too wide for the screen, names are wrapped, then minor columns are dropped; if
-    it is still too wide, it becomes a block of names and values.
+    change and every 30 rows. If a row is too wide for the screen, names are wrapped; if that is not enough, the row
+    becomes a block of names and values.
 
     Args:
-        minor_names: names of columns that stay at the right and may be dropped.
+        minor_names: names of columns that stay at the right.
         columns: width of the screen in characters; by default it is determined for each row, since windows can be
             resized.
     """
@@ -38,23 +40,24 @@ class GrowingTable:
         self._header: list[str] = []
         self._rows_below_header = 0
 
+    @property
+    def names(self) -> list[str]:
+        """The columns, in the order in which they are shown."""
+        major = [name for name in self._value_widths if name not in self._minor_names]
+        return major + [name for name in self._minor_names if name in self._value_widths]
+
     def add_row(self, cells: Mapping[str, str]) -> str:
         """The row as text of one or more lines, below the header if it is due.
 
         Args:
             cells: the values by column name; the first is the title if the row becomes a block.
         """
+        cells = _printable(cells)
         title, *_ = cells
         for name, value in cells.items():
             self._widen(name, len(value), is_narrow=name == title)
         columns = self._columns or screen_columns()
-        major = [name for name in self._value_widths if name not in self._minor_names]
-        minor = [name for name in self._minor_names if name in self._value_widths]
-        for names in (
-            {name: [name] for name in major + minor},
-            {name: _wrap(name) for name in major + minor},
-            {name: _wrap(name) for name in major},
-        ):
+        for names in ({name: [name] for name in self.names}, {name: _wrap(name) for name in self.names}):
             widths = {name: max(self._value_widths[name], *map(len, lines)) for name, lines in names.items()}
             if sum(widths.values()) + len(_GAP) * (len(widths) - 1) <= columns:
                 return "\n".join([*self._due_header(names, widths), _line(cells, widths)])
@@ -68,7 +71,7 @@ class GrowingTable:
             title: the first column.
             names: the others.
         """
-        for name in (title, *names):
+        for name in (title, *map(printable, names)):
             self._widen(name, 0, is_narrow=name == title)
 
     def _widen(self, name: str, width: int, *, is_narrow: bool) -> None:
@@ -91,6 +94,7 @@ class GrowingTable:
 
 def block(cells: Mapping[str, str], *, columns: int, indent: str = "") -> list[str]:
     """Names and values on one line, or on as many aligned lines as needed."""
+    cells = _printable(cells)
     line = indent + ", ".join(f"{name} {value}" for name, value in cells.items())
     if len(line) <= columns:
         return [line]
@@ -102,11 +106,12 @@ def block(cells: Mapping[str, str], *, columns: int, indent: str = "") -> list[s
 
 
 def folded(text: str) -> str:
-    """`text` with line breaks between words if it is too wide for the terminal; as it is in files and pipes.
+    """`text` with line breaks between words if it is too wide for the terminal; of any width in files and pipes.
 
-    Words stay whole, so that a path can be copied.
+    Words stay whole, so that a path can be copied. Control characters are escaped.
     """
-    if sys.stdout is None or not sys.stdout.isatty():
+    text = printable(text, keep="\n")
+    if not is_terminal(sys.stdout):
         return text
     wrapper = textwrap.TextWrapper(
         screen_columns(), subsequent_indent=_GAP, break_long_words=False, break_on_hyphens=False
@@ -117,6 +122,10 @@ def folded(text: str) -> str:
 def screen_columns() -> int:
     """The width of the terminal, or 100 characters if there is none."""
     return shutil.get_terminal_size(fallback=(100, 24)).columns
+
+
+def _printable(cells: Mapping[str, str]) -> dict[str, str]:
+    return {printable(name): printable(value) for name, value in cells.items()}
 
 
 def _line(texts: Mapping[str, str], widths: Mapping[str, int]) -> str:

@@ -1,17 +1,25 @@
-"""What a page shows of a run, as plain values that are ready for JSON."""
+"""What a page shows of a run, as plain values that are ready for JSON, and the page, which needs no network."""
 
 from __future__ import annotations
 
 import dataclasses
+import html
+import importlib.resources
+import json
 import math
+import string
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pytorch_accelerated.tracking.names import greater_is_better, role_and_quantity
 from pytorch_accelerated.tracking.step_records import StepRecord
-from pytorch_accelerated.tracking.values import MetricRecord
+from pytorch_accelerated.tracking.values import MetricRecord, greater_is_better, role_and_quantity
 
 _MAX_MAIN_METRICS = 3
+_MOST_EXACT = 2**53  # browsers round larger integers, such as seeds
+
+
+DATA_BEGINS = '<script id="run-data" type="application/json">'
+DATA_ENDS = "</script>"
 
 
 @dataclasses.dataclass
@@ -22,7 +30,8 @@ class RunContents:
         name: of the run.
         source: the file or folder that it was read from.
         state: `status` ("running", "finished", "stopped" or "failed"), `detail`, `started`, `updated` (seconds since
-            1970), `seconds`, `epoch`, `updates`, `skipped_updates`, `seconds_between_writes`.
+            1970), `seconds`, `samples_per_second`, `epoch`, `updates`,
+            `skipped_updates`, `seconds_between_writes`.
         model: facts about the model and what trains it.
         config: the run config.
         environment: versions, device, command line.
@@ -58,9 +67,10 @@ class RunContents:
         """The inverse of `to_json`, except for those numbers.
 
         Raises:
-            TypeError, ValueError: if the values are not those of a run.
+            TypeError, ValueError, RecursionError: if the values are not those of a run.
         """
-        contents = cls(**{field.name: values[field.name] for field in dataclasses.fields(cls) if field.name in values})
+        names = [field.name for field in dataclasses.fields(cls) if field.name in values]
+        contents = cls(**{name: _json_value(values[name]) for name in names})
         for field in dataclasses.fields(cls):
             value, default = getattr(contents, field.name), getattr(cls("?"), field.name)
             if not isinstance(value, type(default)):
@@ -135,8 +145,34 @@ def best_values(metrics: Iterable[Mapping[str, Any]], watched: Mapping[str, bool
 def _json_value(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+    if isinstance(value, int) and abs(value) > _MOST_EXACT:
+        return str(value)
     if isinstance(value, dict):
         return {str(key): _json_value(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_json_value(item) for item in value]
     return value
+
+
+def page_of(runs: Sequence[RunContents], title: str) -> str:
+    """The page that shows `runs`: a report of one, or a comparison of several."""
+    data = json.dumps({"runs": [run.to_json() for run in runs]}, allow_nan=False, separators=(",", ":"))
+    return string.Template(_file("page.html")).substitute(
+        title=html.escape(title),
+        chart_style=_file("vendored/uplot/uPlot.min.css"),
+        style=_file("page.css"),
+        data=data.replace("<", "\\u003c"),  # so that no text of a run can end the script or begin another one
+        chart_script=_file("vendored/uplot/uPlot.iife.min.js"),
+        script=_file("page.js"),
+    )
+
+
+def data_in(page: str) -> str | None:
+    """The JSON in a page of `page_of`; None if there is none."""
+    begin = page.find(DATA_BEGINS)
+    end = page.find(DATA_ENDS, begin)
+    return None if begin < 0 or end < 0 else page[begin + len(DATA_BEGINS) : end]
+
+
+def _file(name: str) -> str:
+    return importlib.resources.files(__package__).joinpath(name).read_text(encoding="utf-8")

@@ -23,13 +23,8 @@ _SECRET = re.compile("token|password|passwd|secret|api[-_]?key|credential", re.I
 def model_facts(model: nn.Module, optimizer: Any, loss_func: Any, scheduler: Any) -> dict[str, Any]:
     """What is trained, and by what."""
     parts = part_facts(model, loss_func=loss_func, optimizer=optimizer, scheduler=scheduler)
-    facts: dict[str, Any] = {
-        "class": parts.model,
-        "parameters": parts.parameters,
-        "trainable_parameters": parts.trainable_parameters,
-    }
-    if parts.loss is not None:
-        facts["loss"] = parts.loss
+    facts = {"class": parts.model, "parameters": parts.parameters, "trainable_parameters": parts.trainable_parameters}
+    facts |= {name: value for name, value in {"loss": parts.loss, "scheduler": parts.scheduler}.items() if value}
     if parts.groups:
         facts["optimizer"] = parts.optimizer
         for index, group in enumerate(parts.groups):
@@ -37,8 +32,6 @@ def model_facts(model: nn.Module, optimizer: Any, loss_func: Any, scheduler: Any
             if "initial_lr" in settings:  # a schedule has begun
                 settings["lr"] = settings.pop("initial_lr")
             facts["optimizer_settings" if len(parts.groups) == 1 else f"optimizer_group_{index}"] = settings
-    if parts.scheduler is not None:
-        facts["scheduler"] = parts.scheduler
     return facts
 
 
@@ -70,16 +63,13 @@ def _is_kernel() -> bool:
 
 def _without_secrets(arguments: list[str]) -> list[str]:
     shown: list[str] = []
-    hides_next = False
-    for argument in arguments:
+    for before, argument in zip(["", *arguments], arguments, strict=False):
         name, equals, _ = argument.partition("=")
-        if hides_next and not argument.startswith("-"):
+        is_value = before.startswith("-") and "=" not in before and not argument.startswith("-")
+        if is_value and _SECRET.search(before):
             shown.append("***")
-        elif _SECRET.search(name) and equals:
-            shown.append(f"{name}=***")
         else:
-            shown.append(argument)
-        hides_next = bool(argument.startswith("-") and not equals and _SECRET.search(name))
+            shown.append(f"{name}=***" if equals and _SECRET.search(name) else argument)
     return shown
 
 

@@ -144,7 +144,7 @@ function panelsOf() {
       if (several && lines?.length && !isComparison) lines.at(-1).index = group;
     });
     fine("norm", "gradient norm", "norm", run.steps.gradient_norm);
-    fine("throughput", "samples per second", "samples / s", run.steps.samples_per_second);
+    fine("throughput", "samples per second, without evaluations and saves", "samples / s", run.steps.samples_per_second);
     fine("wait", "share of waiting for data", "share", run.steps.data_wait_share);
     fine("memory", "peak memory (GiB)", "GiB", run.steps.peak_memory?.map((bytes) => (bytes === null ? null : bytes / 2 ** 30)));
   });
@@ -335,7 +335,7 @@ function list(rows, heads, numbersFrom = 1) {
       (row.cells || row).map((cell, i) => h(i || heads ? "td" : "th", { class: kind(i) }, cell)))))));
 }
 
-const plain = (value) => (value === null || value === undefined ? "–" : typeof value === "object" ? JSON.stringify(value) : typeof value === "number" ? number(value) : String(value));
+const plain = (value) => (value === null || value === undefined ? "–" : typeof value === "object" ? JSON.stringify(value) : typeof value === "number" && !Number.isInteger(value) ? number(value) : String(value));
 
 function facts(title, values) {
   const rows = Object.entries(values || {}).map(([name, value]) => [name.replaceAll("_", " "), h("code", {}, plain(value))]);
@@ -350,14 +350,13 @@ function section(title, ...content) {
 function tiles(run) {
   const seconds = run.epochs.reduce((sum, epoch) => sum + (epoch.seconds || 0), 0);
   const waited = run.epochs.reduce((sum, epoch) => sum + (epoch.data_wait_seconds || 0), 0);
-  const rates = (run.steps.samples_per_second || []).filter((rate) => rate !== null).sort((a, b) => a - b);
-  const median = rates[rates.length >> 1];
+  const speed = run.state.samples_per_second;
   const shown = [
     ...run.best.filter((best) => best.is_main).map((best) => [`best ${best.name.replace(/_epoch$/, "").replaceAll("_", " ")}`, number(best.value), `epoch ${best.epoch}`]),
     ["epochs", number(run.state.epoch) + (run.config?.num_epochs ? ` of ${run.config.num_epochs}` : ""),
       `${number(run.state.updates)} updates` + (run.state.skipped_updates ? `, ${run.state.skipped_updates} skipped` : "")],
     ["time", duration(run.state.seconds), seconds ? `training ${duration(seconds)}` : ""],
-    rates.length ? ["samples per second", number(median >= 100 ? Math.round(median) : median), "median"] : null,
+    speed ? ["samples per second", number(speed >= 100 ? Math.round(speed) : speed), "of wall time"] : null,
     seconds ? ["waiting for data", percent(waited / seconds), "of the training time"] : null,
   ];
   return h("div", { class: "tiles" }, shown.filter(Boolean).map(([name, value, remark]) =>
@@ -403,10 +402,6 @@ function classes(found, of) {
   cards.push(h("section", { class: "card" }, h("h3", {}, "By class"),
     found.is_shortened ? h("p", { class: "soft small" }, `The ${rows.length} classes with the lowest f1, of ${found.num_classes}.`) : null,
     list(rows, ["class", "precision", "recall", "f1", "support"])));
-  if (found.confused.length) {
-    cards.push(h("section", { class: "card" }, h("h3", {}, "Most often confused"),
-      list(found.confused.map(([truth, predicted, count]) => [truth, predicted, number(count)]), ["true", "predicted", "times"], 2)));
-  }
   return section(`Classes (${of})`,
     h("p", { class: "soft" }, `${number(found.correct)} of ${number(found.total)} right: ${percent(found.total ? found.correct / found.total : null)}.`),
     h("div", { class: "two" }, cards));

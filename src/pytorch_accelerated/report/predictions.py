@@ -8,11 +8,10 @@ from typing import Any
 
 import torch
 
-from pytorch_accelerated.report.images import as_data_uri, looks_like_image
+from pytorch_accelerated.progress.images import as_data_uri, looks_like_image
 
 _MAX_CLASSES = 1000  # counts of more would take too much memory
 _MAX_SHOWN_CLASSES = 30  # of a matrix, and of the table by class
-_MAX_SHOWN_PAIRS = 10
 _MAX_SCATTERED = 1000
 _MAX_INPUT_ELEMENTS = 1_000_000  # of one sample; larger ones are not kept
 _MAX_SHOWN_VALUES = 64
@@ -205,18 +204,12 @@ def _describe_counts(counts: torch.Tensor, class_names: Sequence[str] | None) ->
     is_large = len(counts) > _MAX_SHOWN_CLASSES
     if is_large:
         table = sorted(table, key=lambda row: row["f1"] or 0.0)[:_MAX_SHOWN_CLASSES]
-    wrong = counts.clone().fill_diagonal_(0).reshape(-1)
-    times, places = wrong.topk(min(_MAX_SHOWN_PAIRS, len(wrong)))
-    pairs = zip(times.tolist(), places.tolist(), strict=True)
     return {
         "names": names if not is_large else [],
         "num_classes": len(counts),
         "matrix": None if is_large else counts.tolist(),
         "table": table,
         "is_shortened": is_large,
-        "confused": [
-            [names[place // len(counts)], names[place % len(counts)], number] for number, place in pairs if number
-        ],
         "correct": sum(right),
         "total": sum(support),
     }

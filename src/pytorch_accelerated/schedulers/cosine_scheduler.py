@@ -9,7 +9,7 @@ from typing import TypeVar
 from torch.optim import Optimizer
 
 from pytorch_accelerated.schedulers.decay_scheduler import DecayLrScheduler
-from pytorch_accelerated.schedulers.warmup_scheduler import check_arguments
+from pytorch_accelerated.schedulers.warmup_scheduler import check_above_0
 from pytorch_accelerated.training.placeholders import Placeholder, TrainerPlaceholderValues
 
 SchedulerT = TypeVar("SchedulerT", bound="CosineLrScheduler")
@@ -52,7 +52,7 @@ class CosineLrScheduler(DecayLrScheduler):
         warmup_starting_lr_ratio: float | None = None,
         num_cooldown_epochs: float = 0,
     ) -> None:
-        check_arguments(self, (k_decay > 0, f"k_decay={k_decay} would not decay: give a number above 0; 1 is usual."))
+        check_above_0(self, k_decay=k_decay)
         super().__init__(
             optimizer,
             total_num_epochs,

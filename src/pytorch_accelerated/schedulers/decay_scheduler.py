@@ -9,10 +9,12 @@ from typing import Any, TypeVar
 
 from torch.optim import Optimizer
 
+from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.schedulers.warmup_scheduler import (
     WarmupLrScheduler,
-    check_arguments,
-    check_rate,
+    check_above_0,
+    check_not_negative,
+    check_share,
     lowered_rate,
 )
 from pytorch_accelerated.training.placeholders import TrainerPlaceholderValues
@@ -58,25 +60,14 @@ class DecayLrScheduler(WarmupLrScheduler):
         )
         total_updates = round(total_num_epochs * num_update_steps_per_epoch)
         num_cooldown_updates = round(num_cooldown_epochs * num_update_steps_per_epoch)
-        check_arguments(
-            self,
-            (
-                total_updates > 0,
-                f"total_num_epochs={total_num_epochs} of num_update_steps_per_epoch={num_update_steps_per_epoch} "
-                "leave no updates to schedule: make the run longer.",
-            ),
-            (
-                num_cooldown_epochs >= 0,
-                f"num_cooldown_epochs={num_cooldown_epochs} is negative: give 0 for no cooldown, or more.",
-            ),
-            (
-                self.num_warmup_updates + num_cooldown_updates <= total_updates,
-                f"num_warmup_epochs={num_warmup_epochs} and num_cooldown_epochs={num_cooldown_epochs} together are "
-                f"{self.num_warmup_updates + num_cooldown_updates} updates, longer than the {total_updates} of "
-                "the run: shorten one, or make the run longer.",
-            ),
-            *check_rate("lr_min", lr_min, min_lr_ratio, "min_lr_ratio"),
-        )
+        check_not_negative(self, num_cooldown_epochs=num_cooldown_epochs, lr_min=lr_min)
+        check_share(self, min_lr_ratio=min_lr_ratio)
+        if not 0 < total_updates >= self.num_warmup_updates + num_cooldown_updates:
+            raise ConfigurationError(
+                f"{type(self).__name__} cannot be made: warmup and cooldown together are "
+                f"{self.num_warmup_updates + num_cooldown_updates} updates, and the run has {total_updates}. Shorten "
+                "one, or make the run longer."
+            )
         self.lr_min = lr_min
         self.min_lr_ratio = min_lr_ratio
         self.total_updates = total_updates
@@ -129,7 +120,7 @@ class PolynomialLrScheduler(DecayLrScheduler):
         warmup_starting_lr_ratio: float | None = None,
         num_cooldown_epochs: float = 0,
     ) -> None:
-        check_arguments(self, (power > 0, f"power={power} would not decay: give a number above 0, for example 2."))
+        check_above_0(self, power=power)
         super().__init__(
             optimizer,
             total_num_epochs,

@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import os
 import warnings
 from collections import defaultdict
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError
+from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.run_config import TrainerRunConfig
 from pytorch_accelerated.schedulers.scheduler_base import StatefulSchedulerBase
-from pytorch_accelerated.tracking.figures import new_figure
-from pytorch_accelerated.training.placeholders import replace_trainer_placeholder_values, settle_epoch_counts
+from pytorch_accelerated.tracking.plotting import new_figure
+from pytorch_accelerated.training.placeholders import replace_trainer_placeholder_values
+from pytorch_accelerated.training.settings import check_positive_count
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MOST_GROUPS = 10  # in a figure: as many as matplotlib has colours
-
-
-class _PlannedRun(NamedTuple):
-    """What placeholders are read from."""
-
-    run_config: TrainerRunConfig
 
 
 def scheduled_values(
@@ -55,31 +52,17 @@ def scheduled_values(
         field: another field of the groups that is scheduled, such as "weight_decay" or "momentum".
 
     Raises:
-        ConfigurationError, ArgumentTypeError: for invalid arguments, or a scheduler that depends on a metric.
+        ConfigurationError, ArgumentTypeError: for invalid numbers, or a scheduler that depends on a metric.
         Any error of the scheduler, such as torch's for a `OneCycleLR` that is shorter than the run.
     """
-    for name, count in (("num_epochs", num_epochs), ("num_updates_per_epoch", num_updates_per_epoch)):
-        if isinstance(count, bool) or not isinstance(count, int):
-            raise ArgumentTypeError(f"`{name}` is {count!r} ({type(count).__name__}): pass a whole number.")
-        if count < 1:
-            raise ConfigurationError(f"`{name}` is {count}, but a run has at least one: pass 1 or more.")
-    if step_scheduler not in ("update", "epoch"):
-        raise ConfigurationError(f"`step_scheduler` is {step_scheduler!r}: choose 'update' or 'epoch'.")
-    if not callable(create_scheduler_fn):
-        raise ArgumentTypeError(
-            f"`create_scheduler_fn` is {create_scheduler_fn!r}, which is not callable. Pass a function that takes the "
-            "optimizer and returns a scheduler, as you would to `Trainer.train`."
-        )
+    check_positive_count("num_epochs", num_epochs)
+    check_positive_count("num_updates_per_epoch", num_updates_per_epoch)
     stand_in = _stand_in(optimizer, lr)
-    planned = _PlannedRun(_config(num_epochs, num_updates_per_epoch))
+    planned = SimpleNamespace(run_config=_config(num_epochs, num_updates_per_epoch))
     scheduler = replace_trainer_placeholder_values(planned, create_scheduler_fn)(stand_in)
-    settle_epoch_counts(scheduler)
     if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
         raise ConfigurationError("ReduceLROnPlateau follows a metric of the run, so its rates are unknown before it.")
-    missing = [index for index, group in enumerate(stand_in.param_groups) if field not in group]
-    if missing:
-        raise ConfigurationError(f"Parameter group {missing[0]} has no {field!r}: name a field that all groups have.")
-    steps = _Steps(scheduler, step_scheduler)
+    is_of_timm = hasattr(scheduler, "step_update") and not isinstance(scheduler, StatefulSchedulerBase)
     values = []
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*lr_scheduler.step.*", UserWarning)  # the stand-in has no gradients
@@ -87,8 +70,14 @@ def scheduled_values(
             for update in range(num_updates_per_epoch):
                 values.append(tuple(float(group[field]) for group in stand_in.param_groups))
                 stand_in.step()
-                steps.after_update(epoch * num_updates_per_epoch + update + 1)
-            steps.after_epoch(epoch + 1)
+                if is_of_timm:
+                    scheduler.step_update(num_updates=epoch * num_updates_per_epoch + update + 1)
+                elif step_scheduler == "update":
+                    scheduler.step()
+            if is_of_timm:
+                scheduler.step(epoch + 1)
+            elif step_scheduler == "epoch":
+                scheduler.step()
     return values
 
 
@@ -133,40 +122,11 @@ def plot_schedule(
     return figure
 
 
-class _Steps:
-    """Steps a scheduler as the trainer does that its kind belongs to."""
-
-    def __init__(self, scheduler: Any, step_scheduler: str) -> None:
-        self._scheduler = scheduler
-        is_ours = isinstance(scheduler, StatefulSchedulerBase)
-        self._is_of_timm = not is_ours and hasattr(scheduler, "step_update")
-        self._steps_per_update = step_scheduler == "update"
-        if not (self._is_of_timm or callable(getattr(scheduler, "step", None))):
-            raise ArgumentTypeError(
-                f"`create_scheduler_fn` returned {scheduler!r}, which has no method `step`. Return a scheduler."
-            )
-
-    def after_update(self, updates: int) -> None:
-        if self._is_of_timm:
-            self._scheduler.step_update(num_updates=updates)
-        elif self._steps_per_update:
-            self._scheduler.step()
-
-    def after_epoch(self, epochs: int) -> None:
-        if self._is_of_timm:
-            if hasattr(self._scheduler, "step"):
-                self._scheduler.step(epochs)
-        elif not self._steps_per_update:
-            self._scheduler.step()
-
-
 def _stand_in(optimizer: Any, lr: float) -> torch.optim.Optimizer:
     """An optimizer like the given one, with the same groups, whose parameters are empty."""
     if optimizer is None:
         return torch.optim.AdamW([torch.zeros(1, requires_grad=True)], lr=lr)
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise ArgumentTypeError(f"`optimizer` is {optimizer!r}: pass a torch optimizer, or leave it out.")
-    stand_in = copy.copy(optimizer)
+    stand_in: torch.optim.Optimizer = copy.copy(optimizer)
     stand_in.state = defaultdict(dict)
     stand_in.param_groups = [
         {
@@ -180,23 +140,13 @@ def _stand_in(optimizer: Any, lr: float) -> torch.optim.Optimizer:
 
 def _config(num_epochs: int, num_updates_per_epoch: int) -> TrainerRunConfig:
     """The run config of a run of this size, as far as placeholders go."""
-    return TrainerRunConfig(
-        num_epochs=num_epochs,
-        train_per_device_batch_size=None,
-        train_dl_kwargs=None,
-        eval_per_device_batch_size=None,
-        eval_dl_kwargs=None,
-        gradient_accumulation_steps=1,
-        gradient_clip_value=None,
-        train_total_batch_size=None,
-        eval_total_batch_size=None,
-        num_update_steps_per_epoch=num_updates_per_epoch,
-        num_local_update_steps_per_epoch=num_updates_per_epoch,
-        max_num_train_steps=num_epochs * num_updates_per_epoch,
-        is_local_process_zero=True,
-        is_world_process_zero=True,
-        is_distributed=False,
-        mixed_precision="no",
-        num_processes=1,
-        train_dataloader_len=num_updates_per_epoch,
-    )
+    unknown = dict.fromkeys(field.name for field in dataclasses.fields(TrainerRunConfig))
+    known: dict[str, Any] = {
+        "num_epochs": num_epochs,
+        "gradient_accumulation_steps": 1,
+        "num_update_steps_per_epoch": num_updates_per_epoch,
+        "num_local_update_steps_per_epoch": num_updates_per_epoch,
+        "max_num_train_steps": num_epochs * num_updates_per_epoch,
+        "train_dataloader_len": num_updates_per_epoch,
+    }
+    return TrainerRunConfig(**{**unknown, **known})

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import abc
 import functools
-import numbers
 import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.optim import Optimizer
 
-from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, HookOutputError, InvalidCheckpointError
-from pytorch_accelerated.schedulers.attribute_states import holds_attributes, ignored_parts, in_own_form
+from pytorch_accelerated.errors import ConfigurationError, HookOutputError, InvalidCheckpointError
+
+# In states of pytorch-accelerated 0.1, which hold the attributes of the scheduler.
+_COUNTERS_OF_0_1 = ("num_updates", "_num_updates")
+_BASE_VALUES_OF_0_1 = "base_lr_values"
 
 
 class SchedulerBase(abc.ABC):
@@ -34,7 +35,6 @@ class SchedulerBase(abc.ABC):
 
     Raises:
         ConfigurationError: if a group has no such field.
-        ArgumentTypeError: if the field is not a single number.
     """
 
     def __init__(self, optimizer: Optimizer, param_group_field: str = "lr") -> None:
@@ -109,22 +109,24 @@ class SchedulerBase(abc.ABC):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the values of a saved state in the optimizer.
 
-        A state of pytorch-accelerated 0.1 sets the scheduler to the update in the state. A warning names its parts that
-        are ignored, for example settings that differ.
+        A state of pytorch-accelerated 0.1 sets the scheduler to the update in the state, with the settings that it was
+        made with here. A warning says so if it has no update.
 
         Raises:
             InvalidCheckpointError: if the state belongs to another kind of scheduler, or has another number of groups.
         """
-        is_of_old_version = holds_attributes(state_dict)
-        own = in_own_form(state_dict, self.state_dict()) if is_of_old_version else state_dict
+        is_of_0_1 = "values" not in state_dict and not {*_COUNTERS_OF_0_1, _BASE_VALUES_OF_0_1}.isdisjoint(state_dict)
+        own = {**self.state_dict(), **_from_0_1(state_dict)} if is_of_0_1 else state_dict
         self._check_state(own)
         self._restore(own)
-        if is_of_old_version:
-            if "last_update" in own:
-                self.step_update(own["last_update"] + 1)
-            complaint = ignored_parts(self, state_dict)
-            if complaint is not None and _is_first_process():
-                warnings.warn(f"{type(self).__name__}: {complaint}", stacklevel=2)
+        if is_of_0_1 and "last_update" in own:
+            self.step_update(own["last_update"] + 1)
+        if is_of_0_1 and _COUNTERS_OF_0_1[0] not in state_dict and _COUNTERS_OF_0_1[1] not in state_dict:
+            warnings.warn(
+                f"{type(self).__name__}: The state does not include the number of finished updates, so the schedule "
+                "stays where it is. Call `scheduler.step_update(number_of_finished_updates)` to set it.",
+                stacklevel=2,
+            )
 
     def _check_state(self, state_dict: dict[str, Any]) -> None:
         missing = self.state_dict().keys() - state_dict.keys()
@@ -152,7 +154,11 @@ class SchedulerBase(abc.ABC):
         for index, group in enumerate(groups):
             if isinstance(group.get(self._initial_field), float):
                 continue
-            self._check_field(index, group)
+            if field not in group:
+                raise ConfigurationError(
+                    f"{type(self).__name__} got param_group_field={field!r}, which parameter group {index} of the "
+                    f"optimizer does not have. Name one of its fields: {', '.join(sorted(group.keys() - {'params'}))}."
+                )
             value = group[field]
             sharing = next((other for other in groups[:index] if other[field] is value), None)
             if isinstance(value, torch.Tensor) and sharing is not None:
@@ -160,21 +166,6 @@ class SchedulerBase(abc.ABC):
                 group[field] = value.clone()
                 value = sharing[self._initial_field]
             group[self._initial_field] = float(group.get(self._initial_field, value))
-
-    def _check_field(self, index: int, group: dict[str, Any]) -> None:
-        field = self.param_group_field
-        if field not in group:
-            others = ", ".join(sorted(group.keys() - {"params"}))
-            raise ConfigurationError(
-                f"{type(self).__name__} got param_group_field={field!r}, which parameter group {index} of the "
-                f"optimizer does not have. Name one of its fields: {others}."
-            )
-        value = group[field]
-        if not (isinstance(value, numbers.Real) or (isinstance(value, torch.Tensor) and value.numel() == 1)):
-            raise ArgumentTypeError(
-                f"param_group_field={field!r} cannot be scheduled: in parameter group {index} it is {value!r}, "
-                "not a single number. Name another field."
-            )
 
     def _set_values(self, values: Sequence[float]) -> None:
         field = self.param_group_field
@@ -219,5 +210,12 @@ class StatefulSchedulerBase(SchedulerBase):
         self._num_updates = state_dict["last_update"]
 
 
-def _is_first_process() -> bool:
-    return not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
+def _from_0_1(state: dict[str, Any]) -> dict[str, Any]:
+    """What a state of pytorch-accelerated 0.1 has, by the names of ours."""
+    own: dict[str, Any] = {}
+    if _BASE_VALUES_OF_0_1 in state:
+        own["base_values"] = [float(value) for value in state[_BASE_VALUES_OF_0_1]]
+    for name in _COUNTERS_OF_0_1:
+        if name in state:
+            own["last_update"] = int(state[name])
+    return own

@@ -40,19 +40,9 @@ class WarmupLrScheduler(StatefulSchedulerBase):
         warmup_starting_lr: float = 1e-6,
         warmup_starting_lr_ratio: float | None = None,
     ) -> None:
-        check_arguments(
-            self,
-            (
-                num_update_steps_per_epoch > 0,
-                f"num_update_steps_per_epoch={num_update_steps_per_epoch} leaves no updates to schedule: "
-                "give a number above 0.",
-            ),
-            (
-                num_warmup_epochs >= 0,
-                f"num_warmup_epochs={num_warmup_epochs} is negative: give 0 for no warmup, or more.",
-            ),
-            *check_rate("warmup_starting_lr", warmup_starting_lr, warmup_starting_lr_ratio),
-        )
+        check_above_0(self, num_update_steps_per_epoch=num_update_steps_per_epoch)
+        check_not_negative(self, num_warmup_epochs=num_warmup_epochs, warmup_starting_lr=warmup_starting_lr)
+        check_share(self, warmup_starting_lr_ratio=warmup_starting_lr_ratio)
         super().__init__(optimizer)
         self.num_warmup_updates = round(num_warmup_epochs * num_update_steps_per_epoch)
         self.warmup_starting_lr = warmup_starting_lr
@@ -111,19 +101,23 @@ def lowered_rate(peak: float, rate: float, ratio: float | None) -> float:
     return min(rate, peak) if ratio is None else ratio * peak
 
 
-def check_rate(name: str, rate: float, ratio: float | None, ratio_name: str | None = None) -> list[tuple[bool, str]]:
-    """Requirements for a learning rate that may be given in two ways, for `check_arguments`."""
-    return [
-        (rate >= 0, f"{name}={rate} is negative: give 0 or more."),
-        (
-            ratio is None or 0 <= ratio <= 1,
-            f"{ratio_name or name + '_ratio'}={ratio} is not a share of the peak: give a number from 0 to 1, or None.",
-        ),
-    ]
+def check_above_0(scheduler: object, **arguments: float) -> None:
+    """Reject numbers that are not above 0."""
+    _refuse(scheduler, "is not above 0", {name: value for name, value in arguments.items() if not value > 0})
 
 
-def check_arguments(scheduler: object, *requirements: tuple[bool, str]) -> None:
-    """Raise one `ConfigurationError` with the complaints of all requirements that do not hold."""
-    complaints = [complaint for holds, complaint in requirements if not holds]
-    if complaints:
-        raise ConfigurationError(f"{type(scheduler).__name__} cannot be made. " + " ".join(complaints))
+def check_not_negative(scheduler: object, **arguments: float) -> None:
+    """Reject numbers below 0."""
+    _refuse(scheduler, "is negative", {name: value for name, value in arguments.items() if not value >= 0})
+
+
+def check_share(scheduler: object, **arguments: float | None) -> None:
+    """Reject numbers that are not between 0 and 1; None is accepted."""
+    wrong = {name: value for name, value in arguments.items() if value is not None and not 0 <= value <= 1}
+    _refuse(scheduler, "is not a share, a number from 0 to 1", wrong)
+
+
+def _refuse(scheduler: object, complaint: str, arguments: dict[str, Any]) -> None:
+    if arguments:
+        told = ", ".join(f"{name}={value} {complaint}" for name, value in arguments.items())
+        raise ConfigurationError(f"{type(scheduler).__name__} cannot be made: {told}.")

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import TypedDict, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 from torch.optim import Optimizer
 
 from pytorch_accelerated.errors import ConfigurationError
-from pytorch_accelerated.schedulers.warmup_scheduler import WarmupLrScheduler, check_arguments
+from pytorch_accelerated.schedulers.warmup_scheduler import (
+    WarmupLrScheduler,
+    check_above_0,
+    check_not_negative,
+    check_share,
+)
 from pytorch_accelerated.training.placeholders import Placeholder, TrainerPlaceholderValues
 
 SchedulerT = TypeVar("SchedulerT", bound="WSDLrScheduler")
@@ -54,9 +59,9 @@ class WSDLrScheduler(WarmupLrScheduler):
         warmup_starting_lr: rate of update 0 of the warmup; a group with a lower peak starts at its peak.
         use_inverse_sqrt_decay: use the square-root decay, not the paper's, whose inverse grows linearly.
         num_checkpoints: number of checkpoints.
-        is_continuation_from_checkpoint: the run continues from the weights and optimizer of a pre-decay checkpoint, so
-            there is no warmup, and `num_warmup_steps` is ignored. Steps count from 0 in this run, unless a saved state
-            of the scheduler is loaded, which restores its counter.
+        is_continuation_from_checkpoint: the run continues from the weights and optimizer of a checkpoint, and the
+            length is that of the new part: a fresh stable phase, then its decay, without a warmup. A state that is
+            loaded gives the peaks; its steps count only where a training state is resumed.
 
     Raises:
         ConfigurationError: if an argument is out of its range, or the phases do not fit into the run.
@@ -83,30 +88,16 @@ class WSDLrScheduler(WarmupLrScheduler):
         if total_steps is None:
             if num_epochs is None or num_update_steps_per_epoch is None:
                 raise ConfigurationError(
-                    f"{type(self).__name__} got num_epochs={num_epochs}, "
-                    f"num_update_steps_per_epoch={num_update_steps_per_epoch} and total_steps=None, so the length of "
-                    "the run is unknown. Give the first two, or total_steps."
+                    f"{type(self).__name__} cannot know the length of the run. Give num_epochs and "
+                    "num_update_steps_per_epoch, or total_steps."
                 )
-            total_steps = num_epochs * num_update_steps_per_epoch
+            total_steps = round(num_epochs * num_update_steps_per_epoch)
         if num_warmup_steps is None:
             num_warmup_steps = int(total_steps * 0.01)
-        check_arguments(
-            self,
-            (
-                num_warmup_steps >= 0,
-                f"num_warmup_steps={num_warmup_steps} is negative: give 0 for no warmup, or more.",
-            ),
-            (
-                0 <= decay_phase_ratio <= 1,
-                f"decay_phase_ratio={decay_phase_ratio} is not a share: give a number from 0 to 1, usually 0.1.",
-            ),
-            (
-                0 <= lr_min <= 1 and (lr_min > 0 or use_inverse_sqrt_decay),
-                f"lr_min={lr_min} with use_inverse_sqrt_decay={use_inverse_sqrt_decay}: lr_min is a share of the peak, "
-                "and the paper's decay divides by it. Give a number from 0 to 1, and one above 0, for example 0.1, "
-                "with use_inverse_sqrt_decay=False.",
-            ),
-        )
+        check_not_negative(self, num_warmup_steps=num_warmup_steps)
+        check_share(self, decay_phase_ratio=decay_phase_ratio, lr_min=lr_min)
+        if not use_inverse_sqrt_decay:
+            check_above_0(self, lr_min=lr_min)  # the paper's decay divides by it
         if is_continuation_from_checkpoint:
             num_warmup_steps = 0
         super().__init__(
@@ -152,6 +143,12 @@ class WSDLrScheduler(WarmupLrScheduler):
             num_checkpoints=num_checkpoints,
             is_continuation_from_checkpoint=is_continuation_from_checkpoint,
         )
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore a saved position. A continuation begins anew, unless a training state of it is resumed."""
+        super().load_state_dict(state_dict)
+        if self.is_continuation_from_checkpoint and not state_dict.get("is_resumed"):
+            self.step_update(0)
 
     def get_checkpoint_steps(self) -> list[int]:
         """For each checkpoint, the number of finished updates at the end of its decay."""
@@ -208,11 +205,9 @@ class WSDLrScheduler(WarmupLrScheduler):
             start = end
         if self.num_warmup_updates > plan[0]["pre_decay_step"]:
             raise ConfigurationError(
-                f"{type(self).__name__} got num_warmup_steps={self.num_warmup_updates}, "
-                f"decay_phase_ratio={self.decay_phase_ratio} and num_checkpoints={self.num_checkpoints}: the decay to "
-                f"the first checkpoint, at step {plan[0]['period_end']}, would start at "
-                f"{plan[0]['pre_decay_step']}, before the warmup is over. Shorten warmup or decay, or take fewer "
-                "checkpoints."
+                f"{type(self).__name__} got num_warmup_steps={self.num_warmup_updates}, but the first decay, to step "
+                f"{plan[0]['period_end']}, would start at {plan[0]['pre_decay_step']}. Shorten warmup or decay, or "
+                "take fewer checkpoints."
             )
         return plan
 

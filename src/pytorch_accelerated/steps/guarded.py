@@ -1,56 +1,114 @@
-"""Skips updates whose loss or gradient is NaN or infinite, if the run should survive them.
+"""Looks for NaN in backward passes, or skips updates whose loss or gradient is NaN or infinite, as the run asks.
 
-`docs/design/nonfinite.md` has the reasons.
+`docs/design/failing-updates.md` has the reasons.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from pytorch_accelerated.callbacks.saving import SaveTrainingStateCallback
 from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.checkpointing.policy import SavePolicy
+from pytorch_accelerated.checkpointing.verify import list_states, verify
 from pytorch_accelerated.checkpointing.weights import are_finite
 from pytorch_accelerated.compat.torch import stored_values
 from pytorch_accelerated.data.updates import Update
-from pytorch_accelerated.errors import ConfigurationError, NonFiniteLossError
+from pytorch_accelerated.errors import ConfigurationError, InvalidCheckpointError, NonFiniteLossError
 from pytorch_accelerated.models.finiteness import FirstNonFinite, is_all_finite, listed
 from pytorch_accelerated.models.preparation import is_replicated
 from pytorch_accelerated.models.sharding import own_part
 from pytorch_accelerated.models.wrappers import bare_model
 from pytorch_accelerated.processes.accelerators import Accelerator
-from pytorch_accelerated.steps.rollbacks import RollBack, savers_among
-from pytorch_accelerated.steps.transaction import TransactionalStep
+from pytorch_accelerated.steps.safe_points import TransactionalStep
 from pytorch_accelerated.tracking.loss import LossTracker
+from pytorch_accelerated.training.saves import Saves
 from pytorch_accelerated.training.settings import TrainSettings
-from pytorch_accelerated.training.step import Call, StepParts
+from pytorch_accelerated.training.step import Call, Step, StepParts
 
 
 def refuse_what_cannot_be_held_back(
     settings: TrainSettings, accelerator: Accelerator, callbacks: Iterable[Any]
 ) -> None:
-    """Reject a run whose `nonfinite_policy` could not be honoured. All complaints come in one error.
+    """Reject a run whose `nonfinite_policy` could not be honoured.
 
     Raises:
-        ConfigurationError: names the obstacles.
+        ConfigurationError: says why.
     """
-    complaints: list[str] = []
-    if not is_replicated(accelerator):
-        kind = accelerator.distributed_type.value
-        complaints.append(f"{kind} shards gradients, so that no rank sees a whole one: use one process or DDP")
+    reason = None
     has_states = any(saver.policy != SavePolicy() for saver in savers_among(callbacks))
-    if settings.nonfinite_policy == "rollback" and not has_states:
-        complaints.append(
-            "there is nothing to go back to: add `SaveTrainingStateCallback(save_every_n_steps=...)` to the callbacks"
-        )
-    if complaints:
+    if not is_replicated(accelerator):
+        reason = f"{accelerator.distributed_type.value} shards gradients: use one process or DDP"
+    elif settings.nonfinite_policy == "rollback" and not has_states:
+        reason = "there is nothing to go back to: add `SaveTrainingStateCallback(save_every_n_steps=...)`"
+    if reason is not None:
         raise ConfigurationError(
-            f"`nonfinite_policy` is {settings.nonfinite_policy!r}, which cannot be kept in this run: "
-            f"{'; '.join(complaints)}; or leave `nonfinite_policy` out."
+            f"`nonfinite_policy` is {settings.nonfinite_policy!r}, but {reason}, or leave `nonfinite_policy` out."
         )
+
+
+class RollBack(Exception):
+    """Ends the current work on all ranks, so that the run can resume from a training state.
+
+    Attributes:
+        state: the folder of that state.
+    """
+
+    def __init__(self, state: Path) -> None:
+        super().__init__()
+        self.state = state
+
+
+class Rollbacks:
+    """Finds the training state that a run can go back to.
+
+    States that are already in the folders of the callbacks when this is created belong to other runs.
+
+    Args:
+        callbacks: the callbacks of the trainer.
+        saves: the saves of the run.
+        resumed_from: the training state that the run was resumed from, if any.
+        is_first: whether this is rank 0, the only one that looks at folders.
+    """
+
+    def __init__(self, callbacks: Iterable[Any], saves: Saves, resumed_from: Path | None, *, is_first: bool) -> None:
+        self._saves = saves
+        self._resumed_from = resumed_from
+        self._newest_of_others: dict[Path, int] = {}
+        for saver in savers_among(callbacks) if is_first else ():
+            serials = [manifest.serial for _, manifest in list_states(Path(saver.save_dir))]
+            self._newest_of_others[Path(saver.save_dir)] = max(serials, default=0)
+
+    def finish_saves(self) -> None:
+        """Wait for states that are being written. Must be called by all ranks."""
+        self._saves.finish()
+
+    def newest_state(self) -> Path | None:
+        """The newest valid training state of this run. For rank 0."""
+        states = [
+            (manifest.facts["updates"], manifest.serial, folder)
+            for place, newest_of_others in self._newest_of_others.items()
+            for folder, manifest in list_states(place)
+            if manifest.serial > newest_of_others and "updates" in manifest.facts
+        ]
+        folders = [folder for *_, folder in sorted(states, reverse=True)]
+        for folder in [*folders, *([self._resumed_from] if self._resumed_from is not None else [])]:
+            try:
+                verify(folder)
+            except InvalidCheckpointError:
+                continue
+            return folder
+        return None
+
+
+def savers_among(callbacks: Iterable[Any]) -> list[SaveTrainingStateCallback]:
+    """The callbacks that save training states."""
+    return [callback for callback in callbacks if isinstance(callback, SaveTrainingStateCallback)]
 
 
 class FiniteLossTracker(LossTracker):
@@ -78,6 +136,15 @@ class FiniteLossTracker(LossTracker):
         """Correct the loss of a batch."""
         super().replace(later, loss)
         self.of_update[-1 - later] = loss.detach()
+
+
+class AnomalyStep(Step):
+    """A step with torch's anomaly detection: the first NaN in a backward pass is an error."""
+
+    def update(self, update: Update) -> None:
+        """One update."""
+        with torch.autograd.set_detect_anomaly(True):
+            super().update(update)
 
 
 class GuardedStep(TransactionalStep):
@@ -119,11 +186,9 @@ class GuardedStep(TransactionalStep):
         good = next(number for number in range(last - 1, -1, -1) if number - 1 not in self._left_out)
         if last - good > settings.max_skipped_updates:
             raise NonFiniteLossError(
-                f"{message} None of the updates {good + 1} to {last} could be applied, more in a row "
-                f"than `max_skipped_updates` ({settings.max_skipped_updates}) allows, so the weights are those "
-                f"after update {good}. Look for bad values in the data and for a division, root or "
-                "logarithm of 0 in the loss; or resume from an older training state with a smaller learning rate or "
-                "`gradient_clip_norm`."
+                f"{message} None of the updates {good + 1} to {last} could be applied, more in a row than "
+                f"`max_skipped_updates` ({settings.max_skipped_updates}) allows, so the weights are those after update "
+                f"{good}. Look for bad values in the data, and for a division, root or logarithm of 0 in the loss."
             )
         if rollbacks is not None:
             rollbacks.finish_saves()
@@ -199,14 +264,14 @@ class GuardedStep(TransactionalStep):
     def _description(self) -> str:
         """A sentence with the update's error and its position. Must be called by all ranks."""
         hooks, ranks, losses = self._hooks, self.parts.ranks, self._losses.of_update
-        first = hooks.run_state.batches_in_epoch - len(losses)
-        own = [first + index for index, loss in enumerate(losses) if not math.isfinite(loss)]
-        everyones = ranks.exchange(own)
-        reasons = []
-        for rank, batches in enumerate(everyones):
-            where = f" on rank {rank}" if len(everyones) > 1 else ""
-            if batches:
-                reasons.append(f"the loss of {_counted('batch', 'batches', batches)}{where} is NaN or infinite")
+        last = hooks.run_state.batches_in_epoch - 1
+        first = min(last, last + 1 - len(losses))
+        own = [str(first + index) for index, loss in enumerate(losses) if not math.isfinite(loss)]
+        reasons = [
+            f"the loss of batch {', '.join(batches)}{f' on rank {rank}' * (ranks.count > 1)} is NaN or infinite"
+            for rank, batches in enumerate(ranks.exchange(own))
+            if batches
+        ]
         names = {id(parameter): name for name, parameter in bare_model(hooks.model).named_parameters()}
         own_bad = [
             names.get(id(parameter), "a parameter that is not the model's")
@@ -216,20 +281,9 @@ class GuardedStep(TransactionalStep):
         bad = list(dict.fromkeys(name for of_rank in ranks.exchange(own_bad) for name in of_rank))
         if bad:
             reasons.append(f"there are NaN or infinite values in the gradient of {listed(bad)}")
+        batches = f"batches {first} to {last}" if first < last else f"batch {last}"
         epoch, number = hooks.run_history.current_epoch, hooks.run_state.updates + 1
-        last = hooks.run_state.batches_in_epoch - 1
-        batches_of_update = _counted("batch", "batches", range(min(first, last), last + 1))
         return (
-            f"In epoch {epoch}, update {number} of the run ({batches_of_update} of the epoch, counted from 0) cannot "
-            f"be applied: {', and '.join(reasons)}."
+            f"In epoch {epoch}, update {number} of the run ({batches} of the epoch, counted from 0) cannot be applied: "
+            f"{', and '.join(reasons)}."
         )
-
-
-def _counted(one: str, many: str, numbers: Any) -> str:
-    """For example "batch 3", or "batches 3 to 5" for consecutive numbers."""
-    numbers = list(numbers)
-    if len(numbers) == 1:
-        return f"{one} {numbers[0]}"
-    if numbers == list(range(numbers[0], numbers[-1] + 1)):
-        return f"{many} {numbers[0]} to {numbers[-1]}"
-    return f"{many} {', '.join(map(str, numbers))}"

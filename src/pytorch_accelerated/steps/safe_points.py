@@ -1,25 +1,105 @@
-"""Keeps what a run was like at its last safe point, so that it can be saved as it was there if an error ends it.
+"""An update as a transaction: everything it changes before its gradients are applied can be undone.
 
-`docs/design/breaking.md` has the reasons.
+A run whose last safe point is kept in this way can be saved as it was there, if an error ends it.
+`docs/design/failing-updates.md` has the reasons.
 """
 
 from __future__ import annotations
 
-import copy
-import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from pytorch_accelerated.checkpointing.saved_metrics import storable_history
-from pytorch_accelerated.checkpointing.training_state import KeptStates, LiveRun, key_of_state
-from pytorch_accelerated.compat.torch import version_of
-from pytorch_accelerated.data.resuming import stream_state
-from pytorch_accelerated.steps.transaction import Transaction
+import torch
+from torch import nn
+
+from pytorch_accelerated.checkpointing.training_state import LiveRun
+from pytorch_accelerated.compat.torch import tensor_stores, version_of
+from pytorch_accelerated.data.updates import Update
+from pytorch_accelerated.models.held import held_parts, optimizers_of
+from pytorch_accelerated.seeding import generator_states, restore_generator_states
 from pytorch_accelerated.training.hooks import TrainerHooks
 from pytorch_accelerated.training.order import EVENTS_OF_UPDATE
-from pytorch_accelerated.training.step import Call, Step
+from pytorch_accelerated.training.step import Call, Step, StepParts
 
 _EVENTS_BEFORE = [event for event in EVENTS_OF_UPDATE if event != "on_optimizer_step_end"]
+
+
+class Transaction:
+    """Records generators and buffers when an update begins, and restores them if the update must not count.
+
+    Gradients are not copied: they are None between updates, unless the user's own `optimizer_zero_grad` keeps tensors.
+
+    Args:
+        hooks: the trainer of the loop, whose model is the current one.
+        holder: the trainer that users see, which may hold further modules and generators.
+
+    Attributes:
+        parameters: those of the modules and of the optimizer, at the beginning of the update.
+    """
+
+    def __init__(self, hooks: Any, holder: Any) -> None:
+        roots = [part for part in (hooks.model, *held_parts(holder).values()) if isinstance(part, nn.Module)]
+        modules = list({id(module): module for root in roots for module in root.modules()}.values())
+        self._stores = [tensor_stores(module) for module in modules]
+        found = [value for each in (holder, *modules) for value in vars(each).values()]
+        self._own_generators = [value for value in found if isinstance(value, torch.Generator)]
+        self.parameters: list[torch.Tensor] = []
+        self._begun: tuple[Any, ...] = ()
+
+    def begin(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Record the current state.
+
+        Args:
+            parameters: the parameters of the optimizer.
+        """
+        of_modules = (each for store, _ in self._stores for each in store.values() if each is not None)
+        self.parameters = list({id(each): each for each in (*of_modules, *parameters)}.values())
+        kept = [(each.grad, each.grad.clone()) for each in self.parameters if each.grad is not None]
+        buffers = [
+            (buffer, buffer.detach().clone())
+            for _, store in self._stores
+            for buffer in store.values()
+            # Tensors whose elements share memory cannot be written to.
+            if buffer is not None
+            and all(stride or size < 2 for stride, size in zip(buffer.stride(), buffer.shape, strict=True))
+        ]
+        gradients = [each.grad for each in self.parameters]
+        own = [(each, each.get_state()) for each in self._own_generators]
+        self._begun = (kept, buffers, gradients, own, generator_states())
+
+    @torch.no_grad()
+    def give_back(self) -> None:
+        """Restore everything to the beginning of the update, which may then begin again."""
+        kept, buffers, gradients, own, states = self._begun
+        for tensor, copied in (*kept, *buffers):
+            tensor.copy_(copied)
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+            parameter.grad = gradient
+        for generator, state in own:
+            generator.set_state(state)
+        restore_generator_states(states)
+
+    def forget(self) -> None:
+        """Drop the note: there is nothing to give back any more."""
+        self._begun = ()
+
+
+class TransactionalStep(Step):
+    """A step whose updates can be undone."""
+
+    def __init__(self, parts: StepParts) -> None:
+        super().__init__(parts)
+        self.transaction = Transaction(parts.hooks, parts.holder)
+
+    def update(self, update: Update) -> None:
+        """One update, from a recorded beginning."""
+        self.transaction.begin(self.parameters())
+        super().update(update)
+
+    def release(self) -> None:
+        """Drop the note of the last update, too."""
+        super().release()
+        self.transaction.forget()
 
 
 class SafePoint:
@@ -30,13 +110,15 @@ class SafePoint:
 
     Args:
         hooks: the trainer, once its model is prepared.
+        holder: the trainer that users see.
         contents: returns the parts of the run.
     """
 
-    def __init__(self, hooks: TrainerHooks, contents: Callable[[], LiveRun]) -> None:
+    def __init__(self, hooks: TrainerHooks, holder: Any, contents: Callable[[], LiveRun]) -> None:
         self._hooks = hooks
+        self._holder = holder
         self._contents = contents
-        self._transaction = Transaction(hooks)
+        self._transaction = Transaction(hooks, holder)
         self._kept: LiveRun | None = None
         self._parameters: list[tuple[Any, int | None]] = []
         self._updates_at_start: int | None = None
@@ -53,26 +135,15 @@ class SafePoint:
         run = self._contents()
         if self._updates_at_start is None:
             self._updates_at_start = run.run_state.updates
-        parameters = [each for group in getattr(run.optimizer, "param_groups", ()) for each in group["params"]]
+        optimizers = optimizers_of(self._holder, run.held).values()
+        parameters = [each for one in optimizers for group in one.param_groups for each in group["params"]]
         self._transaction.begin(parameters)
         self._parameters = [(each, version_of(each)) for each in self._transaction.parameters]
-        history = run.history
         if everything:
             self._listeners = self._find_listeners()
-        stateful = [one for one in (run.callbacks if everything else self._listeners) if hasattr(one, "state_dict")]
-        self._kept = dataclasses.replace(
-            run,
-            run_state=dataclasses.replace(run.run_state),
-            losses=run.losses.copy(),
-            gradient_norms=run.gradient_norms.copy(),
-            kept=KeptStates(
-                callbacks={key_of_state(one): copy.deepcopy(one.state_dict()) for one in stateful},
-                history=storable_history(history, run.ranks) if everything else None,
-                history_records=len(history.records),
-                recorder=None if run.recorder is None else run.recorder.state_dict(run.run_state.samples_in_epoch),
-                stream=copy.deepcopy(stream_state(run.train_loader, run.ranks)),
-            ),
-        )
+        if run.kept is None:  # else the epoch is cut, and states are of the moment before its end
+            run = run.frozen(run.callbacks if everything else self._listeners, everything=everything)
+        self._kept = run
 
     def leave(self) -> None:
         """Forget the last safe point: something begins that cannot be undone."""

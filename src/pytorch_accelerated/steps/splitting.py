@@ -1,6 +1,6 @@
 """Computes a batch that does not fit into memory in parts that do.
 
-`docs/design/out-of-memory.md` has the reasons.
+`docs/design/failing-updates.md` has the reasons.
 """
 
 from __future__ import annotations
@@ -12,44 +12,35 @@ from typing import Any
 import torch
 
 from pytorch_accelerated.callbacks.warning import warn_user
-from pytorch_accelerated.compat.torch import version_of
 from pytorch_accelerated.data.sampling import deal
 from pytorch_accelerated.data.updates import MicroBatch, Update, items_of
-from pytorch_accelerated.errors import ConfigurationError, DataError, HookOutputError
+from pytorch_accelerated.errors import ConfigurationError, DataError
 from pytorch_accelerated.models.preparation import is_replicated
 from pytorch_accelerated.processes.accelerators import Accelerator
-from pytorch_accelerated.progress.formats import format_count
-from pytorch_accelerated.steps.transaction import TransactionalStep
+from pytorch_accelerated.steps.safe_points import TransactionalStep
+from pytorch_accelerated.training.error_notes import described
 from pytorch_accelerated.training.hook_output import adding_nothing, loss_and_size
 from pytorch_accelerated.training.step import StepParts
 from pytorch_accelerated.trees import leaves, map_leaves, merged, split_rows
 
 
 def refuse_what_cannot_be_split(accelerator: Accelerator, *, has_own_passes: bool) -> None:
-    """Reject a run whose batches cannot be split when memory runs out. All complaints come in one error.
+    """Reject a run whose batches cannot be split when memory runs out.
 
     Args:
         accelerator: the accelerator of this process.
         has_own_passes: whether `_perform_forward_and_backward_passes` is the user's own.
 
     Raises:
-        ConfigurationError: names the obstacles.
+        ConfigurationError: says why.
     """
-    complaints: list[str] = []
-    if accelerator.num_processes > 1:
-        complaints.append("while one rank begins again, the others wait for its gradients: use smaller batches")
-    elif not is_replicated(accelerator):
-        kind = accelerator.distributed_type.value
-        complaints.append(f"{kind} moves parts of the model around within a pass: use smaller batches")
-    if has_own_passes:
-        complaints.append(
-            "`_perform_forward_and_backward_passes` is overridden, and half of it cannot be done: override other hooks"
-        )
-    if complaints:
-        raise ConfigurationError(
-            f"`split_on_oom` is True, but a batch cannot be begun again in this run: {'; '.join(complaints)}; or leave "
-            "`split_on_oom` out."
-        )
+    reason = None
+    if accelerator.num_processes > 1 or not is_replicated(accelerator):
+        reason = "the other ranks would wait for the one that begins again: use smaller batches"
+    elif has_own_passes:
+        reason = "`_perform_forward_and_backward_passes` is overridden: override other hooks"
+    if reason is not None:
+        raise ConfigurationError(f"`split_on_oom` is True, but {reason}, or leave `split_on_oom` out.")
 
 
 @dataclasses.dataclass(eq=False)
@@ -60,13 +51,11 @@ class _Computed:
         micro_batch: the batch.
         step: batches of the epoch before it.
         is_reported: whether the loss tracker and the callbacks have been told about it.
-        is_loss_changed: whether a callback has replaced the loss in its output.
     """
 
     micro_batch: MicroBatch
     step: int
     is_reported: bool = False
-    is_loss_changed: bool = False
 
 
 @dataclasses.dataclass(eq=False)
@@ -86,18 +75,19 @@ class SplittingStep(TransactionalStep):
     """A step that computes batches whole, or in parts if they do not fit; update, loss and events are the same.
 
     When memory runs out, the update is undone and computed again from its first batch, in parts of half the size.
-
-    Attributes:
-        rows: the largest number of samples in a part; None as long as whole batches fit.
     """
 
     def __init__(self, parts: StepParts) -> None:
         super().__init__(parts)
-        self.rows: int | None = None
         self._part: _Part | None = None
         self._is_reporting = False
         self._computed: list[_Computed] = []
         self._error: RuntimeError | None = None
+
+    @property
+    def rows(self) -> int | None:
+        """The largest number of samples in a part; None as long as whole batches fit."""
+        return self._hooks.run_state.rows_that_fit or None
 
     def update(self, update: Update) -> None:
         """One update, whose batches are kept until all of them fit."""
@@ -112,10 +102,9 @@ class SplittingStep(TransactionalStep):
         Raises:
             DataError: if the batch could not be split.
             torch.OutOfMemoryError: if a single sample does not fit.
-            HookOutputError: if a callback changed a loss that has to be computed in parts.
         """
         latest = _Computed(self.micro_batch, step)
-        size, rows_before = rows_of(batch), self.rows
+        size, rows_before = rows_of(batch, self.micro_batch.samples), self.rows
         self._computed.append(latest)
         pending = [latest]
         while pending:
@@ -134,13 +123,6 @@ class SplittingStep(TransactionalStep):
                 "BatchNorm. To save the attempt, use a smaller `per_device_batch_size` and more "
                 "`gradient_accumulation_steps`.",
             )
-
-    @property
-    def summary(self) -> str | None:
-        """The size of the parts, if there are any."""
-        if self.rows is None:
-            return None
-        return f"Batches went through the model in parts of {format_count(self.rows, 'sample')} at the most"
 
     def record(self, history: Any) -> None:
         """Also record the size of the parts, if there are any."""
@@ -163,16 +145,7 @@ class SplittingStep(TransactionalStep):
         self.late_counts.forget()
         if self.parts.ranks.device.type != "cpu":
             torch.accelerator.empty_cache()
-        self.rows = (rows + 1) // 2
-        self._refuse_changed_losses()
-
-    def _refuse_changed_losses(self) -> None:
-        if any(each.is_loss_changed for each in self._computed):
-            raise HookOutputError(
-                "A callback changed batch_output['loss'] in `on_train_step_end`, but of a batch that is split because "
-                "of `split_on_oom` the gradients have been computed by then. Change the loss in "
-                "`calculate_train_batch_loss`, or use smaller batches."
-            )
+        self._hooks.run_state.rows_that_fit = (rows + 1) // 2
 
     def _fits(self, batch: _Computed) -> bool:
         """Compute a batch. Returns whether there was enough memory."""
@@ -190,7 +163,7 @@ class SplittingStep(TransactionalStep):
         try:
             for part, count in zip(parts, counts, strict=True):
                 weight = None if whole.weight is None else whole.weight * count / (sum(counts) or 1)
-                self.micro_batch = whole._replace(batch=part, weight=weight)
+                self.micro_batch = whole._replace(batch=part, samples=rows_of(part), weight=weight)
                 self._part = _Part(count)
                 computed.append(self._part)
                 if not self._has_room(part, batch.step):
@@ -199,7 +172,6 @@ class SplittingStep(TransactionalStep):
             self._part = None
         self.micro_batch = whole
         self.report(_output_of_whole(computed), whole.batch, batch.step)
-        self._refuse_changed_losses()
         return True
 
     def _counts_of(self, parts: list[Any]) -> list[int]:
@@ -224,11 +196,9 @@ class SplittingStep(TransactionalStep):
             self.parts.losses.replace(sum(each.is_reported for each in later), loss)
             return
         computed.is_reported = True
-        version = version_of(loss)
         self._is_reporting = True
         super().report(output, batch, step)
         self._is_reporting = False
-        computed.is_loss_changed = output["loss"] is not loss or version_of(loss) != version
 
     def weigh(self, output: Mapping[str, Any]) -> Any:
         """The loss times its share of the update. A mean over no items is NaN, even when multiplied by 0."""
@@ -265,24 +235,19 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(word in str(error) for word in _WORDS_OF_OUT_OF_MEMORY)
 
 
-def rows_of(batch: Any) -> int:
+def rows_of(batch: Any, samples: int | None = None) -> int:
     """The first dimension that all tensors of a batch have.
 
     Raises:
-        DataError: if the batch is not made of such tensors.
+        DataError: if the batch is not made of such tensors, or has another number of `samples`.
     """
     found = [leaf for leaf in leaves(batch) if leaf is not None]
     sizes = {len(leaf) if isinstance(leaf, torch.Tensor) and leaf.ndim else None for leaf in found}
     size = sizes.pop() if len(sizes) == 1 else None
-    if not size:
-        kinds = [
-            f"a tensor of shape {list(leaf.shape)}" if isinstance(leaf, torch.Tensor) else f"a {type(leaf).__name__}"
-            for leaf in found
-        ]
+    if not size or size != (samples or size):
         raise DataError(
-            f"The batch has {', '.join(dict.fromkeys(kinds)) or 'nothing'} in it, so it cannot be split if it does not "
-            "fit into memory. With `split_on_oom`, batches must be tensors with one and the same first dimension, or "
-            "tuples, lists and dicts of them."
+            f"The batch is {described(batch)}, so it cannot be split if it does not fit into memory. With "
+            "`split_on_oom`, batches must be tensors with one row for each sample, or tuples, lists and dicts of them."
         )
     return size
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import functools
+import itertools
 import math
+import numbers
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -13,16 +16,26 @@ from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.errors import UnknownMetricError
 from pytorch_accelerated.optional import require
-from pytorch_accelerated.tracking.html import html_of_facts
-from pytorch_accelerated.tracking.names import greater_is_better, name_in_set, role_and_quantity
 from pytorch_accelerated.tracking.plotting import PlottedRun, plot_runs
-from pytorch_accelerated.tracking.step_records import StepRecord, plain_values_of, records_of
+from pytorch_accelerated.tracking.step_records import StepRecord, joined, records_of, table_of
 from pytorch_accelerated.tracking.timing import EpochTiming
-from pytorch_accelerated.tracking.values import MetricRecord, stored_value
+from pytorch_accelerated.tracking.values import (
+    MetricRecord,
+    columns_of,
+    name_in_set,
+    records_in,
+    stored_value,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
+
+
+# They say where a run is, and how fast, and are no results.
+_PLACES = ("epoch", "step", "total_flos", "num_input_tokens_seen")
+_SPEEDS = ("_runtime", "_samples_per_second", "_steps_per_second", "_tokens_per_second")
+_STEP = ("grad_norm", "learning_rate")
 
 
 class RunHistory(ABC):
@@ -45,9 +58,9 @@ class RunHistory(ABC):
     _metric_name_prefix: str
     _evaluation_set: str
     _metric_records: list[MetricRecord]
+    _extremes: dict[str, dict[str, MetricRecord]]
     _step_records: list[StepRecord]
     _timings: list[EpochTiming]
-    _forgotten_names: set[str]
     _read_positions: dict[str, int]
     _step_read_positions: dict[str, int]
 
@@ -96,12 +109,6 @@ class RunHistory(ABC):
     def reset(self) -> None:
         """Forget all values and go back to epoch 1 and update 0. The prefix stays."""
 
-    def reset_for_evaluation(self) -> None:
-        """Reset before an evaluation. Errors that miss one of the forgotten metrics then say what has happened."""
-        forgotten = (self._forgotten_names | set(self.get_metric_names())) - {"evaluation_loss"}
-        self.reset()
-        self._forgotten_names = forgotten
-
     @property
     def metric_name_prefix(self) -> str:
         """The prefix of the names of recorded metrics."""
@@ -141,6 +148,14 @@ class RunHistory(ABC):
         """Every value of every metric, in the order of recording."""
         return tuple(self._metric_records)
 
+    def latest_record(self, name: str) -> MetricRecord | None:
+        """The last value of a metric, with its place; None without any."""
+        return self._extremes.get(name, {}).get("latest")
+
+    def best_record(self, name: str, greater_is_better: bool) -> MetricRecord | None:
+        """The first of the best finite values of a metric, with its place; None without any."""
+        return self._extremes.get(name, {}).get("greatest" if greater_is_better else "least")
+
     @property
     def step_records(self) -> Sequence[StepRecord]:
         """What was measured within the training epochs, in the order of updates.
@@ -154,6 +169,13 @@ class RunHistory(ABC):
     def add_step_record(self, record: StepRecord) -> None:
         """Record what was measured over some updates. The loop does so."""
         self._step_records.append(record)
+
+    def join_step_records(self, most: int) -> None:
+        """Join neighbours among the step records until there are `most` at most. The loop does so in a long run."""
+        last_read = {name: self._step_records[end - 1].update for name, end in self._step_read_positions.items() if end}
+        self._step_records = joined(self._step_records, most)
+        ends = [record.update for record in self._step_records]
+        self._step_read_positions = {name: bisect.bisect_right(ends, update) for name, update in last_read.items()}
 
     @property
     def timings(self) -> Sequence[EpochTiming]:
@@ -197,18 +219,14 @@ class RunHistory(ABC):
         """
         if name not in self.get_metric_names():
             raise self._unknown_metric(name, self.get_metric_names())
-        kept = [record.name != name for record in self._metric_records]
-        state = self.state_dict()
-        state["records"] = [record for record, keep in zip(state["records"], kept, strict=True) if keep]
-        state["read_positions"] = {reader: sum(kept[:end]) for reader, end in self._read_positions.items()}
-        self.load_state_dict(state)
+        self.load_state_dict(with_some_records(self.state_dict(), [each.name != name for each in self._metric_records]))
 
     def state_dict(self) -> dict[str, Any]:
-        """The whole history as plain values, including NaN and infinities."""
+        """The whole history: numbers, including NaN and infinities, in tensors, and the rest as it was recorded."""
         return {
-            "records": [list(record) for record in self._metric_records],
+            "records": columns_of(self._metric_records),
             "read_positions": dict(self._read_positions),
-            "step_records": plain_values_of(self._step_records),
+            "step_records": table_of(self._step_records),
             "step_read_positions": dict(self._step_read_positions),
             "current_epoch": self._current_epoch,
             "updates_done": self.updates_done,
@@ -219,10 +237,10 @@ class RunHistory(ABC):
         """Restore the result of `state_dict`: the history is reset, and the values are recorded again."""
         self.reset()
         self.set_metric_name_prefix("")  # the names in the state include their prefix
-        for name, value, epoch, update in state["records"]:
-            self._set_epoch(epoch)
-            self.updates_done = update
-            with self.measuring_on(""):
+        with self.measuring_on(""):
+            for name, value, epoch, update in records_in(state["records"]):
+                self._set_epoch(epoch)
+                self.updates_done = update
                 self.update_metric(name, value)
         self._read_positions.update(state["read_positions"])
         if "step_records" in state:  # older states have none
@@ -253,7 +271,7 @@ class RunHistory(ABC):
         Raises:
             MissingDependencyError: if pandas is not installed.
         """
-        pandas = require("pandas", extra="dataframe", needed_by="RunHistory.to_dataframe")
+        pandas = require("pandas", needed_by="RunHistory.to_dataframe")
         moments: list[tuple[int, int]] = []
         rows: list[dict[str, Any]] = []
         if step_records:
@@ -302,13 +320,8 @@ class RunHistory(ABC):
             metric_names = [metric_names]
         wanted = list(known if metric_names is None else metric_names)
         for name in wanted:
-            if name not in known and name in self.get_metric_names():
-                raise UnknownMetricError(
-                    f"The metric {name!r} has values, but none of them is a number, so it cannot be plotted. Metrics "
-                    f"with numbers: {', '.join(map(repr, known)) or 'none'}."
-                )
             if name not in known:
-                raise self._unknown_metric(name, known)
+                raise self._unknown_metric(name, known, "number among its values")
         has_steps = metric_names is None or "train_loss_epoch" in wanted
         runs = [
             PlottedRun(
@@ -322,26 +335,9 @@ class RunHistory(ABC):
 
     def __repr__(self) -> str:
         """The last epoch with any value, and the latest value of each metric."""
-        latest = {record.name: record for record in self._metric_records}
-        values = ", ".join(f"{name} {_text(record)}" for name, record in latest.items())
-        shown = f"epoch {self._metric_records[-1].epoch}: {values}" if latest else "no metrics"
+        values = ", ".join(f"{name} {_text(known['latest'])}" for name, known in self._extremes.items())
+        shown = f"epoch {self._metric_records[-1].epoch}: {values}" if values else "no metrics"
         return f"{type(self).__name__}({shown})"
-
-    def _repr_html_(self) -> str:
-        """For notebooks: the latest value of each metric, and its best one where its name says which is better."""
-        rows = []
-        for name in dict.fromkeys(record.name for record in self._metric_records):
-            records = [record for record in self._metric_records if record.name == name]
-            numbers = [record for record in records if record.is_scalar and math.isfinite(record.value)]
-            greater = greater_is_better(role_and_quantity(name)[1])
-            best = ""
-            if numbers and greater is not None:
-                found = (max if greater else min)(numbers, key=lambda record: record.value)
-                best = f"{_text(found)} (epoch {found.epoch})"
-            rows.append((name, f"{len(records)}", _text(records[-1]), best))
-        epoch = self._metric_records[-1].epoch if self._metric_records else 0
-        title = f"{type(self).__name__}, epoch {epoch}, update {self.updates_done}" if rows else repr(self)
-        return html_of_facts(title, rows, ("metric", "values", "latest", "best") if rows else ())
 
     @property
     def _scalar_names(self) -> Iterable[str]:
@@ -351,27 +347,45 @@ class RunHistory(ABC):
     def _scalar_records(self) -> list[MetricRecord]:
         return [record for record in self._metric_records if record.is_scalar]
 
-    def _unknown_metric(self, name: str, known: Iterable[str]) -> UnknownMetricError:
+    def _unknown_metric(self, name: str, known: Iterable[str], what: str = "value") -> UnknownMetricError:
         known = list(known)
         others = f"Known metrics: {', '.join(map(repr, known))}." if known else "Nothing has been recorded yet."
-        evaluated = ""
-        if name in self._forgotten_names:
-            evaluated = (
-                " It had values until `Trainer.evaluate` reset the run history. To keep them, use "
-                "`evaluate(..., reset_run_history=False)`, or the history that `train` returns, which stays as it was."
-            )
-        return UnknownMetricError(f"The metric {name!r} has no value. {others}{evaluated}")
+        return UnknownMetricError(f"The metric {name!r} has no {what}. {others}")
+
+    def _add(self, record: MetricRecord) -> None:
+        self._metric_records.append(record)
+        known = self._extremes.setdefault(record.name, {})
+        known["latest"] = record
+        if record.is_scalar and math.isfinite(record.value):
+            if "least" not in known or record.value < known["least"].value:
+                known["least"] = record
+            if "greatest" not in known or record.value > known["greatest"].value:
+                known["greatest"] = record
 
     def _start_over(self) -> None:
         self._current_epoch = 1
         self.updates_done = 0
         self._metric_records = []
+        self._extremes = {}
         self._step_records = []
         self._timings = []
         self._read_positions = {}
         self._step_read_positions = {}
         self.names_not_saved = set()
-        self._forgotten_names = set()
+
+
+def with_some_records(state: Mapping[str, Any], keep: Sequence[bool]) -> dict[str, Any]:
+    """The state of a history without some of its records.
+
+    Args:
+        state: from `RunHistory.state_dict`.
+        keep: whether to keep each record.
+    """
+    return {
+        **state,
+        "records": columns_of(itertools.compress(records_in(state["records"]), keep)),
+        "read_positions": {reader: sum(keep[:end]) for reader, end in state["read_positions"].items()},
+    }
 
 
 def _recorded(update_metric: Callable[..., None]) -> Callable[..., None]:
@@ -379,14 +393,17 @@ def _recorded(update_metric: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(update_metric)
     def wrapper(self: RunHistory, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
-        value = stored_value(value)
+        name, value = name_in_set(name, self._evaluation_set), stored_value(value)
         records_before = len(self._metric_records)
-        name = name_in_set(name, self.evaluation_set)
-        with self.measuring_on(""):  # the method of its base class, which it may call, gets the whole name
+        # The method of its base class, which it may call, gets the whole name.
+        evaluation_set, self._evaluation_set = self._evaluation_set, ""
+        try:
             update_metric(self, name, value, *args, **kwargs)
+        finally:
+            self._evaluation_set = evaluation_set
         if len(self._metric_records) == records_before:  # otherwise it has called that method
             full_name = self.metric_name_prefix + name
-            self._metric_records.append(MetricRecord(full_name, value, self.current_epoch, self.updates_done))
+            self._add(MetricRecord(full_name, value, self.current_epoch, self.updates_done))
 
     return wrapper
 
@@ -429,3 +446,60 @@ class InMemoryRunHistory(RunHistory):
 
     def reset(self) -> None:
         self._metrics = {}
+
+
+class LoggedHistory(InMemoryRunHistory):
+    """The results in a log history as a run history, which can plot them, compare them and make a data frame of them.
+
+    ::
+
+        history = LoggedHistory(trainer.state.log_history)
+        history.plot()
+        history.plot(compare={"other": LoggedHistory(TrainerState.load_from_json(path).log_history)})
+
+    Metrics have the names that they were logged with: ``loss`` is the loss of training. Their epochs are counted from
+    1, and updates are steps. Learning rates, gradient norms, speeds and the summary at the end of a training are left
+    out.
+
+    Args:
+        log_history: entries with ``epoch`` and ``step``, oldest first, also of transformers' Trainer.
+    """
+
+    def __init__(self, log_history: Iterable[Mapping[str, Any]] = ()) -> None:
+        super().__init__()
+        for entry in log_history:
+            if not is_summary(entry):
+                self.add(entry, entry.get("epoch", 0), entry.get("step", 0))
+
+    def add(self, logs: Mapping[str, Any], epoch: float, step: int) -> None:
+        """Record the results in an entry of the log history.
+
+        Args:
+            logs: the entry.
+            epoch: passes over the training set so far, with the fraction of the current one.
+            step: updates so far.
+        """
+        # A fraction such as 0.9999999 is a whole epoch; what is logged before the first update belongs to epoch 1.
+        whole = round(epoch)
+        is_whole = math.isclose(epoch, whole, abs_tol=1e-6)
+        self._set_epoch(max(1, whole if is_whole else math.ceil(epoch)))
+        self.updates_done = step
+        for name, value in logs.items():
+            if isinstance(value, numbers.Real) and not is_about_the_run(name) and name not in _STEP:
+                self.update_metric(name, value)
+        if is_whole:
+            self._set_epoch(whole + 1)
+
+
+def is_about_the_run(name: str) -> bool:
+    """Whether a logged number is a place or a speed, not a result.
+
+    >>> [is_about_the_run(name) for name in ("epoch", "eval_runtime", "eval_loss")]
+    [True, True, False]
+    """
+    return name in _PLACES or name.endswith(_SPEEDS)
+
+
+def is_summary(logs: Mapping[str, Any]) -> bool:
+    """Whether these are the last logs of a training, which sum it up."""
+    return "train_runtime" in logs and "train_loss" in logs

@@ -1,7 +1,9 @@
-"""Plots of the metrics of one run, or of several."""
+"""Plots of the metrics of one run, or of several, as figures that need no display."""
 
 from __future__ import annotations
 
+import functools
+import io
 import itertools
 import math
 import os
@@ -10,8 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pytorch_accelerated.errors import ConfigurationError, UnknownMetricError
-from pytorch_accelerated.tracking.figures import new_figure
-from pytorch_accelerated.tracking.names import greater_is_better, role_and_quantity
+from pytorch_accelerated.optional import require
+from pytorch_accelerated.tracking.values import greater_is_better, role_and_quantity
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
     from pytorch_accelerated.tracking.step_records import StepRecord
     from pytorch_accelerated.tracking.values import MetricRecord
+
 
 _LINE_STYLES = ("-", ":", "-.")  # of roles other than training, which is dashed
 _WITHIN_EPOCHS = "train_loss"
@@ -50,8 +53,7 @@ def plot_runs(
 
     The same quantity in training and evaluation shares a panel. Where it is known whether less or more is better, as of
     losses and accuracies, a ring marks the best value in evaluation, or in training without evaluation. The horizontal
-    axis shows epochs if no metric has two values in one epoch, else updates if no metric has two values at one update,
-    else the number of the value.
+    axis shows epochs if no metric has two values in one epoch, else updates.
 
     Args:
         runs: of several, each has a colour.
@@ -82,9 +84,7 @@ def plot_runs(
     roles = list(dict.fromkeys(role_and_quantity(name)[0] for every in panels.values() for name in every))
     others = (role for role in roles if not role.startswith("train"))
     styles = {**dict.fromkeys(roles, "--"), **dict(zip(others, itertools.cycle(_LINE_STYLES), strict=False))}
-    axis = next(
-        (axis for axis in ("epoch", "update") if all(_tells_values_apart(axis, each) for each in every_metric)), "value"
-    )
+    axis = "epoch" if all(map(_has_one_value_an_epoch, every_metric)) else "update"
 
     columns = math.ceil(math.sqrt(len(panels)))
     rows = math.ceil(len(panels) / columns)
@@ -100,7 +100,7 @@ def plot_runs(
                 if len(runs) > 1:
                     colour, line = f"C{number}", styles[roles[role]]
                 label = name if len(runs) == 1 else f"{run.name}, {name}"
-                if name == _WITHIN_EPOCHS and axis != "value" and run.steps:
+                if name == _WITHIN_EPOCHS and run.steps:
                     _draw_steps(axes, run, axis, smoothing, colour=colour, label=label)
                 if name in metrics:
                     _draw(axes, metrics[name], axis, colour=colour, line=line, label=label)
@@ -156,18 +156,14 @@ def _by_name(records: Iterable[MetricRecord]) -> dict[str, list[MetricRecord]]:
     return metrics
 
 
-def _tells_values_apart(axis: str, metrics: Mapping[str, list[MetricRecord]]) -> bool:
-    return all(len({getattr(record, axis) for record in records}) == len(records) for records in metrics.values())
-
-
-def _places(records: Sequence[MetricRecord], axis: str) -> Sequence[int]:
-    return range(1, len(records) + 1) if axis == "value" else [getattr(record, axis) for record in records]
+def _has_one_value_an_epoch(metrics: Mapping[str, list[MetricRecord]]) -> bool:
+    return all(len({record.epoch for record in records}) == len(records) for records in metrics.values())
 
 
 def _draw(axes: Axes, records: list[MetricRecord], axis: str, *, colour: str, line: str, label: str) -> None:
     marker = "o" if len(records) <= 30 else ""  # more would overlap
-    values = [record.value for record in records]
-    (drawn,) = axes.plot(_places(records, axis), values, color=colour, linestyle=line, linewidth=1.8, label=label)
+    places, values = ([getattr(record, name) for record in records] for name in (axis, "value"))
+    (drawn,) = axes.plot(places, values, color=colour, linestyle=line, linewidth=1.8, label=label)
     drawn.set(marker=marker, markersize=4)
 
 
@@ -192,21 +188,12 @@ def _mark_best(axes: Axes, metrics: list[list[MetricRecord]], axis: str) -> None
         if is_greater_better is None or len(numbers) < 2:
             continue
         best = (max if is_greater_better else min)(numbers, key=lambda place: records[place].value)
-        spot = (_places(records, axis)[best], records[best].value)
+        spot = (getattr(records[best], axis), records[best].value)
         lines = {line.get_label(): line for line in axes.get_lines()}
         line = next(line for label, line in reversed(lines.items()) if str(label).endswith(records[0].name))
         axes.scatter(*spot, s=90, facecolors="none", edgecolors=line.get_color(), linewidths=1.8, zorder=3)
-        offset = (0, -15 if is_greater_better else 9)
-        axes.annotate(
-            f"{spot[1]:.4g}",
-            spot,
-            xytext=offset,
-            textcoords="offset points",
-            ha="center",
-            fontsize="small",
-            color=line.get_color(),
-            bbox={"facecolor": axes.get_facecolor(), "alpha": 0.75, "edgecolor": "none", "pad": 0.5},
-        )
+        above, colour = (0, -15 if is_greater_better else 9), line.get_color()
+        axes.annotate(f"{spot[1]:.4g}", spot, above, textcoords="offset points", ha="center", color=colour)
 
 
 def _decorate(axes: Axes, quantity: str, axis: str, *, is_logarithmic: bool) -> None:
@@ -217,3 +204,25 @@ def _decorate(axes: Axes, quantity: str, axis: str, *, is_logarithmic: bool) -> 
         axes.set_yscale("log")
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def new_figure(width: float, height: float, *, needed_by: str) -> Figure:
+    """An empty figure, not registered with pyplot. As the last line of a notebook's cell it is shown, without a magic.
+
+    Args:
+        width: in inches.
+        height: in inches.
+        needed_by: the feature that needs it, for the error.
+
+    Raises:
+        MissingDependencyError: if matplotlib is not installed.
+    """
+    figure: Figure = require("matplotlib.figure", needed_by=needed_by).Figure((width, height), layout="constrained")
+    figure._repr_png_ = functools.partial(_png_of, figure)  # type: ignore[attr-defined]
+    return figure
+
+
+def _png_of(figure: Figure) -> bytes:
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=110)
+    return file.getvalue()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 
 class EpochTiming(NamedTuple):
@@ -66,24 +66,6 @@ class Pace:
         self._last, self._between, self._due = updates, between, updates + between
 
 
-class Waiting(Protocol):
-    """Counts seconds of waiting."""
-
-    seconds: float
-
-
-class Source(Protocol):
-    """Where batches come from."""
-
-    @property
-    def waiting(self) -> Waiting:
-        """The waiting for them."""
-
-    @property
-    def num_workers(self) -> int | None:
-        """The number of processes that fetch now; None if unknown."""
-
-
 class EpochClock:
     """Measures the time of one training epoch, from its construction on.
 
@@ -98,11 +80,11 @@ class EpochClock:
         self.epoch = epoch
         self._started = time.perf_counter()
         self._paused_seconds = 0.0
-        self._source: Source | None = None
+        self._source: Any = None
         self._waited_before = 0.0
 
-    def watch(self, source: Source) -> None:
-        """Count the waiting from now on."""
+    def watch(self, source: Any) -> None:
+        """Count the seconds in `source.waiting` from now on; `source.num_workers` processes fetch its batches."""
         self._source, self._waited_before = source, source.waiting.seconds
 
     @contextlib.contextmanager

@@ -1,28 +1,26 @@
 """Records of a run in other tools: TensorBoard, MLflow, Weights & Biases, and others that accelerate has trackers for.
 
-Nothing here knows a trainer. Everything happens on one process; errors of the tools are raised.
+Nothing here knows a trainer. Everything happens on one process. A tracker may fail without harm to the run.
 """
 
 from __future__ import annotations
 
-import difflib
+import contextlib
 import importlib.util
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import accelerate.tracking
-import numpy as np
-import torch
-from accelerate.tracking import GeneralTracker
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
 
-from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, MissingDependencyError
+from pytorch_accelerated.errors import ConfigurationError, MissingDependencyError
 from pytorch_accelerated.optional import require
 
-_NEEDS_TENSORBOARD = "The tracker 'tensorboard'"
+_MLFLOW_BATCH = 1000  # MLflow takes no more in one request
 Outcome = Literal["finished", "failed", "killed"]
 """How a run has ended; "killed" by Ctrl-C or another signal."""
 
@@ -64,13 +62,10 @@ class Tracker:
         identity: what finds the record again, for example the id of a run; None if this kind of tracker has nothing.
     """
 
-    name: str
-    is_given: bool
-    identity: str | None = None
-
     def __init__(self, name: str, given: GeneralTracker | None = None) -> None:
         self.name = name
         self.is_given = given is not None
+        self.identity: str | None = None
         self._general: Any = given
 
     def start(self, place: Place, identity: str | None = None, repeats_from: int | None = None) -> None:
@@ -85,7 +80,7 @@ class Tracker:
         self.identity = identity
         self._repeats_from = repeats_from
         if not self.is_given:
-            self._general = self._class_of_accelerate(**{**self._arguments(place), **place.options})
+            self._general = LOGGER_TYPE_TO_CLASS[self.name](**{**self._arguments(place), **place.options})
         self._general.start()
 
     def log_hyperparameters(self, values: dict[str, Any]) -> None:
@@ -101,10 +96,6 @@ class Tracker:
         """Log a matplotlib figure, and return True; return False if this kind of tracker has no figures."""
         return False
 
-    def log_histogram(self, name: str, values: np.ndarray[Any, Any], step: int) -> bool:
-        """Log the distribution of finite numbers, and return True; return False if there are no histograms."""
-        return False
-
     @property
     def location(self) -> str:
         """The link or the folder of the record; empty if this kind of tracker has nothing to say."""
@@ -114,14 +105,9 @@ class Tracker:
         """Write what is left and close the record."""
         self._general.finish()
 
-    @property
-    def _class_of_accelerate(self) -> type[Any]:
-        kind: type[Any] = getattr(accelerate.tracking, _KINDS[self.name].class_name)
-        return kind
-
     def _arguments(self, place: Place) -> dict[str, Any]:
         """The keyword arguments of accelerate's class."""
-        takes_folder = self._class_of_accelerate.requires_logging_directory
+        takes_folder = LOGGER_TYPE_TO_CLASS[self.name].requires_logging_directory
         return {"run_name": place.run_name, **({"logging_dir": str(place.folder)} if takes_folder else {})}
 
 
@@ -129,23 +115,14 @@ class _TensorBoard(Tracker):
     """Event files in a folder of the run's name. Those that a resumed run writes again are hidden by their step."""
 
     def log(self, rows: Iterable[Row]) -> None:
-        # One event for a step takes a quarter of the time of accelerate's one for each value.
-        protocol: Any = require(
-            "tensorboard.compat.proto.summary_pb2", extra="tensorboard", needed_by=_NEEDS_TENSORBOARD
-        )
+        writer = self._general.tracker
         for step, values in rows:
-            summary = protocol.Summary()
             for name, value in values.items():
-                summary.value.add(tag=name, simple_value=value)
-            self._general.tracker.file_writer.add_summary(summary, step)
-        self._general.tracker.flush()
+                writer.add_scalar(name, value, step)
+        writer.flush()  # once: accelerate's method waits for the thread that writes after each row
 
     def log_figure(self, name: str, figure: Any, step: int) -> bool:
         self._general.tracker.add_figure(name, figure, step, close=False)
-        return True
-
-    def log_histogram(self, name: str, values: np.ndarray[Any, Any], step: int) -> bool:
-        self._general.tracker.add_histogram(name, values, step)
         return True
 
     @property
@@ -153,14 +130,22 @@ class _TensorBoard(Tracker):
         return str(self._general.tracker.log_dir)
 
     def _arguments(self, place: Place) -> dict[str, Any]:
-        self.identity = self.identity or _unused_name(place.folder, place.run_name)
+        number, name = 1, place.run_name
+        while self.identity is None and (place.folder / name).exists():  # a record holds one run
+            number += 1
+            name = f"{place.run_name}_{number}"
+        self.identity = self.identity or name
         purging = {} if self._repeats_from is None else {"purge_step": self._repeats_from}
-        # Events are flushed together, so a short queue would only make the two threads wait for each other.
+        # The two threads would wait for each other with a short queue.
         return {"run_name": self.identity, "logging_dir": str(place.folder), "max_queue": 1000, **purging}
 
 
 class _MLflow(Tracker):
     """A run in the store that MLflow is set to. The values that it has already are not logged again."""
+
+    @property
+    def _api(self) -> Any:
+        return require("mlflow", needed_by="The tracker 'mlflow'")
 
     def start(self, place: Place, identity: str | None = None, repeats_from: int | None = None) -> None:
         super().start(place, identity, repeats_from)
@@ -168,46 +153,39 @@ class _MLflow(Tracker):
         self._first_new_steps: dict[str, int] = {}
 
     def log(self, rows: Iterable[Row]) -> None:
-        mlflow, now = _mlflow(), int(time.time() * 1000)
+        now = int(time.time() * 1000)
         metrics = [
-            mlflow.entities.Metric(name, value, now, step)
+            self._api.entities.Metric(name, value, now, step)
             for step, values in rows
             for name, value in values.items()
             if step >= self._first_new_step(name)
         ]
         for start in range(0, len(metrics), _MLFLOW_BATCH):
-            mlflow.MlflowClient().log_batch(self.identity, metrics=metrics[start : start + _MLFLOW_BATCH])
+            self._api.MlflowClient().log_batch(self.identity, metrics=metrics[start : start + _MLFLOW_BATCH])
 
     def log_figure(self, name: str, figure: Any, step: int) -> bool:
-        _mlflow().MlflowClient().log_figure(self.identity, figure, f"{name}/{step}.png")
+        self._general.log_figure(figure, f"{name}/{step}.png")
         return True
 
     @property
     def location(self) -> str:
-        uri, info = _mlflow().get_tracking_uri(), self._general.tracker.info
-        if uri.startswith("http"):
-            return f"{uri}/#/experiments/{info.experiment_id}/runs/{info.run_id}"
-        return f"run {info.run_id} in {uri}"
+        return f"run {self.identity} in {self._api.get_tracking_uri()}"
 
     def finish(self, outcome: Outcome) -> None:
-        _mlflow().end_run(outcome.upper())
+        self._api.end_run(outcome.upper())
 
     def _arguments(self, place: Place) -> dict[str, Any]:
         # A run that the user has opened becomes the parent of this one.
-        is_nested = _mlflow().active_run() is not None
-        return {
-            "experiment_name": place.project,
-            "run_name": place.run_name,
-            "run_id": self.identity,
-            "nested_run": is_nested,
-        }
+        is_nested = self._api.active_run() is not None
+        names = {"experiment_name": place.project, "run_name": place.run_name}
+        return {**names, "run_id": self.identity, "nested_run": is_nested}
 
     def _first_new_step(self, name: str) -> int:
         """The first step of which a continued record has no value of this name."""
         if self._repeats_from is None:
             return 0
         if name not in self._first_new_steps:
-            history = _mlflow().MlflowClient().get_metric_history(self.identity, name)
+            history = self._api.MlflowClient().get_metric_history(self.identity, name)
             self._first_new_steps[name] = 1 + max((metric.step for metric in history), default=-1)
         return self._first_new_steps[name]
 
@@ -222,11 +200,7 @@ class _WandB(Tracker):
         super().log(row for row in rows if row.step >= first)
 
     def log_figure(self, name: str, figure: Any, step: int) -> bool:
-        self._general.log({name: _wandb().Image(figure)}, step=step)
-        return True
-
-    def log_histogram(self, name: str, values: np.ndarray[Any, Any], step: int) -> bool:
-        self._general.log({name: _wandb().Histogram(np_histogram=np.histogram(values, bins=64))}, step=step)
+        self._general.log({name: require("wandb", needed_by="The tracker 'wandb'").Image(figure)}, step=step)
         return True
 
     @property
@@ -240,102 +214,44 @@ class _WandB(Tracker):
     def _arguments(self, place: Place) -> dict[str, Any]:
         self.identity = self.identity or uuid.uuid4().hex[:12]
         place.folder.mkdir(parents=True, exist_ok=True)  # otherwise W&B takes a temporary folder
-        return {
-            "run_name": place.project,  # accelerate's name for the project
-            "name": place.run_name,
-            "id": self.identity,
-            "resume": "allow",
-            "dir": str(place.folder),
-        }
+        # accelerate's `run_name` is the project
+        names = {"run_name": place.project, "name": place.run_name, "id": self.identity}
+        return {**names, "resume": "allow", "dir": str(place.folder)}
 
 
-class _Kind(NamedTuple):
-    """A kind of tracker.
-
-    Attributes:
-        class_name: of accelerate's class.
-        tracker: our class.
-        package: imports the package, if an extra of this library installs it.
-    """
-
-    class_name: str
-    tracker: type[Tracker] = Tracker
-    package: Callable[[], Any] | None = None
-
-
-def _tensorboard() -> Any:
-    return require("tensorboard", extra="tensorboard", needed_by=_NEEDS_TENSORBOARD)
-
-
-def _mlflow() -> Any:
-    return require("mlflow", extra="mlflow", needed_by="The tracker 'mlflow'")
-
-
-def _wandb() -> Any:
-    return require("wandb", extra="wandb", needed_by="The tracker 'wandb'")
-
-
-_KINDS = {
-    "tensorboard": _Kind("TensorBoardTracker", _TensorBoard, _tensorboard),
-    "mlflow": _Kind("MLflowTracker", _MLflow, _mlflow),
-    "wandb": _Kind("WandBTracker", _WandB, _wandb),
-    "comet_ml": _Kind("CometMLTracker"),
-    "aim": _Kind("AimTracker"),
-    "clearml": _Kind("ClearMLTracker"),
-    "dvclive": _Kind("DVCLiveTracker"),
-    "swanlab": _Kind("SwanLabTracker"),
-    "trackio": _Kind("TrackioTracker"),
-}
-TRACKER_NAMES = tuple(_KINDS)
-_MLFLOW_BATCH = 1000  # MLflow takes no more in one request
+_KINDS = {"tensorboard": _TensorBoard, "mlflow": _MLflow, "wandb": _WandB}
 
 
 def make_trackers(trackers: str | GeneralTracker | Sequence[str | GeneralTracker]) -> list[Tracker]:
     """The trackers of these names, and those for the user's own instances.
 
     Raises:
-        ArgumentTypeError: for anything else than names and instances.
-        ConfigurationError: a ValueError, for an unknown name, or a tracker that is named twice.
+        ConfigurationError: a ValueError, for anything else, or a tracker that is named twice.
         MissingDependencyError: if the package of a tracker is not installed.
     """
     given = [trackers] if isinstance(trackers, (str, GeneralTracker)) else list(trackers)
-    made = [_make_tracker(one) for one in given]
-    names = [tracker.name for tracker in made]
-    if not made or len(set(names)) < len(names):
+    names = [one.name if isinstance(one, GeneralTracker) else one for one in given]
+    is_known = all(isinstance(one, GeneralTracker) or one in LOGGER_TYPE_TO_CLASS for one in given)
+    if not given or not is_known or len(set(names)) < len(names):
         raise ConfigurationError(
-            f"`trackers` is {given!r}, but it must name one tracker or more, each once. Give for example "
-            "['tensorboard', 'mlflow']."
+            f"`trackers` is {given!r}, but it must name one tracker or more, each once. There are "
+            f"{', '.join(LOGGER_TYPE_TO_CLASS)}; for another one, give an instance of your own subclass of "
+            "`accelerate.tracking.GeneralTracker`."
         )
-    return made
+    return [_make_tracker(one) for one in given]
 
 
 def _make_tracker(given: Any) -> Tracker:
     if isinstance(given, GeneralTracker):
         # Only what accelerate's own classes have is known of an instance.
-        kind = _KINDS.get(given.name)
-        is_of_accelerate = kind is not None and type(given).__name__ == kind.class_name
-        return (kind.tracker if kind is not None and is_of_accelerate else Tracker)(given.name, given)
-    if not isinstance(given, str):
-        raise ArgumentTypeError(
-            f"{given!r} is not a tracker. Give a name ({', '.join(TRACKER_NAMES)}), or an instance of a subclass of "
-            "`accelerate.tracking.GeneralTracker`."
-        )
-    if given not in _KINDS:
-        close = difflib.get_close_matches(given, _KINDS, n=1)
-        hint = f"Did you mean {close[0]!r}? " if close else ""
-        raise ConfigurationError(
-            f"There is no tracker called {given!r}. {hint}There are {', '.join(TRACKER_NAMES)}; for another one, give "
-            "an instance of your own subclass of `accelerate.tracking.GeneralTracker`."
-        )
-    kind = _KINDS[given]
-    if kind.package is not None:
-        kind.package()
-    elif importlib.util.find_spec(given) is None:
+        is_of_accelerate = type(given) is LOGGER_TYPE_TO_CLASS.get(given.name)
+        return (_KINDS.get(given.name, Tracker) if is_of_accelerate else Tracker)(given.name, given)
+    if importlib.util.find_spec(given) is None:
         raise MissingDependencyError(
             f"The tracker {given!r} needs the package {given!r}, which is not installed. Install it with: pip install "
             f"{given}"
         )
-    return kind.tracker(given)
+    return _KINDS.get(given, Tracker)(given)
 
 
 def new_run_name() -> str:
@@ -343,17 +259,106 @@ def new_run_name() -> str:
     return f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_{uuid.uuid4().hex[:4]}"
 
 
-def finite_values(values: Any) -> np.ndarray[Any, Any]:
-    """The finite numbers of a tensor or an array, as one row on the host."""
-    array = values.detach().double().cpu().numpy() if isinstance(values, torch.Tensor) else np.asarray(values, float)
-    finite: np.ndarray[Any, Any] = array[np.isfinite(array)]
-    return finite
+class OpenRecords:
+    """The open records of a run. A tracker that fails is named in one warning, and not used any more.
 
+    Args:
+        warn: shows a warning to the user.
+        updates_done: the updates so far.
+    """
 
-def _unused_name(folder: Path, name: str) -> str:
-    """`name`, with a number if an earlier run has a folder of that name: a record holds one run."""
-    unused, number = name, 1
-    while (folder / unused).exists():
-        number += 1
-        unused = f"{name}_{number}"
-    return unused
+    def __init__(self, warn: Callable[[str], None], updates_done: Callable[[], int]) -> None:
+        self._warn = warn
+        self._updates_done = updates_done
+        self._open: list[Tracker] = []
+        self._waiting: list[Row] = []
+        self._last_write = time.monotonic()
+
+    @property
+    def identities(self) -> dict[str, str]:
+        """What finds the records again, by tracker."""
+        return {one.name: one.identity for one in self._open if one.identity is not None and not one.is_given}
+
+    @property
+    def seconds_since_write(self) -> float:
+        """How long ago values were last written."""
+        return time.monotonic() - self._last_write
+
+    def start(
+        self,
+        tracker: Tracker,
+        place: Place,
+        identity: str | None,
+        repeats_from: int | None,
+        hyperparameters: dict[str, Any],
+        earlier: Sequence[Row],
+    ) -> None:
+        """Open the record of a tracker; see `Tracker.start`.
+
+        Args:
+            tracker, place, identity, repeats_from: as there.
+            hyperparameters: for a new record.
+            earlier: what the trackers of this run have logged already. A new record gets it too.
+        """
+        self._open.append(tracker)
+
+        def start() -> None:
+            tracker.start(place, identity, repeats_from)
+            if identity is None:
+                tracker.log_hyperparameters(hyperparameters)
+                tracker.log([] if tracker.is_given else earlier)
+
+        self._attempt(tracker, "starting", start)
+
+    def add(self, rows: Iterable[Row]) -> None:
+        """Keep rows for the next `write`."""
+        self._waiting += rows
+
+    def write(self) -> None:
+        """Log the rows that wait."""
+        rows, self._waiting = self._waiting, []
+        self._last_write = time.monotonic()
+        for tracker in list(self._open) if rows else []:
+            self._attempt(tracker, "logging", partial(tracker.log, rows))
+
+    def log_figure(self, name: str, figure: Any, step: int | None) -> None:
+        """Log a figure to the trackers that take figures, and warn of the others.
+
+        Args:
+            name: of the figure.
+            figure: of matplotlib.
+            step: the number of updates; None for those so far.
+        """
+        at = self._updates_done() if step is None else step
+        self.write()  # W&B refuses steps before the last one
+
+        def log(tracker: Tracker) -> None:
+            if not tracker.log_figure(name, figure, at):
+                self._warn(f"The tracker {tracker.name!r} takes no figures, so they are not logged there.")
+
+        for tracker in list(self._open):
+            self._attempt(tracker, "logging figures", partial(log, tracker))
+
+    def finish(self, outcome: Outcome) -> list[str]:
+        """Log what waits, and close all records. Returns where they are, a text for each tracker."""
+        self.write()
+        locations = []
+        for tracker in list(self._open):
+            with contextlib.suppress(Exception):  # the record is more important than where it is
+                locations.append(f"{tracker.name}: {tracker.location}" if tracker.location else tracker.name)
+            self._attempt(tracker, "closing", partial(tracker.finish, outcome))
+        self._open = []
+        return locations
+
+    def _attempt(self, tracker: Tracker, what: str, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except Exception as error:
+            self._open.remove(tracker)
+            if what != "closing":
+                with contextlib.suppress(Exception):  # it may not have started
+                    tracker.finish("failed")
+            self._warn(
+                f"The tracker {tracker.name!r} failed at {what}, after {self._updates_done()} updates "
+                f"({type(error).__name__}: {error}). The run continues without it."
+            )

@@ -1,8 +1,11 @@
-"""The form in which a history keeps values: numbers as floats, tensors and arrays as copies on the host."""
+"""Names of metrics and what they say, and the form in which a history keeps values."""
 
 from __future__ import annotations
 
+import math
 import numbers
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,13 +13,34 @@ import torch
 
 from pytorch_accelerated.trees import map_leaves, plain_parts_of
 
+_KIND = re.compile(r"(?:intermediate_)?eval(?:uation)?_")
+# The prefix of a name says what was measured on: train_loss_epoch and ema_model_eval_loss_epoch are both losses.
+_ROLES = re.compile("(?:(?:ema_model|intermediate|training|train|evaluation|eval|validation|valid|val|test)[_/])*")
+_LESS_IS_BETTER = ("loss", "error", "perplexity", "wer", "mae", "mse", "rmse")
+_MORE_IS_BETTER = (
+    "accuracy",
+    "acc",
+    "f1",
+    "precision",
+    "recall",
+    "auc",
+    "auroc",
+    "iou",
+    "map",
+    "dice",
+    "bleu",
+    "r2",
+    "rouge",
+)
+
 
 class MetricRecord(NamedTuple):
     """One value of a metric.
 
     Attributes:
         name: of the metric, with its prefix.
-        value: a float for any number, including NaN and infinities; otherwise the recorded object.
+        value: a float for any number, including NaN and infinities, with `item()` if a tensor or an array was recorded;
+            otherwise the recorded object.
         epoch: the epoch in which it was recorded, counted from 1.
         update: the number of optimizer updates since the history was reset.
     """
@@ -32,16 +56,50 @@ class MetricRecord(NamedTuple):
         return is_scalar(self.value)
 
 
+def columns_of(records: Iterable[MetricRecord]) -> dict[str, Any]:
+    """The records as a state holds them: numbers in a matrix, which takes no JSON, and other values by their place.
+
+    A row of the matrix has the place of the name in `names`, the value, the epoch and the update. In float64 this is
+    exact: integers are below 2**53.
+    """
+    places: dict[str, int] = {}
+    rows, objects = [], []
+    for index, (name, value, epoch, update) in enumerate(records):
+        if not is_scalar(value):
+            objects.append([index, value])
+            value = math.nan
+        rows.append((places.setdefault(name, len(places)), value, epoch, update))
+    table = torch.from_numpy(np.array(rows, dtype=np.float64).reshape(-1, 4))
+    return {"names": list(places), "table": table, "objects": objects}
+
+
+def records_in(columns: Mapping[str, Any] | Sequence[Any]) -> list[MetricRecord]:
+    """The records of `columns_of`, or those in a state of version 1.0, a list with a list for each."""
+    if not isinstance(columns, Mapping):
+        return [MetricRecord(*record) for record in columns]
+    names = columns["names"]
+    records = [
+        MetricRecord(names[int(place)], value, int(epoch), int(update))
+        for place, value, epoch, update in columns["table"].tolist()
+    ]
+    for index, value in columns["objects"]:
+        records[index] = records[index]._replace(value=value)
+    return records
+
+
 def stored_value(value: Any) -> Any:
     """A float for a number, a numpy scalar, or a 0-dim array or tensor (which waits for its device).
 
-    Other tensors and arrays, including those in lists, tuples and dicts, are copied to the host, tensors without their
+    The float is numpy's for what is not a number of Python, because scripts call `item()` of what they recorded. Other
+    tensors and arrays, including those in lists, tuples and dicts, are copied to the host, tensors without their
     graph: later changes of a confusion matrix must not change the record. Everything else is returned unchanged.
     """
+    if type(value) is float:
+        return value
     if isinstance(value, (torch.Tensor, np.ndarray, np.generic)) and value.ndim == 0:
         scalar = value.item()
         if isinstance(scalar, numbers.Real):
-            return float(scalar)
+            return np.float64(scalar)
     elif isinstance(value, numbers.Real):
         return float(value)
     return on_host(value)
@@ -49,7 +107,7 @@ def stored_value(value: Any) -> Any:
 
 def is_scalar(value: Any) -> bool:
     """Whether a value from `stored_value` is a number, which can be used in tables, plots and comparisons."""
-    return type(value) is float
+    return isinstance(value, float)
 
 
 def on_host(value: Any) -> Any:
@@ -61,3 +119,46 @@ def _copy_on_host(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.detach().to("cpu", copy=True)
     return value.copy() if isinstance(value, np.ndarray) else value
+
+
+def name_in_set(name: str, set_name: str) -> str:
+    """The name under which a metric is recorded when it is measured on the evaluation set `set_name`.
+
+    >>> name_in_set("eval_loss_epoch", "noisy")
+    'eval_noisy_loss_epoch'
+    >>> name_in_set("intermediate_eval_accuracy", "noisy"), name_in_set("evaluation_loss", "noisy")
+    ('intermediate_eval_noisy_accuracy', 'evaluation_noisy_loss')
+    >>> name_in_set("errors", "noisy"), name_in_set("eval_loss_epoch", "")
+    ('noisy_errors', 'eval_loss_epoch')
+    """
+    if not set_name:
+        return name
+    kind = _KIND.match(name)
+    end = 0 if kind is None else kind.end()
+    return f"{name[:end]}{set_name}_{name[end:]}"
+
+
+def role_and_quantity(name: str) -> tuple[str, str]:
+    """The role and the quantity of a metric: ("eval_", "loss") for "eval_loss_epoch".
+
+    What the Hugging Face trainer logs as "loss" is that of training.
+
+    >>> role_and_quantity("eval_accuracy"), role_and_quantity("loss")
+    (('eval_', 'accuracy'), ('train_', 'loss'))
+    """
+    if name == "loss":
+        return "train_", name
+    end = _ROLES.match(name).end()  # type: ignore[union-attr]  # it matches the empty string too
+    return name[:end], name[end:].removesuffix("_epoch") or name
+
+
+def greater_is_better(quantity: str) -> bool | None:
+    """Whether more of a quantity is better, by the words in its name; None if they do not tell.
+
+    >>> greater_is_better("f1"), greater_is_better("noisy_loss"), greater_is_better("learning_rate")
+    (True, False, None)
+    """
+    words = re.split("[_/ -]", quantity.lower())
+    if any(word in _LESS_IS_BETTER for word in words):
+        return False
+    return True if any(word in _MORE_IS_BETTER for word in words) else None

@@ -11,11 +11,11 @@ import torch
 
 from pytorch_accelerated.errors import DataError
 from pytorch_accelerated.models.wrappers import innermost
-from pytorch_accelerated.trees import count_rows
+from pytorch_accelerated.trees import count_rows, would_broadcast
 
 
 def batch_loss(
-    model: Callable[..., Any], loss_func: Callable[..., Any] | None, batch: Any, *, hook: str
+    model: Callable[..., Any], loss_func: Callable[..., Any] | None, batch: Any, samples: int | None, *, hook: str
 ) -> dict[str, Any]:
     """The loss of a batch ``(inputs, targets, ...)``, or of a dict batch.
 
@@ -27,6 +27,7 @@ def batch_loss(
         model: called once.
         loss_func: a function of outputs and targets; None if the model computes its loss.
         batch: the batch, on the model's device.
+        samples: in the batch; None if nobody has counted them: then they are the first dimension of its first tensor.
         hook: the method to override for other batches, for error messages.
 
     Returns:
@@ -35,24 +36,13 @@ def batch_loss(
     Raises:
         DataError: for any other batch, if there is no loss, or if the loss function does not take a dict.
     """
-    if (
-        type(batch) in (list, tuple)
-        and len(batch) > 1
-        and isinstance(batch[0], torch.Tensor)
-        and batch[0].ndim
-        and loss_func is not None
-    ):  # nearly all batches are so; a closer look takes microseconds
-        outputs = model(batch[0])
-        return {"loss": loss_func(outputs, batch[1]), "model_outputs": outputs, "batch_size": batch[0].shape[0]}
+    size = count_rows(batch) if samples is None else samples
     if isinstance(batch, Mapping):
         outputs = model(**accepted_inputs(model, batch, hook=hook))
         loss = own_loss(outputs) if loss_func is None else _loss_of_dict(loss_func, outputs, batch, hook=hook)
-        return {"loss": loss, "model_outputs": outputs, "batch_size": count_rows(batch)}
+        return {"loss": loss, "model_outputs": outputs, "batch_size": size}
     if not isinstance(batch, (tuple, list)) or len(batch) < 2:
-        raise DataError(
-            f"The batch is {_describe(batch)}, but `{hook}` by default takes a tuple or list that begins with inputs "
-            f"and targets, or a dict of named inputs. Override `{hook}` for batches like this one."
-        )
+        raise _cannot_use(batch, hook, "a tuple or list that begins with inputs and targets, or a dict of named inputs")
     if loss_func is None:
         raise DataError(
             "The trainer has no loss function (`loss_func` is None), and a batch of inputs and targets has no loss "
@@ -60,7 +50,28 @@ def batch_loss(
         )
     inputs, targets = batch[:2]
     outputs = model(inputs)
-    return {"loss": loss_func(outputs, targets), "model_outputs": outputs, "batch_size": count_rows(batch)}
+    _refuse_pairs(loss_func, outputs, targets)
+    return {"loss": loss_func(outputs, targets), "model_outputs": outputs, "batch_size": size}
+
+
+def _refuse_pairs(loss_func: Any, outputs: Any, targets: Any) -> None:
+    """Reject shapes of which a loss of torch would compare each output with each target. Own functions may want that.
+
+    Raises:
+        DataError: says what to do.
+    """
+    if not would_broadcast(outputs, targets) or not targets.is_floating_point():  # whole numbers may be classes
+        return
+    while isinstance(loss_func, functools.partial):
+        loss_func = loss_func.func
+    if getattr(loss_func, "__module__", None) in ("torch.nn.functional", "torch.nn.modules.loss"):
+        name = getattr(loss_func, "__name__", type(loss_func).__name__)
+        raise DataError(
+            f"The model's outputs {list(outputs.shape)} and the targets {list(targets.shape)} have different shapes: "
+            f"{name} would not compare each output with its target, but {outputs.shape[0]} x {targets.shape[0]} pairs. "
+            "Make the shapes equal: `outputs.squeeze(-1)` at the end of the model for targets in a row, "
+            "`targets.unsqueeze(1)` in the dataset for outputs in a column."
+        )
 
 
 def batch_predictions(model: Callable[..., Any], batch: Any, *, hook: str) -> Any:
@@ -77,10 +88,7 @@ def batch_predictions(model: Callable[..., Any], batch: Any, *, hook: str) -> An
     elif isinstance(batch, (tuple, list)) and batch:
         outputs = model(batch[0])
     else:
-        raise DataError(
-            f"The batch is {_describe(batch)}, but `{hook}` by default takes a tensor, a tuple or list that begins "
-            f"with the inputs, or a dict of named inputs. Override `{hook}` for batches like this one."
-        )
+        raise _cannot_use(batch, hook, "a tensor, a tuple or list that begins with the inputs, or a dict of named ones")
     if isinstance(outputs, Mapping):
         return {name: value for name, value in outputs.items() if value is not None}
     return outputs
@@ -95,10 +103,9 @@ def accepted_inputs(model: Any, batch: Mapping[str, Any], *, hook: str) -> dict[
         return dict(batch)
     inputs = {name: value for name, value in batch.items() if name in names}
     if not inputs:
-        instead = "pass the tensor without a dict, " if len(batch) == len(names) == 1 else ""
         raise DataError(
             f"The batch has the entries {', '.join(map(repr, batch))}, but the model takes "
-            f"{', '.join(sorted(names))}: none of the names match. Rename the entries, {instead}or override `{hook}`."
+            f"{', '.join(sorted(names))}: none of the names match. Rename the entries, or override `{hook}`."
         )
     return inputs
 
@@ -141,3 +148,9 @@ def _describe(value: Any) -> str:
     if isinstance(value, (tuple, list)):
         return f"a {type(value).__name__} of {len(value)} items"
     return f"a {type(value).__name__}"
+
+
+def _cannot_use(batch: Any, hook: str, takes: str) -> DataError:
+    return DataError(
+        f"The batch is {_describe(batch)}, but `{hook}` by default takes {takes}. Override `{hook}` for such batches."
+    )

@@ -52,17 +52,19 @@ class Emitter:
             self.note_failure(error, hook)
             raise
 
-    def output_of(self, hook: Callable[[Any], Any], batch: Any, start: int | None = None) -> Any:
+    def output_of(self, hook: Callable[[Any], Any], batch: Any, samples: int | None, start: int | None = None) -> Any:
         """The output of `hook` for a batch.
 
         Args:
             hook: a hook of a batch, for whose output other ranks wait.
             batch: the batch, on the trainer's device.
+            samples: in the batch; None if unknown. The default hooks use this number.
             start: the position of the batch's first sample in an evaluation or prediction; None in training.
 
         Raises:
             HookOutputError: if the hook requests a stop on one of several ranks.
         """
+        self._hooks._batch_samples = samples
         try:
             return hook(batch)
         except StopTrainingError as wish:
@@ -71,6 +73,8 @@ class Emitter:
         except Exception as error:
             self.note_failure(error, hook, batch, start)
             raise
+        finally:
+            self._hooks._batch_samples = None
 
     def refuse_to_stop_in(self, hook: Callable[..., Any], wish: StopTrainingError) -> None:
         """Raise an error if other ranks wait for the output of `hook`: gradients, or what their callbacks gather."""

@@ -15,7 +15,6 @@ import torch
 
 from pytorch_accelerated.compat.python import add_note
 from pytorch_accelerated.errors import PytorchAcceleratedError
-from pytorch_accelerated.training.tracebacks import place_of, users_frame
 
 _BEGINNING = "This happened in"
 _logger = logging.getLogger("pytorch_accelerated")
@@ -28,99 +27,30 @@ _STAGES = {
     "backward_step": "the backward pass",
     "optimizer_step": "the optimizer's step",
 }
-# The usual causes of torch's errors. The first match is used; the messages are those of torch 2.10 to 2.13.
-_CAUSES = [
-    (
-        r"out of memory|DefaultCPUAllocator",
-        "The batch is too large for the free memory. `split_on_oom=True` (`auto_find_batch_size` in "
-        "TrainingArguments) computes batches in parts that fit, without changing the updates. So does a smaller batch "
-        "size with more `gradient_accumulation_steps`.",
-    ),
-    (
-        r"Target -?\d+ is out of bounds|smaller than num_classes|Assertion `t >= 0 && t < n_classes` failed",
-        "A label is out of range: class labels go from 0 to the number of the model's outputs minus 1. Typical causes "
-        "are labels that start at 1, and a last layer with too few outputs.",
-    ),
-    (
-        r"index out of range in self",
-        "An index into an embedding is out of range: it must be at least 0 and smaller than the embedding's number of "
-        "rows. Tokens added to a tokenizer need a larger embedding.",
-    ),
-    (
-        r"device-side assert",
-        "An index is out of range: usually a label that is not from 0 to the number of outputs minus 1, or an input "
-        "of an embedding. Run the same batch on the CPU (with CUDA_VISIBLE_DEVICES empty) to see the exact place.",
-    ),
-    (
-        r"expected target dtype to be Long|expected scalar type Long but found|nll_loss.* not implemented for",
-        "Labels that are class numbers must be int64: `labels.long()`. Floating-point targets for this loss are "
-        "probabilities, one for each class.",
-    ),
-    (
-        r"'indices' to have one of the following scalar types",
-        "The input of an embedding must be whole numbers: `.long()`.",
-    ),
-    (
-        r"can't be cast to the desired output type Long|Found dtype (Long|Int|Byte|Bool) but expected",
-        "This loss needs floating-point targets: `targets.float()`.",
-    ),
-    (
-        r"[Dd]ouble|torch\.float64",
-        "A tensor is float64, NumPy's default, and the model is not: convert it in the dataset, "
-        "with `.float()` or `astype('float32')`.",
-    ),
-    (
-        r"must have the same dtype|should be the same|does not match weight dtype",
-        "The input has a different dtype than the model's weights: convert it with `.float()`, or to the model's "
-        "dtype.",
-    ),
-    (
-        r"same device|expected device|Expected object of device type",
-        "A tensor is on another device than the rest. Only the batch and the model are moved: create tensors in "
-        "forward with `device=inputs.device`, register constants as buffers, and move a loss function that holds "
-        "tensors (class weights) to `trainer.device`.",
-    ),
-    (
-        r"mat1 and mat2 shapes cannot be multiplied|Given normalized_shape",
-        "The last dimension of the input is not the number of features that the layer expects. Images may have to be "
-        "flattened first.",
-    ),
-    (
-        r"expected input.* to have \d+ channels",
-        "The layer expects another number of channels than the input has. Images are (channels, height, width) here, "
-        "and greyscale images have one channel.",
-    ),
-    (
-        r"Expected more than 1 value per channel",
-        "BatchNorm cannot train on a single sample, and the last batch may have only one: pass `drop_last=True` to "
-        "the training "
-        "loader.",
-    ),
-    (
-        r"multi-target not supported",
-        "The labels have one dimension too many, probably of size 1: `labels.squeeze(1)`.",
-    ),
-    (
-        r"[Tt]arget size|must match the size of tensor|to match target batch_size",
-        "Outputs and targets have different shapes. Compare them; often a `squeeze(1)`, `unsqueeze(1)` or `flatten` "
-        "is missing.",
-    ),
-    (
-        r"finished reduction in the prior iteration",
-        "Some parameters got no gradient in the previous update. If that is intended, the model must be wrapped with "
-        "`find_unused_parameters=True`.",
-    ),
-    (
-        r"backward through the graph a second time",
-        "A tensor of an earlier batch, such as a hidden state or a running loss, is used again with its graph. "
-        "`.detach()` it.",
-    ),
-    (
-        r"forward\(\).* (argument|arguments)\b",
-        "The model's forward receives a dict batch as keyword arguments, and of other batches only the first item. "
-        "This batch does not match the parameters of forward.",
-    ),
-]
+# The commonest causes of torch's errors; the messages are those of torch 2.10 to 2.13. The page "When it breaks" has
+# more of them.
+_CAUSES = {
+    r"out of memory|DefaultCPUAllocator": "The batch is too large for the free memory. `split_on_oom=True` "
+    "(`auto_find_batch_size` in TrainingArguments) computes batches in parts that fit, without changing the updates.",
+    r"Target -?\d+ is out of bounds|smaller than num_classes|t < n_classes|device-side assert": "A label is out of "
+    "range: class labels go from 0 to the number of the model's outputs minus 1. On a GPU it may also be an input of "
+    "an embedding; run the batch on the CPU to see the place.",
+    r"expected target dtype to be Long|expected scalar type Long but found|nll_loss.* not implemented for": "Labels "
+    "that are class numbers must be int64: `labels.long()`.",
+    r"can't be cast to the desired output type Long|Found dtype (Long|Int|Byte|Bool) but expected": "This loss needs "
+    "floating-point targets: `targets.float()`.",
+    r"[Dd]ouble|torch\.float64": "A tensor is float64, NumPy's default, and the model is not: convert it in the "
+    "dataset, with `.float()` or `astype('float32')`.",
+    r"must be Tensor, not (tuple|list)|'(tuple|list)' object has no attribute": "A part of the batch is no tensor, "
+    "because its rows are text or other objects: turn them into numbers in the dataset, such as classes from 0.",
+    r"does not require grad|has no attribute 'backward'": "The loss depends on nothing that is trained. Return it as "
+    "it is, without `.item()` or `.detach()`, and check that parameters of the model have `requires_grad=True`.",
+    r"backward through the graph a second time": "The hook that computes the loss calls `backward()` itself, which the "
+    "trainer does after it; or a tensor of an earlier batch is used again, which must be detached.",
+    r"same device|expected device|Expected object of device type": "A tensor is on another device than the rest. Only "
+    "the batch and the model are moved: create tensors in forward with `device=inputs.device`, register constants as "
+    "buffers, and move a loss function that holds tensors (class weights) to `trainer.device`.",
+}
 _MOST_ITEMS = 8
 
 
@@ -135,7 +65,7 @@ def note_failure(error: Exception, *, hook: str, batch: Any, position: str, rank
         rank: the number of this process.
         ranks: the number of processes.
     """
-    if any(note.startswith(_BEGINNING) for note in getattr(error, "__notes__", ())):
+    if _has_note(error):
         return
     where = f" on rank {rank} of {ranks}" if ranks > 1 else ""
     lines = [
@@ -143,38 +73,25 @@ def note_failure(error: Exception, *, hook: str, batch: Any, position: str, rank
         f"The batch: {described(batch)}.",
     ]
     message = f"{type(error).__name__}: {error}"
-    cause = next((text for pattern, text in _CAUSES if re.search(pattern, message)), None)
+    cause = next((text for pattern, text in _CAUSES.items() if re.search(pattern, message)), None)
     if cause is not None and not isinstance(error, PytorchAcceleratedError):  # our own errors explain themselves
         lines.append(f"The usual cause: {cause}")
     add_note(error, "\n".join(lines))
 
 
-def add_place(error: BaseException, position: str) -> None:
-    """Complete the note of an error that ends a run: where it happened if no hook did it, and the user's own frame.
+def _has_note(error: Exception) -> bool:
+    return any(note.startswith(_BEGINNING) for note in getattr(error, "__notes__", ()))
+
+
+def add_place(error: Exception, position: str) -> None:
+    """Add a note to an error that ends a run, unless it has one or is one of ours, which explain themselves.
 
     Args:
         error: the error.
         position: the position in the run, in words.
     """
-    place, frame = place_of(error), users_frame(error)
-    notes: list[str] = list(getattr(error, "__notes__", ()))
-    noted = next((at for at, note in enumerate(notes) if note.startswith(_BEGINNING)), None)
-    if noted is None and place is not None:
-        noted = len(notes)
-        notes.append(f"{_BEGINNING} {place}: {position}.")
-    if noted is None:
-        return
-    if frame is not None:
-        notes[noted] += f"\nYour code: {frame}"
-    error.__notes__ = notes  # type: ignore[attr-defined, unused-ignore]
-
-
-def add_module(error: BaseException, module: str) -> None:
-    """Say in the note of an error in a backward pass to which module that part of the pass belongs."""
-    notes: list[str] = getattr(error, "__notes__", [])
-    for at, note in enumerate(notes):
-        if note.startswith(f"{_BEGINNING} {_STAGES['backward_step']}"):
-            notes[at] = f"{note}\nIt belongs to {module}."
+    if not isinstance(error, PytorchAcceleratedError) and not _has_note(error):
+        add_note(error, f"{_BEGINNING} {position}.")
 
 
 def show_note(error: BaseException) -> None:

@@ -17,15 +17,6 @@ def loss_and_size(output: Any, *, hook: str) -> tuple[Any, Any]:
     Raises:
         HookOutputError: if one of them is missing or unusable.
     """
-    if (
-        type(output) is dict
-        and isinstance(loss := output.get("loss"), torch.Tensor)
-        and loss.ndim == 0
-        and type(size := output.get("batch_size")) is int
-        and size > 0
-        and output.get("num_items_in_batch") is None
-    ):
-        return loss, size  # nearly all hooks return this; a closer check takes microseconds
     is_mapping = isinstance(output, Mapping)
     if not is_mapping or "loss" not in output or "batch_size" not in output:
         entries = f" with {', '.join(map(repr, output)) or 'nothing in it'}" if is_mapping else ""
@@ -37,26 +28,18 @@ def loss_and_size(output: Any, *, hook: str) -> tuple[Any, Any]:
     count = output.get("num_items_in_batch")
     if count is not None:
         size = count
-    if not is_one_number(loss):
+    if not _is_one_number(loss):
         raise HookOutputError(
             f"`{hook}` returned {_described(loss)} as 'loss', but the loop needs the mean over the batch, one number. "
             "Return a tensor with one element, for example with `.mean()` in the hook or the loss function."
         )
-    if not is_one_number(size):
+    # Reading a tensor would wait for the device.
+    if not _is_one_number(size) or (type(size) is int and size < (1 if count is None else 0)):
         name = "batch_size" if count is None else "num_items_in_batch"
+        shown = size if type(size) is int else _described(size)
         raise HookOutputError(
-            f"`{hook}` returned {_described(size)} as {name!r}, but the loop needs the number of items that the loss "
-            "is the mean of. Return a number."
-        )
-    if type(size) is int and size < 0 and count is not None:
-        raise HookOutputError(
-            f"`{hook}` returned {size} as 'num_items_in_batch', which is not a number of items. Return the number of "
-            "items in the batch, 0 if it has none."
-        )
-    if type(size) is int and size < 1 and count is None:  # reading a tensor would wait for the device
-        raise HookOutputError(
-            f"`{hook}` returned {size} as 'batch_size', so the batch would count nowhere, and the loss of the epoch "
-            "would be 0. Return the number of samples in the batch."
+            f"`{hook}` returned {shown} as {name!r}, but the loop needs the number of items that the loss is the mean "
+            "of. Return a number above 0; only `num_items_in_batch` may be 0."
         )
     return loss, size
 
@@ -81,7 +64,7 @@ def _zeros(gradients: tuple[torch.Tensor | None, ...], _: Any) -> tuple[torch.Te
     return tuple(None if gradient is None else torch.zeros_like(gradient) for gradient in gradients)
 
 
-def is_one_number(value: Any) -> bool:
+def _is_one_number(value: Any) -> bool:
     """Whether `value` is a number, or a tensor with one element. Does not wait for the device."""
     if type(value) is int:
         return True

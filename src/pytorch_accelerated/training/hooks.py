@@ -8,29 +8,28 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
+from torch import nn
 
-from pytorch_accelerated.callbacks.handler import CallbackHandler
+from pytorch_accelerated.callbacks.evaluation import OuterLimit
+from pytorch_accelerated.callbacks.handler import DEFAULT_CALLBACKS, CallbackHandler
 from pytorch_accelerated.callbacks.warning import warn_user
-from pytorch_accelerated.compat.torch import step_optimizer
+from pytorch_accelerated.data.adapting import refuse_empty
 from pytorch_accelerated.data.building import build_loader, default_loader_kwargs, effective_kwargs
-from pytorch_accelerated.data.checking import refuse_empty
-from pytorch_accelerated.data.loaders import Loaders
-from pytorch_accelerated.errors import ConfigurationError, HookOutputError
+from pytorch_accelerated.data.slicing import LIMIT_BATCHES_ENV_VAR, batch_limit_from_environment
+from pytorch_accelerated.data.updates import Loaders
 from pytorch_accelerated.processes.accelerators import (
     Accelerator,
     create_accelerator,
     given_accelerator,
 )
-from pytorch_accelerated.processes.peers import limit_of_waiting
-from pytorch_accelerated.processes.ranks import Ranks
+from pytorch_accelerated.processes.ranks import Ranks, limit_of_waiting
 from pytorch_accelerated.run_config import TrainerRunConfig
 from pytorch_accelerated.tracking.history import InMemoryRunHistory, RunHistory
 from pytorch_accelerated.training.batches import batch_loss, batch_predictions
-from pytorch_accelerated.training.names import GivenArgument, GivenArguments, is_users_class
+from pytorch_accelerated.training.names import GivenArgument, GivenArguments, is_users_class, knows_other_names
 from pytorch_accelerated.training.order import EVENTS, HOOKS
 from pytorch_accelerated.training.placeholders import replace_trainer_placeholder_values
 from pytorch_accelerated.training.run_state import RunState
-from pytorch_accelerated.training.showing import html_of_trainer
 
 
 def _of_loaders(name: str) -> Any:
@@ -63,27 +62,28 @@ class TrainerHooks:
     compile_model = GivenArgument()
     inference_mode = GivenArgument()
     timeout = GivenArgument()
+    _batch_samples: int | None = None  # of the batch that a hook is computing, as far as the loader knows
     _makes_optimizer = False  # True if a subclass creates the optimizer when a run starts
 
+    @knows_other_names
     def __init__(
         self,
-        model: Any,
+        model: nn.Module,
         loss_func: Callable[..., Any] | None,
-        optimizer: Any,
-        callbacks: Iterable[Any],
-        run_history: RunHistory | None,
+        optimizer: torch.optim.Optimizer | Any,
+        callbacks: Iterable[Any] = DEFAULT_CALLBACKS,
+        run_history: RunHistory | None = None,
         *,
-        seed: int | None,
-        mixed_precision: str | None,
-        compile_model: bool | Mapping[str, Any],
-        accelerator: Accelerator | Callable[[], Accelerator] | None,
-        inference_mode: bool,
-        timeout: float | None,
+        seed: int | None = None,
+        mixed_precision: str | None = None,
+        compile_model: bool | Mapping[str, Any] = False,
+        accelerator: Accelerator | Callable[[], Accelerator] | None = None,
+        inference_mode: bool = False,
+        timeout: float | None = None,
     ) -> None:
         self._given_arguments = GivenArguments(
             seed, mixed_precision, compile_model, accelerator, inference_mode, timeout
         )
-        refuse_own_run_state(self)
         self.model: Any = model
         self.loss_func = loss_func
         self.optimizer: Any = optimizer
@@ -101,18 +101,12 @@ class TrainerHooks:
         self._accelerator: Accelerator = self._create_accelerator()
         self._ranks = Ranks(self._accelerator, timeout=limit_of_waiting(timeout))
         self.callback_handler: CallbackHandler = self._create_callback_handler()
-
-    def _repr_html_(self) -> str:
-        """For notebooks: the model, the loss, the optimizer, the callbacks, and the metrics of the last run."""
-        return html_of_trainer(
-            type(self).__name__,
-            model=self.model,
-            loss_func=self.loss_func,
-            optimizer=self.optimizer,
-            scheduler=self.scheduler,
-            callbacks=self.callback_handler,
-            history=self.run_history,
-        )
+        self._precision_at_start = str(self._accelerator.mixed_precision)
+        limit = batch_limit_from_environment()
+        if limit is not None:
+            self.callback_handler.add_callback(OuterLimit(limit, source=LIMIT_BATCHES_ENV_VAR))
+        warn_about_misspelt_hooks(self, self._ranks)
+        self.callback_handler.call_event("on_init_end", self)
 
     # --------------------------------------------------------------------------------------------------------- set-up
 
@@ -137,23 +131,26 @@ class TrainerHooks:
             batch_size: samples of a batch on one rank; a `batch_size` in `train_dl_kwargs` takes precedence.
             train_dl_kwargs: override the defaults.
         """
-        defaults = self._checked_defaults("get_default_train_dl_kwargs", batch_size)
+        defaults = self.get_default_train_dl_kwargs(batch_size)
         self._run_loaders.train_kwargs = effective_kwargs(defaults, train_dl_kwargs)
         return build_loader(self.train_dataset, defaults, train_dl_kwargs, self.collate_fn)
 
     def create_eval_dataloader(self, batch_size: int, eval_dl_kwargs: Mapping[str, Any] | None = None) -> Iterable[Any]:
         """The evaluation loader; see `create_train_dataloader`."""
-        defaults = self._checked_defaults("get_default_eval_dl_kwargs", batch_size)
+        defaults = self.get_default_eval_dl_kwargs(batch_size)
         self._run_loaders.eval_kwargs = effective_kwargs(defaults, eval_dl_kwargs)
         return build_loader(self.eval_dataset, defaults, eval_dl_kwargs, self.collate_fn)
 
     def get_default_train_dl_kwargs(self, batch_size: int) -> dict[str, Any]:
-        """Default keyword arguments of the training `DataLoader`."""
-        return self._default_dl_kwargs(self.train_dataset, batch_size, shuffle=True)
+        """Default keyword arguments of the training `DataLoader`.
+
+        Without `num_workers` among them, worker processes start by themselves where they make the run faster.
+        """
+        return default_loader_kwargs(self.train_dataset, batch_size=batch_size, shuffle=True)
 
     def get_default_eval_dl_kwargs(self, batch_size: int) -> dict[str, Any]:
         """Default keyword arguments of the evaluation `DataLoader`."""
-        return self._default_dl_kwargs(self.eval_dataset, batch_size, shuffle=False)
+        return default_loader_kwargs(self.eval_dataset, batch_size=batch_size, shuffle=False)
 
     def create_scheduler(self) -> Any:
         """The scheduler of the run, or None. The run config and the loaders exist when this is called."""
@@ -197,8 +194,8 @@ class TrainerHooks:
     # ------------------------------------------------------------------------------------------------- training epoch
 
     def train_epoch_start(self) -> None:
-        """A training epoch begins. Default: ``self.model.train()``."""
-        self.model.train()
+        """A training epoch begins. The loop has called ``self.model.train()``; for other modes, set them here."""
+        self.model.train()  # where a loop of the user's own calls this
 
     def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
         """The loss of a training batch.
@@ -211,36 +208,19 @@ class TrainerHooks:
                 `num_items_in_batch`, if the mean is not taken over samples (then for every batch); and anything else
                 that callbacks should see.
         """
-        return batch_loss(self.model, self.loss_func, batch, hook="calculate_train_batch_loss")
+        return batch_loss(self.model, self.loss_func, batch, self._batch_samples, hook="calculate_train_batch_loss")
 
     def backward_step(self, loss: torch.Tensor) -> None:
-        """Add the gradients of `loss`, which is already weighted by its share of the update.
-
-        Raises:
-            HookOutputError: if no gradient can be computed from it.
-        """
+        """Add the gradients of `loss`, which is already weighted by its share of the update."""
         accelerator = self._accelerator
-        try:
-            if accelerator.scaler is None and getattr(accelerator, "deepspeed_engine_wrapped", None) is None:
-                loss.backward()  # type: ignore[no-untyped-call]
-            else:
-                accelerator.backward(loss)
-        except Exception as error:
-            if getattr(loss, "requires_grad", False):
-                raise
-            what = f"The loss is a {type(loss).__name__} that no gradient can be computed from"
-            if any(parameter.requires_grad for parameter in self.model.parameters()):
-                cause = (
-                    ". Return it from `calculate_train_batch_loss` as it is, without `.item()` or `.detach()`, and "
-                    "check that it depends on a parameter with `requires_grad=True`."
-                )
-            else:
-                cause = ": all parameters of the model are frozen. Set `requires_grad=True` for those to be trained."
-            raise HookOutputError(what + cause) from error
+        if accelerator.scaler is None and getattr(accelerator, "deepspeed_engine_wrapped", None) is None:
+            loss.backward()  # type: ignore[no-untyped-call]
+        else:
+            accelerator.backward(loss)
 
     def optimizer_step(self) -> None:
         """Update the parameters."""
-        step_optimizer(self.optimizer)
+        self.optimizer.step()
 
     def scheduler_step(self) -> None:
         """Step the scheduler: once per applied update, or once per epoch if `step_scheduler` says so.
@@ -252,14 +232,7 @@ class TrainerHooks:
 
     def optimizer_zero_grad(self) -> None:
         """Set the gradients to None."""
-        optimizer = self.optimizer
-        if type(optimizer).zero_grad is not torch.optim.Optimizer.zero_grad or "zero_grad" in vars(optimizer):
-            optimizer.zero_grad()
-            return
-        # What torch does then, without its record for the profiler, which costs a small model several percent.
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                parameter.grad = None
+        self.optimizer.zero_grad()
 
     def train_epoch_end(self) -> None:
         """A training epoch has ended; its loss is recorded next."""
@@ -267,12 +240,12 @@ class TrainerHooks:
     # ----------------------------------------------------------------------------------------------- evaluation epoch
 
     def eval_epoch_start(self) -> None:
-        """An evaluation begins. Default: ``self.model.eval()``."""
-        self.model.eval()
+        """An evaluation begins. The loop has called ``self.model.eval()``; for other modes, set them here."""
+        self.model.eval()  # where a loop of the user's own calls this
 
     def calculate_eval_batch_loss(self, batch: Any) -> dict[str, Any]:
         """The loss of an evaluation batch, without gradients; see `calculate_train_batch_loss`."""
-        return batch_loss(self.model, self.loss_func, batch, hook="calculate_eval_batch_loss")
+        return batch_loss(self.model, self.loss_func, batch, self._batch_samples, hook="calculate_eval_batch_loss")
 
     def eval_epoch_end(self) -> None:
         """An evaluation has ended; its loss is recorded next."""
@@ -284,22 +257,10 @@ class TrainerHooks:
         without labels.
 
         Returns:
-            A tensor, or nested tuples, lists and dicts of tensors, with one row per sample.
+            A tensor, or nested tuples, lists and dicts of tensors, with one row per sample; or a list with one result
+                per sample.
         """
         return batch_predictions(self.model, batch, hook="calculate_predict_batch_outputs")
-
-    def _checked_defaults(self, hook: str, batch_size: int) -> Mapping[str, Any]:
-        defaults = getattr(self, hook)(batch_size)
-        if not isinstance(defaults, Mapping):
-            raise HookOutputError(
-                f"`{hook}` returned {defaults!r}, but the loader needs a dict of arguments for torch's DataLoader. "
-                f"Return one, for example `{{**super().{hook}(batch_size), ...}}`."
-            )
-        return defaults
-
-    def _default_dl_kwargs(self, dataset: Any, batch_size: int, *, shuffle: bool) -> dict[str, Any]:
-        ranks_on_node = self._ranks.count_on_node
-        return default_loader_kwargs(dataset, batch_size=batch_size, shuffle=shuffle, ranks_on_node=ranks_on_node)
 
 
 def own_version(trainer: TrainerHooks, name: str, base: type) -> Any:
@@ -323,21 +284,6 @@ def own_events(trainer: TrainerHooks) -> tuple[str, ...]:
             codes += [each for each in constants if isinstance(each, types.CodeType)]
             names |= dict.fromkeys(each for each in constants if isinstance(each, str) and each.startswith("on_"))
     return tuple(name for name in names if name not in EVENTS)
-
-
-def refuse_own_run_state(trainer: TrainerHooks) -> None:
-    """Reject a subclass that uses the name `run_state` for something else.
-
-    Raises:
-        ConfigurationError: if the class has such a name, or something else was assigned.
-    """
-    kind = type(trainer)
-    value = getattr(kind, "run_state", vars(trainer).get("run_state"))
-    if value is not None and not isinstance(value, RunState):
-        raise ConfigurationError(
-            f"{kind.__name__} has its own `run_state` ({type(value).__name__}), but under this name the trainer keeps "
-            "the counts of updates and epochs, which callbacks read. Give yours another name."
-        )
 
 
 def warn_about_misspelt_hooks(trainer: TrainerHooks, ranks: Ranks) -> None:

@@ -1,13 +1,33 @@
-"""Public names of the trainer that a subclass may use for something else.
+"""Public names of the trainer: those that a subclass may use for something else, and arguments by their other names.
 
-Scripts written before a name was added may use it for their own purposes, so nothing in this library reads these names.
+Scripts written before a name was added may use it for their own purposes, so nothing in this library reads those names.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import difflib
+import functools
+import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
+
+from pytorch_accelerated.errors import ArgumentTypeError
+
+P = ParamSpec("P")
+Result = TypeVar("Result")
+
+# Arguments that Keras, Lightning, fastai and transformers call something else.
+_ARGUMENTS_ELSEWHERE = {
+    "batch_size": "per_device_batch_size",
+    "criterion": "loss_func",
+    "epochs": "num_epochs",
+    "loss_fn": "loss_func",
+    "max_epochs": "num_epochs",
+    "max_steps": "max_num_train_steps",
+    "num_train_epochs": "num_epochs",
+    "scheduler": "create_scheduler_fn",
+}
 
 
 @dataclasses.dataclass
@@ -57,6 +77,22 @@ class Replaceable:
 
     def __get__(self, trainer: Any, kind: type | None = None) -> Any:
         return self if trainer is None else self._read(trainer)
+
+
+def knows_other_names(method: Callable[P, Result]) -> Callable[P, Result]:
+    """Decorator: an unknown keyword argument is an error that names the one that was probably meant."""
+    known = inspect.signature(method).parameters
+
+    @functools.wraps(method)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> Result:
+        for name in kwargs.keys() - known.keys():
+            near = [_ARGUMENTS_ELSEWHERE.get(name), *difflib.get_close_matches(name, known, n=1)]
+            meant = next((each for each in near if each in known), None)
+            hint = f"Use `{meant}`." if meant else f"It has {', '.join(list(known)[1:])}."
+            raise ArgumentTypeError(f"`{type(args[0]).__name__}.{method.__name__}` has no argument `{name}`. {hint}")
+        return method(*args, **kwargs)
+
+    return wrapper
 
 
 def is_users_class(kind: type) -> bool:

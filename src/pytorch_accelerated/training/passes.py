@@ -9,8 +9,8 @@ from typing import Any
 from torch import nn
 
 from pytorch_accelerated.callbacks.handler import CallbackHandler
-from pytorch_accelerated.data.updates import Round
-from pytorch_accelerated.errors import HookOutputError, StopTrainingError
+from pytorch_accelerated.data.updates import Loaders, Round
+from pytorch_accelerated.errors import StopTrainingError
 from pytorch_accelerated.models.wrappers import for_evaluation
 from pytorch_accelerated.prediction.collecting import PredictionCollector
 from pytorch_accelerated.processes.ranks import Ranks
@@ -18,7 +18,6 @@ from pytorch_accelerated.seeding import generator_states, restore_generator_stat
 from pytorch_accelerated.training.emitting import Emitter
 from pytorch_accelerated.training.hook_output import loss_and_size
 from pytorch_accelerated.training.hooks import TrainerHooks, own_events
-from pytorch_accelerated.trees import count_rows
 
 Record = Callable[[Any, Any], None]
 
@@ -62,7 +61,8 @@ class Passes:
         acts_at = self._hooks.callback_handler.acts_at
         if acts_at["on_eval_step_start"]:
             self.emit("on_eval_step_start")
-        output = self._emitter.output_of(self._hooks.calculate_eval_batch_loss, round_.batch, round_.start)
+        hook = self._hooks.calculate_eval_batch_loss
+        output = self._emitter.output_of(hook, round_.batch, round_.samples, round_.start)
         loss, size = loss_and_size(output, hook="calculate_eval_batch_loss")
         record(loss, size if round_.items is None else round_.items)
         if acts_at["on_eval_step_end"]:
@@ -71,23 +71,9 @@ class Passes:
     def predict(self, round_: Round, collector: PredictionCollector) -> None:
         """Compute the predictions of a round and collect them."""
         hook = self._hooks.calculate_predict_batch_outputs
-        predictions = self._emitter.output_of(hook, round_.batch, round_.start)
-        self.collect(round_, predictions, collector)
+        predictions = self._emitter.output_of(hook, round_.batch, round_.samples, round_.start)
+        collector.add(round_.start, predictions, round_.samples)
         self.emit("on_prediction_step_end", batch=round_.batch, predictions=predictions)
-
-    def collect(self, round_: Round, predictions: Any, collector: PredictionCollector) -> None:
-        """Pass the predictions of a batch to `collector`.
-
-        Raises:
-            HookOutputError: if the number of rows differs from that of the batch.
-        """
-        samples, rows = count_rows(round_.batch), count_rows(predictions)
-        if samples is not None and rows is not None and rows != samples:
-            raise HookOutputError(
-                f"`calculate_predict_batch_outputs` returned {rows} rows for a batch of {samples} samples, so it is "
-                "unknown which prediction belongs to which sample. Return one row per sample."
-            )
-        collector.add(round_.start, predictions)
 
     @contextlib.contextmanager
     def on_bare_model(self, *, restore_modes: bool) -> Iterator[None]:
@@ -127,3 +113,61 @@ class Passes:
         finally:
             hooks.model, hooks.callback_handler = own_model, own_handler
             hooks.run_history.set_metric_name_prefix(own_prefix)
+
+
+class EvaluationSets:
+    """Makes one evaluation set after the other the current one.
+
+    Args:
+        hooks: the trainer.
+        loaders: those of the run, with the loader of each set.
+    """
+
+    def __init__(self, hooks: TrainerHooks, loaders: Loaders) -> None:
+        self._hooks = hooks
+        self._loaders = loaders
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the sets; one empty name if there is one set, which has none."""
+        return list(self._loaders.eval_sets) or [""]
+
+    @property
+    def is_last(self) -> bool:
+        """Whether, in an evaluation, no other set comes after the current one."""
+        return self._hooks.run_state.evaluated_sets + 1 >= len(self.names)
+
+    @contextlib.contextmanager
+    def current(self, name: str) -> Iterator[None]:
+        """Context in which the loader, the trainer's `eval_dataset` and the names of metrics are those of a set."""
+        if not name:
+            yield
+            return
+        hooks, loaders = self._hooks, self._loaders
+        given, first = hooks.eval_dataset, (loaders.eval, loaders.eval_kwargs)
+        hooks.eval_dataset = loaders.eval_sets[name]
+        loaders.eval, loaders.eval_kwargs = loaders.further_eval.get(name, first)
+        try:
+            with hooks.run_history.measuring_on(name):
+                yield
+        finally:
+            hooks.eval_dataset = given
+            if name in loaders.further_eval:
+                loaders.further_eval[name] = loaders.eval, loaders.eval_kwargs
+                loaders.eval, loaders.eval_kwargs = first
+
+    def evaluate_each(self, evaluate: Callable[..., None], **kwargs: Any) -> None:
+        """Call `evaluate` with the loader of each set, in order. A resumed run leaves out those done before.
+
+        Args:
+            evaluate: evaluates a loader.
+            kwargs: its other arguments.
+        """
+        state, names = self._hooks.run_state, self.names
+        if state.evaluated_sets >= len(names):  # there were more in the run that is resumed
+            state.evaluated_sets = 0
+        for name in names[state.evaluated_sets :]:
+            with self.current(name):
+                evaluate(self._loaders.eval, **kwargs)
+            state.evaluated_sets += 1
+        state.evaluated_sets = 0

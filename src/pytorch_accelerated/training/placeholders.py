@@ -8,9 +8,11 @@ import functools
 import math
 import numbers
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from fractions import Fraction
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, NoReturn, TypeVar
+
+from torch.optim.lr_scheduler import OneCycleLR
 
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError
 from pytorch_accelerated.run_config import TrainerRunConfig
@@ -84,8 +86,9 @@ class TrainerPlaceholderValues(Placeholder, enum.Enum):
 
     The product is also the length of the run for sized data if ``max_num_train_steps`` ends it within an epoch.
     `NUM_EPOCHS` alone is the number of epochs that are started. In arithmetic it is the exact number, for example 2.5,
-    so that ``0.1 * NUM_EPOCHS * NUM_UPDATE_STEPS_PER_EPOCH`` is a tenth of the run. See `EpochCount` for schedulers
-    that multiply the two themselves.
+    so that ``0.1 * NUM_EPOCHS * NUM_UPDATE_STEPS_PER_EPOCH`` is a tenth of the run, and so it is for this library's
+    schedulers, which take fractions. Another function that receives the two separately gets whole numbers; for
+    `OneCycleLR`, which would multiply them to a longer run, that is an error.
 
     Each value names the field of `TrainerRunConfig` that the number is read from.
     """
@@ -107,53 +110,7 @@ class TrainerPlaceholderValues(Placeholder, enum.Enum):
         return {placeholder.name for placeholder in cls}
 
 
-class _HasRunConfig(Protocol):
-    """The part of a trainer that placeholders are read from."""
-
-    @property
-    def run_config(self) -> TrainerRunConfig | None: ...
-
-
-class EpochCount(int):
-    """The number of epochs that a run starts, although ``max_num_train_steps`` stops it within the last one.
-
-    It is an int with one exception: multiplied by the number of updates (or batches) per epoch, it gives the number of
-    updates (or batches) of the run. Schedulers that take both numbers, such as torch's
-    ``OneCycleLR(epochs=..., steps_per_epoch=...)``, multiply them to get their length.
-
-    Args:
-        exact: the exact number of epochs.
-        per_epoch: the numbers per epoch for which the product is exact.
-    """
-
-    exact: Fraction
-    per_epoch: frozenset[int]
-
-    def __new__(cls, exact: Fraction, per_epoch: Iterable[int]) -> EpochCount:
-        count = super().__new__(cls, math.ceil(exact))
-        count.exact = exact
-        count.per_epoch = frozenset(per_epoch)
-        return count
-
-    def __mul__(self, other: Any) -> Any:
-        if isinstance(other, int) and other in self.per_epoch:
-            return math.ceil(self.exact * other)
-        return int(self) * other
-
-    __rmul__ = __mul__
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Copied and saved values are plain numbers."""
-        return int, (int(self),)
-
-
-def settle_epoch_counts(scheduler: object) -> None:
-    """Replace each `EpochCount` stored in a new scheduler by a plain number, so that states contain nothing else."""
-    attributes = getattr(scheduler, "__dict__", {})
-    attributes.update({name: int(value) for name, value in attributes.items() if isinstance(value, EpochCount)})
-
-
-def replace_trainer_placeholder_values(trainer: _HasRunConfig, instance: Callable[..., T]) -> Callable[..., T]:
+def replace_trainer_placeholder_values(trainer: Any, instance: Callable[..., T]) -> Callable[..., T]:
     """`instance` with placeholders replaced by the numbers of the trainer's run.
 
     Args:
@@ -175,14 +132,13 @@ def replace_trainer_placeholder_values(trainer: _HasRunConfig, instance: Callabl
     return resolved
 
 
-_OPERATORS: dict[str, tuple[int, Callable[[Any, Any], Any]]] = {
-    "+": (1, operator.add),
-    "-": (1, operator.sub),
-    "*": (2, operator.mul),
-    "/": (2, lambda left, right: _as_float(left) / _as_float(right)),
-    "//": (2, operator.floordiv),
+_OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": lambda left, right: _as_float(left) / _as_float(right),
+    "//": operator.floordiv,
 }
-"""The precedence of an operator, and its function."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
@@ -204,19 +160,15 @@ def _operation(symbol: str, left: object, right: object) -> Placeholder:
 
 
 def _text(value: object) -> str:
-    """`value` as Python source, with no more brackets than needed."""
+    """`value` as Python source."""
     if isinstance(value, TrainerPlaceholderValues):
         return value.name
     if not isinstance(value, _Operation):
         return str(value)
-    tightness, _ = _OPERATORS[value.symbol]
-
-    def bracketed(operand: object, *, below: int) -> str:
-        is_loose = isinstance(operand, _Operation) and _OPERATORS[operand.symbol][0] < below
-        return f"({_text(operand)})" if is_loose else _text(operand)
-
-    # Operators of equal precedence are evaluated from the left, so only the right operand needs brackets.
-    return f"{bracketed(value.left, below=tightness)} {value.symbol} {bracketed(value.right, below=tightness + 1)}"
+    operands = [
+        f"({_text(each)})" if isinstance(each, _Operation) else _text(each) for each in (value.left, value.right)
+    ]
+    return f" {value.symbol} ".join(operands)
 
 
 _PER_EPOCH = (
@@ -239,11 +191,19 @@ def _resolve_leaf(value: Any, run_config: TrainerRunConfig) -> Any:
         return math.ceil(number) if isinstance(number, Fraction) else number
     if isinstance(value, functools.partial):
         func, args, keywords = _resolve([value.func, value.args, value.keywords], run_config)
-        exact, per_epoch = _exact_epochs(run_config), _told_per_epoch(value, run_config)
-        if isinstance(exact, Fraction) and per_epoch:
-            epochs = EpochCount(exact, per_epoch)
-            args = [epochs if _is_num_epochs(given) else arg for given, arg in zip(value.args, args, strict=True)]
-            keywords.update({name: epochs for name, given in value.keywords.items() if _is_num_epochs(given)})
+        exact = _exact_epochs(run_config)
+        if isinstance(exact, Fraction) and _receives_both(value):
+            if isinstance(func, type) and issubclass(func, OneCycleLR):
+                raise ConfigurationError(
+                    f"{func.__name__} would multiply NUM_EPOCHS and the updates per epoch, but the run ends within an "
+                    f"epoch, after {run_config.max_num_train_steps} updates of {run_config.num_update_steps_per_epoch} "
+                    "per epoch. Pass `total_steps=NUM_EPOCHS * NUM_UPDATE_STEPS_PER_EPOCH` instead of the two."
+                )
+            if hasattr(func, "create_scheduler_fn"):  # ours take a part of an epoch
+                args = [
+                    float(exact) if _is_num_epochs(each) else arg for each, arg in zip(value.args, args, strict=True)
+                ]
+                keywords.update({name: float(exact) for name, each in value.keywords.items() if _is_num_epochs(each)})
         return functools.partial(func, *args, **keywords)
     return value
 
@@ -251,8 +211,7 @@ def _resolve_leaf(value: Any, run_config: TrainerRunConfig) -> Any:
 def _calculate(value: Any, run_config: TrainerRunConfig) -> Any:
     """The value of an expression, with the exact number of epochs."""
     if isinstance(value, _Operation):
-        _, calculate = _OPERATORS[value.symbol]
-        return calculate(_calculate(value.left, run_config), _calculate(value.right, run_config))
+        return _OPERATORS[value.symbol](_calculate(value.left, run_config), _calculate(value.right, run_config))
     return _exact_epochs(run_config) if _is_num_epochs(value) else _resolve(value, run_config)
 
 
@@ -268,10 +227,10 @@ def _exact_epochs(run_config: TrainerRunConfig) -> int | Fraction:
     return Fraction(updates, per_epoch)
 
 
-def _told_per_epoch(instance: functools.partial[Any], run_config: TrainerRunConfig) -> list[int]:
-    """The numbers per epoch that a function receives unchanged."""
+def _receives_both(instance: functools.partial[Any]) -> bool:
+    """Whether a function receives the number of epochs and one per epoch unchanged."""
     given = [*instance.args, *instance.keywords.values()]
-    return [_number(value, run_config) for value in given if any(value is one for one in _PER_EPOCH)]
+    return any(map(_is_num_epochs, given)) and any(value is each for value in given for each in _PER_EPOCH)
 
 
 def _as_float(number: Any) -> Any:
@@ -291,13 +250,8 @@ def _number(placeholder: TrainerPlaceholderValues, run_config: TrainerRunConfig)
         }
         number = whole_run.get(placeholder, num_updates)
     if number is None:
-        reason, remedy = (
-            ("the training data has no length", "pass max_num_train_steps to Trainer.train")
-            if is_about_training
-            else ("there is no evaluation set, or it has no length", "pass an eval_dataset with a length")
-        )
         raise ConfigurationError(
-            f"TrainerPlaceholderValues.{placeholder.name} has no value in this run: {reason}. "
-            f"Either {remedy}, or use a number instead of the placeholder."
+            f"TrainerPlaceholderValues.{placeholder.name} has no value in this run, whose data has no length. Pass "
+            "max_num_train_steps to Trainer.train, or data with a length, or use a number instead of the placeholder."
         )
     return number

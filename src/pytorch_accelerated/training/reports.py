@@ -1,18 +1,23 @@
-"""Brings losses that have been read to the run history and the callbacks of all ranks."""
+"""What a run reports: losses that have been read, and the warnings that were shown."""
 
 from __future__ import annotations
 
+import contextlib
+import math
+import warnings
+from collections.abc import Iterator
 from typing import Any
 
-from pytorch_accelerated.data.loaders import Loaders
-from pytorch_accelerated.data.updates import RunLoader
+from pytorch_accelerated.data.updates import Loaders, RunLoader
 from pytorch_accelerated.errors import DataError
 from pytorch_accelerated.processes.ranks import Ranks
 from pytorch_accelerated.tracking.loss import LossTracker
-from pytorch_accelerated.tracking.names import name_in_set
-from pytorch_accelerated.tracking.recording import StepRecorder
+from pytorch_accelerated.tracking.step_records import StepRecorder
+from pytorch_accelerated.tracking.values import name_in_set
 from pytorch_accelerated.training.emitting import Emitter
 from pytorch_accelerated.training.hooks import TrainerHooks
+
+_MOST_TEXTS = 100  # of warnings
 
 
 class LossReports:
@@ -114,9 +119,40 @@ class LossReports:
                 f"None of the {batches:.0f} batches has any items, so there is no mean loss to record as "
                 f"{metric_name!r}. Check the counts of `count_batch_items` or 'num_items_in_batch'."
             )
-        mean = total / count if count else losses.average
+        mean = total / count if count else math.nan if losses.leaves_out_non_finite else losses.average
         if history.evaluation_set and history.evaluation_set not in self._loaders.further_eval:
             with history.measuring_on(""):
                 history.update_metric(metric_name, mean)
         history.update_metric(metric_name, mean)
         losses.reset()
+
+
+class ShownWarnings:
+    """Counts what Python's `warnings` shows in this process, so that a run can tell at its end.
+
+    Attributes:
+        count: of the warnings so far.
+        texts: what the first hundred of them say.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.texts: list[str] = []
+
+    @contextlib.contextmanager
+    def counted(self) -> Iterator[None]:
+        """Context in which warnings are counted. They are shown as before."""
+        before = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *args: Any, **kwargs: Any) -> None:
+            self.count += 1
+            if len(self.texts) < _MOST_TEXTS:
+                self.texts.append(f"{category.__name__}: {message}")
+            before(message, category, *args, **kwargs)
+
+        warnings.showwarning = show
+        try:
+            yield
+        finally:
+            if warnings.showwarning is show:  # somebody may have assigned another one in the meantime
+                warnings.showwarning = before

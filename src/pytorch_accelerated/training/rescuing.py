@@ -7,10 +7,10 @@ from pathlib import Path
 
 from pytorch_accelerated.checkpointing.training_state import LiveRun, save_run
 from pytorch_accelerated.checkpointing.weights import check_model_finite
-from pytorch_accelerated.processes.peers import is_lost_contact, lost_peer_error
-from pytorch_accelerated.processes.ranks import Ranks
-from pytorch_accelerated.progress.display import above_bars, print_above_bars
-from pytorch_accelerated.steps.rollbacks import savers_among
+from pytorch_accelerated.processes.ranks import Ranks, is_lost_contact, lost_peer_error
+from pytorch_accelerated.progress.display import print_above_bars
+from pytorch_accelerated.progress.screen import show
+from pytorch_accelerated.steps.guarded import savers_among
 from pytorch_accelerated.steps.safe_points import SafePoint
 from pytorch_accelerated.training.emitting import Emitter
 from pytorch_accelerated.training.hooks import TrainerHooks
@@ -83,8 +83,7 @@ class Rescuer:
             newest=self._saves.newest(),
         )
         # On every rank, and now: the launcher is about to end this process, perhaps before Python prints the exception.
-        with above_bars():
-            print(error, flush=True)
+        show(error)
         return error
 
     def tell_of(self, exception: BaseException) -> None:

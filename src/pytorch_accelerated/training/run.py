@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from pytorch_accelerated.callbacks.expected import ExpectedMetrics
 from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.callbacks.watching import WatchedMetric
+from pytorch_accelerated.checkpointing.state_folder import read_state
 from pytorch_accelerated.checkpointing.training_state import (
     LiveRun,
     data_of_run,
@@ -28,49 +28,44 @@ from pytorch_accelerated.checkpointing.training_state import (
     save_run,
     seed_of_run,
 )
-from pytorch_accelerated.checkpointing.verify import find_state
+from pytorch_accelerated.checkpointing.verify import find_state, verify
 from pytorch_accelerated.checkpointing.weights import check_model_finite
-from pytorch_accelerated.data.adapting import close_loader
-from pytorch_accelerated.data.checking import empty_loader_error, refuse_empty
-from pytorch_accelerated.data.loaders import Loaders
+from pytorch_accelerated.data.adapting import close_loader, distribute_loader, empty_loader_error, refuse_empty
 from pytorch_accelerated.data.resuming import SavedData, differing_rows, role_of_set
 from pytorch_accelerated.data.slicing import DataLoaderSlice
-from pytorch_accelerated.data.updates import CountItems, Round, RunLoader, Update
-from pytorch_accelerated.errors import ConfigurationError, NonFiniteLossError, StopTrainingError
+from pytorch_accelerated.data.updates import CountItems, Loaders, Round, RunLoader, Update
+from pytorch_accelerated.errors import ConfigurationError, InvalidCheckpointError, NonFiniteLossError, StopTrainingError
+from pytorch_accelerated.models.held import (
+    held_parts,
+    refuse_outside,
+    share_values,
+    trained_outside,
+)
 from pytorch_accelerated.models.preparation import PreparedModel, is_replicated
 from pytorch_accelerated.models.sharding import has_shards
-from pytorch_accelerated.processes.peers import limit_of_waiting
-from pytorch_accelerated.processes.ranks import Ranks
-from pytorch_accelerated.processes.uneven import UnevenRanks
+from pytorch_accelerated.processes.ranks import Ranks, UnevenRanks, limit_of_waiting
 from pytorch_accelerated.progress.display import print_above_bars
 from pytorch_accelerated.progress.notebook import NotebookPage
-from pytorch_accelerated.run_config import TrainerRunConfig, describe_run
 from pytorch_accelerated.seeding import derived_seed
-from pytorch_accelerated.steps.guarded import FiniteLossTracker
-from pytorch_accelerated.steps.rollbacks import Rollbacks, savers_among
-from pytorch_accelerated.steps.safe_points import SafePoint
+from pytorch_accelerated.steps.guarded import AnomalyStep, FiniteLossTracker, GuardedStep, Rollbacks, savers_among
+from pytorch_accelerated.steps.outside import OutsideStep
+from pytorch_accelerated.steps.safe_points import NotedStep, SafePoint
+from pytorch_accelerated.steps.splitting import SplittingStep
 from pytorch_accelerated.tracking.loss import LossTracker
-from pytorch_accelerated.tracking.recording import StepRecorder, usual_interval
+from pytorch_accelerated.tracking.step_records import StepRecorder
 from pytorch_accelerated.tracking.timing import EpochClock
-from pytorch_accelerated.training.distributing import distribute_loader
 from pytorch_accelerated.training.emitting import Emitter
 from pytorch_accelerated.training.error_notes import add_place, show_note
-from pytorch_accelerated.training.evaluation_sets import EvaluationSets
-from pytorch_accelerated.training.expectations import expected_metrics
 from pytorch_accelerated.training.hooks import TrainerHooks, overrides
-from pytorch_accelerated.training.making_steps import make_safe_point, step_kind
-from pytorch_accelerated.training.passes import Passes
-from pytorch_accelerated.training.reports import LossReports
-from pytorch_accelerated.training.requests import Requests
+from pytorch_accelerated.training.passes import EvaluationSets, Passes
+from pytorch_accelerated.training.reports import LossReports, ShownWarnings
 from pytorch_accelerated.training.rescuing import Rescuer
 from pytorch_accelerated.training.run_state import RunPhase, RunState
-from pytorch_accelerated.training.saves import Saves
+from pytorch_accelerated.training.saves import Requests, Saves
 from pytorch_accelerated.training.settings import TrainSettings
-from pytorch_accelerated.training.shown_warnings import ShownWarnings
 from pytorch_accelerated.training.step import Step, StepParts
 from pytorch_accelerated.training.stopping import Stopping
-from pytorch_accelerated.training.tracebacks import fold_frames
-from pytorch_accelerated.training.uneven import UnevenPasses
+from pytorch_accelerated.training.uneven import UnevenPasses, UnevenStep
 
 # Losses are read this often. A number of updates, not of seconds: a resumed run must divide its sums at the same
 # places.
@@ -159,7 +154,10 @@ class Run:
         self._evaluate = evaluate
         self._own_parts = own_parts
         self.count_items: CountItems | None = hooks.count_batch_items if overrides(hooks, "count_batch_items") else None
+        self._state_that_was_read: tuple[Path, dict[str, Any], dict[str, Any]] | None = None
         self._saved_data: Mapping[str, SavedData] | None = None
+        self._cut: LiveRun | None = None  # the run where its epoch was cut
+        self._updates_of_epoch: int | None = None
         self._prepared: PreparedModel | None = None
         # On one process: whether something other than a callback, a signal or a save may ask to stop.
         self.all_agree_after_each_update = True
@@ -188,7 +186,6 @@ class Run:
                 if isinstance(exception, Exception):
                     epoch, state = self.hooks.run_history.current_epoch, self.hooks.run_state
                     add_place(exception, f"epoch {epoch}, after {state.updates} updates of the run")
-                    fold_frames(exception)
                 point, self.safe_point = self.safe_point, None
                 if point is not None:
                     self._rescuer.save(point, exception)
@@ -252,7 +249,10 @@ class Run:
         """Begin the run or an epoch of it: the hook, the event, and what they request."""
         self.emitter.defer(hook)
         self.emitter.emit(event)
-        self.requests.act(self.hooks.run_state)
+        state = self.hooks.run_state
+        # One within an epoch is repeated after the start of the epoch, at which callbacks prepare for it.
+        is_too_early = event == "on_training_run_start" and state.phase is RunPhase.TRAINING
+        self.requests.act(state, repeats=not is_too_early)
         self.stop_if_asked()
 
     def close_part(self, phase: RunPhase) -> None:
@@ -328,6 +328,7 @@ class Run:
 
     def start_epoch(self) -> None:
         """Start the clock of a training epoch, and agree how often the ranks agree."""
+        self._cut, self.hooks.run_state.is_cut = None, False
         if self.ranks.count == 1:
             self.all_agree_after_each_update = self.settings.max_seconds is not None
         else:
@@ -346,6 +347,7 @@ class Run:
         state = self.hooks.run_state
         loader.set_epoch(self.data_epoch)
         self.epoch_clock.watch(loader)
+        self._updates_of_epoch = loader.num_updates
         updates = loader.updates(
             start=state.samples_in_epoch, batches_done=state.batches_in_epoch, count_items=self.count_items
         )
@@ -404,6 +406,8 @@ class Run:
         """
         if self.hooks.run_state.updates_in_epoch == 0:
             self.refuse_empty_epoch(loader)
+        if self.ends_before_data:
+            self._cut_epoch()
         if self._prepared is not None and (complaint := self._prepared.complaint()):
             warn_user(self.ranks, complaint)
         self.hooks.run_history.add_timing(self.epoch_clock.read())
@@ -411,6 +415,27 @@ class Run:
         self.losses.read()
         self.gradient_norms.read()
         self.reports.report(self.losses)
+
+    @property
+    def ends_before_data(self) -> bool:
+        """Whether a limit ends the epoch before its data does; of a stream, whose end is unknown, whenever one does."""
+        if self._updates_of_epoch is None:
+            return self.updates_left == 0
+        return self.hooks.run_state.updates_in_epoch < self._updates_of_epoch
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the epoch has ended before its data. The events of its end are emitted, but it stays open."""
+        return self._cut is not None
+
+    def _cut_epoch(self) -> None:
+        """Keep what the run is like before the end of its epoch, so that states resume there, as if nothing were over.
+
+        Otherwise the losses and metrics of the epoch would begin anew within it, and be recorded twice.
+        """
+        self.reports.complete_records()
+        self._cut = self.contents().frozen(self.hooks.callback_handler)
+        self._cut.run_state.is_cut = True
 
     def refuse_empty_epoch(self, loader: Any) -> None:
         """Raise an error for training data without a batch."""
@@ -420,11 +445,12 @@ class Run:
 
     @contextlib.contextmanager
     def evaluating(self, *, restore_modes: bool) -> Iterator[Passes]:
-        """Context for an evaluation or prediction: the bare model, and a separate loss tracker."""
+        """Context for an evaluation or prediction: the bare model in evaluation mode, and a separate loss tracker."""
         losses = self.losses
         self.losses = LossTracker()
         try:
             with self.passes.on_bare_model(restore_modes=restore_modes):
+                self.hooks.model.eval()
                 yield self.passes
         finally:
             self.losses = losses
@@ -485,7 +511,6 @@ class Run:
         """The result of `collector`, from the predictions for every batch of `loader`. Must be called by all ranks."""
         try:
             with self.evaluating(restore_modes=True) as passes:
-                self.hooks.model.eval()
                 passes.emit("on_prediction_run_start", num_batches=loader.num_batches)
                 with passes.without_gradients():
                     for round_ in self.stopping.until_signal(self.rounds(loader), self.give_up_prediction):
@@ -517,17 +542,44 @@ class Run:
         self.losses = LossTracker() if self.settings.nonfinite_policy is None else FiniteLossTracker()
 
     def find_state(self, source: str | Path) -> Path | None:
-        """The training state that `source` is or holds, the same for all ranks."""
-        return self.ranks.do_on_first(lambda: find_state(source))
+        """The training state that `source` is or holds, the same for all ranks. The first one has read it, if whole."""
+        is_whole = is_replicated(self.accelerator) and not has_shards(self.hooks.model)
+        return self.ranks.do_on_first(lambda: find_state(source, self._read if is_whole else verify))
+
+    def _read(self, folder: Path) -> None:
+        try:
+            self._state_that_was_read = folder, *read_state(folder)
+        except InvalidCheckpointError:
+            verify(folder)  # names all damaged files
+            raise
+
+    def take_read(self, folder: Path) -> tuple[dict[str, Any], dict[str, Any]] | None:
+        """The contents of a training state, if `find_state` has read it: checking it is reading it."""
+        known, self._state_that_was_read = self._state_that_was_read, None
+        return None if known is None or known[0] != folder else known[1:]
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether the model is on its device, in its wrappers."""
+        return self._prepared is not None
 
     @property
     def is_sharded(self) -> bool:
         """Whether each rank has only a shard of the model."""
         return self._prepared is not None and has_shards(self._prepared.model)
 
+    @property
+    def holder(self) -> Any:
+        """The trainer that users see, whose attributes may belong to the run, too."""
+        return self.hooks
+
     def prepare_model(self, *, for_training: bool) -> None:
         """Move the model to its device, and wrap what must be wrapped."""
         hooks = self.hooks
+        held = held_parts(self.holder)
+        if for_training:
+            refuse_outside(trained_outside(self.holder, held), self.accelerator, hooks.model)
+            share_values(held, self.ranks)
         self._prepared = PreparedModel(
             self.accelerator,
             hooks.model,
@@ -631,20 +683,21 @@ class Run:
         """
         assert self._prepared is not None
         hooks = self.hooks
+        outside = trained_outside(self.holder, held_parts(self.holder))
         rollbacks = None
         if self.settings.nonfinite_policy == "rollback":
             callbacks = hooks.callback_handler
             rollbacks = Rollbacks(callbacks, self.saves, self.resumed_from, is_first=self.ranks.is_first)
         if any(saver.save_on_exception for saver in savers_among(hooks.callback_handler)):
-            self.safe_point = make_safe_point(
-                hooks, self.ranks, self.contents, is_sharded=not is_replicated(self.accelerator)
-            )
+            self.safe_point = self._make_safe_point()
         parts = StepParts(
             hooks,
             self.emitter,
             self.ranks,
             self.accelerator,
             self.settings,
+            self.holder,
+            outside,
             self._prepared.accumulating,
             self.losses,
             self.gradient_norms,
@@ -657,13 +710,24 @@ class Run:
         )
         self._step = self.make_step(parts)
         if self.has_step_records:
-            interval = self.settings.record_every_n_steps
             updates = None if hooks.run_config is None else hooks.run_config.max_num_train_steps
-            if interval is None and updates is not None:
-                interval = usual_interval(updates)
+            every = self.settings.record_every_n_steps
             self.reports.recorder = StepRecorder(
-                hooks.run_history, self.losses, self.gradient_norms, self.ranks.device, interval
+                hooks.run_history, self.losses, self.gradient_norms, self.ranks.device, every, updates
             )
+
+    def _make_safe_point(self) -> SafePoint | None:
+        """What keeps the last safe point of the run; None, with a warning, if it cannot be saved after an error."""
+        if self.ranks.count == 1 and is_replicated(self.accelerator):
+            return SafePoint(self.hooks, self.holder, self.contents)
+        several = "the other ranks would wait for the one that failed"
+        reason = several if self.ranks.count > 1 else "the model is sharded"
+        warn_user(
+            self.ranks,
+            f"`save_on_exception` has no effect in this run: {reason}. Save often enough with `save_every_n_steps` or "
+            "`save_every_n_minutes`.",
+        )
+        return None
 
     def make_step(self, parts: StepParts, kind: type[Step] = Step) -> Step:
         """`kind` with the variants that the settings and the ranks require.
@@ -672,41 +736,30 @@ class Run:
             parts: the parts of the step.
             kind: the step without variants.
         """
-        return step_kind(parts, kind)(parts)
-
-    def describe(
-        self,
-        per_device_batch_size: int,
-        num_epochs: int | None,
-        gradient_accumulation_steps: int,
-        max_num_train_steps: int | None,
-        gradient_clip_value: float | None,
-    ) -> TrainerRunConfig:
-        """The frozen facts of the run, from its settings and loaders."""
-        return describe_run(
-            self.loaders.train,
-            self.loaders.eval,
-            self.ranks,
-            per_device_batch_size=per_device_batch_size,
-            num_epochs=num_epochs,
-            gradient_accumulation_steps=gradient_accumulation_steps,
-            max_num_train_steps=max_num_train_steps,
-            gradient_clip_value=gradient_clip_value,
-            gradient_clip_norm=self.settings.gradient_clip_norm,
-            train_dl_kwargs=self.loaders.train_kwargs,
-            eval_dl_kwargs=self.loaders.eval_kwargs,
-            mixed_precision=str(self.accelerator.mixed_precision),
-            seed=self.seed,
-        )
+        variants: list[type[Step]] = [] if parts.before_applying is None else [NotedStep]
+        if parts.settings.detect_anomaly:
+            variants.append(AnomalyStep)
+        if parts.settings.nonfinite_policy is not None:
+            variants.append(GuardedStep)
+        if parts.settings.split_on_oom:
+            variants.append(SplittingStep)
+        if parts.uneven is not None:
+            variants.append(UnevenStep)
+            if parts.outside:
+                variants.append(OutsideStep)
+        bases = [*([kind] if kind is not Step or not variants else []), *variants]
+        made: type[Step] = bases[0] if len(bases) == 1 else type(kind.__name__, tuple(bases), {})
+        return made(parts)
 
     # ------------------------------------------------------------------------------------------------- training states
 
     def contents(self) -> LiveRun:
         """Everything that belongs to a training state."""
         hooks = self.hooks
-        return LiveRun(
+        run = LiveRun(
             ranks=self.ranks,
             model=hooks.model,
+            holder=self.holder,
             optimizer=hooks.optimizer,
             scheduler=hooks.scheduler,
             scaler=self.accelerator.scaler,
@@ -723,6 +776,10 @@ class Run:
             epochs_before=self.epochs_before,
             recorder=self.reports.recorder,
         )
+        if self._cut is None:
+            return run
+        earlier = {name: getattr(self._cut, name) for name in ("run_state", "losses", "gradient_norms", "kept")}
+        return dataclasses.replace(run, **earlier)
 
     def write_state(self, folder: Path, extra: dict[str, Any], background: bool) -> None:
         """Write a training state. Must be called by all ranks."""
@@ -745,7 +802,10 @@ class Run:
         Returns:
             The `extra` entries of the save, and `current_epoch`.
         """
-        loaded = load_run(self.contents(), folder, restores_position=is_at_work, skipped_weights=skipped_weights)
+        read = self.take_read(folder)
+        loaded = load_run(
+            self.contents(), folder, restores_position=is_at_work, skipped_weights=skipped_weights, read=read
+        )
         self.hooks.run_state, self.epochs_before = loaded.run_state, loaded.epochs_before
         return {"current_epoch": self.hooks.run_history.current_epoch, **loaded.extra}
 
@@ -761,7 +821,7 @@ class Run:
     def describe_resumption(self) -> str:
         """Where the run goes on; that nothing is left to train, if it was resumed from its end."""
         position = self.hooks.run_state.position
-        if not self.is_complete:
+        if not (self.is_complete or self.updates_left == 0):
             return f"Resuming from {self.resumed_from}: epoch {self.hooks.run_history.current_epoch}, {position}"
         limit = "num_epochs" if self.settings.max_num_train_steps is None else "max_num_train_steps"
         return (
@@ -782,11 +842,6 @@ class Run:
     def ranks_of_writer(self) -> Ranks:
         """The ranks on a channel for threads that write. Must be called by all ranks."""
         return Ranks(self.accelerator, channel="writer", timeout=limit_of_waiting(self.given.timeout))
-
-    @property
-    def expected_metrics(self) -> ExpectedMetrics:
-        """The metrics that the run will record, as far as is known before its first update."""
-        return expected_metrics(self.hooks, self.loaders, self.settings)
 
     def step_scheduler_after_epoch(self) -> None:
         """Step schedulers that count epochs, or watch a metric."""

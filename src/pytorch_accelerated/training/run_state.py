@@ -31,6 +31,9 @@ class RunState:
         is_evaluation_due: whether an evaluation inside the epoch was requested after the last update and is not
             finished.
         evaluated_sets: how many of several evaluation sets an unfinished evaluation is done with.
+        is_cut: in a saved state, whether a stop or a limit has ended the epoch before its data. The events of its end
+            were emitted, but a resumed run goes on within it.
+        rows_that_fit: the most samples that `split_on_oom` computes at once; 0 as long as whole batches fit.
     """
 
     epochs: int = 0
@@ -42,6 +45,8 @@ class RunState:
     phase: RunPhase = RunPhase.TRAINING
     is_evaluation_due: bool = False
     evaluated_sets: int = 0
+    is_cut: bool = False
+    rows_that_fit: int = 0
 
     @property
     def applied_updates(self) -> int:
@@ -72,8 +77,9 @@ class RunState:
     def state_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
         state = {**dataclasses.asdict(self), "phase": self.phase.value}
-        if not self.evaluated_sets:
-            del state["evaluated_sets"]  # versions without several sets do not know it
+        for name in ("evaluated_sets", "is_cut", "rows_that_fit"):
+            if not state[name]:
+                del state[name]  # older versions do not know it
         return state
 
     @classmethod

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +12,20 @@ from torch import nn
 from pytorch_accelerated.callbacks.saving import SaveTrainingStateCallback
 from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.callbacks.watching import WatchedMetric
-from pytorch_accelerated.checkpointing.optimizer_settings import optimizer_settings, replaced_settings
-from pytorch_accelerated.data.building import check_dataset
-from pytorch_accelerated.data.checking import refuse_other_order
-from pytorch_accelerated.data.evaluation_sets import check_eval_dataset, named_sets
+from pytorch_accelerated.checkpointing.optimizers import optimizer_settings, replaced_settings
+from pytorch_accelerated.data.adapting import refuse_other_order
+from pytorch_accelerated.data.building import check_dataset, check_eval_dataset, named_sets
 from pytorch_accelerated.data.resuming import data_facts
 from pytorch_accelerated.data.slicing import DataLoaderSlice
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError
-from pytorch_accelerated.models.preparation import is_replicated
-from pytorch_accelerated.processes.plugins import refuse_static_graph
+from pytorch_accelerated.models.finiteness import listed
+from pytorch_accelerated.models.held import held_parts, is_only_in_optimizer, optimizers_of, tensors_of
+from pytorch_accelerated.progress.formats import format_count
+from pytorch_accelerated.run_config import TrainerRunConfig
 from pytorch_accelerated.seeding import mixed_seed, set_seed
 from pytorch_accelerated.steps.guarded import refuse_what_cannot_be_held_back
 from pytorch_accelerated.steps.splitting import refuse_what_cannot_be_split
-from pytorch_accelerated.training.hooks import TrainerHooks, overrides, refuse_own_run_state
-from pytorch_accelerated.training.placeholders import settle_epoch_counts
-from pytorch_accelerated.training.rates import warn_of_rates
+from pytorch_accelerated.training.hooks import TrainerHooks, overrides
 from pytorch_accelerated.training.run import Run
 from pytorch_accelerated.training.run_state import RunState
 from pytorch_accelerated.training.settings import (
@@ -39,19 +38,8 @@ from pytorch_accelerated.training.settings import (
 )
 
 
-def refuse_without_constructor(trainer: TrainerHooks) -> None:
-    """Reject a trainer whose subclass does not call the constructor."""
-    if "_callbacks" not in vars(trainer):
-        name = type(trainer).__name__
-        raise ConfigurationError(
-            f"`Trainer.__init__` has not run for this {name}, so most of it is missing. Call "
-            f"`super().__init__(model, loss_func, optimizer, ...)` in `{name}.__init__`."
-        )
-
-
-def refuse_within_a_run(trainer: TrainerHooks, run: Run | None, method: str, remedy: str) -> None:
+def refuse_within_a_run(run: Run | None, method: str, remedy: str) -> None:
     """Reject a call of `method` that would reset the current `run`."""
-    refuse_without_constructor(trainer)
     if run is not None:
         raise ConfigurationError(
             f"`{method}` was called while the trainer is at work: it would reset the run. {remedy}"
@@ -60,22 +48,25 @@ def refuse_within_a_run(trainer: TrainerHooks, run: Run | None, method: str, rem
 
 def check_parts_of(trainer: TrainerHooks) -> None:
     """Reject a trainer with unusable parts; the optimizer is only needed for training."""
-    check_parts(
-        model=trainer.model,
-        loss_func=trainer.loss_func,
-        run_history=trainer.run_history,
-        seed=trainer._given_arguments.seed,
-        compile_model=trainer._given_arguments.compile_model,
-    )
-    refuse_own_run_state(trainer)
+    check_parts(model=trainer.model, loss_func=trainer.loss_func)
 
 
-def check_optimizer_of(trainer: TrainerHooks) -> None:
-    """Reject an optimizer whose steps would change nothing; None is for subclasses with optimizers of their own."""
+def check_optimizer_of(trainer: TrainerHooks, holder: Any) -> None:
+    """Reject an optimizer whose steps would change nothing; None is for subclasses with optimizers of their own.
+
+    Args:
+        trainer: the trainer of the loop.
+        holder: the trainer that users see.
+    """
     has_own_step = overrides(trainer, "optimizer_step")
     if trainer.optimizer is not None:
-        modules = [value for value in vars(trainer).values() if isinstance(value, nn.Module)]
-        check_optimizer(trainer.optimizer, modules, has_own_step=has_own_step)
+        held = held_parts(holder)
+        strangers = {id(part) for path, part in held.items() if is_only_in_optimizer(path)}
+        owned = [each for part in (trainer.model, *held.values()) for each in tensors_of(part)]
+        owned = [each for each in owned if id(each) not in strangers]
+        check_optimizer(trainer.optimizer, owned, has_own_step=has_own_step)
+        if strangers and not has_own_step and isinstance(trainer.model, nn.Module):
+            _warn_of_untrained(trainer, optimizers_of(holder, held).values(), len(strangers))
         return
     if not (has_own_step and overrides(trainer, "optimizer_zero_grad")):
         raise ArgumentTypeError(
@@ -83,11 +74,20 @@ def check_optimizer_of(trainer: TrainerHooks) -> None:
             "for example `torch.optim.AdamW(model.parameters())`. A subclass with optimizers of its own must override "
             "both `optimizer_step` and `optimizer_zero_grad`."
         )
-    accelerator = trainer._accelerator
-    if accelerator.scaler is not None or not is_replicated(accelerator):
-        raise ConfigurationError(
-            "`optimizer` is None, but with fp16, DeepSpeed or FSDP the trainer must prepare the optimizer. Pass it, or "
-            "train without them."
+
+
+def _warn_of_untrained(trainer: TrainerHooks, optimizers: Iterable[Any], strangers: int) -> None:
+    """Warn about a part of the model that looks as if it had replaced another one after the optimizer was made."""
+    trained = {id(each) for one in optimizers for group in one.param_groups for each in group["params"]}
+    parameters = trainer.model.named_parameters()
+    untrained = [name for name, each in parameters if each.requires_grad and id(each) not in trained]
+    if untrained:
+        warn_user(
+            trainer._ranks,
+            f"The optimizer has {format_count(strangers, 'parameter')} that neither the model nor the trainer has, "
+            f"while {listed(untrained)} of the model is in no optimizer, and stays as it is. If that layer was "
+            "replaced after the optimizer was made, make the optimizer last, with `model.parameters()`; if it should "
+            "stay as it is, set `requires_grad` to False.",
         )
 
 
@@ -108,14 +108,14 @@ def check_training(
         train_dataset, eval_dataset, create_scheduler_fn: see `Trainer.train`.
         has_own_passes: whether `_perform_forward_and_backward_passes` is the user's own.
     """
-    check_scheduler_factory(create_scheduler_fn, has_own_call=overrides(trainer, "create_scheduler"))
+    check_scheduler_factory(create_scheduler_fn)
     check_parts_of(trainer)
     if not (has_own_passes or overrides(trainer, "calculate_train_batch_loss")):
         check_reduction(trainer.loss_func, hook="calculate_train_batch_loss")
     if eval_dataset is not None:
         _check_reduction_in_evaluation(trainer)
     if not trainer._makes_optimizer:
-        check_optimizer_of(trainer)
+        check_optimizer_of(trainer, trainer)
     if settings.nonfinite_policy is not None:
         refuse_what_cannot_be_held_back(settings, trainer._accelerator, trainer.callback_handler)
     if settings.split_on_oom:
@@ -166,7 +166,6 @@ def start_training(
         describe: the trainer's `_create_run_config`.
     """
     hooks, settings = run.hooks, run.settings
-    refuse_static_graph(run.accelerator, settings.gradient_accumulation_steps)
     if resets_history:
         hooks.run_history.reset()
         run.epochs_before = 0
@@ -202,9 +201,7 @@ def start_training(
         settings.gradient_clip_value,
     )
     run.start_steps(steps_scheduler=_make_scheduler(run))
-    if state is None:
-        warn_of_rates(hooks, settings, run.ranks)
-    else:
+    if state is not None:
         asked = optimizer_settings(hooks.optimizer, has_schedule=hooks.scheduler is not None)
         run.resume(state)
         _warn_of_replaced_settings(run, asked)
@@ -276,9 +273,58 @@ def _make_scheduler(run: Run) -> bool:
     hooks, settings = run.hooks, run.settings
     has_own_step = overrides(hooks, "scheduler_step")
     hooks.scheduler = hooks.create_scheduler()
-    settle_epoch_counts(hooks.scheduler)
     check_scheduler(hooks.scheduler, is_expected=hooks.create_scheduler_fn is not None, has_own_step=has_own_step)
     if isinstance(hooks.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-        WatchedMetric(settings.scheduler_metric).check_before_run(run.expected_metrics, run.ranks)
+        WatchedMetric(settings.scheduler_metric).check_has_evaluation(hooks.eval_dataset)
         return False
     return settings.step_scheduler == "update"  # without a scheduler, too: a callback may set one later
+
+
+def describe_run(
+    run: Run,
+    per_device_batch_size: int,
+    num_epochs: int | None,
+    gradient_accumulation_steps: int,
+    max_num_train_steps: int | None,
+    gradient_clip_value: float | None,
+) -> TrainerRunConfig:
+    """The run config, from the settings and loaders of a run.
+
+    A loader's own batch size overrides `per_device_batch_size`. If only one of the numbers of epochs and updates is
+    given, the other one is computed if the training data has a length.
+    """
+    train, evaluation, ranks = run.loaders.train, run.loaders.eval, run.ranks
+    train_batch_size = eval_batch_size = updates_per_epoch = None
+    if evaluation is not None:
+        eval_batch_size = evaluation.batch_size or per_device_batch_size
+    if train is not None:
+        train_batch_size = train.batch_size or per_device_batch_size
+        updates_per_epoch = train.num_updates
+        if updates_per_epoch is not None and max_num_train_steps is not None:
+            num_epochs = -(-max_num_train_steps // max(updates_per_epoch, 1))
+        elif updates_per_epoch is not None and num_epochs is not None:
+            max_num_train_steps = num_epochs * updates_per_epoch
+    per_update = gradient_accumulation_steps * ranks.count
+    return TrainerRunConfig(
+        num_epochs=num_epochs,
+        train_per_device_batch_size=train_batch_size,
+        train_dl_kwargs=None if train is None else run.loaders.train_kwargs,
+        eval_per_device_batch_size=eval_batch_size,
+        eval_dl_kwargs=None if evaluation is None else run.loaders.eval_kwargs,
+        gradient_accumulation_steps=None if train is None else gradient_accumulation_steps,
+        gradient_clip_value=gradient_clip_value,
+        train_total_batch_size=train_batch_size * per_update if train_batch_size else None,
+        eval_total_batch_size=eval_batch_size * ranks.count if eval_batch_size else None,
+        num_update_steps_per_epoch=updates_per_epoch,
+        num_local_update_steps_per_epoch=updates_per_epoch,
+        max_num_train_steps=max_num_train_steps,
+        is_local_process_zero=ranks.is_first_of_node,
+        is_world_process_zero=ranks.is_first,
+        is_distributed=ranks.count > 1,
+        mixed_precision=str(run.accelerator.mixed_precision),
+        num_processes=ranks.count,
+        seed=run.seed,
+        gradient_clip_norm=None if train is None else run.settings.gradient_clip_norm,
+        train_dataloader_len=None if train is None else train.num_batches,
+        eval_dataloader_len=None if evaluation is None else evaluation.num_batches,
+    )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,15 +20,16 @@ from pytorch_accelerated.errors import StopTrainingError
 from pytorch_accelerated.models.clipping import clip_norm
 from pytorch_accelerated.models.sharding import own_parts
 from pytorch_accelerated.processes.accelerators import Accelerator
-from pytorch_accelerated.processes.ranks import Ranks
-from pytorch_accelerated.processes.uneven import UnevenRanks
-from pytorch_accelerated.steps.rollbacks import Rollbacks
+from pytorch_accelerated.processes.ranks import Ranks, UnevenRanks
 from pytorch_accelerated.tracking.loss import LossTracker
 from pytorch_accelerated.training.emitting import Emitter
 from pytorch_accelerated.training.hook_output import adding_nothing, loss_and_size
 from pytorch_accelerated.training.hooks import TrainerHooks
 from pytorch_accelerated.training.late_counts import LateCounts
 from pytorch_accelerated.training.settings import TrainSettings
+
+if TYPE_CHECKING:
+    from pytorch_accelerated.steps.guarded import Rollbacks
 
 
 @dataclasses.dataclass
@@ -41,6 +42,8 @@ class StepParts:
         ranks: the processes.
         accelerator: the accelerator of this process.
         settings: the settings of the run.
+        holder: the trainer that users see, which may hold more than a model and an optimizer; see `models.held`.
+        outside: what optimizers train that is not the model's, by path.
         accumulating: a context for a batch after which ranks need not exchange gradients yet.
         losses: receives the losses of batches.
         gradient_norms: receives the norms of gradients, if they are clipped by norm.
@@ -58,6 +61,8 @@ class StepParts:
     ranks: Ranks
     accelerator: Accelerator
     settings: TrainSettings
+    holder: Any
+    outside: Mapping[str, torch.Tensor]
     accumulating: Callable[[], contextlib.AbstractContextManager[Any]]
     losses: LossTracker
     gradient_norms: LossTracker
@@ -97,7 +102,7 @@ class Step:
         self._emitter = parts.emitter
         self._compute = parts.own_passes or self.compute
         self._record = parts.own_recording or parts.losses.update
-        self._has_scaler = parts.accelerator.scaler is not None
+        self._has_scaler = self._always_completes = parts.accelerator.scaler is not None
         scheduling: list[Call] = [(parts.hooks, "scheduler_step")] if parts.steps_scheduler else []
         discarding: Call = (parts.hooks, "optimizer_zero_grad")
         # By whether fp16 skips the update: its scaler does not step the optimizer then, but must be called.
@@ -115,7 +120,7 @@ class Step:
             else:
                 with self.parts.accumulating():
                     self.run_batch(micro_batch)
-        is_skipped = (self._has_scaler or self.late_counts.are_pending) and self.complete()
+        is_skipped = (self._always_completes or self.late_counts.are_pending) and self.complete()
         if self._hooks.callback_handler.acts_at["on_optimizer_step_start"]:
             self._emitter.emit("on_optimizer_step_start")
         self.finish(self._calls[is_skipped], is_skipped=is_skipped)
@@ -137,19 +142,13 @@ class Step:
             batch: the batch, on the trainer's device.
             step: the number of this rank's earlier batches in the epoch.
         """
-        emitter, forward = self._emitter, self._hooks.calculate_train_batch_loss
-        try:
-            output = forward(batch)
-        except StopTrainingError as wish:
-            emitter.refuse_to_stop_in(forward, wish)
-            raise
-        except Exception as error:
-            emitter.note_failure(error, forward, batch)
-            raise
+        emitter, micro_batch = self._emitter, self.micro_batch
+        samples = micro_batch.samples if batch is micro_batch.batch else None  # the user may have taken a part of it
+        output = emitter.output_of(self._hooks.calculate_train_batch_loss, batch, samples)
         self.report(output, batch, step)
         # Nearly all hooks count nothing. The first batch decides that, so it is checked more closely.
         is_counted = self.late_counts.hook_counts is not False or output.get("num_items_in_batch") is not None
-        loss = self.weigh(output) if is_counted or self.micro_batch.weight != 1 else output["loss"]
+        loss = self.weigh(output) if is_counted or micro_batch.weight != 1 else output["loss"]
         backward = self._hooks.backward_step
         try:
             backward(loss)
@@ -218,14 +217,7 @@ class Step:
         """
         hooks, emitter = self._hooks, self._emitter
         for owner, name in calls:
-            hook = getattr(owner, name)
-            try:  # as `Emitter.defer` does it, without another call for each hook
-                hook()
-            except StopTrainingError as wish:
-                emitter.wish = emitter.wish or wish
-            except Exception as error:
-                emitter.note_failure(error, hook)
-                raise
+            emitter.defer(getattr(owner, name))
         state = hooks.run_state
         state.updates += 1
         state.updates_in_epoch += 1
@@ -255,16 +247,12 @@ class Step:
         self.parts.accumulating = contextlib.nullcontext
 
     def parameters(self) -> list[torch.Tensor]:
-        """The parameters of the optimizer."""
+        """The parameters of the optimizer; if the user steps others instead, all that they may train."""
         hooks = self._hooks
-        if hooks.optimizer is None:  # the user's own optimizers are not known
-            return [parameter for parameter in hooks.model.parameters() if parameter.requires_grad]
+        if hooks.optimizer is None:
+            trained = [parameter for parameter in hooks.model.parameters() if parameter.requires_grad]
+            return [*trained, *self.parts.outside.values()]
         return [parameter for group in hooks.optimizer.param_groups for parameter in group["params"]]
-
-    @property
-    def summary(self) -> str | None:
-        """A message about the updates for users at the end of the run, or None."""
-        return None
 
     def record(self, history: Any) -> None:
         """Record the metrics of an epoch that only the step knows."""

@@ -1,6 +1,6 @@
 """Stops all ranks together: at a callback's request, a signal, a time limit, or a failed save.
 
-`docs/design/stopping.md` and `docs/design/signals.md` have the reasons.
+`docs/design/stopping.md` has the reasons.
 """
 
 from __future__ import annotations

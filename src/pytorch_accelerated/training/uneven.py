@@ -2,7 +2,7 @@
 
 In the last update or round of a pass, only some ranks may have batches. All ranks then take part in what these ranks do
 together: exchanging gradients, and the `gather` calls of their hooks and callbacks. A single process uses nothing in
-this module. `docs/design/rounds.md` has the reasons.
+this module. `docs/design/updates.md` has the reasons.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from typing import Any
 
 from pytorch_accelerated.data.updates import MicroBatch, Round
 from pytorch_accelerated.prediction.collecting import PredictionCollector
-from pytorch_accelerated.processes.ranks import Ranks
-from pytorch_accelerated.processes.uneven import UnevenRanks
+from pytorch_accelerated.processes.ranks import Ranks, UnevenRanks
 from pytorch_accelerated.training.emitting import Emitter
 from pytorch_accelerated.training.hook_output import adding_nothing, loss_and_size
 from pytorch_accelerated.training.hooks import TrainerHooks
@@ -119,18 +118,19 @@ class UnevenPasses(Passes):
             return
         predictions = self._output_of(self._hooks.calculate_predict_batch_outputs, round_)
         if not round_.is_idle:
-            self.collect(round_, predictions, collector)
+            collector.add(round_.start, predictions, round_.samples)
         event = "on_prediction_step_end"
         self._take_part(round_, lambda: self.emit(event, batch=round_.batch, predictions=predictions))
 
     def _output_of(self, hook: Callable[[Any], Any], round_: Round) -> Any:
         """The output of `hook` for the batch of a round; None on a rank without one."""
         emitter = self._emitter
+        batch, samples, start = round_.batch, round_.samples, round_.start
         if not self._is_sharded:
-            return self._take_part(round_, lambda: emitter.output_of(hook, round_.batch, round_.start))
+            return self._take_part(round_, lambda: emitter.output_of(hook, batch, samples, start))
         # An idle rank runs the model on a batch that counts nowhere.
         with self._uneven.counting_nothing() if round_.is_idle else contextlib.nullcontext():
-            output = emitter.output_of(hook, round_.batch, round_.start)
+            output = emitter.output_of(hook, batch, samples, start)
         return None if round_.is_idle else output
 
     def _take_part(self, round_: Round, work: Callable[[], Any]) -> Any:

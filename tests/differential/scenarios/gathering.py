@@ -124,16 +124,10 @@ def training() -> Any:
             "history": history_of(made),
             "config": {
                 name: plain(getattr(config, name))
-                for name in [
-                    "num_epochs",
-                    "train_total_batch_size",
-                    "eval_total_batch_size",
-                    "num_update_steps_per_epoch",
-                    "num_local_update_steps_per_epoch",
-                    "max_num_train_steps",
-                    "is_distributed",
-                    "num_processes",
-                ]
+                for name in """
+                    num_epochs train_total_batch_size eval_total_batch_size num_update_steps_per_epoch
+                    num_local_update_steps_per_epoch max_num_train_steps is_distributed num_processes
+                """.split()
             },
         }
 

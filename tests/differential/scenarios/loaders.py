@@ -5,18 +5,10 @@ from typing import Any
 from pytorch_accelerated.callbacks import TrainerCallback
 from tests.differential.scenarios.common import attempt, dataset, grid, plain, trainer
 
-NAMES = [
-    "batch_size",
-    "drop_last",
-    "num_workers",
-    "pin_memory",
-    "timeout",
-    "persistent_workers",
-    "prefetch_factor",
-    "device",
-    "total_batch_size",
-    "total_dataset_length",
-]
+NAMES = """
+    batch_size drop_last num_workers pin_memory timeout persistent_workers prefetch_factor device total_batch_size
+    total_dataset_length
+""".split()
 THERE = ["dataset", "sampler", "batch_sampler", "collate_fn", "generator", "worker_init_fn", "multiprocessing_context"]
 
 

@@ -15,45 +15,17 @@ from pytorch_accelerated.callbacks import (
 )
 from tests.differential.scenarios.common import attempt, dataset, grid, train, trainer
 
-HOOKS = [
-    "create_train_dataloader",
-    "create_eval_dataloader",
-    "create_scheduler",
-    "training_run_start",
-    "training_run_epoch_end",
-    "training_run_end",
-    "evaluation_run_start",
-    "evaluation_run_end",
-    "train_epoch_start",
-    "calculate_train_batch_loss",
-    "backward_step",
-    "optimizer_step",
-    "scheduler_step",
-    "optimizer_zero_grad",
-    "train_epoch_end",
-    "eval_epoch_start",
-    "calculate_eval_batch_loss",
-    "eval_epoch_end",
-    "_run_train_epoch",
-    "_run_eval_epoch",
-]
-EVENTS = [
-    "on_init_end",
-    "on_training_run_start",
-    "on_train_epoch_start",
-    "on_train_step_start",
-    "on_train_step_end",
-    "on_train_epoch_end",
-    "on_eval_epoch_start",
-    "on_eval_step_start",
-    "on_eval_step_end",
-    "on_eval_epoch_end",
-    "on_training_run_epoch_end",
-    "on_training_run_end",
-    "on_evaluation_run_start",
-    "on_evaluation_run_end",
-    "on_stop_training_error",
-]
+HOOKS = """
+    create_train_dataloader create_eval_dataloader create_scheduler training_run_start training_run_epoch_end
+    training_run_end evaluation_run_start evaluation_run_end train_epoch_start calculate_train_batch_loss
+    backward_step optimizer_step scheduler_step optimizer_zero_grad train_epoch_end eval_epoch_start
+    calculate_eval_batch_loss eval_epoch_end _run_train_epoch _run_eval_epoch
+""".split()
+EVENTS = """
+    on_init_end on_training_run_start on_train_epoch_start on_train_step_start on_train_step_end on_train_epoch_end
+    on_eval_epoch_start on_eval_step_start on_eval_step_end on_eval_epoch_end on_training_run_epoch_end
+    on_training_run_end on_evaluation_run_start on_evaluation_run_end on_stop_training_error
+""".split()
 
 
 def _recording(stop_in: str = "", fail_in: str = "", error: Any = StopTrainingError) -> tuple[Any, Any, list[str]]:
@@ -167,39 +139,4 @@ def arguments_of_events() -> Any:
     recorder = type("Recorder", (TrainerCallback,), {name: event(name) for name in EVENTS if name != "on_init_end"})
     made = train(trainer(callbacks=[recorder, StepBasedEvaluationCallback(2)]), num_epochs=1)
     made.evaluate(dataset(5), 4, {"num_workers": 0})
-    return seen
-
-
-def steps() -> Any:
-    """The numbers that `step` has, in batches of a rank."""
-    numbers: list[int] = []
-
-    class Steps(TrainerCallback):
-        def on_train_step_end(self, trainer: Any, step: int, **kwargs: Any) -> None:
-            numbers.append(step)
-
-    train(trainer(callbacks=[Steps]), gradient_accumulation_steps=2)
-    return numbers
-
-
-def batch_outputs() -> Any:
-    """What hooks return and events get."""
-    seen: dict[str, Any] = {}
-
-    class Reads(TrainerCallback):
-        def on_train_step_end(self, trainer: Any, batch: Any, batch_output: Any, **kwargs: Any) -> None:
-            seen["train"] = {"batch": type(batch).__name__, "keys": sorted(batch_output)}
-            seen["training"] = trainer.model.training
-
-        def on_eval_step_end(self, trainer: Any, batch: Any, batch_output: Any, **kwargs: Any) -> None:
-            seen["eval"] = {"batch": type(batch).__name__, "keys": sorted(batch_output)}
-            seen["training in evaluation"] = trainer.model.training
-            seen["requires grad in evaluation"] = batch_output["model_outputs"].requires_grad
-            seen["batch size"] = int(batch_output["batch_size"])
-
-    class Adds(Trainer):
-        def calculate_train_batch_loss(self, batch: Any) -> Any:
-            return {**super().calculate_train_batch_loss(batch), "more": 1}
-
-    train(trainer(Adds, callbacks=[Reads]))
     return seen

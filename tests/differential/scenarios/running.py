@@ -6,38 +6,15 @@ import torch
 from torch.utils.data import DataLoader, SequentialSampler, Subset, SubsetRandomSampler
 
 from pytorch_accelerated import Trainer
-from pytorch_accelerated.callbacks import TrainerCallback
 from pytorch_accelerated.tracking import InMemoryRunHistory
-from tests.differential.scenarios.common import (
-    attempt,
-    dataset,
-    grid,
-    history_of,
-    plain,
-    train,
-    trainer,
-    weights_of,
-)
+from tests.differential.scenarios.common import attempt, dataset, grid, history_of, plain, train, trainer, weights_of
 
-# Of a run config, what is the same object or function on both sides only by accident, or depends on the machine.
-_LEFT_OUT = {"train_dl_kwargs", "eval_dl_kwargs"}
-_FIELDS = [
-    "num_epochs",
-    "train_per_device_batch_size",
-    "eval_per_device_batch_size",
-    "gradient_accumulation_steps",
-    "gradient_clip_value",
-    "train_total_batch_size",
-    "eval_total_batch_size",
-    "num_update_steps_per_epoch",
-    "num_local_update_steps_per_epoch",
-    "max_num_train_steps",
-    "is_local_process_zero",
-    "is_world_process_zero",
-    "is_distributed",
-    "mixed_precision",
-    "num_processes",
-]
+_FIELDS = """
+    num_epochs train_per_device_batch_size eval_per_device_batch_size gradient_accumulation_steps
+    gradient_clip_value train_total_batch_size eval_total_batch_size num_update_steps_per_epoch
+    num_local_update_steps_per_epoch max_num_train_steps is_local_process_zero is_world_process_zero is_distributed
+    mixed_precision num_processes
+""".split()
 
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -96,14 +73,6 @@ def _kwargs(arguments: dict[str, Any]) -> dict[str, Any]:
     return {name: plain(value) for name, value in arguments.items() if name != "num_workers"}
 
 
-def default_loader_arguments() -> Any:
-    made = trainer()
-    made.train(dataset(), 1, per_device_batch_size=4)
-    train_kwargs = made.get_default_train_dl_kwargs(4)
-    eval_kwargs = made.get_default_eval_dl_kwargs(4)
-    return {"train": _kwargs(train_kwargs), "eval": _kwargs(eval_kwargs)}
-
-
 def samplers() -> Any:
     """Loader arguments that exclude others."""
 
@@ -145,29 +114,12 @@ def runs_after_each_other() -> Any:
     return seen
 
 
-def evaluations() -> Any:
-    seen = {}
-    for name, (rows, batch_size) in {"even": (4, 2), "short last batch": (5, 2), "one batch": (5, 8)}.items():
-        made = trainer()
-        made.evaluate(dataset(rows), batch_size, {"num_workers": 0})
-        seen[name] = history_of(made)
-    return seen
-
-
 def datasets() -> Any:
     """Other kinds of training data."""
-
-    class Pairs(torch.utils.data.Dataset):  # type: ignore[type-arg]
-        def __len__(self) -> int:
-            return 12
-
-        def __getitem__(self, index: int) -> Any:
-            return dataset()[index]
 
     rows = [dataset()[index] for index in range(12)]
     seen = {}
     for name, data in {
-        "map style": Pairs(),
         "a list of rows": rows,
         "a subset": Subset(dataset(20), range(12)),
         "an empty set": Subset(dataset(), []),
@@ -218,87 +170,6 @@ def batches() -> Any:
     )
 
 
-def losses() -> Any:
-    """Which loss is recorded, for the batch sizes that a hook reports."""
-
-    def run(batch_size: Any, extra: Any = None) -> Any:
-        class Reports(Trainer):
-            def calculate_train_batch_loss(self, batch: Any) -> Any:
-                result = super().calculate_train_batch_loss(batch)
-                return {**result, "batch_size": batch_size(batch)}
-
-        return history_of(train(trainer(Reports), rows=10))
-
-    return grid(
-        run,
-        {
-            "the batch's": {"batch_size": lambda batch: len(batch[0])},
-            "one": {"batch_size": lambda batch: 1},
-            "a tensor": {"batch_size": lambda batch: torch.tensor(len(batch[0]))},
-            "another": {"batch_size": lambda batch: 2 * len(batch[0]) - 3},
-        },
-    )
-
-
-class _ReadsAttributes(TrainerCallback):
-    def __init__(self) -> None:
-        self.seen: dict[str, Any] = {}
-
-    def on_train_step_end(self, trainer: Any, **kwargs: Any) -> None:
-        names = [
-            "model",
-            "loss_func",
-            "optimizer",
-            "scheduler",
-            "create_scheduler_fn",
-            "collate_fn",
-            "train_dataset",
-            "eval_dataset",
-            "run_config",
-            "run_history",
-            "callback_handler",
-            "_accelerator",
-            "_train_dataloader",
-            "_eval_dataloader",
-            "_loss_tracker",
-            "_train_dl_kwargs",
-            "_eval_dl_kwargs",
-            "_pad_uneven_eval_batches",
-            "device",
-        ]
-        self.seen = {name: _kind(trainer, name) for name in names}
-        self.seen["device"] = str(trainer.device)
-        self.seen["model is the same"] = trainer.get_model() is trainer.model
-        accelerator = trainer._accelerator
-        for name in [
-            "num_processes",
-            "process_index",
-            "local_process_index",
-            "is_main_process",
-            "sync_gradients",
-            "device",
-        ]:
-            self.seen[f"_accelerator.{name}"] = str(getattr(accelerator, name))
-        self.seen["unwrapped"] = type(accelerator.unwrap_model(trainer.model)).__name__
-
-
-def _kind(holder: Any, name: str) -> Any:
-    if not hasattr(holder, name):
-        return "absent"
-    value = getattr(holder, name)
-    return "None" if value is None else "there"
-
-
-def attributes() -> Any:
-    reads = _ReadsAttributes()
-    made = trainer(callbacks=[reads])
-    before = {
-        name: _kind(made, name) for name in ("model", "run_config", "scheduler", "callback_handler", "run_history")
-    }
-    train(made)
-    return {"in the run": reads.seen, "before": before}
-
-
 def histories() -> Any:
     """`InMemoryRunHistory` alone."""
     history = InMemoryRunHistory()
@@ -336,32 +207,8 @@ def histories() -> Any:
     }.items():
         seen[f"taken {name}"] = attempt(lambda name=name, value=value: history.update_metric(name, value))
         seen[f"kept {name}"] = attempt(lambda name=name: float(history.get_latest_metric(name)))
+    seen["kind of a tensor"] = type(history.get_latest_metric("a tensor")).__name__
+    seen["item of a tensor"] = attempt(lambda: history.get_latest_metric("a tensor").item())
     history.reset()
     seen["after reset"] = [sorted(history.get_metric_names()), history.current_epoch]
     return seen
-
-
-def metrics_of_any_kind() -> Any:
-    """Metrics that aren't numbers, recorded in a run with the default callbacks."""
-
-    def run(value: Any) -> Any:
-        class Records(TrainerCallback):
-            def on_eval_epoch_end(self, trainer: Any, **kwargs: Any) -> None:
-                trainer.run_history.update_metric("recorded", value)
-
-        from pytorch_accelerated.trainer import DEFAULT_CALLBACKS
-
-        made = train(trainer(callbacks=[Records, *DEFAULT_CALLBACKS]))
-        return len(made.run_history.get_metric_values("recorded"))
-
-    return grid(
-        run,
-        {
-            "a number": {"value": 1.5},
-            "a tensor": {"value": torch.tensor(1.5)},
-            "a dict": {"value": {"precision": 0.5}},
-            "a matrix": {"value": torch.eye(3)},
-            "a curve": {"value": (torch.zeros(3), torch.ones(3))},
-            "a string": {"value": "good"},
-        },
-    )

@@ -74,18 +74,6 @@ def cosine() -> Any:
     return grid(run, COSINE)
 
 
-def cosine_by_number() -> Any:
-    """`step_update` and `get_updated_values` with numbers in no order."""
-    optimizer = _optimizer()
-    scheduler = CosineLrScheduler(optimizer, 4, 5, num_warmup_epochs=1)
-    seen = {}
-    for number in (3, 0, 19, 7, 40):
-        scheduler.step_update(number)
-        seen[str(number)] = [group["lr"] for group in optimizer.param_groups]
-        seen[f"values at {number}"] = list(scheduler.get_updated_values(number))
-    return seen
-
-
 WSD_LENGTHS = {
     "epochs": {"num_epochs": 4, "num_update_steps_per_epoch": 25},
     "steps": {"total_steps": 100},

@@ -37,33 +37,24 @@ def _run(base: Any = Trainer, **arguments: Any) -> Any:
     }
 
 
+def _with(factory: Any, **arguments: Any) -> dict[str, Any]:
+    return {"create_scheduler_fn": factory, **arguments}
+
+
 def of_torch() -> Any:
     schedulers = torch.optim.lr_scheduler
-    placeholders = TrainerPlaceholderValues
+    p = TrainerPlaceholderValues
+    cycle = {"max_lr": 0.5, "epochs": p.NUM_EPOCHS, "steps_per_epoch": p.NUM_UPDATE_STEPS_PER_EPOCH}
+    length = p.NUM_EPOCHS * p.NUM_UPDATE_STEPS_PER_EPOCH
     return grid(
         _run,
         {
-            "step": {"create_scheduler_fn": functools.partial(schedulers.StepLR, step_size=2)},
-            "lambda": {"create_scheduler_fn": functools.partial(schedulers.LambdaLR, lr_lambda=lambda n: 0.9**n)},
-            "a lambda as factory": {"create_scheduler_fn": lambda optimizer: schedulers.ExponentialLR(optimizer, 0.9)},
-            "one cycle": {
-                "create_scheduler_fn": functools.partial(
-                    schedulers.OneCycleLR,
-                    max_lr=0.5,
-                    epochs=placeholders.NUM_EPOCHS,
-                    steps_per_epoch=placeholders.NUM_UPDATE_STEPS_PER_EPOCH,
-                )
-            },
-            "arithmetic": {
-                "create_scheduler_fn": functools.partial(
-                    schedulers.CosineAnnealingLR,
-                    T_max=placeholders.NUM_EPOCHS * placeholders.NUM_UPDATE_STEPS_PER_EPOCH,
-                )
-            },
-            "accumulation": {
-                "create_scheduler_fn": functools.partial(schedulers.StepLR, step_size=1),
-                "gradient_accumulation_steps": 2,
-            },
+            "step": _with(functools.partial(schedulers.StepLR, step_size=2)),
+            "lambda": _with(functools.partial(schedulers.LambdaLR, lr_lambda=lambda n: 0.9**n)),
+            "a lambda as factory": _with(lambda optimizer: schedulers.ExponentialLR(optimizer, 0.9)),
+            "one cycle": _with(functools.partial(schedulers.OneCycleLR, **cycle)),
+            "arithmetic": _with(functools.partial(schedulers.CosineAnnealingLR, T_max=length)),
+            "accumulation": _with(functools.partial(schedulers.StepLR, step_size=1), gradient_accumulation_steps=2),
             "none": {},
         },
     )
@@ -71,32 +62,18 @@ def of_torch() -> Any:
 
 def of_the_package() -> Any:
     cosine, wsd = CosineLrScheduler.create_scheduler_fn, WSDLrScheduler.create_scheduler_fn
+    both = {"num_warmup_epochs": 1, "num_cooldown_epochs": 1}
     return grid(
         _run,
         {
-            "cosine": {"create_scheduler_fn": cosine()},
-            "cosine with warmup and cooldown": {
-                "create_scheduler_fn": cosine(num_warmup_epochs=1, num_cooldown_epochs=1),
-                "num_epochs": 4,
-            },
-            "cosine with accumulation": {"create_scheduler_fn": cosine(), "gradient_accumulation_steps": 3},
-            "cosine, run cut at whole epochs": {
-                "create_scheduler_fn": cosine(),
-                "max_num_train_steps": 3,
-                "num_epochs": 4,
-            },
-            "cosine, run cut within an epoch": {
-                "create_scheduler_fn": cosine(),
-                "max_num_train_steps": 4,
-                "num_epochs": 4,
-            },
-            "wsd": {"create_scheduler_fn": wsd(), "num_epochs": 5},
-            "wsd with warmup": {"create_scheduler_fn": wsd(num_warmup_epochs=1), "num_epochs": 5},
-            "wsd, run cut": {
-                "create_scheduler_fn": wsd(num_warmup_epochs=0.4),
-                "max_num_train_steps": 4,
-                "num_epochs": 5,
-            },
+            "cosine": _with(cosine()),
+            "cosine with warmup and cooldown": _with(cosine(**both), num_epochs=4),
+            "cosine with accumulation": _with(cosine(), gradient_accumulation_steps=3),
+            "cosine, run cut at whole epochs": _with(cosine(), max_num_train_steps=3, num_epochs=4),
+            "cosine, run cut within an epoch": _with(cosine(), max_num_train_steps=4, num_epochs=4),
+            "wsd": _with(wsd(), num_epochs=5),
+            "wsd with warmup": _with(wsd(num_warmup_epochs=1), num_epochs=5),
+            "wsd, run cut": _with(wsd(num_warmup_epochs=0.4), max_num_train_steps=4, num_epochs=5),
         },
     )
 
@@ -132,34 +109,19 @@ def of_ones_own() -> Any:
 def of_timm() -> Any:
     from timm.scheduler import CosineLRScheduler, StepLRScheduler
 
-    placeholders = TrainerPlaceholderValues
+    p = TrainerPlaceholderValues
+    cosine = functools.partial(CosineLRScheduler, lr_min=1e-5)
+    length = p.NUM_EPOCHS * p.NUM_UPDATE_STEPS_PER_EPOCH
+    warmup = {"warmup_t": 1, "warmup_lr_init": 1e-4}
+    counted = functools.partial(cosine, t_initial=8, t_in_epochs=False)
     return grid(
         functools.partial(_run, TrainerWithTimmScheduler, num_epochs=4),
         {
-            "per epoch": {
-                "create_scheduler_fn": functools.partial(
-                    CosineLRScheduler, t_initial=placeholders.NUM_EPOCHS, warmup_t=1, warmup_lr_init=1e-4, lr_min=1e-5
-                )
-            },
-            "per update": {
-                "create_scheduler_fn": functools.partial(
-                    CosineLRScheduler,
-                    t_initial=placeholders.NUM_EPOCHS * placeholders.NUM_UPDATE_STEPS_PER_EPOCH,
-                    t_in_epochs=False,
-                    lr_min=1e-5,
-                )
-            },
-            "steps": {"create_scheduler_fn": functools.partial(StepLRScheduler, decay_t=2, decay_rate=0.5)},
-            "accumulation": {
-                "create_scheduler_fn": functools.partial(
-                    CosineLRScheduler, t_initial=8, t_in_epochs=False, lr_min=1e-5
-                ),
-                "gradient_accumulation_steps": 2,
-            },
-            "without evaluation": {
-                "create_scheduler_fn": functools.partial(CosineLRScheduler, t_initial=placeholders.NUM_EPOCHS),
-                "eval_rows": None,
-            },
+            "per epoch": _with(functools.partial(cosine, t_initial=p.NUM_EPOCHS, **warmup)),
+            "per update": _with(functools.partial(cosine, t_initial=length, t_in_epochs=False)),
+            "steps": _with(functools.partial(StepLRScheduler, decay_t=2, decay_rate=0.5)),
+            "accumulation": _with(counted, gradient_accumulation_steps=2),
+            "without evaluation": _with(functools.partial(CosineLRScheduler, t_initial=p.NUM_EPOCHS), eval_rows=None),
         },
     )
 

@@ -7,16 +7,7 @@ import torch
 from torch import nn
 
 from pytorch_accelerated.finetuning import ModelFreezer
-from pytorch_accelerated.tracking import LossTracker
-from pytorch_accelerated.utils import (
-    LIMIT_BATCHES_ENV_VAR,
-    DataLoaderSlice,
-    LimitBatches,
-    ModelEma,
-    local_process_zero_first,
-    local_process_zero_only,
-    world_process_zero_only,
-)
+from pytorch_accelerated.utils import LIMIT_BATCHES_ENV_VAR, DataLoaderSlice, LimitBatches, ModelEma
 from tests.differential.scenarios.common import attempt, grid, model, plain, train, trainer, weights_of
 
 
@@ -114,43 +105,6 @@ def averaging() -> Any:
     return seen
 
 
-def own_averaging() -> Any:
-    class Half(ModelEma):
-        def update_fn(self, ema_model_weights: Any, updated_model_weights: Any) -> Any:
-            return 0.5 * ema_model_weights + 0.5 * updated_model_weights
-
-    def run() -> Any:
-        source = model()
-        average = Half(source)
-        with torch.no_grad():
-            for parameter in source.parameters():
-                parameter.add_(1.0)
-        average.update(source)
-        return weights_of(average.module)
-
-    return attempt(run)
-
-
-def loss_tracking() -> Any:
-    tracker = LossTracker()
-    seen: dict[str, Any] = {}
-
-    def now() -> Any:
-        names = ("average", "loss_value", "total_loss", "running_count")
-        return {name: float(getattr(tracker, name)) for name in names}
-
-    seen["at first"] = attempt(now)
-    tracker.update(2.0)
-    seen["one"] = attempt(now)
-    tracker.update(4.0, 3)
-    seen["two"] = attempt(now)
-    tracker.update(torch.tensor(1.0), batch_size=2)
-    seen["a tensor"] = attempt(now)
-    tracker.reset()
-    seen["reset"] = attempt(now)
-    return seen
-
-
 def slices() -> Any:
     loader = torch.utils.data.DataLoader(range(10), batch_size=2)
     part = DataLoaderSlice(loader, 3)
@@ -194,17 +148,3 @@ def limits() -> Any:
     finally:
         os.environ.pop(LIMIT_BATCHES_ENV_VAR, None)
     return seen
-
-
-def decorators() -> Any:
-    calls: list[str] = []
-    for decorator in (local_process_zero_only, world_process_zero_only, local_process_zero_first):
-
-        @decorator
-        def function(value: int, name: str = "x", kind: str = decorator.__name__) -> int:
-            calls.append(kind)
-            return value + 1
-
-        calls.append(str(attempt(lambda function=function: function(2, name="y"))))
-        calls.append(function.__name__)
-    return calls

@@ -4,30 +4,23 @@ import os
 from typing import Any
 
 import torch
-from torch import nn
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import (
     CallbackHandler,
-    ConvertSyncBatchNormCallback,
     EarlyStoppingCallback,
-    LimitBatchesCallback,
     LogMetricsCallback,
     ModelEmaCallback,
-    MoveModulesToDeviceCallback,
     PrintProgressCallback,
     ProgressBarCallback,
     SaveBestModelCallback,
     SaveTrainingStateCallback,
     StepBasedEvaluationCallback,
-    StopTrainingError,
     TerminateOnNaNCallback,
     TrainerCallback,
     WSDCheckpointCallback,
-    get_default_callbacks,
 )
 from pytorch_accelerated.schedulers import WSDLrScheduler
-from pytorch_accelerated.trainer import DEFAULT_CALLBACKS
 from tests.differential.scenarios.common import attempt, dataset, grid, history_of, plain, train, trainer, weights_of
 
 
@@ -39,17 +32,6 @@ def _scripted(values: list[float], metric: str = "scripted") -> Any:
             trainer.run_history.update_metric(metric, values[trainer.run_history.current_epoch - 1])
 
     return Scripted()
-
-
-def defaults() -> Any:
-    return {
-        "default": [callback.__name__ for callback in DEFAULT_CALLBACKS],
-        "function": [callback.__name__ for callback in get_default_callbacks()],
-        "without a bar": [callback.__name__ for callback in get_default_callbacks(progress_bar=False)],
-        "of a trainer": [
-            type(callback).__name__ for callback in trainer(callbacks=DEFAULT_CALLBACKS).callback_handler.callbacks
-        ],
-    }
 
 
 def early_stopping() -> Any:
@@ -73,11 +55,6 @@ def early_stopping() -> Any:
             "back, patience 2": {"values": back, "early_stopping_patience": 2},
             "back, patience 3": {"values": back, "early_stopping_patience": 3},
             "threshold": {"values": [3.0, 2.9, 2.0, 1.9, 1.8, 1.0], "early_stopping_threshold": 0.5},
-            "threshold, patience 2": {
-                "values": [3.0, 2.9, 2.0, 1.9, 1.8, 1.7],
-                "early_stopping_threshold": 0.5,
-                "early_stopping_patience": 2,
-            },
             "slow": {"values": [3.0, 2.995, 2.99, 2.985, 2.98, 2.975]},
             "greater is better": {"values": [1.0, 2.0, 3.0, 2.0, 1.0, 0.0], "greater_is_better": True},
             "of its own": {"values": falling, "greater_is_better": True},
@@ -97,12 +74,6 @@ def early_stopping_twice() -> Any:
         train(made, num_epochs=4, rows=4)
         seen[str(reset)] = len(made.run_history.get_metric_values("train_loss_epoch"))
     return seen
-
-
-def early_stopping_on_an_unknown_metric() -> Any:
-    return attempt(
-        lambda: train(trainer(callbacks=[EarlyStoppingCallback(watch_metric="nothing")])).run_history.current_epoch
-    )
 
 
 def saving_the_best() -> Any:
@@ -135,17 +106,6 @@ def saving_the_best() -> Any:
             "not loaded": {"values": [3.0, 1.0, 2.0], "load_saved_checkpoint": False},
         },
     )
-
-
-def saving_the_best_after_a_stop() -> Any:
-    class Stops(TrainerCallback):
-        def on_training_run_epoch_end(self, trainer: Any, **kwargs: Any) -> None:
-            if trainer.run_history.current_epoch == 2:
-                raise StopTrainingError("enough")
-
-    callback = SaveBestModelCallback(save_path="best.pt", watch_metric="scripted")
-    made = train(trainer(callbacks=[_scripted([1.0, 2.0, 3.0]), callback, Stops()]), num_epochs=3, rows=4)
-    return weights_of(made.get_model())
 
 
 def averaging() -> Any:
@@ -236,23 +196,6 @@ def not_a_number() -> Any:
     }
 
 
-def limiting() -> Any:
-    def run(*callbacks: Any, **arguments: Any) -> Any:
-        made = train(trainer(callbacks=callbacks), **arguments)
-        return {
-            "weights": weights_of(made.model),
-            "history": history_of(made),
-            "updates": made.run_config.num_update_steps_per_epoch,
-        }
-
-    return {
-        "one batch": run(LimitBatchesCallback(1)),
-        "two batches": run(LimitBatchesCallback(2)),
-        "more than there are": run(LimitBatchesCallback(50)),
-        "with accumulation": run(LimitBatchesCallback(2), gradient_accumulation_steps=2),
-    }
-
-
 def evaluating_by_steps() -> Any:
     def run(every: int, **arguments: Any) -> Any:
         made = train(trainer(callbacks=[StepBasedEvaluationCallback(every)]), **arguments)
@@ -270,70 +213,37 @@ def evaluating_by_steps() -> Any:
     )
 
 
-def moving_modules() -> Any:
-    class Holds(Trainer):
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            self.teacher = nn.Linear(3, 1).double()
-
-    made = train(trainer(Holds, callbacks=[MoveModulesToDeviceCallback]))
-    return str(next(made.teacher.parameters()).device)
-
-
-def synchronising_batch_norms() -> Any:
-    network = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2), nn.Linear(2, 1)).double()
-    made = Trainer(
-        network,
-        nn.MSELoss(),
-        torch.optim.SGD(network.parameters(), 0.1),
-        callbacks=[ConvertSyncBatchNormCallback],
-    )
-    made.train(dataset(), 1, None, 4, train_dataloader_kwargs={"num_workers": 0})
-    return [type(module).__name__ for module in made.get_model().modules()]
-
-
 def saving_states() -> Any:
     """Which folders there are after a run."""
 
-    def run(**arguments: Any) -> Any:
-        train(trainer(callbacks=[SaveTrainingStateCallback("states", **arguments)]), num_epochs=4)
-        return sorted(name for name in os.listdir("states") if not name.startswith("."))
+    def run(folder: str, **arguments: Any) -> Any:
+        train(trainer(callbacks=[SaveTrainingStateCallback(folder, **arguments)]), num_epochs=4)
+        return sorted(name for name in os.listdir(folder) if not name.startswith("."))
 
-    return {
-        "every epoch": attempt(lambda: _in_a_folder("a", lambda: run(save_every_n_epochs=1))),
-        "every second epoch": attempt(lambda: _in_a_folder("b", lambda: run(save_every_n_epochs=2))),
-        "every fourth step": attempt(lambda: _in_a_folder("c", lambda: run(save_every_n_steps=4))),
-        "two of them": attempt(lambda: _in_a_folder("d", lambda: run(save_every_n_epochs=1, max_checkpoints=2))),
-        "not at the end": attempt(lambda: _in_a_folder("e", lambda: run(save_every_n_epochs=3, save_at_end=False))),
-        "at the end only": attempt(lambda: _in_a_folder("f", run)),
-        "both": attempt(lambda: _in_a_folder("g", lambda: run(save_every_n_epochs=2, save_every_n_steps=5))),
-    }
-
-
-def _in_a_folder(name: str, call: Any) -> Any:
-    before = os.getcwd()
-    os.mkdir(name)
-    os.chdir(name)
-    try:
-        return call()
-    finally:
-        os.chdir(before)
+    return grid(
+        run,
+        {
+            "every epoch": {"folder": "a", "save_every_n_epochs": 1},
+            "every second epoch": {"folder": "b", "save_every_n_epochs": 2},
+            "every fourth step": {"folder": "c", "save_every_n_steps": 4},
+            "two of them": {"folder": "d", "save_every_n_epochs": 1, "max_checkpoints": 2},
+            "not at the end": {"folder": "e", "save_every_n_epochs": 3, "save_at_end": False},
+            "at the end only": {"folder": "f"},
+            "both": {"folder": "g", "save_every_n_epochs": 2, "save_every_n_steps": 5},
+        },
+    )
 
 
 def warmup_stable_decay() -> Any:
     """The files of a run with checkpoints before and after the decay."""
 
-    def run(num_checkpoints: int) -> Any:
-        callback = WSDCheckpointCallback(save_dir="checkpoints")
+    def run(folder: str, num_checkpoints: int) -> Any:
         factory = WSDLrScheduler.create_scheduler_fn(num_checkpoints=num_checkpoints, num_warmup_epochs=0)
-        made = trainer(callbacks=[callback])
+        made = trainer(callbacks=[WSDCheckpointCallback(save_dir=folder)])
         train(made, num_epochs=4, rows=40, eval_rows=None, create_scheduler_fn=factory)
-        return sorted(name for name in os.listdir("checkpoints") if not name.startswith("."))
+        return sorted(name for name in os.listdir(folder) if not name.startswith("."))
 
-    return {
-        "one": attempt(lambda: _in_a_folder("one", lambda: run(1))),
-        "two": attempt(lambda: _in_a_folder("two", lambda: run(2))),
-    }
+    return grid(run, {name: {"folder": name, "num_checkpoints": n} for n, name in enumerate(("one", "two"), 1)})
 
 
 def handlers() -> Any:
@@ -389,71 +299,4 @@ def handlers() -> Any:
     seen["iterated"] = [type(callback).__name__ for callback in handler]
     handler.clear_callbacks()
     seen["cleared"] = len(handler.callbacks)
-    return seen
-
-
-def overrides_that_call_super() -> Any:
-    """Callbacks whose methods pass on what they got."""
-    calls: list[str] = []
-
-    class Positional(TrainerCallback):
-        def on_train_step_end(self, trainer: Any, batch: Any, batch_output: Any, **kwargs: Any) -> None:
-            super().on_train_step_end(trainer, batch, batch_output)  # type: ignore[misc]
-            calls.append("train")
-
-        def on_eval_step_end(self, trainer: Any, batch: Any, batch_output: Any, **kwargs: Any) -> None:
-            super().on_eval_step_end(trainer, batch, batch_output)  # type: ignore[misc]
-            calls.append("eval")
-
-    class Keywords(TrainerCallback):
-        def on_train_step_end(self, trainer: Any, batch: Any, batch_output: Any, **kwargs: Any) -> None:
-            super().on_train_step_end(trainer, batch=batch, batch_output=batch_output, **kwargs)
-            calls.append("train")
-
-        def on_eval_epoch_end(self, trainer: Any, **kwargs: Any) -> None:
-            super().on_eval_epoch_end(trainer, **kwargs)
-            calls.append("eval end")
-
-    class TrainerOnly(TrainerCallback):
-        def on_eval_epoch_start(self, trainer: Any, **kwargs: Any) -> None:
-            super().on_eval_epoch_start(trainer)
-            calls.append("eval start")
-
-        def on_stop_training_error(self, trainer: Any, **kwargs: Any) -> None:
-            super().on_stop_training_error(trainer)
-            calls.append("stopped")
-
-        def on_training_run_epoch_end(self, trainer: Any, **kwargs: Any) -> None:
-            raise StopTrainingError("enough")
-
-    class OfEarlyStopping(EarlyStoppingCallback):
-        def on_eval_epoch_end(self, trainer: Any, **kwargs: Any) -> None:
-            super().on_eval_epoch_end(trainer, **kwargs)
-            calls.append("eval end")
-
-        def on_training_run_start(self, args: Any, **kwargs: Any) -> None:  # type: ignore[override]
-            super().on_training_run_start(args, **kwargs)
-            calls.append("start")
-
-    class OfSaveBest(SaveBestModelCallback):
-        def on_training_run_epoch_end(self, trainer: Any, **kwargs: Any) -> None:
-            super().on_training_run_epoch_end(trainer)
-            calls.append("epoch end")
-
-        def on_training_run_end(self, trainer: Any, **kwargs: Any) -> None:
-            super().on_training_run_end(trainer, **kwargs)
-            calls.append("end")
-
-    class OfAverage(ModelEmaCallback):
-        def on_train_step_end(self, trainer: Any, batch: Any, batch_output: Any, **kwargs: Any) -> None:
-            super().on_train_step_end(trainer, batch=batch, batch_output=batch_output, **kwargs)
-            calls.append("average")
-
-    seen = {}
-    for callback in (Positional, Keywords, TrainerOnly, OfEarlyStopping, OfSaveBest, OfAverage):
-        calls.clear()
-        outcome = attempt(
-            lambda callback=callback: train(trainer(callbacks=[callback]), num_epochs=1).run_history.current_epoch
-        )
-        seen[callback.__name__] = {"calls": [*calls], "outcome": outcome}
     return seen

@@ -1,59 +1,95 @@
-"""Checks of arguments: each by the rules of its field, then together."""
+"""Arguments are completed, read and checked: each by the rules of its field, then together."""
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import inspect
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from fractions import Fraction
-from typing import Any
+from numbers import Real
 
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError
-from pytorch_accelerated.huggingface.arguments.argument import Argument, arguments_of, asks_for_nothing
+from pytorch_accelerated.huggingface.arguments.argument import (
+    A_DICT,
+    A_FLAG,
+    AcceleratorConfig,
+    arguments_of,
+    default_of,
+    is_rejected,
+)
 from pytorch_accelerated.huggingface.arguments.deepspeed import check_deepspeed
 from pytorch_accelerated.huggingface.arguments.fields import Arguments
-from pytorch_accelerated.huggingface.arguments.fsdp import check_fsdp
-from pytorch_accelerated.huggingface.arguments.rules import A_FLAG
+from pytorch_accelerated.huggingface.arguments.parallel import check_fsdp
 from pytorch_accelerated.huggingface.arguments.strategies import IntervalStrategy, SaveStrategy, SchedulerType
-from pytorch_accelerated.huggingface.engine.optimizing import why_unsupported
 
 
-def reject_unknown(kind: type, given: Mapping[str, Any]) -> None:
-    """Reject names that the `__init__` of a class of arguments does not have, and unsupported arguments.
+def complete(args: Arguments) -> None:
+    """Bring all values into one form, and fill in those that follow from others.
 
     Raises:
-        ArgumentTypeError: explains all of them.
+        ArgumentTypeError: if a value is of the wrong kind.
+        ConfigurationError: if a value cannot be read, or two names of one argument contradict each other.
     """
-    parameters = inspect.signature(kind.__init__).parameters  # type: ignore[misc]  # of the class, not its instances
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return
-    known = arguments_of(kind)
-    complaints = [
-        f"`{name}` is {value!r}, but {_why_not(kind, name, parameters)}"
-        for name, value in given.items()
-        if name not in parameters or _is_rejected(name, known.get(name), value)
-    ]
-    if complaints:
-        raise ArgumentTypeError(" ".join(complaints))
+    if args.output_dir is None:
+        args.output_dir = "trainer_output"
+    _apply_other_names(args)
+    read_values(args)
+    check_kinds(args)
+    _fill_in_what_follows(args)
 
 
-def _is_rejected(name: str, argument: Argument | None, value: Any) -> bool:
-    return argument is not None and bool(argument.why_unsupported) and not asks_for_nothing(name, argument, value)
+def _apply_other_names(args: Arguments) -> None:
+    """Move what was given under other names, so that a later `dataclasses.replace` can't contradict itself."""
+    defaults = {field.name: default_of(field) for field in dataclasses.fields(args)}
+    for other, argument in arguments_of(type(args)).items():
+        if not (name := argument.same_as) or (given := getattr(args, other)) == argument.default:
+            continue
+        if argument.gives is not None and given is not True:
+            continue  # no flag, which is reported with all other values of the wrong kind
+        if argument.limit and isinstance(given, Real) and not argument.limit.holds(given):
+            raise ConfigurationError(f"`{other}` is {given!r}: give {argument.limit.words}.")
+        present, value = getattr(args, name), given if argument.gives is None else argument.gives
+        if isinstance(value, list):
+            value = [*present, *(item for item in value if item not in present)]
+        elif present not in (defaults[name], value):
+            raise ConfigurationError(
+                f"`{other}` is {given!r} and `{name}` is {present!r}, but they are two names of one argument: "
+                f"give `{name}` alone."
+            )
+        setattr(args, name, value)
+        setattr(args, other, argument.default)
 
 
-def _why_not(kind: type, name: str, parameters: Mapping[str, Any]) -> str:
-    known = arguments_of(kind)
-    if name in known and known[name].why_unsupported:
-        return f"this argument is unsupported. {known[name].why_unsupported}"
-    subclasses: list[type] = kind.__subclasses__()
-    for subclass in subclasses:
-        if name in arguments_of(subclass).keys() - known.keys():
-            return f"it is one of the {subclass.__name__}: use these, with the trainer that takes them."
-    close = difflib.get_close_matches(name, parameters, n=1)
-    remedy = f"Did you mean `{close[0]}`?" if close else "docs/reference/huggingface_arguments.md lists all arguments."
-    return f"there is no argument of that name. {remedy}"
+def read_values(args: Arguments) -> None:
+    """Bring values into the form that is checked, strings to members of their enums for example."""
+    for name in args._VALID_DICT_FIELDS:
+        value = getattr(args, name, None)
+        if isinstance(value, str) and value.lstrip().startswith("{"):
+            setattr(args, name, A_DICT.read(name, value))
+    for name, argument in arguments_of(type(args)).items():
+        if argument.kind and not (getattr(args, name) is None and argument.may_be_none):
+            setattr(args, name, argument.kind.read(name, getattr(args, name)))
+
+
+def _fill_in_what_follows(args: Arguments) -> None:
+    """Fill in defaults that depend on other arguments."""
+    if args.accelerator_config is None:
+        args.accelerator_config = AcceleratorConfig()  # type: ignore[assignment]  # which scripts read and change
+    if args.eval_strategy == IntervalStrategy.STEPS and args.eval_steps is None:
+        args.eval_steps = args.logging_steps
+    if args.eval_strategy != IntervalStrategy.NO:
+        args.do_eval = True
+    needs_metric = args.load_best_model_at_end or args.lr_scheduler_type == SchedulerType.REDUCE_ON_PLATEAU
+    if needs_metric and args.metric_for_best_model is None:
+        args.metric_for_best_model = "loss"
+    if args.metric_for_best_model is not None and args.greater_is_better is None:
+        args.greater_is_better = not args.metric_for_best_model.endswith("loss")
+    if args.torch_compile_backend is not None or args.torch_compile_mode is not None:
+        args.torch_compile = True
+    if args.report_to is None:
+        args.report_to = [] if args.logging_dir is None else ["tensorboard"]
+    if args.disable_tqdm is None:
+        args.disable_tqdm = False
 
 
 def check_kinds(args: Arguments) -> None:
@@ -71,11 +107,13 @@ def check_values(args: Arguments) -> None:
 def _about_kinds(args: Arguments) -> Iterator[str]:
     known = arguments_of(type(args))
     for field in dataclasses.fields(args):
-        argument, value = known.get(field.name), vars(args).get(field.name, field.default)
-        if _is_rejected(field.name, argument, value):
-            yield f"`{field.name}` is {value!r}, but {_why_not(type(args), field.name, known).removesuffix('.')}"
-        kind = argument.kind if argument else A_FLAG if isinstance(field.default, bool) else None
-        may_be_none = field.default is None or (argument is not None and argument.may_be_none)
+        argument, default = known.get(field.name), default_of(field)
+        value = vars(args).get(field.name, default)
+        if argument is not None and is_rejected(field.name, argument, value):
+            why = argument.why_unsupported.removesuffix(".")
+            yield f"`{field.name}` is {value!r}, but this argument is unsupported. {why}"
+        kind = argument.kind if argument else A_FLAG if isinstance(default, bool) else None
+        may_be_none = default is None or (argument is not None and argument.may_be_none)
         if kind and not kind.holds(value) and not (value is None and may_be_none):
             yield f"`{field.name}` is {value!r}: give {kind.words}"
 
@@ -89,9 +127,6 @@ def _about_values(args: Arguments) -> Iterator[str]:
             yield f"`{name}` is {value!r}: give {argument.limit.words}"
         if argument.choices and not set([value] if isinstance(value, str) else value) <= set(argument.choices):
             yield f"`{name}` is {value!r}: choose among {', '.join(map(repr, argument.choices))}{argument.otherwise}"
-    unsupported = why_unsupported(args)
-    if unsupported is not None:
-        yield unsupported
     yield from _about_steps(args)
     yield from _about_best_model(args)
     yield from _about_pairs(args)
@@ -103,31 +138,18 @@ def _about_steps(args: Arguments) -> Iterator[str]:
         steps = getattr(args, name)
         if steps is None:
             continue
-        if steps <= 0 and getattr(args, f"{event}_strategy") == IntervalStrategy.STEPS:
-            yield (
-                f"`{name}` is {steps!r}, so {event}_strategy='steps' would never act: give 1 or more, a share of the "
-                f"run in (0, 1), or {event}_strategy='no'"
-            )
-        elif steps < 0 or not math.isfinite(steps) or (steps > 1 and steps != int(steps)):
-            yield (
-                f"`{name}` is {steps!r}, which is neither a whole number of updates nor a share of the run in (0, 1): "
-                "give one of these"
-            )
+        never = steps < 0 or (steps == 0 and getattr(args, f"{event}_strategy") == IntervalStrategy.STEPS)
+        if never or not math.isfinite(steps) or (steps > 1 and steps != int(steps)):
+            yield f"`{name}` is {steps!r}: give a whole number of updates, or a share of the run in (0, 1)"
 
 
 def _about_best_model(args: Arguments) -> Iterator[str]:
     never = args.eval_strategy == IntervalStrategy.NO
-    if never and args.lr_scheduler_type == SchedulerType.REDUCE_ON_PLATEAU:
-        yield (
-            "`lr_scheduler_type` is 'reduce_lr_on_plateau', which depends on evaluations, but `eval_strategy` is 'no': "
-            "choose 'steps' or 'epoch'"
-        )
-    if never and args.save_strategy == SaveStrategy.BEST:
-        yield (
-            "`save_strategy` is 'best', but `eval_strategy` is 'no', so no models would be compared: choose "
-            "'steps' or 'epoch'"
-        )
-    elif args.load_best_model_at_end and args.save_strategy != SaveStrategy.BEST:
+    goes_by_evaluations = {"lr_scheduler_type": SchedulerType.REDUCE_ON_PLATEAU, "save_strategy": SaveStrategy.BEST}
+    for name, value in goes_by_evaluations.items():
+        if never and getattr(args, name) == value:
+            yield f"`{name}` is '{value}', but `eval_strategy` is 'no': choose 'steps' or 'epoch'"
+    if args.load_best_model_at_end and args.save_strategy != SaveStrategy.BEST:
         eval_strategy, save_strategy = str(args.eval_strategy), str(args.save_strategy)
         if never or eval_strategy != save_strategy:
             yield (

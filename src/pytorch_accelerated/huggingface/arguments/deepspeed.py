@@ -1,19 +1,21 @@
 """The config of the argument `deepspeed`: its checks, and the values that its "auto" stands for.
 
-`docs/design/deepspeed.md` says how it is used.
+`docs/design/sharded-models.md` says how it is used.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.errors import ConfigurationError
-from pytorch_accelerated.huggingface.arguments.derived import DerivedValues
 from pytorch_accelerated.huggingface.arguments.fields import Arguments
 from pytorch_accelerated.huggingface.arguments.strategies import OptimizerNames, SchedulerType
 from pytorch_accelerated.optional import require
+
+if TYPE_CHECKING:
+    from pytorch_accelerated.huggingface.arguments.training_arguments import TrainingArguments
 
 AUTO = "auto"
 
@@ -27,6 +29,13 @@ _SETTINGS_OF_ZERO = (
     "stage", "allgather_partitions", "allgather_bucket_size", "overlap_comm", "reduce_scatter", "reduce_bucket_size",
     "contiguous_gradients", "sub_group_size", "offload_optimizer", "offload_param", "round_robin_gradients",
 )  # fmt: skip
+# By path: settings whose effect could not be saved and resumed, and their harmless values.
+_NOT_KEPT: dict[str, tuple[Any, ...]] = {
+    "fp16.enabled": (False, AUTO),
+    "zero_optimization.offload_optimizer.device": ("none",),
+    "zero_optimization.offload_param.device": ("none",),
+    "zero_optimization.round_robin_gradients": (False,),
+}
 _OF_THIRD_STAGE = "stage3_"  # settings that the other stages ignore
 _STAGES = (0, 1, 2)
 _SCHEDULES = {
@@ -54,7 +63,7 @@ def check_deepspeed(args: Arguments) -> Iterator[str]:
     yield from _contradictions(config, _values_of_arguments(args))
 
 
-def check_batches(args: DerivedValues) -> Iterator[str]:
+def check_batches(args: TrainingArguments) -> Iterator[str]:
     """Yield complaints about `deepspeed` with this number of processes."""
     yield from _contradictions(args.deepspeed, _values_of_processes(args))
 
@@ -66,7 +75,7 @@ def check_parts(args: Arguments, *, has_optimizer: bool, has_scheduler: bool) ->
             yield f"`deepspeed` has the section {section!r}, but the Trainer is given one, too: leave one of them out"
 
 
-def filled_config(args: DerivedValues, model: Any, num_training_steps: int | None = None) -> dict[str, Any]:
+def filled_config(args: TrainingArguments, model: Any, num_training_steps: int | None = None) -> dict[str, Any]:
     """Replace each "auto" in the config as transformers does.
 
     Args:
@@ -88,7 +97,7 @@ def filled_config(args: DerivedValues, model: Any, num_training_steps: int | Non
     return config
 
 
-def engine_config(args: DerivedValues, model: Any) -> dict[str, Any] | None:
+def engine_config(args: TrainingArguments, model: Any) -> dict[str, Any] | None:
     """Make the config for DeepSpeed's engine; None without `deepspeed`.
 
     The loop accumulates, makes optimizer and schedule, and uses torch's mixed precision for bfloat16.
@@ -122,11 +131,11 @@ def engine_config(args: DerivedValues, model: Any) -> dict[str, Any] | None:
     return config
 
 
-def make_schedule_of_config(args: DerivedValues, optimizer: Any, num_training_steps: int) -> Any:
+def make_schedule_of_config(args: TrainingArguments, optimizer: Any, num_training_steps: int) -> Any:
     """Make the schedule that the config names, one of DeepSpeed's, for `optimizer`; None if it names none.
 
     Raises:
-        ConfigurationError: if the schedule does not take its settings, or is meant for a run of another length.
+        ConfigurationError: if the schedule is meant for a run of another length.
     """
     section = _found(args.deepspeed or {}, "scheduler")
     if section is None:
@@ -134,38 +143,22 @@ def make_schedule_of_config(args: DerivedValues, optimizer: Any, num_training_st
     wrong = list(_contradictions(args.deepspeed, _values_of_length(args, num_training_steps)))
     if wrong:
         raise ConfigurationError(f"{'; '.join(wrong)}.")
-    schedules = require("deepspeed.runtime.lr_schedules", extra="deepspeed", needed_by="`deepspeed`")
+    schedules = require("deepspeed.runtime.lr_schedules", needed_by="`deepspeed`")
     arguments = filled_config(args, None, num_training_steps)["scheduler"].get("params", {})
-    try:
-        return getattr(schedules, section["type"])(optimizer, **arguments)
-    except TypeError as error:
-        raise ConfigurationError(
-            f"`deepspeed` has a scheduler {section['type']!r} that cannot be made with params {arguments!r}: {error}. "
-            "Give the params that it takes."
-        ) from error
+    return getattr(schedules, section["type"])(optimizer, **arguments)
 
 
 def _about_settings(config: Mapping[str, Any]) -> Iterator[str]:
     zero = config.get("zero_optimization", {})
     stage = zero.get("stage", 0)
-    if stage == 3:
+    if stage not in _STAGES or isinstance(stage, bool):
         yield (
-            "`deepspeed` has zero_optimization.stage: 3, whose sharded weights cannot be evaluated, saved and resumed "
-            "here: use `fsdp=True`, which shards weights, gradients and optimizer states, or a stage up to 2"
+            f"`deepspeed` has zero_optimization.stage: {stage!r}: give {', '.join(map(str, _STAGES))}, or use "
+            "`fsdp=True`, which shards the weights, too"
         )
-    elif stage not in _STAGES or isinstance(stage, bool):
-        yield f"`deepspeed` has zero_optimization.stage: {stage!r}: give {', '.join(map(str, _STAGES))}"
-    for name in ("offload_optimizer", "offload_param"):
-        if (_found(zero, f"{name}.device") or "none") != "none":
-            yield (
-                f"`deepspeed` has zero_optimization.{name}, but offloaded states cannot be saved and resumed here: "
-                "leave it out"
-            )
-    if zero.get("round_robin_gradients"):
-        yield (
-            "`deepspeed` has zero_optimization.round_robin_gradients, which hides the place of a parameter's optimizer "
-            "state, so that state could not be saved: leave it out"
-        )
+    for path, harmless in _NOT_KEPT.items():
+        if (value := _found(config, path)) not in (None, *harmless):
+            yield f"`deepspeed` has {path}: {value!r}, with which a run cannot be saved and resumed here: leave it out"
     unknown = [name for name in config if name not in _SECTIONS]
     unknown += [
         f"zero_optimization.{name}"
@@ -180,23 +173,14 @@ def _about_settings(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _about_other_arguments(args: Arguments, config: Mapping[str, Any]) -> Iterator[str]:
-    if args.fp16 or _found(config, "fp16.enabled") is True:
-        yield "`deepspeed` is given with `fp16`, whose loss scale could not be saved and resumed: use `bf16`"
     if _found(config, "bf16.enabled") is True:
         yield (
             "`deepspeed` has bf16.enabled: True, with which DeepSpeed converts the weights to bfloat16, while this "
             f"trainer keeps them as they are: write {AUTO!r} there, and set `bf16` for mixed precision"
         )
-    if args.fsdp:
-        yield f"`deepspeed` is given and `fsdp` is {args.fsdp!r}, but only one can distribute the model: choose one"
-    if args.auto_find_batch_size:
-        yield (
-            "`deepspeed` is given and `auto_find_batch_size` is True, but DeepSpeed cannot restart: set "
-            "`per_device_train_batch_size`"
-        )
-    for name in DDP_OPTIONS:
-        if getattr(args, name) is not None:
-            yield f"`{name}` is {getattr(args, name)!r}, but with `deepspeed` there is no DDP: leave it out"
+    for name in ("fp16", "fsdp", "auto_find_batch_size", *DDP_OPTIONS):
+        if (value := getattr(args, name)) != getattr(Arguments, name):
+            yield f"`{name}` is {value!r}, which does not go with `deepspeed`: leave it out"
     kind = _found(config, "optimizer.type")
     if "optimizer" in config and (kind != "AdamW" or args.optim not in _OPTIMIZERS):
         yield (
@@ -243,13 +227,13 @@ def _values_of_arguments(args: Arguments) -> Values:
     }
 
 
-def _values_of_processes(args: DerivedValues) -> Values:
+def _values_of_processes(args: TrainingArguments) -> Values:
     total = args.world_size * args.per_device_train_batch_size * args.gradient_accumulation_steps
     source = f"{args.world_size} processes x `per_device_train_batch_size` x `gradient_accumulation_steps`"
     return {"train_batch_size": (total, source)}
 
 
-def _values_of_length(args: DerivedValues, num_training_steps: int) -> Values:
+def _values_of_length(args: TrainingArguments, num_training_steps: int) -> Values:
     warmup = args.get_warmup_steps(num_training_steps)
     return {
         "scheduler.params.warmup_num_steps": (warmup, "the warmup by `warmup_steps`"),

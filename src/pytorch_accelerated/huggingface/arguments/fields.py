@@ -5,11 +5,18 @@ are read when the program runs, so this module doesn't postpone them.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
-from pytorch_accelerated.huggingface.arguments import rules
-from pytorch_accelerated.huggingface.arguments.argument import argument, other_name, unsupported
-from pytorch_accelerated.huggingface.arguments.rules import AT_LEAST_0, AT_LEAST_1, BELOW_1, FINITE
+from pytorch_accelerated.huggingface.arguments import argument as rules
+from pytorch_accelerated.huggingface.arguments.argument import (
+    AT_LEAST_0,
+    AT_LEAST_1,
+    BELOW_1,
+    FINITE,
+    argument,
+    other_name,
+    unsupported,
+)
 from pytorch_accelerated.huggingface.arguments.strategies import (
     IntervalStrategy,
     OptimizerNames,
@@ -20,305 +27,204 @@ from pytorch_accelerated.huggingface.arguments.strategies import (
 
 _LOG_LEVELS = ("passive", "debug", "info", "warning", "error", "critical")
 
-# Equivalents for the native Trainer that several arguments share.
-_OPTIMIZER = "the optimizer that you make"
-_SCRIPT = "your script"
-_LOGS = "the run history has everything; `on_train_epoch_end` or a logging callback decides what is shown"
-_SAMPLER = '`train(train_dataloader_kwargs={"sampler": ...})`'
-_LOADER = "`train(train_dataloader_kwargs=..., eval_dataloader_kwargs=...)`"
-_DDP = "`Trainer(accelerator=Accelerator(kwargs_handlers=[DistributedDataParallelKwargs(...)]))`"
-_GROUP = "`Trainer(accelerator=Accelerator(kwargs_handlers=[InitProcessGroupKwargs(...)]))`"
-_METRICS = "`MetricsCallback`, or your own callback with `on_eval_step_end`"
-_MODEL = "the model's own method, called before"
-_SCHEDULE = "arguments of `create_scheduler_fn()`"
-
-# Why arguments are unsupported that belong together.
+# Why arguments are unsupported that belong together, and what to do instead.
 _HUB = (
-    "Nothing is uploaded during a run. Call `trainer.model.push_to_hub(...)` when it is over, or in `on_save` of your "
-    "own callback."
+    "Nothing is uploaded during a run. Call `trainer.model.push_to_hub(...)` after it, or in `on_save` of a callback."
 )
-_OTHER_TRACKER = (
-    "It belongs to a service that has its own callback. Pass that callback to the Trainer in `callbacks`, and the "
-    "setting to the callback."
-)
-_LIGER = (
-    "The Trainer does not replace parts of the model. Call liger_kernel's own function for your model before you make "
-    "the Trainer."
-)
-_FULL_EVAL = (
-    "Weights are evaluated as they are trained. Mixed precision (bf16=True) covers evaluations; or convert the model, "
-    "`model.to(torch.bfloat16)`, before you make a Trainer that only evaluates."
-)
-_LOADERS = "Loaders are this library's: every row is used exactly once, whatever the number of processes. Leave it out."
+_OTHER_TRACKER = "It belongs to a service with a callback of its own. Pass that in `callbacks`, and the setting to it."
+_LIGER = "The Trainer replaces no parts of a model. Call liger_kernel's own function before you make the Trainer."
+_FULL_EVAL = "Weights are evaluated as they are trained. Use bf16=True, or convert a model that is only evaluated."
+_LOADERS = "Every row is used exactly once, whatever the number of processes. Leave it out."
 _BACKEND = "There is one backend. Use fp16=True or bf16=True."
+_OF_FSDP = "It is a setting of FSDP. Put it into `fsdp_config`, without the prefix."
 _TPU = "TPUs are not supported. Leave it out."
 
 
 @dataclass
 class Arguments:
-    """The fields of `TrainingArguments`."""
+    """The fields of `TrainingArguments`, and what classes derived from those of transformers read of the class."""
+
+    default_optim = OptimizerNames.ADAMW_TORCH_FUSED.value
+    place_model_on_device: ClassVar[bool | None] = None  # a property of a subclass may say so
+    # Fields that may be a dict as text; a subclass adds its own.
+    _VALID_DICT_FIELDS: ClassVar[list[str]] = [
+        "accelerator_config",
+        "fsdp_config",
+        "deepspeed",
+        "activation_checkpointing_kwargs",
+        "gradient_checkpointing_kwargs",
+        "lr_scheduler_kwargs",
+    ]
 
     # What comes out
-    output_dir: str | None = argument(
-        None, "Folder for checkpoints and logs. Default: trainer_output.", "`SaveTrainingStateCallback(save_dir)`"
-    )
-    do_train: bool = argument(False, "For your script to read: whether to train.", _SCRIPT)
-    do_eval: bool = argument(
-        False, "For your script to read: whether to evaluate. True if eval_strategy is given.", _SCRIPT
-    )
-    do_predict: bool = argument(False, "For your script to read: whether to predict.", _SCRIPT)
+    output_dir: str | None = argument(None, "Folder for checkpoints and logs. Default: trainer_output.")
+    do_train: bool = argument(False, "For your script to read: whether to train.")
+    do_eval: bool = argument(False, "For your script to read: whether to evaluate. True if eval_strategy is given.")
+    do_predict: bool = argument(False, "For your script to read: whether to predict.")
     resume_from_checkpoint: str | None = argument(
-        None, "For your script to pass to train(): the checkpoint to resume from.", "`train(resume_from=...)`"
+        None, "For your script to pass to train(): the checkpoint to resume from."
     )
 
     # How long, and with what
-    per_device_train_batch_size: int = argument(
-        8, "Rows in a training batch on one device.", "`train(per_device_batch_size=8)`", limit=AT_LEAST_1
-    )
-    per_device_eval_batch_size: int = argument(
-        8, "Rows in an evaluation batch on one device.", "`train(eval_per_device_batch_size=8)`", limit=AT_LEAST_1
-    )
-    gradient_accumulation_steps: int = argument(
-        1, "Batches per update, as if they were one.", "`train(gradient_accumulation_steps=1)`", limit=AT_LEAST_1
-    )
-    num_train_epochs: float = argument(
-        3.0, "Passes over the training set; the last may be partial.", "`train(num_epochs=3)`, whole ones", limit=FINITE
-    )
-    max_steps: int = argument(
-        -1, "Updates of the run; overrides num_train_epochs.", "`train(max_num_train_steps=...)`", limit=rules.MAX_STEPS
-    )
-    auto_find_batch_size: bool = argument(
-        False, "When memory runs out, halve the batch size.", "`train(split_on_oom=True)`, with the same updates"
-    )
-    seed: int = argument(
-        42, "Seeds every generator at the start.", "`set_seed(42)` first, or `Trainer(seed=42)`", limit=rules.A_SEED
-    )
-    data_seed: int | None = argument(
-        None, "Seed for the order of rows. Default: seed.", "`Trainer(seed=42)`", limit=rules.A_SEED
-    )
-    full_determinism: bool = argument(
-        False, "Use deterministic algorithms only, which may be slow.", "torch's own settings, in your script"
-    )
+    per_device_train_batch_size: int = argument(8, "Rows in a training batch on one device.", limit=AT_LEAST_1)
+    per_device_eval_batch_size: int = argument(8, "Rows in an evaluation batch on one device.", limit=AT_LEAST_1)
+    gradient_accumulation_steps: int = argument(1, "Batches per update, as if they were one.", limit=AT_LEAST_1)
+    num_train_epochs: float = argument(3.0, "Passes over the training set; the last may be partial.", limit=FINITE)
+    max_steps: int = argument(-1, "Updates of the run; overrides num_train_epochs.", limit=rules.MAX_STEPS)
+    auto_find_batch_size: bool = argument(False, "When memory runs out, halve the batch size.")
+    seed: int = argument(42, "Seeds every generator at the start.", limit=rules.A_SEED)
+    data_seed: int | None = argument(None, "Seed for the order of rows. Default: seed.", limit=rules.A_SEED)
+    full_determinism: bool = argument(False, "Use deterministic algorithms only, which may be slow.")
 
     # Optimizer and schedule
-    learning_rate: float = argument(5e-5, "The peak of the schedule.", _OPTIMIZER, limit=FINITE)
+    learning_rate: float = argument(5e-05, "The peak of the schedule.", limit=FINITE)
     optim: OptimizerNames | str = argument(
         "adamw_torch_fused",
         "The optimizer by name: of torch, transformers (adafactor), bitsandbytes (8-bit, paged).",
-        _OPTIMIZER,
         kind=rules.a_word_of(
             OptimizerNames, " Make any other one yourself: see `optimizer_cls_and_kwargs` of the Trainer."
         ),
     )
-    optim_args: str | None = argument(None, "Further arguments of the optimizer: name=value,name=value.", _OPTIMIZER)
+    optim_args: str | None = argument(None, "Further arguments of the optimizer: name=value,name=value.")
     weight_decay: float = argument(
-        0.0, "Weight decay of all parameters except biases and those of norm layers.", _OPTIMIZER, limit=FINITE
+        0.0, "Weight decay of all parameters except biases and those of norm layers.", limit=FINITE
     )
-    adam_beta1: float = argument(
-        0.9, "AdamW: how much of the mean gradient an update keeps.", _OPTIMIZER, limit=BELOW_1
-    )
-    adam_beta2: float = argument(
-        0.999, "AdamW: how much of the mean squared gradient an update keeps.", _OPTIMIZER, limit=BELOW_1
-    )
-    adam_epsilon: float = argument(1e-8, "AdamW: added to the denominator.", _OPTIMIZER, limit=FINITE)
-    max_grad_norm: float | None = argument(
-        1.0, "Limit of the gradient's norm. 0: no limit.", "`train(gradient_clip_norm=1.0)`", limit=FINITE
-    )
-    lr_scheduler_type: SchedulerType | str = argument(
-        "linear", "The shape of the learning rate over the run.", "`train(create_scheduler_fn=...)`"
-    )
-    lr_scheduler_kwargs: dict[str, Any] | str | None = argument(
-        None, "Further arguments of the schedule, as JSON.", _SCHEDULE
-    )
+    adam_beta1: float = argument(0.9, "AdamW: how much of the mean gradient an update keeps.", limit=BELOW_1)
+    adam_beta2: float = argument(0.999, "AdamW: how much of the mean squared gradient an update keeps.", limit=BELOW_1)
+    adam_epsilon: float = argument(1e-08, "AdamW: added to the denominator.", limit=FINITE)
+    max_grad_norm: float | None = argument(1.0, "Limit of the gradient's norm. 0: no limit.", limit=FINITE)
+    lr_scheduler_type: SchedulerType | str = argument("linear", "The shape of the learning rate over the run.")
+    lr_scheduler_kwargs: dict[str, Any] | str | None = argument(None, "Further arguments of the schedule, as JSON.")
     warmup_steps: float = argument(
-        0, "Updates, or share of the run, of rising rates.", _SCHEDULE, kind=rules.WARMUP_STEPS, limit=rules.WARMUP
+        0, "Updates, or share of the run, of rising rates.", kind=rules.WARMUP_STEPS, limit=rules.WARMUP
     )
-    label_smoothing_factor: float = argument(
-        0.0,
-        "Share of a label spread over all classes, in [0, 1).",
-        "`CrossEntropyLoss(label_smoothing=...)`",
-        limit=BELOW_1,
-    )
-    average_tokens_across_devices: bool = argument(
-        True, "Whether a mean over tokens covers those of all devices.", "always: see `count_batch_items`"
-    )
+    label_smoothing_factor: float = argument(0.0, "Share of a label spread over all classes, in [0, 1).", limit=BELOW_1)
+    average_tokens_across_devices: bool = argument(True, "Whether a mean over tokens covers those of all devices.")
 
     # Precision, memory, compilation
-    bf16: bool = argument(False, "Mixed precision in bfloat16.", '`Trainer(mixed_precision="bf16")`')
-    fp16: bool = argument(False, "Mixed precision in float16, with loss scaling.", '`Trainer(mixed_precision="fp16")`')
+    bf16: bool = argument(False, "Mixed precision in bfloat16.")
+    fp16: bool = argument(False, "Mixed precision in float16, with loss scaling.")
     gradient_checkpointing: bool = argument(
-        False, "Recompute activations in the backward pass instead of keeping them.", _MODEL
+        False, "Recompute activations in the backward pass instead of keeping them."
     )
     gradient_checkpointing_kwargs: dict[str, Any] | str | None = argument(
-        None, "Arguments of the model's gradient_checkpointing_enable, as JSON.", _MODEL
+        None, "Arguments of the model's gradient_checkpointing_enable, as JSON."
     )
-    torch_compile: bool = argument(
-        False, "Compile the model. True if a backend or a mode is given.", "`Trainer(compile_model=True)`"
-    )
-    torch_compile_backend: str | None = argument(
-        None, "The backend of torch.compile.", '`Trainer(compile_model={"backend": ...})`'
-    )
-    torch_compile_mode: str | None = argument(
-        None, "The mode of torch.compile.", '`Trainer(compile_model={"mode": ...})`'
-    )
-    use_cpu: bool = argument(
-        False, "Train on the CPU even if there is a GPU.", "`Trainer(accelerator=Accelerator(cpu=True))`"
-    )
+    torch_compile: bool = argument(False, "Compile the model. True if a backend or a mode is given.")
+    torch_compile_backend: str | None = argument(None, "The backend of torch.compile.")
+    torch_compile_mode: str | None = argument(None, "The mode of torch.compile.")
+    use_cpu: bool = argument(False, "Train on the CPU even if there is a GPU.")
 
     # Data
-    remove_unused_columns: bool = argument(
-        True, "Drop columns that the model's forward does not name.", "the `collate_fn` yields what the model takes"
-    )
+    remove_unused_columns: bool = argument(True, "Drop columns that the model's forward does not name.")
     label_names: list[str] | None = argument(
         None,
         "Columns that are labels. Default: parameters of forward with 'label' in their name; if there are none, labels "
         "where a compute_loss_func or label smoothing takes them.",
-        "the loss function gets them",
     )
-    train_sampling_strategy: SamplingStrategy | str = argument("random", "The order of the training rows.", _SAMPLER)
-    length_column_name: str = argument("length", "Column with the length of a row, for group_by_length.", _SAMPLER)
-    dataloader_drop_last: bool = argument(
-        False, "Drop a last batch that is not full.", '`train(train_dataloader_kwargs={"drop_last": True})`'
-    )
-    dataloader_num_workers: int = argument(0, "Processes that fetch data.", _LOADER, limit=AT_LEAST_0)
-    dataloader_pin_memory: bool = argument(True, "Copy to the device from pinned memory.", _LOADER)
+    train_sampling_strategy: SamplingStrategy | str = argument("random", "The order of the training rows.")
+    length_column_name: str = argument("length", "Column with the length of a row, for group_by_length.")
+    dataloader_drop_last: bool = argument(False, "Drop a last batch that is not full.")
+    dataloader_num_workers: int = argument(0, "Processes that fetch data.", limit=AT_LEAST_0)
+    dataloader_pin_memory: bool = argument(True, "Copy to the device from pinned memory.")
     dataloader_persistent_workers: bool = argument(
-        False, "Keep the workers from epoch to epoch.", _LOADER, needs="dataloader_num_workers"
+        False, "Keep the workers from epoch to epoch.", needs="dataloader_num_workers"
     )
     dataloader_prefetch_factor: int | None = argument(
-        None, "Batches that each worker fetches ahead.", _LOADER, limit=AT_LEAST_1, needs="dataloader_num_workers"
+        None, "Batches that each worker fetches ahead.", limit=AT_LEAST_1, needs="dataloader_num_workers"
     )
     dataloader_multiprocessing_context: str | None = argument(
-        None, "How workers start: fork, spawn or forkserver.", _LOADER, needs="dataloader_num_workers"
+        None, "How workers start: fork, spawn or forkserver.", needs="dataloader_num_workers"
     )
-    ignore_data_skip: bool = argument(
-        False, "When resuming, start the epoch's data from the beginning.", "none: a run resumes where it stopped"
-    )
+    ignore_data_skip: bool = argument(False, "When resuming, start the epoch's data from the beginning.")
 
     # Logging
-    logging_strategy: IntervalStrategy | str = argument("steps", "When to log.", _LOGS)
-    logging_steps: float = argument(500, "Log every so many updates, or share of the run.", _LOGS, kind=rules.STEPS)
-    logging_first_step: bool = argument(False, "Log the first update too.", _LOGS)
-    logging_nan_inf_filter: bool = argument(
-        True, "Leave non-finite losses out of the logged mean.", '`train(nonfinite_policy="skip")` skips the update'
-    )
-    logging_dir: str | None = argument(
-        None, "Folder for TensorBoard, which is then used. Default: below output_dir.", "`TrackerCallback(folder=...)`"
-    )
+    logging_strategy: IntervalStrategy | str = argument("steps", "When to log.")
+    logging_steps: float = argument(500, "Log every so many updates, or share of the run.", kind=rules.STEPS)
+    logging_first_step: bool = argument(False, "Log the first update too.")
+    logging_nan_inf_filter: bool = argument(True, "Leave non-finite losses out of the logged mean.")
+    logging_dir: str | None = argument(None, "Folder for TensorBoard, which is then used. Default: below output_dir.")
     report_to: None | str | list[str] = argument(
         None,
         "none, trackers by name, or all of tensorboard, mlflow and wandb that are installed.",
-        "`TrackerCallback`, `CSVLoggerCallback` or `JSONLoggerCallback`",
         kind=rules.TRACKER_NAMES,
         choices=(*rules.TRACKERS, *rules.TRACKERS_OF_TRANSFORMERS),
         otherwise=" (besides 'none' and 'all'): for another one, pass its callback to the Trainer in `callbacks`",
     )
     run_name: str | None = argument(
-        None,
-        "Name of this run in trackers, and of its TensorBoard folder. Default: time and host.",
-        "`TrackerCallback(run_name=...)`",
+        None, "Name of this run in trackers, and of its TensorBoard folder. Default: time and host."
     )
-    disable_tqdm: bool | None = argument(
-        None, "Print logs instead of showing progress bars.", "`Trainer(callbacks=...)` without `ProgressBarCallback`"
-    )
+    disable_tqdm: bool | None = argument(None, "Print logs instead of showing progress bars.")
     log_level: str = argument(
-        "passive", "The logger's level on the first process; passive: as it is.", "`logging`", choices=_LOG_LEVELS
+        "passive", "The logger's level on the first process; passive: as it is.", choices=_LOG_LEVELS
     )
-    log_level_replica: str = argument("warning", "The same on all other processes.", "`logging`", choices=_LOG_LEVELS)
-    log_on_each_node: bool = argument(
-        True, "Log on the first process of each machine.", "none: only the first process of all logs"
-    )
+    log_level_replica: str = argument("warning", "The same on all other processes.", choices=_LOG_LEVELS)
+    log_on_each_node: bool = argument(True, "Log on the first process of each machine.")
     include_num_input_tokens_seen: str = argument(
         "no",
         "Count the tokens of the input: no, all, non_padding.",
-        "a callback's `on_train_step_end`",
         kind=rules.TOKENS_TO_COUNT,
         choices=("no", "all", "non_padding"),
     )
-    skip_memory_metrics: bool = argument(True, "Do not measure memory.", "`ProfilerCallback`")
+    skip_memory_metrics: bool = argument(True, "Do not measure memory.")
 
     # Evaluation
-    eval_strategy: IntervalStrategy | str = argument(
-        "no", "When to evaluate.", "every epoch, if there is an `eval_dataset`; `StepBasedEvaluationCallback`"
-    )
-    eval_steps: float | None = argument(
-        None, "Like logging_steps, which is the default.", "`StepBasedEvaluationCallback`", kind=rules.STEPS
-    )
-    eval_delay: float = argument(
-        0, "Updates or epochs before the first evaluation.", "`request_evaluation()` in a callback", limit=FINITE
-    )
-    eval_on_start: bool = argument(
-        False, "Evaluate before the first update, too.", "`trainer.evaluate(...)` before `train`"
-    )
+    eval_strategy: IntervalStrategy | str = argument("no", "When to evaluate.")
+    eval_steps: float | None = argument(None, "Like logging_steps, which is the default.", kind=rules.STEPS)
+    eval_delay: float = argument(0, "Updates or epochs before the first evaluation.", limit=FINITE)
+    eval_on_start: bool = argument(False, "Evaluate before the first update, too.")
     eval_accumulation_steps: int | None = argument(
-        None, "Batches whose predictions are moved together.", "`predict(output_path=...)`: files", limit=AT_LEAST_1
+        None, "Changes nothing: predictions leave the device with each batch.", limit=AT_LEAST_1
     )
-    eval_do_concat_batches: bool = argument(
-        True, "Join predictions to arrays; otherwise they stay lists of batches.", "`predict` returns rows joined"
-    )
-    prediction_loss_only: bool = argument(
-        False, "Keep the loss only.", "`evaluate` computes losses, `predict` predictions"
-    )
+    eval_do_concat_batches: bool = argument(True, "Join predictions to arrays; otherwise they stay lists of batches.")
+    prediction_loss_only: bool = argument(False, "Keep the loss only.")
     include_for_metrics: list[str] = argument(
-        [], "What compute_metrics gets in addition: inputs, loss.", _METRICS, choices=("inputs", "loss")
+        [], "What compute_metrics gets in addition: inputs, loss.", choices=("inputs", "loss")
     )
-    batch_eval_metrics: bool = argument(False, "Call compute_metrics after each batch.", _METRICS)
+    batch_eval_metrics: bool = argument(False, "Call compute_metrics after each batch.")
 
     # Checkpoints and the best model
-    save_strategy: SaveStrategy | str = argument(
-        "steps", "When to save a checkpoint.", "`SaveTrainingStateCallback(save_every_n_epochs=1)`"
-    )
-    save_steps: float = argument(
-        500, "Save every so many updates, or share of the run.", "`SaveTrainingStateCallback`", kind=rules.STEPS
-    )
+    save_strategy: SaveStrategy | str = argument("steps", "When to save a checkpoint.")
+    save_steps: float = argument(500, "Save every so many updates, or share of the run.", kind=rules.STEPS)
     save_total_limit: int | None = argument(
-        None,
-        "Checkpoints to keep; the best is never deleted.",
-        "`SaveTrainingStateCallback`",
-        limit=rules.KEPT_CHECKPOINTS,
+        None, "Checkpoints to keep; the best is never deleted.", limit=rules.KEPT_CHECKPOINTS
     )
-    save_only_model: bool = argument(
-        False, "Leave out what only resuming needs.", "`SaveBestModelCallback(save_optimizer=False)`"
-    )
-    load_best_model_at_end: bool = argument(False, "Load the best weights at the end.", "`SaveBestModelCallback`")
-    metric_for_best_model: str | None = argument(
-        None, "The metric that compares models, with or without eval_.", "`SaveBestModelCallback(watch_metric=...)`"
-    )
+    save_only_model: bool = argument(False, "Leave out what only resuming needs.")
+    load_best_model_at_end: bool = argument(False, "Load the best weights at the end.")
+    metric_for_best_model: str | None = argument(None, "The metric that compares models, with or without eval_.")
     greater_is_better: bool | None = argument(
-        None, "Whether a greater metric is better. Default: unless it ends with loss.", "`SaveBestModelCallback`"
+        None, "Whether a greater metric is better. Default: unless it ends with loss."
     )
-    restore_callback_states_from_checkpoint: bool = argument(
-        False, "When resuming, restore callbacks and the control.", "always: `state_dict` of callbacks"
-    )
+    restore_callback_states_from_checkpoint: bool = argument(False, "When resuming, restore callbacks and the control.")
 
     # Several processes
-    ddp_backend: str | None = argument(None, "Backend of the communication: nccl, gloo, ...", _GROUP)
-    ddp_timeout: int = argument(1800, "Seconds that a process waits for the others.", _GROUP, limit=AT_LEAST_1)
+    ddp_backend: str | None = argument(None, "Backend of the communication: nccl, gloo, ...")
+    ddp_timeout: int = argument(1800, "Seconds that a process waits for the others.", limit=AT_LEAST_1)
     ddp_find_unused_parameters: bool | None = argument(
-        None, "Look for parameters without a gradient. Default: True, unless activations are recomputed.", _DDP
+        None, "Look for parameters without a gradient. Default: True, unless activations are recomputed."
     )
     ddp_bucket_cap_mb: int | None = argument(
-        None, "Megabytes of gradients that are exchanged together.", _DDP, limit=AT_LEAST_1
+        None, "Megabytes of gradients that are exchanged together.", limit=AT_LEAST_1
     )
-    ddp_broadcast_buffers: bool | None = argument(
-        None, "Send the first process's buffers to all before each forward.", _DDP
-    )
-    ddp_static_graph: bool | None = argument(None, "Whether every step uses the same parameters.", _DDP)
-    fsdp: str | None = argument(
+    ddp_broadcast_buffers: bool | None = argument(None, "Send the first process's buffers to all before each forward.")
+    ddp_static_graph: bool | None = argument(None, "Whether every step uses the same parameters.")
+    accelerator_config: dict[str, Any] | str | None = argument(
         None,
-        "Shard the model: true, full_shard or shard_grad_op, auto_wrap.",
-        "torch's `fully_shard(model)`",
-        kind=rules.SHARDING,
+        "How accelerate would deal out batches; as JSON or a path. With several processes, split_batches and "
+        "dispatch_batches must be False.",
+        kind=rules.AN_ACCELERATOR_CONFIG,
+    )
+    fsdp: str | None = argument(
+        None, "Shard the model: true, full_shard or shard_grad_op, auto_wrap.", kind=rules.SHARDING
     )
     fsdp_config: dict[str, Any] | str | None = argument(
         None,
         "How to shard: transformer_layer_cls_to_wrap or min_num_params, reshard_after_forward; as JSON or a path.",
-        "arguments of `fully_shard`",
-        kind=rules.A_DICT_OR_FILE,
+        kind=rules.SHARDING_SETTINGS,
         needs="fsdp",
     )
     deepspeed: dict[str, Any] | str | None = argument(
-        None, "DeepSpeed's config, up to ZeRO stage 2, as JSON or a path.", "none", kind=rules.A_DICT_OR_FILE
+        None, "DeepSpeed's config, up to ZeRO stage 2, as JSON or a path.", kind=rules.A_DICT_OR_FILE
     )
 
     # Other names, most of them from older scripts
@@ -337,39 +243,28 @@ class Arguments:
 
     # Unsupported
     optim_target_modules: str | None = unsupported(
-        None, "It is for optimizers that are not torch's. Make that optimizer, and pass it in `optimizers`."
+        None, "Make the optimizer that it is for, and pass it in `optimizers`."
     )
     bf16_full_eval: bool = unsupported(False, _FULL_EVAL)
     fp16_full_eval: bool = unsupported(False, _FULL_EVAL)
-    tf32: bool | None = unsupported(
-        None, 'It changes the whole process. Call `torch.set_float32_matmul_precision("high")`.', also=(False,)
-    )
+    tf32: bool | None = unsupported(None, 'Call `torch.set_float32_matmul_precision("high")`.', also=(False,))
     use_liger_kernel: bool = unsupported(False, _LIGER)
     liger_kernel_config: str | None = unsupported(None, _LIGER)
-    use_cache: bool = unsupported(False, "It is a setting of the model. Set `model.config.use_cache`.")
-    neftune_noise_alpha: float | None = unsupported(
-        None, "The Trainer changes no model. Let a forward hook of the embedding add noise if `module.training`."
-    )
+    use_cache: bool = unsupported(False, "Set `model.config.use_cache`.")
+    neftune_noise_alpha: float | None = unsupported(None, "Let a forward hook of the embedding add noise in training.")
     torch_empty_cache_steps: int | None = unsupported(
-        None,
-        "It slows a run down for nothing. If you must, call `torch.cuda.empty_cache()` in `on_step_end` of a callback.",
+        None, "Call `torch.cuda.empty_cache()` in `on_step_end` of a callback."
     )
-    project: str = argument("huggingface", "MLflow's experiment, W&B's project.", "`TrackerCallback(project=...)`")
+    project: str = argument("huggingface", "MLflow's experiment, W&B's project.")
     trackio_space_id: str | None = unsupported(None, _OTHER_TRACKER)
     trackio_bucket_id: str | None = unsupported(None, _OTHER_TRACKER)
     trackio_static_space_id: str | None = unsupported(None, _OTHER_TRACKER)
-    eval_use_gather_object: bool = unsupported(
-        False, "Nested structures, strings and objects are gathered as they are. Leave it out.", also=(True,)
-    )
-    save_on_each_node: bool = unsupported(
-        False, "A checkpoint is one folder, complete or absent. Save to a folder that all machines share."
-    )
+    eval_use_gather_object: bool = unsupported(False, "Objects are gathered as they are. Leave it out.", also=(True,))
+    save_on_each_node: bool = unsupported(False, "A checkpoint is one folder. Save to one that all machines share.")
     enable_jit_checkpoint: bool = unsupported(
-        False, "A signal leads to a checkpoint unless `save_strategy` is 'no'. Leave it out.", also=(True,)
+        False, "A signal leads to a checkpoint anyway. Leave it out.", also=(True,)
     )
-    sortish_sampler: bool = unsupported(
-        False, "Nothing reads it in transformers either. Use train_sampling_strategy='group_by_length'."
-    )
+    sortish_sampler: bool = unsupported(False, "Use train_sampling_strategy='group_by_length'.")
     push_to_hub: bool = unsupported(False, _HUB)
     hub_token: str | None = unsupported(None, _HUB)
     hub_private_repo: bool | None = unsupported(None, _HUB, also=(False,))
@@ -377,38 +272,28 @@ class Arguments:
     hub_strategy: str = unsupported("every_save", _HUB)
     hub_always_push: bool = unsupported(False, _HUB)
     hub_revision: str | None = unsupported(None, _HUB)
-    accelerator_config: str | None = unsupported(None, _LOADERS)
-    parallelism_config: str | None = unsupported(
-        None, "Tensor and context parallelism are not supported. Use `fsdp` for models that are too large."
-    )
-    dataloader_in_order: bool = unsupported(
-        True, "Batches come in their order, on which exact runs and resuming depend. Leave it out."
-    )
-    debug: str = unsupported(
-        "", "Non-finite losses are reported in any case. Call `torch.autograd.set_detect_anomaly(True)`.", also=([],)
-    )
-    local_rank: int = unsupported(
-        -1, "The launcher sets LOCAL_RANK, which reading the argument gives. Leave it out.", also=(0,)
-    )
+    parallelism_config: str | None = unsupported(None, "Use `fsdp` for models that are too large.")
+    dataloader_in_order: bool = unsupported(True, "Exact runs depend on the order of batches. Leave it out.")
+    debug: str = unsupported("", "Call `torch.autograd.set_detect_anomaly(True)`.", also=([],))
+    local_rank: int = unsupported(-1, "The launcher sets LOCAL_RANK, which reading the argument gives. Leave it out.")
     # Unsupported, of older versions
     dispatch_batches: bool | None = unsupported(None, _LOADERS, also=(False,))
-    split_batches: bool = unsupported(False, _LOADERS)
+    split_batches: bool = unsupported(False, _LOADERS, also=(None,))
     fp16_backend: str = unsupported("auto", _BACKEND, also=("amp",))
     half_precision_backend: str = unsupported("auto", _BACKEND, also=("amp", "cuda_amp", "cpu_amp"))
-    fp16_opt_level: str = unsupported("O1", "It is for apex. Use fp16=True or bf16=True.")
-    fsdp_min_num_params: int = unsupported(0, "It is a setting of FSDP. Put `min_num_params` into `fsdp_config`.")
-    fsdp_transformer_layer_cls_to_wrap: str | None = unsupported(
-        None, "It is a setting of FSDP. Put `transformer_layer_cls_to_wrap` into `fsdp_config`."
-    )
-    jit_mode_eval: bool = unsupported(False, "TorchScript is no longer developed. Use `torch_compile`.")
-    overwrite_output_dir: bool = unsupported(False, "It is for your script to read. Give True or False.", also=(True,))
+    fp16_opt_level: str = unsupported("O1", "Use fp16=True or bf16=True.")
+    fsdp_min_num_params: int = unsupported(0, _OF_FSDP)
+    fsdp_transformer_layer_cls_to_wrap: str | None = unsupported(None, _OF_FSDP)
+    jit_mode_eval: bool = unsupported(False, "Use `torch_compile`.")
+    overwrite_output_dir: bool = unsupported(False, "Your script reads it. Give True or False.", also=(True,))
+    mp_parameters: str = unsupported("", "Use `fsdp`.")
     past_index: int = unsupported(-1, "Models keep their past themselves. Leave it out.")
     push_to_hub_model_id: str | None = unsupported(None, _HUB)
     push_to_hub_organization: str | None = unsupported(None, _HUB)
     push_to_hub_token: str | None = unsupported(None, _HUB)
     ray_scope: str = unsupported("last", "There is no hyperparameter search. Run the script once for each choice.")
     save_safetensors: bool = unsupported(True, "Weights are always saved as safetensors. Leave it out.")
-    sharded_ddp: str = unsupported("", "It is for fairscale. Use `fsdp`.")
+    sharded_ddp: str = unsupported("", "Use `fsdp`.")
     tpu_metrics_debug: bool = unsupported(False, _TPU)
     tpu_num_cores: int | None = unsupported(None, _TPU)
     use_ipex: bool = unsupported(False, "That package is no longer developed. Leave it out.")

@@ -1,21 +1,60 @@
-"""Arguments about devices, precision, compilation and several processes, translated for the native trainer."""
+"""Arguments about devices, precision, seeds and several processes, translated for the native trainer.
+
+Models are sharded with torch's `fully_shard`; `docs/design/sharded-models.md` says how the native loop trains them.
+"""
 
 from __future__ import annotations
 
+import itertools
+import os
 import warnings
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from pytorch_accelerated.callbacks.warning import stacklevel_of_user
+from pytorch_accelerated.compat.transformers import unsplittable_layers
 from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.huggingface.arguments.deepspeed import DDP_OPTIONS, check_batches, engine_config
-from pytorch_accelerated.huggingface.arguments.derived import DerivedValues
+from pytorch_accelerated.huggingface.arguments.fields import Arguments
+from pytorch_accelerated.models.sharding import has_shards
 from pytorch_accelerated.processes.accelerators import uses_deepspeed
+from pytorch_accelerated.processes.ranks import Ranks
+from pytorch_accelerated.seeding import set_seed
+
+if TYPE_CHECKING:
+    from pytorch_accelerated.huggingface.arguments.training_arguments import TrainingArguments
+
+# Whether a layer is sharded again after its forward. "auto_wrap" changes nothing: layers are always wrapped.
+_WORDS: dict[str, bool | None] = {"full_shard": True, "shard_grad_op": False, "auto_wrap": None}
+_SETTINGS = ("transformer_layer_cls_to_wrap", "min_num_params", "reshard_after_forward", "version")
 
 
-def native_arguments(args: DerivedValues) -> dict[str, Any]:
+def seed_run(args: TrainingArguments) -> None:
+    """Seed all generators as the arguments say."""
+    (enable_full_determinism if args.full_determinism else set_seed)(args.seed)
+
+
+def enable_full_determinism(seed: int, warn_only: bool = False) -> None:
+    """Seed all generators and have torch use deterministic algorithms only, for the rest of this process.
+
+    Call it before the first CUDA operation, because cuBLAS reads its workspace setting then.
+
+    Args:
+        seed: see `set_seed`.
+        warn_only: warn about an operation that has no deterministic algorithm, where torch would raise an error.
+    """
+    set_seed(seed)
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":16:8"
+    torch.use_deterministic_algorithms(True, warn_only=warn_only)
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.benchmark = False
+
+
+def native_arguments(args: TrainingArguments) -> dict[str, Any]:
     """The arguments with which the native trainer is made."""
     precision = "bf16" if args.bf16 else "fp16" if args.fp16 else None
     compiling = {"backend": args.torch_compile_backend, "mode": args.torch_compile_mode}
@@ -26,7 +65,7 @@ def native_arguments(args: DerivedValues) -> dict[str, Any]:
     }
 
 
-def accelerator_arguments(args: DerivedValues, model: Any) -> dict[str, Any]:
+def accelerator_arguments(args: TrainingArguments, model: Any) -> dict[str, Any]:
     """The arguments of `create_accelerator`, except for the precision."""
     options = {name.removeprefix("ddp_"): getattr(args, name) for name in DDP_OPTIONS}
     if args.ddp_find_unused_parameters is None:
@@ -40,47 +79,48 @@ def accelerator_arguments(args: DerivedValues, model: Any) -> dict[str, Any]:
     }
 
 
-def refuse_processes(args: DerivedValues) -> None:
+def refuse_processes(args: TrainingArguments) -> None:
     """Reject arguments that cannot work in this process or in its group.
 
     Raises:
         ConfigurationError: with all complaints.
     """
-    device, complaints = args.device.type, []
-    if args.use_cpu and device != "cpu":
-        complaints.append(
-            f"`use_cpu` is True, but this process has used {device} since it was first asked for its device: make the "
-            "arguments before anything else"
-        )
-    if args.fp16 and device == "cpu":
+    dealing: Any = args.accelerator_config
+    several, complaints = args.world_size > 1, []
+    if args.fp16 and args.device.type == "cpu":
         complaints.append("`fp16` is True, but the device is the CPU, which has no float16 training: use `bf16`")
-    if args.world_size > 1 and args.ddp_backend not in (None, in_use := dist.get_backend()):
+    if several and args.ddp_backend not in (None, in_use := dist.get_backend()):
         complaints.append(
             f"`ddp_backend` is {args.ddp_backend!r}, but the processes have used {in_use} since the first of them was "
             "asked for its rank: make the arguments before anything else, or leave it out"
         )
+    for name in ("split_batches", "dispatch_batches"):
+        if several and getattr(dealing, name):
+            complaints.append(
+                f"`accelerator_config` has {name}: True, but each process reads its own batches of its own rows: leave "
+                "it out; `per_device_train_batch_size` is that of one process"
+            )
+    steps = (dealing.gradient_accumulation_kwargs or {}).get("num_steps", args.gradient_accumulation_steps)
+    if steps != args.gradient_accumulation_steps:
+        complaints.append(f"`accelerator_config` has num_steps: {steps!r}: give it as `gradient_accumulation_steps`")
     if (args.deepspeed is not None) != uses_deepspeed(args.distributed_state):
         complaints.append(
             f"`deepspeed` is {args.deepspeed!r}, but this process was set up {'without' if args.deepspeed else 'for'} "
-            "it, by accelerate's configuration or when it was first asked for its rank: make the arguments before "
-            "anything else, and don't mix both kinds in one process"
+            "it when it was first asked for its rank: make the arguments before anything else"
         )
     complaints += check_batches(args)
-    if args.fsdp and args.world_size == 1:
+    if args.fsdp and not several:
+        complaints.append(f"`fsdp` is {args.fsdp!r}, but there is one process: start several with torchrun")
+    if args.auto_find_batch_size and several:
         complaints.append(
-            f"`fsdp` is {args.fsdp!r}, but there is one process, so there is nothing to shard: start several with "
-            "torchrun, or leave it out"
-        )
-    if args.auto_find_batch_size and args.world_size > 1:
-        complaints.append(
-            f"`auto_find_batch_size` is True, but there are {args.world_size} processes, and while one of them "
-            "restarts, the others would wait for its gradients: set `per_device_train_batch_size`"
+            "`auto_find_batch_size` is True, but while one of several processes restarts, the others would wait for "
+            "its gradients: set `per_device_train_batch_size`"
         )
     if complaints:
         raise ConfigurationError(f"These arguments cannot work here: {'; '.join(complaints)}.")
 
 
-def warn_about_idle_devices(args: DerivedValues) -> None:
+def warn_about_idle_devices(args: TrainingArguments) -> None:
     """Warn a process that sees several devices but uses only one of them."""
     if args.world_size == 1 and args.device.type != "cpu" and (count := torch.accelerator.device_count()) > 1:
         warnings.warn(
@@ -91,7 +131,7 @@ def warn_about_idle_devices(args: DerivedValues) -> None:
         )
 
 
-def enable_gradient_checkpointing(model: Any, args: DerivedValues) -> None:
+def enable_gradient_checkpointing(model: Any, args: TrainingArguments) -> None:
     """Have the model recompute activations instead of keeping them, if the arguments say so.
 
     A recomputed layer may get no gradient if nothing before it is trained, so a model with frozen parameters is asked
@@ -106,8 +146,7 @@ def enable_gradient_checkpointing(model: Any, args: DerivedValues) -> None:
     if name is None:
         raise ConfigurationError(
             f"`gradient_checkpointing` is True, but {type(model).__name__} has no method "
-            "`gradient_checkpointing_enable`, as models of transformers have. Write one, or call "
-            "`torch.utils.checkpoint.checkpoint` in its forward and leave the argument out."
+            "`gradient_checkpointing_enable`. Write one, or leave the argument out."
         )
     getattr(model, name)(args.gradient_checkpointing_kwargs)
     is_partly_frozen = not all(parameter.requires_grad for parameter in model.parameters())
@@ -127,3 +166,95 @@ def _known_name(model: Any, pattern: str) -> str | None:
     """
     names = (pattern.format(word) for word in ("activation", "gradient"))
     return next((name for name in names if hasattr(model, name)), None)
+
+
+# ------------------------------------------------------------------------------------------------------ sharded models
+
+
+def check_fsdp(args: Arguments) -> Iterator[str]:
+    """Yield complaints about `fsdp` and `fsdp_config`."""
+    words = str(args.fsdp).split() if isinstance(args.fsdp, str) else []
+    unknown = [word for word in words if word not in _WORDS]
+    if unknown:
+        yield (
+            f"`fsdp` is {args.fsdp!r}, but {', '.join(map(repr, unknown))} is unsupported: give True, or some of "
+            f"{', '.join(_WORDS)}"
+        )
+    settings = _settings(args)
+    unknown = [name for name in settings if name not in _SETTINGS]
+    if unknown:
+        yield (
+            f"`fsdp_config` has {', '.join(map(repr, unknown))}, but the supported settings are "
+            f"{', '.join(_SETTINGS)}: leave out others"
+        )
+    if settings.get("version", 2) != 2:
+        yield f"`fsdp_config` has version {settings['version']!r}, but models are sharded by FSDP 2: leave it out"
+    if settings.get("min_num_params") and settings.get("transformer_layer_cls_to_wrap"):
+        yield "`fsdp_config` has both min_num_params and transformer_layer_cls_to_wrap: choose one"
+
+
+def shard(model: nn.Module, args: Arguments, ranks: Ranks) -> None:
+    """Shard `model` over the ranks in place, as the arguments say, with the weights of rank 0 on the device.
+
+    Some layers are gathered one by one for their forward and backward: those of the classes named in `fsdp_config`, or
+    those with at least `min_num_params` parameters, or those that a model of transformers names itself. All others are
+    gathered at once. Must be called by all ranks.
+
+    Raises:
+        ConfigurationError: if the model has none of the layers.
+    """
+    if not args.fsdp or has_shards(model):
+        return
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    layers = _layers(model, _settings(args))
+    with torch.no_grad():
+        for tensor in itertools.chain(model.parameters(), model.buffers()):
+            moved = tensor.to(ranks.device)
+            ranks.copy_from_first([moved])
+            tensor.copy_(moved)
+    mesh = init_device_mesh(ranks.device.type, (ranks.count,))
+    for layer in [*layers, model]:
+        fully_shard(layer, mesh=mesh, reshard_after_forward=_reshards(args))
+
+
+def _reshards(args: Arguments) -> bool:
+    given = _settings(args).get("reshard_after_forward")
+    return "shard_grad_op" not in str(args.fsdp).split() if given is None else bool(given)
+
+
+def _settings(args: Arguments) -> dict[str, Any]:
+    """The settings in `fsdp_config`, by their names without the prefix "fsdp_"."""
+    given: Mapping[str, Any] = args.fsdp_config or {}  # type: ignore[assignment]  # a dict by now
+    return {name.removeprefix("fsdp_"): value for name, value in given.items()}
+
+
+def _layers(model: nn.Module, settings: Mapping[str, Any]) -> list[nn.Module]:
+    """The layers that are sharded separately, inner ones first."""
+    inner_first = [module for module in reversed(list(model.modules())) if module is not model]
+    least = settings.get("min_num_params")
+    if least:
+        return _large_layers(inner_first, least)
+    given = settings.get("transformer_layer_cls_to_wrap")
+    names = {given} if isinstance(given, str) else set(given or unsplittable_layers(model))
+    layers = [module for module in inner_first if type(module).__name__ in names]
+    missing = names - {type(layer).__name__ for layer in layers}
+    if given and missing:
+        raise ConfigurationError(
+            f"`transformer_layer_cls_to_wrap` names {', '.join(map(repr, sorted(missing)))}, but the "
+            f"{type(model).__name__} has only {', '.join(sorted({type(one).__name__ for one in inner_first}))}."
+        )
+    return layers
+
+
+def _large_layers(inner_first: list[nn.Module], least: int) -> list[nn.Module]:
+    taken: set[nn.Parameter] = set()
+    layers = []
+    for module in inner_first:
+        own = set(module.parameters()) - taken
+        # A list of modules has no forward during which it could be gathered.
+        if sum(one.numel() for one in own) >= least and not isinstance(module, (nn.ModuleList, nn.ModuleDict)):
+            layers.append(module)
+            taken |= own
+    return layers

@@ -53,20 +53,14 @@ class SchedulerType(_Word):
     COSINE_WITH_MIN_LR = "cosine_with_min_lr"
     COSINE_WARMUP_WITH_MIN_LR = "cosine_warmup_with_min_lr"
     WARMUP_STABLE_DECAY = "warmup_stable_decay"
-    GREEDY = "greedy"
 
 
 class OptimizerNames(_Word):
-    """The optimizers that `transformers` knows by name; `engine/optimizing.py` has those that are supported."""
+    """The optimizers that are made by name."""
 
     ADAMW_TORCH = "adamw_torch"
     ADAMW_TORCH_FUSED = "adamw_torch_fused"
-    ADAMW_TORCH_XLA = "adamw_torch_xla"
-    ADAMW_TORCH_NPU_FUSED = "adamw_torch_npu_fused"
     ADAFACTOR = "adafactor"
-    ADAMW_ANYPRECISION = "adamw_anyprecision"
-    ADAMW_TORCH_4BIT = "adamw_torch_4bit"
-    ADAMW_TORCH_8BIT = "adamw_torch_8bit"
     ADEMAMIX = "ademamix"
     SGD = "sgd"
     ADAGRAD = "adagrad"
@@ -85,21 +79,6 @@ class OptimizerNames(_Word):
     RMSPROP_BNB = "rmsprop_bnb"
     RMSPROP_8BIT = "rmsprop_bnb_8bit"
     RMSPROP_32BIT = "rmsprop_bnb_32bit"
-    GALORE_ADAMW = "galore_adamw"
-    GALORE_ADAMW_8BIT = "galore_adamw_8bit"
-    GALORE_ADAFACTOR = "galore_adafactor"
-    GALORE_ADAMW_LAYERWISE = "galore_adamw_layerwise"
-    GALORE_ADAMW_8BIT_LAYERWISE = "galore_adamw_8bit_layerwise"
-    GALORE_ADAFACTOR_LAYERWISE = "galore_adafactor_layerwise"
-    LOMO = "lomo"
-    ADALOMO = "adalomo"
-    GROKADAMW = "grokadamw"
-    SCHEDULE_FREE_RADAM = "schedule_free_radam"
-    SCHEDULE_FREE_ADAMW = "schedule_free_adamw"
-    SCHEDULE_FREE_SGD = "schedule_free_sgd"
-    APOLLO_ADAMW = "apollo_adamw"
-    APOLLO_ADAMW_LAYERWISE = "apollo_adamw_layerwise"
-    STABLE_ADAMW = "stable_adamw"
 
 
 class SamplingStrategy(_Word):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
 from pytorch_accelerated.checkpointing.layout import MANIFEST_NAME
@@ -12,9 +11,15 @@ from pytorch_accelerated.checkpointing.publish import is_replaceable, remove_sta
 from pytorch_accelerated.checkpointing.reading import children_of, is_folder
 from pytorch_accelerated.checkpointing.verify import list_states
 from pytorch_accelerated.errors import ConfigurationError
+from pytorch_accelerated.huggingface.arguments.training_arguments import TrainingArguments
 
 PREFIX_CHECKPOINT_DIR = "checkpoint"
 _CHECKPOINT_NAME = re.compile(rf"{PREFIX_CHECKPOINT_DIR}-([0-9]+)")
+
+
+def output_dir_of(args: TrainingArguments) -> Path:
+    """The folder of a run."""
+    return Path(str(args.output_dir))  # the arguments fill in its default
 
 
 def checkpoint_name(step: int) -> str:
@@ -74,16 +79,6 @@ def refuse_steps_taken_by_others(output_dir: Path, first_step: int, max_steps: i
         )
 
 
-def checkpoints_to_delete(checkpoints: Sequence[str], save_total_limit: int, best: str | None) -> list[str]:
-    """The oldest of `checkpoints`, which are sorted by age, to delete so that at most `save_total_limit` stay.
-
-    The newest and the best always stay, so a limit of 1 may leave two.
-    """
-    kept = {os.path.realpath(path) for path in (*checkpoints[-1:], *filter(None, [best]))}
-    deletable = [path for path in checkpoints if os.path.realpath(path) not in kept]
-    return deletable[: max(len(checkpoints) - save_total_limit, 0)]
-
-
 def rotate_checkpoints(
     output_dir: str | os.PathLike[str],
     save_total_limit: int | None,
@@ -91,7 +86,7 @@ def rotate_checkpoints(
 ) -> None:
     """Delete the oldest checkpoints in `output_dir`, so that at most `save_total_limit` stay. Call it on one rank.
 
-    The newest and the best always stay. An interruption leaves complete checkpoints only.
+    The newest and the best always stay, so a limit of 1 may leave two. An interruption leaves whole checkpoints only.
     """
     if save_total_limit is None:
         return
@@ -100,6 +95,9 @@ def rotate_checkpoints(
             f"`save_total_limit` is {save_total_limit}, but the newest checkpoint always stays. Give 1 or more, or "
             "None to keep all; save_strategy='no' saves none."
         )
-    best = None if best_model_checkpoint is None else os.fspath(best_model_checkpoint)
-    for path in checkpoints_to_delete(sort_checkpoints(output_dir), save_total_limit, best):
+    checkpoints = sort_checkpoints(output_dir)
+    best = [] if best_model_checkpoint is None else [os.fspath(best_model_checkpoint)]
+    kept = {os.path.realpath(path) for path in (*checkpoints[-1:], *best)}
+    deletable = [path for path in checkpoints if os.path.realpath(path) not in kept]
+    for path in deletable[: max(len(checkpoints) - save_total_limit, 0)]:
         remove_state(Path(path))

@@ -9,12 +9,10 @@ from typing import Any
 
 import torch
 
-from pytorch_accelerated.checkpointing.pickled_values import Built, Maker
 from pytorch_accelerated.checkpointing.portable import load_portable
 from pytorch_accelerated.checkpointing.reading import kind_of
-from pytorch_accelerated.checkpointing.run_parts import check_generators
 from pytorch_accelerated.errors import InvalidCheckpointError
-from pytorch_accelerated.seeding import generator_states
+from pytorch_accelerated.seeding import check_generator_states, generator_states
 
 _KEYS = struct.Struct("<624I")  # of numpy's generator
 
@@ -37,9 +35,10 @@ def read_generator_states(path: Path) -> dict[str, Any] | None:
     if kind_of(path) is None:
         return None
     try:
-        contents = load_portable(path, _ARRAYS)
+        with torch.serialization.safe_globals(_STAND_INS):
+            contents = load_portable(path)
         states = contents if "torch" in contents else _native(contents)  # of an earlier version of this library
-        check_generators(states)
+        check_generator_states(states)
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise InvalidCheckpointError(
             f"{path} cannot be read ({type(error).__name__}: {error}). It holds the states of random generators; "
@@ -48,28 +47,27 @@ def read_generator_states(path: Path) -> dict[str, Any] | None:
     return states
 
 
-class _OfNumpy(Built):
-    """Stands for an array in a file, or for the dtype of that code, so that numpy need not be called."""
+class _OfNumpy:
+    """Stands for an array in a file, or for its dtype, and keeps what numpy's own functions would be called with.
 
-    def __init__(self, code: Any = None) -> None:
-        self.code = code
+    Those make an array of objects at any address that a file names.
+    """
+
+    def __init__(self, *arguments: Any) -> None:
+        self.arguments = arguments
         self.state: Any = None
 
-    def build(self, state: Any) -> None:
+    def __setstate__(self, state: Any) -> None:
         self.state = state
 
 
-# Replace the functions of numpy, by all their names, that restore an array.
-_ARRAYS: dict[str, Maker] = {
-    "numpy.core.multiarray._reconstruct": lambda *_: _OfNumpy(),
-    "numpy._core.multiarray._reconstruct": lambda *_: _OfNumpy(),
-    "numpy.dtype": lambda machine, code, *_: _OfNumpy(code),
-}
+_NAMES = ("numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct", "numpy.ndarray", "numpy.dtype")
+_STAND_INS: list[Any] = [_OfNumpy, *((_OfNumpy, name) for name in _NAMES)]
 
 
 def _keys_in(array: _OfNumpy) -> list[int]:
     _, shape, kind, _, octets = array.state
-    is_known = isinstance(kind, _OfNumpy) and (kind.code, kind.state[1], shape) == ("u4", "<", (624,))
+    is_known = isinstance(kind, _OfNumpy) and (kind.arguments[0], kind.state[1], shape) == ("u4", "<", (624,))
     if not is_known or len(octets) != _KEYS.size:
         raise ValueError("numpy's generator has keys of another kind")
     return list(_KEYS.unpack(octets))

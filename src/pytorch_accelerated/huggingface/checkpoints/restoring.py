@@ -121,18 +121,21 @@ def restore_callbacks(callbacks: list[Any], states: Mapping[str, Any]) -> Traine
     return TrainerControl.from_state(controls[0]) if controls else None
 
 
-def states_of_run(engine: Engine, model: Any) -> dict[str, Any]:
-    """What a run needs to resume besides its weights, by file name. All ranks must call it."""
-    ranks, scheduler, scaler = engine.ranks, engine.scheduler, engine.accelerator.scaler
-    generators = ranks.exchange(known_generator_states(is_alone=ranks.count == 1))
-    states = {
-        # Each rank writes its shard of a sharded optimizer with the native state.
-        OPTIMIZER_NAME: None if has_shards(model) else without_callables(engine.optimizer.state_dict()),
-        SCHEDULER_NAME: None if scheduler is None else scheduler.state_dict(),
-        SCALER_NAME: None if scaler is None else scaler.state_dict(),
-        **{_rng_state_name(rank, ranks): state for rank, state in enumerate(generators)},
-    }
+def states_of_optimizer(engine: Engine, model: Any) -> dict[str, Any]:
+    """The states of optimizer and schedule, by file name. All ranks must call it."""
+    # Each rank writes its shard of a sharded optimizer with the native state.
+    optimizer = None if has_shards(model) else without_callables(engine.optimizer.state_dict())
+    scheduler = None if engine.scheduler is None else engine.scheduler.state_dict()
+    states = {OPTIMIZER_NAME: optimizer, SCHEDULER_NAME: scheduler}
     return {name: dict(state) for name, state in states.items() if state is not None}
+
+
+def other_states(engine: Engine) -> dict[str, Any]:
+    """The states of the loss scaler and of all ranks' random generators, by file name. All ranks must call it."""
+    ranks, scaler = engine.ranks, engine.accelerator.scaler
+    generators = ranks.exchange(known_generator_states(is_alone=ranks.count == 1))
+    states = {_rng_state_name(rank, ranks): state for rank, state in enumerate(generators)}
+    return states if scaler is None else {**states, SCALER_NAME: scaler.state_dict()}
 
 
 def take_over_foreign(engine: Engine, folder: Path, updates: int, load_weights: Callable[[], None]) -> None:

@@ -6,12 +6,13 @@ read file by file; no file is ever executed.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import warnings
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,14 +20,15 @@ from torch import nn
 from pytorch_accelerated.callbacks.warning import stacklevel_of_user
 from pytorch_accelerated.checkpointing import disk
 from pytorch_accelerated.checkpointing.codec import encode
-from pytorch_accelerated.checkpointing.layout import MANIFEST_NAME, SHARDS_FILE, SHARDS_NAME, Manifest
+from pytorch_accelerated.checkpointing.formats import chunks
+from pytorch_accelerated.checkpointing.layout import MANIFEST_NAME, SHARDS_NAME
 from pytorch_accelerated.checkpointing.optimizers import OPTIMIZER_FILE as OPTIMIZER_NAME
 from pytorch_accelerated.checkpointing.portable import save_portable
 from pytorch_accelerated.checkpointing.publish import explained, make_folders, replacing
 from pytorch_accelerated.checkpointing.reading import children_of, is_file
 from pytorch_accelerated.checkpointing.state_folder import part_names, read_state
-from pytorch_accelerated.checkpointing.tensor_file import chunks
-from pytorch_accelerated.checkpointing.verify import find_damage, read_manifest, verify
+from pytorch_accelerated.checkpointing.training_state import TRAINING_WEIGHTS
+from pytorch_accelerated.checkpointing.verify import read_manifest, verify
 from pytorch_accelerated.checkpointing.weights import canonical_state_dict, load_canonical
 from pytorch_accelerated.errors import ConfigurationError, InvalidCheckpointError
 from pytorch_accelerated.huggingface.arguments.argument import unsupported_names
@@ -35,32 +37,50 @@ from pytorch_accelerated.huggingface.checkpoints.folders import checkpoint_step,
 from pytorch_accelerated.huggingface.checkpoints.weight_files import (
     ADAPTER_NAME,
     INDEX_NAME,
-    OLD_WEIGHTS_NAME,
     WEIGHT_FILES,
     WEIGHTS_NAME,
     read_weights,
 )
 from pytorch_accelerated.huggingface.models.adapters import frozen_base, has_adapters, load_adapters
-from pytorch_accelerated.models.sharding import has_shards, whole
+from pytorch_accelerated.models.sharding import has_shards, is_sharded, whole
 
 TRAINER_STATE_NAME = "trainer_state.json"
 TRAINING_ARGS_NAME = "training_args.bin"
 _RUN_PART = "run"
+_BEGINNINGS = ("model", "pytorch_model")  # of the files that `read_weights` reads
 
 
 # -------------------------------------------------------------------------------------------------------------- writing
 
 
-class StagedWeights(NamedTuple):
-    """How a checkpoint that is being written gets its weights.
+@dataclasses.dataclass
+class StagedCheckpoint:
+    """A checkpoint that is being written: first the files of methods that users may override, then what a resume lacks.
 
     Attributes:
-        folder_of_run: where the native parts hold them.
-        gathered: those of a sharded model, for a folder without native parts.
+        folder: where its files go until all are there.
+        model: the model that trains.
+        lacks_weights: whether the files are those of `model` but for its weights, which are those of the native parts.
+        has_optimizer: whether the file of the optimizer has its whole state.
     """
 
-    folder_of_run: Path | None
-    gathered: dict[str, Any] | None
+    folder: Path
+    model: nn.Module
+    lacks_weights: bool = False
+    has_optimizer: bool = False
+
+    def is_of(self, model: nn.Module, output_dir: str | Path | None) -> bool:
+        """Whether the files of the model that trains go to the checkpoint itself."""
+        return model is self.model and output_dir is not None and Path(output_dir) == self.folder
+
+    @property
+    def weights_part(self) -> str | None:
+        """The native part for the weights: none if the files of a user's method have all of them."""
+        if self.lacks_weights:
+            return "model"
+        live, saved = canonical_state_dict(self.model), own_weights(self.model, self.folder)
+        is_whole = live.keys() == saved.keys() and all(_is_same(value, saved[name]) for name, value in live.items())
+        return None if is_whole else TRAINING_WEIGHTS
 
 
 def gathered_weights(model: nn.Module) -> dict[str, Any] | None:
@@ -114,6 +134,12 @@ def _with_attributes(args: TrainingArguments, contents: Mapping[str, Any]) -> Or
     return values
 
 
+def save_states(folder: Path, states: Mapping[str, Any]) -> None:
+    """Write each of the states to the file that it is named by."""
+    for name, state in states.items():
+        save_portable(folder / name, state)
+
+
 def write_whole(path: Path, contents: Iterable[bytes | memoryview]) -> None:
     """Write or replace a file atomically, and create missing folders. Call it on one rank."""
     with explained(path), replacing(path.resolve()) as file:
@@ -127,9 +153,9 @@ def write_whole(path: Path, contents: Iterable[bytes | memoryview]) -> None:
 def find_checkpoint(source: str | Path | bool, output_dir: Path) -> Path:
     """The checkpoint to resume from: `source`, or with True the newest undamaged one in `output_dir`.
 
-    A checkpoint is damaged if a file that a resume reads was changed. The newest undamaged one beside it takes its
-    place. One warning lists the damaged ones, and those with higher numbers that have no manifest, so that their age is
-    unknown. Another warning lists changed files that a resume does not read.
+    A checkpoint is damaged if a file that a resume reads was changed since `on_save`; one without a manifest cannot be
+    checked. The newest undamaged one beside it takes its place. A warning lists the damaged ones, and those with higher
+    numbers that have no manifest, so that their age is unknown.
 
     Raises:
         ConfigurationError: a ValueError, if there is none.
@@ -138,19 +164,16 @@ def find_checkpoint(source: str | Path | bool, output_dir: Path) -> Path:
     skipped: dict[str, str] = {}
     for candidate in _candidates(source, output_dir):
         try:
-            not_read = _refuse_damaged(candidate)
+            if is_file(candidate / MANIFEST_NAME):
+                verify(candidate, _names_read(candidate))
         except InvalidCheckpointError as error:
             skipped[candidate.name] = str(error)
             continue
         if isinstance(source, bool) or skipped:
             skipped = {**_without_place(candidate), **skipped}
-        for what, complaints in (
-            ("; skipped:", list(skipped.values())),
-            (", some of whose files were changed. These are not read:", not_read),
-        ):
-            if complaints:
-                message = "\n".join([f"Resuming from {candidate}{what}", *complaints])
-                warnings.warn(message, stacklevel=stacklevel_of_user())
+        if skipped:
+            message = "\n".join([f"Resuming from {candidate}; skipped:", *skipped.values()])
+            warnings.warn(message, stacklevel=stacklevel_of_user())
         return candidate
     complaints = ["No checkpoint is valid:", *skipped.values(), "Give the folder of a valid one, or start without."]
     raise InvalidCheckpointError("\n".join(complaints))
@@ -167,7 +190,7 @@ def _candidates(source: str | Path | bool, output_dir: Path) -> list[Path]:
             )
         return candidates
     folder = Path(source)
-    if not _holds_weights(folder):
+    if not (is_file(folder / MANIFEST_NAME) or _holds_weights(folder)):
         raise ConfigurationError(
             f"Can't find a valid checkpoint at {folder}: it has none of {', '.join(WEIGHT_FILES)}. Give the "
             "folder of a checkpoint, 'checkpoint-<step>'."
@@ -217,33 +240,14 @@ def _holds_weights(folder: Path) -> bool:
     return any(is_file(folder / name) for name in WEIGHT_FILES)
 
 
-def _refuse_damaged(folder: Path) -> list[str]:
-    """Raise an error for changed files that a resume reads, and return complaints about others.
-
-    A folder without a manifest cannot be checked.
-    """
-    if not is_file(folder / MANIFEST_NAME):
-        return []
-    manifest = read_manifest(folder)
-    names = {entry.name for entry in manifest.files}
-    read = _names_read(manifest)
-    verify(folder, read)
-    return find_damage(folder, manifest, names - read)
-
-
-def _names_read(manifest: Manifest) -> set[str]:
+def _names_read(folder: Path) -> set[str]:
     """The files of a checkpoint that a resume reads."""
-    names = {entry.name for entry in manifest.files}
-    read = {TRAINER_STATE_NAME}
+    manifest = read_manifest(folder)
     parts = part_names(manifest)
-    if _RUN_PART in parts:
-        read |= {f"{part}{suffix}" for part in parts for suffix in (".json", ".safetensors")}
-        read |= {name for name in names if name == SHARDS_NAME or SHARDS_FILE.fullmatch(name)}
-        read |= set() if "optimizer" in parts else {OPTIMIZER_NAME}
-    else:
-        read |= {INDEX_NAME, OLD_WEIGHTS_NAME}
-        read |= {name for name in names if name.endswith((".safetensors", ".pt", ".pth"))}
-    return read & names
+    suffixes = (".safetensors", ".bin") if _RUN_PART in parts else (".safetensors", ".bin", ".pt", ".pth")
+    read = {TRAINER_STATE_NAME, SHARDS_NAME, INDEX_NAME, OPTIMIZER_NAME, *(f"{part}.json" for part in parts)}
+    names = {entry.name for entry in manifest.files} - {TRAINING_ARGS_NAME}
+    return {name for name in names if name in read or name.endswith(suffixes)}
 
 
 # -------------------------------------------------------------------------------------------------------------- reading
@@ -252,24 +256,60 @@ def _names_read(manifest: Manifest) -> set[str]:
 def load_weights(model: nn.Module, folder: Path) -> None:
     """Load the weights of a checkpoint, or of a model saved by transformers. All or nothing.
 
+    What a user's method has saved counts, such as averaged weights, unless it is another model than this one.
+
     Raises:
         InvalidCheckpointError: if they are damaged, missing, or belong to another model.
     """
-    if holds_run(folder):
-        _, parts = read_state(folder, ["model"])
-        load_canonical(model, parts["model"], may_lack=frozen_base(model))
+    if not holds_run(folder):
+        if has_adapters(model) and (folder / ADAPTER_NAME).is_file():
+            load_adapters(model, folder)
+        else:
+            load_canonical(model, weights_in(folder, model))
         return
-    if has_adapters(model) and (folder / ADAPTER_NAME).is_file():
-        load_adapters(model, folder)
-        return
-    tensors = read_weights(folder)
-    # Of tensors that share memory, only one is stored.
+    manifest = read_manifest(folder)
+    part = next((part for part in ("model", TRAINING_WEIGHTS) if part in part_names(manifest)), None)
+    weights = {} if part is None else read_state(folder, [part])[1][part]
+    if part != "model":
+        verify(folder, [entry.name for entry in manifest.files if entry.name.startswith(_BEGINNINGS)])
+        weights.update(own_weights(model, folder))
+    load_canonical(model, weights, may_lack=frozen_base(model))
+
+
+def weights_in(folder: Path, model: nn.Module) -> dict[str, Any]:
+    """The weights in the files of a folder, with all names of tensors in `model` that share memory.
+
+    Raises:
+        InvalidCheckpointError: if there are none, or they cannot be read.
+    """
+    tensors = read_weights(folder)  # of tensors that share memory, only one
     live = canonical_state_dict(model)
     by_memory = {_memory(live[name]): value for name, value in tensors.items() if name in live}
     for name, tensor in live.items():
         if name not in tensors and _memory(tensor) in by_memory:
             tensors[name] = by_memory[_memory(tensor)]
-    load_canonical(model, tensors)
+    return tensors
+
+
+def own_weights(model: nn.Module, folder: Path) -> dict[str, Any]:
+    """The weights that a user's method has saved; none if they are not some of `model`'s, or cannot be read."""
+    try:
+        saved = weights_in(folder, model)
+    except InvalidCheckpointError:
+        return {}
+    live = canonical_state_dict(model)
+    fits = all(name in live and _shape(value) == _shape(live[name]) for name, value in saved.items())
+    return saved if fits else {}
+
+
+def _shape(value: Any) -> Any:
+    return getattr(value, "shape", None)
+
+
+def _is_same(live: Any, saved: Any) -> bool:
+    if is_sharded(live) or not isinstance(live, torch.Tensor) or not isinstance(saved, torch.Tensor):
+        return False
+    return live.dtype == saved.dtype and torch.equal(live.detach().cpu(), saved)
 
 
 def _memory(tensor: Any) -> Any:

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from pytorch_accelerated.checkpointing.formats import read_tensors
 from pytorch_accelerated.checkpointing.portable import load_portable
 from pytorch_accelerated.checkpointing.reading import explained_reading, is_file
-from pytorch_accelerated.checkpointing.tensor_file import read_tensors
 from pytorch_accelerated.checkpointing.verify import open_plain_file
 from pytorch_accelerated.errors import InvalidCheckpointError
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.data.updates import RunLoader
 from pytorch_accelerated.huggingface.arguments.parallel import accelerator_arguments
-from pytorch_accelerated.huggingface.engine.face import Face, TrainingHooks
 from pytorch_accelerated.huggingface.engine.refusing import refuse_foreign_schedule
 from pytorch_accelerated.huggingface.engine.run import EngineRun
 from pytorch_accelerated.huggingface.engine.step import FaceStep
-from pytorch_accelerated.huggingface.evaluation.outputs import EvalLoopOutput
-from pytorch_accelerated.huggingface.events.firing import Events
+from pytorch_accelerated.huggingface.evaluation.evaluating import EvalLoopOutput
+from pytorch_accelerated.huggingface.events.callbacks import Events
+from pytorch_accelerated.models.preparation import PreparedModel
+from pytorch_accelerated.models.wrappers import bare_model
 from pytorch_accelerated.prediction.collecting import PredictionCollector
 from pytorch_accelerated.processes.accelerators import Accelerator, create_accelerator
 from pytorch_accelerated.processes.ranks import Ranks
@@ -24,33 +25,43 @@ from pytorch_accelerated.trainer import Trainer as NativeTrainer
 from pytorch_accelerated.training.settings import TrainSettings
 from pytorch_accelerated.training.setup import check_optimizer_of
 
+if TYPE_CHECKING:
+    from pytorch_accelerated.huggingface.engine.training import Training
+    from pytorch_accelerated.huggingface.trainer import Trainer
+
 
 class Engine(NativeTrainer):
     """Runs the native loop for a Hugging Face trainer.
 
     Args:
         face: the trainer that users see.
-        events: calls its callbacks.
+        optimizers: the optimizer and the schedule that its user gave, each may be None.
         native_arguments: see the native `Trainer`.
 
     Attributes:
+        events: calls the callbacks of the trainer.
+        given_optimizer: the user's, and `given_schedule` likewise.
         training: the current training, or the last one.
+        init_metrics: the memory that making the trainer took, if that is measured.
+        warns_without_metrics: until it has warned that `compute_metrics` could not be called.
     """
 
     _makes_optimizer = True
     _run_kind = EngineRun
 
-    def __init__(self, face: Face, events: Events, **native_arguments: Any) -> None:
+    def __init__(self, face: Trainer, optimizers: tuple[Any, Any], **native_arguments: Any) -> None:
         self._face = face
-        self._events = events
-        self.training: TrainingHooks | None = None
-        self._items_on_rank: list[int | None] = []
+        self.events = Events(face)
+        self.given_optimizer, self.given_schedule = optimizers
+        self.training: Training | None = None
+        self.init_metrics: dict[str, int] = {}
+        self.warns_without_metrics = True
         self._evaluate_batch: Callable[[Any], Any] | None = None
         self._kept_loaders: dict[Any, RunLoader] = {}
         self._kept_workers = contextlib.ExitStack()
         self._counted: tuple[RunLoader | None, int | None] = None, None  # a training loader and its batches
         self._has_trained = False
-        super().__init__(face.model, None, None, callbacks=[_Moments(self, events)], **native_arguments)
+        super().__init__(face.model, None, None, callbacks=[_Moments(self, self.events)], **native_arguments)
 
     # ----------------------------------------------------------------------------------- for the Hugging Face trainer
 
@@ -99,10 +110,14 @@ class Engine(NativeTrainer):
         """Batches of this process in the current update. The last update of an epoch may have fewer than the others."""
         most = self._face.args.gradient_accumulation_steps
         batches = getattr(self._train_dataloader, "num_batches", None)
-        if batches is None or not self._face.is_in_train:
+        if batches is None or not self._face.is_in_train or self._evaluate_batch is not None:
             return most
-        number = max(1, min(most, int(batches) - self.run_state.updates_in_epoch * most))
-        return self.step.divisor.told_batches(number) if self.run.has_step else number
+        return max(1, min(most, int(batches) - self.run_state.updates_in_epoch * most))
+
+    @property
+    def batch_samples(self) -> int | None:
+        """Rows of the batch that is being evaluated, as far as the loader knows."""
+        return self._batch_samples
 
     def has_placed(self, batch: Any) -> bool:
         """Whether `batch` is the current one of the training, which the loader has put on the device."""
@@ -131,18 +146,35 @@ class Engine(NativeTrainer):
     ) -> EvalLoopOutput:
         """The result of `collector`, from the output of `evaluate_batch` for each batch. All ranks must call it."""
         is_asked_for = self._ongoing_run is not None and self.run.evaluates_as_requested
-        if self._ongoing_run is None:
-            self.model = self._face.model
         outer, self._evaluate_batch = self._evaluate_batch, evaluate_batch
         try:
             # A signal may end an evaluation that the loop requested: a resumed run repeats it.
             with contextlib.nullcontext() if is_asked_for else self._during_run(TrainSettings(num_epochs=1)):
                 run = self.run
-                with self._pass_over(loader, run) as adapted:
+                with self._model_of_the_moment(run), self._pass_over(loader, run) as adapted:
                     output: EvalLoopOutput = run.predict(adapted, collector)
+                    # Scripts tell the logs of an evaluation from those of training by the model's mode, which the
+                    # next step of training changes.
+                    self.model.eval()
                     return output
         finally:
             self._evaluate_batch = outer
+
+    @contextlib.contextmanager
+    def _model_of_the_moment(self, run: EngineRun) -> Iterator[None]:
+        """The model that the Hugging Face trainer has now. A script may have replaced it for one evaluation."""
+        trained, model = self.model, self._face.model
+        if not run.is_prepared or bare_model(trained) is model:
+            self.model = trained if run.is_prepared else model
+            yield
+            return
+        prepared = PreparedModel(self.accelerator, model, None, for_training=False)
+        self.model = prepared.model
+        try:
+            yield
+        finally:
+            prepared.release(model)
+            self.model = trained
 
     def _pass_over(self, loader: Any, run: EngineRun) -> contextlib.AbstractContextManager[Any]:
         """This rank's part of `loader`. Its workers live until the training is over if they persist, else until the
@@ -154,7 +186,7 @@ class Engine(NativeTrainer):
             self._kept_loaders[loader] = self._kept_workers.enter_context(run.loader_of_pass(loader, None))
         return contextlib.nullcontext(self._kept_loaders[loader])
 
-    def run_training(self, training: TrainingHooks, dataset: Any, **arguments: Any) -> None:
+    def run_training(self, training: Training, dataset: Any, **arguments: Any) -> None:
         """Run the native training, and inform `training` of its progress."""
         self.training = training
         try:
@@ -170,9 +202,7 @@ class Engine(NativeTrainer):
 
     def count_batch_items(self, batch: Any) -> int | None:
         """The number of labels in a batch, for a loss that is their mean and takes their number."""
-        count = self._face.count_items(batch)
-        self._items_on_rank.append(count)
-        return count
+        return self._face.count_items(batch)  # type: ignore[no-any-return]
 
     def create_scheduler(self) -> Any:
         return self._face.lr_scheduler  # made with the optimizer
@@ -190,15 +220,10 @@ class Engine(NativeTrainer):
             self._accelerator = self._create_accelerator()
         run = super()._create_run(settings)
         assert isinstance(run, EngineRun)
-        run.face, run.events = self._face, self._events
+        run.face, run.events = self._face, self.events
         if self.training is not None:
             run.training = self.training
-        run.take_items = self._take_items
         return run
-
-    def _take_items(self) -> list[int | None]:
-        counts, self._items_on_rank = self._items_on_rank, []
-        return counts
 
     def _prepare_model_optimizer_and_dataloaders(self) -> None:
         """Make the optimizer and the schedule as soon as the length of the run is known."""
@@ -206,11 +231,11 @@ class Engine(NativeTrainer):
         if not face.counts_items:
             run.count_items = None
         self._train_dataloader = run.adapted(self._train_dataloader, self._train_dl_kwargs)
-        max_steps = run.training.plan(self._train_dataloader.num_updates)
+        max_steps = run.training.plan(self._train_dataloader)
         run.settings = dataclasses.replace(run.settings, max_num_train_steps=max_steps)
         face.create_optimizer_and_scheduler(num_training_steps=max_steps)
         self.optimizer = face.optimizer
-        check_optimizer_of(self)
+        check_optimizer_of(self, face)
         refuse_foreign_schedule(face.optimizer, face.lr_scheduler)
         super()._prepare_model_optimizer_and_dataloaders()
         self._has_trained = True

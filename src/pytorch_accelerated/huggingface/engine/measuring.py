@@ -1,10 +1,15 @@
-"""Measures time and memory."""
+"""Measures time and memory, and counts operations and tokens."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any
 
 import torch
+
+from pytorch_accelerated.huggingface.arguments.training_arguments import TrainingArguments
+from pytorch_accelerated.processes.ranks import Ranks
 
 
 def speed_metrics(
@@ -37,11 +42,12 @@ class MemoryMeter:
 
     Args:
         stage: the first word of the metrics' names.
+        is_on: otherwise there are no metrics.
     """
 
-    def __init__(self, stage: str) -> None:
-        self._stage = stage
-        self._has_gpu = torch.cuda.is_available()
+    def __init__(self, stage: str, *, is_on: bool = True) -> None:
+        self._stage, self._is_on = stage, is_on
+        self._has_gpu = is_on and torch.cuda.is_available()
         if self._has_gpu:
             torch.cuda.reset_peak_memory_stats()
         self._bytes_before = self._bytes_now()
@@ -60,9 +66,92 @@ class MemoryMeter:
         return deltas
 
     def _bytes_now(self) -> dict[str, int]:
+        if not self._is_on:
+            return {}
         import psutil  # comes with accelerate
 
         bytes_in_use = {"cpu": int(psutil.Process().memory_info().rss)}
         if self._has_gpu:
             bytes_in_use["gpu"] = torch.cuda.memory_allocated()
         return bytes_in_use
+
+
+class BatchCounter:
+    """Counts operations and tokens of the batches of this process, as far as the batches allow it.
+
+    Args:
+        estimate: the number of operations of a batch; None if they are not counted.
+        tokens_counted: "no", "all", or "non_padding".
+        input_name: the column that holds the tokens.
+        pad_token_id: of the tokenizer, if there is one.
+
+    Attributes:
+        counts_tokens: whether tokens are counted.
+        flos: operations on this process since `take_flos` was last called.
+    """
+
+    def __init__(
+        self,
+        estimate: Callable[[Mapping[str, Any]], float] | None,
+        *,
+        tokens_counted: str,
+        input_name: str,
+        pad_token_id: int | None,
+    ) -> None:
+        self._estimate = estimate
+        self._tokens_counted = tokens_counted
+        self._input_name = input_name
+        self._pad_token_id = pad_token_id
+        self.counts_tokens = tokens_counted != "no"
+        self._flos_by_shapes: dict[Hashable, float] = {}
+        self.flos = 0.0
+        self._tokens: list[Any] = []
+
+    def count(self, batch: Any) -> None:
+        """Count a batch that has been used."""
+        if self._estimate is not None and isinstance(batch, (dict, Mapping)):
+            shapes = tuple([(name, getattr(value, "shape", None)) for name, value in batch.items()])
+            if shapes not in self._flos_by_shapes:  # counting the parameters takes longer than a small step
+                self._flos_by_shapes[shapes] = float(self._estimate(batch))
+            self.flos += self._flos_by_shapes[shapes]
+        if self.counts_tokens:
+            self._tokens.append(self._tokens_of(batch))
+
+    def take_flos(self, ranks: Ranks) -> float:
+        """The operations on all ranks since this was last called. Must be called by all ranks."""
+        flos, self.flos = self.flos, 0.0
+        return ranks.sum([flos])[0]
+
+    def take_tokens(self, ranks: Ranks) -> int:
+        """The tokens on all ranks since this was last called. Must be called by all ranks."""
+        tokens, self._tokens = sum(int(tokens) for tokens in self._tokens), []
+        return int(ranks.sum([tokens])[0])
+
+    def _tokens_of(self, batch: Mapping[str, Any]) -> Any:
+        tokens = batch[self._input_name]
+        if self._tokens_counted == "non_padding":
+            if "attention_mask" in batch:
+                return batch["attention_mask"].sum()
+            if self._pad_token_id is not None:
+                return (tokens != self._pad_token_id).sum()
+        return tokens.numel()
+
+
+def items_of_update(own: int, everyones: int, args: TrainingArguments) -> int:
+    """The number of items that the loss of an update is divided by, from those of this rank and of all."""
+    return everyones if args.average_tokens_across_devices else max(1, own)  # without any label 0 is added, not 0 / 0
+
+
+def operations_of(model: Any, tokens: Any) -> float:
+    """Estimate the operations of a forward and backward pass: 6 per token and parameter that is not an embedding.
+
+    0.0 unless `has_operations`.
+    """
+    if not isinstance(tokens, torch.Tensor) or not has_operations(model):
+        return 0.0
+    return 6.0 * tokens.numel() * int(model.num_parameters(exclude_embeddings=True))
+
+
+def has_operations(model: Any) -> bool:
+    """Whether the model has the method ``num_parameters``, as those of `transformers` do."""
+    return callable(getattr(model, "num_parameters", None))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -50,67 +50,28 @@ def group_with(parameter: str | torch.Tensor, groups: list[dict[str, Any]], mode
     for group in groups:
         if any(one is wanted for one in group["params"]):
             return group
-    shown = repr(parameter) if isinstance(parameter, str) else f"A parameter with the shape {tuple(parameter.shape)}"
     raise ConfigurationError(
-        f"{shown} is in no group of the optimizer. Give a parameter of the model, or its name; frozen ones are in none."
+        f"{parameter!r:.100} is in no group of the optimizer. Give a parameter of the model, or its name; frozen ones "
+        "are in none."
     )
 
 
-class _Made(NamedTuple):
-    """How to make an optimizer: package, class, the arguments of Adam that it takes, and further ones."""
-
-    package: str
-    name: str
-    adam: tuple[str, ...]
-    others: dict[str, Any]
-
-
+# The class, the arguments of Adam that it takes, and further ones.
 _ADAM = ("betas", "eps")
-
-
-def _of_bitsandbytes(name: str, bits: int, adam: tuple[str, ...] = _ADAM, **others: Any) -> _Made:
-    return _Made("bitsandbytes", name, adam, {"optim_bits": bits, **others})
-
-
-_OPTIMIZERS: dict[OptimizerNames, _Made] = {
-    OptimizerNames.ADAMW_TORCH: _Made("torch", "AdamW", _ADAM, {}),
-    OptimizerNames.ADAMW_TORCH_FUSED: _Made("torch", "AdamW", _ADAM, {"fused": True}),
-    OptimizerNames.SGD: _Made("torch", "SGD", (), {}),
-    OptimizerNames.ADAGRAD: _Made("torch", "Adagrad", (), {}),
-    OptimizerNames.RMSPROP: _Made("torch", "RMSprop", (), {}),
-    OptimizerNames.ADAFACTOR: _Made(
-        "transformers", "Adafactor", (), {"scale_parameter": False, "relative_step": False}
-    ),
-    OptimizerNames.ADAMW_BNB: _of_bitsandbytes("AdamW", 8, is_paged=False),
-    OptimizerNames.ADAMW_8BIT: _of_bitsandbytes("AdamW", 8, is_paged=False),
-    OptimizerNames.PAGED_ADAMW: _of_bitsandbytes("AdamW", 32, is_paged=True),
-    OptimizerNames.PAGED_ADAMW_8BIT: _of_bitsandbytes("AdamW", 8, is_paged=True),
-    OptimizerNames.ADEMAMIX: _of_bitsandbytes("AdEMAMix", 32, is_paged=False),
-    OptimizerNames.ADEMAMIX_8BIT: _of_bitsandbytes("AdEMAMix", 8, is_paged=False),
-    OptimizerNames.PAGED_ADEMAMIX: _of_bitsandbytes("AdEMAMix", 32, is_paged=True),
-    OptimizerNames.PAGED_ADEMAMIX_8BIT: _of_bitsandbytes("AdEMAMix", 8, is_paged=True),
-    OptimizerNames.LION: _of_bitsandbytes("Lion", 32, ("betas",), is_paged=False),
-    OptimizerNames.LION_8BIT: _of_bitsandbytes("Lion", 8, ("betas",), is_paged=False),
-    OptimizerNames.PAGED_LION: _of_bitsandbytes("Lion", 32, ("betas",), is_paged=True),
-    OptimizerNames.PAGED_LION_8BIT: _of_bitsandbytes("Lion", 8, ("betas",), is_paged=True),
-    OptimizerNames.RMSPROP_BNB: _of_bitsandbytes("RMSprop", 32, ()),
-    OptimizerNames.RMSPROP_8BIT: _of_bitsandbytes("RMSprop", 8, ()),
-    OptimizerNames.RMSPROP_32BIT: _of_bitsandbytes("RMSprop", 32, ()),
+_OF_TORCH: dict[OptimizerNames, tuple[str, tuple[str, ...], dict[str, Any]]] = {
+    OptimizerNames.ADAMW_TORCH: ("AdamW", _ADAM, {}),
+    OptimizerNames.ADAMW_TORCH_FUSED: ("AdamW", _ADAM, {"fused": True}),
+    OptimizerNames.SGD: ("SGD", (), {}),
+    OptimizerNames.ADAGRAD: ("Adagrad", (), {}),
+    OptimizerNames.RMSPROP: ("RMSprop", (), {}),
 }
-
-
-def why_unsupported(args: Arguments) -> str | None:
-    """Why the optimizer or the schedule that the arguments name is not made here, and what to do; None if it is."""
-    if args.optim not in _OPTIMIZERS:
-        names = ", ".join(repr(name.value) for name in _OPTIMIZERS)
-        return (
-            f"`optim` is {str(args.optim)!r}, which is not made here. Choose one of {names}, or make it yourself: see "
-            "`optimizers` and `optimizer_cls_and_kwargs` of the Trainer"
-        )
-    if args.lr_scheduler_type in _SCHEDULES_ELSEWHERE:
-        kind = SchedulerType(args.lr_scheduler_type)
-        return f"`lr_scheduler_type` is {kind.value!r}, which is not made here. {_SCHEDULES_ELSEWHERE[kind]}"
-    return None
+# By the family in the name, as in "paged_adamw_8bit".
+_OF_BITSANDBYTES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "adamw": ("AdamW", _ADAM),
+    "ademamix": ("AdEMAMix", _ADAM),
+    "lion": ("Lion", ("betas",)),
+    "rmsprop": ("RMSprop", ()),
+}
 
 
 def optimizer_class_and_arguments(args: Arguments) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
@@ -119,47 +80,36 @@ def optimizer_class_and_arguments(args: Arguments) -> tuple[type[torch.optim.Opt
     Raises:
         MissingDependencyError: if it is of a package that is not installed.
     """
-    made = _OPTIMIZERS[OptimizerNames(args.optim)]
-    needed_by = f"optim={str(args.optim)!r}"
-    classes: Any = torch.optim
-    if made.package == "transformers":
-        classes = require("transformers.optimization", extra="transformers", needed_by=needed_by)
-    elif made.package == "bitsandbytes":
-        classes = require("bitsandbytes", extra="bitsandbytes", needed_by=needed_by).optim
-    given = _parsed(args.optim_args)
+    name, given = OptimizerNames(args.optim), _parsed(args.optim_args)
     adam: dict[str, Any] = {"betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
-    if made.name == "AdEMAMix":  # of two mean gradients
-        adam["betas"] += (given.pop("beta3", 0.9999),)
-    chosen = {name: adam[name] for name in made.adam}
-    return getattr(classes, made.name), {"lr": args.learning_rate, **chosen, **made.others, **given}
+    needed_by = f"optim={name.value!r}"
+    taken: tuple[str, ...] = ()
+    others: dict[str, Any] = {}
+    if name is OptimizerNames.ADAFACTOR:
+        classes = require("transformers.optimization", needed_by=needed_by)
+        kind, others = "Adafactor", {"scale_parameter": False, "relative_step": False}
+    elif name in _OF_TORCH:
+        classes, (kind, taken, others) = torch.optim, _OF_TORCH[name]
+    else:
+        classes = require("bitsandbytes", needed_by=needed_by).optim
+        family = name.removeprefix("paged_").partition("_")[0]
+        kind, taken = _OF_BITSANDBYTES[family]
+        others = {"optim_bits": 8 if name.endswith("8bit") else 32}
+        others |= {} if family == "rmsprop" else {"is_paged": name.startswith("paged_")}
+        if family == "ademamix":  # of two mean gradients
+            adam["betas"] += (given.pop("beta3", 0.9999),)
+    chosen = {one: adam[one] for one in taken}
+    return getattr(classes, kind), {"lr": args.learning_rate, **chosen, **others, **given}
 
 
 def keep_embeddings_whole(model: nn.Module, kind: type[torch.optim.Optimizer], arguments: Mapping[str, Any]) -> None:
     """Keep 32-bit states for embeddings in 8-bit optimizers: their gradients are too uneven for 8 bits."""
     if arguments.get("optim_bits") != 8 or kind.__module__.partition(".")[0] != "bitsandbytes":
         return
-    manager = require("bitsandbytes.optim", extra="bitsandbytes", needed_by=kind.__name__).GlobalOptimManager
+    manager = require("bitsandbytes.optim", needed_by=kind.__name__).GlobalOptimManager
     for module in model.modules():
         if isinstance(module, nn.Embedding):
             manager.get_instance().register_module_override(module, "weight", {"optim_bits": 32})
-
-
-def make_optimizer(
-    kind: type[torch.optim.Optimizer], arguments: Mapping[str, Any], groups: list[dict[str, Any]]
-) -> torch.optim.Optimizer:
-    """An optimizer over `groups`.
-
-    Raises:
-        ConfigurationError: if the class refuses the arguments.
-    """
-    try:
-        return kind(groups, **arguments)
-    except (TypeError, ValueError) as error:
-        shown = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
-        raise ConfigurationError(
-            f"{kind.__name__} refused the arguments {shown}: {error}. Change `learning_rate`, the `adam_...` "
-            "arguments or `optim_args`."
-        ) from error
 
 
 def _parsed(optim_args: str | None) -> dict[str, Any]:
@@ -168,10 +118,9 @@ def _parsed(optim_args: str | None) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for pair in filter(None, (optim_args or "").replace(" ", "").split(",")):
         name, separator, text = pair.partition("=")
-        if not separator or not name:
+        if not separator:
             raise ConfigurationError(
-                f"`optim_args` is {optim_args!r}, but {pair!r} in it has no name and value. Write name=value pairs "
-                "with commas between them, for example 'momentum=0.9,nesterov=True'."
+                f"`optim_args` is {optim_args!r}: write name=value pairs with commas between them."
             )
         try:
             values[name] = words[text] if text in words else float(text) if "." in text or "e" in text else int(text)
@@ -197,22 +146,16 @@ def make_schedule(
         arguments: further ones of this kind of schedule.
 
     Raises:
-        ConfigurationError: if the schedule does not take the arguments, or needs one that is missing.
+        TypeError: if the schedule does not take the arguments, or needs one that is missing.
     """
     kind, arguments = SchedulerType(kind), dict(arguments or {})
-    try:
-        if kind is SchedulerType.REDUCE_ON_PLATEAU:
-            return ReduceLROnPlateau(optimizer, **arguments)
-        make = _SCHEDULES[kind]
-        # Some need the rate that they start from, because their minimum is a rate instead of a share.
-        known = {"warmup": num_warmup_steps, "total": num_training_steps, "peak": optimizer.defaults["lr"]}
-        needed = {name: value for name, value in known.items() if name in inspect.signature(make).parameters}
-        return LambdaLR(optimizer, make(**needed, **arguments))
-    except TypeError as error:
-        raise ConfigurationError(
-            f"The schedule {kind.value!r} cannot be made with `lr_scheduler_kwargs` {arguments!r}: {error}. Give the "
-            "arguments that this schedule takes."
-        ) from error
+    if kind is SchedulerType.REDUCE_ON_PLATEAU:
+        return ReduceLROnPlateau(optimizer, **arguments)
+    make = _SCHEDULES[kind]
+    # Some need the rate that they start from, because their minimum is a rate instead of a share.
+    known = {"warmup": num_warmup_steps, "total": num_training_steps, "peak": optimizer.defaults["lr"]}
+    needed = {name: value for name, value in known.items() if name in inspect.signature(make).parameters}
+    return LambdaLR(optimizer, make(**needed, **arguments))
 
 
 def _warmed_up(warmup: int, after: Factor) -> Factor:
@@ -348,8 +291,4 @@ _SCHEDULES: dict[SchedulerType, Callable[..., Factor]] = {
     SchedulerType.COSINE_WITH_MIN_LR: _cosine_with_min_lr,
     SchedulerType.COSINE_WARMUP_WITH_MIN_LR: _cosine_warmup_with_min_lr,
     SchedulerType.WARMUP_STABLE_DECAY: _warmup_stable_decay,
-}
-_SCHEDULES_ELSEWHERE = {
-    SchedulerType.GREEDY: "It goes by the loss of each update, which would have to be read each time. Choose "
-    "'reduce_lr_on_plateau', which goes by evaluations, or step a schedule of your own in `on_step_end` of a callback"
 }

@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.callbacks.warning import warn_user
-from pytorch_accelerated.checkpointing.state_folder import read_state, write_encoded
-from pytorch_accelerated.checkpointing.training_state import save_run
+from pytorch_accelerated.checkpointing.layout import MANIFEST_NAME
+from pytorch_accelerated.checkpointing.publish import begin, cover_changes, plain_files
+from pytorch_accelerated.checkpointing.reading import is_file
+from pytorch_accelerated.checkpointing.state_folder import part_names, read_state, write_encoded
+from pytorch_accelerated.checkpointing.training_state import TRAINING_WEIGHTS, save_run
+from pytorch_accelerated.checkpointing.verify import read_manifest
 from pytorch_accelerated.data.updates import Update
 from pytorch_accelerated.errors import StopTrainingError
-from pytorch_accelerated.huggingface.engine.face import Face, TrainingHooks
+from pytorch_accelerated.huggingface.checkpoints.saving import StagedCheckpoint, weights_in
+from pytorch_accelerated.huggingface.checkpoints.weight_files import WEIGHTS_NAME
 from pytorch_accelerated.huggingface.engine.step import FaceStep, ZeroStep
-from pytorch_accelerated.huggingface.events.firing import Events
+from pytorch_accelerated.huggingface.events.callbacks import Events
 from pytorch_accelerated.huggingface.models.adapters import BASE_KEY, fingerprint_of, frozen_base
 from pytorch_accelerated.models.deepspeed import EngineOptimizer, ZeroOptimizer
-from pytorch_accelerated.models.sharding import has_shards
 from pytorch_accelerated.tracking.loss import LossTracker
 from pytorch_accelerated.training.run import Run
 from pytorch_accelerated.training.step import Step, StepParts
+
+if TYPE_CHECKING:
+    from pytorch_accelerated.huggingface.engine.training import Training
+    from pytorch_accelerated.huggingface.trainer import Trainer
 
 
 class EngineRun(Run):
@@ -32,18 +41,21 @@ class EngineRun(Run):
         face: the trainer that users see.
         events: calls its callbacks.
         training: the current training, or the last one if this is an evaluation outside of a training.
-        take_items: returns the numbers of items in the batches since its last call.
         evaluates_as_requested: whether an evaluation is running that the loop requested.
         preparation_seconds: the time it took to prepare the model for an evaluation.
     """
 
-    face: Face
+    face: Trainer
     events: Events
-    training: TrainingHooks
-    take_items: Callable[[], list[int | None]]
+    training: Training
     evaluates_as_requested = False
     preparation_seconds: float | None = None
     has_step_records = False  # `logging_steps` says which losses belong together
+
+    @property
+    def holder(self) -> Any:
+        """The trainer that users see."""
+        return self.face
 
     def choose_seed(self, state: Path | None = None) -> None:
         """Use the seed of the arguments, so that a second training has the same order of rows."""
@@ -80,28 +92,68 @@ class EngineRun(Run):
                 )
         super().resume(folder, frozen)
 
-    def write_checkpoint(self, folder: Path, write_others: Callable[[Path], None]) -> None:
-        """Write the state of this run and the files of `write_others` to a folder. All ranks must call it."""
-        model = self.face.model
-        self.check_finite()
-        frozen = frozen_base(model)
-        save_run(
-            self.contents(),
-            folder,
-            {BASE_KEY: fingerprint_of(model, frozen)} if frozen else {},
-            write_others=write_others,
-            skipped_weights=frozen,
-            has_optimizer_file=not has_shards(model),  # whose parts each rank writes itself
-        )
-        self.saves.add(folder, self.hooks.run_history, self.hooks.run_state)
+    def take_read(self, folder: Path) -> tuple[dict[str, Any], dict[str, Any]] | None:
+        """The contents of a checkpoint in which the files of a user's method hold the weights."""
+        parts = part_names(read_manifest(folder))
+        if "model" in parts or TRAINING_WEIGHTS in parts:
+            return None
+        facts, contents = read_state(folder)
+        return facts, {**contents, "model": weights_in(folder, self.face.model)}
 
-    def write_model(self, folder: Path, write_others: Callable[[Path], None]) -> None:
-        """Write a folder with only the files of `write_others`. All ranks must call it."""
+    def write_checkpoint(
+        self, folder: Path, write_files: Callable[[StagedCheckpoint], None], *, only_model: bool = False
+    ) -> None:
+        """Write the files of `write_files`, which all ranks call, and what a resume needs besides, to a folder.
+
+        All ranks must call it. With `only_model`, a resume gets nothing else.
+        """
+        ranks, model, state = self.ranks, self.face.model, self.hooks.run_state
         self.check_finite()
-        state = self.hooks.run_state
-        facts = {"updates": state.updates, "epochs": state.epochs}
-        self.ranks.do_on_first(lambda: write_encoded(folder, facts, {}, write_others=write_others))
-        self.saves.add(folder, self.hooks.run_history, self.hooks.run_state)
+        folder_of_all = ranks.do_on_first(lambda: begin(folder, takes_in=True))
+        staged = StagedCheckpoint(folder_of_all.staging, model)
+        try:
+            ranks.do_on_all(lambda: write_files(staged))
+            if only_model:
+                facts = {"updates": state.updates, "epochs": state.epochs}
+                ranks.do_on_first(lambda: write_encoded(folder_of_all, facts, {}))
+            else:
+                frozen = frozen_base(model)
+                save_run(
+                    self.contents(),
+                    folder_of_all,
+                    {BASE_KEY: fingerprint_of(model, frozen)} if frozen else {},
+                    skipped_weights=frozen,
+                    weights_part=ranks.do_on_first(lambda: staged.weights_part),
+                    has_optimizer_file=staged.has_optimizer,
+                )
+        finally:  # if it is still there
+            if ranks.is_first:
+                folder_of_all.abort()
+        self.saves.add(folder, self.hooks.run_history, state)
+
+    def cover_changes(self, folder: Path) -> None:
+        """Make what callbacks have written into a checkpoint a part of it. Must be called by all ranks."""
+
+        def cover() -> set[str] | None:
+            if not is_file(folder / MANIFEST_NAME):
+                return None
+            parts = part_names(read_manifest(folder))
+            native = {f"{part}{suffix}" for part in parts for suffix in (".json", ".safetensors")}
+            lost = {"model.json", WEIGHTS_NAME}.intersection(native, cover_changes(folder))
+            return native if lost else None
+
+        def copy(staged: StagedCheckpoint) -> None:
+            assert native is not None
+            names = [name for name in plain_files(folder) if name == WEIGHTS_NAME or name not in native]
+            for name in names if self.ranks.is_first else ():
+                (staged.folder / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(folder / name, staged.folder / name)
+            staged.has_optimizer = "optimizer.json" not in native
+
+        self.ranks.wait()
+        native = self.ranks.do_on_first(cover)
+        if native is not None:  # the weights that the run needs were replaced
+            self.write_checkpoint(folder, copy)
 
     def write_state(self, folder: Path, extra: dict[str, Any], background: bool) -> None:
         """Write the checkpoint that callbacks requested."""
@@ -121,9 +173,18 @@ class EngineRun(Run):
 
     @property
     def is_complete(self) -> bool:
-        """Whether there is nothing left to train, or a callback ended the training."""
+        """Whether there is nothing left to train, or a callback ended the training. Epochs that it ended count."""
         self.agree_on_control()
-        return bool(self.face.control.should_training_stop) or super().is_complete
+        state = self.hooks.run_state
+        is_over = state.epochs >= self.face.state.num_train_epochs or (state.is_cut and self.updates_left == 0)
+        return is_over or bool(self.face.control.should_training_stop) or super().is_complete
+
+    @property
+    def ends_before_data(self) -> bool:
+        """Whether a limit or a callback ends the run within the epoch. A callback may also end the epoch itself."""
+        control = self.face.control
+        is_stopped = self._updates_of_epoch is None and control.should_training_stop
+        return not control.should_epoch_stop and (is_stopped or super().ends_before_data)
 
     def updates(self, loader: Any) -> Iterator[Update]:
         """The updates of the current epoch that are still due, until a callback ends it."""
@@ -148,7 +209,6 @@ class EngineRun(Run):
         step = super().make_step(parts, ZeroStep if isinstance(self.hooks.optimizer, ZeroOptimizer) else kind)
         assert isinstance(step, FaceStep)
         step.face, step.events, step.training = self.face, self.events, self.training
-        step.take_items = None if self.count_items is None else self.take_items
         return step
 
     def evaluate_as_requested(self) -> None:

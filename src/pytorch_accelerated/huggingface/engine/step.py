@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import collections
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.compat.torch import norms_of
 from pytorch_accelerated.data.updates import MicroBatch, Update
 from pytorch_accelerated.errors import HookOutputError, StopTrainingError
-from pytorch_accelerated.huggingface.engine.divisor import BATCHES, ITEMS, NOTHING, LossDivisor
-from pytorch_accelerated.huggingface.engine.face import Face, TrainingHooks
-from pytorch_accelerated.huggingface.events.callbacks import is_ours
-from pytorch_accelerated.huggingface.events.firing import Events
-from pytorch_accelerated.huggingface.models.knowledge import refuse_sum
+from pytorch_accelerated.huggingface.engine.measuring import items_of_update
+from pytorch_accelerated.huggingface.events.callbacks import Events, is_ours
+from pytorch_accelerated.huggingface.models.knowledge import reads_scale
 from pytorch_accelerated.models.clipping import clip_norm
 from pytorch_accelerated.models.sharding import whole
+from pytorch_accelerated.processes.accelerators import send_to_device
 from pytorch_accelerated.training.hook_output import adding_nothing
 from pytorch_accelerated.training.step import Call, Step, StepParts
+
+if TYPE_CHECKING:
+    from pytorch_accelerated.huggingface.engine.training import Training
+    from pytorch_accelerated.huggingface.trainer import Trainer
 
 
 class FaceStep(Step):
@@ -30,35 +35,33 @@ class FaceStep(Step):
         face: the trainer that users see.
         events: calls its callbacks.
         training: the current training.
-        take_items: returns the numbers of items in this rank's batches of the next update; None without counting.
         learning_rate: of the last update.
         samples_used: in the updates of this run, over all processes.
         norms: of the gradients of the last update; None if no log was expected.
-        divisor: knows what the loss is divided by.
     """
 
-    face: Face
+    face: Trainer
     events: Events
-    training: TrainingHooks
-    take_items: Callable[[], list[int | None]] | None = None
+    training: Training
 
     def __init__(self, parts: StepParts) -> None:
         super().__init__(parts)
         self.learning_rate = 0.0
         self.samples_used = 0
-        # The loss of a single batch is right, whatever it is divided by.
-        is_one_batch = parts.ranks.count == parts.settings.gradient_accumulation_steps == 1
-        self.divisor = LossDivisor(known=ITEMS if is_one_batch else None)
         self._loss: Any = None
         self._items: int | None = None
+        self._has_checked_scale = False
         self.norms: Sequence[torch.Tensor] | None = None
         self._raw_optimizer = getattr(parts.hooks.optimizer, "optimizer", parts.hooks.optimizer)
 
     def update(self, update: Update) -> None:
         """Do one update, with its events."""
         self._emitter.defer(self.events.fire, "on_step_begin")
-        if self.take_items is not None:
-            self._items = self._sum_of_items(self.take_items())
+        self._items = None
+        if update.items is not None:
+            self._items = items_of_update(*update.items, self.face.args)
+        if not is_ours(self.face.get_batch_samples):
+            update = update._replace(micro_batches=self._own_batches(update))
         self._loss = None
         super().update(update)
         self.samples_used += update.samples
@@ -75,10 +78,11 @@ class FaceStep(Step):
 
     def compute(self, batch: Any, step: int) -> None:
         """Add the gradients of one batch by the `training_step` of the Hugging Face trainer."""
-        training_step = self.face.training_step
-        items = None if self.divisor.known == NOTHING else self._items  # nothing, if the loss is a mean in any case
+        training_step, model = self.face.training_step, self._hooks.model
+        if not model.training:  # after an evaluation
+            model.train()
         try:
-            share = training_step(self._hooks.model, batch, items)
+            share = training_step(model, batch, self._items)
         except Exception as error:
             self._emitter.note_failure(error, training_step, batch)
             raise
@@ -93,33 +97,22 @@ class FaceStep(Step):
             self.training.counter.count(batch)
         self._loss = share if self._loss is None else self._loss + share
 
-    def loss_of(self, compute: Callable[[Any], Any], num_items_in_batch: Any) -> Any:
-        """The loss that `compute` returns for this number of items."""
-        loss = self.divisor.loss_of(compute, num_items_in_batch)
-        if num_items_in_batch is not None and self.divisor.known == NOTHING and is_ours(self.face.compute_loss):
-            refuse_sum(self.face.compute_loss_func)
-        return loss
-
     def share_of_update(self, loss: Any, num_items_in_batch: Any) -> Any:
         """The share of the update's loss that a batch with this loss contributes.
 
-        A loss divided by the number of items of the whole update is already a share, and a mean over the rows of the
-        batch is weighted. Shares are multiplied by the number of ranks, because gradients are averaged over them.
+        A loss that was told the number of items is already a share, unless the trainer declares another scale. Other
+        losses are means, and weighted.
         """
         micro_batch = self.micro_batch
-        if micro_batch.is_borrowed:
+        if micro_batch.is_borrowed or micro_batch.items == 0:  # a mean of nothing is NaN
             return adding_nothing(loss)
-        if self.divisor.known == BATCHES:
-            return loss
-        if num_items_in_batch is not None and self.divisor.known == ITEMS:
-            weight: float = self.parts.ranks.count if self.face.args.average_tokens_across_devices else 1
-        elif micro_batch.weight is None:
-            weight = 1 / self.current.samples  # sizes of batches are unknown, so batches are counted instead
-        else:
-            weight = micro_batch.weight
-        if weight == 1:
-            return loss
-        return loss * weight if weight else adding_nothing(loss)
+        is_share = self.face.loss_is_scaled_for_ga
+        if is_share is None and num_items_in_batch is not None and self.face.counts_items:
+            is_share = True
+            self._check_scale()
+        # If sizes of batches are unknown, batches are counted instead.
+        weight = 1 / self.current.samples if micro_batch.weight is None else micro_batch.weight
+        return loss if is_share or weight == 1 else loss * weight
 
     def applying(self) -> list[Call]:
         """The calls that change the parameters, in order, with the events between them."""
@@ -164,15 +157,41 @@ class FaceStep(Step):
         if self.events.listens_to(event):
             self._emitter.defer(self.events.fire, event)
 
-    def _sum_of_items(self, counts: list[int | None]) -> int | None:
-        """The items of this update; None if some batches could not be counted."""
-        ranks = self.parts.ranks
-        if ranks.any(None in counts):
-            return None
-        total = sum(count or 0 for count in counts)
-        if self.face.args.average_tokens_across_devices:
-            return int(ranks.sum([total])[0])
-        return max(1, total)  # a process without any label adds 0, not 0 / 0
+    def _check_scale(self) -> None:
+        """Warn once about an overridden `compute_loss` that divides by nothing, so that its mean is no share."""
+        steps, compute_loss = self.parts.settings.gradient_accumulation_steps, self.face.compute_loss
+        if not self._has_checked_scale and steps > 1 and not (is_ours(compute_loss) or reads_scale(compute_loss)):
+            warn_user(
+                self.parts.ranks,
+                f"{type(self.face).__name__}.compute_loss does not divide by `num_items_in_batch`, the number of "
+                f"labels in the update, which it is given because the model takes any keyword. So the loss of {steps} "
+                f"batches is {steps} times their mean, as in transformers. Divide by it, or set `loss_is_scaled_for_ga "
+                "= False` in the class: the loss is a mean then, and is weighted.",
+            )
+        self._has_checked_scale = True
+
+    def _own_batches(self, update: Update) -> list[MicroBatch]:
+        """The batches of an update that an overridden `get_batch_samples` returns, and whose items it counts."""
+        planned: list[MicroBatch] = []
+
+        def batches() -> Iterator[Any]:
+            for micro_batch in update.micro_batches:
+                planned.append(micro_batch)
+                yield micro_batch.batch
+
+        face: Any = self.face
+        device, left = face.args.device, batches()
+        own, self._items = face.get_batch_samples(left, face.current_gradient_accumulation_steps, device)
+        collections.deque(left, maxlen=0)  # which are left out
+        if not own:
+            raise HookOutputError(
+                f"{type(face).__name__}.get_batch_samples returned no batch for an update. Return at least one of "
+                "those that the iterator yields."
+            )
+        if len(own) != len(planned):  # batches that count the same
+            planned = [MicroBatch(None, weight=1 / len(own), is_last=False) for _ in own]
+            planned[-1] = planned[-1]._replace(is_last=True)
+        return [each._replace(batch=send_to_device(batch, device)) for each, batch in zip(planned, own, strict=True)]
 
 
 class ZeroStep(FaceStep):

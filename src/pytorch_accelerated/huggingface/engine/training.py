@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import math
-import numbers
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import nn
 
 from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.checkpointing.publish import remove_state
-from pytorch_accelerated.errors import HookOutputError, InvalidCheckpointError, MissingMetricError
+from pytorch_accelerated.errors import InvalidCheckpointError, MissingMetricError
 from pytorch_accelerated.huggingface.arguments.strategies import IntervalStrategy, SaveStrategy
 from pytorch_accelerated.huggingface.arguments.training_arguments import TrainingArguments, logger
 from pytorch_accelerated.huggingface.checkpoints.folders import (
     checkpoint_name,
+    output_dir_of,
     refuse_steps_taken_by_others,
     sort_checkpoints,
 )
@@ -28,16 +32,20 @@ from pytorch_accelerated.huggingface.checkpoints.restoring import (
     take_over_foreign,
 )
 from pytorch_accelerated.huggingface.checkpoints.saving import holds_run
-from pytorch_accelerated.huggingface.engine.counting import BatchCounter
 from pytorch_accelerated.huggingface.engine.engine import Engine
-from pytorch_accelerated.huggingface.engine.face import Face
-from pytorch_accelerated.huggingface.engine.measuring import MemoryMeter, speed_metrics
-from pytorch_accelerated.huggingface.evaluation.outputs import TrainOutput
+from pytorch_accelerated.huggingface.engine.measuring import BatchCounter, MemoryMeter, speed_metrics
+from pytorch_accelerated.huggingface.evaluation.evaluating import TrainOutput
 from pytorch_accelerated.huggingface.events.callbacks import is_log_due, is_ours
-from pytorch_accelerated.huggingface.events.firing import Events
 from pytorch_accelerated.huggingface.events.state import TrainerControl, TrainerState
 from pytorch_accelerated.processes.ranks import Ranks
 from pytorch_accelerated.progress.formats import format_update_size
+from pytorch_accelerated.seeding import generator_states, restore_generator_states
+from pytorch_accelerated.steps.splitting import is_out_of_memory
+
+if TYPE_CHECKING:
+    from pytorch_accelerated.huggingface.trainer import Trainer
+
+Result = TypeVar("Result")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,12 +66,10 @@ class Training:
     Args:
         face: the trainer that users see.
         engine: the native trainer.
-        events: calls the callbacks.
         own: methods of the trainer.
         counter: of operations and tokens.
         batch_size: rows of a batch on one device.
         ignore_keys: outputs of the model that evaluations leave out.
-        init_metrics: the memory that making the trainer took, for the summary.
 
     Attributes:
         first_tokens: tokens that were seen before this training.
@@ -72,24 +78,21 @@ class Training:
 
     def __init__(
         self,
-        face: Face,
+        face: Trainer,
         engine: Engine,
-        events: Events,
         own: Overridable,
         *,
         counter: BatchCounter,
         batch_size: int,
         ignore_keys: Any = None,
-        init_metrics: dict[str, int] | None = None,
     ) -> None:
-        self._face, self._engine, self._events, self._own = face, engine, events, own
+        self._face, self._engine, self._events, self._own = face, engine, engine.events, own
         self._args = face.args
         self.counter = counter
         self.batch_size = batch_size
         self._ignore_keys = ignore_keys
-        self._init_metrics = init_metrics or {}
-        self._output_dir = Path(str(self._args.output_dir))
-        self._meter = None if self._args.skip_memory_metrics else MemoryMeter("train")
+        self._output_dir = output_dir_of(self._args)
+        self._meter = MemoryMeter("train", is_on=not self._args.skip_memory_metrics)
         self._loss_total = self._loss_count = 0.0
         self._last_logged_step = self._first_step = 0
         self._started = time.time()
@@ -144,16 +147,10 @@ class Training:
                 "call `train(resume_from_checkpoint=True)`.",
             )
 
-    def plan(self, updates_per_epoch: int | None) -> int:
+    def plan(self, loader: Any) -> int:
         """The number of updates of the run, now that the length of an epoch is known, if there is one."""
         args, state = self._args, self._state
-        if args.max_steps > 0:
-            state.max_steps = args.max_steps
-            state.num_train_epochs = -(-args.max_steps // updates_per_epoch) if updates_per_epoch else sys.maxsize
-        else:
-            assert updates_per_epoch is not None  # else the engine could not have been started
-            state.max_steps = math.ceil(args.num_train_epochs * updates_per_epoch)
-            state.num_train_epochs = math.ceil(args.num_train_epochs)
+        state.num_train_epochs, *_, state.max_steps = self._face.set_initial_training_values(args, loader)
         state.train_batch_size = self.batch_size
         state.compute_steps(args, state.max_steps)
         return state.max_steps
@@ -232,6 +229,7 @@ class Training:
         self._own.save_checkpoint(self._face.model_wrapped, None)
         logger.info("Saved %s", self.checkpoint_folder())
         self._events.fire("on_save")
+        self._engine.run.cover_changes(self.checkpoint_folder())
 
     def stop_early(self, reason: str) -> None:
         """Note why the run is stopped. Save if a signal did it, and this run has trained anything."""
@@ -252,9 +250,7 @@ class Training:
         self._face.store_flos()
         metrics["total_flos"] = self._state.total_flos
         metrics["train_loss"] = train_loss
-        if self._meter is not None:
-            metrics.update(self._init_metrics)
-            metrics.update(self._meter.stop())
+        metrics.update({**self._engine.init_metrics, **self._meter.stop()})
         self._face.log(metrics)
         self._delete_superfluous_checkpoints()
         run = self._engine.run
@@ -385,7 +381,6 @@ def metric_of(metrics: dict[str, float], name: str) -> float:
 
     Raises:
         MissingMetricError: a KeyError; names those that there are.
-        HookOutputError: if it is no number.
     """
     name = name if name.startswith("eval_") else f"eval_{name}"
     if name not in metrics:
@@ -393,9 +388,48 @@ def metric_of(metrics: dict[str, float], name: str) -> float:
             f"`metric_for_best_model` is {name!r}, which the evaluation does not have. There is: "
             f"{', '.join(map(repr, metrics))}. Choose one of these, or return it from `compute_metrics`."
         )
-    if not isinstance(metrics[name], numbers.Real):
-        raise HookOutputError(
-            f"`metric_for_best_model` is {name!r}, but the evaluation has {metrics[name]!r} there, which is no number, "
-            "so none is the best. Choose another metric, or return a number from `compute_metrics`."
-        )
     return metrics[name]
+
+
+def with_batches_that_fit(
+    run: Callable[[int], Result],
+    batch_size: int,
+    model: nn.Module,
+    stateful: Sequence[Any],
+    warn: Callable[[str], None],
+) -> Result:
+    """The result of `run`, which is called with half the batch size as often as it runs out of memory.
+
+    Before each call, weights, optimizer, schedule and generators are what they were before the first one, so the call
+    that succeeds equals one without failed attempts. Callbacks have seen these, however.
+
+    Args:
+        stateful: the optimizer and the schedule, as far as they exist already.
+
+    Raises:
+        torch.OutOfMemoryError: if a single row does not fit.
+    """
+    weights = [tensor.detach().to("cpu", copy=True) for tensor in chain(model.parameters(), model.buffers())]
+    states = [copy.deepcopy(part.state_dict()) for part in stateful]
+    generators = generator_states()
+    while True:
+        try:
+            return run(batch_size)
+        except RuntimeError as error:
+            if batch_size == 1 or not is_out_of_memory(error):
+                raise
+        # Here the traceback of the error no longer holds the tensors of the failed attempt.
+        with torch.no_grad():
+            for tensor, value in zip(chain(model.parameters(), model.buffers()), weights, strict=True):
+                tensor.copy_(value)
+        model.zero_grad()
+        for part, state in zip(stateful, states, strict=True):
+            part.load_state_dict(copy.deepcopy(state))
+        restore_generator_states(generators)
+        if torch.accelerator.is_available():
+            torch.accelerator.empty_cache()
+        warn(
+            f"Batches of {batch_size} rows do not fit into memory, so the run restarts with {batch_size // 2} "
+            "(`auto_find_batch_size`). To avoid the failed attempt, set `per_device_train_batch_size`."
+        )
+        batch_size //= 2

@@ -1,17 +1,15 @@
-"""Passes over an evaluation set: results of batches, and the metrics computed from them."""
+"""Passes over an evaluation set: results of batches, and the metrics computed from them; results of runs."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
 from pytorch_accelerated.errors import DataError, HookOutputError
-from pytorch_accelerated.huggingface.evaluation.outputs import EvalLoopOutput, EvalPrediction
 from pytorch_accelerated.prediction.padded import PADDING, PaddedRows, as_objects
 from pytorch_accelerated.processes.ranks import Ranks
 from pytorch_accelerated.tracking.loss import LossTracker
@@ -20,24 +18,97 @@ from pytorch_accelerated.trees import count_rows, map_leaves
 if TYPE_CHECKING:
     from pytorch_accelerated.huggingface.arguments.training_arguments import TrainingArguments
 
+
+class TrainOutput(NamedTuple):
+    """The result of `Trainer.train`.
+
+    Attributes:
+        global_step: updates done, including those before a resume.
+        training_loss: mean over the steps of this call.
+        metrics: the last entry of the log history.
+    """
+
+    global_step: int
+    training_loss: float
+    metrics: dict[str, float]
+
+
+class PredictionOutput(NamedTuple):
+    """The result of `Trainer.predict`.
+
+    Attributes:
+        predictions: an array with the rows in the order of the dataset; a tuple of them for several outputs.
+        label_ids: likewise; None without labels, an empty tuple for a model whose loss needs none.
+        metrics: by name, with prefix.
+    """
+
+    predictions: Any
+    label_ids: Any
+    metrics: dict[str, float] | None
+
+
+class EvalLoopOutput(NamedTuple):
+    """The result of `Trainer.evaluation_loop`: like `PredictionOutput`, with the number of rows."""
+
+    predictions: Any
+    label_ids: Any
+    metrics: dict[str, float] | None
+    num_samples: int | None
+
+
+class EvalPrediction:
+    """The argument of `compute_metrics`; ``predictions, label_ids = prediction`` works too.
+
+    Args:
+        predictions: of the model, in the order of the dataset; a tuple for several outputs.
+        label_ids: the labels, likewise.
+        inputs: of the model, if ``include_for_metrics`` asks for them, like `losses` of the rows.
+    """
+
+    def __init__(self, predictions: Any, label_ids: Any, inputs: Any = None, losses: Any = None) -> None:
+        self.predictions = predictions
+        self.label_ids = label_ids
+        self.inputs = inputs
+        self.losses = losses
+
+    @property
+    def elements(self) -> tuple[Any, ...]:
+        """The predictions, the labels and, if there are any, the inputs and the losses."""
+        extras = tuple(extra for extra in (self.inputs, self.losses) if extra is not None)
+        return (self.predictions, self.label_ids, *extras)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.elements)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.elements[index]
+
+
 ComputeMetrics = Callable[..., Mapping[str, Any]]
+# Losses are read this often. Small tensors that stay among large ones would keep the memory around them occupied.
+_LOSSES_AT_ONCE = 64
 
 
 @dataclasses.dataclass(frozen=True)
 class EvaluatedBatch:
-    """The results of one batch: its number of rows, the mean loss over them, and what there is of the other three."""
+    """The results of one batch: its number of rows, the mean loss over them, and what there is of the other three.
+
+    `of_all` has those of all ranks, to compute metrics of the batch.
+    """
 
     size: int
     loss: Any = None
     logits: Any = None
     labels: Any = None
     inputs: Any = None
+    of_all: EvaluatedBatch | None = None
 
 
 class EvaluationCollector:
     """Collects the batches of a pass for the native loop. `finish` gives all processes the same output.
 
-    `args` say what to keep, and `prediction_padding` pads shorter rows of predictions that are integers.
+    `args` say what to keep, `keeps_rows` whether outputs are part of the result, and `prediction_padding` pads shorter
+    rows of predictions that are integers.
     """
 
     def __init__(
@@ -48,6 +119,7 @@ class EvaluationCollector:
         prediction_loss_only: bool,
         compute_metrics: ComputeMetrics | None,
         prefix: str,
+        keeps_rows: bool = True,
         prediction_padding: int = PADDING,
     ) -> None:
         self._ranks = ranks
@@ -55,31 +127,34 @@ class EvaluationCollector:
         self._compute_metrics = compute_metrics
         self._prefix = prefix
         self._keeps_losses = "loss" in args.include_for_metrics
+        self._keeps_rows = keeps_rows
         self._computes_by_batch = args.batch_eval_metrics and compute_metrics is not None
         self._losses = LossTracker()
+        self._number_of_losses = 0
         self._num_samples = 0
-        self._rows = PaddedRows(
-            ranks,
-            Path(str(args.output_dir)),
-            joins=args.eval_do_concat_batches,
-            batches_on_device=args.eval_accumulation_steps or 1,
-            paddings={"predictions": prediction_padding},
-        )
+        paddings = {"predictions": prediction_padding}
+        self._rows = PaddedRows(ranks, joins=args.eval_do_concat_batches, paddings=paddings)
         self._waiting: EvalPrediction | None = None  # the last batch must be known as such
 
-    def add(self, start: int, batch: EvaluatedBatch) -> None:
+    def add(self, start: int, batch: EvaluatedBatch, samples: int | None = None) -> None:
         self._num_samples += batch.size
         if batch.loss is not None:
             self._losses.update(batch.loss, batch.size)
+            self._number_of_losses += 1
+            if self._number_of_losses % _LOSSES_AT_ONCE == 0:
+                self._losses.read()
         if self._prediction_loss_only:
             return
-        losses = batch.loss.expand(batch.size) if self._keeps_losses and batch.loss is not None else None
-        rows = {"predictions": batch.logits, "label_ids": batch.labels, "inputs": batch.inputs, "losses": losses}
-        if not self._computes_by_batch:
+        if self._keeps_rows:
+            rows = self._rows_of(batch)
             self._rows.add(start, {name: value for name, value in rows.items() if value is not None})
-        elif batch.logits is not None and batch.labels is not None:
+        if self._computes_by_batch and batch.logits is not None and batch.labels is not None:
             self._compute_waiting(compute_result=False)
-            self._waiting = EvalPrediction(**rows)
+            self._waiting = EvalPrediction(**self._rows_of(batch.of_all or batch))
+
+    def _rows_of(self, batch: EvaluatedBatch) -> dict[str, Any]:
+        losses = batch.loss.expand(batch.size) if self._keeps_losses and batch.loss is not None else None
+        return {"predictions": batch.logits, "label_ids": batch.labels, "inputs": batch.inputs, "losses": losses}
 
     def finish(self) -> EvalLoopOutput:
         """Join the rows and compute the metrics. Must be called by all ranks."""
@@ -95,7 +170,7 @@ class EvaluationCollector:
         return EvalLoopOutput(rows.get("predictions"), rows.get("label_ids"), metrics, int(num_samples))
 
     def abort(self) -> None:
-        """Do nothing: temporary files disappear by themselves."""
+        """Do nothing: nothing is left anywhere."""
 
     def _metrics(self, rows: dict[str, Any]) -> dict[str, Any]:
         if self._compute_metrics is None:
@@ -117,36 +192,6 @@ class EvaluationCollector:
         return self._compute_metrics(prediction, compute_result=compute_result)
 
 
-def why_no_metrics(
-    output: EvalLoopOutput, label_names: Sequence[str], *, preprocesses: bool, by_batch: bool
-) -> str | None:
-    """The reason why an evaluation did not call `compute_metrics`, and the remedy; None if it could.
-
-    If it would have been called `by_batch`, `output` has no predictions. `preprocesses` says whether there is a
-    `preprocess_logits_for_metrics`.
-    """
-    if by_batch:
-        return (
-            "`compute_metrics` was not called, because no batch had both predictions and the labels "
-            f"{', '.join(map(repr, label_names)) or '(no column is known to be one)'}. Name the columns of labels in "
-            "`label_names` of the arguments."
-        )
-    if output.predictions is None:
-        source = "preprocess_logits_for_metrics" if preprocesses else "prediction_step"
-        return (
-            f"`compute_metrics` was not called, because there are no predictions: `{source}` returned None. Return "
-            "the values to compute metrics from."
-        )
-    if output.label_ids is None:
-        names = ", ".join(map(repr, label_names))
-        reason = f"not all rows have the labels {names}" if names else "no column is known to be a label"
-        return (
-            f"`compute_metrics` was not called, because {reason}. Rename the column that holds them, or name it in "
-            "`label_names` of the arguments; with remove_unused_columns=True others are taken out of the rows."
-        )
-    return None
-
-
 def rows_in(batch: Any) -> int:
     """The number of rows of a batch."""
     size = count_rows(batch)
@@ -154,8 +199,7 @@ def rows_in(batch: Any) -> int:
         size = next((len(value) for value in batch.values() if isinstance(value, (list, tuple))), None)
     if size is None:
         raise DataError(
-            f"A batch is a {type(batch).__name__} without a tensor or a list in it, so its number of rows is "
-            "unknown. Return at least one tensor with a row for each from the `data_collator`."
+            f"A batch is a {type(batch).__name__} without a tensor or a list in it, so its number of rows is unknown."
         )
     return size
 
@@ -181,11 +225,6 @@ def outputs_without_loss(outputs: Any, ignored: Sequence[str], *, has_loss: bool
 
 def inputs_for_metrics(batch: Mapping[str, Any], name: str) -> Any:
     """The inputs that metrics need."""
-    if name not in batch:
-        raise DataError(
-            f"Metrics need the inputs {name!r}, but the batch has {', '.join(map(repr, batch))}. Set "
-            "`main_input_name` of the model to one of them, or leave 'inputs' out of `include_for_metrics`."
-        )
     value = batch[name]
     is_array = isinstance(value, (torch.Tensor, np.ndarray, Mapping)) or (
         isinstance(value, (tuple, list)) and all(isinstance(item, (torch.Tensor, np.ndarray)) for item in value)
@@ -209,14 +248,7 @@ def plain_metrics(metrics: Any) -> dict[str, Any]:
     """Metrics that must be a dict with strings as names, with numbers and lists in place of arrays and tensors."""
     if not isinstance(metrics, Mapping):
         raise HookOutputError(
-            f"`compute_metrics` returned {metrics!r:.100}, but metrics need names. Return a dict, for example "
-            "{'accuracy': 0.9}."
-        )
-    nameless = [name for name in metrics if not isinstance(name, str)]
-    if nameless:
-        raise HookOutputError(
-            f"`compute_metrics` returned a dict with {nameless[0]!r} as the name of a metric, which gets a prefix such "
-            "as 'eval_'. Use strings as names."
+            f"`compute_metrics` returned {metrics!r:.100}. Return a dict, for example {{'accuracy': 0.9}}."
         )
     return {name: map_leaves(_plain, value) for name, value in metrics.items()}
 

@@ -9,8 +9,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from pytorch_accelerated.errors import ArgumentTypeError, CheckpointError
 from pytorch_accelerated.huggingface.checkpoints.saving import write_whole
+from pytorch_accelerated.progress.screen import printable
 
 
 def formatted(metrics: Mapping[str, Any]) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def formatted(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 def as_table(split: str, metrics: Mapping[str, Any]) -> str:
     """A table of metrics, sorted by name, with the split as its heading."""
-    readable = formatted(metrics)
+    readable = {printable(name): value for name, value in formatted(metrics).items()}
     name_width = max(map(len, readable), default=0)
     value_width = max((len(str(value)) for value in readable.values()), default=0)
     rows = [f"  {name:<{name_width}} = {value!s:>{value_width}}" for name, value in sorted(readable.items())]
@@ -35,13 +35,14 @@ def save_results(folder: Path, split: str, metrics: Mapping[str, Any], *, combin
     """Write metrics to ``<split>_results.json``, and if `combined`, add them to ``all_results.json``. One rank.
 
     Raises:
-        ArgumentTypeError: if JSON cannot hold a metric; nothing is written then.
-        CheckpointError: if the disk refuses, or ``all_results.json`` is damaged.
+        TypeError: if JSON cannot hold a metric; nothing is written then.
+        CheckpointError: if the disk refuses.
     """
     _write(folder / f"{split}_results.json", metrics)
     if combined:
         path = folder / "all_results.json"
-        _write(path, {**_read(path), **metrics})
+        earlier = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        _write(path, {**earlier, **metrics})
 
 
 def _readable(name: str, value: Any) -> Any:
@@ -58,24 +59,5 @@ def _readable(name: str, value: Any) -> Any:
 
 
 def _write(path: Path, metrics: Mapping[str, Any]) -> None:
-    try:
-        # Python writes and reads metrics that are not finite as NaN and Infinity.
-        text = json.dumps(dict(metrics), indent=4, sort_keys=True)
-    except (TypeError, ValueError) as error:
-        raise ArgumentTypeError(
-            f"The metrics {', '.join(map(repr, metrics))} cannot be written to {path} ({error}). Make plain numbers, "
-            "strings and lists of them, for example with `.item()` or `.tolist()`."
-        ) from error
-    write_whole(path, [text.encode()])
-
-
-def _read(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, TypeError, ValueError, RecursionError) as error:
-        raise CheckpointError(
-            f"{path} has the metrics of other splits, but cannot be read ({error}). Repair or delete it, or pass "
-            "combined=False."
-        ) from error
+    # Python writes and reads metrics that are not finite as NaN and Infinity.
+    write_whole(path, [json.dumps(dict(metrics), indent=4, sort_keys=True).encode()])

@@ -7,15 +7,20 @@ import math
 import sys
 import warnings
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.callbacks.base import TrainerCallback as NativeCallback
 from pytorch_accelerated.callbacks.handler import EventHandler, needs_agreement
 from pytorch_accelerated.callbacks.warning import stacklevel_of_user
 from pytorch_accelerated.errors import ArgumentTypeError, CallbackSetupError
 from pytorch_accelerated.huggingface.arguments.strategies import IntervalStrategy, SaveStrategy
-from pytorch_accelerated.huggingface.events.state import ExportableState
+from pytorch_accelerated.huggingface.events.state import CONTROL_FLAGS, ExportableState
+from pytorch_accelerated.processes.ranks import Ranks
 from pytorch_accelerated.progress.formats import format_count
+from pytorch_accelerated.progress.screen import show
+
+if TYPE_CHECKING:
+    from pytorch_accelerated.huggingface.trainer import Trainer
 
 _OURS = __name__.partition(".")[0]
 
@@ -78,6 +83,9 @@ class TrainerCallback:
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         """Something was logged; the `logs` are a keyword argument."""
 
+    def on_push_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        """Nothing is uploaded, so this is for callbacks that call it themselves."""
+
 
 EVENTS: tuple[str, ...] = tuple(name for name in vars(TrainerCallback) if name.startswith("on_"))
 # Methods for these are not looked up each time.
@@ -96,31 +104,16 @@ _CLEARED_AT = {
     "on_log": ("should_log",),
 }
 
-# What does the job of a native callback here.
-_INSTEAD = {
-    "CSVLoggerCallback": "Write the log history: pandas.DataFrame(trainer.state.log_history).to_csv(path).",
-    "EarlyStoppingCallback": "Use pytorch_accelerated.huggingface.EarlyStoppingCallback.",
-    "JSONLoggerCallback": "The log history is in trainer_state.json of each checkpoint, and `trainer.save_state()` "
-    "writes it at any time.",
-    "LossSpikeCallback": "Use pytorch_accelerated.huggingface.LossSpikeCallback.",
-    "MetricsCallback": "Use `compute_metrics`.",
-    "ReportCallback": "After the run, write one with: python -m pytorch_accelerated compare OUTPUT_DIR",
-    "SaveBestModelCallback": "Use `load_best_model_at_end` and `metric_for_best_model` of the arguments.",
-    "SaveTrainingStateCallback": "Use `save_strategy` and `save_steps` of the arguments.",
-    "TrackerCallback": "Use `report_to` of the arguments.",
-}
+# The values of an event that `CallbackHandler` may be given by position.
+_VALUES = {"on_evaluate": "metrics", "on_predict": "metrics", "on_log": "logs"}
 
 
-def _instead_of(kind: type) -> str:
-    known = (_INSTEAD[base.__name__] for base in kind.__mro__ if base.__name__ in _INSTEAD)
-    return next(known, "Write it as a pytorch_accelerated.huggingface.TrainerCallback.")
-
-
-def _fires(event: str, *names: str) -> Callable[..., Any]:
-    """The method of `CallbackHandler` for `event`, which may be given the values of `names` by position."""
+def _fires(event: str) -> Callable[..., Any]:
+    """The method of `CallbackHandler` for `event`."""
 
     def method(self: CallbackHandler, args: Any, state: Any, control: Any, *values: Any, **named: Any) -> Any:
-        return self.fire(event, args, state, control, **dict(zip(names, values, strict=False)), **named)
+        positional = dict(zip([_VALUES[event]] if event in _VALUES else [], values, strict=True))
+        return self.fire(event, args, state, control, **positional, **named)
 
     method.__name__, method.__doc__ = event, getattr(TrainerCallback, event).__doc__
     return method
@@ -150,14 +143,6 @@ class CallbackHandler(EventHandler):
         self._agrees = False
         for callback in callbacks:
             self.add_callback(callback)
-        kinds = (kind.__name__ for callback in self.callbacks for kind in type(callback).__mro__)
-        if DefaultFlowCallback.__name__ not in kinds:
-            warnings.warn(
-                f"There is no {DefaultFlowCallback.__name__} among the callbacks ({self.callback_list}), so nothing "
-                "will be logged, evaluated or saved, and nothing ends the run at `max_steps`, unless a callback of "
-                "yours asks for it. Add it, unless that is what you want.",
-                stacklevel=stacklevel_of_user(),
-            )
 
     @property
     def callbacks(self) -> list[Any]:
@@ -170,8 +155,8 @@ class CallbackHandler(EventHandler):
 
     @property
     def callback_list(self) -> str:
-        """The names of the callbacks' classes."""
-        return ", ".join(type(callback).__name__ for callback in self.callbacks)
+        """The names of the callbacks' classes, a line each."""
+        return "\n".join(type(callback).__name__ for callback in self.callbacks)
 
     def pop_callback(self, callback: Any) -> Any:
         """Remove the first callback of a class, or this very instance, and return it; None if there is none.
@@ -216,11 +201,6 @@ class CallbackHandler(EventHandler):
                 **kwargs,
             )
             if result is not None:
-                if not hasattr(result, "should_training_stop"):
-                    raise ArgumentTypeError(
-                        f"{getattr(method, '__qualname__', method)} returned {result!r}, which cannot take the place "
-                        "of the control. Change the control that it gets, and return that or nothing."
-                    )
                 control = result
         return control
 
@@ -241,10 +221,11 @@ class CallbackHandler(EventHandler):
     on_optimizer_step = _fires("on_optimizer_step")
     on_step_end = _fires("on_step_end")
     on_prediction_step = _fires("on_prediction_step")
-    on_evaluate = _fires("on_evaluate", "metrics")
-    on_predict = _fires("on_predict", "metrics")
+    on_evaluate = _fires("on_evaluate")
+    on_predict = _fires("on_predict")
     on_save = _fires("on_save")
-    on_log = _fires("on_log", "logs")
+    on_log = _fires("on_log")
+    on_push_begin = _fires("on_push_begin")
 
     def _accepts(self, callback: Any) -> bool:
         """Refuse native callbacks; warn about a second one of a class, and about methods named almost like an event."""
@@ -252,16 +233,16 @@ class CallbackHandler(EventHandler):
         if isinstance(callback, NativeCallback):
             raise ArgumentTypeError(
                 f"{kind.__name__} is a callback of pytorch_accelerated.Trainer, and this trainer calls callbacks with "
-                f"other arguments: `args, state, control`. {_instead_of(kind)}"
+                "`args, state, control`. Use one of pytorch_accelerated.huggingface, or arguments such as `report_to`."
             )
         if any(_job(type(other)) == _job(kind) for other in self.callbacks):
             warnings.warn(
-                f"A second {kind.__name__} was added to the callbacks ({self.callback_list}), so it will act twice. "
+                f"A second {kind.__name__} was added to the callbacks, so it will act twice. "
                 f"Remove the first with `remove_callback({kind.__name__})`, unless that is what you want.",
                 stacklevel=stacklevel_of_user(),
             )
         for name, hint in self._unknown_events(callback, cutoff=0.85):
-            if hint:  # names that are less alike, such as `on_push_begin`, are nobody's mistake
+            if hint:  # names that are less alike are nobody's mistake
                 warnings.warn(
                     f"{kind.__name__}.{name} will never be called: no event has that name.{hint}",
                     stacklevel=stacklevel_of_user(),
@@ -358,7 +339,7 @@ class PrinterCallback(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> Any:
         """Print the logs as a dict, without the number of operations."""
         if state.is_local_process_zero and logs:
-            print({name: value for name, value in logs.items() if name != "total_flos"}, flush=True)
+            show({name: value for name, value in logs.items() if name != "total_flos"})
 
 
 class EarlyStoppingCallback(TrainerCallback, ExportableState):
@@ -387,8 +368,7 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
         if not (early_stopping_patience >= 1 and threshold >= 0):
             raise CallbackSetupError(
                 f"EarlyStoppingCallback has a patience of {early_stopping_patience!r} and a threshold of "
-                f"{early_stopping_threshold!r}, but it waits for a number of evaluations, 1 or more, without a change "
-                "by more than the threshold, 0 or more. Give such numbers."
+                f"{early_stopping_threshold!r}: give a patience of 1 or more, and a threshold from 0 on."
             )
         self.early_stopping_patience = early_stopping_patience
         self.early_stopping_threshold = threshold
@@ -401,15 +381,7 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
         if args.metric_for_best_model is None or args.eval_strategy == IntervalStrategy.NO:
             raise CallbackSetupError(
                 "EarlyStoppingCallback compares evaluations by a metric, but `metric_for_best_model` is "
-                f"{args.metric_for_best_model!r} and `eval_strategy` is {str(args.eval_strategy)!r}. Give both, for "
-                "example metric_for_best_model='loss' and eval_strategy='epoch'."
-            )
-        if not args.load_best_model_at_end:
-            warnings.warn(
-                "EarlyStoppingCallback ends the run some evaluations after the best one, but `load_best_model_at_end` "
-                "is False, so the run would end with weights that are not the best. Set it to True, unless that is "
-                "what you want.",
-                stacklevel=stacklevel_of_user(),
+                f"{args.metric_for_best_model!r} and `eval_strategy` is {str(args.eval_strategy)!r}. Give both."
             )
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> Any:
@@ -444,3 +416,57 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
 
 
 DEFAULT_CALLBACKS: list[type] = [DefaultFlowCallback]
+
+
+class Events:
+    """Calls callbacks with the arguments, the state and the control of a trainer, all of which scripts may replace."""
+
+    def __init__(self, watched: Trainer) -> None:
+        self._watched = watched
+        self._is_agreed = False  # by the ranks, since the last event
+
+    def fire(self, event: str, **values: Any) -> None:
+        """Call the callbacks for `event`."""
+        watched = self._watched
+        control = watched.callback_handler.fire(event, watched.args, watched.state, watched.control, **values)
+        watched.control = control  # one that a callback has returned takes the place of the other
+        self._is_agreed = False
+
+    def listens_to(self, event: str) -> bool:
+        """Whether any callback does something at `event`."""
+        return self._watched.callback_handler.listens_to(event)
+
+    def ranks_agree_after_each_update(self) -> bool:
+        """Whether callbacks or methods of the user may request something on one rank alone."""
+        return self._watched.callback_handler.ranks_agree_after_each_update() or not is_ours(self._watched)
+
+    def agree(self, ranks: Ranks) -> None:
+        """Set each flag of the control that any rank has set. Must be called by all ranks, before acting on flags."""
+        if not self._is_agreed:
+            flags = vars(self._watched.control)
+            everyones = ranks.exchange_numbers([bool(flags[name]) for name in CONTROL_FLAGS])
+            for name, asked in zip(CONTROL_FLAGS, zip(*everyones, strict=True), strict=True):
+                if any(asked):
+                    flags[name] = True
+            self._is_agreed = True
+
+    def note_end(self, reason: str, skipped_updates: int, num_warnings: int) -> None:
+        """Inform the display of how a training ended, which no event does.
+
+        Args:
+            reason: why it ended early, or "" for what callbacks of ours know about that.
+            skipped_updates, num_warnings: see `RunEnd`.
+        """
+        ours = [callback for callback in self._watched.callback_handler.callbacks if is_ours(callback)]
+        reasons = (getattr(callback, "reason_to_stop", "") for callback in ours)
+        end = RunEnd(reason or next(filter(None, reasons), ""), skipped_updates, num_warnings)
+        for callback in ours:
+            if hasattr(callback, "note_end"):
+                callback.note_end(end)
+
+    def close_displays(self) -> None:
+        """Close progress bars and log files after an exception, for which callbacks have no event."""
+        for callback in self._watched.callback_handler.callbacks:
+            close = getattr(callback, "close", None)
+            if callable(close) and is_ours(callback):
+                close()

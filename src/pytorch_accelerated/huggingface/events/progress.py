@@ -1,21 +1,159 @@
-"""Progress bars of a run, with a table of its logs above them, and a summary at its end."""
+"""What a run shows: progress bars, a table of its logs, loss spikes, and a summary at its end."""
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from pytorch_accelerated.callbacks.spikes import WINDOW, checked_threshold, find_spikes
+from pytorch_accelerated.callbacks.summing_up import best_facts, saved_lines, speed_in_words, with_mark
 from pytorch_accelerated.huggingface.checkpoints.folders import checkpoint_name
 from pytorch_accelerated.huggingface.events.callbacks import RunEnd, TrainerCallback
-from pytorch_accelerated.huggingface.events.logged import LogTable
-from pytorch_accelerated.progress.display import Display, above_bars, display_factory
-from pytorch_accelerated.progress.formats import format_number
+from pytorch_accelerated.progress.display import display_factory
+from pytorch_accelerated.progress.formats import format_count, format_duration, format_number
 from pytorch_accelerated.progress.notebook import NotebookPage, can_display
-from pytorch_accelerated.progress.progress import Progress, length_of
-from pytorch_accelerated.progress.table import block, screen_columns
-from pytorch_accelerated.tracking.logged import is_about_the_run, is_summary
+from pytorch_accelerated.progress.progress import Display, Progress, length_of
+from pytorch_accelerated.progress.screen import printable, show
+from pytorch_accelerated.progress.table import GrowingTable, block, folded, screen_columns
+from pytorch_accelerated.tracking.history import LoggedHistory, is_about_the_run, is_summary
+
+
+class LossSpikeCallback(TrainerCallback):
+    """Prints a line when a logged training loss is far above the losses logged before it, and calls `on_loss_spike`.
+
+    It judges the values of ``loss`` in the log history, each the mean of ``logging_steps`` updates, so nothing more is
+    read from the device. A loss is a spike if it is above the median of the last 128 by more than `threshold` standard
+    deviations, as for the native `pytorch_accelerated.callbacks.LossSpikeCallback`. The first 16 are not judged.
+
+    Args:
+        threshold: in standard deviations.
+
+    Raises:
+        ConfigurationError: if the threshold is not a number above 0.
+    """
+
+    ranks_agree_after_each_update = False
+
+    def __init__(self, threshold: float = 8.0) -> None:
+        self.threshold = checked_threshold(threshold)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> Any:
+        """Judge the loss."""
+        if "loss" not in (logs or {}):
+            return
+        entries = (entry for entry in reversed(state.log_history) if "loss" in entry)
+        latest = list(itertools.islice(entries, WINDOW + 1))[::-1]
+        losses = np.array([entry["loss"] for entry in latest], dtype=float)
+        for _, median in find_spikes(losses, len(losses) - 1, self.threshold):
+            first_step = latest[-2]["step"] + 1
+            self.on_loss_spike(args, state, control, loss=losses[-1].item(), median=median, first_step=first_step)
+
+    def on_loss_spike(
+        self, args: Any, state: Any, control: Any, *, loss: float, median: float, first_step: int
+    ) -> None:
+        """Print the loss and the steps, on the first process. Override it to do something else, on every process.
+
+        Args:
+            args, state, control: as for events.
+            loss: the mean over the steps.
+            median: that of the losses before.
+            first_step: the first of the steps; the last one is ``state.global_step``.
+        """
+        if state.is_world_process_zero:
+            last = state.global_step
+            steps = f"step {last}" if first_step == last else f"steps {first_step} to {last}"
+            where = f"epoch {format_epochs(state.epoch)}, {steps}"
+            show(folded(f"Loss spike at {where}: {loss:.4g}, where the median was {median:.4g}"))
+
+
+MINOR_COLUMNS = ("grad_norm", "lr", "elapsed")
+_SHORT_NAMES = {"learning_rate": "lr"}
+
+
+class LogTable:
+    """A table with a row for each step that has logs; those of an evaluation are in the row of its step.
+
+    Args:
+        watched: the metric that says which model is the best, and whether greater is better. Without any, it is the
+            loss of evaluations.
+        earlier: the log history of a run that is resumed.
+    """
+
+    def __init__(self, watched: Mapping[str, bool], earlier: Iterable[Mapping[str, Any]] = ()) -> None:
+        self.watched = watched
+        earlier = list(earlier)
+        self.history = LoggedHistory(earlier)
+        self.table = GrowingTable(MINOR_COLUMNS)
+        names = {_SHORT_NAMES.get(name, name): None for entry in earlier for name in entry if not is_summary(entry)}
+        if names:
+            self.table.expect("epoch", ["step", *(name for name in names if not is_about_the_run(name))])
+        self._row: dict[str, str] = {}
+
+    def add(self, logs: Mapping[str, Any], epoch: float, step: int, seconds: float) -> list[dict[str, str]]:
+        """Add logs to the row of their step. Returns the row before, if this begins another one."""
+        place = {"epoch": format_epochs(epoch), "step": str(step)}
+        cells = {_SHORT_NAMES.get(name, name): _text(logs[name], name) for name in logs if not is_about_the_run(name)}
+        is_same = place.items() <= self._row.items() and not cells.keys() & self._row.keys()
+        finished = [] if is_same else self.take_row()
+        self._row = {**(self._row or place), **cells, "elapsed": format_duration(seconds)}
+        self.history.add(logs, epoch, step)
+        return finished
+
+    @property
+    def has_row(self) -> bool:
+        """Whether a row has begun that nobody has taken."""
+        return bool(self._row)
+
+    def take_row(self) -> list[dict[str, str]]:
+        """The row that has begun; none if there is none. A "*" follows a new best value."""
+        row, self._row = self._row, {}
+        return [with_mark(row, self.history, self.watched)] if row else []
+
+    def closing_lines(
+        self, state: Any, seconds: float, speed: float | None, saved: Mapping[str, str], end: RunEnd
+    ) -> list[str]:
+        """How the run ended, its best value and its speed, and what it saved where.
+
+        Args:
+            state: of the trainer.
+            seconds: the duration.
+            speed: in samples a second, if known.
+            saved: the names of what was saved, by path.
+            end: what else is known about the end.
+        """
+        word = "Finished" if state.global_step >= state.max_steps else "Stopped early after"
+        epochs = format_epochs(state.epoch)
+        left_out = sum(int(entry.get("non_finite_losses", 0)) for entry in state.log_history)
+        facts = best_facts(self.history, self.watched, names_step=True)
+        facts += [] if speed is None else [speed_in_words(speed)]
+        facts += [f"{format_count(left_out, 'loss', 'losses')} left out as not finite"] if left_out else []
+        facts += [format_count(end.num_warnings, "warning")] if end.num_warnings else []
+        done = f"{epochs} {'epoch' if epochs == '1' else 'epochs'}, {format_count(state.global_step, 'step')}"
+        done += f" ({end.skipped_updates} skipped)" if end.skipped_updates else ""
+        reason = f": {end.reason}" if end.reason else ""
+        lines = [f"{word} {done} in {format_duration(seconds)}{reason}", ", ".join(facts)]
+        return [*(folded(line) for line in lines if line), *saved_lines(saved)]
+
+
+def format_epochs(epochs: float) -> str:
+    """A number of epochs, without decimals if it is whole.
+
+    >>> format_epochs(2.0), format_epochs(0.5)
+    ('2', '0.50')
+    """
+    text = f"{epochs:.2f}"
+    return text.removesuffix(".00")
+
+
+def _text(value: Any, name: str = "") -> str:
+    if name == "learning_rate" and isinstance(value, float):
+        return f"{value:.2e}"
+    return format_number(value) if isinstance(value, float) else str(value)
 
 
 class ProgressCallback(TrainerCallback):
@@ -23,7 +161,7 @@ class ProgressCallback(TrainerCallback):
 
     Terminals have a bar, other outputs an occasional line. The logs of a training are a table with a row for each step
     that has any; a "*" marks a new best value of ``metric_for_best_model``, else of the loss of evaluations. A summary
-    follows. In a notebook, a training has one display: bars, a table and the curves of the losses.
+    follows. In a notebook, a training has one display: bars and the table.
     """
 
     ranks_agree_after_each_update = False
@@ -48,7 +186,7 @@ class ProgressCallback(TrainerCallback):
         self._started, self._speed, self._saved, self._end = time.perf_counter(), None, None, RunEnd()
         self._table = LogTable(_watched(args), state.log_history)
         if can_display():
-            self._page = NotebookPage(self._table.history, self._table.watched)
+            self._page = NotebookPage(MINOR_COLUMNS)
         options = {"done": state.global_step, "unit": "steps", "read_facts": lambda: _facts(state)}
         self._training = self._begin(state, "training", state.max_steps, **options)
 
@@ -86,7 +224,7 @@ class ProgressCallback(TrainerCallback):
             return
         if self._table is None:
             cells = {name: _text(value) for name, value in logs.items() if name != "total_flos"}
-            _print("\n".join(block(cells, columns=screen_columns())))
+            show("\n".join(block(cells, columns=screen_columns())))
         elif is_summary(logs):
             self._speed = logs.get("train_samples_per_second")
         elif any(not is_about_the_run(name) for name in logs):
@@ -95,8 +233,6 @@ class ProgressCallback(TrainerCallback):
             # An evaluation may follow, also at the end of the epoch, or another one of several sets.
             if not (control.should_evaluate or float(state.epoch).is_integer() or "loss" not in logs):
                 self._print_row()
-            if self._page is not None:
-                self._page.draw_if_due()
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         """Note the checkpoint."""
@@ -112,7 +248,7 @@ class ProgressCallback(TrainerCallback):
                 saved = {**saved, str(state.best_model_checkpoint): "best model"}
             seconds = time.perf_counter() - self._started
             existing = {path: what for path, what in saved.items() if Path(path).is_dir()}
-            _print("\n".join(table.closing_lines(state, seconds, self._speed, existing, self._end)))
+            show("\n".join(map(printable, table.closing_lines(state, seconds, self._speed, existing, self._end))))
 
     def note_end(self, end: RunEnd) -> None:
         """Note how the run ended, for the summary."""
@@ -141,9 +277,12 @@ class ProgressCallback(TrainerCallback):
         if self._table is not None:
             self._show(self._table.take_row())
 
-    def _show(self, rows: list[str]) -> None:
-        for row in rows if self._page is None else ():  # else the page has them
-            _print(row)
+    def _show(self, rows: list[dict[str, str]]) -> None:
+        for row in rows:
+            if self._page is not None:
+                self._page.add_row(row)
+            elif self._table is not None:
+                show(self._table.table.add_row(row))
 
     def _close_evaluation(self) -> None:
         if self._evaluation is not None:
@@ -156,13 +295,8 @@ class ProgressCallback(TrainerCallback):
         if self._page is not None:
             return Progress(label, total, self._page.new_bar(), **options)
         if self._new_display is None:
-            self._new_display = display_factory(_print)
+            self._new_display = display_factory(show)
         return Progress(label, total, self._new_display(), **options)
-
-
-def _print(text: str) -> None:
-    with above_bars():
-        print(text, flush=True)
 
 
 def _watched(args: Any) -> dict[str, bool]:
@@ -178,7 +312,3 @@ def _facts(state: Any) -> dict[str, str]:
     loss = next((entry["loss"] for entry in reversed(state.log_history) if "loss" in entry), None)
     facts = {"epoch": f"{state.epoch:.2f}"}
     return facts if loss is None else {**facts, "loss": _text(loss)}
-
-
-def _text(value: Any) -> str:
-    return format_number(value) if isinstance(value, float) else str(value)

@@ -6,14 +6,13 @@ import dataclasses
 import json
 import math
 import os
-import types
-import typing
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pytorch_accelerated.checkpointing.reading import explained_reading
-from pytorch_accelerated.errors import ArgumentTypeError, InvalidCheckpointError
+from pytorch_accelerated.errors import InvalidCheckpointError
 
 if TYPE_CHECKING:
     from pytorch_accelerated.huggingface.arguments.training_arguments import TrainingArguments
@@ -26,23 +25,14 @@ class ExportableState:
 
     def state(self) -> dict[str, Any]:
         """Plain values: ``args`` for the constructor, and ``attributes`` to set afterwards."""
-        raise NotImplementedError(
-            f"{type(self).__name__} is an ExportableState, but has no method `state`. Write one that returns "
-            "{'args': {...}, 'attributes': {...}} with plain values."
-        )
+        raise NotImplementedError(f"{type(self).__name__} is an ExportableState, but has no method `state`.")
 
     @classmethod
     def from_state(cls: type[ExportableT], state: dict[str, Any]) -> ExportableT:
         """Make a new object from the result of `state`, in which either of the two may be missing."""
-        try:
-            instance = cls(**state.get("args", {}))
-            for name, value in state.get("attributes", {}).items():
-                setattr(instance, name, value)
-        except (AttributeError, TypeError) as error:
-            raise InvalidCheckpointError(
-                f"{cls.__name__} cannot be made from the state {state!r} ({type(error).__name__}: {error}). Give a "
-                "dict with 'args', which the constructor takes, and 'attributes', as its method `state` returns it."
-            ) from error
+        instance = cls(**state.get("args", {}))
+        for name, value in state.get("attributes", {}).items():
+            setattr(instance, name, value)
         return instance
 
 
@@ -123,16 +113,9 @@ class TrainerState:
 
     def to_json(self) -> str:
         """The content of ``trainer_state.json``."""
-        try:
-            content = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-            # Python writes and reads losses that are not finite as NaN and Infinity.
-            return json.dumps(content, indent=2, sort_keys=True) + "\n"
-        except TypeError as error:
-            raise ArgumentTypeError(
-                f"The trainer's state cannot be written as JSON: {error}, at "
-                f"{_misfit_for_json(content) or 'a key of a dict'}. Log plain numbers and strings, and return "
-                "plain values from the method `state` of callbacks."
-            ) from error
+        content = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        # Python writes and reads losses that are not finite as NaN and Infinity.
+        return json.dumps(content, indent=2, sort_keys=True) + "\n"
 
     def save_to_json(self, json_path: str | os.PathLike[str]) -> None:
         """Write the state to a file."""
@@ -143,74 +126,39 @@ class TrainerState:
         """Read a file of `save_to_json`.
 
         Raises:
-            InvalidCheckpointError: if the file is not a trainer state; names every wrong field.
+            InvalidCheckpointError: if the file is not a trainer state.
         """
         try:
             with explained_reading(Path(json_path)):
                 content = json.loads(Path(json_path).read_text(encoding="utf-8"))
-        except (ValueError, RecursionError) as error:
-            raise InvalidCheckpointError(f"{json_path} is not JSON: {error}. Use another checkpoint.") from error
-        complaints = ["it is not an object"] if not isinstance(content, dict) else _misfits(cls, content)
-        if complaints:
+            state = cls(**content)
+            amounts = {name: content[name] for name in ("epoch", "global_step")}
+            amounts |= {name: getattr(state, name) or 0 for name in ("num_input_tokens_seen", "best_global_step")}
+            for name, amount in amounts.items():
+                if not 0 <= amount <= sys.maxsize:
+                    raise ValueError(f"{name!r} is {amount!r}")
+            if state.global_step > state.max_steps > 0:
+                raise ValueError(f"'global_step' is {state.global_step}, but 'max_steps' is {state.max_steps}")
+            if not all(isinstance(entry, dict) for entry in content["log_history"]):
+                raise ValueError("'log_history' is no list of objects")
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise InvalidCheckpointError(
-                f"{json_path} is not a trainer state: {'; '.join(complaints)}. Use a file of `save_to_json`, or "
-                "another checkpoint."
-            )
-        return cls(**content)
+                f"{json_path} is not a trainer state: {str(error):.500}. Use another checkpoint."
+            ) from error
+        return state
 
 
 def exported_states(exportables: Iterable[Any]) -> dict[str, Any]:
     """The states of `exportables` by class name, as a list for several objects of one class."""
     states: dict[str, list[dict[str, Any]]] = {}
     for exportable in exportables:
-        if not callable(getattr(exportable, "state", None)):
-            raise ArgumentTypeError(
-                f"`stateful_callbacks` holds {exportable!r}, which has no state to save. Make its class an "
-                "ExportableState, or leave it out."
-            )
         states.setdefault(type(exportable).__name__, []).append(exportable.state())
     return {name: several if len(several) > 1 else several[0] for name, several in states.items()}
 
 
-def _misfit_for_json(value: Any) -> str | None:
-    """The keys and indices of the first part of `value` that JSON cannot hold; None if there is none."""
-    if isinstance(value, (dict, list, tuple)):
-        items = value.items() if isinstance(value, dict) else enumerate(value)
-        paths = ((key, _misfit_for_json(item)) for key, item in items)
-        return next((f"[{key!r}]{path}" for key, path in paths if path is not None), None)
-    try:
-        json.dumps(value)
-    except TypeError:
-        return ""
-    return None
-
-
-def _misfits(cls: type[TrainerState], content: dict[str, Any]) -> list[str]:
-    """Everything that is wrong with `content` as the fields of `cls`."""
-    hints = typing.get_type_hints(cls)
-    names = [field.name for field in dataclasses.fields(cls)]
-    unknown = [f"there is no field {name!r}" for name in content if name not in names]
-    wrong = [
-        f"{name!r} is {content[name]!r}, which is no {_spelled(hints[name])}"
-        for name in names
-        if name in content and not _fits(content[name], hints[name])
-    ]
-    missing = [f"{name!r} is missing" for name in ("epoch", "global_step", "log_history") if name not in content]
-    return unknown + wrong + missing
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    if hint is Any:
-        return True
-    origin = typing.get_origin(hint)
-    if origin in (types.UnionType, typing.Union):
-        return any(_fits(value, member) for member in typing.get_args(hint))
-    if origin is list:
-        return isinstance(value, list) and all(_fits(item, typing.get_args(hint)[0]) for item in value)
-    if hint is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
-    return isinstance(value, origin or hint) and (hint is bool or not isinstance(value, bool))
-
-
-def _spelled(hint: Any) -> str:
-    return getattr(hint, "__name__", str(hint)) if typing.get_origin(hint) is None else str(hint)
+def states_of_callbacks(callbacks: Iterable[Any], control: TrainerControl) -> dict[str, Any]:
+    """The states of the control, and of those callbacks that have one, as `exported_states` has them."""
+    parts = [*callbacks, control]
+    return exported_states(
+        part for part in parts if callable(getattr(part, "state", None)) and hasattr(part, "from_state")
+    )

@@ -1,22 +1,119 @@
-"""Logs for MLflow and Weights & Biases, and the callbacks of `report_to`."""
+"""Logs for TensorBoard, MLflow and Weights & Biases: the callbacks of `report_to`."""
 
 from __future__ import annotations
 
 import numbers
 import os
+import socket
+import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pytorch_accelerated.callbacks.warning import stacklevel_of_user
-from pytorch_accelerated.huggingface.arguments.rules import TRACKERS
+from pytorch_accelerated.huggingface.arguments.argument import TRACKERS
 from pytorch_accelerated.huggingface.events.callbacks import TrainerCallback
-from pytorch_accelerated.huggingface.events.reporting import TensorBoardCallback, tag_of
 from pytorch_accelerated.huggingface.events.state import ExportableState
 from pytorch_accelerated.optional import require
-from pytorch_accelerated.tracking.open_records import OpenRecords
-from pytorch_accelerated.tracking.trackers import Outcome, Place, Row, make_trackers, new_run_name
+from pytorch_accelerated.progress.screen import show
+from pytorch_accelerated.progress.table import folded
+from pytorch_accelerated.tracking.trackers import OpenRecords, Outcome, Place, Row, make_trackers, new_run_name
+
+# The first prefix that fits chooses the section of a value.
+_SECTIONS = {"eval_": "eval/", "test_": "test/", "": "train/"}
+
+
+class TensorBoardCallback(TrainerCallback, ExportableState):
+    """Writes the logs for TensorBoard, on the first process of all.
+
+    The folder is ``logging_dir`` of the arguments, or one in ``runs`` below ``output_dir``, named ``run_name`` if that
+    is given. A trainer writes all logs to one folder, and a resumed run goes on in that of its checkpoint. The file is
+    closed when a training ends or fails, and after each log outside of a training.
+
+    Args:
+        tb_writer: a `SummaryWriter` of your own, which stays open at the end of a run.
+
+    Attributes:
+        run_name: the name of the folder below ``runs``, once it is known; None with ``logging_dir``.
+
+    Raises:
+        MissingDependencyError: if TensorBoard is not installed.
+    """
+
+    ranks_agree_after_each_update = False
+
+    def __init__(self, tb_writer: Any = None) -> None:
+        require("tensorboard", needed_by="TensorBoardCallback")
+        self.tb_writer = tb_writer
+        self._is_own_writer = tb_writer is None
+        self.run_name: str | None = None
+        self._is_in_run = False
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> Any:
+        """Write the arguments, and the model's configuration if it has one."""
+        saved = state.stateful_callbacks.get(type(self).__name__, {}).get("attributes", {})
+        if state.global_step and self.tb_writer is None:
+            self.run_name = saved.get("run_name", self.run_name)
+        # A resumed run hides what was logged after its checkpoint.
+        if not self._is_ready(args, state, purge_step=state.global_step + 1 if state.global_step else None):
+            return
+        self._is_in_run = True
+        self.tb_writer.add_text("args", args.to_json_string())
+        config: Any = getattr(model, "config", None)
+        if hasattr(config, "to_json_string"):
+            self.tb_writer.add_text("model_config", config.to_json_string())
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> Any:
+        """Write the numbers among the logs, at the current step."""
+        if not logs or not self._is_ready(args, state):
+            return
+        for name, value in logs.items():
+            if isinstance(value, numbers.Real):
+                self.tb_writer.add_scalar(tag_of(name), value, state.global_step)
+        self.tb_writer.flush()
+        if not self._is_in_run:
+            self.close()  # an open writer is a thread
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        """Close the file. A later log opens another one in the same folder."""
+        self.close()
+
+    def state(self) -> dict[str, Any]:
+        """What finds the folder again."""
+        return {"args": {}, "attributes": {"run_name": self.run_name}}
+
+    def close(self) -> None:
+        """Close the file, at the end of a run or after an exception."""
+        self._is_in_run = False
+        if self.tb_writer is not None and self._is_own_writer:
+            self.tb_writer.close()
+            self.tb_writer = None
+
+    def _is_ready(self, args: Any, state: Any, purge_step: int | None = None) -> bool:
+        if not state.is_world_process_zero:
+            return False
+        if self.tb_writer is None:
+            tensorboard = require("torch.utils.tensorboard", needed_by="TensorBoardCallback")
+            self.tb_writer = tensorboard.SummaryWriter(log_dir=self._folder(args), purge_step=purge_step)
+        return True
+
+    def _folder(self, args: Any) -> str:
+        if args.logging_dir is not None:
+            return str(args.logging_dir)
+        usual = f"{time.strftime('%b%d_%H-%M-%S')}_{socket.gethostname()}"
+        self.run_name = self.run_name or args.run_name or usual
+        return os.path.join(args.output_dir, "runs", self.run_name)
+
+
+def tag_of(name: str) -> str:
+    """The name of a logged value in TensorBoard.
+
+    >>> [tag_of(name) for name in ("loss", "eval_loss", "test_accuracy")]
+    ['train/loss', 'eval/loss', 'test/accuracy']
+    """
+    prefix = next(prefix for prefix in _SECTIONS if name.startswith(prefix))
+    return _SECTIONS[prefix] + name.removeprefix(prefix)
 
 
 class ReportingCallback(TrainerCallback, ExportableState):
@@ -95,7 +192,7 @@ class ReportingCallback(TrainerCallback, ExportableState):
         if self._records is not None:
             records, self._records = self._records, None
             for location in records.finish(outcome):
-                print(f"Logged to {location}", flush=True)
+                show(folded(f"Logged to {location}"))
 
 
 def _warn(text: str) -> None:
@@ -114,6 +211,6 @@ def reporting_callbacks(report_to: Sequence[str]) -> list[Any]:
     callbacks += [ReportingCallback(ours)] if ours else []
     for name in report_to:
         if name not in TRACKERS:
-            integrations = require("transformers.integrations", extra="transformers", needed_by=f"report_to={name!r}")
+            integrations = require("transformers.integrations", needed_by=f"report_to={name!r}")
             callbacks += integrations.get_reporting_integration_callbacks([name])
     return callbacks

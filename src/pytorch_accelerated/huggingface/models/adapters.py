@@ -54,16 +54,10 @@ def fingerprint_of(model: nn.Module, names: Collection[str]) -> str:
 
 def load_adapters(model: Any, folder: Path) -> None:
     """Load the adapters of `model` from files of PEFT."""
-    peft = require("peft", extra="peft", needed_by=type(model).__name__)
+    peft = require("peft", needed_by=type(model).__name__)
     for name in model.peft_config:
         path = (folder if name == "default" else folder / name) / ADAPTER_NAME
-        try:
-            loaded = peft.set_peft_model_state_dict(model, read_safetensors(path), adapter_name=name)
-        except RuntimeError as error:
-            raise InvalidCheckpointError(
-                f"{path} does not fit the adapter {name!r} of this {type(model).__name__}: {error} Make it with the "
-                "same configuration as when it was saved."
-            ) from error
+        loaded = peft.set_peft_model_state_dict(model, read_safetensors(path), adapter_name=name)
         if loaded.unexpected_keys:
             raise InvalidCheckpointError(
                 f"{path} has weights that the adapter {name!r} of this {type(model).__name__} does not have: "

@@ -1,25 +1,16 @@
-"""Batches: the default collator, and the removal of columns that a model does not take."""
+"""Batches: collators, samplers, and the removal of columns that a model does not take."""
 
 from __future__ import annotations
 
-import functools
 import inspect
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import Sampler
 
-from pytorch_accelerated.data.arrow import (
-    CollatesColumns,
-    Columns,
-    OfColumns,
-    also_of_columns,
-    as_python_numbers,
-    find_of_columns,
-)
-from pytorch_accelerated.errors import DataError
+from pytorch_accelerated.errors import ConfigurationError, DataError
 
 # The labels of this task are two positions, whose names do not contain "label".
 _SPAN_TASK, _SPAN_LABELS = "QuestionAnswering", ("start_positions", "end_positions")
@@ -27,16 +18,6 @@ _SPAN_TASK, _SPAN_LABELS = "QuestionAnswering", ("start_positions", "end_positio
 _LABELS = ("label", "label_ids")
 
 
-def _batch_of_columns(columns: Columns) -> dict[str, torch.Tensor]:
-    batch: dict[str, torch.Tensor] = {}
-    for name, values in columns.items():
-        if values is not None:
-            stacked = as_python_numbers(values, torch.get_default_dtype())
-            batch[_name_in_batch(name)] = _as_labels(stacked) if name in _LABELS else stacked
-    return batch
-
-
-@also_of_columns(_batch_of_columns)
 def default_data_collator(features: Sequence[Any]) -> dict[str, torch.Tensor]:
     """A batch as a dict of tensors, with one row per feature.
 
@@ -47,42 +28,21 @@ def default_data_collator(features: Sequence[Any]) -> dict[str, torch.Tensor]:
         features: dicts, or objects with attributes, all with the same names.
 
     Raises:
-        DataError: if there are no features, their names differ, or values cannot be stacked.
+        DataError: if their names differ, or values cannot be stacked.
     """
-    rows = [_columns_of(feature) for feature in features]
-    if not rows:
-        raise DataError("There are no rows to make a batch of. Check the sampler and the dataset.")
+    rows: list[Mapping[str, Any]] = [row if isinstance(row, Mapping) else vars(row) for row in features]
     other = next((row for row in rows if row.keys() != rows[0].keys()), None)
     if other is not None:
         raise DataError(
             f"Rows of a batch have different columns: {', '.join(map(repr, rows[0]))} and "
-            f"{', '.join(map(repr, other)) or 'none at all'}. Give all rows the same columns, or pass a "
-            "`data_collator` that can fill the gap."
+            f"{', '.join(map(repr, other)) or 'none at all'}. Give all rows the same, or pass a `data_collator`."
         )
     batch: dict[str, torch.Tensor] = {}
     for name in rows[0]:
         values = [row[name] for row in rows]
         if any(value is not None and not isinstance(value, str) for value in values):
-            batch[_name_in_batch(name)] = _stacked(name, values)
+            batch["labels" if name in _LABELS else name] = _stacked(name, values)
     return batch
-
-
-def _name_in_batch(name: str) -> str:
-    return "labels" if name in _LABELS else name
-
-
-def _as_labels(stacked: torch.Tensor) -> torch.Tensor:
-    return stacked.to(torch.float32 if stacked.is_floating_point() else torch.int64)
-
-
-def _columns_of(feature: Any) -> Mapping[str, Any]:
-    columns: Mapping[str, Any] | None = feature if isinstance(feature, Mapping) else getattr(feature, "__dict__", None)
-    if columns is None:
-        raise DataError(
-            f"A row is a {type(feature).__name__}, but the model gets its inputs by name. Make rows dicts, with the "
-            "names of the parameters of its forward, or pass a `data_collator` that makes a dict of several rows."
-        )
-    return columns
 
 
 def _stacked(name: str, values: list[Any]) -> torch.Tensor:
@@ -96,24 +56,12 @@ def _stacked(name: str, values: list[Any]) -> torch.Tensor:
             stacked = torch.tensor(values)
     except (RuntimeError, TypeError, ValueError) as error:
         raise DataError(
-            f"The values of {name!r} cannot be stacked to a batch ({error}). {_stacking_advice(values)}"
+            f"The values of {name!r} cannot be stacked to a batch ({error}). Give them one length and type first, or "
+            "pass a `data_collator` that pads, such as `transformers.DataCollatorWithPadding(tokenizer)`."
         ) from error
     if name == "label" or (name == "label_ids" and not isinstance(first, torch.Tensor)):
-        return _as_labels(stacked)
+        return stacked.to(torch.float32 if stacked.is_floating_point() else torch.int64)
     return stacked
-
-
-def _stacking_advice(values: list[Any]) -> str:
-    if any(value is None for value in values):
-        missing = sum(value is None for value in values)
-        return f"{missing} of these {len(values)} rows have None there: give them a value, or leave them out."
-    large = [value for value in values if isinstance(value, int) and not -(2**63) <= value < 2**63]
-    if large:
-        return f"{large[0]} is beyond what 64 bits can hold. If these are identifiers, number them from 0."
-    return (
-        "Give them one length and type first, or pass a `data_collator` that pads, such as "
-        "`transformers.DataCollatorWithPadding(tokenizer)`."
-    )
 
 
 def find_label_names(model: Any) -> list[str]:
@@ -138,61 +86,17 @@ def inner_model(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
-def refuse_no_inputs(batch: Any, model: Any) -> None:
-    """Raise a DataError if there is nothing in a batch for the model."""
-    if batch is None:
-        raise DataError("A batch is None. Return one, a dict of tensors, from the `data_collator`.")
-    if not len(batch):
-        raise DataError(
-            "A batch is empty, so the model gets no input. Check the columns of the dataset and what the "
-            f"`data_collator` makes of them; the model takes {', '.join(signature_columns(model, ()))}."
-        )
-
-
 def without_unused_columns(dataset: Any, columns: Sequence[str]) -> Any:
     """`dataset` with only these columns, if it is one of `datasets`; others are returned unchanged."""
     if getattr(dataset, "column_names", None) is None or not hasattr(dataset, "remove_columns"):
         return dataset
     unused = [name for name in dataset.column_names if name not in columns]
-    _refuse_nothing_left(dataset.column_names, unused, columns)
-    if not unused:
-        return dataset
-    used, form = dataset.remove_columns(unused), getattr(dataset, "format", {})
-    if form.get("type") != "custom":
-        return used
-    transform = _TransformWithout(unused, form["format_kwargs"]["transform"])
-    return used.with_transform(transform, columns=used.format["columns"], output_all_columns=form["output_all_columns"])
+    if len(unused) == len(dataset.column_names):
+        raise _nothing_left(unused, columns)
+    return dataset.remove_columns(unused) if unused else dataset
 
 
-class _TransformWithout:
-    """The transform of a dataset whose columns were removed, with a clear error if it needs one of them."""
-
-    def __init__(self, unused: list[str], transform: Callable[[Any], Any]) -> None:
-        self._unused, self._transform = unused, transform
-
-    def __call__(self, batch: Any) -> Any:
-        try:
-            return self._transform(batch)
-        except KeyError as error:
-            if not error.args or error.args[0] not in self._unused:
-                raise
-            raise DataError(
-                f"The transform of the dataset looks for {error.args[0]!r}, but columns that the model's forward does "
-                "not name are taken out before it is called. Set remove_unused_columns=False."
-            ) from error
-
-
-def columns_of(dataset: Any) -> list[str]:
-    """The columns of a dataset, as it declares them or as its first row has them; none if they are unknown."""
-    if (names := getattr(dataset, "column_names", None)) is not None:
-        return list(names)
-    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
-        return []  # reading a stream would consume a row
-    row = dataset[0]
-    return list(row) if isinstance(row, Mapping) else []
-
-
-class RemoveColumnsCollator(CollatesColumns):
+class RemoveColumnsCollator:
     """Removes all but these columns from rows that are dicts, before another collator."""
 
     def __init__(self, data_collator: Callable[[list[Any]], Any], columns: Sequence[str]) -> None:
@@ -213,34 +117,86 @@ class RemoveColumnsCollator(CollatesColumns):
             ]
         )
 
-    def of_columns(self) -> OfColumns | None:
-        """See `CollatesColumns`."""
-        inner = find_of_columns(self.data_collator)
-        is_overridden = type(self).__call__ is not RemoveColumnsCollator.__call__
-        if inner is None or is_overridden:
-            return None
-        return functools.partial(_batch_of_used_columns, inner, frozenset(self.columns))
-
     def _without_unused(self, feature: Any, columns: Collection[str]) -> Any:
         if not isinstance(feature, (dict, Mapping)):
             return feature
         used = {name: value for name, value in feature.items() if name in columns}
         if not used:
-            _refuse_nothing_left(list(feature), list(feature), self.columns)
+            raise _nothing_left(list(feature), self.columns)
         return used
 
 
-def _batch_of_used_columns(
-    of_columns: OfColumns, used: Collection[str], columns: Columns
-) -> dict[str, torch.Tensor] | None:
-    left = {name: values for name, values in columns.items() if name in used}
-    return of_columns(left) if left else None  # the error is that of rows
+def _nothing_left(present: Sequence[str], columns: Sequence[str]) -> DataError:
+    return DataError(
+        f"The dataset has the columns {', '.join(map(repr, present)) or '(none)'}, none of which the model's forward "
+        f"takes: {', '.join(map(repr, columns))}. Rename them, or set remove_unused_columns=False if your "
+        "`data_collator` makes other names of them."
+    )
 
 
-def _refuse_nothing_left(present: list[str], unused: list[str], columns: Sequence[str]) -> None:
-    if len(unused) == len(present):
-        raise DataError(
-            f"The dataset has the columns {', '.join(map(repr, present)) or '(none)'}, none of which the model's "
-            f"forward takes: {', '.join(map(repr, columns))}. Rename them, or set remove_unused_columns=False if your "
-            "`data_collator` makes other names of them."
+# Rows are sorted by length within so many batches: few enough that epochs differ, enough for rows of similar length.
+_BATCHES_PER_POOL = 50
+
+
+class LengthGroupedSampler(Sampler[int]):
+    """Yields rows in random order, but with rows of similar length in each batch.
+
+    The first batch has the longest row, so that running out of memory happens at once.
+    """
+
+    def __init__(self, lengths: Sequence[int], batch_size: int) -> None:
+        self._lengths = torch.as_tensor(lengths)
+        self._batch_size = batch_size
+
+    def __len__(self) -> int:
+        return len(self._lengths)
+
+    def __iter__(self) -> Iterator[int]:
+        order = torch.randperm(len(self))
+        pools = [
+            pool[self._lengths[pool].argsort(descending=True, stable=True)]
+            for pool in torch.split(order, _BATCHES_PER_POOL * self._batch_size)
+        ]
+        longest = max(range(len(pools)), key=lambda index: int(self._lengths[pools[index][0]]), default=0)
+        pools[:1], pools[longest : longest + 1] = pools[longest : longest + 1], pools[:1]
+        return iter(torch.cat(pools).tolist() if pools else [])
+
+
+def row_lengths(dataset: Any, length_column: str, input_name: str) -> list[int]:
+    """The length of each row: its column `length_column`, or else the length of its inputs."""
+    columns = getattr(dataset, "column_names", None)
+    if isinstance(columns, list) and length_column in columns:
+        return list(dataset[length_column])
+    first = dataset[0] if len(dataset) else {}
+    if length_column not in first and input_name not in first:
+        raise ConfigurationError(
+            f"Rows should be grouped by length, but a row has neither {length_column!r} nor {input_name!r}: name the "
+            "column with `length_column_name`, or choose another `train_sampling_strategy`."
         )
+    if length_column in first:
+        return [int(row[length_column]) for row in dataset]
+    return [len(row[input_name]) for row in dataset]
+
+
+class PaddingCollator:
+    """Pads rows with the method `pad` of a tokenizer."""
+
+    def __init__(self, processing_class: Any) -> None:
+        self._pad = processing_class.pad
+
+    def __call__(self, features: list[Any]) -> Any:
+        batch = self._pad(features, return_tensors="pt")
+        for name in ("label", "label_ids"):
+            if name in batch:
+                batch["labels"] = batch.pop(name)
+        return batch
+
+
+def refuse_missing(dataset: Any, purpose: str, argument: str) -> None:
+    """Reject a missing dataset, or one without rows."""
+    if dataset is None:
+        raise ConfigurationError(f"There is no dataset to {purpose}. Pass `{argument}`.")
+    if isinstance(dataset, Mapping):
+        raise DataError(f"`{argument}` is a dict, which has no rows to {purpose}. Pass one of its datasets.")
+    if hasattr(dataset, "__len__") and not len(dataset):
+        raise DataError(f"`{argument}` is empty, so there is nothing to {purpose}.")

@@ -1,22 +1,28 @@
-"""Facts about models: their inputs, outputs and losses."""
+"""Facts about models: their inputs, outputs and losses, smoothed labels, special tokens."""
 
 from __future__ import annotations
 
+import dataclasses
+import dis
 import inspect
-import traceback
-from collections.abc import Callable, Iterable, Mapping
+import sys
+import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
 
-from pytorch_accelerated.errors import ConfigurationError, DataError
-from pytorch_accelerated.huggingface.models.collating import columns_of, inner_model, signature_columns
-from pytorch_accelerated.training.settings import returns_a_sum
+from pytorch_accelerated.callbacks.warning import stacklevel_of_user
+from pytorch_accelerated.errors import DataError
+from pytorch_accelerated.huggingface.arguments.training_arguments import logger
+from pytorch_accelerated.huggingface.models.collating import inner_model
+
+_ABOUT_NEXT_LABEL = ("ForCausalLM", "ForConditionalGeneration", "CsmForConditionalGeneration")
 
 
 def accepts_loss_kwargs(model: Any) -> bool:
     """Whether the model takes ``num_items_in_batch`` to divide its loss by."""
+    model = inner_model(model)
     own_word = getattr(model, "accepts_loss_kwargs", None)
     if own_word is not None:
         return bool(own_word)
@@ -26,34 +32,54 @@ def accepts_loss_kwargs(model: Any) -> bool:
     )
 
 
-def returns_loss_by_itself(model: Any, inputs: Mapping[str, Any]) -> bool:
+def leaves_out_first_label(model: Any) -> bool:
+    """Whether the loss of a model of `transformers` is about the next label, so that the first one has no prediction.
+
+    As `transformers` tells it, by the type that the model inside of adapters has for its loss.
+    """
+    model = inner_model(model)
+    encodes = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+    return getattr(model, "loss_type", None) in _ABOUT_NEXT_LABEL and not encodes
+
+
+def main_input_name(model: Any) -> str:
+    """The column that a model takes first."""
+    return str(getattr(model, "main_input_name", "input_ids"))
+
+
+def predicts_next_token(model: Any) -> bool:
+    """Whether it is a causal language model, as its class or a base of it says by its name."""
+    names = {kind.__name__ for kind in type(inner_model(model)).__mro__}
+    module = sys.modules.get("transformers.models.auto.modeling_auto")
+    known = getattr(module, "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", {}).values()
+    return any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in names) or not names.isdisjoint(known)
+
+
+def has_own_place(model: Any) -> bool:
+    """Whether the model was placed when it was loaded, over several devices or in few bits."""
+    return bool(getattr(model, "hf_device_map", None) or getattr(model, "quantization_method", None))
+
+
+def returns_loss_by_itself(model: Any) -> bool:
     """Whether the model returns a loss without labels, like models that compare pairs."""
-    asked = inputs.get("return_loss")
-    if asked is None:
-        parameter = inspect.signature(model.forward).parameters.get("return_loss")
-        asked = parameter is not None and parameter.default is True
-    return bool(asked)
+    parameter = inspect.signature(model.forward).parameters.get("return_loss")
+    return parameter is not None and parameter.default is True
 
 
 def own_loss(outputs: Any, inputs: Mapping[str, Any]) -> torch.Tensor:
     """The loss in the outputs of a model: "loss" of a mapping, or the first item of a tuple."""
     if isinstance(outputs, Mapping):
-        if outputs.get("loss") is None:
-            raise DataError(
-                f"The model returned no loss, only {', '.join(map(repr, outputs)) or 'nothing'}. The inputs were "
-                f"{', '.join(map(repr, inputs))}. Put labels into the rows, under a name that its forward takes, or "
-                "pass `compute_loss_func`."
-            )
-        loss = outputs["loss"]
+        loss = outputs.get("loss")
     else:
         loss = outputs[0] if isinstance(outputs, (tuple, list)) and outputs else outputs
-        if not isinstance(loss, torch.Tensor):
-            raise DataError(
-                f"The model returned a {type(outputs).__name__}, in which there is no loss. Return a dict with 'loss', "
-                "or a tuple that begins with it, or pass `compute_loss_func`."
-            )
+    if not isinstance(loss, torch.Tensor):
+        given = ", ".join(map(repr, outputs)) if isinstance(outputs, Mapping) else f"a {type(outputs).__name__}"
+        raise DataError(
+            f"The model returned no loss, only {given}. The inputs were {', '.join(map(repr, inputs))}. Put labels "
+            "into the rows, under a name that its forward takes, or pass `compute_loss_func`."
+        )
     refuse_no_loss(loss, is_learnt_from=False)
-    return loss  # type: ignore[no-any-return]
+    return loss
 
 
 def refuse_no_loss(loss: Any, *, is_learnt_from: bool) -> None:
@@ -67,78 +93,94 @@ def refuse_no_loss(loss: Any, *, is_learnt_from: bool) -> None:
     else:
         return
     raise DataError(
-        f"The loss {complaint}. Unless `compute_loss` is overridden or there is a `compute_loss_func`, it is 'loss' of "
-        "what the model returned, or the first of its outputs. If that is none, pass `compute_loss_func`; if the model "
-        "makes it of labels, see whether they are there: columns that its forward does not name are taken out, unless "
-        "`label_names` has them or `remove_unused_columns` is False. A loss of your own must be the mean, not one "
-        "number for each row, and must not be detached."
+        f"The loss {complaint}. It is 'loss' of what the model returned, or the first of its outputs, unless you "
+        "override `compute_loss` or pass `compute_loss_func`."
     )
 
 
-def outputs_of(model: Any, inputs: Mapping[str, Any], *, bare_model: Any) -> Any:
-    """The outputs of a model, which may be wrapped, for a batch. The forward of the bare model names its inputs."""
-    try:
-        return model(**inputs)
-    except TypeError as error:
-        missing = _missing_inputs(inner_model(bare_model).forward, inputs, error)
-        if not missing:
-            raise
-        raise DataError(
-            f"The forward of {type(bare_model).__name__} needs {', '.join(map(repr, missing))}, but the batch has "
-            f"{', '.join(map(repr, inputs)) or 'nothing'}. Either the rows have no column of that name: add it. Or the "
-            "`data_collator` does not keep it, or would make it of columns that `remove_unused_columns` takes out: set "
-            "that to False. Or it is a label, which may be missing, in a prediction or where `compute_loss_func` or "
-            "`label_smoothing_factor` takes it: give it the default None in forward, and name it in `label_names` "
-            "unless 'label' is in its name."
-        ) from error
+def reads_scale(compute_loss: Any) -> bool:
+    """Whether the code of an overridden `compute_loss` reads anything that the scale of a loss depends on."""
+    code = getattr(inspect.unwrap(getattr(compute_loss, "__func__", compute_loss)), "__code__", None)
+    if code is None:
+        return True
+    parameters = inspect.signature(compute_loss).parameters.values()
+    names = [each.name for each in parameters if each.kind in (each.VAR_KEYWORD, each.VAR_POSITIONAL)]
+    names += ["num_items_in_batch", "gradient_accumulation_steps"]
+    read = " ".join(str(each.argval) for each in dis.get_instructions(code) if "LOAD" in each.opname)
+    return any(name in read for name in names)
 
 
-def refuse_missing_column(
-    error: KeyError, owner: str, model: nn.Module, label_names: Iterable[str], dataset: Any
-) -> None:
-    """Explain a KeyError of `compute_loss`, if the column it looks for was removed from the batch; else do nothing."""
-    name = error.args[0] if error.args else None
-    if not isinstance(name, str) or name in signature_columns(model, label_names) or name not in columns_of(dataset):
-        return
-    raise DataError(
-        f"{owner}.compute_loss looks for {name!r}, which the dataset has but not the batch: columns that the forward "
-        f"of {type(model).__name__} does not name are taken out. Set label_names=[{name!r}], which keeps it and makes "
-        "it the label of evaluations, or remove_unused_columns=False, which keeps all columns."
-    ) from error
+@dataclasses.dataclass(frozen=True)
+class LabelSmoother:
+    """Computes a cross-entropy with smoothed labels, as the mean over labels other than `ignore_index`.
 
+    The share `epsilon` of each label is distributed equally over all classes.
+    """
 
-def refuse_missing_parameters(error: TypeError, owner: str, compute_loss: Callable[..., Any]) -> None:
-    """Explain a TypeError of an overridden `compute_loss` of older scripts, if it lacks parameters; else do nothing."""
-    parameters = inspect.signature(compute_loss).parameters
-    defaults = {"return_outputs": "False", "num_items_in_batch": "None"}
-    missing = [name for name in defaults if name not in parameters]
-    if missing and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        raise ConfigurationError(
-            f"{owner}.compute_loss({', '.join(parameters)}) has no parameter "
-            f"{' and no '.join(f'`{name}`' for name in missing)}, which it is called with. Add "
-            f"{', '.join(f'{name}={defaults[name]}' for name in missing)}; the mean over a batch is right all the same."
-        ) from error
+    epsilon: float = 0.1
+    ignore_index: int = -100
 
+    def __call__(
+        self, model_output: Any, labels: torch.Tensor, shift_labels: bool = False, num_items_in_batch: Any = None
+    ) -> torch.Tensor:
+        """The loss. With `shift_labels`, the logits of a position predict the label of the next one.
 
-def refuse_sum(loss_func: Any) -> None:
-    """Reject a `compute_loss_func` with reduction='sum', once it is known not to divide by the number of items."""
-    if returns_a_sum(loss_func):
-        raise ConfigurationError(
-            "`compute_loss_func` has reduction='sum' and does not divide by `num_items_in_batch`, so its result would "
-            "grow with the batch size and be taken for a mean. Divide by `num_items_in_batch`, the number of labels in "
-            "the whole update, or use reduction='mean'."
+        Args:
+            model_output: a mapping with "logits", or a tuple that begins with them; the last dimension are classes.
+            labels: of the same shape without the last dimension.
+            shift_labels: see above.
+            num_items_in_batch: to divide the sum by, instead of the number of labels that count.
+        """
+        logits = model_output["logits"] if isinstance(model_output, Mapping) else model_output[0]
+        if shift_labels:
+            logits, labels = logits[..., :-1, :], labels[..., 1:]
+        loss = torch.nn.functional.cross_entropy(
+            logits.reshape(-1, logits.shape[-1]),
+            labels.reshape(-1),
+            ignore_index=self.ignore_index,
+            label_smoothing=self.epsilon,
+            reduction="mean" if num_items_in_batch is None else "sum",
         )
+        return loss if num_items_in_batch is None else loss / num_items_in_batch
 
 
-def _missing_inputs(forward: Any, inputs: Mapping[str, Any], error: TypeError) -> list[str]:
-    """The missing arguments of `forward`; none if `error` was raised inside of it."""
-    code = getattr(inspect.unwrap(getattr(forward, "__func__", forward)), "__code__", None)
-    if any(frame.f_code is code for frame, _ in traceback.walk_tb(error.__traceback__)):
-        return []
-    return [
-        parameter.name
-        for parameter in inspect.signature(forward).parameters.values()
-        if parameter.default is parameter.empty
-        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        and parameter.name not in inputs
-    ]
+def make_label_smoother(epsilon: float, model: Any) -> LabelSmoother | None:
+    """The smoother for `model`, if there is anything to smooth; with a warning, none for labels of several classes."""
+    if epsilon and getattr(getattr(model, "config", None), "problem_type", None) == "multi_label_classification":
+        warnings.warn(
+            f"`label_smoothing_factor` is {epsilon}, but labels of multi-label classification cannot be smoothed: they "
+            "stay as they are. Set it to 0, or smooth them in a `compute_loss_func`.",
+            stacklevel=stacklevel_of_user(),
+        )
+        return None
+    return LabelSmoother(epsilon) if epsilon else None
+
+
+_NAMES = ("pad_token_id", "bos_token_id", "eos_token_id")
+
+
+def take_over_special_tokens(model: Any, processing_class: Any, *, logs: bool) -> None:
+    """Set the special tokens in the model's configurations to those of the tokenizer.
+
+    Models need them to find the end of a padded row, and to stop generating. A list that contains the tokenizer's token
+    stays as it is. The tokenizer's token is added to those that end a generated text. Models without
+    a ``config`` or a ``generation_config`` stay as they are, as they do if there is no tokenizer.
+    """
+    tokenizer = getattr(processing_class, "tokenizer", processing_class)
+    wanted = {name: getattr(tokenizer, name, None) for name in _NAMES}
+    changes = []
+    for place in ("config", "generation_config"):
+        config: Any = getattr(model, place, None)
+        for name, token in wanted.items():
+            if token is None or not hasattr(config, name):
+                continue
+            old = getattr(config, name)
+            several = old if isinstance(old, (list, tuple)) else [old]
+            if token in several:
+                continue
+            is_end_of_text = place == "generation_config" and name == "eos_token_id" and old is not None
+            new = [token, *several] if is_end_of_text else token
+            setattr(config, name, new)
+            changes.append(f"{place}.{name} from {old} to {new}")
+    if changes and logs:
+        logger.warning("The model takes over special tokens of the `processing_class`: %s", "; ".join(changes))

@@ -1,0 +1,71 @@
+"""Averages over the ranks the gradients of what optimizers train outside of the model.
+
+The wrapper of a model exchanges the gradients of its own parameters only. Those of a loss function with parameters, for
+example, would be other ones on each rank, and soon the whole model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+
+from pytorch_accelerated.models.held import held_parts, optimizers_of
+from pytorch_accelerated.training.step import Call, Step, StepParts
+
+_NO_UPDATE = object()
+
+
+class OutsideStep(Step):
+    """A step that averages these gradients when they are complete.
+
+    An optimizer that steps at another moment, such as that of a discriminator in the middle of a batch, has them
+    averaged right before.
+    """
+
+    def __init__(self, parts: StepParts) -> None:
+        super().__init__(parts)
+        self._always_completes = True
+        self._averaged: Any = _NO_UPDATE
+        optimizers = optimizers_of(parts.holder, held_parts(parts.holder)).values()
+        raw = [getattr(optimizer, "optimizer", optimizer) for optimizer in optimizers]
+        steps = [each for each in raw if isinstance(each, torch.optim.Optimizer)]
+        self._handles = [optimizer.register_step_pre_hook(self._before_step) for optimizer in steps]
+
+    def complete(self) -> bool:
+        """Average the gradients, then scale all of them to their true size."""
+        self._average(list(self.parts.outside.values()))
+        self._averaged = self.current
+        return super().complete()
+
+    def finish(self, calls: Sequence[Call], *, is_skipped: bool) -> None:
+        """Apply the update; see `Step.finish`."""
+        super().finish(calls, is_skipped=is_skipped)
+        self._averaged = _NO_UPDATE
+
+    def release(self) -> None:
+        """Leave the optimizers as they were, too."""
+        super().release()
+        for handle in self._handles:
+            handle.remove()
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if self._averaged is not self.current:
+            stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+            self._average([each for each in self.parts.outside.values() if id(each) in stepped])
+
+    @torch.no_grad()
+    def _average(self, parameters: Collection[torch.Tensor]) -> None:
+        """Replace gradients by their means over the ranks, where one without a gradient counts as 0."""
+        ranks = self.parts.ranks
+        for kind in dict.fromkeys((each.dtype, each.device) for each in parameters):
+            alike = [each for each in parameters if (each.dtype, each.device) == kind]
+            own = [torch.zeros_like(each) if each.grad is None else each.grad.to_dense() for each in alike]
+            flags = torch.tensor([each.grad is not None for each in alike], dtype=kind[0])
+            values = torch.cat([each.reshape(-1).to(ranks.device) for each in (*own, flags)])
+            values = ranks.sum_on_device(values) / ranks.count
+            *means, is_anywhere = torch.split(values, [*(each.numel() for each in alike), len(alike)])
+            for parameter, mean, is_there in zip(alike, means, is_anywhere, strict=True):
+                if parameter.grad is not None or is_there:  # else no rank has one, and optimizers pass it over
+                    parameter.grad = mean.view_as(parameter).to(parameter.device)

@@ -1,0 +1,25 @@
+"""What ranks do together: many cases in one start of a group, each a script that also runs alone."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import run_on_ranks
+
+RANKS = Path(__file__).parents[1] / "ranks"
+ON_ANY_NUMBER = ("accumulation", "streams", "determinism", "evaluation")
+CASES = {
+    1: ("items", "detection"),
+    2: (*ON_ANY_NUMBER, "save_on_exception", "passed_by", "nonfinite"),  # the last one ends the group
+    3: (*ON_ANY_NUMBER, "items", "gather", "detection", "evaluation_together"),
+}
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("ranks", CASES)
+def test_cases_that_need_nothing_but_their_ranks(ranks: int, tmp_path: Path) -> None:
+    output = run_on_ranks(RANKS / "together.py", ranks, tmp_path, *CASES[ranks])
+    for told in output.stdout_of_ranks:
+        assert [line for line in told.splitlines() if line.endswith(" is over")] == [
+            f"{one} is over" for one in CASES[ranks]
+        ]
