@@ -5,6 +5,7 @@ process.
 """
 
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tests.huggingface.runs import OwnParts, make_trainer
 from tests.support import held
 from tests.support.resuming import SaveAndStop, assert_same
 
+warnings.simplefilter("error", UserWarning)  # in particular that `self.model` was never called
 folder = Path(sys.argv[1])
 alone = torch.load(folder / "alone.pt", weights_only=True)
 

@@ -21,7 +21,7 @@ _PYTHON_PATH = os.pathsep.join(map(str, [REPOSITORY / "src", REPOSITORY, REPOSIT
 _LAUNCH_VARIABLES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 _SETTINGS = ("ACCELERATE_", "PT_ACC_", "TORCHELASTIC_", "SLURM_", "OMPI_", "PMI", "MPI_", "MV2_")
 # A script that has not ended by then never will, even on a busy machine. Gloo waits longer for a missing rank.
-TIME_LIMIT_SECONDS = 1200
+TIME_LIMIT_SECONDS = 600
 # Otherwise each of the many processes would compile the package again.
 _SLOWING_VARIABLES = {"PYTHONDONTWRITEBYTECODE"}
 

@@ -82,8 +82,18 @@ def trained_outside(holder: Any, held: Mapping[str, Any]) -> dict[str, torch.Ten
     return {paths[id(each)]: each for each in trained if id(each) not in averaged and not is_sharded(each)}
 
 
-def refuse_outside(outside: Mapping[str, torch.Tensor], accelerator: Accelerator, model: Any) -> None:
-    """Reject parameters outside of the model where another library takes the optimizer apart."""
+def refuse_outside(outside: Mapping[str, torch.Tensor], accelerator: Accelerator, model: Any, ranks: Ranks) -> None:
+    """Reject parameters outside of the model where another library takes the optimizer apart, or ranks have others.
+
+    Must be called by all ranks.
+    """
+    everyones = ranks.exchange([f"{path} {tuple(each.shape)}" for path, each in outside.items()])
+    if any(own != everyones[0] for own in everyones):
+        owns = "; ".join(f"rank {rank}: {', '.join(own) or 'none'}" for rank, own in enumerate(everyones))
+        raise ConfigurationError(
+            f"The optimizers of the ranks have different parameters that are not the model's ({owns}), but their "
+            "gradients are averaged over all ranks. Make the same ones in the same order on every rank."
+        )
     if outside and not (is_replicated(accelerator) or has_shards(model)):
         raise ConfigurationError(
             f"The optimizer has parameters that are not the model's: {', '.join(outside)}. "

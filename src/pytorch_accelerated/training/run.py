@@ -157,6 +157,7 @@ class Run:
         self._state_that_was_read: tuple[Path, dict[str, Any], dict[str, Any]] | None = None
         self._saved_data: Mapping[str, SavedData] | None = None
         self._cut: LiveRun | None = None  # the run where its epoch was cut
+        self._updates_before = 0
         self._updates_of_epoch: int | None = None
         self._prepared: PreparedModel | None = None
         # On one process: whether something other than a callback, a signal or a save may ask to stop.
@@ -347,7 +348,7 @@ class Run:
         state = self.hooks.run_state
         loader.set_epoch(self.data_epoch)
         self.epoch_clock.watch(loader)
-        self._updates_of_epoch = loader.num_updates
+        self._updates_before, self._updates_of_epoch = state.updates, loader.num_updates
         updates = loader.updates(
             start=state.samples_in_epoch, batches_done=state.batches_in_epoch, count_items=self.count_items
         )
@@ -408,7 +409,8 @@ class Run:
             self.refuse_empty_epoch(loader)
         if self.ends_before_data:
             self._cut_epoch()
-        if self._prepared is not None and (complaint := self._prepared.complaint()):
+        trained = self.hooks.run_state.updates > self._updates_before  # else it was resumed at its end
+        if trained and self._prepared is not None and (complaint := self._prepared.complaint()):
             warn_user(self.ranks, complaint)
         self.hooks.run_history.add_timing(self.epoch_clock.read())
         self.reports.mark_rest(self.parameter_groups)
@@ -578,7 +580,7 @@ class Run:
         hooks = self.hooks
         held = held_parts(self.holder)
         if for_training:
-            refuse_outside(trained_outside(self.holder, held), self.accelerator, hooks.model)
+            refuse_outside(trained_outside(self.holder, held), self.accelerator, hooks.model, self.ranks)
             share_values(held, self.ranks)
         self._prepared = PreparedModel(
             self.accelerator,
