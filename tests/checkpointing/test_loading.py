@@ -349,8 +349,8 @@ def test_parameters_outside_of_the_model_are_refused_where_a_library_takes_the_o
     trainer.optimizer.add_param_group({"params": [trainer.own]})  # type: ignore[attr-defined]
     outside = trained_outside(trainer, held_parts(trainer))
     one_process: Any = SimpleNamespace(distributed_type=DistributedType.NO)
-    refuse_outside(outside, one_process, trainer.model)
+    refuse_outside(outside, one_process, trainer.model, trainer._ranks)
     for kind in (DistributedType.DEEPSPEED, DistributedType.FSDP):
         accelerator: Any = SimpleNamespace(distributed_type=kind)
         with pytest.raises(ConfigurationError, match="not the model's: own"):
-            refuse_outside(outside, accelerator, trainer.model)
+            refuse_outside(outside, accelerator, trainer.model, trainer._ranks)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -61,6 +61,16 @@ class ArrayDataset(Dataset[Any]):
         if self.indices is not None:
             indices = self.indices[indices]
         return _assembled(self.data, iter([_rows_at(indices, tensor) for tensor in self._tensors]))
+
+    def fetch_many(self, indices: torch.Tensor, sizes: Sequence[int]) -> list[Any]:
+        """Batches of these sizes of the samples at `indices`, cut from one copy. They do not overlap in memory."""
+        if self._tensors is None:
+            return [self.fetch(part) for part in torch.split(indices, list(sizes))]
+        rows = indices if self.indices is None else self.indices[indices]
+        # "Unsafe" only if the copy itself were written to. The parts of the safe `split` can't be written to where
+        # gradients flow.
+        parts = [torch.unsafe_split_with_sizes(_rows_at(rows, tensor), sizes) for tensor in self._tensors]
+        return [_assembled(self.data, iter(tensors)) for tensors in zip(*parts, strict=True)]
 
 
 def as_array_dataset(dataset: Any) -> ArrayDataset | None:
