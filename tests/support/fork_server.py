@@ -7,7 +7,6 @@ variables of each rank instead of torchrun's, or null), ``logs`` (a folder, for 
 under torchrun, a rank that fails ends the others.
 """
 
-import faulthandler
 import gc
 import importlib
 import json
@@ -92,7 +91,6 @@ def _fork(request: dict[str, Any], rank: int, variables: dict[str, str]) -> int:
         os.dup2(file, descriptor)
         os.close(file)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    faulthandler.dump_traceback_later(max(1, request["timeout_seconds"] - 5))  # says where a script hangs
     os.environ.clear()
     os.environ.update({**request["env"], **variables})
     os.chdir(request["cwd"])
