@@ -59,7 +59,7 @@ def load_json(data: bytes, *, what: str) -> Any:
 
 
 def chunks(tensors: Mapping[str, torch.Tensor]) -> Iterator[bytes | memoryview]:
-    """The content of a file with `tensors`, in chunks; a chunk is valid until the next one is requested.
+    """The content of a file with `tensors`, in chunks, which keep their memory.
 
     Waits for the device of each tensor. Large elements come first, so that all are aligned in a memory-mapped file.
     """

@@ -112,12 +112,14 @@ class StagedFolder:
     def _write(self, name: str, chunks: Iterable[bytes | memoryview]) -> FileEntry:
         digest = hashlib.sha256()
         size_bytes = 0
+        # Hashing takes about as long as the disk, so it may lag behind by a chunk, and by the flush.
         with explained(self.final), disk.create_file(self.staging / name) as file, ThreadPoolExecutor(1) as beside:
+            hashed = beside.submit(digest.update, b"")
             for chunk in chunks:
-                hashed = beside.submit(digest.update, chunk)  # takes about as long as the disk
+                before, hashed = hashed, beside.submit(digest.update, chunk)
                 with explained(self.final, f"writing {len(chunk)} bytes at position {size_bytes} of {name!r}"):
                     disk.write(file, chunk)
-                hashed.result()  # the next chunk may reuse its memory
+                before.result()
                 size_bytes += len(chunk)
             disk.flush(file)
         return FileEntry(name, size_bytes, digest.hexdigest())
