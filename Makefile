@@ -6,6 +6,8 @@
 PYTHON ?= python3
 TORCH ?=
 TEST_PROCESSES ?= 2
+# Besides tests/chaos, what `make tests` runs in a small size (tests/chaos/size.py).
+SIZED_TESTS := tests/processes/test_together.py tests/test_docs_code.py
 
 VENV := .venv
 VENV_PYTHON := $(VENV)/bin/python
@@ -54,7 +56,7 @@ bench: $(VENV)/.bench
 
 chaos: $(VENV)/.dev
 	@CHAOS_SIZE=release CHAOS_RESULTS=$(CURDIR)/benchmarks/results $(VENV_PYTHON) -m pytest \
-		--numprocesses $(TEST_PROCESSES) tests/chaos
+		--numprocesses $(TEST_PROCESSES) tests/chaos $(SIZED_TESTS)
 
 differential: $(VENV)/.reference
 	@$(VENV_PYTHON) scripts/differential.py

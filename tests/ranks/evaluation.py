@@ -14,6 +14,7 @@ from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.prediction import StoredPredictions
 from pytorch_accelerated.trees import leaves_by_path
+from tests.chaos.size import some
 from tests.support import batch_shapes
 from tests.support.reference import ROUNDING, TOLERANCE, assert_same_numbers, regression_data, sgd, tiny_model
 
@@ -68,7 +69,8 @@ trainer = GathersInHooks(model, loss_func, sgd(model), callbacks=[seen := Gather
 assert trainer._ranks.count == RANKS
 
 for batch_size in (1, 3, 4):
-    for size in range(1, 4 * RANKS + 4):
+    edges = sorted({1, RANKS - 1, RANKS, RANKS + 1, 3 * RANKS, 4 * RANKS + 1, 4 * RANKS + 3} - {0})
+    for size in some(edges, range(1, 4 * RANKS + 4)):
         case = f"N={size} B={batch_size} W={RANKS}"
         data = regression_data(size)
         with torch.no_grad():

@@ -10,6 +10,7 @@ from torch import nn
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks.base import EVENTS, TrainerCallback
 from pytorch_accelerated.errors import ArgumentTypeError, HookOutputError, StopTrainingError
+from tests.chaos.size import some
 from tests.support.reference import assert_same_numbers, assert_same_parameters, regression_data, sgd, tiny_model
 
 RANKS = int(os.environ["WORLD_SIZE"])
@@ -106,7 +107,8 @@ class GathersInTheHook(Trainer):
 
 
 for batch_size, steps in [(1, 1), (2, 1), (2, 3)]:
-    for size in range(1, 2 * RANKS * batch_size + 2):
+    last = 2 * RANKS * batch_size + 1
+    for size in some(sorted({1, RANKS, RANKS + 1, last - 2, last - 1, last}), range(1, last + 1)):
         data = regression_data(size)
         plain = trainer_of()
         plain.train(data, 1, None, batch_size, None, steps)
@@ -216,7 +218,7 @@ for event, run in {
     "on_prediction_step_end": lambda trainer: trainer.predict(regression_data(4 * RANKS), 2),
     "on_train_epoch_end": lambda trainer: trainer.train(data, 1),
 }.items():
-    for rank in range(RANKS):
+    for rank in some((0, LAST), range(RANKS)):
         with pytest.raises(ArgumentTypeError, match="`gather` was called on some ranks but not on rank"):
             run(trainer_of(LonelyGather(event, rank)))
 

@@ -9,6 +9,7 @@ import torch
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.errors import DataError, HookOutputError
+from tests.chaos.size import some
 from tests.support.items import BEFOREHAND, LATE, TokenTrainer, counts_late, make, plain_sgd, token_data, token_errors
 from tests.support.reference import TOLERANCE, assert_same_parameters, tiny_model
 
@@ -34,8 +35,10 @@ def reference(data: tuple[torch.Tensor, ...], per_update: int) -> tuple[torch.nn
 
 # ------------------------------------------------------------- weights and recorded losses are those of whole updates
 
+SHAPES = [(2, 3, 26), (3, 2, 17), (1, 1, 7), (1, 3, 13), (2, 1, 14), (4, 4, 16)]
 for name, kind in {**BEFOREHAND, **LATE}.items():
-    for batch_size, steps, size in [(1, 1, 7), (1, 3, 13), (2, 1, 14), (2, 3, 26), (3, 2, 17), (4, 4, 16)]:
+    # Counts of other types take the same way as integers.
+    for batch_size, steps, size in SHAPES if name.startswith("int") else some(SHAPES[:2], SHAPES):
         # What is in a tensor shows too late to keep the 0 / 0 of one batch without items out of the gradients.
         has_batches_without_items = name in ("int", *BEFOREHAND) and batch_size * steps * RANKS > 1
         data = token_data(size, shortest=int(not has_batches_without_items))

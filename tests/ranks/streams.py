@@ -22,6 +22,7 @@ from torch.utils.data import (
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.errors import DataError
+from tests.chaos.size import some
 from tests.support.reference import (
     TOLERANCE,
     assert_same_numbers,
@@ -34,6 +35,7 @@ from tests.support.reference import (
 
 RANKS = int(os.environ["WORLD_SIZE"])
 SIZE = 23
+STEPS = some((1, 3), (1, 2, 3))
 DATA = regression_data(SIZE)
 
 
@@ -140,7 +142,7 @@ PAIRS = [list(range(start, min(start + 2, SIZE))) for start in range(0, SIZE, 2)
 
 # ---------------------------------------------------------------------------------------------------------- streams
 
-for steps in (1, 2, 3):
+for steps in STEPS:
     check(Samples, shares_of(PAIRS), steps=steps)
     check(OwnSamples, [batches_of_rank(rank) for rank in range(RANKS)], steps=steps, is_sharded=True)
 check(SizedSamples, shares_of(PAIRS), epochs=2)
@@ -181,7 +183,7 @@ class Listed(OwnBatches):
 
 
 EVERYWHERE = range(RANKS)
-for steps in (1, 2, 3):
+for steps in STEPS:
     check(lambda: Listed(*EVERYWHERE), own, steps=steps, epochs=2, is_sharded=True)
     check(lambda: Listed(0), own, steps=steps, epochs=2, is_sharded=True)
 with_empty = [(rows[:0], targets[:0]) for rows, targets in Listed().batches[:1]]
@@ -202,7 +204,7 @@ class OpaqueTrainer(Trainer):
         return super().calculate_train_batch_loss((DATA[0][batch.rows], DATA[1][batch.rows]))
 
 
-for steps in (1, 2, 3):
+for steps in STEPS:
     trainer = trainer_of(base=OpaqueTrainer)
     opaque: Any = map(Opaque, own[RANK])
     trainer.train(opaque, 1, gradient_accumulation_steps=steps, train_dataloader_kwargs=is_sharded)

@@ -1,8 +1,8 @@
 """The code of a page of documentation as one script.
 
-All ``python`` blocks of a page are one script, from top to bottom. ``bash`` blocks are run between them, in the same
-folder. A comment before a block says what else becomes of it: ``<!-- file: train.py -->`` writes it to that file,
-``<!-- not run: a reason -->`` leaves it out. Blocks of output and settings (`SHOWN_LANGUAGES`) are not run.
+All ``python`` blocks of a page are one script, from top to bottom. ``bash`` blocks are run between them (`commands`),
+in the same folder. A comment before a block says what else becomes of it: ``<!-- file: train.py -->`` writes it to that
+file, ``<!-- not run: a reason -->`` leaves it out. Blocks of output and settings (`SHOWN_LANGUAGES`) are not run.
 """
 
 import re
@@ -17,15 +17,12 @@ _BLOCK = re.compile(
     r"^(?P<indent> *)(?P<fence>```+)(?P<language>[^\n`]*)\n(?P<code>.*?)^(?P=indent)(?P=fence) *$",
     re.DOTALL | re.MULTILINE,
 )
-_PREAMBLE = """import subprocess as _subprocess
-import sys as _sys
+_PREAMBLE = """import sys as _sys
+
+from tests.support.commands import Shell as _Shell
 
 _sys.path.insert(0, "")  # files that the page writes can be imported
-
-
-def _bash(code):
-    _subprocess.run(["bash", "-euo", "pipefail", "-c", code], check=True)
-
+_bash = _Shell()
 
 """
 
