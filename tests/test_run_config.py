@@ -11,8 +11,8 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, SequentialSampler, TensorDataset
 
 from pytorch_accelerated import Trainer
+from pytorch_accelerated.facts.run_state import RunPhase, RunState
 from pytorch_accelerated.run_config import TrainerRunConfig
-from pytorch_accelerated.training.run_state import RunPhase, RunState
 from tests.support.reference import regression_data, sgd, tiny_model
 
 DATA = regression_data(10)

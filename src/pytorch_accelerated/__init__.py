@@ -1,10 +1,10 @@
 """Trains, evaluates, predicts with and saves any PyTorch model, on any hardware that accelerate supports."""
 
 from pytorch_accelerated.compat import tqdm as _tqdm  # noqa: F401  # first
+from pytorch_accelerated.facts.placeholders import TrainerPlaceholderValues
 from pytorch_accelerated.processes.notebooks import notebook_launcher
 from pytorch_accelerated.seeding import set_seed
 from pytorch_accelerated.trainer import Trainer
-from pytorch_accelerated.training.placeholders import TrainerPlaceholderValues
 
 __version__ = "1.1.0.dev0"
 

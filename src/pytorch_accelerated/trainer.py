@@ -1,7 +1,7 @@
 """`Trainer`: what users call, and the order of a run.
 
 `training/hooks.py` has the methods that a subclass may override, `training/run.py` the state of one call, and
-`training/step.py` the computation of an update. `docs/events.md` has the order of hooks and events for every way a run
+`steps/step.py` the computation of an update. `docs/events.md` has the order of hooks and events for every way a run
 can end.
 """
 
@@ -23,6 +23,11 @@ from pytorch_accelerated.data.adapting import refuse_rearranged
 from pytorch_accelerated.data.building import build_loader, check_dataset, default_loader_kwargs
 from pytorch_accelerated.data.updates import RunLoader
 from pytorch_accelerated.errors import InvalidCheckpointError
+from pytorch_accelerated.facts.names import Replaceable, knows_other_names
+from pytorch_accelerated.facts.order import explain_run
+from pytorch_accelerated.facts.placeholders import TrainerPlaceholderValues, replace_trainer_placeholder_values
+from pytorch_accelerated.facts.run_state import RunPhase
+from pytorch_accelerated.facts.settings import TrainSettings, check_positive_count
 from pytorch_accelerated.looking.learning_rates import LearningRateTest, find_learning_rate
 from pytorch_accelerated.looking.preflight import PreflightReport, rehearse
 from pytorch_accelerated.looking.summary import TrainingSummary, summarise
@@ -37,12 +42,7 @@ from pytorch_accelerated.tracking.history import RunHistory
 from pytorch_accelerated.tracking.loss import LossTracker
 from pytorch_accelerated.training import setup
 from pytorch_accelerated.training.hooks import TrainerHooks, own_events, own_version
-from pytorch_accelerated.training.names import Replaceable, knows_other_names
-from pytorch_accelerated.training.order import explain_run
-from pytorch_accelerated.training.placeholders import TrainerPlaceholderValues, replace_trainer_placeholder_values
 from pytorch_accelerated.training.run import Run
-from pytorch_accelerated.training.run_state import RunPhase
-from pytorch_accelerated.training.settings import TrainSettings, check_positive_count
 
 __all__ = [
     "DEFAULT_CALLBACKS",

@@ -14,7 +14,7 @@ from pytorch_accelerated.callbacks.stopping import EarlyStoppingCallback
 from pytorch_accelerated.callbacks.weights import ModelEmaCallback
 from pytorch_accelerated.callbacks.wsd import WSDCheckpointCallback
 from pytorch_accelerated.checkpointing.verify import list_states
-from pytorch_accelerated.schedulers.wsd_scheduler import WSDLrScheduler
+from pytorch_accelerated.schedulers import WSDLrScheduler
 from tests.callbacks.runs import Score, a_trainer, assert_same_weights, fit, weights_of
 
 # An interrupted run ends before its first evaluation, so it has no best model to load.

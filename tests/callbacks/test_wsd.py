@@ -14,7 +14,7 @@ from pytorch_accelerated.callbacks.weights import ModelEmaCallback
 from pytorch_accelerated.callbacks.wsd import WSDCheckpointCallback
 from pytorch_accelerated.checkpointing.verify import verify
 from pytorch_accelerated.errors import CheckpointError, ConfigurationError
-from pytorch_accelerated.schedulers.wsd_scheduler import WSDLrScheduler
+from pytorch_accelerated.schedulers import WSDLrScheduler
 from tests.callbacks.runs import Die, DieAfter, a_trainer, assert_same_weights, fit, values_of, weights_of
 
 

@@ -11,11 +11,9 @@ import torch
 from torch import nn
 
 from pytorch_accelerated import Trainer
-from pytorch_accelerated.callbacks.base import TrainerCallback
-from pytorch_accelerated.callbacks.saving import SaveTrainingStateCallback
+from pytorch_accelerated.callbacks import SaveTrainingStateCallback, TrainerCallback
 from pytorch_accelerated.errors import InvalidCheckpointError
-from pytorch_accelerated.schedulers.cosine_scheduler import CosineLrScheduler
-from pytorch_accelerated.schedulers.wsd_scheduler import WSDLrScheduler
+from pytorch_accelerated.schedulers import CosineLrScheduler, WSDLrScheduler
 from tests.support.reference import regression_data, tiny_model
 
 DATA = regression_data(16)

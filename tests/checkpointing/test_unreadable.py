@@ -12,8 +12,7 @@ from torch import nn
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.checkpointing.verify import find_state
 from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError
-from pytorch_accelerated.huggingface.events.state import TrainerState
-from pytorch_accelerated.huggingface.trainer_utils import get_last_checkpoint
+from pytorch_accelerated.huggingface import TrainerState, get_last_checkpoint
 from pytorch_accelerated.prediction.stored import StoredPredictions
 from tests.support.processes import run_forked
 from tests.support.reference import regression_data, sgd, tiny_model

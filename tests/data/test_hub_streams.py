@@ -8,7 +8,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from pytorch_accelerated import Trainer
-from pytorch_accelerated.callbacks.base import TrainerCallback
+from pytorch_accelerated.callbacks import TrainerCallback
 from pytorch_accelerated.data.streams import is_exact_hub_stream
 from tests.data.hub import EXACT, HUB_STREAMS, as_pairs, plain
 from tests.support.processes import run_on_ranks

@@ -20,7 +20,7 @@ from pytorch_accelerated.callbacks import (
     TrainerCallback,
 )
 from pytorch_accelerated.errors import CheckpointError, UnknownMetricError
-from pytorch_accelerated.training.run_state import RunState
+from pytorch_accelerated.facts.run_state import RunState
 from tests.support.reference import regression_data
 
 

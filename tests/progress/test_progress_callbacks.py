@@ -19,15 +19,16 @@ from accelerate import Accelerator
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from pytorch_accelerated.callbacks.base import TrainerCallback
-from pytorch_accelerated.callbacks.loggers import CSVLoggerCallback
-from pytorch_accelerated.callbacks.progress import (
+from pytorch_accelerated.callbacks import (
+    CSVLoggerCallback,
     LogMetricsCallback,
     PrintProgressCallback,
     ProgressBarCallback,
+    SaveBestModelCallback,
+    SaveTrainingStateCallback,
+    TerminateOnNaNCallback,
+    TrainerCallback,
 )
-from pytorch_accelerated.callbacks.saving import SaveBestModelCallback, SaveTrainingStateCallback
-from pytorch_accelerated.callbacks.stopping import TerminateOnNaNCallback
 from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.errors import NonFiniteLossError, StopTrainingError
 from pytorch_accelerated.progress.display import BarDisplay

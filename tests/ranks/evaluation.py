@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from pytorch_accelerated import Trainer
-from pytorch_accelerated.callbacks.base import TrainerCallback
+from pytorch_accelerated.callbacks import TrainerCallback
 from pytorch_accelerated.prediction import StoredPredictions
 from pytorch_accelerated.trees import leaves_by_path
 from tests.chaos.size import some

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
+from pytorch_accelerated.huggingface import TrainingArguments
 from pytorch_accelerated.huggingface.arguments.strategies import ParallelMode
-from pytorch_accelerated.huggingface.arguments.training_arguments import TrainingArguments
 
 args = TrainingArguments(use_cpu=True, ddp_timeout=60, log_level="info", log_level_replica="error")
 rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from pytorch_accelerated.callbacks.base import TrainerCallback
+from pytorch_accelerated.callbacks import TrainerCallback
 from pytorch_accelerated.errors import DataError, HookOutputError
 from tests.chaos.size import some
 from tests.support.items import BEFOREHAND, LATE, TokenTrainer, counts_late, make, plain_sgd, token_data, token_errors

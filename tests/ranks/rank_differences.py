@@ -14,8 +14,7 @@ import torch
 from torch import nn
 
 from pytorch_accelerated import Trainer
-from pytorch_accelerated.callbacks.base import TrainerCallback
-from pytorch_accelerated.callbacks.weights import ModelEmaCallback
+from pytorch_accelerated.callbacks import ModelEmaCallback, TrainerCallback
 from tests.support.reference import regression_data, sgd
 
 folder, mode = Path(sys.argv[1]), sys.argv[2]

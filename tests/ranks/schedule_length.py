@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from pytorch_accelerated import Trainer, TrainerPlaceholderValues
-from pytorch_accelerated.callbacks.base import TrainerCallback
+from pytorch_accelerated.callbacks import TrainerCallback
 from tests.support.reference import regression_data, sgd, tiny_model
 
 assert int(os.environ["WORLD_SIZE"]) == 2

@@ -19,8 +19,12 @@ import torch
 from torch import nn
 
 from pytorch_accelerated import Trainer
-from pytorch_accelerated.callbacks import CSVLoggerCallback, JSONLoggerCallback, SaveTrainingStateCallback
-from pytorch_accelerated.callbacks.base import TrainerCallback
+from pytorch_accelerated.callbacks import (
+    CSVLoggerCallback,
+    JSONLoggerCallback,
+    SaveTrainingStateCallback,
+    TrainerCallback,
+)
 from tests.support.reference import regression_data, sgd, tiny_model
 
 RANKS = int(os.environ.get("WORLD_SIZE", "1"))

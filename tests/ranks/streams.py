@@ -20,7 +20,7 @@ from torch.utils.data import (
 )
 
 from pytorch_accelerated import Trainer
-from pytorch_accelerated.callbacks.base import TrainerCallback
+from pytorch_accelerated.callbacks import TrainerCallback
 from pytorch_accelerated.errors import DataError
 from tests.chaos.size import some
 from tests.support.reference import (

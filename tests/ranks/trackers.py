@@ -22,8 +22,8 @@ from pytorch_accelerated.callbacks import (
     LearningRateMonitorCallback,
     SaveTrainingStateCallback,
     TrackerCallback,
+    TrainerCallback,
 )
-from pytorch_accelerated.callbacks.base import TrainerCallback
 
 folder, world_size, names = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3].split(",")
 killed_after = int(sys.argv[4]) if len(sys.argv) > 4 else None

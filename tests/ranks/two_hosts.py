@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from pytorch_accelerated import Trainer
-from pytorch_accelerated.callbacks.base import TrainerCallback
+from pytorch_accelerated.callbacks import TrainerCallback
 from pytorch_accelerated.errors import LostPeerError
 from tests.support.reference import regression_data, sgd, tiny_model
 

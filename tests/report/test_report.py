@@ -24,8 +24,8 @@ from pytorch_accelerated.callbacks import (
     ReportCallback,
     SaveBestModelCallback,
     SaveTrainingStateCallback,
+    TrainerCallback,
 )
-from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.errors import StopTrainingError
 from pytorch_accelerated.progress.formats import format_rate
 from pytorch_accelerated.progress.images import as_data_uri

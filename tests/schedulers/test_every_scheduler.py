@@ -11,13 +11,13 @@ import pytest
 from torch.optim import Optimizer
 
 from pytorch_accelerated.errors import ConfigurationError
+from pytorch_accelerated.facts.placeholders import TrainerPlaceholderValues as P
+from pytorch_accelerated.facts.placeholders import replace_trainer_placeholder_values
 from pytorch_accelerated.run_config import TrainerRunConfig
 from pytorch_accelerated.schedulers.cosine_scheduler import CosineLrScheduler
 from pytorch_accelerated.schedulers.decay_scheduler import LinearLrScheduler, PolynomialLrScheduler
 from pytorch_accelerated.schedulers.warmup_scheduler import ConstantLrScheduler, InverseSqrtLrScheduler
 from pytorch_accelerated.schedulers.wsd_scheduler import WSDLrScheduler
-from pytorch_accelerated.training.placeholders import TrainerPlaceholderValues as P
-from pytorch_accelerated.training.placeholders import replace_trainer_placeholder_values
 from tests.schedulers.curves import an_optimizer, rates, train
 
 WARMUP = 4

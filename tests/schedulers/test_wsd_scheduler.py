@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from pytorch_accelerated.errors import ConfigurationError
+from pytorch_accelerated.facts.placeholders import replace_trainer_placeholder_values
 from pytorch_accelerated.run_config import TrainerRunConfig
 from pytorch_accelerated.schedulers.wsd_scheduler import WSDLrScheduler, estimate_checkpoint_steps
-from pytorch_accelerated.training.placeholders import replace_trainer_placeholder_values
 from tests.schedulers.curves import an_optimizer, rates
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pytorch_accelerated.errors import HookOutputError
-from pytorch_accelerated.training.hook_output import adding_nothing
+from pytorch_accelerated.steps.hook_output import adding_nothing
 from tests.support.items import CountsBeforehand, TokenTrainer, make, plain_sgd, token_data
 from tests.support.reference import TOLERANCE, assert_same_parameters, tiny_model
 

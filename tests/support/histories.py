@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pytorch_accelerated.tracking.history import RunHistory
+from pytorch_accelerated.tracking import RunHistory
 
 _TIMES = ("seconds", "samples_per_second", "data_wait_share", "peak_memory")
 

@@ -7,10 +7,11 @@ from typing import Any
 
 from torch import nn
 
-from pytorch_accelerated.callbacks.base import EVENTS, TrainerCallback
-from pytorch_accelerated.tracking.history import InMemoryRunHistory
+from pytorch_accelerated.callbacks import TrainerCallback
+from pytorch_accelerated.callbacks.base import EVENTS
+from pytorch_accelerated.facts import order
+from pytorch_accelerated.tracking import InMemoryRunHistory
 from pytorch_accelerated.trainer import Trainer
-from pytorch_accelerated.training import order
 from tests.support.reference import sgd, tiny_model
 
 HOOKS = tuple(hook for hook in order.HOOKS if hook != "count_batch_items")  # counts items when overridden

@@ -13,8 +13,12 @@ from torch.optim.lr_scheduler import OneCycleLR
 from torch.utils.data import Dataset
 
 from pytorch_accelerated import Trainer
-from pytorch_accelerated.callbacks import EarlyStoppingCallback, SaveBestModelCallback, TrainerCallback
-from pytorch_accelerated.callbacks.weights import ModelEmaCallback
+from pytorch_accelerated.callbacks import (
+    EarlyStoppingCallback,
+    ModelEmaCallback,
+    SaveBestModelCallback,
+    TrainerCallback,
+)
 from pytorch_accelerated.errors import StopTrainingError
 from tests.support.histories import state_without_times
 from tests.support.reference import regression_data

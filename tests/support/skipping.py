@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 
 from pytorch_accelerated import Trainer
+from pytorch_accelerated.steps.step import Call, Step, StepParts
 from pytorch_accelerated.training.run import Run
-from pytorch_accelerated.training.step import Call, Step, StepParts
 
 
 def skipping_trainer(skips: Callable[[int], bool]) -> type[Trainer]:

@@ -13,7 +13,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from pytorch_accelerated import Trainer
-from pytorch_accelerated.callbacks.base import TrainerCallback
+from pytorch_accelerated.callbacks import TrainerCallback
 from tests.support.histories import state_without_times
 from tests.support.reference import regression_data
 from tests.support.resuming import assert_same

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from pytorch_accelerated import Trainer
-from pytorch_accelerated.callbacks.base import TrainerCallback
+from pytorch_accelerated.callbacks import TrainerCallback
 from tests.support.randomness import Augmented, digest, train_randomly
 from tests.support.reference import assert_same_parameters, regression_data, sgd, tiny_model
 

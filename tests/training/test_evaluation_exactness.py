@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from pytorch_accelerated.callbacks import SaveBestModelCallback
-from pytorch_accelerated.callbacks.base import TrainerCallback
+from pytorch_accelerated.callbacks import SaveBestModelCallback, TrainerCallback
 from tests.support import batch_shapes
 from tests.support.batch_shapes import SHAPES, Samples
 from tests.support.processes import run_forked

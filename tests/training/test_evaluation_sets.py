@@ -10,14 +10,15 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from pytorch_accelerated.callbacks.base import TrainerCallback
-from pytorch_accelerated.callbacks.evaluation import (
+from pytorch_accelerated.callbacks import (
+    EarlyStoppingCallback,
+    MetricsCallback,
+    ModelEmaCallback,
+    SaveBestModelCallback,
+    SaveTrainingStateCallback,
     StepBasedEvaluationCallback,
+    TrainerCallback,
 )
-from pytorch_accelerated.callbacks.metrics import MetricsCallback
-from pytorch_accelerated.callbacks.saving import SaveBestModelCallback, SaveTrainingStateCallback
-from pytorch_accelerated.callbacks.stopping import EarlyStoppingCallback
-from pytorch_accelerated.callbacks.weights import ModelEmaCallback
 from pytorch_accelerated.errors import ArgumentTypeError, StopTrainingError
 from pytorch_accelerated.trainer import Trainer
 from tests.support.processes import run_on_ranks

@@ -16,7 +16,7 @@ import torch
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import SaveTrainingStateCallback, TerminateOnNaNCallback, TrainerCallback
 from pytorch_accelerated.errors import SignalExit, StopTrainingError
-from pytorch_accelerated.training import order
+from pytorch_accelerated.facts import order
 from tests.support.dispositions import default_signals
 from tests.support.recording import HOOKS, Recorder, expand
 from tests.support.reference import regression_data

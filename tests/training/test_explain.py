@@ -6,7 +6,7 @@ import pytest
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import TrainerCallback
-from pytorch_accelerated.training import order
+from pytorch_accelerated.facts import order
 from tests.support.recording import Recorder, expand
 from tests.support.reference import regression_data
 

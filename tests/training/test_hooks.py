@@ -9,7 +9,7 @@ from torch import nn
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import SaveTrainingStateCallback, TrainerCallback
-from pytorch_accelerated.training.order import PARTS
+from pytorch_accelerated.facts.order import PARTS
 from tests.support.reference import assert_same_parameters, regression_data, tiny_model
 
 HOOKS_OF_UPDATE = [

@@ -2,7 +2,7 @@
 
 import re
 
-from pytorch_accelerated.training import order
+from pytorch_accelerated.facts import order
 from tests.support.processes import REPOSITORY
 
 PAGE = (REPOSITORY / "docs" / "loop.md").read_text(encoding="utf-8")

@@ -14,9 +14,7 @@ from accelerate import Accelerator
 from torch.utils.data import DataLoader
 
 from pytorch_accelerated import Trainer
-from pytorch_accelerated.callbacks.base import TrainerCallback
-from pytorch_accelerated.callbacks.evaluation import LimitBatchesCallback
-from pytorch_accelerated.callbacks.saving import SaveTrainingStateCallback
+from pytorch_accelerated.callbacks import LimitBatchesCallback, SaveTrainingStateCallback, TrainerCallback
 from pytorch_accelerated.data.adapting import adapt_loader
 from pytorch_accelerated.data.stream_loader import StreamLoader
 from pytorch_accelerated.errors import ConfigurationError, InvalidCheckpointError

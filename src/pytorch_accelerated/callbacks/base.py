@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec
 
-from pytorch_accelerated.training.order import EVENTS as EVENTS
+from pytorch_accelerated.facts.order import EVENTS as EVENTS
 
 if TYPE_CHECKING:
     from pytorch_accelerated.trainer import Trainer as Trainer

@@ -18,7 +18,7 @@ from pytorch_accelerated.errors import (
     DuplicateCallbackError,
     StopTrainingError,
 )
-from pytorch_accelerated.training.order import EVENTS, EVENTS_OF_UPDATE
+from pytorch_accelerated.facts.order import EVENTS, EVENTS_OF_UPDATE
 
 Value = TypeVar("Value")
 

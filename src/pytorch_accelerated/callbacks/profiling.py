@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
-from pytorch_accelerated.training.settings import check_positive_count
+from pytorch_accelerated.facts.settings import check_positive_count
 
 if TYPE_CHECKING:
     from pytorch_accelerated.callbacks.base import Trainer

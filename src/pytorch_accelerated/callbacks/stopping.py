@@ -8,9 +8,9 @@ from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.watching import KINDS_OF_BEST, WatchedMetric, is_finite_number
 from pytorch_accelerated.checkpointing.matching import require_kinds
 from pytorch_accelerated.errors import ConfigurationError, NonFiniteLossError, StopTrainingError
+from pytorch_accelerated.facts.settings import check_positive_count
 from pytorch_accelerated.models.finiteness import described_parameters
 from pytorch_accelerated.progress.formats import format_count
-from pytorch_accelerated.training.settings import check_positive_count
 
 if TYPE_CHECKING:
     from pytorch_accelerated.callbacks.base import Trainer

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from pytorch_accelerated.checkpointing.background import BackgroundWriter
-from pytorch_accelerated.checkpointing.codec import Encoded
+from pytorch_accelerated.checkpointing.codec import Encoded, encode
 from pytorch_accelerated.checkpointing.held_states import checked_states, held_modules, held_objects, held_states
 from pytorch_accelerated.checkpointing.layout import MANIFEST_NAME
 from pytorch_accelerated.checkpointing.loading import (
@@ -45,7 +45,8 @@ from pytorch_accelerated.checkpointing.weights import (
     loads_its_own_way,
 )
 from pytorch_accelerated.data.resuming import SavedData, data_facts, restore_stream, saved_data, stream_state
-from pytorch_accelerated.errors import InvalidCheckpointError
+from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError
+from pytorch_accelerated.facts.run_state import RunPhase, RunState
 from pytorch_accelerated.models.deepspeed import ZeroOptimizer
 from pytorch_accelerated.models.held import held_parts
 from pytorch_accelerated.models.sharding import has_shards, is_sharded
@@ -56,7 +57,6 @@ from pytorch_accelerated.seeding import check_generator_states, generator_states
 from pytorch_accelerated.tracking.history import RunHistory, with_some_records
 from pytorch_accelerated.tracking.loss import LossTracker
 from pytorch_accelerated.tracking.step_records import StepRecorder
-from pytorch_accelerated.training.run_state import RunPhase, RunState
 
 TRAINING_WEIGHTS = "training_weights"
 """The part with the weights of the model where files of others in the folder have the name of the part ``model``."""
@@ -146,7 +146,7 @@ class LiveRun:
             history=storable_history(self.history, self.ranks) if everything else None,
             history_records=len(self.history.records),
             recorder=None if self.recorder is None else self.recorder.state_dict(self.run_state.samples_in_epoch),
-            stream=copy.deepcopy(stream_state(self.train_loader)),
+            stream=copy.deepcopy(_stream_of(self)),
             generators=generator_states() if everything else None,
         )
         counts = dataclasses.replace(self.run_state)
@@ -458,8 +458,19 @@ def _own_state(run: LiveRun) -> dict[str, Any]:
         "generators": generator_states() if kept is None else kept,
         "losses": run.losses.state_dict(),
         "gradient_norms": run.gradient_norms.state_dict(),
-        "stream": stream_state(run.train_loader) if run.kept is None else run.kept.stream,
+        "stream": _stream_of(run) if run.kept is None else run.kept.stream,
     }
+
+
+def _stream_of(run: LiveRun) -> dict[str, Any] | None:
+    """This rank's position in the stream that it trains on, if it has one."""
+    state = stream_state(run.train_loader)
+    if state is not None:
+        try:
+            encode(state["borrowed"], path="the last batch")
+        except CheckpointError:
+            state["borrowed"] = None  # only a rank without further batches would need it
+    return state
 
 
 def key_of_state(callback: Any) -> str:

@@ -7,13 +7,12 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pytorch_accelerated.checkpointing.codec import encode
 from pytorch_accelerated.data.fingerprints import Fingerprint, hash_of_contents
 from pytorch_accelerated.data.stream_loader import StreamLoader
 from pytorch_accelerated.data.updates import Loaders, RunLoader
-from pytorch_accelerated.errors import CheckpointError, ConfigurationError, InvalidCheckpointError
+from pytorch_accelerated.errors import ConfigurationError, InvalidCheckpointError
+from pytorch_accelerated.facts.run_state import RunPhase, RunState
 from pytorch_accelerated.processes.ranks import Ranks
-from pytorch_accelerated.training.run_state import RunPhase, RunState
 
 _ROLES = {"train": "training", "eval": "evaluation"}
 
@@ -81,12 +80,7 @@ def stream_state(loader: Any) -> dict[str, Any] | None:
     """This rank's position in the stream that it trains on; None for other data, or if unknown in this process."""
     if not isinstance(loader, StreamLoader) or loader.stateful is None:
         return None
-    state = loader.state_dict()
-    try:
-        encode(state["borrowed"], path="the last batch")
-    except CheckpointError:
-        state["borrowed"] = None  # only a rank without further batches would need it
-    return state
+    return loader.state_dict()
 
 
 def restore_stream(

@@ -8,9 +8,9 @@ from typing import TypeVar
 
 from torch.optim import Optimizer
 
+from pytorch_accelerated.facts.placeholders import Placeholder, TrainerPlaceholderValues
 from pytorch_accelerated.schedulers.decay_scheduler import DecayLrScheduler
 from pytorch_accelerated.schedulers.warmup_scheduler import check_above_0
-from pytorch_accelerated.training.placeholders import Placeholder, TrainerPlaceholderValues
 
 SchedulerT = TypeVar("SchedulerT", bound="CosineLrScheduler")
 

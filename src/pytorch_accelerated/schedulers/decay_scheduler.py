@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from torch.optim import Optimizer
 
 from pytorch_accelerated.errors import ConfigurationError
+from pytorch_accelerated.facts.placeholders import TrainerPlaceholderValues
 from pytorch_accelerated.schedulers.warmup_scheduler import (
     WarmupLrScheduler,
     check_above_0,
@@ -17,7 +18,6 @@ from pytorch_accelerated.schedulers.warmup_scheduler import (
     check_share,
     lowered_rate,
 )
-from pytorch_accelerated.training.placeholders import TrainerPlaceholderValues
 
 SchedulerT = TypeVar("SchedulerT", bound="DecayLrScheduler")
 

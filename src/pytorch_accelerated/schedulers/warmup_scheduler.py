@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 from torch.optim import Optimizer
 
 from pytorch_accelerated.errors import ConfigurationError
+from pytorch_accelerated.facts.placeholders import TrainerPlaceholderValues
 from pytorch_accelerated.schedulers.scheduler_base import StatefulSchedulerBase
-from pytorch_accelerated.training.placeholders import TrainerPlaceholderValues
 
 SchedulerT = TypeVar("SchedulerT", bound="WarmupLrScheduler")
 

@@ -9,13 +9,13 @@ from typing import Any, TypedDict, TypeVar
 from torch.optim import Optimizer
 
 from pytorch_accelerated.errors import ConfigurationError
+from pytorch_accelerated.facts.placeholders import Placeholder, TrainerPlaceholderValues
 from pytorch_accelerated.schedulers.warmup_scheduler import (
     WarmupLrScheduler,
     check_above_0,
     check_not_negative,
     check_share,
 )
-from pytorch_accelerated.training.placeholders import Placeholder, TrainerPlaceholderValues
 
 SchedulerT = TypeVar("SchedulerT", bound="WSDLrScheduler")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,16 +20,18 @@ from pytorch_accelerated.checkpointing.weights import are_finite
 from pytorch_accelerated.compat.torch import stored_values
 from pytorch_accelerated.data.updates import Update
 from pytorch_accelerated.errors import ConfigurationError, InvalidCheckpointError, NonFiniteLossError
+from pytorch_accelerated.facts.settings import TrainSettings
 from pytorch_accelerated.models.finiteness import FirstNonFinite, is_all_finite, listed
 from pytorch_accelerated.models.preparation import is_replicated
 from pytorch_accelerated.models.sharding import own_part
 from pytorch_accelerated.models.wrappers import bare_model
 from pytorch_accelerated.processes.accelerators import Accelerator
 from pytorch_accelerated.steps.safe_points import TransactionalStep
+from pytorch_accelerated.steps.step import Call, Step, StepParts
 from pytorch_accelerated.tracking.loss import LossTracker
-from pytorch_accelerated.training.saves import Saves
-from pytorch_accelerated.training.settings import TrainSettings
-from pytorch_accelerated.training.step import Call, Step, StepParts
+
+if TYPE_CHECKING:
+    from pytorch_accelerated.training.saves import Saves
 
 
 def refuse_what_cannot_be_held_back(

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from pytorch_accelerated.models.held import held_parts, optimizers_of
-from pytorch_accelerated.training.step import Call, Step, StepParts
+from pytorch_accelerated.steps.step import Call, Step, StepParts
 
 _NO_UPDATE = object()
 

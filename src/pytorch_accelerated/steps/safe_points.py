@@ -7,7 +7,7 @@ A run whose last safe point is kept in this way can be saved as it was there, if
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -15,11 +15,13 @@ from torch import nn
 from pytorch_accelerated.checkpointing.training_state import LiveRun
 from pytorch_accelerated.compat.torch import tensor_stores, version_of
 from pytorch_accelerated.data.updates import Update
+from pytorch_accelerated.facts.order import EVENTS_OF_UPDATE
 from pytorch_accelerated.models.held import held_parts, optimizers_of
 from pytorch_accelerated.seeding import generator_states, restore_generator_states
-from pytorch_accelerated.training.hooks import TrainerHooks
-from pytorch_accelerated.training.order import EVENTS_OF_UPDATE
-from pytorch_accelerated.training.step import Call, Step, StepParts
+from pytorch_accelerated.steps.step import Call, Step, StepParts
+
+if TYPE_CHECKING:
+    from pytorch_accelerated.training.hooks import TrainerHooks
 
 _EVENTS_BEFORE = [event for event in EVENTS_OF_UPDATE if event != "on_optimizer_step_end"]
 

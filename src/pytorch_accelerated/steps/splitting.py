@@ -15,12 +15,12 @@ from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.data.sampling import deal
 from pytorch_accelerated.data.updates import MicroBatch, Update, items_of
 from pytorch_accelerated.errors import ConfigurationError, DataError
+from pytorch_accelerated.facts.error_notes import described
 from pytorch_accelerated.models.preparation import is_replicated
 from pytorch_accelerated.processes.accelerators import Accelerator
+from pytorch_accelerated.steps.hook_output import adding_nothing, loss_and_size
 from pytorch_accelerated.steps.safe_points import TransactionalStep
-from pytorch_accelerated.training.error_notes import described
-from pytorch_accelerated.training.hook_output import adding_nothing, loss_and_size
-from pytorch_accelerated.training.step import StepParts
+from pytorch_accelerated.steps.step import StepParts
 from pytorch_accelerated.trees import leaves, map_leaves, merged, split_rows
 
 

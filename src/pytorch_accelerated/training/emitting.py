@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from pytorch_accelerated.errors import HookOutputError, StopTrainingError
+from pytorch_accelerated.facts.error_notes import note_failure
 from pytorch_accelerated.processes.ranks import Ranks
-from pytorch_accelerated.training.error_notes import note_failure
 from pytorch_accelerated.training.hooks import TrainerHooks
 
 

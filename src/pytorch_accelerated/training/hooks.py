@@ -17,6 +17,10 @@ from pytorch_accelerated.data.adapting import refuse_empty
 from pytorch_accelerated.data.building import build_loader, default_loader_kwargs, effective_kwargs
 from pytorch_accelerated.data.slicing import LIMIT_BATCHES_ENV_VAR, batch_limit_from_environment
 from pytorch_accelerated.data.updates import Loaders
+from pytorch_accelerated.facts.names import GivenArgument, GivenArguments, is_users_class, knows_other_names
+from pytorch_accelerated.facts.order import EVENTS, HOOKS
+from pytorch_accelerated.facts.placeholders import replace_trainer_placeholder_values
+from pytorch_accelerated.facts.run_state import RunState
 from pytorch_accelerated.processes.accelerators import (
     Accelerator,
     create_accelerator,
@@ -26,10 +30,6 @@ from pytorch_accelerated.processes.ranks import Ranks, limit_of_waiting
 from pytorch_accelerated.run_config import TrainerRunConfig
 from pytorch_accelerated.tracking.history import InMemoryRunHistory, RunHistory
 from pytorch_accelerated.training.batches import batch_loss, batch_predictions
-from pytorch_accelerated.training.names import GivenArgument, GivenArguments, is_users_class, knows_other_names
-from pytorch_accelerated.training.order import EVENTS, HOOKS
-from pytorch_accelerated.training.placeholders import replace_trainer_placeholder_values
-from pytorch_accelerated.training.run_state import RunState
 
 
 def _of_loaders(name: str) -> Any:

@@ -15,8 +15,8 @@ from pytorch_accelerated.models.wrappers import for_evaluation
 from pytorch_accelerated.prediction.collecting import PredictionCollector
 from pytorch_accelerated.processes.ranks import Ranks
 from pytorch_accelerated.seeding import generator_states, restore_generator_states
+from pytorch_accelerated.steps.hook_output import loss_and_size
 from pytorch_accelerated.training.emitting import Emitter
-from pytorch_accelerated.training.hook_output import loss_and_size
 from pytorch_accelerated.training.hooks import TrainerHooks, own_events
 
 Record = Callable[[Any, Any], None]

@@ -35,6 +35,9 @@ from pytorch_accelerated.data.resuming import SavedData, differing_rows, role_of
 from pytorch_accelerated.data.slicing import DataLoaderSlice
 from pytorch_accelerated.data.updates import CountItems, Loaders, Round, RunLoader, Update
 from pytorch_accelerated.errors import ConfigurationError, InvalidCheckpointError, NonFiniteLossError, StopTrainingError
+from pytorch_accelerated.facts.error_notes import add_place, show_note
+from pytorch_accelerated.facts.run_state import RunPhase, RunState
+from pytorch_accelerated.facts.settings import TrainSettings
 from pytorch_accelerated.models.held import (
     held_parts,
     refuse_outside,
@@ -51,19 +54,16 @@ from pytorch_accelerated.steps.guarded import AnomalyStep, FiniteLossTracker, Gu
 from pytorch_accelerated.steps.outside import OutsideStep
 from pytorch_accelerated.steps.safe_points import NotedStep, SafePoint
 from pytorch_accelerated.steps.splitting import SplittingStep
+from pytorch_accelerated.steps.step import Step, StepParts
 from pytorch_accelerated.tracking.loss import LossTracker
 from pytorch_accelerated.tracking.step_records import StepRecorder
 from pytorch_accelerated.tracking.timing import EpochClock
 from pytorch_accelerated.training.emitting import Emitter
-from pytorch_accelerated.training.error_notes import add_place, show_note
 from pytorch_accelerated.training.hooks import TrainerHooks, overrides
 from pytorch_accelerated.training.passes import EvaluationSets, Passes
 from pytorch_accelerated.training.reports import LossReports, ShownWarnings
 from pytorch_accelerated.training.rescuing import Rescuer
-from pytorch_accelerated.training.run_state import RunPhase, RunState
 from pytorch_accelerated.training.saves import Requests, Saves
-from pytorch_accelerated.training.settings import TrainSettings
-from pytorch_accelerated.training.step import Step, StepParts
 from pytorch_accelerated.training.stopping import Stopping
 from pytorch_accelerated.training.uneven import UnevenPasses, UnevenStep
 

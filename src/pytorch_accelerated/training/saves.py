@@ -15,9 +15,9 @@ from pytorch_accelerated.checkpointing.folder_lock import FolderLock
 from pytorch_accelerated.checkpointing.reading import resolved
 from pytorch_accelerated.checkpointing.shared_disk import StateFolders
 from pytorch_accelerated.errors import CheckpointError
+from pytorch_accelerated.facts.run_state import RunState
 from pytorch_accelerated.processes.ranks import Ranks
 from pytorch_accelerated.tracking.history import RunHistory
-from pytorch_accelerated.training.run_state import RunState
 
 
 @dataclasses.dataclass(frozen=True)

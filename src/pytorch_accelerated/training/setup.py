@@ -18,6 +18,15 @@ from pytorch_accelerated.data.building import check_dataset, check_eval_dataset,
 from pytorch_accelerated.data.resuming import data_facts
 from pytorch_accelerated.data.slicing import DataLoaderSlice
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError
+from pytorch_accelerated.facts.run_state import RunState
+from pytorch_accelerated.facts.settings import (
+    TrainSettings,
+    check_optimizer,
+    check_parts,
+    check_reduction,
+    check_scheduler,
+    check_scheduler_factory,
+)
 from pytorch_accelerated.models.finiteness import listed
 from pytorch_accelerated.models.held import held_parts, is_only_in_optimizer, optimizers_of, tensors_of
 from pytorch_accelerated.progress.formats import format_count
@@ -27,15 +36,6 @@ from pytorch_accelerated.steps.guarded import refuse_what_cannot_be_held_back
 from pytorch_accelerated.steps.splitting import refuse_what_cannot_be_split
 from pytorch_accelerated.training.hooks import TrainerHooks, overrides
 from pytorch_accelerated.training.run import Run
-from pytorch_accelerated.training.run_state import RunState
-from pytorch_accelerated.training.settings import (
-    TrainSettings,
-    check_optimizer,
-    check_parts,
-    check_reduction,
-    check_scheduler,
-    check_scheduler_factory,
-)
 
 
 def refuse_within_a_run(run: Run | None, method: str, remedy: str) -> None:

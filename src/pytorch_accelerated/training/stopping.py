@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Iterator
 
 from pytorch_accelerated.data.updates import Round
 from pytorch_accelerated.errors import StopTrainingError
+from pytorch_accelerated.facts.settings import TrainSettings
 from pytorch_accelerated.processes.ranks import Ranks
+from pytorch_accelerated.processes.signals import SignalWatch
 from pytorch_accelerated.tracking.timing import Pace
 from pytorch_accelerated.training.emitting import Emitter
 from pytorch_accelerated.training.saves import Saves
-from pytorch_accelerated.training.settings import TrainSettings
-from pytorch_accelerated.training.signals import SignalWatch
 
 # How long the other ranks may keep training once one must stop for a reason outside the update: a signal, a time limit,
 # a failed save.

@@ -14,11 +14,11 @@ from typing import Any
 from pytorch_accelerated.data.updates import MicroBatch, Round
 from pytorch_accelerated.prediction.collecting import PredictionCollector
 from pytorch_accelerated.processes.ranks import Ranks, UnevenRanks
+from pytorch_accelerated.steps.hook_output import adding_nothing, loss_and_size
+from pytorch_accelerated.steps.step import Step, StepParts
 from pytorch_accelerated.training.emitting import Emitter
-from pytorch_accelerated.training.hook_output import adding_nothing, loss_and_size
 from pytorch_accelerated.training.hooks import TrainerHooks
 from pytorch_accelerated.training.passes import Passes, Record
-from pytorch_accelerated.training.step import Step, StepParts
 
 
 class UnevenStep(Step):

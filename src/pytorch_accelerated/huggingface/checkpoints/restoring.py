@@ -16,6 +16,7 @@ from pytorch_accelerated.checkpointing.portable import load_portable
 from pytorch_accelerated.checkpointing.reading import is_file
 from pytorch_accelerated.checkpointing.shared_disk import agree_on_resuming
 from pytorch_accelerated.errors import ArgumentTypeError, InvalidCheckpointError
+from pytorch_accelerated.facts.run_state import RunPhase, RunState
 from pytorch_accelerated.huggingface.arguments.strategies import IntervalStrategy
 from pytorch_accelerated.huggingface.arguments.training_arguments import TrainingArguments
 from pytorch_accelerated.huggingface.checkpoints.generators import known_generator_states, read_generator_states
@@ -26,7 +27,6 @@ from pytorch_accelerated.models.deepspeed import ZeroOptimizer
 from pytorch_accelerated.models.sharding import has_shards
 from pytorch_accelerated.processes.ranks import Ranks
 from pytorch_accelerated.seeding import restore_generator_states
-from pytorch_accelerated.training.run_state import RunPhase, RunState
 
 SCHEDULER_NAME = "scheduler.pt"
 SCALER_NAME = "scaler.pt"

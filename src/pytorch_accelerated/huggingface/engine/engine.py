@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.data.updates import RunLoader
+from pytorch_accelerated.facts.settings import TrainSettings
 from pytorch_accelerated.huggingface.arguments.parallel import accelerator_arguments
 from pytorch_accelerated.huggingface.engine.refusing import refuse_foreign_schedule
 from pytorch_accelerated.huggingface.engine.run import EngineRun
@@ -22,7 +23,6 @@ from pytorch_accelerated.processes.accelerators import Accelerator, create_accel
 from pytorch_accelerated.processes.ranks import Ranks
 from pytorch_accelerated.run_config import TrainerRunConfig
 from pytorch_accelerated.trainer import Trainer as NativeTrainer
-from pytorch_accelerated.training.settings import TrainSettings
 from pytorch_accelerated.training.setup import check_optimizer_of
 
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ from typing import Any
 from torch import nn
 
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, MissingMethodError
+from pytorch_accelerated.facts.settings import check_optimizer
 from pytorch_accelerated.huggingface.arguments.deepspeed import check_parts
 from pytorch_accelerated.huggingface.arguments.strategies import IntervalStrategy, SaveStrategy
 from pytorch_accelerated.huggingface.arguments.training_arguments import TrainingArguments
 from pytorch_accelerated.processes.accelerators import send_to_device
-from pytorch_accelerated.training.settings import check_optimizer
 
 # Methods of `transformers`' Trainer that scripts override or call. This trainer would never call them.
 _HOOKS_ELSEWHERE = {

@@ -23,9 +23,9 @@ from pytorch_accelerated.huggingface.engine.step import FaceStep, ZeroStep
 from pytorch_accelerated.huggingface.events.callbacks import Events
 from pytorch_accelerated.huggingface.models.adapters import BASE_KEY, fingerprint_of, frozen_base
 from pytorch_accelerated.models.deepspeed import EngineOptimizer, ZeroOptimizer
+from pytorch_accelerated.steps.step import Step, StepParts
 from pytorch_accelerated.tracking.loss import LossTracker
 from pytorch_accelerated.training.run import Run
-from pytorch_accelerated.training.step import Step, StepParts
 
 if TYPE_CHECKING:
     from pytorch_accelerated.huggingface.engine.training import Training

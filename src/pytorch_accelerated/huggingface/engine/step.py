@@ -18,8 +18,8 @@ from pytorch_accelerated.huggingface.models.knowledge import reads_scale
 from pytorch_accelerated.models.clipping import clip_norm
 from pytorch_accelerated.models.sharding import whole
 from pytorch_accelerated.processes.accelerators import send_to_device
-from pytorch_accelerated.training.hook_output import adding_nothing
-from pytorch_accelerated.training.step import Call, Step, StepParts
+from pytorch_accelerated.steps.hook_output import adding_nothing
+from pytorch_accelerated.steps.step import Call, Step, StepParts
 
 if TYPE_CHECKING:
     from pytorch_accelerated.huggingface.engine.training import Training

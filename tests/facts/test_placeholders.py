@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytorch_accelerated.errors import ConfigurationError
+from pytorch_accelerated.facts.placeholders import TrainerPlaceholderValues as P
+from pytorch_accelerated.facts.placeholders import replace_trainer_placeholder_values
 from pytorch_accelerated.run_config import TrainerRunConfig
-from pytorch_accelerated.training.placeholders import TrainerPlaceholderValues as P
-from pytorch_accelerated.training.placeholders import replace_trainer_placeholder_values
 
 VALUES = {
     P.NUM_EPOCHS: 3,

@@ -1,6 +1,6 @@
 """An update, written once: forward, report, weigh, backward, complete, clip, apply.
 
-Read `Step.update` and `Step.compute` first. Subclasses replace a part: those in `steps/`, and the one in `uneven.py`
+Read `Step.update` and `Step.compute` first. Subclasses replace a part: those beside it, and the one in `uneven.py`
 for ranks without rows. The kind of step is chosen once, when the run is created. Hooks are looked up whenever they are
 called, so that a callback may replace one within the run.
 """
@@ -17,19 +17,19 @@ import torch
 from pytorch_accelerated.compat.torch import found_infinite, scale_all
 from pytorch_accelerated.data.updates import CountItems, MicroBatch, Update
 from pytorch_accelerated.errors import StopTrainingError
+from pytorch_accelerated.facts.settings import TrainSettings
 from pytorch_accelerated.models.clipping import clip_norm
 from pytorch_accelerated.models.sharding import own_parts
 from pytorch_accelerated.processes.accelerators import Accelerator
 from pytorch_accelerated.processes.ranks import Ranks, UnevenRanks
+from pytorch_accelerated.steps.hook_output import adding_nothing, loss_and_size
+from pytorch_accelerated.steps.late_counts import LateCounts
 from pytorch_accelerated.tracking.loss import LossTracker
-from pytorch_accelerated.training.emitting import Emitter
-from pytorch_accelerated.training.hook_output import adding_nothing, loss_and_size
-from pytorch_accelerated.training.hooks import TrainerHooks
-from pytorch_accelerated.training.late_counts import LateCounts
-from pytorch_accelerated.training.settings import TrainSettings
 
 if TYPE_CHECKING:
     from pytorch_accelerated.steps.guarded import Rollbacks
+    from pytorch_accelerated.training.emitting import Emitter
+    from pytorch_accelerated.training.hooks import TrainerHooks
 
 
 @dataclasses.dataclass

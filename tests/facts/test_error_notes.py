@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import TrainerCallback
 from pytorch_accelerated.errors import DataError
-from pytorch_accelerated.training import error_notes
+from pytorch_accelerated.facts import error_notes
 from tests.support.processes import run_on_ranks
 from tests.support.reference import regression_data, sgd, tiny_model
 

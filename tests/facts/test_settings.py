@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pytorch_accelerated.errors import ConfigurationError
-from pytorch_accelerated.training.settings import TrainSettings, parse_duration
+from pytorch_accelerated.facts.settings import TrainSettings, parse_duration
 
 
 @pytest.mark.parametrize(
