@@ -7,7 +7,8 @@ PYTHON ?= python3
 TORCH ?=
 TEST_PROCESSES ?= 2
 # Besides tests/chaos, what `make tests` runs in a small size (tests/chaos/size.py).
-SIZED_TESTS := tests/processes/test_together.py tests/test_docs_code.py
+SIZED_TESTS = $(shell grep -rl 'from tests.chaos.size' tests --include='test_*.py') tests/huggingface/test_ranks.py \
+	tests/test_docs_code.py tests/data/test_hub_streams.py tests/training/test_resume_streams.py
 
 VENV := .venv
 VENV_PYTHON := $(VENV)/bin/python
@@ -56,7 +57,7 @@ bench: $(VENV)/.bench
 
 chaos: $(VENV)/.dev
 	@CHAOS_SIZE=release CHAOS_RESULTS=$(CURDIR)/benchmarks/results $(VENV_PYTHON) -m pytest \
-		--numprocesses $(TEST_PROCESSES) tests/chaos $(SIZED_TESTS)
+		--numprocesses $(TEST_PROCESSES) tests/chaos $(filter-out tests/chaos/%,$(SIZED_TESTS))
 
 differential: $(VENV)/.reference
 	@$(VENV_PYTHON) scripts/differential.py

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.chaos.size import some
 from tests.support.processes import run_script
 
 # The guard keeps the processes that a benchmark starts from starting it once more.
@@ -16,7 +17,7 @@ if __name__ == "__main__":
 """
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 # One of each kind: `python -m benchmarks --quick --no-peers` runs them all, in some minutes.
-CASES = ["step", "epoch", "checkpoint", "ddp"]
+CASES = list(some(("step", "checkpoint"), ("step", "epoch", "checkpoint", "ddp")))
 
 
 @pytest.mark.slow

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.chaos.size import in_release
 from tests.support.processes import REPOSITORY, run_script
 
 PAGES = REPOSITORY / "docs" / "coming_from"
 FILE = re.compile(r"<!-- file: (\S+) -->\n```python\n(.*?)```", re.DOTALL)
 
 
-@pytest.mark.slow
+@in_release
 @pytest.mark.parametrize(
     ("package", "shown"), [("lightning", "val_accuracy"), ("keras", "val_loss"), ("fastai", "valid_loss")]
 )

@@ -8,9 +8,11 @@ import nbformat
 import pytest
 
 from scripts import notebooks
+from tests.chaos.size import some
 
-PATHS = sorted(notebooks.NOTEBOOKS.glob("*.ipynb"))
-each_notebook = pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+PATHS = {path.stem: path for path in sorted(notebooks.NOTEBOOKS.glob("*.ipynb"))}
+# The others train on text for long, or start scripts as the pages do.
+QUICK = ("first_model", "tabular", "two_processes")
 
 
 def stored(path: Path) -> Any:
@@ -18,14 +20,15 @@ def stored(path: Path) -> Any:
 
 
 @pytest.mark.processes
-@each_notebook
-def test_a_notebook_runs_and_shows_what_is_stored(path: Path) -> None:
+@pytest.mark.parametrize("name", some(QUICK, tuple(PATHS)))
+def test_a_notebook_runs_and_shows_what_is_stored(name: str) -> None:
+    path = PATHS[name]
     notebook = notebooks.run(path)
     assert notebooks.problems_of(notebook) == []
     shown = zip(notebooks.kinds_of_outputs(stored(path)), notebooks.kinds_of_outputs(notebook), strict=True)
     # A busy machine may show the bar of an evaluation too.
     assert [number for number, (before, now) in enumerate(shown, start=1) if not before <= now] == []
-    if path.stem == "two_processes":
+    if name == "two_processes":
         assert re.findall(r"^processes: \d$", printed(notebook), re.MULTILINE) == ["processes: 2", "processes: 1"]
 
 
@@ -33,6 +36,6 @@ def printed(notebook: Any) -> str:
     return "".join(output.get("text", "") for cell in notebooks.code_cells(notebook) for output in cell.outputs)
 
 
-@each_notebook
+@pytest.mark.parametrize("path", PATHS.values(), ids=PATHS)
 def test_a_stored_notebook_is_as_the_script_leaves_it(path: Path) -> None:
     assert notebooks.problems_of(stored(path)) == []

@@ -21,7 +21,7 @@ from pytorch_accelerated.errors import (
     PytorchAcceleratedError,
 )
 from pytorch_accelerated.trainer import Trainer
-from tests.support.processes import run_on_ranks, run_script
+from tests.support.processes import run_script
 
 
 def wine() -> tuple[torch.Tensor, torch.Tensor]:
@@ -120,6 +120,7 @@ def check_the_error_of_a_function_reaches_every_rank() -> None:
         assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
+# Which test_metrics.py does on several ranks, too.
 CHECKS = [
     check_functions_see_each_row_once_in_order,
     check_functions_beside_torchmetrics_and_ema,
@@ -131,25 +132,6 @@ CHECKS = [
 def test_functions_on_one_rank(check, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     check()
-
-
-ON_RANKS = """
-import os
-import sys
-import torch
-from tests.callbacks.test_metric_functions import CHECKS
-
-os.chdir(sys.argv[1])
-for check in CHECKS:
-    check()
-assert torch.distributed.get_world_size() == 2
-torch.distributed.destroy_process_group()
-"""
-
-
-@pytest.mark.processes
-def test_functions_on_two_ranks(tmp_path):
-    run_on_ranks(ON_RANKS, 2, tmp_path)
 
 
 def test_a_dict_of_numbers_is_recorded_by_its_names():

@@ -13,6 +13,7 @@ from pytorch_accelerated.callbacks.evaluation import StepBasedEvaluationCallback
 from pytorch_accelerated.callbacks.metrics import MetricsCallback
 from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.trainer import Trainer
+from tests.chaos.size import some
 from tests.support.processes import run_on_ranks
 
 CLASSES = 3
@@ -297,19 +298,25 @@ def test_metrics_on_one_rank(check):
 
 
 ON_RANKS = """
+import os
+import sklearn.datasets
+import sys
 import torch
-from tests.callbacks.test_metrics import CHECKS
+import torchmetrics
+from tests.callbacks import test_metric_functions, test_metrics
 
-for check in CHECKS:
+os.chdir(sys.argv[1])
+for check in (*test_metrics.CHECKS, *test_metric_functions.CHECKS):
     check()
+assert torch.distributed.get_world_size() == int(sys.argv[2])
 torch.distributed.destroy_process_group()
 """
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_metrics_on_several_ranks(ranks):
-    run_on_ranks(ON_RANKS, ranks)
+@pytest.mark.parametrize("ranks", some((3,), (2, 3)))
+def test_metrics_and_functions_on_several_ranks(ranks, tmp_path):
+    run_on_ranks(ON_RANKS, ranks, tmp_path, ranks)
 
 
 RESUME = """

@@ -4,9 +4,13 @@ import os
 from collections.abc import Sequence
 from typing import TypeVar
 
+import pytest
+
 T = TypeVar("T")
 
 IS_RELEASE = os.environ.get("CHAOS_SIZE") == "release"
+
+in_release = pytest.mark.skipif(not IS_RELEASE, reason="make chaos runs it")
 
 
 def size(small: int, release: int) -> int:

@@ -18,6 +18,7 @@ from pytorch_accelerated.huggingface import (
     TrainOutput,
 )
 from scripts.transformers_scripts import main
+from tests.chaos.size import in_release
 from tests.huggingface.runs import Rows, losses, make_trainer
 
 EVALUATED_AND_SAVED: dict[str, Any] = {
@@ -125,7 +126,7 @@ with open(f"{args.output_dir}/predictions.txt", "w") as file:
 """
 
 
-@pytest.mark.slow
+@in_release
 @pytest.mark.processes
 def test_a_script_runs_with_both_trainers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "run_it.py").write_text(SCRIPT)

@@ -9,6 +9,7 @@ from torch import nn
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.models.compiling import compile_in_place, repeated_blocks
+from tests.chaos.size import in_release
 from tests.support.reference import assert_same_parameters, regression_data, sgd
 
 EAGER = {"backend": "eager"}
@@ -131,7 +132,7 @@ def test_compiled_modules_are_left_alone() -> None:
     assert model._compiled_call_impl is compiled
 
 
-@pytest.mark.slow
+@in_release
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, while it imports its compiler
 def test_inductor_gives_the_weights_of_the_ordinary_run(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._inductor.cpp_builder import get_cpp_compiler

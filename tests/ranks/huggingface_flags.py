@@ -9,11 +9,13 @@ from typing import Any
 import torch
 
 from pytorch_accelerated.huggingface import TrainerCallback
+from tests.chaos.size import some
 from tests.huggingface.runs import Recorder, Rows, make_trainer, without_speed
 
 folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
 FLAGS = ("should_training_stop", "should_epoch_stop", "should_save", "should_evaluate", "should_log")
 EVENTS = ("on_step_end", "on_epoch_end", "on_evaluate", "on_log")
+PAIRS = list(itertools.product(EVENTS, FLAGS))  # every second one has each event and each flag at least twice
 
 
 class Asking(TrainerCallback):
@@ -58,7 +60,7 @@ def run(event: str, flag: str, askers: tuple[int, ...]) -> dict[str, Any]:
 
 found = {
     f"{event} {flag}": [run(event, flag, askers) for askers in ((1,), (0, 1))]
-    for event, flag in itertools.product(EVENTS, FLAGS)
+    for event, flag in some(PAIRS[::2], PAIRS)
 }
 torch.save(found, folder / f"{rank}.pt")
 print("done")

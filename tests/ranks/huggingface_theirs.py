@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 
+from tests.chaos.size import some
 from tests.huggingface.runs import Regression, Rows, losses, make_trainer
 from tests.huggingface.test_against_transformers import TRAINED, assert_same_history
 from tests.huggingface.test_loss_scale import EXACT, SAME, trained
@@ -19,8 +20,8 @@ from tests.huggingface.test_subclasses import trained as trained_subclass
 
 folder = Path(sys.argv[1])
 
-for name, case in {**SAME, **EXACT}.items():
-    for steps in (1, 2):
+for number, (name, case) in enumerate({**SAME, **EXACT}.items()):
+    for steps in some((2,) if name in EXACT else (1 + number % 2,), (1, 2)):
         batches = {"per_device_train_batch_size": 2 // steps, "gradient_accumulation_steps": steps}
         trainers = [trained(library, case, folder, max_steps=1, **batches) for library in ("ours", "theirs")]
         assert trainers[0].args.world_size == 2

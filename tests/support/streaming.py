@@ -14,6 +14,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import TrainerCallback
+from tests.chaos.size import some
 from tests.support.histories import state_without_times
 from tests.support.reference import regression_data
 from tests.support.resuming import assert_same
@@ -158,7 +159,7 @@ def check_everywhere(make: Callable[[], Any], folder: Path, **arguments: Any) ->
     saver = SaveEverywhere(folder)
     whole = outcome(run(make(), saver, **arguments))
     assert len(saver.saved) == whole["run_state"]["updates"] + whole["run_state"]["epochs"]
-    for name in saver.saved:
+    for name in some(saver.saved[1::2], saver.saved):
         resumed = run(make(), process_seed=99, resume_from=folder / name, **arguments)
         try:
             assert_same(outcome(resumed), whole)
