@@ -31,6 +31,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 from scripts.stand_ins.tiny import make_data, make_model  # noqa: E402
+from tests.support import torchvision_on_cpu  # noqa: E402
 
 CASES = Path(__file__).with_suffix(".json")
 TABLE = ROOT / "benchmarks" / "results" / "transformers_scripts.md"
@@ -140,6 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, default=TABLE, help="the table")
     parser.add_argument("--keep", type=Path, help="a new folder for what the scripts write")
     options = parser.parse_args(arguments)
+    torchvision_on_cpu.install()  # transformers imports it
     cases = json.loads(options.cases.read_text())
     work = options.keep or Path(tempfile.mkdtemp())
     rows, is_same = _rows_of(options.output) if options.only else {}, True

@@ -46,7 +46,10 @@ def make_data(kind: str, rows: Mapping[str, int], folder: Path) -> list[str]:
                 arguments += [f"--{split}_dir", str(_write_images(folder / split, count))]
             continue
         path = folder / f"{split}.json"
-        path.write_text("\n".join(json.dumps(_ROWS[kind](draw, index)) for index in range(count)) + "\n")
+        split_rows = [_ROWS[kind](draw, index) for index in range(count)]
+        # The scripts for questions read the field "data", as in the files of SQuAD; the others read a row per line.
+        lines = [{"data": split_rows}] if kind == "questions" else split_rows
+        path.write_text("\n".join(map(json.dumps, lines)) + "\n")
         if split != "test" or kind not in ("texts", "endings"):
             arguments += [f"--{split}_file", str(path)]
     return arguments
