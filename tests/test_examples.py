@@ -54,15 +54,6 @@ def test_train_digits_recognises_97_percent_of_held_out_digits(tmp_path, train_d
     assert (tmp_path / curves).read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.processes
-def test_train_digits_on_two_ranks_trains_one_model(tmp_path, train_digits):
-    output = run_example("train_digits", "--num-epochs", 4, folder=tmp_path, ranks=2)
-    assert "19 updates, 64 samples each (32 x 2 processes)" in output.stdout
-    shown = _number(r"Held-out digits: (\d+) of 300 recognised", output.stdout)
-    assert shown >= 0.9 * 300
-    assert shown == _recognised_by(train_digits, tmp_path / "outputs/digits/model.pt", seed=0)
-
-
 def test_train_mnist_under_accelerate_launch(tmp_path, mnist_root):
     config = tmp_path / "config.yaml"
     config.write_text(

@@ -217,25 +217,6 @@ def test_a_custom_scheduler_may_use_loaders_and_run_config():
     assert trainer.scheduler.last_epoch == 8
 
 
-def test_a_custom_loop_replaces_the_training_epoch():
-    class OwnEpoch(Trainer):
-        def _run_train_epoch(self, train_dl: Any) -> None:
-            self.train_epoch_start()
-            for step, batch in enumerate(train_dl):
-                self._perform_forward_and_backward_passes(batch, step)
-                self.optimizer_step()
-                self.optimizer_zero_grad()
-            self._add_epoch_loss_to_run_history("train_loss_epoch")
-
-    trainer, plain = make(OwnEpoch), make()
-    for each in (trainer, plain):
-        each.train(DATASET, 2, DATASET, per_device_batch_size=4)
-    assert_same_parameters(trainer.model, plain.model, tolerance=0)
-    names = list(trainer.run_history.get_metric_names())
-    for name in names:
-        assert trainer.run_history.get_metric_values(name) == plain.run_history.get_metric_values(name)
-
-
 def test_a_loader_may_be_replaced_by_a_slice_of_it():
     class Fewer(TrainerCallback):
         def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from pytorch_accelerated.errors import LayerGroupIndexError
-from pytorch_accelerated.finetuning import Layer, ModelFreezer
+from pytorch_accelerated.finetuning import ModelFreezer
 
 
 class Scale(nn.Module):
@@ -74,21 +74,6 @@ STATISTICS = {
 }
 
 
-def test_layers_are_the_modules_without_children_with_the_indexes_of_their_group():
-    model = make_net()
-    layers = ModelFreezer(model).get_layers()
-    assert [(layer.layer_group_idx[0], layer.module) for layer in layers] == [
-        (0, model.stem[0]),
-        (0, model.stem[1]),
-        (0, model.stem[2]),
-        (1, model.norm),
-        (2, model.scale.inner),
-        (3, model.drop),
-        (4, model.head),
-    ]
-    assert layers[-1] == Layer(layer_group_idx=(4, -1), module=model.head, is_frozen=False)
-
-
 def test_a_module_with_an_empty_child_is_not_a_layer_and_a_shared_one_is_listed_once():
     shared = nn.Linear(2, 2)
     block = nn.Module()
@@ -134,19 +119,6 @@ def test_parameters_held_by_the_model_itself_belong_to_the_first_group():
     freezer.freeze(0, 0)
     assert not model.token.requires_grad
     assert names_of(model, freezer.unfreeze(0, 0)[0]["params"]) == {"token", "stem.0.weight", "stem.0.bias"}
-
-
-@pytest.mark.parametrize(
-    ("ends", "frozen"), [((0, 2), [0, 1, 2]), ((2, 0), [0, 1, 2]), ((-3, 4), [2, 4]), ((1, 1), [1])]
-)
-def test_both_ends_are_included_in_either_order_and_may_be_negative(ends, frozen):
-    model = make_net()
-    freezer = ModelFreezer(model, freeze_batch_norms=True)
-    freezer.freeze(*ends)
-    groups = freezer.get_layer_groups()
-    assert [
-        index for index, group in enumerate(groups) if group.is_frozen and list(group.module.parameters())
-    ] == frozen
 
 
 def test_batch_norms_stay_trainable_by_default_and_keep_their_statistics_moving():

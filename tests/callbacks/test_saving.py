@@ -31,7 +31,6 @@ from tests.callbacks.runs import (
     a_trainer,
     assert_same_weights,
     fit,
-    values_of,
     weights_of,
 )
 from tests.support.processes import run_on_ranks
@@ -255,19 +254,6 @@ def states_in(folder: str = "training_states") -> set[str]:
 def test_states_are_saved_when_asked_for(arguments: dict[str, Any], expected: set[str]) -> None:
     fit(a_trainer(SaveTrainingStateCallback(**arguments)), num_epochs=5)
     assert states_in() == expected
-
-
-def test_a_run_that_was_stopped_resumes_from_its_final_state() -> None:
-    whole = a_trainer()
-    expected = values_of(fit(whole))
-    for updates in (3, 5, 12):
-        stopped = a_trainer(SaveTrainingStateCallback(f"after_{updates}"), StopAfter(updates))
-        fit(stopped)
-        assert stopped.run_state.updates == updates
-        assert states_in(f"after_{updates}") == {"final"}
-        resumed = a_trainer()
-        assert values_of(fit(resumed, resume_from=f"after_{updates}")) == expected
-        assert_same_weights(weights_of(resumed.model), weights_of(whole.model))
 
 
 @pytest.mark.parametrize("updates", [3, 5, 9])

@@ -35,28 +35,6 @@ def expect_refusal(folder: Path, file: str) -> None:
     assert f"{folder / file} " in str(caught.value)
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_a_flipped_bit_anywhere_is_noticed(file, tmp_path):
-    path = save(tmp_path / "state") / file
-    content = path.read_bytes()
-    for position in range(0, len(content), 3):
-        changed = bytearray(content)
-        changed[position] ^= 1 << (position % 8)
-        path.write_bytes(changed)
-        expect_refusal(tmp_path / "state", file)
-    path.write_bytes(content)
-    assert verify(tmp_path / "state").facts == {"updates": 1, "value": 0.25}
-
-
-@pytest.mark.parametrize("file", FILES)
-def test_a_file_of_another_length_is_noticed(file, tmp_path):
-    path = save(tmp_path / "state") / file
-    content = path.read_bytes()
-    for changed in (b"", content[:1], content[: len(content) // 2], content[:-1], content + b"\n", content * 2):
-        path.write_bytes(changed)
-        expect_refusal(tmp_path / "state", file)
-
-
 def delete(path: Path) -> None:
     path.unlink()
 
@@ -92,15 +70,6 @@ def test_all_damaged_files_are_named(tmp_path):
     assert "model.json has 2 bytes; its manifest says" in str(caught.value)
     assert "run.safetensors cannot be read: No such file" in str(caught.value)
     assert "model.safetensors" not in str(caught.value)
-
-
-def test_a_longer_file_is_named_with_both_sizes(tmp_path):
-    folder = save(tmp_path / "state")
-    size_bytes = (folder / "model.json").stat().st_size
-    with (folder / "model.json").open("ab") as file:
-        file.write(b" ")
-    with pytest.raises(InvalidCheckpointError, match=f"has {size_bytes + 1} bytes; its manifest says {size_bytes}"):
-        verify(folder)
 
 
 def test_files_that_the_manifest_does_not_list_are_ignored(tmp_path):

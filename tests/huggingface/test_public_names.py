@@ -1,7 +1,6 @@
 """Scripts find the names where they look for them, and run with both trainers."""
 
 import importlib
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,6 @@ from pytorch_accelerated.huggingface import (
     PredictionOutput,
     TrainOutput,
 )
-from scripts.transformers_scripts import main
-from tests.chaos.size import in_release
 from tests.huggingface.runs import Rows, losses, make_trainer
 
 EVALUATED_AND_SAVED: dict[str, Any] = {
@@ -90,56 +87,3 @@ def test_outputs_have_the_fields_of_those_of_transformers() -> None:
 
     for ours in (EvalLoopOutput, PredictionOutput, TrainOutput):
         assert ours._fields == getattr(genuine, ours.__name__)._fields
-
-
-SCRIPT = """
-import numpy as np
-from datasets import load_dataset
-from transformers import (
-    AutoModelForSequenceClassification, AutoTokenizer, HfArgumentParser, Trainer, TrainingArguments, set_seed,
-)
-from dataclasses import dataclass
-
-@dataclass
-class Other:
-    model_name_or_path: str
-    train_file: str
-    validation_file: str
-    test_file: str
-
-other, args = HfArgumentParser((Other, TrainingArguments)).parse_args_into_dataclasses()
-set_seed(args.seed)
-tokenizer = AutoTokenizer.from_pretrained(other.model_name_or_path)
-model = AutoModelForSequenceClassification.from_pretrained(other.model_name_or_path, num_labels=3)
-sets = load_dataset("json", data_files={"train": other.train_file, "validation": other.validation_file})
-sets = sets.map(lambda rows: tokenizer(rows["sentence1"], rows["sentence2"]), batched=True)
-trainer = Trainer(
-    model, args, train_dataset=sets["train"], eval_dataset=sets["validation"], processing_class=tokenizer,
-    compute_metrics=lambda p: {"accuracy": float((np.argmax(p.predictions, 1) == p.label_ids).mean())},
-)
-result = trainer.train()
-trainer.save_metrics("train", {**result.metrics, "kind": len(Trainer.__module__)})
-trainer.save_state()
-trainer.save_metrics("eval", trainer.evaluate())
-with open(f"{args.output_dir}/predictions.txt", "w") as file:
-    file.write(str(np.argmax(trainer.predict(sets["validation"]).predictions, 1)))
-"""
-
-
-@in_release
-@pytest.mark.processes
-def test_a_script_runs_with_both_trainers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "run_it.py").write_text(SCRIPT)
-    common = "--max_steps 3 --per_device_train_batch_size 2 --logging_steps 1 --train_sampling_strategy sequential "
-    cases = {
-        "common": f"{common} --report_to none --use_cpu --eval_strategy steps",
-        "rows": {"train": 6, "validation": 8, "test": 1},
-        "scripts": {"run_it.py": {"model": "bert", "data": "pairs", "arguments": "--learning_rate 0.01"}},
-    }
-    (tmp_path / "cases.json").write_text(json.dumps(cases))
-    options = {"--folder": tmp_path, "--cases": tmp_path / "cases.json", "--output": tmp_path / "table.md"}
-    code = main([str(word) for pair in options.items() for word in pair])
-    output = capsys.readouterr().out
-    assert code == 1, output
-    assert [line.split(":")[0] for line in output.splitlines() if ": ours " in line] == ["  .results.kind"]
-    assert "| `run_it.py` | 1 line added |" in (tmp_path / "table.md").read_text()

@@ -157,22 +157,6 @@ def drawn(seen: Snapshot, columns: int) -> str:
     return str(tqdm.tqdm.format_meter(seen.done, seen.total, seen.seconds, ncols=columns, bar_format=text, ascii=True))
 
 
-@pytest.mark.parametrize(
-    ("columns", "words"),
-    [
-        (100, "450/1000 [00:12<00:15, 1168 samples/s, loss=0.4321, lr=1.00e-03]"),
-        (80, "[00:12<00:15, 1168 samples/s, loss=0.4321, lr=1.00e-03]"),
-        (75, "[00:12<00:15, 1168 samples/s, loss=0.4321]"),
-        (60, "[00:12<00:15, loss=0.4321]"),
-    ],
-)
-def test_a_bar_gives_up_words_before_it_becomes_too_short_to_read(columns, words):
-    line = drawn(snapshot(), columns)
-    assert len(line) == columns
-    assert line.startswith("epoch 3/10  45%|#")
-    assert line.endswith(f"| {words}")
-
-
 @given(columns=st.integers(1, 200), label=st.text(min_size=1, max_size=30), total=st.none() | st.integers(450, 10**9))
 def test_a_bar_never_overflows_its_line(columns, label, total):
     assert len(drawn(snapshot(label="{" + label.replace("\x1b", "") + "}", total=total), columns)) <= columns
@@ -241,15 +225,6 @@ def test_a_new_column_brings_a_new_header_and_stays():
         "-----  ----------------  ---------------  --------  --------  -----",
         "    1            0.4321           0.5123    0.9123  1.00e-03   7.9s",
         "    3            0.4321           0.5123            1.00e-03   7.9s",
-    ]
-
-
-def test_in_a_narrow_terminal_the_names_are_wrapped():
-    assert add_rows(table(60), {**ROW, "MulticlassAccuracy": "0.9123"}) == [
-        "           train_  eval_loss_  Multiclass",
-        "epoch  loss_epoch       epoch    Accuracy        lr   time",
-        "-----  ----------  ----------  ----------  --------  -----",
-        "    1      0.4321      0.5123      0.9123  1.00e-03   7.9s",
     ]
 
 

@@ -34,7 +34,7 @@ from pytorch_accelerated.errors import NonFiniteLossError, StopTrainingError
 from pytorch_accelerated.progress.display import BarDisplay
 from pytorch_accelerated.progress.formats import format_number
 from pytorch_accelerated.trainer import Trainer
-from tests.support.processes import run_on_ranks, run_script
+from tests.support.processes import run_forked, run_on_ranks
 from tests.support.terminal import Terminal, in_a_terminal
 
 SCREEN = (PrintProgressCallback, ProgressBarCallback, LogMetricsCallback)
@@ -247,7 +247,7 @@ def test_a_row_in_a_log_survives_a_kill():
     trainer = Killed(model, torch.nn.functional.mse_loss, torch.optim.SGD(model.parameters(), lr=0.01))
     trainer.train((torch.ones(4, 1), torch.ones(4, 1)), num_epochs=1)
     """
-    lines = run_script(textwrap.dedent(script)).stdout.splitlines()
+    lines = run_forked(textwrap.dedent(script)).stdout.splitlines()
     assert [line.split()[0] for line in lines] == ["Training", "epoch", "-----", "1"]
 
 

@@ -392,30 +392,6 @@ def test_the_loss_within_epochs_is_plotted_where_it_belongs_smoothed_before_what
     assert len(history.plot(smoothing=0).axes[0].get_lines()) == 3
 
 
-def test_a_ring_marks_the_best_loss_of_evaluations():
-    pytest.importorskip("matplotlib")
-    (axes,) = history_of_a_run().plot().axes
-    ring: Any
-    (ring,) = axes.collections
-    assert ring.get_offsets().tolist() == [[2, 0.2]]
-    assert [text.get_text() for text in axes.texts] == ["0.2"]
-
-
-def test_several_runs_share_a_plot():
-    pytest.importorskip("matplotlib")
-    one, other = history_of_a_run(), history_of_a_run(2, factor=2)
-    other.update_metric("eval_accuracy", 0.5)
-    losses: Any
-    losses, accuracies = one.plot(compare={"more": other}, log_scale=True).axes
-    labels = [text.get_text() for text in losses.get_legend().get_texts()]
-    names = ["train_loss", "train_loss_epoch", "eval_loss_epoch"]
-    assert labels == [f"{run}, {name}" for run in ("this run", "more") for name in names]
-    assert len({line.get_color() for line in losses.get_lines()}) == 2
-    assert (losses.get_yscale(), accuracies.get_yscale()) == ("log", "linear")
-    assert len(losses.collections) == 2
-    assert [line.get_linestyle() for line in losses.get_lines() if line.get_marker() == "o"] == ["--", "-"] * 2
-
-
 def test_a_plot_shows_itself_in_a_notebook_and_can_be_pickled():
     pytest.importorskip("matplotlib")
     figure: Any = history_of_a_run().plot()

@@ -30,7 +30,7 @@ def test_two_runs_with_the_same_seed_are_the_same_and_others_are_not() -> None:
     torch.manual_seed(99)  # a seed that was given is not mixed with anything
     np.random.seed(99)
     random.seed(99)
-    assert digest(train_randomly(3)) == first
+    assert digest(train_randomly(3)) == digest(train_randomly(np.int64(3))) == first
     assert len({digest(train_randomly(seed)) for seed in (0, 1, 2, 2**32)} | {first}) == 5
 
 

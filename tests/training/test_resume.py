@@ -39,16 +39,6 @@ def test_a_run_resumed_at_an_epoch_border_equals_the_uninterrupted_run(
     assert_same(resumed, whole)
 
 
-@pytest.mark.parametrize(("updates", "num_workers"), [(1, 0), (3, 1), (4, 0), (5, 2), (7, 0), (12, 0)])
-def test_a_run_resumed_after_any_update_equals_the_uninterrupted_run(
-    updates: int, num_workers: int, tmp_path: Path
-) -> None:
-    whole = everything(*run(tmp_path))
-    run(tmp_path, SaveAndStop(tmp_path / "state", updates))
-    resumed = everything(*run(tmp_path, process_seed=99, resume_from=tmp_path / "state", num_workers=num_workers))
-    assert_same(resumed, whole)
-
-
 # Schedules that step when an epoch ends.
 AFTER_EPOCHS: dict[str, dict[str, Any]] = {
     "per update": {},

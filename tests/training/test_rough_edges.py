@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset, get_worker_info
 
-from pytorch_accelerated import Trainer, set_seed
+from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import StepBasedEvaluationCallback, TrainerCallback
 from pytorch_accelerated.trainer import TrainerWithTimmScheduler
 from pytorch_accelerated.utils import DataLoaderSlice, worker_init_fn
@@ -70,36 +70,6 @@ def test_a_second_run_that_keeps_the_history_continues_the_order_of_the_data():
     make(whole).train(DATA, 3, per_device_batch_size=11)
     assert len({batch[0, 0].item() for batch in whole.seen}) > 1
     assert all(torch.equal(part, batch) for part, batch in zip(parts.seen, whole.seen, strict=True))
-
-
-# Seeds
-
-
-def order_of_data(**kwargs: Any) -> list[float]:
-    class Order(TrainerCallback):
-        rows: Any = None
-
-        def on_train_step_end(self, trainer: Trainer, batch: Any, **kwargs: Any) -> None:
-            self.rows = batch[0][:, 0].tolist()
-
-    make(order := Order(), **kwargs).train(DATA, 1, per_device_batch_size=11)
-    rows: list[float] = order.rows
-    return rows
-
-
-def test_the_users_seed_determines_the_order_and_their_generators_are_not_reseeded():
-    orders = []
-    for seed in (1, 2, 1):
-        set_seed(seed)
-        states = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()  # type: ignore[index]
-        orders.append(order_of_data(seed=None))
-        assert torch.equal(torch.get_rng_state(), states[0])
-        assert np.random.get_state()[1].tolist() == states[1]  # type: ignore[index]
-        assert random.getstate() == states[2]
-    assert orders[0] == orders[2]
-    assert orders[0] != orders[1]
-    assert order_of_data(seed=4) == order_of_data(seed=np.int64(4))
-    assert order_of_data(seed=4) != order_of_data(seed=5)
 
 
 def test_worker_init_fn_makes_numpy_and_random_follow_torchs_seed_of_the_worker():
