@@ -81,11 +81,7 @@ def _compare(options: argparse.Namespace) -> int:
 def _prune(options: argparse.Namespace) -> int:
     if (options.keep_best is None) != (options.metric is None):
         raise ConfigurationError("Give --keep-best and --metric together: which states are best depends on the metric.")
-    retention = Retention(
-        last=options.keep_last,
-        best=options.keep_best,
-        greater_is_better=options.greater_is_better,
-    )
+    retention = Retention(last=options.keep_last, best=options.keep_best, greater_is_better=options.greater_is_better)
     plan = tool.plan_prune(options.folder, retention, options.metric)
     return tool.prune(plan, Screen(sys.stdout), is_agreed=lambda question: options.yes or _ask(question))
 

@@ -27,7 +27,7 @@ from pytorch_accelerated.facts.names import Replaceable, knows_other_names
 from pytorch_accelerated.facts.order import explain_run
 from pytorch_accelerated.facts.placeholders import TrainerPlaceholderValues, replace_trainer_placeholder_values
 from pytorch_accelerated.facts.run_state import RunPhase
-from pytorch_accelerated.facts.settings import TrainSettings, check_positive_count
+from pytorch_accelerated.facts.settings import TrainSettings, check_parts, check_positive_count
 from pytorch_accelerated.looking.learning_rates import LearningRateTest, find_learning_rate
 from pytorch_accelerated.looking.preflight import PreflightReport, rehearse
 from pytorch_accelerated.looking.summary import TrainingSummary, summarise
@@ -36,7 +36,6 @@ from pytorch_accelerated.prediction.padded import remove_padding
 from pytorch_accelerated.prediction.stored import collect_predictions
 from pytorch_accelerated.processes.gathering import map_tensors
 from pytorch_accelerated.progress.display import print_above_bars
-from pytorch_accelerated.run_config import TrainerRunConfig
 from pytorch_accelerated.steps.guarded import RollBack
 from pytorch_accelerated.tracking.history import RunHistory
 from pytorch_accelerated.tracking.loss import LossTracker
@@ -329,7 +328,7 @@ class Trainer(TrainerHooks):
             ConfigurationError: if the loader shuffles, or drops samples with `drop_last`.
         """
         check_positive_count("per_device_batch_size", per_device_batch_size)
-        setup.check_parts_of(self)
+        check_parts(self.model, self.loss_func)
         check_dataset(dataset)
         defaults = default_loader_kwargs(dataset, batch_size=per_device_batch_size, shuffle=False)
         loader = build_loader(dataset, defaults, dataloader_kwargs, collate_fn or self.collate_fn)
@@ -725,23 +724,7 @@ class Trainer(TrainerHooks):
         run.prepare_model(for_training=run.loaders.train is not None)
         run.prepare_loaders()
 
-    def _create_run_config(
-        self,
-        per_device_batch_size: int,
-        num_epochs: int | None,
-        gradient_accumulation_steps: int,
-        max_num_train_steps: int | None,
-        gradient_clip_value: float | None,
-    ) -> TrainerRunConfig:
-        """The frozen facts of the run, from its settings and loaders."""
-        return setup.describe_run(
-            self.internal_run,
-            per_device_batch_size,
-            num_epochs,
-            gradient_accumulation_steps,
-            max_num_train_steps,
-            gradient_clip_value,
-        )
+    _create_run_config = setup.create_run_config
 
     @property
     def _loss_tracker(self) -> LossTracker:

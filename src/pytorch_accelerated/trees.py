@@ -129,6 +129,14 @@ def count_rows(data: Any) -> int | None:
     return next((int(leaf.shape[0]) for leaf in leaves(data) if getattr(leaf, "shape", None)), None)
 
 
+def length_of(data: Any) -> int | None:
+    """The batches of a loader, or the rows of a dataset; None for a stream."""
+    try:
+        return len(data)
+    except (TypeError, NotImplementedError):
+        return None
+
+
 def _is_like(first: Any, other: Any) -> bool:
     if type(other) is not type(first):
         return False

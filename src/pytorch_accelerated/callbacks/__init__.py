@@ -7,11 +7,7 @@ from pytorch_accelerated.callbacks.evaluation import (
     StepBasedEvaluationCallback,
 )
 from pytorch_accelerated.callbacks.handler import DEFAULT_CALLBACKS, CallbackHandler, get_default_callbacks
-from pytorch_accelerated.callbacks.loggers import (
-    CSVLoggerCallback,
-    JSONLoggerCallback,
-    LearningRateMonitorCallback,
-)
+from pytorch_accelerated.callbacks.loggers import CSVLoggerCallback, JSONLoggerCallback, LearningRateMonitorCallback
 from pytorch_accelerated.callbacks.metrics import MetricsCallback
 from pytorch_accelerated.callbacks.preparation import ConvertSyncBatchNormCallback, MoveModulesToDeviceCallback
 from pytorch_accelerated.callbacks.profiling import ProfilerCallback

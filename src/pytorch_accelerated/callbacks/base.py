@@ -49,6 +49,8 @@ class TrainerCallback:
     #: False, because they may do more than their base.
     ranks_agree_after_each_update: bool = True
 
+    _told_apart_by = ""  # the attribute in which callbacks of one class differ
+
     def on_init_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """The trainer has been created."""
 
@@ -197,4 +199,5 @@ class TrainerCallback:
     @property
     def state_key(self) -> str:
         """The name of this callback's state in a training state; two callbacks of one class need different keys."""
-        return type(self).__name__
+        kind, name = type(self).__name__, self._told_apart_by
+        return f"{kind}({getattr(self, name)})" if name else kind

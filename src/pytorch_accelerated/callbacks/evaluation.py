@@ -109,14 +109,10 @@ class LimitBatchesCallback(TrainerCallback):
     """
 
     _source: str | None = "LimitBatchesCallback"
+    _told_apart_by = "num_batches"  # a trainer may have several limits, of which the smallest applies
 
     def __init__(self, num_batches: int) -> None:
         self.num_batches = checked_limit(num_batches, name="num_batches")
-
-    @property
-    def state_key(self) -> str:
-        """The class and the limit. A trainer may have several limits, of which the smallest applies."""
-        return f"{type(self).__name__}({self.num_batches})"
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Limit both loaders, and print a line, because the sizes printed elsewhere ignore the limit."""
@@ -125,13 +121,10 @@ class LimitBatchesCallback(TrainerCallback):
             trainer.print(f"Using {batches} of each pass at most ({self._source})")
         loaders = trainer.internal_run.loaders
         loaders.train = DataLoaderSlice(loaders.train, self.num_batches)
-        self._limit_evaluation(trainer)
+        self.on_evaluation_run_start(trainer)
 
     def on_evaluation_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Limit the evaluation loader."""
-        self._limit_evaluation(trainer)
-
-    def _limit_evaluation(self, trainer: Trainer) -> None:
         loaders = trainer.internal_run.loaders
         if loaders.eval is not None:
             loaders.all_eval = [DataLoaderSlice(loader, self.num_batches) for loader in loaders.all_eval]

@@ -12,6 +12,7 @@ from pytorch_accelerated.callbacks.preparation import MoveModulesToDeviceCallbac
 from pytorch_accelerated.callbacks.progress import LogMetricsCallback, PrintProgressCallback, ProgressBarCallback
 from pytorch_accelerated.callbacks.stopping import TerminateOnNaNCallback
 from pytorch_accelerated.callbacks.warning import stacklevel_of_user
+from pytorch_accelerated.checkpointing.training_state import key_of_state
 from pytorch_accelerated.errors import (
     ArgumentTypeError,
     CallbackMethodNotImplementedError,
@@ -191,8 +192,8 @@ class CallbackHandler(EventHandler):
         return True
 
     def _refuse_duplicate(self, callback: Any) -> None:
-        key = _state_key(callback)
-        if key in map(_state_key, self._callbacks):
+        key = key_of_state(callback)
+        if key in map(key_of_state, self._callbacks):
             raise DuplicateCallbackError(
                 f"There is already a callback with the state key {key!r}. In a saved training state the two "
                 "could not be told apart. Remove one of them, or give each its own `state_key`."
@@ -224,10 +225,6 @@ def _refuse_callback_of_transformers(callback: Any) -> None:
             "transformers. This Trainer has other events, and would never call it. Write a subclass of "
             "`pytorch_accelerated.callbacks.TrainerCallback`; for trackers there is TrackerCallback."
         )
-
-
-def _state_key(callback: Any) -> str:
-    return getattr(callback, "state_key", None) or type(callback).__name__
 
 
 def get_default_callbacks(progress_bar: bool = True) -> tuple[type[TrainerCallback], ...]:

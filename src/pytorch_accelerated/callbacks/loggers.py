@@ -56,6 +56,7 @@ class _FileLogger(TrainerCallback, abc.ABC):
     """
 
     takes_part_in_preflight = False
+    _told_apart_by = "path"
 
     path: Path
     step_records: bool = True
@@ -71,11 +72,6 @@ class _FileLogger(TrainerCallback, abc.ABC):
     def __init__(self, path: str | os.PathLike[str], *, step_records: bool = True) -> None:
         self.path = Path(path)
         self.step_records = step_records
-
-    @property
-    def state_key(self) -> str:
-        """The class and the path."""
-        return f"{type(self).__name__}({self.path})"
 
     def saved_places(self) -> dict[str, str]:
         """The file, for the summary of a run."""

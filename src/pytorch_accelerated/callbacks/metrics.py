@@ -8,13 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
-from pytorch_accelerated.callbacks.metric_functions import (
-    Choice,
-    MetricFunctions,
-    divided,
-    predictions_of,
-    targets_of,
-)
+from pytorch_accelerated.callbacks.metric_functions import Choice, MetricFunctions, divided, predictions_of, targets_of
 from pytorch_accelerated.checkpointing.loading import explained_loading
 from pytorch_accelerated.checkpointing.matching import require_kinds
 from pytorch_accelerated.compat.torchmetrics import reductions_of, set_update_count

@@ -17,8 +17,9 @@ from pytorch_accelerated.callbacks.watching import watched_metrics
 from pytorch_accelerated.progress.display import display_factory
 from pytorch_accelerated.progress.formats import format_count, format_duration, format_number, format_update_size
 from pytorch_accelerated.progress.notebook import NotebookPage, can_display
-from pytorch_accelerated.progress.progress import Display, Progress, length_of
+from pytorch_accelerated.progress.progress import Display, Progress
 from pytorch_accelerated.progress.table import GrowingTable, block, folded, screen_columns
+from pytorch_accelerated.trees import length_of
 
 if TYPE_CHECKING:
     from pytorch_accelerated.callbacks.base import Trainer
@@ -255,7 +256,7 @@ class LogMetricsCallback(TrainerCallback):
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Start a new table."""
         self._row = None
-        self._table = _new_table()
+        self._table = GrowingTable(_MINOR_COLUMNS)
 
     def on_train_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Start the clock."""
@@ -293,7 +294,7 @@ class LogMetricsCallback(TrainerCallback):
 
     @functools.cached_property
     def _table(self) -> GrowingTable:
-        return _new_table()
+        return GrowingTable(_MINOR_COLUMNS)
 
     def _log_updated(self, trainer: Trainer, *kinds: str) -> None:
         metrics: dict[str, float] = {}
@@ -332,10 +333,6 @@ PrintMetricsCallback = LogMetricsCallback
 
 def _kind_of(metric_name: str) -> str:
     return "train" if metric_name.startswith("train") else "other"
-
-
-def _new_table() -> GrowingTable:
-    return GrowingTable(_MINOR_COLUMNS)
 
 
 def _training_facts(trainer: Trainer) -> dict[str, str]:

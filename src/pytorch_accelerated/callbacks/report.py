@@ -70,6 +70,7 @@ class ReportCallback(TrainerCallback):
 
     takes_part_in_preflight = False
     ranks_agree_after_each_update = False
+    _told_apart_by = "path"
 
     def __init__(
         self,
@@ -115,11 +116,6 @@ class ReportCallback(TrainerCallback):
             return f"<div>{html.escape(repr(self))}: there is no page yet. Train first.</div>"
         style = "width:100%;height:44em;border:1px solid rgba(128,128,128,.5);border-radius:.4em"
         return f"<iframe style='{style}' title='{html.escape(self.path.name)}' srcdoc='{html.escape(page)}'></iframe>"
-
-    @property
-    def state_key(self) -> str:
-        """The class and the path, because a run may have several such callbacks."""
-        return f"{type(self).__name__}({self.path})"
 
     def get_predictions_and_targets(self, batch: Any, batch_output: dict[str, Any]) -> tuple[Any, Any]:
         """The outputs and targets that the page shows; (None, None) for none. Override it for other structures.

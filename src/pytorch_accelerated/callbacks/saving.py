@@ -14,7 +14,7 @@ from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.callbacks.watching import KINDS_OF_BEST, WatchedMetric
 from pytorch_accelerated.checkpointing.layout import STATE_NAME, Manifest
 from pytorch_accelerated.checkpointing.matching import require_kinds
-from pytorch_accelerated.checkpointing.policy import Retention, SavedState, SavePolicy
+from pytorch_accelerated.checkpointing.policy import Retention, SavePolicy
 from pytorch_accelerated.checkpointing.publish import remove_state
 from pytorch_accelerated.checkpointing.reading import is_file
 from pytorch_accelerated.checkpointing.saved_metrics import judged_states
@@ -58,6 +58,7 @@ class SaveBestModelCallback(TrainerCallback):
     """
 
     takes_part_in_preflight = False
+    _told_apart_by = "save_path"
 
     save_path: str | Path = "best_model.pt"
     watch_metric: str = "eval_loss_epoch"
@@ -150,11 +151,6 @@ class SaveBestModelCallback(TrainerCallback):
         self.best_metric_epoch = state["best_metric_epoch"]
 
     @property
-    def state_key(self) -> str:
-        """The class and the path, because a run may have several such callbacks."""
-        return f"{type(self).__name__}({self.save_path})"
-
-    @property
     def _watched(self) -> WatchedMetric:
         return WatchedMetric(self.watch_metric, self.greater_is_better)
 
@@ -225,6 +221,7 @@ class SaveTrainingStateCallback(TrainerCallback):
 
     ranks_agree_after_each_update = False
     takes_part_in_preflight = False
+    _told_apart_by = "save_dir"
 
     save_dir: str | Path = "training_states"
     policy = SavePolicy()
@@ -326,11 +323,6 @@ class SaveTrainingStateCallback(TrainerCallback):
         return {"training states": str(self.save_dir)} if has_saved else {}
 
     @property
-    def state_key(self) -> str:
-        """The class and the folder."""
-        return f"{type(self).__name__}({self.save_dir})"
-
-    @property
     def _watched(self) -> WatchedMetric:
         return WatchedMetric(self.watch_metric)
 
@@ -372,16 +364,12 @@ class SaveTrainingStateCallback(TrainerCallback):
     def _apply_retention(self) -> None:
         if self.retention.keeps_all:
             return
-        for state in self.retention.states_to_delete(self._saved_states()):
+        metric_name = None if self.retention.best is None else self.watch_metric
+        for state in self.retention.states_to_delete(judged_states(self._listed_states(), metric_name=metric_name)):
             try:
                 remove_state(Path(self.save_dir) / state.name)
             except CheckpointError as error:
                 warnings.warn(f"A training state that is no longer needed cannot be deleted. {error}", stacklevel=2)
-
-    def _saved_states(self) -> list[SavedState]:
-        """The complete states in the folder with names of this callback."""
-        metric_name = None if self.retention.best is None else self.watch_metric
-        return judged_states(self._listed_states(), metric_name=metric_name)
 
     def _listed_states(self) -> list[tuple[Path, Manifest]]:
         return [state for state in list_states(Path(self.save_dir)) if STATE_NAME.fullmatch(state[0].name)]

@@ -15,6 +15,8 @@ from pytorch_accelerated.progress.formats import format_count
 if TYPE_CHECKING:
     from pytorch_accelerated.callbacks.base import Trainer
 
+_KINDS = {**KINDS_OF_BEST, "evaluations_without_improvement": (int,)}  # of what `EarlyStoppingCallback` saves
+
 
 class TerminateOnNaNCallback(TrainerCallback):
     """Ends a run with an error, on every rank, when the loss of a batch is NaN or infinite.
@@ -53,14 +55,10 @@ class _MetricJudge(TrainerCallback):
     """
 
     takes_part_in_preflight = False
+    _told_apart_by = "watch_metric"
 
     watch_metric = "eval_loss_epoch"
     _latest: float | None = None
-
-    @property
-    def state_key(self) -> str:
-        """The class and the watched metric, because a run may have several such callbacks."""
-        return f"{type(self).__name__}({self.watch_metric})"
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Start anew, unless the run is resumed. A resumed run that this callback had stopped is stopped again.
@@ -92,7 +90,7 @@ class _MetricJudge(TrainerCallback):
 
     @property
     def _watched(self) -> WatchedMetric:
-        return WatchedMetric(self.watch_metric)
+        return WatchedMetric(self.watch_metric, getattr(self, "greater_is_better", False))
 
     def _new_values(self, trainer: Trainer) -> list[float]:
         return self._watched.new_values(trainer.run_history, trainer.internal_run.ranks, self.state_key)
@@ -170,22 +168,12 @@ class EarlyStoppingCallback(_MetricJudge):
 
     def state_dict(self) -> dict[str, Any]:
         """The last improvement, and the number of values since then."""
-        return {
-            "best_metric": self.best_metric,
-            "best_metric_epoch": self.best_metric_epoch,
-            "evaluations_without_improvement": self.evaluations_without_improvement,
-        }
+        return {name: getattr(self, name) for name in _KINDS}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the last improvement."""
-        require_kinds(state, {**KINDS_OF_BEST, "evaluations_without_improvement": (int,)}, of=type(self).__name__)
-        self.best_metric = state["best_metric"]
-        self.best_metric_epoch = state["best_metric_epoch"]
-        self.evaluations_without_improvement = state["evaluations_without_improvement"]
-
-    @property
-    def _watched(self) -> WatchedMetric:
-        return WatchedMetric(self.watch_metric, self.greater_is_better)
+        require_kinds(state, _KINDS, of=type(self).__name__)
+        vars(self).update({name: state[name] for name in _KINDS})
 
     def _start_anew(self) -> None:
         if self.reset_on_train:

@@ -41,6 +41,7 @@ class WSDCheckpointCallback(TrainerCallback):
 
     ranks_agree_after_each_update = False
     takes_part_in_preflight = False
+    _told_apart_by = "save_dir"
 
     save_dir: str | Path = "checkpoints"
     save_optimizer: bool = True
@@ -96,11 +97,6 @@ class WSDCheckpointCallback(TrainerCallback):
                     save_optimizer=self.save_optimizer,
                     save_scheduler=self.save_scheduler,
                 )
-
-    @property
-    def state_key(self) -> str:
-        """The class and the folder."""
-        return f"{type(self).__name__}({self.save_dir})"
 
 
 def _load(trainer: Trainer, source: str | Path) -> None:

@@ -62,10 +62,13 @@ def keep_object(undo: contextlib.ExitStack, target: Any) -> None:
     undo.callback(restore)
 
 
-def keep_optimizer(undo: contextlib.ExitStack, optimizer: Any) -> None:
-    """Add to `undo` a step that restores the state and the groups of an optimizer. Copies no tensors.
+def keep_optimizer(
+    undo: contextlib.ExitStack, optimizer: Any, keep: Callable[[Any], Any] = lambda value: value
+) -> None:
+    """Add to `undo` a step that restores the state and the groups of an optimizer.
 
-    torch's optimizers make a new state when they load one, so it is enough to keep the old one.
+    torch's optimizers make a new state when they load one, so it is enough to keep the old one. Where they will step,
+    `keep` must copy it.
     """
     inner = getattr(optimizer, "optimizer", optimizer)
     if not (hasattr(inner, "param_groups") and hasattr(inner, "state")):
@@ -73,8 +76,10 @@ def keep_optimizer(undo: contextlib.ExitStack, optimizer: Any) -> None:
         undo.callback(lambda: inner.load_state_dict(state))
         return
     state, groups = inner.state, inner.param_groups
-    entries = dict(state)
-    settings = [dict(group) for group in groups]
+    entries = {parameter: keep(entry) for parameter, entry in state.items()}
+    settings = [
+        {name: list(value) if name == "params" else keep(value) for name, value in group.items()} for group in groups
+    ]
 
     def restore() -> None:
         state.clear()

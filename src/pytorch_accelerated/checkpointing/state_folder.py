@@ -125,7 +125,7 @@ def read_state(
     entries = {entry.name: entry for entry in manifest.files}
     chosen = names if parts is None else parts
     structures = {name: _read_structure(folder, entries[f"{name}.json"]) for name in chosen}
-    tensors = {name: _read_tensors(folder, entries[f"{name}.safetensors"]) for name in chosen}
+    tensors = {name: read_file_of_tensors(folder, entries[f"{name}.safetensors"]) for name in chosen}
     sharded = _read_sharded(folder, entries, chosen, make_target) if SHARDS_NAME in entries else {}
     return manifest.facts, {
         name: decode(structures[name], {**tensors[name], **sharded.get(name, {})}, path=name) for name in chosen
@@ -167,6 +167,7 @@ def _read_sharded(
     return tensors
 
 
-def _read_tensors(folder: Path, entry: FileEntry) -> dict[str, Any]:
+def read_file_of_tensors(folder: Path, entry: FileEntry) -> dict[str, Any]:
+    """The tensors in a safetensors file of a folder, by name, after comparing them with its manifest."""
     with open_verified(folder, entry) as read_into:
         return dict(read_tensors(read_into, entry.size_bytes, what=str(folder / entry.name)))

@@ -23,7 +23,7 @@ from pytorch_accelerated.checkpointing.verify import (
     tensors_of_file,
 )
 from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError
-from pytorch_accelerated.progress.screen import Screen, Table, format_bytes, printable
+from pytorch_accelerated.progress.screen import Screen, format_bytes, printable
 
 _SHOWN_CHARACTERS = 100
 
@@ -94,7 +94,7 @@ def list_states(place: Path, screen: Screen) -> int:
         for one in states
     ]
     numbers = ("updates", "epochs", "ranks", "size")
-    screen.table(Table(("name", "saved", *numbers, "manifest"), rows, numbers=numbers))
+    screen.table(("name", "saved", *numbers, "manifest"), rows, numbers=numbers)
     return 0
 
 
@@ -139,12 +139,12 @@ def show_state(place: Path, screen: Screen) -> int:
     metrics = [(record.name, repr(record.value), str(record.epoch), str(record.update)) for record in latest.values()]
     screen.line(str(state.folder))
     screen.line()
-    screen.table(Table(("fact", "value"), facts))
+    screen.table(("fact", "value"), facts)
     screen.line()
-    screen.table(Table(("part", "tensors", "size"), parts, numbers=("tensors", "size")))
+    screen.table(("part", "tensors", "size"), parts, numbers=("tensors", "size"))
     if metrics:
         screen.line()
-        screen.table(Table(("metric", "last value", "epoch", "update"), metrics, numbers=("epoch", "update")))
+        screen.table(("metric", "last value", "epoch", "update"), metrics, numbers=("epoch", "update"))
     return 0
 
 
@@ -206,7 +206,7 @@ def prune(plan: PrunePlan, screen: Screen, *, is_agreed: Callable[[str], bool]) 
     if not rows:
         screen.line("No training states here.")
         return 0
-    screen.table(Table(("name", "saved", "updates", "size", "verdict"), rows, numbers=("updates", "size")))
+    screen.table(("name", "saved", "updates", "size", "verdict"), rows, numbers=("updates", "size"))
     if not plan.doomed:
         screen.line("Nothing to delete.")
         return 0

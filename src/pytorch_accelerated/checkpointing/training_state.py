@@ -20,12 +20,7 @@ from pytorch_accelerated.checkpointing.background import BackgroundWriter
 from pytorch_accelerated.checkpointing.codec import Encoded, encode
 from pytorch_accelerated.checkpointing.held_states import checked_states, held_modules, held_objects, held_states
 from pytorch_accelerated.checkpointing.layout import MANIFEST_NAME
-from pytorch_accelerated.checkpointing.loading import (
-    all_or_nothing,
-    check_same_kind,
-    explained_loading,
-    load_states,
-)
+from pytorch_accelerated.checkpointing.loading import all_or_nothing, check_same_kind, explained_loading, load_states
 from pytorch_accelerated.checkpointing.optimizers import (
     check_optimizer_state,
     read_optimizer_file,

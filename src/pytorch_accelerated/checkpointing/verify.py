@@ -58,21 +58,24 @@ def open_verified(folder: Path, entry: FileEntry) -> Iterator[Callable[[memoryvi
     """
     path = folder / entry.name
     digest = hashlib.sha256()
-
     with _open_of_size(path, entry) as file, ThreadPoolExecutor(1) as hashing:
-
-        def read_into(buffer: memoryview) -> None:
-            rest = buffer
-            while rest:
-                count = file.readinto(rest[:_CHUNK_BYTES])
-                if not count:
-                    raise InvalidCheckpointError(f"{path} ended while it was read.")
-                hashing.submit(digest.update, rest[:count])
-                rest = rest[count:]
-
-        yield read_into
+        yield filling_from(file, path, lambda part: hashing.submit(digest.update, part))
         hashing.shutdown()
         _compare(path, entry, digest, is_at_end=not file.read(1))
+
+
+def filling_from(file: FileIO, path: Path, tell: Callable[[memoryview], object] = len) -> Callable[[memoryview], None]:
+    """A function that fills a buffer with the next bytes of a file, and calls `tell` with each part that was read."""
+
+    def fill(buffer: memoryview) -> None:
+        while buffer:
+            count = file.readinto(buffer[:_CHUNK_BYTES])
+            if not count:
+                raise InvalidCheckpointError(f"{path} ended while it was read. Use another checkpoint.")
+            tell(buffer[:count])
+            buffer = buffer[count:]
+
+    return fill
 
 
 @contextlib.contextmanager
@@ -294,12 +297,7 @@ def tensors_of_file(path: Path) -> list[tuple[str, torch.dtype, list[int]]]:
         InvalidCheckpointError: if the file cannot be read, or is not a safetensors file.
     """
     with open_plain_file(path) as file:
-
-        def read_into(buffer: memoryview) -> None:
-            if file.readinto(buffer) != len(buffer):
-                raise InvalidCheckpointError(f"{path} ended while it was read.")
-
-        return read_layout(read_into, os.fstat(file.fileno()).st_size, what=str(path))
+        return read_layout(filling_from(file, path), os.fstat(file.fileno()).st_size, what=str(path))
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from torch import nn
 
 from pytorch_accelerated.compat.torch import LOADING_METHODS, WRAPPED_NAMES, module_versions, set_module_versions
 from pytorch_accelerated.errors import InvalidCheckpointError, NonFiniteLossError
+from pytorch_accelerated.models.finiteness import listed
 from pytorch_accelerated.models.sharding import has_shards, is_sharded, own_part, sharded_like
 from pytorch_accelerated.models.wrappers import bare_model
 from pytorch_accelerated.processes.ranks import Ranks
@@ -142,10 +143,9 @@ def check_finite(named_parameters: Iterable[tuple[str, torch.Tensor]]) -> None:
     if are_finite(parameters.values()).item():
         return
     bad = [name for name, parameter in parameters.items() if not torch.isfinite(parameter).all()]
-    shown = ", ".join(repr(name) for name in bad[:3]) + (f" and {len(bad) - 3} more" if len(bad) > 3 else "")
     raise NonFiniteLossError(
-        f"NaN or infinite values in {len(bad)} of {len(parameters)} parameters: {shown}. Such a model is not saved; "
-        "earlier saves are unchanged. Lower the learning rate or clip the gradients."
+        f"NaN or infinite values in {len(bad)} of {len(parameters)} parameters: {listed(bad)}. Such a model is not "
+        "saved; earlier saves are unchanged. Lower the learning rate or clip the gradients."
     )
 
 

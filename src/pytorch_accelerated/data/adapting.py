@@ -65,15 +65,13 @@ def distribute_loader(
 def adapt_loader(
     loader: Any, ranks: Ranks, *, seed: int, accumulation_steps: int, feed: DeviceFeed, is_sharded: bool = False
 ) -> RunLoader:
-    """A `RunLoader` for a torch `DataLoader` or another iterable of batches. A `RunLoader` is returned unchanged.
+    """A `RunLoader` for a torch `DataLoader` or another iterable of batches.
 
     `is_sharded` says that the data already gives each rank different samples. For the other arguments see `RunLoader`.
 
     Raises:
         ArgumentTypeError: if `loader` cannot be iterated over.
     """
-    if isinstance(loader, RunLoader):
-        return loader
     if not isinstance(loader, Iterable) and not hasattr(loader, "__getitem__"):
         raise ArgumentTypeError(
             f"A {type(loader).__name__} cannot be used as a loader: it cannot be iterated over. Return a DataLoader or "

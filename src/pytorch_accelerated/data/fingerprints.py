@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 from pytorch_accelerated.data.fetching import like_loader
 from pytorch_accelerated.data.workers import begin_pass, end_pass
 from pytorch_accelerated.seeding import host_generators_seeded
-from pytorch_accelerated.trees import leaves_by_path
+from pytorch_accelerated.trees import leaves_by_path, length_of
 
 _KEY = 41  # an arbitrary fixed seed for fetching rows
 _VERSION = 2  # of the way hashes are made; hashes of other versions, in older states, are not compared
@@ -58,7 +58,7 @@ class Fingerprint:
 def fingerprint_of(loader: Any) -> Fingerprint:
     """The fingerprint of the data of `loader`, a torch `DataLoader` or any other object."""
     dataset = getattr(loader, "dataset", None)
-    return Fingerprint(_length_of(dataset), _hash_of_indices(dataset), hash_of_contents(loader))
+    return Fingerprint(length_of(dataset), _hash_of_indices(dataset), hash_of_contents(loader))
 
 
 def hash_of_contents(loader: Any) -> str | None:
@@ -70,7 +70,7 @@ def hash_of_contents(loader: Any) -> str | None:
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         return None
     rows = _ChosenRows(loader.dataset)
-    if not _length_of(loader.dataset):
+    if not length_of(loader.dataset):
         return None
     if loader.num_workers == 0:
         return rows[0]
@@ -103,13 +103,6 @@ class _ChosenRows(Dataset[Any]):
                 return _finished(digest)
         except Exception:
             return None
-
-
-def _length_of(dataset: Any) -> int | None:
-    try:
-        return len(dataset)
-    except TypeError:
-        return None
 
 
 def _hash_of_indices(dataset: Any) -> str | None:

@@ -27,7 +27,7 @@ from pytorch_accelerated.data.updates import (
 )
 from pytorch_accelerated.errors import DataError
 from pytorch_accelerated.processes.ranks import Ranks
-from pytorch_accelerated.trees import count_rows, leaves
+from pytorch_accelerated.trees import count_rows, leaves, length_of
 
 _UNKNOWN = -1  # in messages between ranks
 # A batch, its size for weights and positions, and the number of its samples. The size of batches that somebody else has
@@ -73,17 +73,11 @@ class StreamLoader(RunLoader):
 
     @property
     def num_samples(self) -> int | None:
-        try:
-            return len(self.dataset)
-        except TypeError:
-            return None
+        return length_of(self.dataset)
 
     @property
     def num_batches(self) -> int | None:
-        try:
-            return len(self)
-        except TypeError:
-            return None
+        return length_of(self)
 
     def __len__(self) -> int:
         batches = len(self.source)  # type: ignore[arg-type]

@@ -19,6 +19,7 @@ from pytorch_accelerated.data.fingerprints import Fingerprint, fingerprint_of
 from pytorch_accelerated.data.prefetch import DeviceFeed, WaitingTime
 from pytorch_accelerated.errors import DataError, HookOutputError
 from pytorch_accelerated.processes.ranks import Ranks
+from pytorch_accelerated.trees import length_of
 
 CountItems = Callable[[Any], "int | None"]
 
@@ -254,10 +255,7 @@ class RunLoader(ABC):
     @property
     def total_dataset_length(self) -> int | None:
         """Samples of the dataset; None if unknown."""
-        try:
-            return len(self.dataset)
-        except TypeError:
-            return None
+        return length_of(self.dataset)
 
     @property
     @abstractmethod

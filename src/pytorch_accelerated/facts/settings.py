@@ -137,7 +137,7 @@ def _check_limit(name: str, value: Any) -> None:
         )
 
 
-def check_parts(*, model: Any, loss_func: Any) -> None:
+def check_parts(model: Any, loss_func: Any) -> None:
     """Reject a model or loss function that is a class instead of an instance, or cannot be called."""
     if not callable(model) or isinstance(model, type):
         raise ArgumentTypeError(f"`model` is {model!r}, which is not a module: pass an instance of nn.Module.")

@@ -18,10 +18,9 @@ from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, Da
 from pytorch_accelerated.huggingface.arguments.deepspeed import make_schedule_of_config
 from pytorch_accelerated.huggingface.arguments.strategies import SamplingStrategy
 from pytorch_accelerated.huggingface.arguments.training_arguments import TrainingArguments
-from pytorch_accelerated.huggingface.engine.measuring import operations_of
+from pytorch_accelerated.huggingface.engine.measuring import has_operations
 from pytorch_accelerated.huggingface.engine.optimizing import (
     decay_parameter_names,
-    group_with,
     keep_embeddings_whole,
     make_schedule,
     optimizer_class_and_arguments,
@@ -49,7 +48,7 @@ from pytorch_accelerated.huggingface.models.knowledge import (
     returns_loss_by_itself,
 )
 from pytorch_accelerated.prediction.padded import PADDING
-from pytorch_accelerated.progress.progress import length_of
+from pytorch_accelerated.trees import length_of
 
 _MAX_EVALUATION_LOADERS = 8  # with workers that persist
 
@@ -170,8 +169,13 @@ class TrainerHooks:
         return contextlib.nullcontext()
 
     def floating_point_ops(self, inputs: Mapping[str, Any]) -> float:
-        """Estimate the operations of the forward and backward pass of a batch."""
-        return operations_of(self.model, inputs.get(main_input_name(self.model)))
+        """Estimate the operations of the forward and backward pass of a batch: 6 per token and parameter that is not
+        an embedding; 0.0 if the model does not know their number.
+        """
+        tokens = inputs.get(main_input_name(self.model))
+        if not isinstance(tokens, torch.Tensor) or not has_operations(self.model):
+            return 0.0
+        return 6.0 * tokens.numel() * int(self.model.num_parameters(exclude_embeddings=True))
 
     def call_model_init(self, trial: Any = None) -> Any:
         """A new model from `model_init`, which may take the trial."""
@@ -249,7 +253,14 @@ class TrainerHooks:
         groups = existing_optimizer(self).param_groups
         if param is None:
             return [group["params"] for group in groups]
-        return group_with(param, groups, self.model)
+        wanted = dict(self.model.named_parameters()).get(param) if isinstance(param, str) else param
+        for group in groups:
+            if any(one is wanted for one in group["params"]):
+                return group
+        raise ConfigurationError(
+            f"{param!r:.100} is in no group of the optimizer. Give a parameter of the model, or its name; frozen ones "
+            "are in none."
+        )
 
     def get_num_trainable_parameters(self) -> int:
         """The number of trainable numbers in the model."""

@@ -267,10 +267,7 @@ class Trainer(TrainerHooks):
         if trial is not None:
             raise ConfigurationError("`trial` must be None: make a Trainer with the trial's arguments for each trial.")
         self.args.check()
-        complaints = _complaints_about_data(self, self.args, self.train_dataset, self.eval_dataset)
-        if not self.args.num_train_epochs and self.args.max_steps <= 0:
-            complaints.append("`num_train_epochs` is 0, so there is nothing to train: give more, or `max_steps`")
-        refuse(complaints)
+        refuse(_complaints_about_data(self, self.args, self.train_dataset, self.eval_dataset))
         if self.model_init is not None:
             seed_run(self.args)
             self.model = self.model_wrapped = self.call_model_init()

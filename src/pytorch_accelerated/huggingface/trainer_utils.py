@@ -1,43 +1,18 @@
 """The names that scripts import from here, wherever they are defined."""
 
-from pytorch_accelerated.huggingface.arguments.parallel import enable_full_determinism
-from pytorch_accelerated.huggingface.arguments.strategies import (
-    HubStrategy,
-    IntervalStrategy,
-    SaveStrategy,
-    SchedulerType,
-)
-from pytorch_accelerated.huggingface.checkpoints.folders import (
-    PREFIX_CHECKPOINT_DIR,
-    get_last_checkpoint,
-    rotate_checkpoints,
-    sort_checkpoints,
-)
-from pytorch_accelerated.huggingface.engine.measuring import speed_metrics
-from pytorch_accelerated.huggingface.evaluation.evaluating import (
-    EvalLoopOutput,
-    EvalPrediction,
-    PredictionOutput,
-    TrainOutput,
-)
-from pytorch_accelerated.huggingface.models.collating import RemoveColumnsCollator
-from pytorch_accelerated.seeding import set_seed
-
-__all__ = [
-    "PREFIX_CHECKPOINT_DIR",
-    "EvalLoopOutput",
-    "EvalPrediction",
-    "HubStrategy",
-    "IntervalStrategy",
-    "PredictionOutput",
-    "RemoveColumnsCollator",
-    "SaveStrategy",
-    "SchedulerType",
-    "TrainOutput",
-    "enable_full_determinism",
-    "get_last_checkpoint",
-    "rotate_checkpoints",
-    "set_seed",
-    "sort_checkpoints",
-    "speed_metrics",
-]
+from pytorch_accelerated.huggingface.arguments.parallel import enable_full_determinism as enable_full_determinism
+from pytorch_accelerated.huggingface.arguments.strategies import HubStrategy as HubStrategy
+from pytorch_accelerated.huggingface.arguments.strategies import IntervalStrategy as IntervalStrategy
+from pytorch_accelerated.huggingface.arguments.strategies import SaveStrategy as SaveStrategy
+from pytorch_accelerated.huggingface.arguments.strategies import SchedulerType as SchedulerType
+from pytorch_accelerated.huggingface.checkpoints.folders import PREFIX_CHECKPOINT_DIR as PREFIX_CHECKPOINT_DIR
+from pytorch_accelerated.huggingface.checkpoints.folders import get_last_checkpoint as get_last_checkpoint
+from pytorch_accelerated.huggingface.checkpoints.folders import rotate_checkpoints as rotate_checkpoints
+from pytorch_accelerated.huggingface.checkpoints.folders import sort_checkpoints as sort_checkpoints
+from pytorch_accelerated.huggingface.engine.measuring import speed_metrics as speed_metrics
+from pytorch_accelerated.huggingface.evaluation.evaluating import EvalLoopOutput as EvalLoopOutput
+from pytorch_accelerated.huggingface.evaluation.evaluating import EvalPrediction as EvalPrediction
+from pytorch_accelerated.huggingface.evaluation.evaluating import PredictionOutput as PredictionOutput
+from pytorch_accelerated.huggingface.evaluation.evaluating import TrainOutput as TrainOutput
+from pytorch_accelerated.huggingface.models.collating import RemoveColumnsCollator as RemoveColumnsCollator
+from pytorch_accelerated.seeding import set_seed as set_seed

@@ -35,7 +35,7 @@ class EntryFacts(NamedTuple):
     def cells(self) -> tuple[str, str, str, str]:
         """Name, type, shape, and values with the share of NaN, as texts."""
         missing = f" ({self.missing:.1%} NaN)" if self.missing else ""
-        return self.name or "batch", self.kind, "" if self.shape is None else _shape(self.shape), self.value + missing
+        return self.name or "batch", self.kind, shape_in_words(self.shape), self.value + missing
 
 
 class BatchFacts(NamedTuple):
@@ -81,5 +81,6 @@ def _range(numbers: torch.Tensor) -> str:
     return f"{text}, mean {mean:.4g}" if math.isfinite(mean) else text
 
 
-def _shape(shape: tuple[int, ...]) -> str:
-    return " x ".join(map(str, shape)) or "one number"
+def shape_in_words(shape: tuple[int, ...] | None) -> str:
+    """For example "8 x 3"; empty if there is none."""
+    return "" if shape is None else " x ".join(map(str, shape)) or "one number"

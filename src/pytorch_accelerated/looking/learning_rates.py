@@ -16,7 +16,7 @@ import torch
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.errors import ConfigurationError, DataError, StopTrainingError
 from pytorch_accelerated.looking.rehearsal import preparing, refuse, rehearsal
-from pytorch_accelerated.tracking.plotting import new_figure
+from pytorch_accelerated.tracking.plotting import decorate, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -112,10 +112,7 @@ class LearningRateTest:
         low, start = min(losses), smoothed[0]
         margin = 0.1 * max(start - low, abs(start), 1e-12)
         axes.set_ylim(low - margin, min(max(losses), start + 5 * margin) + margin)
-        axes.set_xlabel("learning rate")
-        axes.set_title("training loss of each update", loc="left")
-        axes.grid(alpha=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
+        decorate(axes, "training loss of each update", "learning rate")
         axes.legend(frameon=False, loc="lower left")
         if path is not None:
             figure.savefig(path, dpi=150)

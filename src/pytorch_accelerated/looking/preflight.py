@@ -49,22 +49,16 @@ class PreflightReport:
     batch: BatchFacts = BatchFacts(())
 
     def __repr__(self) -> str:
-        lines = [f"  {f'{name}:':<15} {value}" for name, value in self._facts]
+        facts = {
+            "metrics": ", ".join(self.metric_names),
+            "training state": f"{format_bytes(self.state_size_bytes)}, of {format_bytes(self.free_bytes)} free",
+            "callbacks": ", ".join(self.rehearsed) or "none",
+            "left out": ", ".join(self.left_out) or "none",
+        }
+        lines = [f"  {f'{name}:':<15} {value}" for name, value in facts.items()]
         batch = textwrap.indent(str(self.batch), "    ")
-        return "\n".join([self._headline, *lines, "  first batch:", batch, *(f"  {line}" for line in _REMARK)])
-
-    @property
-    def _headline(self) -> str:
-        return f"Preflight passed in {self.seconds:.1f} s: one update, one evaluated batch, one save and reload."
-
-    @property
-    def _facts(self) -> list[tuple[str, str]]:
-        return [
-            ("metrics", ", ".join(self.metric_names)),
-            ("training state", f"{format_bytes(self.state_size_bytes)}, of {format_bytes(self.free_bytes)} free"),
-            ("callbacks", ", ".join(self.rehearsed) or "none"),
-            ("left out", ", ".join(self.left_out) or "none"),
-        ]
+        head = f"Preflight passed in {self.seconds:.1f} s: one update, one evaluated batch, one save and reload."
+        return "\n".join([head, *lines, "  first batch:", batch, *(f"  {line}" for line in _REMARK)])
 
 
 _REMARK = (

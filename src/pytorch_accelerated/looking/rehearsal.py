@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from pytorch_accelerated.callbacks.handler import CallbackHandler
-from pytorch_accelerated.checkpointing.loading import keep_object
+from pytorch_accelerated.checkpointing.loading import keep_object, keep_optimizer
 from pytorch_accelerated.checkpointing.training_state import save_run
 from pytorch_accelerated.data.ordering import own_generators_kept
 from pytorch_accelerated.errors import ArgumentTypeError
@@ -82,7 +82,8 @@ def _keep_in_memory(undo: contextlib.ExitStack, trainer: Trainer) -> None:
         if isinstance(part, (nn.Module, torch.Tensor)):
             _keep_module(undo, part if isinstance(part, nn.Module) else nn.ParameterList([part]))
         elif isinstance(part, torch.optim.Optimizer):
-            _keep_optimizer(undo, part)
+            keep_optimizer(undo, part, keep=copy.deepcopy)
+            keep_object(undo, part)  # schedulers replace its method `step`; groups may have been added
         elif part is not None:
             keep_object(undo, part)
     scaler = trainer.internal_run.accelerator.scaler
@@ -116,24 +117,6 @@ def _keep_module(undo: contextlib.ExitStack, module: nn.Module) -> None:
             setattr(part, name, buffer)  # moving a module to another device replaces its buffers
 
     undo.callback(restore)
-
-
-def _keep_optimizer(undo: contextlib.ExitStack, optimizer: torch.optim.Optimizer) -> None:
-    states = {parameter: copy.deepcopy(state) for parameter, state in optimizer.state.items()}
-    groups = [
-        {name: list(value) if name == "params" else copy.deepcopy(value) for name, value in group.items()}
-        for group in optimizer.param_groups
-    ]
-
-    def restore() -> None:
-        optimizer.state.clear()
-        optimizer.state.update(states)
-        for group, before in zip(optimizer.param_groups, groups, strict=True):
-            group.clear()
-            group.update(before)
-
-    undo.callback(restore)
-    keep_object(undo, optimizer)  # schedulers replace its method `step`; groups may have been added
 
 
 def _keep_on_disk(undo: contextlib.ExitStack, trainer: Trainer, place: Path | None) -> None:

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.errors import ConfigurationError
-from pytorch_accelerated.looking.batch_facts import BatchFacts, facts_of
+from pytorch_accelerated.looking.batch_facts import BatchFacts, facts_of, shape_in_words
 from pytorch_accelerated.looking.rehearsal import preparing, refuse, rehearsal
 from pytorch_accelerated.models.held import held_parts, optimizers_of
 from pytorch_accelerated.progress.screen import aligned
@@ -90,7 +90,7 @@ class TrainingSummary:
 
     def __repr__(self) -> str:
         cells = [
-            (_cut(_label(one), _NAME_WIDTH), _cut(_shape(one.output_shape), _SHAPE_WIDTH), _number(one))
+            (_cut(_label(one), _NAME_WIDTH), _cut(shape_in_words(one.output_shape), _SHAPE_WIDTH), _number(one))
             for one in self.modules
         ]
         head, *rows = aligned([_HEADER, *cells], right=[2])
@@ -247,10 +247,6 @@ def _size(tensors: list[torch.Tensor]) -> int:
 
 def _label(one: ModuleFacts) -> str:
     return "  " * one.depth + (one.name if one.depth == 0 else f"{one.name}: {one.kind}")
-
-
-def _shape(shape: tuple[int, ...] | None) -> str:
-    return "" if shape is None else " x ".join(map(str, shape)) or "one number"
 
 
 def _number(one: ModuleFacts) -> str:

@@ -191,13 +191,7 @@ class CollectedRows:
         kinds: of its tensors.
     """
 
-    def __init__(
-        self,
-        keep: Callable[[Leaves], None],
-        *,
-        block_bytes: int,
-        source: str = HOOK,
-    ) -> None:
+    def __init__(self, keep: Callable[[Leaves], None], *, block_bytes: int, source: str = HOOK) -> None:
         self.structure: Any = None
         self._source = source
         self.kinds: Kinds = {}

@@ -22,17 +22,13 @@ import torch
 from safetensors import safe_open
 from torch.nn.utils.rnn import PackedSequence
 
-from pytorch_accelerated.checkpointing.formats import DTYPE_NAMES, chunks, read_tensors
+from pytorch_accelerated.checkpointing.formats import DTYPE_NAMES, chunks
 from pytorch_accelerated.checkpointing.layout import MANIFEST_NAME, PREDICTIONS_FORMAT, FileEntry
 from pytorch_accelerated.checkpointing.publish import StagedFolder, begin, explained
 from pytorch_accelerated.checkpointing.reading import is_file, resolved
-from pytorch_accelerated.checkpointing.verify import check_file, open_verified, read_manifest
-from pytorch_accelerated.errors import (
-    ArgumentTypeError,
-    ConfigurationError,
-    HookOutputError,
-    InvalidCheckpointError,
-)
+from pytorch_accelerated.checkpointing.state_folder import read_file_of_tensors
+from pytorch_accelerated.checkpointing.verify import check_file, read_manifest
+from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, HookOutputError, InvalidCheckpointError
 from pytorch_accelerated.prediction.collecting import (
     HOOK,
     CollectedRows,
@@ -211,9 +207,7 @@ class StoredPredictions:
 
     def _pieces(self) -> list[Piece]:
         """The pieces that make up the result."""
-        entry = self._files[_ORDER_NAME]
-        with open_verified(self.path, entry) as read_into:
-            tensors = dict(read_tensors(read_into, entry.size_bytes, what=str(self.path / entry.name)))
+        tensors = read_file_of_tensors(self.path, self._files[_ORDER_NAME])
         return list(itertools.starmap(Piece, tensors["pieces"].tolist()))
 
     def _open_block(self, name: str) -> Any:

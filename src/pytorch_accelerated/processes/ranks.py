@@ -16,16 +16,7 @@ import torch
 import torch.distributed as dist
 
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, LostPeerError, PytorchAcceleratedError
-from pytorch_accelerated.processes.gathering import (
-    RowsOfRanks,
-    as_rows,
-    facts_of,
-    map_tensors,
-    octets_of,
-    structure_of,
-    without_repeats,
-    without_rows,
-)
+from pytorch_accelerated.processes import gathering
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -185,8 +176,8 @@ class Ranks:
         if self._is_alone:
             return
         for tensor in tensors:
-            target = without_repeats(tensor.detach())
-            octets = octets_of(target).to(self.device)
+            target = gathering.without_repeats(tensor.detach())
+            octets = gathering.octets_of(target).to(self.device)
             if len(octets):
                 dist.broadcast(octets, src=0)
             if octets.data_ptr() != target.data_ptr():
@@ -215,13 +206,15 @@ class Ranks:
                 or if some rank doesn't call it.
         """
         if self._is_alone:
-            return map_tensors(as_rows, data)
-        structure = structure_of(data)
-        return map_tensors(lambda tensor: self._gather_rows(as_rows(tensor), structure, padding_value), data)
+            return gathering.map_tensors(gathering.as_rows, data)
+        structure = gathering.structure_of(data)
+        return gathering.map_tensors(
+            lambda tensor: self._gather_rows(gathering.as_rows(tensor), structure, padding_value), data
+        )
 
     def announce_gather(self, data: Any, padding_value: float | None) -> None:
         """Before `gather`, where some ranks are idle: tell them what they must join."""
-        nothing = map_tensors(lambda tensor: without_rows(tensor).cpu(), data)
+        nothing = gathering.map_tensors(lambda tensor: gathering.without_rows(tensor).cpu(), data)
         self._refuse_disagreement(self.exchange((nothing, padding_value)))
 
     def finish_round(self, *, is_idle: bool) -> None:
@@ -233,7 +226,7 @@ class Ranks:
                 return
             self._refuse_disagreement(calls)
             data, padding_value = announced[0]
-            self.gather(map_tensors(lambda tensor: tensor.to(self.device), data), padding_value)
+            self.gather(gathering.map_tensors(lambda tensor: tensor.to(self.device), data), padding_value)
 
     def _refuse_disagreement(self, calls: list[Any]) -> None:
         done = [rank for rank, call in enumerate(calls) if call == _DONE]
@@ -263,15 +256,15 @@ class Ranks:
         return [message[2 : 2 + message[1]] for message in messages]
 
     def _gather_rows(self, rows: torch.Tensor, structure: str, padding_value: float | None) -> torch.Tensor:
-        everyones = self._tell(_GATHER, facts_of(rows, structure))
+        everyones = self._tell(_GATHER, gathering.facts_of(rows, structure))
         if len({checksum for checksum, *_ in everyones}) > 1:
             raise ArgumentTypeError(
                 "Data to gather must have one structure on every rank, with the keys of a dict in one order, but it is "
                 f"(by rank, None for each tensor) {', '.join(self.exchange(structure))}. Gather the same things on "
                 "every rank."
             )
-        layout = RowsOfRanks.agreed(everyones, padding_value)
-        octets = octets_of(layout.padded(rows, padding_value, self.device))
+        layout = gathering.RowsOfRanks.agreed(everyones, padding_value)
+        octets = gathering.octets_of(layout.padded(rows, padding_value, self.device))
         parts = [torch.empty_like(octets) for _ in range(self.count)]
         if len(octets):
             dist.all_gather(parts, octets)
@@ -303,7 +296,7 @@ class UnevenRanks:
         if self._has_empty_rank:
             self._ranks.announce_gather(data, padding_value)
         elif self._counts_nothing:
-            data = map_tensors(without_rows, data)
+            data = gathering.map_tensors(gathering.without_rows, data)
         return self._ranks.gather(data, padding_value)
 
     @contextlib.contextmanager

@@ -7,7 +7,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 from pytorch_accelerated.progress.formats import format_clock, format_rate
 from pytorch_accelerated.progress.screen import printable
@@ -87,16 +87,8 @@ class Display(Protocol):
         """Called when the pass is over, with `done` batches. Nothing may stay that later output would overwrite."""
 
 
-def length_of(loader: Any) -> int | None:
-    """The number of batches of a loader; None for a stream."""
-    try:
-        return len(loader)
-    except (TypeError, NotImplementedError):
-        return None
-
-
 class Progress:
-    """One pass over some data. Call `advance` after each batch and `close` at the end, or use it in ``with``.
+    """One pass over some data. Call `advance` after each batch and `close` at the end.
 
     Args:
         label: describes the pass, such as "epoch 3/10".
@@ -134,12 +126,6 @@ class Progress:
         self._facts_due = self._started
         self._show_due = display.start(self._started)
         self._past = collections.deque([(self._started, done)], maxlen=_REFRESHES_REMEMBERED)
-
-    def __enter__(self) -> Progress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def advance(self) -> None:
         """Count one more batch."""

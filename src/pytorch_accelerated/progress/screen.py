@@ -8,27 +8,11 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import Any, TextIO
 
 import tqdm
 
 _GAP = "  "
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows of text below a header.
-
-    Attributes:
-        header: the titles of the columns.
-        rows: lists of cells, one per column.
-        numbers: the titles of the right-aligned columns.
-    """
-
-    header: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    numbers: Collection[str] = ()
 
 
 def show(*args: Any, **kwargs: Any) -> None:
@@ -69,10 +53,10 @@ class Screen:
         """Show a line of text, which is never truncated."""
         print(encodable(printable(text), self._file), file=self._file, flush=True)
 
-    def table(self, table: Table) -> None:
-        """Show a table, whose lines have their full length."""
-        right = [place for place, title in enumerate(table.header) if title in table.numbers]
-        for line in aligned([table.header, *([printable(cell) for cell in row] for row in table.rows)], right):
+    def table(self, header: Sequence[str], rows: Sequence[Sequence[str]], numbers: Collection[str] = ()) -> None:
+        """Show rows of text below a header, in lines of their full length; columns of `numbers` are right-aligned."""
+        right = [place for place, title in enumerate(header) if title in numbers]
+        for line in aligned([header, *([printable(cell) for cell in row] for row in rows)], right):
             self.line(line)
 
 

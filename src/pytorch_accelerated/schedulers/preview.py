@@ -18,7 +18,7 @@ from pytorch_accelerated.facts.placeholders import replace_trainer_placeholder_v
 from pytorch_accelerated.facts.settings import check_positive_count
 from pytorch_accelerated.run_config import TrainerRunConfig
 from pytorch_accelerated.schedulers.scheduler_base import StatefulSchedulerBase
-from pytorch_accelerated.tracking.plotting import new_figure
+from pytorch_accelerated.tracking.plotting import decorate, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -110,11 +110,9 @@ def plot_schedule(
     for curve, groups in list(curves.items())[:_MOST_GROUPS]:
         label = f"group{'s' if len(groups) > 1 else ''} {', '.join(map(str, groups))}"
         axes.plot([*epochs, num_epochs], [*curve, curve[-1]], drawstyle="steps-post", linewidth=1.8, label=label)
-    axes.set_xlabel(f"epoch ({num_updates_per_epoch} update{'s' if num_updates_per_epoch > 1 else ''} each)")
-    axes.set_title("learning rate" if field == "lr" else field.replace("_", " "), loc="left")
+    updates = f"{num_updates_per_epoch} update{'s' if num_updates_per_epoch > 1 else ''}"
+    decorate(axes, "learning rate" if field == "lr" else field, f"epoch ({updates} each)")
     axes.set_ylim(bottom=0)
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
     if len(curves) > 1:
         axes.legend(frameon=False)
     if path is not None:

@@ -79,16 +79,12 @@ class Rollbacks:
     """
 
     def __init__(self, callbacks: Iterable[Any], saves: Saves, resumed_from: Path | None, *, is_first: bool) -> None:
-        self._saves = saves
+        self.finish_saves = saves.finish
         self._resumed_from = resumed_from
         self._newest_of_others: dict[Path, int] = {}
         for saver in savers_among(callbacks) if is_first else ():
             serials = [manifest.serial for _, manifest in list_states(Path(saver.save_dir))]
             self._newest_of_others[Path(saver.save_dir)] = max(serials, default=0)
-
-    def finish_saves(self) -> None:
-        """Wait for states that are being written. Must be called by all ranks."""
-        self._saves.finish()
 
     def newest_state(self) -> Path | None:
         """The newest valid training state of this run. For rank 0."""

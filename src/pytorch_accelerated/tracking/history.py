@@ -19,13 +19,7 @@ from pytorch_accelerated.optional import require
 from pytorch_accelerated.tracking.plotting import PlottedRun, plot_runs
 from pytorch_accelerated.tracking.step_records import StepRecord, joined, records_of, table_of
 from pytorch_accelerated.tracking.timing import EpochTiming
-from pytorch_accelerated.tracking.values import (
-    MetricRecord,
-    columns_of,
-    name_in_set,
-    records_in,
-    stored_value,
-)
+from pytorch_accelerated.tracking.values import MetricRecord, columns_of, name_in_set, records_in, stored_value
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -51,24 +45,23 @@ class RunHistory(ABC):
             the count of the first.
     """
 
-    names_not_saved: set[str]
-    updates_done: int
-
-    _current_epoch: int
-    _metric_name_prefix: str
-    _evaluation_set: str
-    _metric_records: list[MetricRecord]
-    _extremes: dict[str, dict[str, MetricRecord]]
-    _step_records: list[StepRecord]
-    _timings: list[EpochTiming]
-    _read_positions: dict[str, int]
-    _step_read_positions: dict[str, int]
+    _metric_name_prefix = _evaluation_set = ""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> RunHistory:
         history = super().__new__(cls)
-        history._metric_name_prefix = history._evaluation_set = ""
         history._start_over()
         return history
+
+    def _start_over(self) -> None:
+        self._current_epoch = 1
+        self.updates_done = 0
+        self._metric_records: list[MetricRecord] = []
+        self._extremes: dict[str, dict[str, MetricRecord]] = {}
+        self._step_records: list[StepRecord] = []
+        self._timings: list[EpochTiming] = []
+        self._read_positions: dict[str, int] = {}
+        self._step_read_positions: dict[str, int] = {}
+        self.names_not_saved: set[str] = set()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -361,17 +354,6 @@ class RunHistory(ABC):
                 known["least"] = record
             if "greatest" not in known or record.value > known["greatest"].value:
                 known["greatest"] = record
-
-    def _start_over(self) -> None:
-        self._current_epoch = 1
-        self.updates_done = 0
-        self._metric_records = []
-        self._extremes = {}
-        self._step_records = []
-        self._timings = []
-        self._read_positions = {}
-        self._step_read_positions = {}
-        self.names_not_saved = set()
 
 
 def with_some_records(state: Mapping[str, Any], keep: Sequence[bool]) -> dict[str, Any]:

@@ -105,7 +105,10 @@ def plot_runs(
                 if name in metrics:
                     _draw(axes, metrics[name], axis, colour=colour, line=line, label=label)
             _mark_best(axes, [metrics[name] for name in panels[quantity] if name in metrics], axis)
-        _decorate(axes, quantity, axis, is_logarithmic=log_scale and "loss" in quantity)
+        decorate(axes, quantity, axis)
+        axes.locator_params(axis="x", integer=True, min_n_ticks=1)
+        if log_scale and "loss" in quantity:
+            axes.set_yscale("log")
         if panels[quantity] != [quantity] or len(runs) > 1:  # otherwise the title is enough
             axes.legend(frameon=False, fontsize="small" if len(runs) > 1 else None)
     if path is not None:
@@ -196,12 +199,10 @@ def _mark_best(axes: Axes, metrics: list[list[MetricRecord]], axis: str) -> None
         axes.annotate(f"{spot[1]:.4g}", spot, above, textcoords="offset points", ha="center", color=colour)
 
 
-def _decorate(axes: Axes, quantity: str, axis: str, *, is_logarithmic: bool) -> None:
-    axes.set_title(quantity.replace("_", " "), loc="left")
-    axes.set_xlabel(axis)
-    axes.locator_params(axis="x", integer=True, min_n_ticks=1)
-    if is_logarithmic:
-        axes.set_yscale("log")
+def decorate(axes: Axes, title: str, x_label: str) -> None:
+    """Give axes their texts and the look of all figures."""
+    axes.set_title(title.replace("_", " "), loc="left")
+    axes.set_xlabel(x_label)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
 

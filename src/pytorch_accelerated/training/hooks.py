@@ -21,11 +21,7 @@ from pytorch_accelerated.facts.names import GivenArgument, GivenArguments, is_us
 from pytorch_accelerated.facts.order import EVENTS, HOOKS
 from pytorch_accelerated.facts.placeholders import replace_trainer_placeholder_values
 from pytorch_accelerated.facts.run_state import RunState
-from pytorch_accelerated.processes.accelerators import (
-    Accelerator,
-    create_accelerator,
-    given_accelerator,
-)
+from pytorch_accelerated.processes.accelerators import Accelerator, create_accelerator, given_accelerator
 from pytorch_accelerated.processes.ranks import Ranks, limit_of_waiting
 from pytorch_accelerated.run_config import TrainerRunConfig
 from pytorch_accelerated.tracking.history import InMemoryRunHistory, RunHistory

@@ -38,12 +38,7 @@ from pytorch_accelerated.errors import ConfigurationError, InvalidCheckpointErro
 from pytorch_accelerated.facts.error_notes import add_place, show_note
 from pytorch_accelerated.facts.run_state import RunPhase, RunState
 from pytorch_accelerated.facts.settings import TrainSettings
-from pytorch_accelerated.models.held import (
-    held_parts,
-    refuse_outside,
-    share_values,
-    trained_outside,
-)
+from pytorch_accelerated.models.held import held_parts, refuse_outside, share_values, trained_outside
 from pytorch_accelerated.models.preparation import PreparedModel, is_replicated
 from pytorch_accelerated.models.sharding import has_shards
 from pytorch_accelerated.processes.ranks import Ranks, UnevenRanks, limit_of_waiting
@@ -593,13 +588,11 @@ class Run:
             # Nothing else ensures that all ranks evaluate the same model.
             self.ranks.copy_from_first([parameter.data for parameter in hooks.model.parameters()])
         hooks.model, hooks.optimizer = self._prepared.model, self._prepared.optimizer
-        parts = (hooks, self.emitter, self.ranks)
-        without_gradients = torch.inference_mode if self.given.inference_mode else torch.no_grad
-        self._passes = (
-            Passes(*parts, without_gradients)
-            if self.uneven is None
-            else UnevenPasses(*parts, without_gradients, self.uneven, is_sharded=self.is_sharded)
-        )
+        parts = hooks, self.emitter, self.ranks, torch.inference_mode if self.given.inference_mode else torch.no_grad
+        if self.uneven is None:
+            self._passes = Passes(*parts)
+        else:
+            self._passes = UnevenPasses(*parts, uneven=self.uneven, is_sharded=self.is_sharded)
 
     def release_model(self) -> None:
         """Remove the wrappers that training needed from the model and the optimizer."""

@@ -46,11 +46,6 @@ def refuse_within_a_run(run: Run | None, method: str, remedy: str) -> None:
         )
 
 
-def check_parts_of(trainer: TrainerHooks) -> None:
-    """Reject a trainer with unusable parts; the optimizer is only needed for training."""
-    check_parts(model=trainer.model, loss_func=trainer.loss_func)
-
-
 def check_optimizer_of(trainer: TrainerHooks, holder: Any) -> None:
     """Reject an optimizer whose steps would change nothing; None is for subclasses with optimizers of their own.
 
@@ -109,7 +104,7 @@ def check_training(
         has_own_passes: whether `_perform_forward_and_backward_passes` is the user's own.
     """
     check_scheduler_factory(create_scheduler_fn)
-    check_parts_of(trainer)
+    check_parts(trainer.model, trainer.loss_func)
     if not (has_own_passes or overrides(trainer, "calculate_train_batch_loss")):
         check_reduction(trainer.loss_func, hook="calculate_train_batch_loss")
     if eval_dataset is not None:
@@ -129,7 +124,7 @@ def check_training(
 
 def check_evaluation(trainer: TrainerHooks, dataset: Any) -> None:
     """Reject an evaluation that cannot work."""
-    check_parts_of(trainer)
+    check_parts(trainer.model, trainer.loss_func)
     _check_reduction_in_evaluation(trainer)
     if dataset is None and trainer.eval_dataset is None:
         raise ConfigurationError(
@@ -189,6 +184,7 @@ def start_training(
     else:
         _overfit(run, settings.overfit_batches, train_dl_kwargs)
     prepare()
+    settings = run.settings  # it may have found out the number of updates
     if any(isinstance(callback, SaveTrainingStateCallback) for callback in hooks.callback_handler):
         # It fetches rows: now, not when a signal urgently asks for a state.
         data_facts(train=run.loaders.train, eval=run.loaders.eval)
@@ -280,19 +276,20 @@ def _make_scheduler(run: Run) -> bool:
     return settings.step_scheduler == "update"  # without a scheduler, too: a callback may set one later
 
 
-def describe_run(
-    run: Run,
+def create_run_config(
+    trainer: Any,
     per_device_batch_size: int,
     num_epochs: int | None,
     gradient_accumulation_steps: int,
     max_num_train_steps: int | None,
     gradient_clip_value: float | None,
 ) -> TrainerRunConfig:
-    """The run config, from the settings and loaders of a run.
+    """The frozen facts of the current run, from its settings and loaders.
 
     A loader's own batch size overrides `per_device_batch_size`. If only one of the numbers of epochs and updates is
     given, the other one is computed if the training data has a length.
     """
+    run: Run = trainer.internal_run
     train, evaluation, ranks = run.loaders.train, run.loaders.eval, run.ranks
     train_batch_size = eval_batch_size = updates_per_epoch = None
     if evaluation is not None:

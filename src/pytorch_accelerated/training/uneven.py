@@ -13,11 +13,9 @@ from typing import Any
 
 from pytorch_accelerated.data.updates import MicroBatch, Round
 from pytorch_accelerated.prediction.collecting import PredictionCollector
-from pytorch_accelerated.processes.ranks import Ranks, UnevenRanks
+from pytorch_accelerated.processes.ranks import UnevenRanks
 from pytorch_accelerated.steps.hook_output import adding_nothing, loss_and_size
 from pytorch_accelerated.steps.step import Step, StepParts
-from pytorch_accelerated.training.emitting import Emitter
-from pytorch_accelerated.training.hooks import TrainerHooks
 from pytorch_accelerated.training.passes import Passes, Record
 
 
@@ -85,17 +83,8 @@ class UnevenPasses(Passes):
         is_sharded: whether no rank has a whole model, so that all of them go through it together.
     """
 
-    def __init__(
-        self,
-        hooks: TrainerHooks,
-        emitter: Emitter,
-        ranks: Ranks,
-        without_gradients: Callable[[], contextlib.AbstractContextManager[Any]],
-        uneven: UnevenRanks,
-        *,
-        is_sharded: bool,
-    ) -> None:
-        super().__init__(hooks, emitter, ranks, without_gradients)
+    def __init__(self, *parts: Any, uneven: UnevenRanks, is_sharded: bool) -> None:
+        super().__init__(*parts)
         self._uneven = uneven
         self._is_sharded = is_sharded
 

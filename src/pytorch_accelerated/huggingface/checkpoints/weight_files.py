@@ -9,7 +9,7 @@ from typing import Any
 from pytorch_accelerated.checkpointing.formats import read_tensors
 from pytorch_accelerated.checkpointing.portable import load_portable
 from pytorch_accelerated.checkpointing.reading import explained_reading, is_file
-from pytorch_accelerated.checkpointing.verify import open_plain_file
+from pytorch_accelerated.checkpointing.verify import filling_from, open_plain_file
 from pytorch_accelerated.errors import InvalidCheckpointError
 
 WEIGHTS_NAME = "model.safetensors"
@@ -39,15 +39,7 @@ def read_weights(folder: Path) -> dict[str, Any]:
 def read_safetensors(path: Path) -> dict[str, Any]:
     """The tensors in a safetensors file, by name."""
     with open_plain_file(path) as file:
-
-        def read_into(buffer: memoryview) -> None:
-            while buffer:
-                count = file.readinto(buffer)
-                if not count:
-                    raise InvalidCheckpointError(f"{path} ends too early. Copy it again, or use another checkpoint.")
-                buffer = buffer[count:]
-
-        return dict(read_tensors(read_into, path.stat().st_size, what=str(path)))
+        return dict(read_tensors(filling_from(file, path), path.stat().st_size, what=str(path)))
 
 
 def _files_of_index(path: Path) -> list[str]:

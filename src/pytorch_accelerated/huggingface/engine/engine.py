@@ -241,22 +241,8 @@ class Engine(NativeTrainer):
         self._has_trained = True
         face.model_wrapped = self.model
 
-    def _create_run_config(
-        self,
-        per_device_batch_size: int,
-        num_epochs: int | None,
-        gradient_accumulation_steps: int,
-        max_num_train_steps: int | None,
-        gradient_clip_value: float | None,
-    ) -> TrainerRunConfig:
-        config = super()._create_run_config(
-            per_device_batch_size,
-            None,
-            gradient_accumulation_steps,
-            self.run.settings.max_num_train_steps,
-            gradient_clip_value,
-        )
-        args = self._face.args
+    def _create_run_config(self, *sizes: Any, **further: Any) -> TrainerRunConfig:
+        config, args = super()._create_run_config(*sizes, **further), self._face.args
         if args.deepspeed is None or not args.bf16:
             return config
         return dataclasses.replace(config, mixed_precision="bf16")  # accelerate does not know that of DeepSpeed

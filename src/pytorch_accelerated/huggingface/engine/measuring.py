@@ -142,16 +142,6 @@ def items_of_update(own: int, everyones: int, args: TrainingArguments) -> int:
     return everyones if args.average_tokens_across_devices else max(1, own)  # without any label 0 is added, not 0 / 0
 
 
-def operations_of(model: Any, tokens: Any) -> float:
-    """Estimate the operations of a forward and backward pass: 6 per token and parameter that is not an embedding.
-
-    0.0 unless `has_operations`.
-    """
-    if not isinstance(tokens, torch.Tensor) or not has_operations(model):
-        return 0.0
-    return 6.0 * tokens.numel() * int(model.num_parameters(exclude_embeddings=True))
-
-
 def has_operations(model: Any) -> bool:
     """Whether the model has the method ``num_parameters``, as those of `transformers` do."""
     return callable(getattr(model, "num_parameters", None))

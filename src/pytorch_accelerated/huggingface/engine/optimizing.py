@@ -40,22 +40,6 @@ def parameter_groups(model: nn.Module, decayed: list[str], weight_decay: float) 
     ]
 
 
-def group_with(parameter: str | torch.Tensor, groups: list[dict[str, Any]], model: nn.Module) -> dict[str, Any]:
-    """The group of an optimizer with a parameter of `model`, given itself or by name.
-
-    Raises:
-        ConfigurationError: if there is none.
-    """
-    wanted = dict(model.named_parameters()).get(parameter) if isinstance(parameter, str) else parameter
-    for group in groups:
-        if any(one is wanted for one in group["params"]):
-            return group
-    raise ConfigurationError(
-        f"{parameter!r:.100} is in no group of the optimizer. Give a parameter of the model, or its name; frozen ones "
-        "are in none."
-    )
-
-
 # The class, the arguments of Adam that it takes, and further ones.
 _ADAM = ("betas", "eps")
 _OF_TORCH: dict[OptimizerNames, tuple[str, tuple[str, ...], dict[str, Any]]] = {

@@ -26,11 +26,7 @@ from pytorch_accelerated.huggingface.checkpoints.folders import (
     refuse_steps_taken_by_others,
     sort_checkpoints,
 )
-from pytorch_accelerated.huggingface.checkpoints.restoring import (
-    read_trainer_state,
-    restore_state,
-    take_over_foreign,
-)
+from pytorch_accelerated.huggingface.checkpoints.restoring import read_trainer_state, restore_state, take_over_foreign
 from pytorch_accelerated.huggingface.checkpoints.saving import holds_run
 from pytorch_accelerated.huggingface.engine.engine import Engine
 from pytorch_accelerated.huggingface.engine.measuring import BatchCounter, MemoryMeter, speed_metrics

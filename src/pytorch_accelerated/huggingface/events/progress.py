@@ -17,10 +17,11 @@ from pytorch_accelerated.huggingface.events.callbacks import RunEnd, TrainerCall
 from pytorch_accelerated.progress.display import display_factory
 from pytorch_accelerated.progress.formats import format_count, format_duration, format_number
 from pytorch_accelerated.progress.notebook import NotebookPage, can_display
-from pytorch_accelerated.progress.progress import Display, Progress, length_of
+from pytorch_accelerated.progress.progress import Display, Progress
 from pytorch_accelerated.progress.screen import printable, show
 from pytorch_accelerated.progress.table import GrowingTable, block, folded, screen_columns
 from pytorch_accelerated.tracking.history import LoggedHistory, is_about_the_run, is_summary
+from pytorch_accelerated.trees import length_of
 
 
 class LossSpikeCallback(TrainerCallback):
@@ -103,11 +104,6 @@ class LogTable:
         self._row = {**(self._row or place), **cells, "elapsed": format_duration(seconds)}
         self.history.add(logs, epoch, step)
         return finished
-
-    @property
-    def has_row(self) -> bool:
-        """Whether a row has begun that nobody has taken."""
-        return bool(self._row)
 
     def take_row(self) -> list[dict[str, str]]:
         """The row that has begun; none if there is none. A "*" follows a new best value."""
@@ -198,8 +194,7 @@ class ProgressCallback(TrainerCallback):
         """Count an update, and print the row of an earlier one."""
         if self._training is not None:
             self._training.advance()
-            if self._table is not None and self._table.has_row:
-                self._print_row()
+            self._print_row()
 
     def on_prediction_step(
         self, args: Any, state: Any, control: Any, eval_dataloader: Any = None, **kwargs: Any
@@ -210,13 +205,11 @@ class ProgressCallback(TrainerCallback):
         if self._evaluation is not None:
             self._evaluation.advance()
 
-    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
-        """Remove the bar of the evaluation."""
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> Any:
+        """Remove the bar of the evaluation or prediction."""
         self._close_evaluation()
 
-    def on_predict(self, args: Any, state: Any, control: Any, metrics: Any, **kwargs: Any) -> Any:
-        """Remove the bar of the prediction."""
-        self._close_evaluation()
+    on_predict = on_evaluate
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> Any:
         """Add the logs to the row of their step; print those outside of a training. Leaves out places and speeds."""
