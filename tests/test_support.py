@@ -1,6 +1,5 @@
 """The helpers of the tests keep their own promises."""
 
-import signal
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -8,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.dispositions import default_signals
 from tests.support.ending import is_running
 from tests.support.leftovers import fail_on_leftovers
 from tests.support.processes import Output, run_forked, run_on_ranks, run_script
@@ -57,23 +55,3 @@ def test_a_process_group_left_behind_is_destroyed_and_reported(tmp_path: Path) -
     with pytest.raises(AssertionError, match="process group"), fail_on_leftovers():
         torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
     assert not torch.distributed.is_initialized()
-
-
-WHAT_SIGNALS_DO = """
-import signal
-names = ("SIGINT", "SIGTERM", "SIGUSR1")
-print([signal.getsignal(getattr(signal, name)) == signal.SIG_IGN for name in names])
-print([int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, ())])
-"""
-
-
-@pytest.mark.processes
-def test_scripts_get_signals_where_the_tests_were_started_without_any() -> None:
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-    with default_signals():  # and put back here what is changed below
-        for number in numbers:
-            signal.signal(number, signal.SIG_IGN)
-        signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
-        assert run_script(WHAT_SIGNALS_DO).stdout == "[False, False, False]\n[]\n"
-        assert [signal.getsignal(number) for number in numbers] == [signal.SIG_IGN] * 3
-        assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set(numbers)

@@ -15,6 +15,7 @@ from tests.support.processes import REPOSITORY
 PACKAGE = "src/pytorch_accelerated"
 CRASHES = "tests/checkpointing/test_crashes.py"
 POWER = "tests/chaos/test_power_loss.py"
+DAMAGE = "tests/chaos/test_damage.py"
 VERIFY = "tests/checkpointing/test_verify.py"
 RESUME = "tests/training/test_resume.py"
 BACKGROUND = "tests/checkpointing/test_background.py"
@@ -88,7 +89,7 @@ MUTANTS = [
         "checkpointing/verify.py",
         "    if not is_at_end or digest.hexdigest() != entry.sha256:",
         "    if not is_at_end:",
-        VERIFY,
+        DAMAGE,
     ),
     Mutant(
         "longer files are not noticed",

@@ -228,16 +228,6 @@ def test_a_new_column_brings_a_new_header_and_stays():
     ]
 
 
-def test_with_too_many_metrics_a_row_becomes_a_block():
-    metrics = {f"validation_metric_{i}": f"0.{i}000" for i in range(5)}
-    assert add_rows(table(60), {"epoch": "7", **metrics, "time": "7.9s"}) == [
-        "epoch 7",
-        "  validation_metric_0 0.0000  validation_metric_1 0.1000",
-        "  validation_metric_2 0.2000  validation_metric_3 0.3000",
-        "  validation_metric_4 0.4000  time                  7.9s",
-    ]
-
-
 @given(
     columns=st.integers(30, 200),
     rows=st.lists(st.dictionaries(st.sampled_from(["train_loss_epoch", "f1", "lr", "a/bCd"]), st.just("1.000e-05"))),
