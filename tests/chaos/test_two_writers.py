@@ -70,3 +70,11 @@ def test_files_left_by_a_killed_run_lock_nothing(tmp_path: Path):
     assert (tmp_path / LOCK_NAME).read_text().startswith("process ")
     assert "another" not in (tmp_path / LOCK_NAME).read_text()
     lock.release()
+
+
+def test_a_link_in_place_of_the_lock_is_not_followed(tmp_path: Path):
+    (outside := tmp_path / "outside").write_text("precious")
+    (tmp_path / LOCK_NAME).symlink_to(outside)
+    with pytest.raises(CheckpointError):
+        FolderLock(tmp_path).acquire()
+    assert outside.read_text() == "precious"

@@ -157,6 +157,19 @@ def drawn(seen: Snapshot, columns: int) -> str:
     return str(tqdm.tqdm.format_meter(seen.done, seen.total, seen.seconds, ncols=columns, bar_format=text, ascii=True))
 
 
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        (100, "450/1000 [00:12<00:15, 1168 samples/s, loss=0.4321, lr=1.00e-03]"),
+        (75, "[00:12<00:15, 1168 samples/s, loss=0.4321]"),
+        (60, "[00:12<00:15, loss=0.4321]"),
+    ],
+)
+def test_a_bar_gives_up_words_before_it_becomes_too_short_to_read(columns, words):
+    line = drawn(snapshot(), columns)
+    assert (len(line), line[:17], line.partition("| ")[2]) == (columns, "epoch 3/10  45%|#", words)
+
+
 @given(columns=st.integers(1, 200), label=st.text(min_size=1, max_size=30), total=st.none() | st.integers(450, 10**9))
 def test_a_bar_never_overflows_its_line(columns, label, total):
     assert len(drawn(snapshot(label="{" + label.replace("\x1b", "") + "}", total=total), columns)) <= columns

@@ -132,31 +132,21 @@ def test_workers_outlive_a_signal_to_all_processes_so_that_the_update_can_be_fin
     assert end_of(resumed) == end_of(outcomes["undisturbed with workers"][0])
 
 
-# evaluate and predict
-
-
 @pytest.mark.processes
-def test_a_signal_ends_evaluate_before_the_next_batch(outcomes: Outcomes):
-    (ended,) = outcomes["in evaluate"]
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        ("evaluate", ["stopped after update 12: SIGTERM came.", "on_evaluation_run_end"]),
+        ("predict", ["on_exception: SignalExit", "is running: False, left: ['log_0']"]),  # nothing half written
+    ],
+)
+def test_a_signal_ends_a_pass_before_the_next_batch(outcomes: Outcomes, where: str, said: list[str]):
+    (ended,) = outcomes[f"in {where}"]
     assert ended.status == 143
-    _, *lines = ended.lines  # of the training before it
-    assert lines == [
-        "stopped after update 12: SIGTERM came.",
-        "on_evaluation_run_end",
+    assert ended.lines[1:] == [
+        *said,
         "SignalExit: SIGTERM has ended the run.",
-    ]
-
-
-@pytest.mark.processes
-def test_a_signal_ends_predict_before_the_next_batch_and_leaves_nothing_half_written(outcomes: Outcomes):
-    (ended,) = outcomes["in predict"]
-    assert ended.status == 143
-    _, *lines = ended.lines
-    assert lines == [
-        "on_exception: SignalExit",
-        "is running: False, left: ['log_0']",
-        "SignalExit: SIGTERM has ended the run.",
-    ]
+    ]  # the first is of the training before it
 
 
 # Handlers
