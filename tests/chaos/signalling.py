@@ -76,6 +76,8 @@ class Trials:
         os.kill(forks[-1].pid, wanted)
         outcomes = [fork.wait() for fork in forks]
         seconds = time.perf_counter() - sent
+        if outcomes[-1].lines == ["KeyboardInterrupt: "]:
+            return  # Python's own: it came before `train` was called
         if any(line.startswith("end ") for outcome in outcomes for line in outcome.lines):
             self.missed += 1  # the run was over already, on some rank
             self.seconds_of_run *= 0.9
