@@ -133,7 +133,7 @@ def test_the_distance_grows_where_the_number_of_updates_is_unknown() -> None:
 
 
 class Save(TrainerCallback):
-    """Saves a state after some updates."""
+    """Saves a state after some updates, and at the start of the last epoch."""
 
     ranks_agree_after_each_update = False
 
@@ -144,6 +144,9 @@ class Save(TrainerCallback):
         if trainer.run_state.updates in self.updates:
             trainer.save_training_state(self.folder / str(trainer.run_state.updates))
 
+    def on_train_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        trainer.save_training_state(self.folder / "start")
+
 
 @pytest.mark.parametrize("interval", [5, 100])
 def test_a_resumed_run_has_the_records_of_the_whole_one(interval: int, tmp_path: Path) -> None:
@@ -152,12 +155,11 @@ def test_a_resumed_run_has_the_records_of_the_whole_one(interval: int, tmp_path:
     whole = train(make(Save(tmp_path, *updates)), **arguments)
     alone = train(make(), **arguments)
     assert facts(whole.step_records) == facts(alone.step_records)  # saves change nothing
-    for update in updates:
-        resumed = train(make(), resume_from=tmp_path / str(update), **arguments)
+    for state in (*updates, "start"):  # and where the second epoch has begun, but has no update
+        resumed = train(make(), resume_from=tmp_path / str(state), **arguments)
         assert facts(resumed.step_records) == facts(whole.step_records)
         assert resumed.get_metric_values("train_loss_epoch") == whole.get_metric_values("train_loss_epoch")
-        seconds = [record.seconds for record in resumed.step_records]
-        assert seconds == sorted(seconds)
+        assert (seconds := [record.seconds for record in resumed.step_records]) == sorted(seconds)
 
 
 def test_further_runs_go_on_counting() -> None:
@@ -168,8 +170,7 @@ def test_further_runs_go_on_counting() -> None:
     assert_are_the_means(history.step_records, batches)
     assert [record.update for record in history.step_records] == [32, 64, 70, 102, 134, 140]
     assert [record.epoch for record in history.step_records] == [1, 1, 1, 2, 2, 2]
-    seconds = [record.seconds for record in history.step_records]
-    assert seconds == sorted(seconds)
+    assert (seconds := [record.seconds for record in history.step_records]) == sorted(seconds)
     assert train(trainer, 1, record_every_n_steps=70).step_records[0].update == 70
 
 

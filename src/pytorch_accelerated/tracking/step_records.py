@@ -352,7 +352,8 @@ class StepRecorder:
     def state_dict(self, samples_in_epoch: int) -> dict[str, Any]:
         """The samples and the seconds so far. The records themselves are the history's."""
         return {
-            "samples": self._samples_before_epoch + samples_in_epoch,
+            # At the start of an epoch, before `start_epoch`, they are those of the epochs before.
+            "samples": max(self._samples, self._samples_before_epoch + samples_in_epoch),
             "seconds": time.perf_counter() - self._started,
         }
 
