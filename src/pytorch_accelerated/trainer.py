@@ -362,7 +362,7 @@ class Trainer(TrainerHooks):
             CheckpointError: if an entry could not be read back without running code; the message names it.
             NonFiniteLossError: if a parameter is NaN or infinite; an existing file is left as it is.
         """
-        run = self.internal_run
+        run = self.run_context
         run.check_finite()  # on every rank, so that all of them get the error
         checkpoint = checkpoint_of(run.contents(), self.get_model(), optimizer=save_optimizer, scheduler=save_scheduler)
 
@@ -390,7 +390,7 @@ class Trainer(TrainerHooks):
             InvalidCheckpointError: if the file is damaged or belongs to another model or optimizer; then nothing is
                 changed.
         """
-        run = self.internal_run.contents()
+        run = self.run_context.contents()
         return load_checkpoint(
             checkpoint_path, run, self.get_model(), optimizer=load_optimizer, scheduler=load_scheduler
         )
@@ -418,7 +418,7 @@ class Trainer(TrainerHooks):
         if self._ongoing_run is not None and self._ongoing_run.requests.defers_saves:
             self._ongoing_run.requests.states.append(request)
         else:
-            self.internal_run.write_state(*request[:2], background and self._ongoing_run is not None)
+            self.run_context.write_state(*request[:2], background and self._ongoing_run is not None)
 
     def load_training_state(self, input_dir: str | Path) -> dict[str, Any]:
         """Load a folder written by `save_training_state`, or the newest of several. Must be called by all ranks.
@@ -429,7 +429,7 @@ class Trainer(TrainerHooks):
             The `checkpoint_kwargs` of the save, and ``current_epoch``.
         """
         agree_on_resuming(input_dir, self._ranks)
-        run = self.internal_run
+        run = self.run_context
         state = run.find_state(input_dir)
         if state is None:
             raise InvalidCheckpointError(f"There is no training state in {input_dir}. Check the path.")
@@ -481,7 +481,7 @@ class Trainer(TrainerHooks):
         It happens when the current update is finished, or after the current event with all its callbacks. For
         callbacks, during training; every rank must request it.
         """
-        self.internal_run.requests.evaluation = True
+        self.run_context.requests.evaluation = True
 
     def explain(self, num_epochs: int = 1, evaluate: bool = True) -> str:
         """The order of hooks and events of a run as text, with the callbacks that handle each event."""
@@ -565,7 +565,7 @@ class Trainer(TrainerHooks):
         return find_learning_rate(self, train_dataset, **rates, arguments=train_arguments)
 
     @property
-    def internal_run(self) -> Run:
+    def run_context(self) -> Run:
         """The state of the current call of `train`, `evaluate` or `predict`.
 
         Between calls it is the last run, and before the first call a new one.
@@ -579,18 +579,18 @@ class Trainer(TrainerHooks):
     @Replaceable
     def current_run(self) -> Run:
         """The state of the current call of `train`, `evaluate` or `predict`."""
-        return self.internal_run
+        return self.run_context
 
     @Replaceable
     def is_last_epoch(self) -> bool:
         """Whether, as far as is known, the training run ends with the current epoch."""
-        return self.internal_run.is_last_epoch
+        return self.run_context.is_last_epoch
 
     # --------------------------------------------------------------------------------------------- the order of a run
 
     def _run_training(self) -> None:
         """Run epoch after epoch, until the run is complete or something stops it."""
-        run = self.internal_run
+        run = self.run_context
         run.requests.defers_saves = True
         with run.ending(self.training_run_end, "on_training_run_end"):
             run.start_part(self.training_run_start, "on_training_run_start")
@@ -624,7 +624,7 @@ class Trainer(TrainerHooks):
 
     def _run_train_epoch(self, train_dl: Any) -> None:
         """One pass over the training data, or over the rest of it."""
-        run = self.internal_run
+        run = self.run_context
         step = run.step
         run.begin_pass()
         self.model.train()
@@ -643,15 +643,15 @@ class Trainer(TrainerHooks):
 
     def _perform_forward_and_backward_passes(self, batch: Any, step: int) -> None:
         """Add the gradients of one batch. `step` counts batches of this rank in the epoch, from 0."""
-        self.internal_run.step.compute(batch, step)
+        self.run_context.step.compute(batch, step)
 
     def _clip_gradients(self) -> None:
         """Clip the complete gradient, once per update."""
-        self.internal_run.step.clip()
+        self.run_context.step.clip()
 
     def _update_loss_tracker(self, batch_loss: torch.Tensor, batch_size: Any) -> None:
         """Add the mean loss of a batch to that of the epoch. Does not wait for the device."""
-        self.internal_run.losses.update(batch_loss, batch_size)
+        self.run_context.losses.update(batch_loss, batch_size)
 
     def _run_eval_epoch(self, valid_dl: Any, is_training: bool = True, is_intermediate: bool = False) -> None:
         """Evaluate every sample once and record the mean loss.
@@ -661,7 +661,7 @@ class Trainer(TrainerHooks):
             is_training: whether this belongs to a training run.
             is_intermediate: whether this happens inside a training epoch.
         """
-        run = self.internal_run
+        run = self.run_context
         metric_name = "evaluation_loss"
         if is_training:
             metric_name = "intermediate_eval_loss" if is_intermediate else "eval_loss_epoch"
@@ -677,16 +677,16 @@ class Trainer(TrainerHooks):
 
     def _add_epoch_loss_to_run_history(self, metric_name: str) -> None:
         """Record the mean loss per item over all ranks, and start a new mean."""
-        run = self.internal_run
+        run = self.run_context
         run.reports.record_mean(run.losses, metric_name)
 
     def _step_scheduler_after_epoch(self) -> None:
         """Step schedulers that count epochs, or watch a metric."""
-        self.internal_run.step_scheduler_after_epoch()
+        self.run_context.step_scheduler_after_epoch()
 
     def _run_evaluation(self) -> None:
         """The run of `evaluate`."""
-        run = self.internal_run
+        run = self.run_context
         with run.ending(self.evaluation_run_end, "on_evaluation_run_end"):
             run.emitter.defer(self.evaluation_run_start)
             run.emitter.emit("on_evaluation_run_start")
@@ -720,7 +720,7 @@ class Trainer(TrainerHooks):
 
     def _prepare_model_optimizer_and_dataloaders(self) -> None:
         """Move the model to its device, wrap what must be wrapped, and distribute the loaders over the ranks."""
-        run = self.internal_run
+        run = self.run_context
         run.prepare_model(for_training=run.loaders.train is not None)
         run.prepare_loaders()
 
@@ -729,7 +729,7 @@ class Trainer(TrainerHooks):
     @property
     def _loss_tracker(self) -> LossTracker:
         """The current loss tracker."""
-        return self.internal_run.losses
+        return self.run_context.losses
 
 
 class TrainerWithTimmScheduler(Trainer):

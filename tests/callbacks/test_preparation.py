@@ -66,7 +66,7 @@ def one_of_two_gpus(model: nn.Module) -> Any:
         model=model,
         get_model=lambda: model,
         device=torch.device("cuda"),
-        internal_run=SimpleNamespace(ranks=SimpleNamespace(count=2, is_first=True)),
+        run_context=SimpleNamespace(ranks=SimpleNamespace(count=2, is_first=True)),
     )
 
 

@@ -399,7 +399,7 @@ def test_warnings_of_this_library_stand_above_the_bars(every_refresh: None) -> N
     class Warns(TrainerCallback):
         def on_train_step_end(self, trainer: Trainer, step: int = 0, **kwargs: Any) -> None:
             if step == 2:
-                warn_user(trainer.internal_run.ranks, "look at this")
+                warn_user(trainer.run_context.ranks, "look at this")
 
     with in_a_terminal(100) as terminal, warnings.catch_warnings():
         warnings.simplefilter("always")

@@ -24,7 +24,7 @@ for whole in (False, True):
     torch.manual_seed(0)
     model = tiny_model()
     trainer = OfParts(model, nn.MSELoss(), sgd(model), callbacks=(), seed=1)
-    assert trainer.internal_run.ranks.count == 2
+    assert trainer.run_context.ranks.count == 2
     trainer.whole = whole
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -34,5 +34,5 @@ for whole in (False, True):
     hooks = len(model._forward_pre_hooks)
     found[str(whole)] = {"same": bool(sums[0] == sums[1]), "warnings": len(told), "hooks": hooks}
 of_whole = {"same": True, "warnings": 0, "hooks": 0}
-of_parts = {"same": False, "warnings": int(trainer.internal_run.ranks.is_first), "hooks": 0}
+of_parts = {"same": False, "warnings": int(trainer.run_context.ranks.is_first), "hooks": 0}
 assert found == {"False": of_parts, "True": of_whole}, found

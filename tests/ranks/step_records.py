@@ -93,14 +93,14 @@ if stage == "resumed":
     whole, trainer = train(folder / "whole", losses)
     ends = [*range(4, 50, 4), 50]
     assert [record.update for record in whole.step_records] == [50 * epoch + end for epoch in range(3) for end in ends]
-    before, is_first = 0, trainer.internal_run.ranks.is_first
+    before, is_first = 0, trainer.run_context.ranks.is_first
     for record in whole.step_records if is_first else ():  # a rank without rows has no event
         sums = [losses.sums[update] for update in range(before + 1, record.update + 1)]
         total, count = (sum(column) for column in zip(*sums, strict=True))
         assert record.train_loss == pytest.approx(total / count, rel=1e-12), record
         before = record.update
     assert whole.step_records[-1].samples == 3 * SIZE
-    everyones = trainer.internal_run.ranks.exchange(list(whole.step_records))
+    everyones = trainer.run_context.ranks.exchange(list(whole.step_records))
     assert all(records == everyones[0] for records in everyones)
 
     resumed, trainer = train(folder, resume_from=folder / "states")

@@ -125,7 +125,7 @@ for num_epochs in (2, 3):
     states = SaveTrainingStateCallback(sys.argv[3])
     trainer = trainer_with(ReportCallback(sys.argv[4]), states)
     train(trainer, num_epochs, resume_from=sys.argv[3] if num_epochs == 3 else None)
-    assert trainer.internal_run.ranks.count == 2
+    assert trainer.run_context.ranks.count == 2
 FailsOnTheLastRank.is_last = dist.get_rank() == 1
 report = FailsOnTheLastRank(sys.argv[4] + ".failed")
 assert 0 < trainer_with(report).evaluate(EVAL, per_device_batch_size=10)["evaluation_loss"] < 9
@@ -455,7 +455,7 @@ def test_spikes_and_warnings_are_among_the_events(tmp_path):
         def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
             warnings.warn("the user's own", stacklevel=1)
             spike = {"loss": 9.0, "median": 2.0, "epoch": 1, "first_update": 7, "last_update": 7, "samples": [3, 5]}
-            trainer.internal_run.emitter.emit("on_loss_spike", **spike)
+            trainer.run_context.emitter.emit("on_loss_spike", **spike)
 
     page = tmp_path / "run.html"
     with pytest.warns(UserWarning, match="the user's own"):

@@ -96,9 +96,9 @@ import torch
 from tests.training.test_overfit_batches import FIRST_TWO, ROWS, Recording
 
 trainer = Recording()
-assert trainer.internal_run.ranks.count == 2
+assert trainer.run_context.ranks.count == 2
 trainer.train((ROWS, ROWS), 2, per_device_batch_size=3, overfit_batches=1)
-rank = trainer.internal_run.ranks.index
+rank = trainer.run_context.ranks.index
 assert trainer.trained == trainer.evaluated == [FIRST_TWO[rank]] * 2
 print("all is well")
 torch.distributed.destroy_process_group()

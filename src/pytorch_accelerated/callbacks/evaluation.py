@@ -34,7 +34,7 @@ class StepBasedEvaluationCallback(TrainerCallback):
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Reject a run without an evaluation set."""
-        if trainer.internal_run.loaders.eval is None:
+        if trainer.run_context.loaders.eval is None:
             raise ConfigurationError(
                 "StepBasedEvaluationCallback has no evaluation set. Pass `eval_dataset` to `train`, or leave it out."
             )
@@ -86,14 +86,14 @@ class LimitEvalStepsCallback(TrainerCallback):
     on_evaluation_run_end = on_exception = on_training_run_end
 
     def _limit(self, trainer: Trainer) -> None:
-        loaders = trainer.internal_run.loaders
+        loaders = trainer.run_context.loaders
         if self._unlimited is None and loaders.eval is not None:
             self._unlimited = loaders.all_eval
             loaders.all_eval = [DataLoaderSlice(loader, self.num_eval_steps) for loader in self._unlimited]
 
     def _restore(self, trainer: Trainer) -> None:
         if self._unlimited is not None:
-            trainer.internal_run.loaders.all_eval, self._unlimited = self._unlimited, None
+            trainer.run_context.loaders.all_eval, self._unlimited = self._unlimited, None
 
 
 class LimitBatchesCallback(TrainerCallback):
@@ -119,13 +119,13 @@ class LimitBatchesCallback(TrainerCallback):
         if self._source is not None:
             batches = format_count(self.num_batches, "batch", "batches")
             trainer.print(f"Using {batches} of each pass at most ({self._source})")
-        loaders = trainer.internal_run.loaders
+        loaders = trainer.run_context.loaders
         loaders.train = DataLoaderSlice(loaders.train, self.num_batches)
         self.on_evaluation_run_start(trainer)
 
     def on_evaluation_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Limit the evaluation loader."""
-        loaders = trainer.internal_run.loaders
+        loaders = trainer.run_context.loaders
         if loaders.eval is not None:
             loaders.all_eval = [DataLoaderSlice(loader, self.num_batches) for loader in loaders.all_eval]
 

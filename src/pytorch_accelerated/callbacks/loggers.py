@@ -112,7 +112,7 @@ class _FileLogger(TrainerCallback, abc.ABC):
         self._begins_anew = True
 
     def _log(self, trainer: Trainer, *, survives_power_cuts: bool = True) -> None:
-        history, ranks = trainer.run_history, trainer.internal_run.ranks
+        history, ranks = trainer.run_history, trainer.run_context.ranks
         steps = history.read_new_step_records(self.state_key) if self.step_records else []
         metrics = history.read_new_records(self.state_key)
         if self._evaluation_at is not None:

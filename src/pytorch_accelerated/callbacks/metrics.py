@@ -164,7 +164,7 @@ class MetricsCallback(TrainerCallback):
         if self.metrics is not None:
             self._collection(trainer, "eval_").update(predictions, targets)
         if self._functions.functions:
-            run = trainer.internal_run
+            run = trainer.run_context
             self._functions.add(self._key_of(trainer, "eval_"), run.passes.start, predictions, targets, ranks=run.ranks)
 
     def on_eval_epoch_end(self, trainer: Trainer, is_intermediate: bool = False, **kwargs: Any) -> None:
@@ -173,7 +173,7 @@ class MetricsCallback(TrainerCallback):
             return
         values = {} if self.metrics is None else self._collected(trainer, "eval_")
         if self._functions.functions:
-            values.update(self._functions.compute(self._key_of(trainer, "eval_"), trainer.internal_run.ranks))
+            values.update(self._functions.compute(self._key_of(trainer, "eval_"), trainer.run_context.ranks))
         self._record(trainer, "intermediate_eval_" if is_intermediate else "eval_", values)
 
     def on_stop_training_error(self, trainer: Trainer, **kwargs: Any) -> None:
@@ -200,9 +200,9 @@ class MetricsCallback(TrainerCallback):
         key = self._key_of(trainer, purpose)
         if key not in self._collections:
             self._collections = {**self._collections, key: _as_collection(self.metrics).to(trainer.device)}
-            self._ranks = trainer.internal_run.ranks
+            self._ranks = trainer.run_context.ranks
         if key in self._restored:
-            saved = self._restored[key][trainer.internal_run.ranks.index :: trainer.internal_run.ranks.count]
+            saved = self._restored[key][trainer.run_context.ranks.index :: trainer.run_context.ranks.count]
             self._restored = {other: states for other, states in self._restored.items() if other != key}
             self._collections[key].reset()
             with explained_loading(type(self).__name__, "the training state"):
@@ -226,8 +226,8 @@ class MetricsCallback(TrainerCallback):
     def _collected(self, trainer: Trainer, purpose: str) -> dict[str, Any]:
         """The values of the metrics of torchmetrics over all ranks, by name."""
         collection = self._collection(trainer, purpose)
-        if trainer.internal_run.ranks.count > 1:
-            _write_states(collection, trainer.internal_run.ranks.exchange(_read_states(collection)))
+        if trainer.run_context.ranks.count > 1:
+            _write_states(collection, trainer.run_context.ranks.exchange(_read_states(collection)))
         values: dict[str, Any] = collection.compute()
         collection.reset()
         return values

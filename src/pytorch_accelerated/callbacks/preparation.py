@@ -47,7 +47,7 @@ class ConvertSyncBatchNormCallback(TrainerCallback):
 
     def on_init_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Convert the layers."""
-        ranks = trainer.internal_run.ranks
+        ranks = trainer.run_context.ranks
         if ranks.count == 1:
             return
         if trainer.device.type != "cpu":

@@ -52,7 +52,7 @@ class ProfilerCallback(TrainerCallback):
 
         def write(profiler: torch.profiler.profile) -> None:
             self.output_dir.mkdir(parents=True, exist_ok=True)
-            rank = trainer.internal_run.ranks.index
+            rank = trainer.run_context.ranks.index
             profiler.export_chrome_trace(str(self.output_dir / f"trace_rank_{rank}.json"))
             device = "cpu" if trainer.device.type == "cpu" else "device"
             table = profiler.key_averages().table(sort_by=f"self_{device}_time_total", row_limit=50)

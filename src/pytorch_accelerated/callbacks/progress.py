@@ -48,7 +48,7 @@ class PrintProgressCallback(TrainerCallback):
         self._ending, self._reason = "Finished", ""
         config = _config_of(trainer)
         precision = None if config.mixed_precision == "no" else config.mixed_precision
-        seed = None if trainer.internal_run.given.seed is None else f"seed {config.seed}"
+        seed = None if trainer.run_context.given.seed is None else f"seed {config.seed}"
         parts = [f"Training {_length_of(config)}", _sizes_of(config), _where(trainer), precision, seed]
         trainer.print(folded(", ".join(filter(None, parts))))
 
@@ -73,13 +73,13 @@ class PrintProgressCallback(TrainerCallback):
         duration = f" in {format_duration(time.perf_counter() - self._started)}" if self._started is not None else ""
         epochs, updates = format_count(state.epochs, "epoch"), format_count(state.updates, "update")
         trainer.print(folded(f"{self._ending} {epochs}, {updates}{skipped}{duration}{reason}"))
-        num_warnings = trainer.internal_run.shown_warnings.count
+        num_warnings = trainer.run_context.shown_warnings.count
         for line in summary_lines(trainer.run_history, trainer.callback_handler, num_warnings=num_warnings):
             trainer.print(line)
 
     def on_evaluation_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Print, for example, "Evaluating 12 batches of 32 samples, on cpu"."""
-        loaders, samples = trainer.internal_run.loaders.all_eval, _config_of(trainer).eval_total_batch_size
+        loaders, samples = trainer.run_context.loaders.all_eval, _config_of(trainer).eval_total_batch_size
         batches = [length_of(loader) for loader in loaders]
         known = [count for count in batches if count is not None]
         work = "a stream" if len(known) < len(batches) else format_count(sum(known), "batch", "batches")
@@ -105,7 +105,7 @@ class ProgressBarCallback(TrainerCallback):
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Find out where the output goes."""
         self._start_run()
-        run = trainer.internal_run
+        run = trainer.run_context
         if run.page is None and run.ranks.is_first_of_node and can_display():
             run.page = NotebookPage(_MINOR_COLUMNS)
 
@@ -143,7 +143,7 @@ class ProgressBarCallback(TrainerCallback):
         self._start_pass(
             trainer,
             f"evaluation of {evaluation_set}" if evaluation_set else "evaluation",
-            length_of(trainer.internal_run.loaders.eval),
+            length_of(trainer.run_context.loaders.eval),
             per_device_batch_size=_config_of(trainer).eval_per_device_batch_size,
             read_facts=functools.partial(_loss_so_far, trainer),
         )
@@ -177,8 +177,8 @@ class ProgressBarCallback(TrainerCallback):
         self._note_end(trainer, f"{what} (epoch {epoch}, after {format_count(updates, 'update')})")
 
     def _note_end(self, trainer: Trainer, reason: str) -> None:
-        if trainer.internal_run.page is not None:
-            trainer.internal_run.page.note_end(reason)
+        if trainer.run_context.page is not None:
+            trainer.run_context.page.note_end(reason)
 
     def _start_run(self) -> None:
         self._close_all()
@@ -194,9 +194,9 @@ class ProgressBarCallback(TrainerCallback):
         read_facts: Callable[[], Mapping[str, str]] = dict,
         done: int = 0,
     ) -> None:
-        if not trainer.internal_run.ranks.is_first_of_node:
+        if not trainer.run_context.ranks.is_first_of_node:
             return
-        page = trainer.internal_run.page
+        page = trainer.run_context.page
         if page is None and self._new_display is None:
             self._new_display = display_factory(trainer.print)
         new_display = self._new_display if page is None else page.new_bar
@@ -207,7 +207,7 @@ class ProgressBarCallback(TrainerCallback):
             new_display(),
             samples_per_batch=None
             if per_device_batch_size is None
-            else per_device_batch_size * trainer.internal_run.ranks.count,
+            else per_device_batch_size * trainer.run_context.ranks.count,
             read_facts=read_facts,
             done=done,
         )
@@ -274,7 +274,7 @@ class LogMetricsCallback(TrainerCallback):
         if is_intermediate and (self._row is None or self._row["epoch"] != title):  # else of another evaluation set
             self._start_row(trainer, title)
         self._log_updated(trainer, "other")
-        if is_intermediate and trainer.internal_run.evaluation_sets.is_last:
+        if is_intermediate and trainer.run_context.evaluation_sets.is_last:
             self._print_row(trainer)
 
     def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
@@ -318,7 +318,7 @@ class LogMetricsCallback(TrainerCallback):
         row, self._row = self._row, None
         if row is None or row.keys() <= {"epoch", "lr"}:  # no metrics in it: `log_metrics` is overridden
             return
-        page = trainer.internal_run.page
+        page = trainer.run_context.page
         if self._epoch_started is not None:
             row["time"] = format_duration(time.perf_counter() - self._epoch_started)
         row = with_mark(row, trainer.run_history, watched_metrics(trainer.callback_handler))
@@ -336,14 +336,14 @@ def _kind_of(metric_name: str) -> str:
 
 
 def _training_facts(trainer: Trainer) -> dict[str, str]:
-    timing = trainer.internal_run.epoch_clock.read()
+    timing = trainer.run_context.epoch_clock.read()
     matters = timing.data_wait_seconds >= _SECONDS_WORTH_SHOWING and timing.data_wait_share >= _SHARE_WORTH_SHOWING
     waiting = {"data_wait": f"{timing.data_wait_share:.0%}"} if matters else {}
     return {**_loss_so_far(trainer), **_learning_rate(trainer), **waiting}
 
 
 def _loss_so_far(trainer: Trainer) -> dict[str, str]:
-    loss = trainer.internal_run.losses.peek()
+    loss = trainer.run_context.losses.peek()
     return {} if loss is None else {"loss": format_number(loss)}
 
 
@@ -355,7 +355,7 @@ def _learning_rate(trainer: Trainer) -> dict[str, str]:
 
 def _batches_of_epoch(trainer: Trainer) -> int | None:
     """The batches of this rank until the end of the epoch, or of the run within the epoch."""
-    batches = length_of(trainer.internal_run.loaders.train)
+    batches = length_of(trainer.run_context.loaders.train)
     config, state = _config_of(trainer), trainer.run_state
     if config.max_num_train_steps is None:
         return batches

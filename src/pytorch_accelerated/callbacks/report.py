@@ -148,7 +148,7 @@ class ReportCallback(TrainerCallback):
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Begin the page."""
-        resumed_from = trainer.internal_run.resumed_from
+        resumed_from = trainer.run_context.resumed_from
         if not self._was_resumed:
             self._begin_anew(trainer)
         self._started = time.monotonic()
@@ -159,7 +159,7 @@ class ReportCallback(TrainerCallback):
         self._contents.state.setdefault("started", time.time())
         if resumed_from is not None:
             self._add_event(trainer, "resumed", f"from {resumed_from}")
-        self._seen_states = len(trainer.internal_run.saves.all)
+        self._seen_states = len(trainer.run_context.saves.all)
         self._was_resumed = False
         self._write(trainer)
 
@@ -186,20 +186,20 @@ class ReportCallback(TrainerCallback):
         """Collect the predictions of a batch, on the device."""
         if self._predictions is not None:
             predictions, targets = self.get_predictions_and_targets(batch, batch_output)
-            start = trainer.internal_run.passes.start
+            start = trainer.run_context.passes.start
             self._predictions.add(predictions, targets, self.get_inputs(batch), start)
 
     def on_eval_epoch_end(self, trainer: Trainer, is_intermediate: bool = False, **kwargs: Any) -> None:
         """Read the collected predictions, and write the page, if it is time."""
         if self._predictions is not None:
-            ranks = trainer.internal_run.ranks
+            ranks = trainer.run_context.ranks
             everyones = ranks.exchange(self._predictions.on_host())
             self._predictions = None
             if ranks.is_first:
                 history = trainer.run_history
                 of = f"epoch {history.current_epoch}"
                 of = f"{of}, after update {history.updates_done}" if is_intermediate else of
-                index_of = functools.partial(_index_at, trainer.internal_run.loaders.eval)
+                index_of = functools.partial(_index_at, trainer.run_context.loaders.eval)
                 described = describe(everyones, self.num_samples, self._names_of_classes(trainer), of, index_of)
                 self._contents.predictions[history.evaluation_set] = described
         self._seconds_of_evaluation += time.monotonic() - self._evaluation_started
@@ -326,7 +326,7 @@ class ReportCallback(TrainerCallback):
         self._seconds_before = 0.0
 
     def _describe_run(self, trainer: Trainer) -> None:
-        ranks = self._trainer_ranks = trainer.internal_run.ranks
+        ranks = self._trainer_ranks = trainer.run_context.ranks
         if ranks.is_first:
             model = bare_model(trainer.model)
             self._contents.model = model_facts(model, trainer.optimizer, trainer.loss_func, trainer.scheduler)
@@ -346,7 +346,7 @@ class ReportCallback(TrainerCallback):
             number = skipped - self._seen_skips
             self._add_event(trainer, "skipped", f"{number} update{'s' if number > 1 else ''}, gradients not finite")
         self._seen_skips = skipped
-        texts = trainer.internal_run.shown_warnings.texts
+        texts = trainer.run_context.shown_warnings.texts
         for text in texts[self._seen_warnings :]:
             self._add_event(trainer, "warning", text)
         self._seen_warnings = len(texts)
@@ -356,7 +356,7 @@ class ReportCallback(TrainerCallback):
                 self._add_event(
                     trainer, "best model", f"{saver.watch_metric} {saver.best_metric:.4g}: {saver.save_path}"
                 )
-        states = trainer.internal_run.saves.all
+        states = trainer.run_context.saves.all
         for state in states[self._seen_states :]:
             self._add_event_at(state.seconds, state.epoch, state.update, "saved", str(state.path))
         self._seen_states = len(states)
@@ -381,7 +381,7 @@ class ReportCallback(TrainerCallback):
             self._write(trainer)
 
     def _write(self, trainer: Trainer, *, keeps_curves: bool = False) -> None:
-        if not trainer.internal_run.ranks.is_first:
+        if not trainer.run_context.ranks.is_first:
             return
         began = time.monotonic()
         if not keeps_curves:
@@ -396,7 +396,7 @@ class ReportCallback(TrainerCallback):
 
     def _read_history(self, trainer: Trainer) -> None:
         history, contents = trainer.run_history, self._contents
-        contents.metrics = metric_columns(history.records, trainer.internal_run.evaluation_sets.names)
+        contents.metrics = metric_columns(history.records, trainer.run_context.evaluation_sets.names)
         contents.steps = step_columns(history.step_records)
         contents.best = best_values(contents.metrics, watched_metrics(trainer.callback_handler))
         epochs = [each.epoch for each in history.records[-1:]] + [each.epoch for each in history.step_records[-1:]]

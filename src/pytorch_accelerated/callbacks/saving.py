@@ -94,14 +94,14 @@ class SaveBestModelCallback(TrainerCallback):
         self._watched.check_has_evaluation(trainer.eval_dataset)
         if trainer.run_state.updates == 0:  # else the run was resumed
             self._watched.new_values(
-                trainer.run_history, trainer.internal_run.ranks, self.state_key
+                trainer.run_history, trainer.run_context.ranks, self.state_key
             )  # those of earlier runs belong to other weights
             if self.reset_on_train:
                 self._forget_best()
         # Whether there is a best one is the same on all ranks; whether they see the file may not be.
-        if self.best_metric is not None and not trainer.internal_run.ranks.from_first(Path(self.save_path).is_file()):
+        if self.best_metric is not None and not trainer.run_context.ranks.from_first(Path(self.save_path).is_file()):
             warn_user(
-                trainer.internal_run.ranks,
+                trainer.run_context.ranks,
                 f"The best model so far ({self.watch_metric} {self.best_metric} in epoch {self.best_metric_epoch}) is "
                 f"not in {self.save_path} any more. The search for the best starts again. To continue it, put the "
                 "file back before you resume.",
@@ -117,7 +117,7 @@ class SaveBestModelCallback(TrainerCallback):
 
     def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Judge the metrics of the epoch."""
-        self._watched.check_recorded(trainer.run_history, trainer.internal_run.ranks)
+        self._watched.check_recorded(trainer.run_history, trainer.run_context.ranks)
         self._judge(trainer)
 
     def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
@@ -126,12 +126,12 @@ class SaveBestModelCallback(TrainerCallback):
             return
         if self.best_metric is None:
             warn_user(
-                trainer.internal_run.ranks,
+                trainer.run_context.ranks,
                 f"The model has the weights of the last update: no best model was saved to {self.save_path}, because "
                 f"{self.watch_metric!r} had no value, or only NaN, at the end of each epoch.",
             )
             return
-        trainer.internal_run.ranks.wait()  # other ranks read what the first of their node may still be writing
+        trainer.run_context.ranks.wait()  # other ranks read what the first of their node may still be writing
         trainer.load_checkpoint(self.save_path)
         value = f"{self.watch_metric} {format_number(self.best_metric)}"
         trainer.print(folded(f"Loaded the weights of epoch {self.best_metric_epoch} ({value}) from {self.save_path}"))
@@ -155,7 +155,7 @@ class SaveBestModelCallback(TrainerCallback):
         return WatchedMetric(self.watch_metric, self.greater_is_better)
 
     def _judge(self, trainer: Trainer) -> None:
-        values = self._watched.new_values(trainer.run_history, trainer.internal_run.ranks, reader=self.state_key)
+        values = self._watched.new_values(trainer.run_history, trainer.run_context.ranks, reader=self.state_key)
         # Only the last one belongs to the weights that the model has now.
         if values and self._watched.is_better(values[-1], self.best_metric):
             epoch = trainer.run_history.current_epoch
@@ -271,7 +271,7 @@ class SaveTrainingStateCallback(TrainerCallback):
         """Check the metric and the folder, and start the clock."""
         if self.retention.best is not None:
             self._watched.check_has_evaluation(trainer.eval_dataset)
-        trainer.internal_run.saves.claim_folder(self.save_dir)
+        trainer.run_context.saves.claim_folder(self.save_dir)
         if trainer.run_state.updates == 0:  # else the run was resumed
             names = [folder.name for folder, _ in self._listed_states()]
             fate = "will replace those of the same names"
@@ -281,9 +281,9 @@ class SaveTrainingStateCallback(TrainerCallback):
             tell_of_earlier_states(trainer, self.save_dir, names, fate + remedy)
         self._is_final_requested = self._has_requested = False
         self._saved_at = None
-        if self.background and trainer.internal_run.ranks.is_first:
+        if self.background and trainer.run_context.ranks.is_first:
             # Waiting for a moment without a writer would let states pile up where saving takes longer than training.
-            trainer.internal_run.saves.writer.after_each.append(self._apply_retention)
+            trainer.run_context.saves.writer.after_each.append(self._apply_retention)
 
     def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Save if the number of updates or minutes says so."""
@@ -300,17 +300,17 @@ class SaveTrainingStateCallback(TrainerCallback):
         self._delete_outdated(trainer)
         epoch = trainer.run_history.current_epoch
         if self.retention.best is not None:
-            history, ranks = trainer.run_history, trainer.internal_run.ranks
+            history, ranks = trainer.run_history, trainer.run_context.ranks
             self._watched.check_recorded(history, ranks)
             self._watched.new_values(history, ranks, self.state_key)  # this rejects values that cannot be compared
         if self.policy.is_due(updates=0, saved_updates=0, epochs=epoch, saved_epochs=epoch - 1, seconds_since_save=0.0):
             self._request(trainer, f"epoch_{epoch}")
-        if self.save_at_end and trainer.internal_run.is_last_epoch:
+        if self.save_at_end and trainer.run_context.is_last_epoch:
             self._request_final(trainer)
 
     def on_stop_training_error(self, trainer: Trainer, **kwargs: Any) -> None:
         """Save where the run stopped. After a loss that is not finite, the trainer discards the request."""
-        if self.save_on_signal if trainer.internal_run.stopping.signals.agreed else self.save_at_end:
+        if self.save_on_signal if trainer.run_context.stopping.signals.agreed else self.save_at_end:
             self._request_final(trainer)
 
     def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
@@ -332,7 +332,7 @@ class SaveTrainingStateCallback(TrainerCallback):
         self._saved_at = self._clock()
 
     def _request_final(self, trainer: Trainer) -> None:
-        is_training = trainer.internal_run.loaders.train is not None  # an evaluation can be stopped, too
+        is_training = trainer.run_context.loaders.train is not None  # an evaluation can be stopped, too
         if is_training and not self._is_final_requested:
             self._is_final_requested = True
             self._request(trainer, "final")
@@ -347,7 +347,7 @@ class SaveTrainingStateCallback(TrainerCallback):
         if not self._pace.is_due(updates):
             return 0.0
         seconds: float
-        seconds, between = trainer.internal_run.ranks.from_first(
+        seconds, between = trainer.run_context.ranks.from_first(
             (self._clock() - self._saved_at, self._pace.proposal(updates))
         )
         self._pace.go_on(updates, between)
@@ -355,10 +355,10 @@ class SaveTrainingStateCallback(TrainerCallback):
 
     def _delete_outdated(self, trainer: Trainer) -> None:
         """Apply the retention, since the states requested in earlier events are complete."""
-        if trainer.internal_run.saves.writer.is_busy:
+        if trainer.run_context.saves.writer.is_busy:
             return  # it does so itself
         is_due, self._is_retention_due = self._is_retention_due, False
-        if is_due and trainer.internal_run.ranks.is_first:
+        if is_due and trainer.run_context.ranks.is_first:
             self._apply_retention()
 
     def _apply_retention(self) -> None:
@@ -391,7 +391,7 @@ def tell_of_earlier_states(trainer: Trainer, folder: str | Path, names: Sequence
         names: the names of the earlier checkpoints, the newest last.
         fate: says what this run will do to them.
     """
-    if names and trainer.internal_run.ranks.is_first:
+    if names and trainer.run_context.ranks.is_first:
         last = f"{format_count(len(names), 'checkpoint')} of an earlier run (the last one: {names[-1]}, "
         last += f"{_age(Path(folder) / names[-1])})"
         _tell(trainer, Path(folder), f"{folder} has {last}. This run does not continue it, and {fate}")

@@ -92,7 +92,7 @@ class LossSpikeCallback(TrainerCallback):
         )
 
     def _tell(self, trainer: Trainer, before: StepRecord, record: StepRecord, median: float) -> None:
-        run = trainer.internal_run
+        run = trainer.run_context
         run.emitter.emit(
             "on_loss_spike",
             loss=record.train_loss,

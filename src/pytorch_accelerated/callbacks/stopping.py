@@ -85,7 +85,7 @@ class _MetricJudge(TrainerCallback):
         Raises:
             UnknownMetricError: if the metric has no value yet.
         """
-        self._watched.check_recorded(trainer.run_history, trainer.internal_run.ranks)
+        self._watched.check_recorded(trainer.run_history, trainer.run_context.ranks)
         self._judge_new(trainer)
 
     @property
@@ -93,7 +93,7 @@ class _MetricJudge(TrainerCallback):
         return WatchedMetric(self.watch_metric, getattr(self, "greater_is_better", False))
 
     def _new_values(self, trainer: Trainer) -> list[float]:
-        return self._watched.new_values(trainer.run_history, trainer.internal_run.ranks, self.state_key)
+        return self._watched.new_values(trainer.run_history, trainer.run_context.ranks, self.state_key)
 
     def _judge_new(self, trainer: Trainer) -> None:
         for value in self._new_values(trainer):

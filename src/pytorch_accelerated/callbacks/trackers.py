@@ -137,7 +137,7 @@ class TrackerCallback(TrainerCallback):
 
     def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Log the rest, close the records and print where they are."""
-        self._close(trainer, "killed" if trainer.internal_run.stopping.signals.number else "finished")
+        self._close(trainer, "killed" if trainer.run_context.stopping.signals.number else "finished")
 
     def on_evaluation_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Open the records of the last training run again, or new ones."""
@@ -167,7 +167,7 @@ class TrackerCallback(TrainerCallback):
 
     def _open(self, trainer: Trainer, *, continues: bool) -> None:
         """Open the records. Must be called by all ranks."""
-        ranks = trainer.internal_run.ranks
+        ranks = trainer.run_context.ranks
         if not continues:
             self._run_name, self._identities, self._last_step = None, {}, 0
         self._run_name = self._run_name or self.run_name or new_run_name()
@@ -176,7 +176,7 @@ class TrackerCallback(TrainerCallback):
         self._identities = ranks.from_first({**self._identities, **identities})
 
     def _start_trackers(self, trainer: Trainer) -> None:
-        ranks, history = trainer.internal_run.ranks, trainer.run_history
+        ranks, history = trainer.run_context.ranks, trainer.run_history
         repeats_from, rows = None, []
         if self._was_restored:
             self._was_restored = False
@@ -226,7 +226,7 @@ class TrackerCallback(TrainerCallback):
             locations = self._records.finish(outcome)
             self._records = None
             for location in locations:
-                trainer.internal_run.print(folded(f"Logged to {location}"))
+                trainer.run_context.print(folded(f"Logged to {location}"))
 
 
 def _rows(records: Iterable[MetricRecord], step_records: Iterable[StepRecord]) -> list[Row]:

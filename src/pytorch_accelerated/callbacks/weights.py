@@ -117,9 +117,9 @@ class ModelEmaCallback(SaveBestModelCallback):
 
     def on_eval_epoch_end(self, trainer: Trainer, *, is_intermediate: bool = False, **kwargs: Any) -> None:
         """Evaluate the average at the end of a training epoch."""
-        is_training = trainer.internal_run.loaders.train is not None
+        is_training = trainer.run_context.loaders.train is not None
         if self.evaluate_during_training and is_training and not is_intermediate:
-            trainer.internal_run.evaluate_other_model(
+            trainer.run_context.evaluate_other_model(
                 self._average(trainer).module, metric_name_prefix="ema_model_", callbacks=self.callbacks
             )
 
@@ -132,12 +132,12 @@ class ModelEmaCallback(SaveBestModelCallback):
         """Save the average if it was never evaluated."""
         if self.evaluate_during_training:
             return
-        trainer.internal_run.ranks.copy_from_first(list(self._average(trainer).buffers()))
+        trainer.run_context.ranks.copy_from_first(list(self._average(trainer).buffers()))
         try:
             self._save(trainer, {})
         except NonFiniteLossError as error:
             warn_user(
-                trainer.internal_run.ranks, f"The average of the weights was not saved to {self.save_path}. {error}"
+                trainer.run_context.ranks, f"The average of the weights was not saved to {self.save_path}. {error}"
             )
 
     def state_dict(self) -> dict[str, Any]:

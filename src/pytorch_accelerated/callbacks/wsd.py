@@ -69,7 +69,7 @@ class WSDCheckpointCallback(TrainerCallback):
             CheckpointError: if the state is missing, damaged, or of another model.
         """
         scheduler = _scheduler_of(trainer)
-        trainer.internal_run.saves.claim_folder(self.save_dir)
+        trainer.run_context.saves.claim_folder(self.save_dir)
         is_resumed = trainer.run_state.updates > 0
         if self.initial_checkpoint is not None and not is_resumed:
             _load(trainer, self.initial_checkpoint)
@@ -101,7 +101,7 @@ class WSDCheckpointCallback(TrainerCallback):
 
 def _load(trainer: Trainer, source: str | Path) -> None:
     """Load the weights, the optimizer and the generators of a training state or of a portable file."""
-    run = trainer.internal_run
+    run = trainer.run_context
     if run.ranks.from_first(Path(source).is_file()):
         trainer.load_checkpoint(source, load_scheduler=False)
         return

@@ -176,7 +176,7 @@ class _RangeTest(TrainerCallback):
                 group["lr"] = rate * ratio
 
     def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        run = trainer.internal_run
+        run = trainer.run_context
         total, count = run.ranks.sum([run.losses.total_loss, run.losses.running_count])
         if count == self._before[1]:
             raise DataError(

@@ -79,7 +79,7 @@ def rehearse(trainer: Trainer, arguments: dict[str, Any]) -> PreflightReport:
             UnknownMetricError if a callback watches a metric that nothing records.
     """
     started = time.perf_counter()
-    ranks = trainer.internal_run.ranks
+    ranks = trainer.run_context.ranks
     callbacks = list(trainer.callback_handler)
     taking_part = [callback for callback in callbacks if getattr(callback, "takes_part_in_preflight", True)]
     savers = [callback for callback in callbacks if isinstance(callback, SaveTrainingStateCallback)]
@@ -91,8 +91,8 @@ def rehearse(trainer: Trainer, arguments: dict[str, Any]) -> PreflightReport:
             # Going back to a training state would need callbacks that are left out.
             trainer.train(**{**arguments, "resume_from": None, "nonfinite_policy": None, "reset_run_history": True})
             metric_names, batch = tuple(trainer.run_history.get_metric_names()), one_update.batch
-            save_run(trainer.internal_run.contents(), scratch / "after", {})
-            trainer.internal_run.load_state(scratch / "after", is_at_work=False)
+            save_run(trainer.run_context.contents(), scratch / "after", {})
+            trainer.run_context.load_state(scratch / "after", is_at_work=False)
         size_bytes = sum(file.stat().st_size for file in (scratch / "after").iterdir())
         ranks.wait()
     finally:
@@ -128,7 +128,7 @@ class _OneUpdate(TrainerCallback):
     batch = BatchFacts(())
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        run = trainer.internal_run
+        run = trainer.run_context
         run.settings = dataclasses.replace(run.settings, max_num_train_steps=1)
 
     def on_train_step_end(self, trainer: Trainer, *, batch: Any, **kwargs: Any) -> None:

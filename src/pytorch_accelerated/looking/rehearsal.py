@@ -49,7 +49,7 @@ def rehearsal(trainer: Trainer, callbacks: Iterable[Any], *, place: Path | None 
         undo.callback(restore_generator_states, generator_states())  # last: restoring others may draw from them
         for callback in callbacks:
             _keep_callback(undo, callback)
-        if is_replicated(trainer.internal_run.accelerator):
+        if is_replicated(trainer.run_context.accelerator):
             _keep_in_memory(undo, trainer)
         else:
             _keep_on_disk(undo, trainer, place)
@@ -86,7 +86,7 @@ def _keep_in_memory(undo: contextlib.ExitStack, trainer: Trainer) -> None:
             keep_object(undo, part)  # schedulers replace its method `step`; groups may have been added
         elif part is not None:
             keep_object(undo, part)
-    scaler = trainer.internal_run.accelerator.scaler
+    scaler = trainer.run_context.accelerator.scaler
     if scaler is not None:
         undo.callback(scaler.load_state_dict, copy.deepcopy(scaler.state_dict()))
 
@@ -121,18 +121,18 @@ def _keep_module(undo: contextlib.ExitStack, module: nn.Module) -> None:
 
 def _keep_on_disk(undo: contextlib.ExitStack, trainer: Trainer, place: Path | None) -> None:
     """Keep the parts that are sharded during a run, in the form that any number of shards can load."""
-    ranks = trainer.internal_run.ranks
+    ranks = trainer.run_context.ranks
     folder = Path(ranks.do_on_first(lambda: tempfile.mkdtemp(prefix=".rehearsal-", dir=place)))
     if ranks.is_first:
         undo.callback(shutil.rmtree, folder, ignore_errors=True)
     undo.callback(ranks.wait)
     modes = [(module, module.training) for module in trainer.get_model().modules()]
-    save_run(trainer.internal_run.contents(), folder / "before", {})
+    save_run(trainer.run_context.contents(), folder / "before", {})
 
     def restore() -> None:
         history, run_state = trainer.run_history, trainer.run_state  # they were not touched, and need no loading
         trainer.run_history = _copied(history)
-        trainer.internal_run.load_state(folder / "before", is_at_work=False)
+        trainer.run_context.load_state(folder / "before", is_at_work=False)
         trainer.run_history, trainer.run_state = history, run_state
         for module, is_training in modes:
             module.training = is_training

@@ -289,7 +289,7 @@ def create_run_config(
     A loader's own batch size overrides `per_device_batch_size`. If only one of the numbers of epochs and updates is
     given, the other one is computed if the training data has a length.
     """
-    run: Run = trainer.internal_run
+    run: Run = trainer.run_context
     train, evaluation, ranks = run.loaders.train, run.loaders.eval, run.ranks
     train_batch_size = eval_batch_size = updates_per_epoch = None
     if evaluation is not None:

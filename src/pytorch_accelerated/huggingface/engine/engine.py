@@ -68,7 +68,7 @@ class Engine(NativeTrainer):
     @property
     def run(self) -> EngineRun:
         """The current run; outside of one the last, or a new one."""
-        run = self.internal_run
+        run = self.run_context
         assert isinstance(run, EngineRun)
         return run
 
