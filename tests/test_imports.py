@@ -32,12 +32,7 @@ ROOMS = (
     ("huggingface", "__main__"),
 )
 # For users: they collect names that are defined elsewhere. Every `__init__` is one too.
-FACADES = {
-    "utils",
-    "huggingface.trainer_callback",
-    "huggingface.trainer_utils",
-    "huggingface.training_args",
-}
+FACADES = {"utils"}
 ACCELERATE_DOORS = {
     "compat.accelerate",
     "processes.launching",

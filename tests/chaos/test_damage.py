@@ -20,7 +20,7 @@ from pytorch_accelerated.__main__ import main
 from pytorch_accelerated.checkpointing.portable import load_portable, save_portable
 from pytorch_accelerated.checkpointing.verify import find_state
 from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError
-from pytorch_accelerated.huggingface.checkpoints.generators import read_generator_states
+from pytorch_accelerated.huggingface.checkpoints.restoring import read_generator_states
 from pytorch_accelerated.prediction.stored import StoredPredictions
 from tests.chaos.record import record
 from tests.chaos.saved_runs import everything_of, files_below, sign, trained

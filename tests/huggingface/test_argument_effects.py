@@ -10,7 +10,7 @@ import torch
 
 from pytorch_accelerated.huggingface import TrainerCallback, TrainingArguments
 from pytorch_accelerated.huggingface.arguments.parallel import warn_about_idle_devices
-from pytorch_accelerated.huggingface.arguments.training_arguments import logger
+from pytorch_accelerated.huggingface.training_args import logger
 from tests.huggingface.runs import Regression, Rows, losses, make_trainer
 from tests.huggingface.texts import WORDS, tiny_classifier, tiny_language_model
 

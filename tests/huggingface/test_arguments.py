@@ -32,8 +32,8 @@ from pytorch_accelerated.huggingface.arguments.strategies import (
     SaveStrategy,
     SchedulerType,
 )
-from pytorch_accelerated.huggingface.arguments.training_arguments import TrainingArguments
-from pytorch_accelerated.huggingface.events.trackers import ReportingCallback, TensorBoardCallback, reporting_callbacks
+from pytorch_accelerated.huggingface.trackers import ReportingCallback, TensorBoardCallback, reporting_callbacks
+from pytorch_accelerated.huggingface.training_args import TrainingArguments
 from scripts import huggingface_pages as pages
 from tests.huggingface.runs import Regression, Rows
 from tests.support.processes import run_on_ranks
@@ -239,10 +239,10 @@ def test_values_follow_from_those_that_are_given(given: dict[str, Any], expected
     [
         *(
             ({name: value}, ArgumentTypeError, "unsupported")
-            for name, value in (("past_index", 0), ("push_to_hub", 0), ("save_safetensors", 1), ("tf32", True))
+            for name, value in (("local_rank", 1.0), ("push_to_hub", 0), ("save_safetensors", 1), ("tf32", True))
         ),
         ({"learning_rat": 1}, TypeError, "unexpected keyword argument 'learning_rat'"),
-        ({"push_to_hub": True, "fp16_opt_level": 1}, ArgumentTypeError, "`push_to_hub` is True.*`fp16_opt_level` is 1"),
+        ({"push_to_hub": True, "hub_strategy": 1}, ArgumentTypeError, "`push_to_hub` is True.*`hub_strategy` is 1"),
         *(
             ({name: word}, ConfigurationError, f"`{name}` cannot work: '{word}' is no .*Did you mean '{meant}'")
             for name, word, meant in (
@@ -476,11 +476,10 @@ def test_all_arguments_of_transformers_at_once_are_taken() -> None:
     theirs: Any = transformers.TrainingArguments("out", use_cpu=True, learning_rate=0.5)
     expected = TrainingArguments("out", use_cpu=True, learning_rate=0.5, disable_tqdm=theirs.disable_tqdm)
     older = {
-        "fsdp": [], "fsdp_min_num_params": 0, "fsdp_transformer_layer_cls_to_wrap": None, "mp_parameters": "",
+        "fsdp": [], "evaluation_strategy": None,
         "fsdp_config": {"min_num_params": 0, "xla": False, "xla_fsdp_v2": False, "xla_fsdp_grad_ckpt": False},
-        "push_to_hub_token": "<PUSH_TO_HUB_TOKEN>", "split_batches": None, "dispatch_batches": None,
-        "evaluation_strategy": None, "fp16_backend": "auto", "include_inputs_for_metrics": False, "warmup_ratio": 0.0,
-        "tpu_num_cores": None,
+        "include_inputs_for_metrics": False, "overwrite_output_dir": True,
+        "save_safetensors": True, "warmup_ratio": 0.0,
     }  # fmt: skip
     for written in (theirs.to_dict(), json.loads(theirs.to_json_string()), {**theirs.to_dict(), **older}):
         args = TrainingArguments(**{**written, "dataloader_pin_memory": True, "report_to": None})

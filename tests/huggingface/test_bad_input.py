@@ -30,7 +30,7 @@ from pytorch_accelerated.huggingface import (
     TrainerCallback,
     TrainerState,
 )
-from pytorch_accelerated.huggingface.models.collating import default_data_collator
+from pytorch_accelerated.huggingface.collating import default_data_collator
 from tests.huggingface.runs import Regression, Rows, Stream, make_arguments, make_trainer
 from tests.huggingface.translations import sentences, tiny_translator
 

@@ -9,16 +9,15 @@ from typing import Any
 import pytest
 
 from pytorch_accelerated import huggingface
-from pytorch_accelerated.huggingface.arguments.training_arguments import TrainingArguments
-from pytorch_accelerated.huggingface.events.callbacks import (
+from pytorch_accelerated.huggingface.events import (
     EVENTS,
     CallbackHandler,
-    DefaultFlowCallback,
-    EarlyStoppingCallback,
-    PrinterCallback,
     TrainerCallback,
+    TrainerControl,
+    TrainerState,
 )
-from pytorch_accelerated.huggingface.events.state import TrainerControl, TrainerState
+from pytorch_accelerated.huggingface.trainer_callback import DefaultFlowCallback, EarlyStoppingCallback, PrinterCallback
+from pytorch_accelerated.huggingface.training_args import TrainingArguments
 
 FLAGS = ("should_training_stop", "should_epoch_stop", "should_save", "should_evaluate", "should_log")
 

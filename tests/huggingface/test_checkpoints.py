@@ -7,7 +7,7 @@ import pytest
 
 from pytorch_accelerated.checkpointing.publish import begin
 from pytorch_accelerated.errors import CheckpointError, ConfigurationError
-from pytorch_accelerated.huggingface.checkpoints.folders import (
+from pytorch_accelerated.huggingface.trainer_utils import (
     checkpoint_name,
     get_last_checkpoint,
     rotate_checkpoints,

@@ -13,8 +13,8 @@ import torch
 from pytorch_accelerated import huggingface
 from pytorch_accelerated.errors import ConfigurationError, HookOutputError
 from pytorch_accelerated.huggingface import Trainer, TrainerCallback, TrainerState, TrainingArguments
-from pytorch_accelerated.huggingface.checkpoints.folders import rotate_checkpoints
 from pytorch_accelerated.huggingface.engine.refusing import READ_BY_SCRIPTS
+from pytorch_accelerated.huggingface.trainer_utils import rotate_checkpoints
 from tests.huggingface.runs import Regression, Rows, StopAt, Stream, Tokens, losses, make_trainer, without_native_parts
 from tests.huggingface.test_against_transformers import ROUNDING, run
 

@@ -17,10 +17,9 @@ from pytorch_accelerated.huggingface import (
     Trainer,
     TrainerCallback,
 )
-from pytorch_accelerated.huggingface.arguments.training_arguments import TrainingArguments
-from pytorch_accelerated.huggingface.events.callbacks import CallbackHandler, DefaultFlowCallback
-from pytorch_accelerated.huggingface.events.progress import ProgressCallback
-from pytorch_accelerated.huggingface.events.state import TrainerControl, TrainerState
+from pytorch_accelerated.huggingface.events import CallbackHandler, TrainerControl, TrainerState
+from pytorch_accelerated.huggingface.trainer_callback import DefaultFlowCallback, ProgressCallback
+from pytorch_accelerated.huggingface.training_args import TrainingArguments
 from pytorch_accelerated.progress import progress
 from pytorch_accelerated.progress.display import BarDisplay
 from pytorch_accelerated.report.reading import read_run

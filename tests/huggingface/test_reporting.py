@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from pytorch_accelerated.huggingface import TrainerCallback
-from pytorch_accelerated.huggingface.arguments.training_arguments import TrainingArguments
-from pytorch_accelerated.huggingface.events.state import TrainerControl, TrainerState
-from pytorch_accelerated.huggingface.events.trackers import TensorBoardCallback, tag_of
+from pytorch_accelerated.huggingface.events import TrainerControl, TrainerState
+from pytorch_accelerated.huggingface.trackers import TensorBoardCallback, tag_of
+from pytorch_accelerated.huggingface.training_args import TrainingArguments
 from tests.huggingface.runs import StopAt, make_trainer
 from tests.support.processes import run_forked
 

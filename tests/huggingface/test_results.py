@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pytorch_accelerated.huggingface import Trainer, TrainerState
-from pytorch_accelerated.huggingface.evaluation.results import formatted
+from pytorch_accelerated.huggingface.results import formatted
 from tests.huggingface.runs import make_trainer
 from tests.huggingface.test_against_transformers import run
 

@@ -12,8 +12,7 @@ import torch
 from torch import nn
 
 from pytorch_accelerated.huggingface import Trainer, TrainOutput
-from pytorch_accelerated.huggingface.arguments.parallel import enable_full_determinism
-from pytorch_accelerated.huggingface.engine.measuring import MemoryMeter, speed_metrics
+from pytorch_accelerated.huggingface.trainer_utils import MemoryMeter, enable_full_determinism, speed_metrics
 from tests.huggingface.runs import Regression, Rows, Stream, losses, make_trainer
 
 

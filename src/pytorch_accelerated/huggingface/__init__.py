@@ -2,30 +2,34 @@
 
 from pytorch_accelerated.huggingface import trainer_callback, trainer_utils, training_args
 from pytorch_accelerated.huggingface.arguments.strategies import IntervalStrategy, SaveStrategy, SchedulerType
-from pytorch_accelerated.huggingface.arguments.training_arguments import TrainingArguments
-from pytorch_accelerated.huggingface.checkpoints.folders import get_last_checkpoint
-from pytorch_accelerated.huggingface.engine.measuring import speed_metrics
-from pytorch_accelerated.huggingface.evaluation.evaluating import (
+from pytorch_accelerated.huggingface.collating import default_data_collator
+from pytorch_accelerated.huggingface.events import (
+    CallbackHandler,
+    ExportableState,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+)
+from pytorch_accelerated.huggingface.trackers import TensorBoardCallback
+from pytorch_accelerated.huggingface.trainer import Trainer
+from pytorch_accelerated.huggingface.trainer_callback import (
+    DEFAULT_CALLBACKS,
+    DefaultFlowCallback,
+    EarlyStoppingCallback,
+    LossSpikeCallback,
+    PrinterCallback,
+    ProgressCallback,
+)
+from pytorch_accelerated.huggingface.trainer_seq2seq import Seq2SeqTrainer, Seq2SeqTrainingArguments
+from pytorch_accelerated.huggingface.trainer_utils import (
     EvalLoopOutput,
     EvalPrediction,
     PredictionOutput,
     TrainOutput,
+    get_last_checkpoint,
+    speed_metrics,
 )
-from pytorch_accelerated.huggingface.events.callbacks import (
-    DEFAULT_CALLBACKS,
-    CallbackHandler,
-    DefaultFlowCallback,
-    EarlyStoppingCallback,
-    PrinterCallback,
-    TrainerCallback,
-)
-from pytorch_accelerated.huggingface.events.progress import LossSpikeCallback, ProgressCallback
-from pytorch_accelerated.huggingface.events.state import ExportableState, TrainerControl, TrainerState
-from pytorch_accelerated.huggingface.events.trackers import TensorBoardCallback
-from pytorch_accelerated.huggingface.models.collating import default_data_collator
-from pytorch_accelerated.huggingface.trainer import Trainer
-from pytorch_accelerated.huggingface.trainer_seq2seq import Seq2SeqTrainer
-from pytorch_accelerated.huggingface.training_args_seq2seq import Seq2SeqTrainingArguments
+from pytorch_accelerated.huggingface.training_args import TrainingArguments
 from pytorch_accelerated.seeding import set_seed
 from pytorch_accelerated.tracking.history import LoggedHistory
 

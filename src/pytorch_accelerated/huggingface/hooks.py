@@ -15,38 +15,11 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sampler
 
 from pytorch_accelerated.data.updates import RunLoader
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, DataError
+from pytorch_accelerated.huggingface import collating, knowledge
 from pytorch_accelerated.huggingface.arguments.deepspeed import make_schedule_of_config
 from pytorch_accelerated.huggingface.arguments.strategies import SamplingStrategy
-from pytorch_accelerated.huggingface.arguments.training_arguments import TrainingArguments
-from pytorch_accelerated.huggingface.engine.measuring import has_operations
-from pytorch_accelerated.huggingface.engine.optimizing import (
-    decay_parameter_names,
-    keep_embeddings_whole,
-    make_schedule,
-    optimizer_class_and_arguments,
-    parameter_groups,
-)
-from pytorch_accelerated.huggingface.models.collating import (
-    LengthGroupedSampler,
-    PaddingCollator,
-    RemoveColumnsCollator,
-    default_data_collator,
-    find_label_names,
-    refuse_missing,
-    row_lengths,
-    signature_columns,
-    without_unused_columns,
-)
-from pytorch_accelerated.huggingface.models.knowledge import (
-    accepts_loss_kwargs,
-    leaves_out_first_label,
-    main_input_name,
-    make_label_smoother,
-    own_loss,
-    predicts_next_token,
-    refuse_no_loss,
-    returns_loss_by_itself,
-)
+from pytorch_accelerated.huggingface.engine import optimizing
+from pytorch_accelerated.huggingface.training_args import TrainingArguments
 from pytorch_accelerated.prediction.padded import PADDING
 from pytorch_accelerated.trees import length_of
 
@@ -54,48 +27,28 @@ _MAX_EVALUATION_LOADERS = 8  # with workers that persist
 
 
 class TrainerHooks:
-    """The parts of a trainer, with its methods to override. Its arguments are those of the trainer."""
+    """The methods of a trainer that scripts override; `Trainer` has the attributes."""
 
     #: Whether `compute_loss` returns a batch's share of its update, which is not weighted any more. None: it does where
     #: it gets a number of items.
     loss_is_scaled_for_ga: bool | None = None
 
-    def __init__(
-        self,
-        model: Any,
-        args: TrainingArguments,
-        data_collator: Callable[[list[Any]], Any] | None,
-        train_dataset: Any,
-        eval_dataset: Any,
-        processing_class: Any,
-        model_init: Callable[..., nn.Module] | None,
-        compute_loss_func: Callable[..., torch.Tensor] | None,
-        optimizers: tuple[Any, Any],
-        optimizer_cls_and_kwargs: tuple[type[torch.optim.Optimizer], dict[str, Any]] | None,
-    ) -> None:
-        self.args = args
-        self.train_dataset = train_dataset
-        self.eval_dataset = eval_dataset
-        self.processing_class = processing_class
-        self.model_init = model_init
-        self.compute_loss_func = compute_loss_func
-        self.optimizer, self.lr_scheduler = optimizers
-        self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
-        if data_collator is None:
-            pads = callable(getattr(processing_class, "pad", None))
-            data_collator = PaddingCollator(processing_class) if pads else default_data_collator
-        self.data_collator = data_collator
-        self._train_batch_size = args.train_batch_size
-        self._eval_dataloaders: dict[Any, Any] = {}
-        self.model = model if model_init is None else self.call_model_init()
-        self.label_smoother = make_label_smoother(args.label_smoothing_factor, self.model)
-        names = args.label_names
-        if names is None:
-            names = find_label_names(self.model) or (["labels"] if loss_takes_labels(self) else [])
-        self.label_names = list(names)
-        self.model_accepts_loss_kwargs = accepts_loss_kwargs(self.model)
-        self.can_return_loss = returns_loss_by_itself(self.model)
-        self._signature_columns: list[str] | None = None  # found out when they are first needed
+    args: TrainingArguments
+    model: Any
+    model_init: Callable[..., nn.Module] | None
+    model_accepts_loss_kwargs: bool
+    compute_loss_func: Callable[..., torch.Tensor] | None
+    label_names: list[str]
+    label_smoother: knowledge.LabelSmoother | None
+    optimizer: Any
+    optimizer_cls_and_kwargs: tuple[type[torch.optim.Optimizer], dict[str, Any]] | None
+    lr_scheduler: Any
+    train_dataset: Any
+    eval_dataset: Any
+    data_collator: Callable[[list[Any]], Any]
+    _train_batch_size: int
+    _signature_columns: list[str] | None = None  # found out when they are first needed
+    _eval_dataloaders: dict[Any, Any]
 
     # ----------------------------------------------------------------------------------------------- model and loss
 
@@ -133,7 +86,7 @@ class TrainerHooks:
             inputs = {**inputs, "num_items_in_batch": items}  # its loss is the mean of the batch, divided or not
         outputs = model(**inputs)
         if labels is None:
-            loss = own_loss(outputs, inputs)
+            loss = knowledge.own_loss(outputs, inputs)
         elif self.compute_loss_func is not None:
             loss = self.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
             items = num_items_in_batch  # by which it is divided
@@ -141,9 +94,9 @@ class TrainerHooks:
             assert self.label_smoother is not None
             named = {"logits": outputs} if isinstance(outputs, torch.Tensor) else outputs
             number = {} if items is None else {"num_items_in_batch": items}
-            loss = self.label_smoother(named, labels, shift_labels=predicts_next_token(self.model), **number)
+            loss = self.label_smoother(named, labels, shift_labels=knowledge.predicts_next_token(self.model), **number)
         if num_items_in_batch is not None and model.training:
-            refuse_no_loss(loss, is_learnt_from=True)
+            knowledge.refuse_no_loss(loss, is_learnt_from=True)
             # Gradients are averaged over the ranks.
             ranks = self.args.world_size if self.args.average_tokens_across_devices else 1
             precise = torch.promote_types(loss.dtype, torch.float32)
@@ -162,7 +115,7 @@ class TrainerHooks:
         labels = batch.get("labels") if isinstance(batch, Mapping) else None
         if not isinstance(labels, torch.Tensor):
             return None
-        return ((labels[..., 1:] if leaves_out_first_label(self.model) else labels) != PADDING).sum()
+        return ((labels[..., 1:] if knowledge.leaves_out_first_label(self.model) else labels) != PADDING).sum()
 
     def compute_loss_context_manager(self) -> contextlib.AbstractContextManager[Any]:
         """The context of `compute_loss`. Mixed precision needs none: it is part of the model's forward."""
@@ -172,8 +125,8 @@ class TrainerHooks:
         """Estimate the operations of the forward and backward pass of a batch: 6 per token and parameter that is not
         an embedding; 0.0 if the model does not know their number.
         """
-        tokens = inputs.get(main_input_name(self.model))
-        if not isinstance(tokens, torch.Tensor) or not has_operations(self.model):
+        tokens = inputs.get(knowledge.main_input_name(self.model))
+        if not isinstance(tokens, torch.Tensor) or not knowledge.has_operations(self.model):
             return 0.0
         return 6.0 * tokens.numel() * int(self.model.num_parameters(exclude_embeddings=True))
 
@@ -201,12 +154,12 @@ class TrainerHooks:
         if self.optimizer is None:
             model = self.model if model is None else model
             decay = self.args.weight_decay
-            groups: Any = parameter_groups(model, self.get_decay_parameter_names(model), decay)
+            groups: Any = optimizing.parameter_groups(model, self.get_decay_parameter_names(model), decay)
             kind, given = self.optimizer_cls_and_kwargs or self.get_optimizer_cls_and_kwargs(self.args, model)
             arguments = dict(given)
             for name in ("params", "model", "optimizer_dict"):  # under which subclasses give groups of their own
                 groups = arguments.pop(name, groups)
-            keep_embeddings_whole(model, kind, arguments)
+            optimizing.keep_embeddings_whole(model, kind, arguments)
             self.optimizer = kind(groups, **arguments)
         return self.optimizer  # type: ignore[no-any-return]
 
@@ -216,7 +169,7 @@ class TrainerHooks:
         if self.lr_scheduler is None:
             self.lr_scheduler = make_schedule_of_config(self.args, optimizer, num_training_steps)
         if self.lr_scheduler is None:
-            self.lr_scheduler = make_schedule(
+            self.lr_scheduler = optimizing.make_schedule(
                 self.args.lr_scheduler_type,
                 optimizer,
                 num_warmup_steps=self.args.get_warmup_steps(num_training_steps),
@@ -231,14 +184,14 @@ class TrainerHooks:
 
     def get_decay_parameter_names(self, model: Any) -> list[str]:
         """The parameters with weight decay: all but biases and those of norm layers."""
-        return decay_parameter_names(model)
+        return optimizing.decay_parameter_names(model)
 
     @staticmethod
     def get_optimizer_cls_and_kwargs(
         args: TrainingArguments, model: Any = None
     ) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
         """The class of the optimizer in the arguments, and its own arguments."""
-        return optimizer_class_and_arguments(args)
+        return optimizing.optimizer_class_and_arguments(args)
 
     def get_learning_rates(self) -> list[float]:
         """The learning rate of each parameter group."""
@@ -270,7 +223,7 @@ class TrainerHooks:
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """The loader of a training run, with all rows: the engine distributes them over the processes."""
-        refuse_missing(self.train_dataset, "train on", "train_dataset")
+        collating.refuse_missing(self.train_dataset, "train on", "train_dataset")
         return self._get_dataloader(
             self.train_dataset,
             "Training",
@@ -288,7 +241,7 @@ class TrainerHooks:
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(eval_dataset, str):
             dataset = self.eval_dataset[eval_dataset]
-        refuse_missing(dataset, "evaluate", "eval_dataset")
+        collating.refuse_missing(dataset, "evaluate", "eval_dataset")
         if not self.args.dataloader_persistent_workers:
             return self.get_test_dataloader(dataset)
         kept = self._eval_dataloaders
@@ -302,7 +255,7 @@ class TrainerHooks:
     def get_test_dataloader(self, test_dataset: Any) -> DataLoader[Any]:
         """The loader of a prediction: every row once, in order."""
         if test_dataset is None:
-            refuse_missing(test_dataset, "predict", "test_dataset")
+            collating.refuse_missing(test_dataset, "predict", "test_dataset")
         return self._get_dataloader(
             test_dataset, "Evaluation", self.args.eval_batch_size, sampler_fn=self._get_eval_sampler
         )
@@ -315,8 +268,12 @@ class TrainerHooks:
         if self.args.train_sampling_strategy == SamplingStrategy.SEQUENTIAL:
             return SequentialSampler(dataset)
         if self.args.train_sampling_strategy == SamplingStrategy.GROUP_BY_LENGTH:
-            lengths = row_lengths(dataset, self.args.length_column_name, main_input_name(self.model))
-            return LengthGroupedSampler(lengths, self._train_batch_size * self.args.gradient_accumulation_steps)
+            lengths = collating.row_lengths(
+                dataset, self.args.length_column_name, knowledge.main_input_name(self.model)
+            )
+            return collating.LengthGroupedSampler(
+                lengths, self._train_batch_size * self.args.gradient_accumulation_steps
+            )
         return RandomSampler(dataset)
 
     def _get_eval_sampler(self, eval_dataset: Any) -> Sampler[int] | None:
@@ -372,21 +329,21 @@ class TrainerHooks:
     def _set_signature_columns_if_needed(self) -> None:
         """Set ``_signature_columns``, the columns to keep. Override it to keep others."""
         if self._signature_columns is None:
-            self._signature_columns = signature_columns(self.model, self.label_names)
+            self._signature_columns = collating.signature_columns(self.model, self.label_names)
 
     def _remove_unused_columns(self, dataset: Any, description: str | None = None) -> Any:
         """`dataset` without the columns that the model does not take, if it is one of `datasets`."""
         if not self.args.remove_unused_columns:
             return dataset
         self._set_signature_columns_if_needed()
-        return without_unused_columns(dataset, self._signature_columns or ())
+        return collating.without_unused_columns(dataset, self._signature_columns or ())
 
     def _get_collator_with_removed_columns(self, data_collator: Any, description: str | None = None) -> Any:
         """`data_collator`, with the columns removed that the model does not take."""
         if not self.args.remove_unused_columns:
             return data_collator
         self._set_signature_columns_if_needed()
-        return RemoveColumnsCollator(data_collator, self._signature_columns or ())
+        return collating.RemoveColumnsCollator(data_collator, self._signature_columns or ())
 
     def get_total_train_batch_size(self, args: TrainingArguments) -> int:
         """The rows of an update, over all processes."""

@@ -22,51 +22,12 @@ from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.checkpointing.optimizers import OPTIMIZER_FILE as OPTIMIZER_NAME
 from pytorch_accelerated.checkpointing.publish import explained
 from pytorch_accelerated.errors import ConfigurationError
-from pytorch_accelerated.huggingface.arguments.parallel import (
-    enable_gradient_checkpointing,
-    native_arguments,
-    refuse_processes,
-    seed_run,
-    shard,
-    warn_about_idle_devices,
-)
-from pytorch_accelerated.huggingface.arguments.training_arguments import TrainingArguments, set_log_level
-from pytorch_accelerated.huggingface.checkpoints.folders import output_dir_of, rotate_checkpoints
-from pytorch_accelerated.huggingface.checkpoints.model_card import CARD_NAME, model_card
-from pytorch_accelerated.huggingface.checkpoints.restoring import (
-    agreed_checkpoint,
-    other_states,
-    read_trainer_state,
-    restore_callbacks,
-    states_of_optimizer,
-)
-from pytorch_accelerated.huggingface.checkpoints.saving import (
-    TRAINER_STATE_NAME,
-    StagedCheckpoint,
-    gathered_weights,
-    load_weights,
-    save_companions,
-    save_description,
-    save_states,
-    save_weights,
-    write_whole,
-)
+from pytorch_accelerated.huggingface import collating, evaluating, knowledge, results
+from pytorch_accelerated.huggingface.arguments import parallel
+from pytorch_accelerated.huggingface.checkpoints import restoring, saving
+from pytorch_accelerated.huggingface.checkpoints.saving import TRAINER_STATE_NAME
+from pytorch_accelerated.huggingface.engine import refusing
 from pytorch_accelerated.huggingface.engine.engine import Engine
-from pytorch_accelerated.huggingface.engine.measuring import (
-    BatchCounter,
-    MemoryMeter,
-    has_operations,
-    items_of_update,
-    speed_metrics,
-)
-from pytorch_accelerated.huggingface.engine.refusing import (
-    READ_BY_SCRIPTS,
-    complaints_about_data,
-    complaints_about_parts,
-    refuse,
-    refuse_hooks_that_do_not_exist,
-    refuse_method,
-)
 from pytorch_accelerated.huggingface.engine.training import (
     Overridable,
     Training,
@@ -74,36 +35,26 @@ from pytorch_accelerated.huggingface.engine.training import (
     note_if_best,
     with_batches_that_fit,
 )
-from pytorch_accelerated.huggingface.evaluation.evaluating import (
+from pytorch_accelerated.huggingface.events import (
+    CallbackHandler,
+    TrainerControl,
+    TrainerState,
+    is_ours,
+    states_of_callbacks,
+)
+from pytorch_accelerated.huggingface.hooks import TrainerHooks, loss_of, loss_takes_labels
+from pytorch_accelerated.huggingface.trackers import reporting_callbacks
+from pytorch_accelerated.huggingface.trainer_callback import DEFAULT_CALLBACKS, PrinterCallback, ProgressCallback
+from pytorch_accelerated.huggingface.trainer_utils import (
     EvalLoopOutput,
-    EvaluatedBatch,
-    EvaluationCollector,
+    MemoryMeter,
     PredictionOutput,
     TrainOutput,
-    detached,
-    inputs_for_metrics,
-    labels_in,
-    outputs_without_loss,
-    rows_in,
+    output_dir_of,
+    rotate_checkpoints,
+    speed_metrics,
 )
-from pytorch_accelerated.huggingface.evaluation.results import as_table, formatted, save_results
-from pytorch_accelerated.huggingface.events.callbacks import (
-    DEFAULT_CALLBACKS,
-    CallbackHandler,
-    PrinterCallback,
-    is_ours,
-)
-from pytorch_accelerated.huggingface.events.progress import ProgressCallback
-from pytorch_accelerated.huggingface.events.state import TrainerControl, TrainerState, states_of_callbacks
-from pytorch_accelerated.huggingface.events.trackers import reporting_callbacks
-from pytorch_accelerated.huggingface.hooks import TrainerHooks, loss_of, loss_takes_labels
-from pytorch_accelerated.huggingface.models.collating import refuse_missing
-from pytorch_accelerated.huggingface.models.knowledge import (
-    has_own_place,
-    main_input_name,
-    refuse_no_loss,
-    take_over_special_tokens,
-)
+from pytorch_accelerated.huggingface.training_args import TrainingArguments, set_log_level
 from pytorch_accelerated.prediction.padded import PADDING
 from pytorch_accelerated.processes.accelerators import send_to_device
 
@@ -173,7 +124,7 @@ class Trainer(TrainerHooks):
         preprocess_logits_for_metrics: Callable[[Any, Any], Any] | None = None,
     ) -> None:
         args = TrainingArguments() if args is None else args
-        complaints = complaints_about_parts(
+        complaints = refusing.complaints_about_parts(
             args,
             model=model,
             model_init=model_init,
@@ -181,12 +132,12 @@ class Trainer(TrainerHooks):
             optimizer_cls_and_kwargs=optimizer_cls_and_kwargs,
         )
         args.check()
-        refuse_hooks_that_do_not_exist(type(self))
-        refuse_processes(args)
-        warn_about_idle_devices(args)
+        refusing.refuse_hooks_that_do_not_exist(type(self))
+        parallel.refuse_processes(args)
+        parallel.warn_about_idle_devices(args)
         set_log_level(args)
         meter = MemoryMeter("init", is_on=not args.skip_memory_metrics)
-        seed_run(args)
+        parallel.seed_run(args)
         if type(self).prediction_step is Trainer.prediction_step and getattr(args, "predict_with_generate", False):
             complaints.append(
                 f"`predict_with_generate` is True, but a {type(self).__name__} predicts what the model's forward "
@@ -194,24 +145,34 @@ class Trainer(TrainerHooks):
             )
         if train_dataset is not None:
             complaints += _complaints_about_data(self, args, train_dataset, eval_dataset)
-        refuse(complaints)
-        super().__init__(
-            model,
-            args,
-            data_collator,
-            train_dataset,
-            eval_dataset,
-            processing_class,
-            model_init,
-            compute_loss_func,
-            optimizers,
-            optimizer_cls_and_kwargs,
-        )
+        refusing.refuse(complaints)
+        self.args = args
+        self.train_dataset = train_dataset
+        self.eval_dataset = eval_dataset
+        self.processing_class = processing_class
+        self.model_init = model_init
+        self.compute_loss_func = compute_loss_func
+        self.optimizer, self.lr_scheduler = optimizers
+        self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
+        if data_collator is None:
+            pads = callable(getattr(processing_class, "pad", None))
+            data_collator = collating.PaddingCollator(processing_class) if pads else collating.default_data_collator
+        self.data_collator = data_collator
+        self._train_batch_size = args.train_batch_size
+        self._eval_dataloaders = {}
+        self.model = model if model_init is None else self.call_model_init()
+        self.label_smoother = knowledge.make_label_smoother(args.label_smoothing_factor, self.model)
+        names = args.label_names
+        if names is None:
+            names = collating.find_label_names(self.model) or (["labels"] if loss_takes_labels(self) else [])
+        self.label_names = list(names)
+        self.model_accepts_loss_kwargs = knowledge.accepts_loss_kwargs(self.model)
+        self.can_return_loss = knowledge.returns_loss_by_itself(self.model)
         self.compute_metrics = compute_metrics
         self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
         self.model_wrapped: Any = self.model
         self.is_in_train = False
-        self._staged: StagedCheckpoint | None = None  # while a checkpoint is written
+        self._staged: saving.StagedCheckpoint | None = None  # while a checkpoint is written
 
         self.control = TrainerControl()
         shown_by = PrinterCallback if self.args.disable_tqdm else ProgressCallback
@@ -224,9 +185,9 @@ class Trainer(TrainerHooks):
             self.lr_scheduler,
         )
         is_placed = args.place_model_on_device
-        is_cut = self.is_deepspeed_enabled or self.is_fsdp_enabled or has_own_place(self.model)
+        is_cut = self.is_deepspeed_enabled or self.is_fsdp_enabled or knowledge.has_own_place(self.model)
         self.place_model_on_device = not is_cut if is_placed is None else is_placed
-        self._engine = Engine(self, optimizers, **native_arguments(self.args))
+        self._engine = Engine(self, optimizers, **parallel.native_arguments(self.args))
         self._make_model_ready()
         if self.args.should_save:
             folder = output_dir_of(self.args)
@@ -240,9 +201,9 @@ class Trainer(TrainerHooks):
 
         def __getattr__(self, name: str) -> Any:
             """Attributes of `transformers`' trainer that scripts use, or an error that says what to do instead."""
-            if name in READ_BY_SCRIPTS:
-                return READ_BY_SCRIPTS[name](self)
-            refuse_method(type(self), name)
+            if name in refusing.READ_BY_SCRIPTS:
+                return refusing.READ_BY_SCRIPTS[name](self)
+            refusing.refuse_method(type(self), name)
             return super().__getattribute__(name)  # raises the original error, also one from inside a property
 
     # ----------------------------------------------------------------------------------------------- training
@@ -267,23 +228,23 @@ class Trainer(TrainerHooks):
         if trial is not None:
             raise ConfigurationError("`trial` must be None: make a Trainer with the trial's arguments for each trial.")
         self.args.check()
-        refuse(_complaints_about_data(self, self.args, self.train_dataset, self.eval_dataset))
+        refusing.refuse(_complaints_about_data(self, self.args, self.train_dataset, self.eval_dataset))
         if self.model_init is not None:
-            seed_run(self.args)
+            parallel.seed_run(self.args)
             self.model = self.model_wrapped = self.call_model_init()
             self.callback_handler.model = self.model
             self._signature_columns = None
             self._make_model_ready()
-        take_over_special_tokens(self.model, self.processing_class, logs=self.is_world_process_zero())
+        knowledge.take_over_special_tokens(self.model, self.processing_class, logs=self.is_world_process_zero())
         engine = self._engine
         if engine.given_schedule is None:
             self.lr_scheduler = None
         if engine.given_optimizer is None and (self.model_init is not None or self.args.deepspeed is not None):
             self.optimizer = None
-        checkpoint = agreed_checkpoint(resume_from_checkpoint, output_dir_of(self.args), engine.ranks)
+        checkpoint = restoring.agreed_checkpoint(resume_from_checkpoint, output_dir_of(self.args), engine.ranks)
         optimizer, schedule = self.optimizer, self.lr_scheduler
 
-        estimates_operations = has_operations(self.model) or not is_ours(self.floating_point_ops)
+        estimates_operations = knowledge.has_operations(self.model) or not is_ours(self.floating_point_ops)
 
         def run(batch_size: int) -> TrainOutput:
             self._train_batch_size, self.optimizer, self.lr_scheduler = batch_size, optimizer, schedule
@@ -299,10 +260,10 @@ class Trainer(TrainerHooks):
                     load_best_model=self._load_best_model,
                     load_callback_state=self._load_callback_state,
                 ),
-                counter=BatchCounter(
+                counter=collating.BatchCounter(
                     self.floating_point_ops if estimates_operations else None,
                     tokens_counted=str(self.args.include_num_input_tokens_seen),
-                    input_name=main_input_name(self.model),
+                    input_name=knowledge.main_input_name(self.model),
                     pad_token_id=getattr(self.processing_class, "pad_token_id", None),
                 ),
                 batch_size=batch_size,
@@ -315,7 +276,7 @@ class Trainer(TrainerHooks):
         if not self.args.auto_find_batch_size:
             return run(size)
         if checkpoint is not None:
-            size = read_trainer_state(checkpoint).train_batch_size or size
+            size = restoring.read_trainer_state(checkpoint).train_batch_size or size
         stateful = [part for part in (optimizer, schedule) if part is not None]
         return with_batches_that_fit(run, size, self.model, stateful, lambda text: warn_user(engine.ranks, text))
 
@@ -334,7 +295,7 @@ class Trainer(TrainerHooks):
         """
         inputs = self._prepare_inputs(inputs)
         loss = loss_of(self, model, inputs, num_items_in_batch=num_items_in_batch)
-        refuse_no_loss(loss, is_learnt_from=True)
+        knowledge.refuse_no_loss(loss, is_learnt_from=True)
         share = self._engine.step.share_of_update(loss, num_items_in_batch)
         self._engine.backward_step(share)
         return share.detach()  # type: ignore[no-any-return]
@@ -355,14 +316,14 @@ class Trainer(TrainerHooks):
         counts = [self.count_items(batch) for batch in batches] if self.counts_items else [None]
         own, unknown = sum(int(count or 0) for count in counts), None in counts
         everyones, is_unknown = self._engine.ranks.sum([own, unknown])
-        return batches, None if is_unknown else items_of_update(own, int(everyones), self.args)
+        return batches, None if is_unknown else collating.items_of_update(own, int(everyones), self.args)
 
     def _make_model_ready(self) -> None:
         """Prepare a new model as the arguments say. Must be called by all ranks."""
         if self.place_model_on_device:
             self._move_model_to_device(self.model, self.args.device)
-        enable_gradient_checkpointing(self.model, self.args)
-        shard(self.model, self.args, self._engine.ranks)
+        parallel.enable_gradient_checkpointing(self.model, self.args)
+        parallel.shard(self.model, self.args, self._engine.ranks)
 
     def _prepare_inputs(self, inputs: Any) -> Any:
         """A batch on the device of this process."""
@@ -390,7 +351,7 @@ class Trainer(TrainerHooks):
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(dataset, Mapping):
             if not dataset:
-                refuse_missing(dataset, "evaluate", "eval_dataset")
+                collating.refuse_missing(dataset, "evaluate", "eval_dataset")
             several = [
                 self.evaluate(
                     each if eval_dataset is not None else name,
@@ -452,7 +413,7 @@ class Trainer(TrainerHooks):
             metric_key_prefix: the first word of the metrics' names.
         """
         loss_only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
-        collector = EvaluationCollector(
+        collector = evaluating.EvaluationCollector(
             self._engine.ranks,
             self.args,
             prediction_loss_only=loss_only,
@@ -487,7 +448,7 @@ class Trainer(TrainerHooks):
         inputs = self._prepare_inputs(inputs)
         if ignore_keys is None:
             ignore_keys = getattr(getattr(self.model, "config", None), "keys_to_ignore_at_inference", None) or ()
-        labels = labels_in(inputs, self.label_names)
+        labels = evaluating.labels_in(inputs, self.label_names)
         is_by_itself = not self.label_names and inputs.get("return_loss", self.can_return_loss)
         returns_loss = labels is not None or bool(is_by_itself)
         with torch.no_grad():
@@ -503,9 +464,11 @@ class Trainer(TrainerHooks):
             return loss, None, None
         # If the loss is computed from labels outside the model, the model's outputs do not begin with it.
         is_outside = loss_takes_labels(self) and "labels" in inputs and is_ours(self.compute_loss)
-        logits = detached(outputs_without_loss(outputs, ignore_keys, has_loss=returns_loss and not is_outside))
-        kept = detached(labels or ()) if returns_loss else None
-        return loss, logits, kept[0] if kept is not None and len(kept) == 1 else kept
+        logits = evaluating.detached(
+            evaluating.outputs_without_loss(outputs, ignore_keys, has_loss=returns_loss and not is_outside)
+        )
+        kept = evaluating.detached(labels or ()) if returns_loss else None
+        return loss, evaluating.detached(logits), kept[0] if kept is not None and len(kept) == 1 else kept
 
     @property
     def prediction_padding(self) -> int:
@@ -553,9 +516,9 @@ class Trainer(TrainerHooks):
     def log_metrics(self, split: str, metrics: Mapping[str, Any]) -> None:
         """Print a table of metrics on the first process, in the format of `metrics_format`; `split` is its heading."""
         if self.is_world_process_zero():
-            self._engine.print(as_table(split, metrics))
+            self._engine.print(results.as_table(split, metrics))
 
-    metrics_format = staticmethod(formatted)
+    metrics_format = staticmethod(results.formatted)
 
     def save_metrics(self, split: str, metrics: Mapping[str, Any], combined: bool = True) -> None:
         """Write metrics to ``<split>_results.json`` in ``args.output_dir``, on the first process.
@@ -567,7 +530,7 @@ class Trainer(TrainerHooks):
             CheckpointError: if the disk refuses.
         """
         if self.is_world_process_zero():
-            save_results(output_dir_of(self.args), split, metrics, combined=combined)
+            results.save_results(output_dir_of(self.args), split, metrics, combined=combined)
 
     def create_model_card(
         self,
@@ -599,7 +562,7 @@ class Trainer(TrainerHooks):
         """
         if not self.is_world_process_zero():
             return
-        card = model_card(
+        card = results.model_card(
             self.model,
             self.args,
             self.state.log_history,
@@ -613,7 +576,7 @@ class Trainer(TrainerHooks):
             tags=tags,
             base_model=finetuned_from,
         )
-        write_whole(output_dir_of(self.args) / CARD_NAME, [card.encode()])
+        saving.write_whole(output_dir_of(self.args) / results.CARD_NAME, [card.encode()])
 
     # ---------------------------------------------------------------------------------------------- callbacks, facts
 
@@ -657,7 +620,7 @@ class Trainer(TrainerHooks):
     def save_state(self) -> None:
         """Write `state` to ``trainer_state.json`` in ``args.output_dir``, on the first process."""
         if self.is_world_process_zero():
-            write_whole(output_dir_of(self.args) / TRAINER_STATE_NAME, [self.state.to_json().encode()])
+            saving.write_whole(output_dir_of(self.args) / TRAINER_STATE_NAME, [self.state.to_json().encode()])
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write weights, configuration and arguments to a folder, by default ``args.output_dir``.
@@ -665,7 +628,7 @@ class Trainer(TrainerHooks):
         Must be called by all ranks; the first one writes. What an override writes is the model of checkpoints, too.
         """
         is_left = self._staged is not None and self._staged.is_of(self.model, output_dir) and is_ours(self._save)
-        gathered = None if is_left else gathered_weights(self.model)
+        gathered = None if is_left else saving.gathered_weights(self.model)
         if self.args.should_save:
             # An override need not have the second parameter if the model is not sharded.
             self._save(output_dir, **({} if gathered is None else {"state_dict": gathered}))
@@ -675,21 +638,21 @@ class Trainer(TrainerHooks):
         folder, staged = Path(output_dir or output_dir_of(self.args)), self._staged
         if staged is not None and staged.is_of(self.model, folder) and state_dict is None:
             staged.lacks_weights = True
-            save_description(self.model, folder)
+            saving.save_description(self.model, folder)
         else:
-            save_weights(self.model, folder, state_dict)
+            saving.save_weights(self.model, folder, state_dict)
         processor = self.processing_class
         if processor is None:
             processor = getattr(self.data_collator, "tokenizer", None)
-        save_companions(folder, self.args, processor)
+        saving.save_companions(folder, self.args, processor)
 
     def _save_optimizer_and_scheduler(self, output_dir: str | None) -> None:
         """Write the states of optimizer and schedule to a folder. Must be called by all ranks; the first one writes."""
         if output_dir is None:
             return
-        states = states_of_optimizer(self._engine, self.model)
+        states = restoring.states_of_optimizer(self._engine, self.model)
         if self.args.should_save:
-            save_states(Path(output_dir), states)
+            saving.save_states(Path(output_dir), states)
         if self._staged is not None:
             self._staged.has_optimizer = OPTIMIZER_NAME in states
 
@@ -702,7 +665,7 @@ class Trainer(TrainerHooks):
         self.store_flos()
         self.state.stateful_callbacks = states_of_callbacks(self.callback_handler.callbacks, self.control)
 
-        def write_files(staged: StagedCheckpoint) -> None:
+        def write_files(staged: saving.StagedCheckpoint) -> None:
             self._staged = None if only_model else staged
             try:
                 self.save_model(str(staged.folder), _internal_call=True)
@@ -710,9 +673,9 @@ class Trainer(TrainerHooks):
                     self._save_optimizer_and_scheduler(str(staged.folder))
             finally:
                 self._staged = None
-            states = {} if only_model else other_states(self._engine)
+            states = {} if only_model else restoring.other_states(self._engine)
             if self.args.should_save:
-                save_states(staged.folder, states)
+                saving.save_states(staged.folder, states)
                 self.state.save_to_json(staged.folder / TRAINER_STATE_NAME)
 
         self._engine.run.write_checkpoint(folder, write_files, only_model=only_model)
@@ -726,7 +689,7 @@ class Trainer(TrainerHooks):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         """Load the weights of a checkpoint, by default into the trainer's model."""
-        load_weights(self.model if model is None else model, Path(resume_from_checkpoint))
+        saving.load_weights(self.model if model is None else model, Path(resume_from_checkpoint))
 
     def _load_best_model(self) -> None:
         """Load the weights of the best checkpoint."""
@@ -735,7 +698,7 @@ class Trainer(TrainerHooks):
     def _load_callback_state(self) -> None:
         """At every resume: recreate callbacks and control from ``self.state``, if the arguments say so."""
         if self.args.restore_callback_states_from_checkpoint:
-            control = restore_callbacks(self.callback_handler.callbacks, self.state.stateful_callbacks)
+            control = restoring.restore_callbacks(self.callback_handler.callbacks, self.state.stateful_callbacks)
             self.control = control or self.control
 
 
@@ -743,7 +706,9 @@ def _complaints_about_data(
     trainer: Trainer, args: TrainingArguments, train_dataset: Any, eval_dataset: Any
 ) -> list[str]:
     evaluates_as_usual = all(map(is_ours, (trainer.evaluate, trainer.get_eval_dataloader, trainer._evaluate)))
-    return complaints_about_data(args, train_dataset, lacks_eval_dataset=eval_dataset is None and evaluates_as_usual)
+    return refusing.complaints_about_data(
+        args, train_dataset, lacks_eval_dataset=eval_dataset is None and evaluates_as_usual
+    )
 
 
 def _new_state(trainer: Trainer) -> TrainerState:
@@ -756,21 +721,21 @@ def _new_state(trainer: Trainer) -> TrainerState:
 
 def _evaluated(
     trainer: Trainer, batch: Any, prediction_loss_only: bool, ignore_keys: Sequence[str] | None
-) -> EvaluatedBatch:
+) -> evaluating.EvaluatedBatch:
     loss, logits, labels = trainer.prediction_step(
         trainer._engine.model, batch, prediction_loss_only, ignore_keys=ignore_keys
     )
-    size = trainer._engine.batch_samples or rows_in(batch)
+    size = trainer._engine.batch_samples or evaluating.rows_in(batch)
     if prediction_loss_only:
-        return EvaluatedBatch(size, loss)
+        return evaluating.EvaluatedBatch(size, loss)
     if trainer.preprocess_logits_for_metrics is not None and logits is not None:
         logits = trainer.preprocess_logits_for_metrics(logits, labels)
     keeps_inputs = "inputs" in trainer.args.include_for_metrics
-    inputs = inputs_for_metrics(batch, main_input_name(trainer.model)) if keeps_inputs else None
-    batch_of_all = own = EvaluatedBatch(size, loss, logits, labels, inputs)
+    inputs = evaluating.inputs_for_metrics(batch, knowledge.main_input_name(trainer.model)) if keeps_inputs else None
+    batch_of_all = own = evaluating.EvaluatedBatch(size, loss, logits, labels, inputs)
     if trainer.args.batch_eval_metrics and trainer.args.world_size > 1:
         gathered = (trainer._nested_gather(getattr(own, name), name) for name in ("logits", "labels", "inputs"))
-        batch_of_all = EvaluatedBatch(size, loss, *gathered)
+        batch_of_all = evaluating.EvaluatedBatch(size, loss, *gathered)
     return dataclasses.replace(own, of_all=batch_of_all)
 
 

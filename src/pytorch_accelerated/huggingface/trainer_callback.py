@@ -1,11 +1,436 @@
-"""The names that scripts import from here, wherever they are defined."""
+"""The callbacks of the library, and the names that scripts import from here."""
 
-from pytorch_accelerated.huggingface.events.callbacks import CallbackHandler as CallbackHandler
-from pytorch_accelerated.huggingface.events.callbacks import DefaultFlowCallback as DefaultFlowCallback
-from pytorch_accelerated.huggingface.events.callbacks import EarlyStoppingCallback as EarlyStoppingCallback
-from pytorch_accelerated.huggingface.events.callbacks import PrinterCallback as PrinterCallback
-from pytorch_accelerated.huggingface.events.callbacks import TrainerCallback as TrainerCallback
-from pytorch_accelerated.huggingface.events.progress import ProgressCallback as ProgressCallback
-from pytorch_accelerated.huggingface.events.state import ExportableState as ExportableState
-from pytorch_accelerated.huggingface.events.state import TrainerControl as TrainerControl
-from pytorch_accelerated.huggingface.events.state import TrainerState as TrainerState
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pytorch_accelerated.callbacks.spikes import WINDOW, checked_threshold, find_spikes
+from pytorch_accelerated.callbacks.summing_up import best_facts, saved_lines, speed_in_words, with_mark
+from pytorch_accelerated.errors import CallbackSetupError
+from pytorch_accelerated.huggingface.arguments.strategies import IntervalStrategy, SaveStrategy
+from pytorch_accelerated.huggingface.events import CallbackHandler as CallbackHandler
+from pytorch_accelerated.huggingface.events import ExportableState as ExportableState
+from pytorch_accelerated.huggingface.events import RunEnd
+from pytorch_accelerated.huggingface.events import TrainerCallback as TrainerCallback
+from pytorch_accelerated.huggingface.events import TrainerControl as TrainerControl
+from pytorch_accelerated.huggingface.events import TrainerState as TrainerState
+from pytorch_accelerated.huggingface.trainer_utils import checkpoint_name
+from pytorch_accelerated.progress.display import display_factory
+from pytorch_accelerated.progress.formats import format_count, format_duration, format_number
+from pytorch_accelerated.progress.notebook import NotebookPage, can_display
+from pytorch_accelerated.progress.progress import Display, Progress
+from pytorch_accelerated.progress.screen import printable, show
+from pytorch_accelerated.progress.table import GrowingTable, block, folded, screen_columns
+from pytorch_accelerated.tracking.history import LoggedHistory, is_about_the_run, is_summary
+from pytorch_accelerated.trees import length_of
+
+
+def is_log_due(args: Any, state: Any, step: int) -> bool:
+    """Whether the arguments request a log after this step."""
+    is_multiple = args.logging_strategy == IntervalStrategy.STEPS and step % state.logging_steps == 0
+    return is_multiple or (args.logging_first_step and step == 1)
+
+
+class DefaultFlowCallback(TrainerCallback):
+    """Requests logs, evaluations, checkpoints and the end of the run, as the arguments say.
+
+    Its intervals are those of the state, which are numbers of updates even if the arguments have shares of a run.
+    """
+
+    ranks_agree_after_each_update = False
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        """Request what is due after this update; the last one is always evaluated and saved, if others are."""
+        step = state.global_step
+        is_last = step >= state.max_steps
+        control.should_training_stop |= is_last
+        control.should_log |= is_log_due(args, state, step)
+        if args.eval_strategy == IntervalStrategy.STEPS and (is_last or step % state.eval_steps == 0):
+            control.should_evaluate |= step >= args.eval_delay
+        if args.save_strategy == SaveStrategy.STEPS and (is_last or step % state.save_steps == 0):
+            control.should_save = True
+        return control
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        """Request what is due after every epoch."""
+        control.should_log |= args.logging_strategy == IntervalStrategy.EPOCH
+        control.should_evaluate |= args.eval_strategy == IntervalStrategy.EPOCH and state.epoch >= args.eval_delay
+        control.should_save |= args.save_strategy == SaveStrategy.EPOCH
+        return control
+
+
+class PrinterCallback(TrainerCallback):
+    """Prints the logs, once on each machine, if there are no progress bars."""
+
+    ranks_agree_after_each_update = False
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> Any:
+        """Print the logs as a dict, without the number of operations."""
+        if state.is_local_process_zero and logs:
+            show({name: value for name, value in logs.items() if name != "total_flos"})
+
+
+class EarlyStoppingCallback(TrainerCallback, ExportableState):
+    """Ends the run when ``metric_for_best_model`` has stopped improving.
+
+    Every evaluation during training is compared with the best one before it. An evaluation without the metric, of
+    another of several datasets, is ignored.
+
+    Args:
+        early_stopping_patience: the run ends after so many evaluations in a row without an improvement.
+        early_stopping_threshold: an improvement is a change by more than this, in units of the metric.
+
+    Attributes:
+        early_stopping_patience_counter: evaluations in a row without an improvement, so far.
+        reason_to_stop: why the callback ended the current training, or "".
+
+    Raises:
+        CallbackSetupError: if the patience is less than 1, or the threshold negative. When a training begins, if the
+            arguments have no ``metric_for_best_model`` or no evaluations.
+    """
+
+    ranks_agree_after_each_update = False
+
+    def __init__(self, early_stopping_patience: int = 1, early_stopping_threshold: float | None = 0.0) -> None:
+        threshold = early_stopping_threshold or 0.0
+        if not (early_stopping_patience >= 1 and threshold >= 0):
+            raise CallbackSetupError(
+                f"EarlyStoppingCallback has a patience of {early_stopping_patience!r} and a threshold of "
+                f"{early_stopping_threshold!r}: give a patience of 1 or more, and a threshold from 0 on."
+            )
+        self.early_stopping_patience = early_stopping_patience
+        self.early_stopping_threshold = threshold
+        self.early_stopping_patience_counter = 0
+        self.reason_to_stop = ""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        """Check that there will be evaluations with a metric."""
+        self.reason_to_stop = ""
+        if args.metric_for_best_model is None or args.eval_strategy == IntervalStrategy.NO:
+            raise CallbackSetupError(
+                "EarlyStoppingCallback compares evaluations by a metric, but `metric_for_best_model` is "
+                f"{args.metric_for_best_model!r} and `eval_strategy` is {str(args.eval_strategy)!r}. Give both."
+            )
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> Any:
+        """Compare an evaluation with the best one."""
+        name = args.metric_for_best_model
+        name = name if name.startswith("eval_") else f"eval_{name}"
+        value = (metrics or {}).get(name)
+        if value is None:
+            return
+        if state.best_metric is None:
+            # The first value counts as an improvement, even NaN, but a second NaN does not.
+            is_better = not math.isnan(value) or sum(name in entry for entry in state.log_history) < 2
+        else:
+            gain = value - state.best_metric
+            is_better = (gain if args.greater_is_better else -gain) > self.early_stopping_threshold
+        self.early_stopping_patience_counter = 0 if is_better else self.early_stopping_patience_counter + 1
+        if self.early_stopping_patience_counter >= self.early_stopping_patience:
+            control.should_training_stop = True
+            more = f" by more than {self.early_stopping_threshold:g}" if self.early_stopping_threshold else ""
+            evaluations = format_count(self.early_stopping_patience_counter, "evaluation")
+            self.reason_to_stop = f"{name} had no improvement{more} in {evaluations}"
+
+    def state(self) -> dict[str, Any]:
+        """Patience, threshold and counter."""
+        return {
+            "args": {
+                "early_stopping_patience": self.early_stopping_patience,
+                "early_stopping_threshold": self.early_stopping_threshold,
+            },
+            "attributes": {"early_stopping_patience_counter": self.early_stopping_patience_counter},
+        }
+
+
+DEFAULT_CALLBACKS: list[type] = [DefaultFlowCallback]
+
+
+class LossSpikeCallback(TrainerCallback):
+    """Prints a line when a logged training loss is far above the losses logged before it, and calls `on_loss_spike`.
+
+    It judges the values of ``loss`` in the log history, each the mean of ``logging_steps`` updates, so nothing more is
+    read from the device. A loss is a spike if it is above the median of the last 128 by more than `threshold` standard
+    deviations, as for the native `pytorch_accelerated.callbacks.LossSpikeCallback`. The first 16 are not judged.
+
+    Args:
+        threshold: in standard deviations.
+
+    Raises:
+        ConfigurationError: if the threshold is not a number above 0.
+    """
+
+    ranks_agree_after_each_update = False
+
+    def __init__(self, threshold: float = 8.0) -> None:
+        self.threshold = checked_threshold(threshold)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> Any:
+        """Judge the loss."""
+        if "loss" not in (logs or {}):
+            return
+        entries = (entry for entry in reversed(state.log_history) if "loss" in entry)
+        latest = list(itertools.islice(entries, WINDOW + 1))[::-1]
+        losses = np.array([entry["loss"] for entry in latest], dtype=float)
+        for _, median in find_spikes(losses, len(losses) - 1, self.threshold):
+            first_step = latest[-2]["step"] + 1
+            self.on_loss_spike(args, state, control, loss=losses[-1].item(), median=median, first_step=first_step)
+
+    def on_loss_spike(
+        self, args: Any, state: Any, control: Any, *, loss: float, median: float, first_step: int
+    ) -> None:
+        """Print the loss and the steps, on the first process. Override it to do something else, on every process.
+
+        Args:
+            args, state, control: as for events.
+            loss: the mean over the steps.
+            median: that of the losses before.
+            first_step: the first of the steps; the last one is ``state.global_step``.
+        """
+        if state.is_world_process_zero:
+            last = state.global_step
+            steps = f"step {last}" if first_step == last else f"steps {first_step} to {last}"
+            where = f"epoch {format_epochs(state.epoch)}, {steps}"
+            show(folded(f"Loss spike at {where}: {loss:.4g}, where the median was {median:.4g}"))
+
+
+MINOR_COLUMNS = ("grad_norm", "lr", "elapsed")
+_SHORT_NAMES = {"learning_rate": "lr"}
+
+
+class LogTable:
+    """A table with a row for each step that has logs; those of an evaluation are in the row of its step.
+
+    Args:
+        watched: the metric that says which model is the best, and whether greater is better. Without any, it is the
+            loss of evaluations.
+        earlier: the log history of a run that is resumed.
+    """
+
+    def __init__(self, watched: Mapping[str, bool], earlier: Iterable[Mapping[str, Any]] = ()) -> None:
+        self.watched = watched
+        earlier = list(earlier)
+        self.history = LoggedHistory(earlier)
+        self.table = GrowingTable(MINOR_COLUMNS)
+        names = {_SHORT_NAMES.get(name, name): None for entry in earlier for name in entry if not is_summary(entry)}
+        if names:
+            self.table.expect("epoch", ["step", *(name for name in names if not is_about_the_run(name))])
+        self._row: dict[str, str] = {}
+
+    def add(self, logs: Mapping[str, Any], epoch: float, step: int, seconds: float) -> list[dict[str, str]]:
+        """Add logs to the row of their step. Returns the row before, if this begins another one."""
+        place = {"epoch": format_epochs(epoch), "step": str(step)}
+        cells = {_SHORT_NAMES.get(name, name): _text(logs[name], name) for name in logs if not is_about_the_run(name)}
+        is_same = place.items() <= self._row.items() and not cells.keys() & self._row.keys()
+        finished = [] if is_same else self.take_row()
+        self._row = {**(self._row or place), **cells, "elapsed": format_duration(seconds)}
+        self.history.add(logs, epoch, step)
+        return finished
+
+    def take_row(self) -> list[dict[str, str]]:
+        """The row that has begun; none if there is none. A "*" follows a new best value."""
+        row, self._row = self._row, {}
+        return [with_mark(row, self.history, self.watched)] if row else []
+
+    def closing_lines(
+        self, state: Any, seconds: float, speed: float | None, saved: Mapping[str, str], end: RunEnd
+    ) -> list[str]:
+        """How the run ended, its best value and its speed, and what it saved where.
+
+        Args:
+            state: of the trainer.
+            seconds: the duration.
+            speed: in samples a second, if known.
+            saved: the names of what was saved, by path.
+            end: what else is known about the end.
+        """
+        word = "Finished" if state.global_step >= state.max_steps else "Stopped early after"
+        epochs = format_epochs(state.epoch)
+        left_out = sum(int(entry.get("non_finite_losses", 0)) for entry in state.log_history)
+        facts = best_facts(self.history, self.watched, names_step=True)
+        facts += [] if speed is None else [speed_in_words(speed)]
+        facts += [f"{format_count(left_out, 'loss', 'losses')} left out as not finite"] if left_out else []
+        facts += [format_count(end.num_warnings, "warning")] if end.num_warnings else []
+        done = f"{epochs} {'epoch' if epochs == '1' else 'epochs'}, {format_count(state.global_step, 'step')}"
+        done += f" ({end.skipped_updates} skipped)" if end.skipped_updates else ""
+        reason = f": {end.reason}" if end.reason else ""
+        lines = [f"{word} {done} in {format_duration(seconds)}{reason}", ", ".join(facts)]
+        return [*(folded(line) for line in lines if line), *saved_lines(saved)]
+
+
+def format_epochs(epochs: float) -> str:
+    """A number of epochs, without decimals if it is whole.
+
+    >>> format_epochs(2.0), format_epochs(0.5)
+    ('2', '0.50')
+    """
+    text = f"{epochs:.2f}"
+    return text.removesuffix(".00")
+
+
+def _text(value: Any, name: str = "") -> str:
+    if name == "learning_rate" and isinstance(value, float):
+        return f"{value:.2e}"
+    return format_number(value) if isinstance(value, float) else str(value)
+
+
+class ProgressCallback(TrainerCallback):
+    """Shows the progress of training, evaluations and predictions, and the logs, once on each machine.
+
+    Terminals have a bar, other outputs an occasional line. The logs of a training are a table with a row for each step
+    that has any; a "*" marks a new best value of ``metric_for_best_model``, else of the loss of evaluations. A summary
+    follows. In a notebook, a training has one display: bars and the table.
+    """
+
+    ranks_agree_after_each_update = False
+
+    def __init__(self) -> None:
+        self._new_display: Callable[[], Display] | None = None
+        self._training: Progress | None = None
+        self._evaluation: Progress | None = None
+        self._table: LogTable | None = None  # while a training runs, where it is shown
+        self._page: NotebookPage | None = None
+        self._started = 0.0
+        self._speed: float | None = None
+        self._saved: Path | None = None
+        self._end = RunEnd()
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        """Start the bar of the updates, and a table."""
+        self.close()
+        self._new_display = None  # the output may have been redirected
+        if not state.is_local_process_zero:
+            return
+        self._started, self._speed, self._saved, self._end = time.perf_counter(), None, None, RunEnd()
+        self._table = LogTable(_watched(args), state.log_history)
+        if can_display():
+            self._page = NotebookPage(MINOR_COLUMNS)
+        options = {"done": state.global_step, "unit": "steps", "read_facts": lambda: _facts(state)}
+        self._training = self._begin(state, "training", state.max_steps, **options)
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        """Print the row of the epoch before."""
+        self._print_row()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        """Count an update, and print the row of an earlier one."""
+        if self._training is not None:
+            self._training.advance()
+            self._print_row()
+
+    def on_prediction_step(
+        self, args: Any, state: Any, control: Any, eval_dataloader: Any = None, **kwargs: Any
+    ) -> Any:
+        """Count a batch, the first one of an evaluation or prediction included."""
+        if self._evaluation is None:
+            self._evaluation = self._begin(state, "evaluation", length_of(eval_dataloader))
+        if self._evaluation is not None:
+            self._evaluation.advance()
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> Any:
+        """Remove the bar of the evaluation or prediction."""
+        self._close_evaluation()
+
+    on_predict = on_evaluate
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> Any:
+        """Add the logs to the row of their step; print those outside of a training. Leaves out places and speeds."""
+        if not state.is_local_process_zero or not logs:
+            return
+        if self._table is None:
+            cells = {name: _text(value) for name, value in logs.items() if name != "total_flos"}
+            show("\n".join(block(cells, columns=screen_columns())))
+        elif is_summary(logs):
+            self._speed = logs.get("train_samples_per_second")
+        elif any(not is_about_the_run(name) for name in logs):
+            seconds = time.perf_counter() - self._started
+            self._show(self._table.add(logs, state.epoch, state.global_step, seconds))
+            # An evaluation may follow, also at the end of the epoch, or another one of several sets.
+            if not (control.should_evaluate or float(state.epoch).is_integer() or "loss" not in logs):
+                self._print_row()
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        """Note the checkpoint."""
+        self._saved = Path(str(args.output_dir)) / checkpoint_name(state.global_step)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        """Remove all bars, and sum the run up."""
+        table = self._table
+        self._finish()
+        if table is not None:
+            saved = {} if self._saved is None else {str(self._saved): "last checkpoint"}
+            if state.best_model_checkpoint is not None:
+                saved = {**saved, str(state.best_model_checkpoint): "best model"}
+            seconds = time.perf_counter() - self._started
+            existing = {path: what for path, what in saved.items() if Path(path).is_dir()}
+            show("\n".join(map(printable, table.closing_lines(state, seconds, self._speed, existing, self._end))))
+
+    def note_end(self, end: RunEnd) -> None:
+        """Note how the run ended, for the summary."""
+        self._end = end
+        if self._page is not None and end.reason:
+            self._page.note_end(f"Stopped early: {end.reason}")
+
+    def close(self) -> None:
+        """Remove all bars, and print what has been logged, also after an exception, for which there is no event."""
+        if self._page is not None:
+            self._page.note_end("Ended by an error or an interrupt")
+        self._finish()
+
+    def _finish(self) -> None:
+        self._close_evaluation()
+        if self._training is not None:
+            self._training.close()
+            self._training = None
+        self._print_row()
+        self._table = None
+        if self._page is not None:
+            self._page.close()
+            self._page = None
+
+    def _print_row(self) -> None:
+        if self._table is not None:
+            self._show(self._table.take_row())
+
+    def _show(self, rows: list[dict[str, str]]) -> None:
+        for row in rows:
+            if self._page is not None:
+                self._page.add_row(row)
+            elif self._table is not None:
+                show(self._table.table.add_row(row))
+
+    def _close_evaluation(self) -> None:
+        if self._evaluation is not None:
+            self._evaluation.close()
+            self._evaluation = None
+
+    def _begin(self, state: Any, label: str, total: int | None, **options: Any) -> Progress | None:
+        if not state.is_local_process_zero:
+            return None
+        if self._page is not None:
+            return Progress(label, total, self._page.new_bar(), **options)
+        if self._new_display is None:
+            self._new_display = display_factory(show)
+        return Progress(label, total, self._new_display(), **options)
+
+
+def _watched(args: Any) -> dict[str, bool]:
+    """The metric of the arguments that says which model is the best."""
+    name = args.metric_for_best_model
+    if name is None or args.greater_is_better is None:
+        return {}
+    return {name if name.startswith("eval_") else f"eval_{name}": args.greater_is_better}
+
+
+def _facts(state: Any) -> dict[str, str]:
+    """The epoch, and the loss that was logged last."""
+    loss = next((entry["loss"] for entry in reversed(state.log_history) if "loss" in entry), None)
+    facts = {"epoch": f"{state.epoch:.2f}"}
+    return facts if loss is None else {**facts, "loss": _text(loss)}

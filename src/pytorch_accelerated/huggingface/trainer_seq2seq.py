@@ -1,27 +1,58 @@
-"""A trainer whose evaluations may generate, for translations, summaries and the like."""
+"""A trainer whose evaluations may generate, for translations, summaries and the like, and its arguments.
 
-from __future__ import annotations
+Annotations are read when the program runs, so they aren't postponed.
+"""
 
 import contextlib
 import copy
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
 from pytorch_accelerated.errors import ConfigurationError, DataError
-from pytorch_accelerated.huggingface.evaluation.evaluating import PredictionOutput, labels_in
-from pytorch_accelerated.huggingface.events.callbacks import is_ours
+from pytorch_accelerated.huggingface.arguments.argument import A_GENERATION_CONFIG, AT_LEAST_1, argument
+from pytorch_accelerated.huggingface.evaluating import labels_in
+from pytorch_accelerated.huggingface.events import is_ours
 from pytorch_accelerated.huggingface.trainer import Trainer
-from pytorch_accelerated.huggingface.training_args_seq2seq import Seq2SeqTrainingArguments
+from pytorch_accelerated.huggingface.trainer_utils import PredictionOutput
+from pytorch_accelerated.huggingface.training_args import TrainingArguments
 from pytorch_accelerated.models.sharding import has_shards
 from pytorch_accelerated.optional import require
 from pytorch_accelerated.prediction.padded import PADDING
 
-__all__ = ["Seq2SeqTrainer"]
+
+@runtime_checkable
+class HasValues(Protocol):
+    """A `GenerationConfig` of transformers, for example."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """All values by name."""
+        ...
+
+
+@dataclass
+class Seq2SeqTrainingArguments(TrainingArguments):
+    """`TrainingArguments`, and how an evaluation generates. The defaults are those of the model's `generate`."""
+
+    predict_with_generate: bool = argument(
+        False, "Predict the tokens that the model generates, for metrics such as ROUGE and BLEU."
+    )
+    generation_max_length: int | None = argument(
+        None,
+        "The max_length of an evaluation's generate, where the call gives no max_length or max_new_tokens.",
+        limit=AT_LEAST_1,
+    )
+    generation_num_beams: int | None = argument(
+        None, "The num_beams of an evaluation's generate, where the call gives none.", limit=AT_LEAST_1
+    )
+    generation_config: str | Path | dict[str, Any] | HasValues | None = argument(
+        None, "The model's GenerationConfig: an object, a dict, a path, or a name on the hub.", kind=A_GENERATION_CONFIG
+    )
 
 
 class Seq2SeqTrainer(Trainer):

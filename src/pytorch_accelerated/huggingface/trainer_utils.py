@@ -1,18 +1,262 @@
-"""The names that scripts import from here, wherever they are defined."""
+"""What scripts import from here: results, strategies, checkpoint folders, measures of time and memory."""
 
-from pytorch_accelerated.huggingface.arguments.parallel import enable_full_determinism as enable_full_determinism
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from pytorch_accelerated.checkpointing.layout import MANIFEST_NAME
+from pytorch_accelerated.checkpointing.publish import is_replaceable, remove_state
+from pytorch_accelerated.checkpointing.reading import children_of, is_folder
+from pytorch_accelerated.checkpointing.verify import list_states
+from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.huggingface.arguments.strategies import HubStrategy as HubStrategy
 from pytorch_accelerated.huggingface.arguments.strategies import IntervalStrategy as IntervalStrategy
 from pytorch_accelerated.huggingface.arguments.strategies import SaveStrategy as SaveStrategy
 from pytorch_accelerated.huggingface.arguments.strategies import SchedulerType as SchedulerType
-from pytorch_accelerated.huggingface.checkpoints.folders import PREFIX_CHECKPOINT_DIR as PREFIX_CHECKPOINT_DIR
-from pytorch_accelerated.huggingface.checkpoints.folders import get_last_checkpoint as get_last_checkpoint
-from pytorch_accelerated.huggingface.checkpoints.folders import rotate_checkpoints as rotate_checkpoints
-from pytorch_accelerated.huggingface.checkpoints.folders import sort_checkpoints as sort_checkpoints
-from pytorch_accelerated.huggingface.engine.measuring import speed_metrics as speed_metrics
-from pytorch_accelerated.huggingface.evaluation.evaluating import EvalLoopOutput as EvalLoopOutput
-from pytorch_accelerated.huggingface.evaluation.evaluating import EvalPrediction as EvalPrediction
-from pytorch_accelerated.huggingface.evaluation.evaluating import PredictionOutput as PredictionOutput
-from pytorch_accelerated.huggingface.evaluation.evaluating import TrainOutput as TrainOutput
-from pytorch_accelerated.huggingface.models.collating import RemoveColumnsCollator as RemoveColumnsCollator
+from pytorch_accelerated.huggingface.collating import RemoveColumnsCollator as RemoveColumnsCollator
 from pytorch_accelerated.seeding import set_seed as set_seed
+
+if TYPE_CHECKING:
+    from pytorch_accelerated.huggingface.training_args import TrainingArguments
+
+
+class TrainOutput(NamedTuple):
+    """The result of `Trainer.train`.
+
+    Attributes:
+        global_step: updates done, including those before a resume.
+        training_loss: mean over the steps of this call.
+        metrics: the last entry of the log history.
+    """
+
+    global_step: int
+    training_loss: float
+    metrics: dict[str, float]
+
+
+class PredictionOutput(NamedTuple):
+    """The result of `Trainer.predict`.
+
+    Attributes:
+        predictions: an array with the rows in the order of the dataset; a tuple of them for several outputs.
+        label_ids: likewise; None without labels, an empty tuple for a model whose loss needs none.
+        metrics: by name, with prefix.
+    """
+
+    predictions: Any
+    label_ids: Any
+    metrics: dict[str, float] | None
+
+
+class EvalLoopOutput(NamedTuple):
+    """The result of `Trainer.evaluation_loop`: like `PredictionOutput`, with the number of rows."""
+
+    predictions: Any
+    label_ids: Any
+    metrics: dict[str, float] | None
+    num_samples: int | None
+
+
+class EvalPrediction:
+    """The argument of `compute_metrics`; ``predictions, label_ids = prediction`` works too.
+
+    Args:
+        predictions: of the model, in the order of the dataset; a tuple for several outputs.
+        label_ids: the labels, likewise.
+        inputs: of the model, if ``include_for_metrics`` asks for them, like `losses` of the rows.
+    """
+
+    def __init__(self, predictions: Any, label_ids: Any, inputs: Any = None, losses: Any = None) -> None:
+        self.predictions = predictions
+        self.label_ids = label_ids
+        self.inputs = inputs
+        self.losses = losses
+
+    @property
+    def elements(self) -> tuple[Any, ...]:
+        """The predictions, the labels and, if there are any, the inputs and the losses."""
+        extras = tuple(extra for extra in (self.inputs, self.losses) if extra is not None)
+        return (self.predictions, self.label_ids, *extras)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.elements)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.elements[index]
+
+
+PREFIX_CHECKPOINT_DIR = "checkpoint"
+_CHECKPOINT_NAME = re.compile(rf"{PREFIX_CHECKPOINT_DIR}-([0-9]+)")
+
+
+def output_dir_of(args: TrainingArguments) -> Path:
+    """The folder of a run."""
+    return Path(str(args.output_dir))  # the arguments fill in its default
+
+
+def checkpoint_name(step: int) -> str:
+    """The name of the checkpoint of update `step`.
+
+    >>> checkpoint_name(500)
+    'checkpoint-500'
+    """
+    return f"{PREFIX_CHECKPOINT_DIR}-{step}"
+
+
+def checkpoint_step(folder: str | os.PathLike[str]) -> int | None:
+    """The update in the name of a checkpoint; None for the name of another folder.
+
+    >>> checkpoint_step("results/checkpoint-500"), checkpoint_step("results/runs")
+    (500, None)
+    """
+    match = _CHECKPOINT_NAME.fullmatch(Path(folder).name)
+    return int(match[1]) if match else None
+
+
+def sort_checkpoints(output_dir: str | os.PathLike[str]) -> list[str]:
+    """The paths of the checkpoints in `output_dir`, oldest first.
+
+    Manifests record the order, because a restarted run, or one resumed from an older checkpoint, has lower numbers than
+    its predecessor. Folders without a manifest are taken for the oldest, and sorted by number.
+    """
+    output_dir = Path(output_dir)
+    if not is_folder(output_dir):
+        return []
+    serials = {folder.name: manifest.serial for folder, manifest in list_states(output_dir)}
+    return sorted(
+        (str(path) for path in children_of(output_dir) if checkpoint_step(path) is not None and is_folder(path)),
+        key=lambda path: (serials.get(Path(path).name, 0), checkpoint_step(path)),
+    )
+
+
+def get_last_checkpoint(folder: str | os.PathLike[str]) -> str | None:
+    """The path of the checkpoint with the highest number in `folder`, or None."""
+    return max(sort_checkpoints(folder), key=lambda path: checkpoint_step(path) or 0, default=None)
+
+
+def refuse_steps_taken_by_others(output_dir: Path, first_step: int, max_steps: int) -> None:
+    """Reject a run whose checkpoints, from its first to its last update, would collide with folders of others."""
+    taken = [
+        step
+        for path in (children_of(output_dir) if is_folder(output_dir) else ())
+        if (step := checkpoint_step(path)) is not None and first_step <= step <= max_steps
+        if path.name == checkpoint_name(step) and not is_replaceable(path)
+    ]
+    if taken:
+        raise ConfigurationError(
+            f"{output_dir} holds {', '.join(map(checkpoint_name, sorted(taken)))}, which this library did not write, "
+            f"or whose {MANIFEST_NAME} is gone. The run would do the steps {first_step} to {max_steps}, and never "
+            "replaces such folders. Choose another `output_dir`, move them away, or resume from the newest of them "
+            "with `resume_from_checkpoint`."
+        )
+
+
+def rotate_checkpoints(
+    output_dir: str | os.PathLike[str],
+    save_total_limit: int | None,
+    best_model_checkpoint: str | os.PathLike[str] | None = None,
+) -> None:
+    """Delete the oldest checkpoints in `output_dir`, so that at most `save_total_limit` stay. Call it on one rank.
+
+    The newest and the best always stay, so a limit of 1 may leave two. An interruption leaves whole checkpoints only.
+    """
+    if save_total_limit is None:
+        return
+    if save_total_limit < 1:
+        raise ConfigurationError(
+            f"`save_total_limit` is {save_total_limit}, but the newest checkpoint always stays. Give 1 or more, or "
+            "None to keep all; save_strategy='no' saves none."
+        )
+    checkpoints = sort_checkpoints(output_dir)
+    best = [] if best_model_checkpoint is None else [os.fspath(best_model_checkpoint)]
+    kept = {os.path.realpath(path) for path in (*checkpoints[-1:], *best)}
+    deletable = [path for path in checkpoints if os.path.realpath(path) not in kept]
+    for path in deletable[: max(len(checkpoints) - save_total_limit, 0)]:
+        remove_state(Path(path))
+
+
+def enable_full_determinism(seed: int, warn_only: bool = False) -> None:
+    """Seed all generators and have torch use deterministic algorithms only, for the rest of this process.
+
+    Call it before the first CUDA operation, because cuBLAS reads its workspace setting then.
+
+    Args:
+        seed: see `set_seed`.
+        warn_only: warn about an operation that has no deterministic algorithm, where torch would raise an error.
+    """
+    set_seed(seed)
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":16:8"
+    torch.use_deterministic_algorithms(True, warn_only=warn_only)
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.benchmark = False
+
+
+def speed_metrics(
+    split: str,
+    start_time: float,
+    num_samples: int | None = None,
+    num_steps: int | None = None,
+    num_tokens: int | None = None,
+) -> dict[str, float]:
+    """Seconds since `start_time` and rates per second, with names that begin with `split`.
+
+    Args:
+        split: for example "train".
+        start_time: of `time.time`.
+        num_samples: gives ``<split>_samples_per_second``.
+        num_steps: gives ``<split>_steps_per_second``.
+        num_tokens: gives ``<split>_tokens_per_second``.
+    """
+    seconds = time.time() - start_time
+    metrics = {f"{split}_runtime": round(seconds, 4)}
+    if seconds > 0:  # unless the clock was set back, or has not moved
+        for name, count in (("samples", num_samples), ("steps", num_steps), ("tokens", num_tokens)):
+            if count is not None:
+                metrics[f"{split}_{name}_per_second"] = round(count / seconds, 3)
+    return metrics
+
+
+class MemoryMeter:
+    """Measures how much memory this process takes, from now on.
+
+    Args:
+        stage: the first word of the metrics' names.
+        is_on: otherwise there are no metrics.
+    """
+
+    def __init__(self, stage: str, *, is_on: bool = True) -> None:
+        self._stage, self._is_on = stage, is_on
+        self._has_gpu = is_on and torch.cuda.is_available()
+        if self._has_gpu:
+            torch.cuda.reset_peak_memory_stats()
+        self._bytes_before = self._bytes_now()
+
+    def stop(self) -> dict[str, int]:
+        """The change in bytes since the start: negative if memory was freed.
+
+        Host memory is ``<stage>_mem_cpu_alloc_delta``. With CUDA there are ``_mem_gpu_alloc_delta`` too, and
+        ``_mem_gpu_peaked_delta``, by which the peak exceeded the final value.
+        """
+        before, now = self._bytes_before, self._bytes_now()
+        deltas = {f"{self._stage}_mem_{device}_alloc_delta": now[device] - before[device] for device in now}
+        if self._has_gpu:
+            peaked = torch.cuda.max_memory_allocated() - now["gpu"]
+            deltas[f"{self._stage}_mem_gpu_peaked_delta"] = peaked
+        return deltas
+
+    def _bytes_now(self) -> dict[str, int]:
+        if not self._is_on:
+            return {}
+        import psutil  # comes with accelerate
+
+        bytes_in_use = {"cpu": int(psutil.Process().memory_info().rss)}
+        if self._has_gpu:
+            bytes_in_use["gpu"] = torch.cuda.memory_allocated()
+        return bytes_in_use

@@ -15,7 +15,7 @@ from pytorch_accelerated.huggingface.arguments.strategies import OptimizerNames,
 from pytorch_accelerated.optional import require
 
 if TYPE_CHECKING:
-    from pytorch_accelerated.huggingface.arguments.training_arguments import TrainingArguments
+    from pytorch_accelerated.huggingface.training_args import TrainingArguments
 
 AUTO = "auto"
 

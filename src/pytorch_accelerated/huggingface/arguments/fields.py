@@ -34,10 +34,6 @@ _HUB = (
 _OTHER_TRACKER = "It belongs to a service with a callback of its own. Pass that in `callbacks`, and the setting to it."
 _LIGER = "The Trainer replaces no parts of a model. Call liger_kernel's own function before you make the Trainer."
 _FULL_EVAL = "Weights are evaluated as they are trained. Use bf16=True, or convert a model that is only evaluated."
-_LOADERS = "Every row is used exactly once, whatever the number of processes. Leave it out."
-_BACKEND = "There is one backend. Use fp16=True or bf16=True."
-_OF_FSDP = "It is a setting of FSDP. Put it into `fsdp_config`, without the prefix."
-_TPU = "TPUs are not supported. Leave it out."
 
 
 @dataclass
@@ -154,6 +150,7 @@ class Arguments:
     run_name: str | None = argument(
         None, "Name of this run in trackers, and of its TensorBoard folder. Default: time and host."
     )
+    project: str = argument("huggingface", "MLflow's experiment, W&B's project.")
     disable_tqdm: bool | None = argument(None, "Print logs instead of showing progress bars.")
     log_level: str = argument(
         "passive", "The logger's level on the first process; passive: as it is.", choices=_LOG_LEVELS
@@ -236,9 +233,6 @@ class Arguments:
     include_inputs_for_metrics: bool = other_name("include_for_metrics", False, gives=["inputs"])
     include_tokens_per_second: bool = other_name("include_num_input_tokens_seen", False, gives="all")
     no_cuda: bool = other_name("use_cpu", False)
-    per_gpu_eval_batch_size: int | None = other_name("per_device_eval_batch_size")
-    per_gpu_train_batch_size: int | None = other_name("per_device_train_batch_size")
-    torchdynamo: str | None = other_name("torch_compile_backend")
     warmup_ratio: float | None = other_name("warmup_steps", limit=BELOW_1)
 
     # Unsupported
@@ -255,7 +249,6 @@ class Arguments:
     torch_empty_cache_steps: int | None = unsupported(
         None, "Call `torch.cuda.empty_cache()` in `on_step_end` of a callback."
     )
-    project: str = argument("huggingface", "MLflow's experiment, W&B's project.")
     trackio_space_id: str | None = unsupported(None, _OTHER_TRACKER)
     trackio_bucket_id: str | None = unsupported(None, _OTHER_TRACKER)
     trackio_static_space_id: str | None = unsupported(None, _OTHER_TRACKER)
@@ -277,25 +270,5 @@ class Arguments:
     debug: str = unsupported("", "Call `torch.autograd.set_detect_anomaly(True)`.", also=([],))
     local_rank: int = unsupported(-1, "The launcher sets LOCAL_RANK, which reading the argument gives. Leave it out.")
     # Unsupported, of older versions
-    dispatch_batches: bool | None = unsupported(None, _LOADERS, also=(False,))
-    split_batches: bool = unsupported(False, _LOADERS, also=(None,))
-    fp16_backend: str = unsupported("auto", _BACKEND, also=("amp",))
-    half_precision_backend: str = unsupported("auto", _BACKEND, also=("amp", "cuda_amp", "cpu_amp"))
-    fp16_opt_level: str = unsupported("O1", "Use fp16=True or bf16=True.")
-    fsdp_min_num_params: int = unsupported(0, _OF_FSDP)
-    fsdp_transformer_layer_cls_to_wrap: str | None = unsupported(None, _OF_FSDP)
-    jit_mode_eval: bool = unsupported(False, "Use `torch_compile`.")
     overwrite_output_dir: bool = unsupported(False, "Your script reads it. Give True or False.", also=(True,))
-    mp_parameters: str = unsupported("", "Use `fsdp`.")
-    past_index: int = unsupported(-1, "Models keep their past themselves. Leave it out.")
-    push_to_hub_model_id: str | None = unsupported(None, _HUB)
-    push_to_hub_organization: str | None = unsupported(None, _HUB)
-    push_to_hub_token: str | None = unsupported(None, _HUB)
-    ray_scope: str = unsupported("last", "There is no hyperparameter search. Run the script once for each choice.")
     save_safetensors: bool = unsupported(True, "Weights are always saved as safetensors. Leave it out.")
-    sharded_ddp: str = unsupported("", "Use `fsdp`.")
-    tpu_metrics_debug: bool = unsupported(False, _TPU)
-    tpu_num_cores: int | None = unsupported(None, _TPU)
-    use_ipex: bool = unsupported(False, "That package is no longer developed. Leave it out.")
-    use_legacy_prediction_loop: bool = unsupported(False, "There is one loop. Leave it out.")
-    use_mps_device: bool = unsupported(False, "The device is found without it. Leave it out.", also=(True,))

@@ -6,7 +6,6 @@ Models are sharded with torch's `fully_shard`; `docs/design/sharded-models.md` s
 from __future__ import annotations
 
 import itertools
-import os
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -20,13 +19,14 @@ from pytorch_accelerated.compat.transformers import unsplittable_layers
 from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.huggingface.arguments.deepspeed import DDP_OPTIONS, check_batches, engine_config
 from pytorch_accelerated.huggingface.arguments.fields import Arguments
+from pytorch_accelerated.huggingface.trainer_utils import enable_full_determinism
 from pytorch_accelerated.models.sharding import has_shards
 from pytorch_accelerated.processes.accelerators import uses_deepspeed
 from pytorch_accelerated.processes.ranks import Ranks
 from pytorch_accelerated.seeding import set_seed
 
 if TYPE_CHECKING:
-    from pytorch_accelerated.huggingface.arguments.training_arguments import TrainingArguments
+    from pytorch_accelerated.huggingface.training_args import TrainingArguments
 
 # Whether a layer is sharded again after its forward. "auto_wrap" changes nothing: layers are always wrapped.
 _WORDS: dict[str, bool | None] = {"full_shard": True, "shard_grad_op": False, "auto_wrap": None}
@@ -36,22 +36,6 @@ _SETTINGS = ("transformer_layer_cls_to_wrap", "min_num_params", "reshard_after_f
 def seed_run(args: TrainingArguments) -> None:
     """Seed all generators as the arguments say."""
     (enable_full_determinism if args.full_determinism else set_seed)(args.seed)
-
-
-def enable_full_determinism(seed: int, warn_only: bool = False) -> None:
-    """Seed all generators and have torch use deterministic algorithms only, for the rest of this process.
-
-    Call it before the first CUDA operation, because cuBLAS reads its workspace setting then.
-
-    Args:
-        seed: see `set_seed`.
-        warn_only: warn about an operation that has no deterministic algorithm, where torch would raise an error.
-    """
-    set_seed(seed)
-    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":16:8"
-    torch.use_deterministic_algorithms(True, warn_only=warn_only)
-    torch.backends.cudnn.deterministic = True
-    torch.backends.cudnn.benchmark = False
 
 
 def native_arguments(args: TrainingArguments) -> dict[str, Any]:

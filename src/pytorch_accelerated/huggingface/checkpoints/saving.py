@@ -32,16 +32,18 @@ from pytorch_accelerated.checkpointing.verify import read_manifest, verify
 from pytorch_accelerated.checkpointing.weights import canonical_state_dict, load_canonical
 from pytorch_accelerated.errors import ConfigurationError, InvalidCheckpointError
 from pytorch_accelerated.huggingface.arguments.argument import unsupported_names
-from pytorch_accelerated.huggingface.arguments.training_arguments import TrainingArguments
-from pytorch_accelerated.huggingface.checkpoints.folders import checkpoint_step, sort_checkpoints
-from pytorch_accelerated.huggingface.checkpoints.weight_files import (
+from pytorch_accelerated.huggingface.checkpoints.weights import (
     ADAPTER_NAME,
     INDEX_NAME,
     WEIGHT_FILES,
     WEIGHTS_NAME,
+    frozen_base,
+    has_adapters,
+    load_adapters,
     read_weights,
 )
-from pytorch_accelerated.huggingface.models.adapters import frozen_base, has_adapters, load_adapters
+from pytorch_accelerated.huggingface.trainer_utils import checkpoint_step, sort_checkpoints
+from pytorch_accelerated.huggingface.training_args import TrainingArguments
 from pytorch_accelerated.models.sharding import has_shards, is_sharded, whole
 
 TRAINER_STATE_NAME = "trainer_state.json"

@@ -14,8 +14,8 @@ from pytorch_accelerated.huggingface.arguments.parallel import accelerator_argum
 from pytorch_accelerated.huggingface.engine.refusing import refuse_foreign_schedule
 from pytorch_accelerated.huggingface.engine.run import EngineRun
 from pytorch_accelerated.huggingface.engine.step import FaceStep
-from pytorch_accelerated.huggingface.evaluation.evaluating import EvalLoopOutput
-from pytorch_accelerated.huggingface.events.callbacks import Events
+from pytorch_accelerated.huggingface.events import Events
+from pytorch_accelerated.huggingface.trainer_utils import EvalLoopOutput
 from pytorch_accelerated.models.preparation import PreparedModel
 from pytorch_accelerated.models.wrappers import bare_model
 from pytorch_accelerated.prediction.collecting import PredictionCollector

@@ -12,7 +12,7 @@ from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, Mi
 from pytorch_accelerated.facts.settings import check_optimizer
 from pytorch_accelerated.huggingface.arguments.deepspeed import check_parts
 from pytorch_accelerated.huggingface.arguments.strategies import IntervalStrategy, SaveStrategy
-from pytorch_accelerated.huggingface.arguments.training_arguments import TrainingArguments
+from pytorch_accelerated.huggingface.training_args import TrainingArguments
 from pytorch_accelerated.processes.accelerators import send_to_device
 
 # Methods of `transformers`' Trainer that scripts override or call. This trainer would never call them.

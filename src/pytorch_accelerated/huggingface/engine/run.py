@@ -18,10 +18,9 @@ from pytorch_accelerated.checkpointing.verify import read_manifest
 from pytorch_accelerated.data.updates import Update
 from pytorch_accelerated.errors import StopTrainingError
 from pytorch_accelerated.huggingface.checkpoints.saving import StagedCheckpoint, weights_in
-from pytorch_accelerated.huggingface.checkpoints.weight_files import WEIGHTS_NAME
+from pytorch_accelerated.huggingface.checkpoints.weights import BASE_KEY, WEIGHTS_NAME, fingerprint_of, frozen_base
 from pytorch_accelerated.huggingface.engine.step import FaceStep, ZeroStep
-from pytorch_accelerated.huggingface.events.callbacks import Events
-from pytorch_accelerated.huggingface.models.adapters import BASE_KEY, fingerprint_of, frozen_base
+from pytorch_accelerated.huggingface.events import Events
 from pytorch_accelerated.models.deepspeed import EngineOptimizer, ZeroOptimizer
 from pytorch_accelerated.steps.step import Step, StepParts
 from pytorch_accelerated.tracking.loss import LossTracker

@@ -19,20 +19,22 @@ from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.checkpointing.publish import remove_state
 from pytorch_accelerated.errors import InvalidCheckpointError, MissingMetricError
 from pytorch_accelerated.huggingface.arguments.strategies import IntervalStrategy, SaveStrategy
-from pytorch_accelerated.huggingface.arguments.training_arguments import TrainingArguments, logger
-from pytorch_accelerated.huggingface.checkpoints.folders import (
+from pytorch_accelerated.huggingface.checkpoints.restoring import read_trainer_state, restore_state, take_over_foreign
+from pytorch_accelerated.huggingface.checkpoints.saving import holds_run
+from pytorch_accelerated.huggingface.collating import BatchCounter
+from pytorch_accelerated.huggingface.engine.engine import Engine
+from pytorch_accelerated.huggingface.events import TrainerControl, TrainerState, is_ours
+from pytorch_accelerated.huggingface.trainer_callback import is_log_due
+from pytorch_accelerated.huggingface.trainer_utils import (
+    MemoryMeter,
+    TrainOutput,
     checkpoint_name,
     output_dir_of,
     refuse_steps_taken_by_others,
     sort_checkpoints,
+    speed_metrics,
 )
-from pytorch_accelerated.huggingface.checkpoints.restoring import read_trainer_state, restore_state, take_over_foreign
-from pytorch_accelerated.huggingface.checkpoints.saving import holds_run
-from pytorch_accelerated.huggingface.engine.engine import Engine
-from pytorch_accelerated.huggingface.engine.measuring import BatchCounter, MemoryMeter, speed_metrics
-from pytorch_accelerated.huggingface.evaluation.evaluating import TrainOutput
-from pytorch_accelerated.huggingface.events.callbacks import is_log_due, is_ours
-from pytorch_accelerated.huggingface.events.state import TrainerControl, TrainerState
+from pytorch_accelerated.huggingface.training_args import TrainingArguments, logger
 from pytorch_accelerated.processes.ranks import Ranks
 from pytorch_accelerated.progress.formats import format_update_size
 from pytorch_accelerated.seeding import generator_states, restore_generator_states

@@ -1,26 +1,175 @@
-"""Callbacks, with the arguments ``args, state, control``."""
+"""The progress of a run, the requests of callbacks, and how callbacks are called, with ``args, state, control``."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
+import os
 import sys
 import warnings
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pytorch_accelerated.callbacks.base import TrainerCallback as NativeCallback
 from pytorch_accelerated.callbacks.handler import EventHandler, needs_agreement
 from pytorch_accelerated.callbacks.warning import stacklevel_of_user
-from pytorch_accelerated.errors import ArgumentTypeError, CallbackSetupError
-from pytorch_accelerated.huggingface.arguments.strategies import IntervalStrategy, SaveStrategy
-from pytorch_accelerated.huggingface.events.state import CONTROL_FLAGS, ExportableState
+from pytorch_accelerated.checkpointing.reading import explained_reading
+from pytorch_accelerated.errors import ArgumentTypeError, InvalidCheckpointError
 from pytorch_accelerated.processes.ranks import Ranks
-from pytorch_accelerated.progress.formats import format_count
-from pytorch_accelerated.progress.screen import show
 
 if TYPE_CHECKING:
     from pytorch_accelerated.huggingface.trainer import Trainer
+    from pytorch_accelerated.huggingface.training_args import TrainingArguments
+
+
+ExportableT = TypeVar("ExportableT", bound="ExportableState")
+
+
+class ExportableState:
+    """Base of callbacks whose state is saved with checkpoints, in ``trainer_state.json``."""
+
+    def state(self) -> dict[str, Any]:
+        """Plain values: ``args`` for the constructor, and ``attributes`` to set afterwards."""
+        raise NotImplementedError(f"{type(self).__name__} is an ExportableState, but has no method `state`.")
+
+    @classmethod
+    def from_state(cls: type[ExportableT], state: dict[str, Any]) -> ExportableT:
+        """Make a new object from the result of `state`, in which either of the two may be missing."""
+        instance = cls(**state.get("args", {}))
+        for name, value in state.get("attributes", {}).items():
+            setattr(instance, name, value)
+        return instance
+
+
+@dataclasses.dataclass
+class TrainerControl(ExportableState):
+    """The requests of callbacks. The trainer acts on them after the event, and clears those that it has fulfilled."""
+
+    should_training_stop: bool = False
+    should_epoch_stop: bool = False
+    should_save: bool = False
+    should_evaluate: bool = False
+    should_log: bool = False
+
+    def state(self) -> dict[str, Any]:
+        """The flags."""
+        return {"args": dataclasses.asdict(self), "attributes": {}}
+
+
+CONTROL_FLAGS = tuple(field.name for field in dataclasses.fields(TrainerControl))
+
+
+@dataclasses.dataclass
+class TrainerState:
+    """The progress of a run: the content of ``trainer_state.json``. A step is an optimizer update.
+
+    Attributes:
+        epoch: passes over the training set, with the fraction of the current one.
+        global_step: updates done.
+        max_steps: updates of the whole run.
+        logging_steps: updates between two logs, also if the arguments have a share of the run. Those between
+            evaluations and checkpoints, `eval_steps` and `save_steps`, likewise.
+        train_batch_size: of one device.
+        num_train_epochs: passes of the whole run, rounded up.
+        num_input_tokens_seen: if the arguments ask to count them.
+        total_flos: floating point operations, as estimated by the model.
+        log_history: all logs, oldest first.
+        best_metric: the best value so far, if the arguments name a metric.
+        best_global_step: the step of that value.
+        best_model_checkpoint: the checkpoint of that step, if there is one.
+        is_local_process_zero: whether this is the first process of its machine.
+        is_world_process_zero: whether this is the first process of all.
+        is_hyper_param_search: always False, as the trial's name and parameters are always None.
+        stateful_callbacks: states by class name of every `ExportableState` among the callbacks, and of the control. A
+            list of such objects is replaced by their states.
+    """
+
+    epoch: float = 0
+    global_step: int = 0
+    max_steps: int = 0
+    logging_steps: int = 500
+    eval_steps: int = 500
+    save_steps: int = 500
+    train_batch_size: int | None = None
+    num_train_epochs: int = 0
+    num_input_tokens_seen: int = 0
+    total_flos: float = 0
+    log_history: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    best_metric: float | None = None
+    best_global_step: int | None = None
+    best_model_checkpoint: str | None = None
+    is_local_process_zero: bool = True
+    is_world_process_zero: bool = True
+    is_hyper_param_search: bool = False
+    trial_name: str | None = None
+    trial_params: dict[str, Any] | None = None
+    stateful_callbacks: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.stateful_callbacks, dict):
+            self.stateful_callbacks = exported_states(self.stateful_callbacks or ())
+
+    def compute_steps(self, args: TrainingArguments, max_steps: int) -> None:
+        """Set `logging_steps`, `eval_steps` and `save_steps`, with shares converted to updates and rounded up."""
+        for name in ("logging_steps", "eval_steps", "save_steps"):
+            steps = getattr(args, name)
+            if steps is not None:
+                setattr(self, name, math.ceil(max_steps * steps) if steps < 1 else int(steps))
+
+    def to_json(self) -> str:
+        """The content of ``trainer_state.json``."""
+        content = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        # Python writes and reads losses that are not finite as NaN and Infinity.
+        return json.dumps(content, indent=2, sort_keys=True) + "\n"
+
+    def save_to_json(self, json_path: str | os.PathLike[str]) -> None:
+        """Write the state to a file."""
+        Path(json_path).write_text(self.to_json(), encoding="utf-8")
+
+    @classmethod
+    def load_from_json(cls, json_path: str | os.PathLike[str]) -> TrainerState:
+        """Read a file of `save_to_json`.
+
+        Raises:
+            InvalidCheckpointError: if the file is not a trainer state.
+        """
+        try:
+            with explained_reading(Path(json_path)):
+                content = json.loads(Path(json_path).read_text(encoding="utf-8"))
+            state = cls(**content)
+            amounts = {name: content[name] for name in ("epoch", "global_step")}
+            amounts |= {name: getattr(state, name) or 0 for name in ("num_input_tokens_seen", "best_global_step")}
+            for name, amount in amounts.items():
+                if not 0 <= amount <= sys.maxsize:
+                    raise ValueError(f"{name!r} is {amount!r}")
+            if state.global_step > state.max_steps > 0:
+                raise ValueError(f"'global_step' is {state.global_step}, but 'max_steps' is {state.max_steps}")
+            if not all(isinstance(entry, dict) for entry in content["log_history"]):
+                raise ValueError("'log_history' is no list of objects")
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
+            raise InvalidCheckpointError(
+                f"{json_path} is not a trainer state: {str(error):.500}. Use another checkpoint."
+            ) from error
+        return state
+
+
+def exported_states(exportables: Iterable[Any]) -> dict[str, Any]:
+    """The states of `exportables` by class name, as a list for several objects of one class."""
+    states: dict[str, list[dict[str, Any]]] = {}
+    for exportable in exportables:
+        states.setdefault(type(exportable).__name__, []).append(exportable.state())
+    return {name: several if len(several) > 1 else several[0] for name, several in states.items()}
+
+
+def states_of_callbacks(callbacks: Iterable[Any], control: TrainerControl) -> dict[str, Any]:
+    """The states of the control, and of those callbacks that have one, as `exported_states` has them."""
+    parts = [*callbacks, control]
+    return exported_states(
+        part for part in parts if callable(getattr(part, "state", None)) and hasattr(part, "from_state")
+    )
+
 
 _OURS = __name__.partition(".")[0]
 
@@ -93,7 +242,6 @@ _FREQUENT_EVENTS = frozenset(
     f"on_{moment}"
     for moment in ("step_begin", "substep_end", "pre_optimizer_step", "optimizer_step", "step_end", "prediction_step")
 )
-
 # Flags of the control that are cleared when an event begins: fulfilled, or about to be decided again.
 _CLEARED_AT = {
     "on_train_begin": ("should_training_stop",),
@@ -103,7 +251,6 @@ _CLEARED_AT = {
     "on_evaluate": ("should_evaluate",),
     "on_log": ("should_log",),
 }
-
 # The values of an event that `CallbackHandler` may be given by position.
 _VALUES = {"on_evaluate": "metrics", "on_predict": "metrics", "on_log": "logs"}
 
@@ -295,127 +442,6 @@ class RunEnd:
     reason: str = ""
     skipped_updates: int = 0
     num_warnings: int = 0
-
-
-def is_log_due(args: Any, state: Any, step: int) -> bool:
-    """Whether the arguments request a log after this step."""
-    is_multiple = args.logging_strategy == IntervalStrategy.STEPS and step % state.logging_steps == 0
-    return is_multiple or (args.logging_first_step and step == 1)
-
-
-class DefaultFlowCallback(TrainerCallback):
-    """Requests logs, evaluations, checkpoints and the end of the run, as the arguments say.
-
-    Its intervals are those of the state, which are numbers of updates even if the arguments have shares of a run.
-    """
-
-    ranks_agree_after_each_update = False
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
-        """Request what is due after this update; the last one is always evaluated and saved, if others are."""
-        step = state.global_step
-        is_last = step >= state.max_steps
-        control.should_training_stop |= is_last
-        control.should_log |= is_log_due(args, state, step)
-        if args.eval_strategy == IntervalStrategy.STEPS and (is_last or step % state.eval_steps == 0):
-            control.should_evaluate |= step >= args.eval_delay
-        if args.save_strategy == SaveStrategy.STEPS and (is_last or step % state.save_steps == 0):
-            control.should_save = True
-        return control
-
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
-        """Request what is due after every epoch."""
-        control.should_log |= args.logging_strategy == IntervalStrategy.EPOCH
-        control.should_evaluate |= args.eval_strategy == IntervalStrategy.EPOCH and state.epoch >= args.eval_delay
-        control.should_save |= args.save_strategy == SaveStrategy.EPOCH
-        return control
-
-
-class PrinterCallback(TrainerCallback):
-    """Prints the logs, once on each machine, if there are no progress bars."""
-
-    ranks_agree_after_each_update = False
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> Any:
-        """Print the logs as a dict, without the number of operations."""
-        if state.is_local_process_zero and logs:
-            show({name: value for name, value in logs.items() if name != "total_flos"})
-
-
-class EarlyStoppingCallback(TrainerCallback, ExportableState):
-    """Ends the run when ``metric_for_best_model`` has stopped improving.
-
-    Every evaluation during training is compared with the best one before it. An evaluation without the metric, of
-    another of several datasets, is ignored.
-
-    Args:
-        early_stopping_patience: the run ends after so many evaluations in a row without an improvement.
-        early_stopping_threshold: an improvement is a change by more than this, in units of the metric.
-
-    Attributes:
-        early_stopping_patience_counter: evaluations in a row without an improvement, so far.
-        reason_to_stop: why the callback ended the current training, or "".
-
-    Raises:
-        CallbackSetupError: if the patience is less than 1, or the threshold negative. When a training begins, if the
-            arguments have no ``metric_for_best_model`` or no evaluations.
-    """
-
-    ranks_agree_after_each_update = False
-
-    def __init__(self, early_stopping_patience: int = 1, early_stopping_threshold: float | None = 0.0) -> None:
-        threshold = early_stopping_threshold or 0.0
-        if not (early_stopping_patience >= 1 and threshold >= 0):
-            raise CallbackSetupError(
-                f"EarlyStoppingCallback has a patience of {early_stopping_patience!r} and a threshold of "
-                f"{early_stopping_threshold!r}: give a patience of 1 or more, and a threshold from 0 on."
-            )
-        self.early_stopping_patience = early_stopping_patience
-        self.early_stopping_threshold = threshold
-        self.early_stopping_patience_counter = 0
-        self.reason_to_stop = ""
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
-        """Check that there will be evaluations with a metric."""
-        self.reason_to_stop = ""
-        if args.metric_for_best_model is None or args.eval_strategy == IntervalStrategy.NO:
-            raise CallbackSetupError(
-                "EarlyStoppingCallback compares evaluations by a metric, but `metric_for_best_model` is "
-                f"{args.metric_for_best_model!r} and `eval_strategy` is {str(args.eval_strategy)!r}. Give both."
-            )
-
-    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> Any:
-        """Compare an evaluation with the best one."""
-        name = args.metric_for_best_model
-        name = name if name.startswith("eval_") else f"eval_{name}"
-        value = (metrics or {}).get(name)
-        if value is None:
-            return
-        if state.best_metric is None:
-            # The first value counts as an improvement, even NaN, but a second NaN does not.
-            is_better = not math.isnan(value) or sum(name in entry for entry in state.log_history) < 2
-        else:
-            gain = value - state.best_metric
-            is_better = (gain if args.greater_is_better else -gain) > self.early_stopping_threshold
-        self.early_stopping_patience_counter = 0 if is_better else self.early_stopping_patience_counter + 1
-        if self.early_stopping_patience_counter >= self.early_stopping_patience:
-            control.should_training_stop = True
-            more = f" by more than {self.early_stopping_threshold:g}" if self.early_stopping_threshold else ""
-            evaluations = format_count(self.early_stopping_patience_counter, "evaluation")
-            self.reason_to_stop = f"{name} had no improvement{more} in {evaluations}"
-
-    def state(self) -> dict[str, Any]:
-        """Patience, threshold and counter."""
-        return {
-            "args": {
-                "early_stopping_patience": self.early_stopping_patience,
-                "early_stopping_threshold": self.early_stopping_threshold,
-            },
-            "attributes": {"early_stopping_patience_counter": self.early_stopping_patience_counter},
-        }
-
-
-DEFAULT_CALLBACKS: list[type] = [DefaultFlowCallback]
 
 
 class Events:

@@ -14,8 +14,8 @@ import torch
 
 from pytorch_accelerated.callbacks.warning import stacklevel_of_user
 from pytorch_accelerated.errors import DataError
-from pytorch_accelerated.huggingface.arguments.training_arguments import logger
-from pytorch_accelerated.huggingface.models.collating import inner_model
+from pytorch_accelerated.huggingface.collating import inner_model
+from pytorch_accelerated.huggingface.training_args import logger
 
 _ABOUT_NEXT_LABEL = ("ForCausalLM", "ForConditionalGeneration", "CsmForConditionalGeneration")
 
@@ -184,3 +184,8 @@ def take_over_special_tokens(model: Any, processing_class: Any, *, logs: bool) -
             changes.append(f"{place}.{name} from {old} to {new}")
     if changes and logs:
         logger.warning("The model takes over special tokens of the `processing_class`: %s", "; ".join(changes))
+
+
+def has_operations(model: Any) -> bool:
+    """Whether the model has the method ``num_parameters``, as those of `transformers` do."""
+    return callable(getattr(model, "num_parameters", None))

@@ -13,8 +13,7 @@ from typing import Any
 
 from pytorch_accelerated.callbacks.warning import stacklevel_of_user
 from pytorch_accelerated.huggingface.arguments.argument import TRACKERS
-from pytorch_accelerated.huggingface.events.callbacks import TrainerCallback
-from pytorch_accelerated.huggingface.events.state import ExportableState
+from pytorch_accelerated.huggingface.events import ExportableState, TrainerCallback
 from pytorch_accelerated.optional import require
 from pytorch_accelerated.progress.screen import show
 from pytorch_accelerated.progress.table import folded

@@ -1,16 +1,20 @@
-"""Batches: collators, samplers, and the removal of columns that a model does not take."""
+"""Batches: collators, samplers, the removal of columns that a model does not take, and what is counted."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch.utils.data import Sampler
 
 from pytorch_accelerated.errors import ConfigurationError, DataError
+from pytorch_accelerated.processes.ranks import Ranks
+
+if TYPE_CHECKING:
+    from pytorch_accelerated.huggingface.training_args import TrainingArguments
 
 # The labels of this task are two positions, whose names do not contain "label".
 _SPAN_TASK, _SPAN_LABELS = "QuestionAnswering", ("start_positions", "end_positions")
@@ -200,3 +204,69 @@ def refuse_missing(dataset: Any, purpose: str, argument: str) -> None:
         raise DataError(f"`{argument}` is a dict, which has no rows to {purpose}. Pass one of its datasets.")
     if hasattr(dataset, "__len__") and not len(dataset):
         raise DataError(f"`{argument}` is empty, so there is nothing to {purpose}.")
+
+
+class BatchCounter:
+    """Counts operations and tokens of the batches of this process, as far as the batches allow it.
+
+    Args:
+        estimate: the number of operations of a batch; None if they are not counted.
+        tokens_counted: "no", "all", or "non_padding".
+        input_name: the column that holds the tokens.
+        pad_token_id: of the tokenizer, if there is one.
+
+    Attributes:
+        counts_tokens: whether tokens are counted.
+        flos: operations on this process since `take_flos` was last called.
+    """
+
+    def __init__(
+        self,
+        estimate: Callable[[Mapping[str, Any]], float] | None,
+        *,
+        tokens_counted: str,
+        input_name: str,
+        pad_token_id: int | None,
+    ) -> None:
+        self._estimate = estimate
+        self._tokens_counted = tokens_counted
+        self._input_name = input_name
+        self._pad_token_id = pad_token_id
+        self.counts_tokens = tokens_counted != "no"
+        self._flos_by_shapes: dict[Hashable, float] = {}
+        self.flos = 0.0
+        self._tokens: list[Any] = []
+
+    def count(self, batch: Any) -> None:
+        """Count a batch that has been used."""
+        if self._estimate is not None and isinstance(batch, (dict, Mapping)):
+            shapes = tuple([(name, getattr(value, "shape", None)) for name, value in batch.items()])
+            if shapes not in self._flos_by_shapes:  # counting the parameters takes longer than a small step
+                self._flos_by_shapes[shapes] = float(self._estimate(batch))
+            self.flos += self._flos_by_shapes[shapes]
+        if self.counts_tokens:
+            self._tokens.append(self._tokens_of(batch))
+
+    def take_flos(self, ranks: Ranks) -> float:
+        """The operations on all ranks since this was last called. Must be called by all ranks."""
+        flos, self.flos = self.flos, 0.0
+        return ranks.sum([flos])[0]
+
+    def take_tokens(self, ranks: Ranks) -> int:
+        """The tokens on all ranks since this was last called. Must be called by all ranks."""
+        tokens, self._tokens = sum(int(tokens) for tokens in self._tokens), []
+        return int(ranks.sum([tokens])[0])
+
+    def _tokens_of(self, batch: Mapping[str, Any]) -> Any:
+        tokens = batch[self._input_name]
+        if self._tokens_counted == "non_padding":
+            if "attention_mask" in batch:
+                return batch["attention_mask"].sum()
+            if self._pad_token_id is not None:
+                return (tokens != self._pad_token_id).sum()
+        return tokens.numel()
+
+
+def items_of_update(own: int, everyones: int, args: TrainingArguments) -> int:
+    """The number of items that the loss of an update is divided by, from those of this rank and of all."""
+    return everyones if args.average_tokens_across_devices else max(1, own)  # without any label 0 is added, not 0 / 0
