@@ -37,7 +37,6 @@ ACCELERATE_DOORS = {
     "compat.accelerate",
     "processes.launching",
     "processes.accelerators",
-    "processes.notebooks",
     "tracking.trackers",
     "trainer",
 }

@@ -2,7 +2,7 @@
 
 from pytorch_accelerated.compat import tqdm as _tqdm  # noqa: F401  # first
 from pytorch_accelerated.facts.placeholders import TrainerPlaceholderValues
-from pytorch_accelerated.processes.notebooks import notebook_launcher
+from pytorch_accelerated.processes.launching import notebook_launcher
 from pytorch_accelerated.seeding import set_seed
 from pytorch_accelerated.trainer import Trainer
 

@@ -17,7 +17,7 @@ import torch
 from pytorch_accelerated.callbacks.handler import DEFAULT_CALLBACKS
 from pytorch_accelerated.checkpointing.loading import checkpoint_of, load_checkpoint
 from pytorch_accelerated.checkpointing.portable import save_portable
-from pytorch_accelerated.checkpointing.shared_disk import agree_on_resuming
+from pytorch_accelerated.checkpointing.run_folder import agree_on_resuming
 from pytorch_accelerated.compat.torch import uncompiled
 from pytorch_accelerated.data.adapting import refuse_rearranged
 from pytorch_accelerated.data.building import build_loader, check_dataset, default_loader_kwargs

@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from pytorch_accelerated.checkpointing.publish import remove_state
-from pytorch_accelerated.checkpointing.state_folder import read_state, write_state
+from pytorch_accelerated.checkpointing.state_folder import read_state
 from pytorch_accelerated.checkpointing.verify import find_state
 from tests.chaos.power import RecordingDisk, by_dice, everything, nothing, restore
 from tests.chaos.record import record
 from tests.chaos.size import size
+from tests.checkpointing.writing import write_state
 
 
 def save(folder: Path, version: int) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pytorch_accelerated.checkpointing import folder_lock
-from pytorch_accelerated.checkpointing.folder_lock import LOCK_NAME, FolderLock
+from pytorch_accelerated.checkpointing import run_folder
+from pytorch_accelerated.checkpointing.run_folder import LOCK_NAME, FolderLock
 from pytorch_accelerated.errors import CheckpointError
 from tests.chaos.record import record
 from tests.chaos.size import size
@@ -43,7 +43,7 @@ def test_a_folder_is_free_again_when_its_run_is_over(tmp_path: Path):
 
 
 def _try(folder: Path) -> str:
-    folder_lock._held.clear()  # which the fork has from its parent
+    run_folder._held.clear()  # which the fork has from its parent
     try:
         FolderLock(folder).acquire()
     except CheckpointError as error:

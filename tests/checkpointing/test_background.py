@@ -13,8 +13,7 @@ from torch import nn
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import SaveTrainingStateCallback, TrainerCallback
 from pytorch_accelerated.checkpointing import disk
-from pytorch_accelerated.checkpointing.background import BackgroundWriter
-from pytorch_accelerated.checkpointing.state_folder import encode_parts, read_state
+from pytorch_accelerated.checkpointing.state_folder import BackgroundWriter, encode_parts, read_state
 from pytorch_accelerated.checkpointing.verify import list_states
 from pytorch_accelerated.errors import CheckpointError
 from tests.checkpointing.faulty_disk import FaultyDisk

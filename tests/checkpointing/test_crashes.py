@@ -18,10 +18,11 @@ from pytorch_accelerated.checkpointing import disk, layout
 from pytorch_accelerated.checkpointing.layout import HiddenName
 from pytorch_accelerated.checkpointing.portable import load_portable, save_portable
 from pytorch_accelerated.checkpointing.publish import remove_state
-from pytorch_accelerated.checkpointing.state_folder import read_state, write_state
+from pytorch_accelerated.checkpointing.state_folder import read_state
 from pytorch_accelerated.checkpointing.verify import find_state
 from pytorch_accelerated.errors import CheckpointError
 from tests.checkpointing.faulty_disk import FaultyDisk, Killed, count_operations
+from tests.checkpointing.writing import write_state
 
 Death = Literal["death before", "death after", "torn"]
 DEATHS: tuple[Death, ...] = ("death before", "death after", "torn")

@@ -1,11 +1,12 @@
 import math
-from typing import Any
+from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytorch_accelerated.checkpointing.policy import Retention, SavedState, SavePolicy
+from pytorch_accelerated.checkpointing.policy import Retention, SavePolicy
 from pytorch_accelerated.errors import ConfigurationError
 
 
@@ -64,84 +65,72 @@ values = st.none() | st.floats(allow_nan=True) | st.sampled_from([1.0, 2.0])
 counts = st.none() | st.integers(1, 5)
 
 
-@st.composite
-def histories(draw: Any) -> list[SavedState]:
-    """States in the order of saving; updates may go back, as after resuming from an older state."""
-    count = draw(st.integers(0, 12))
-    return [SavedState(f"step_{serial}", serial, draw(values)) for serial in range(1, count + 1)]
+def saved(values: Sequence[float | None]) -> dict[Path, float | None]:
+    """The values of states in the order of saving."""
+    return {Path(str(number)): value for number, value in enumerate(values, start=1)}
 
 
+histories = st.lists(values, max_size=12).map(saved)
 retentions = st.builds(Retention, last=counts, best=counts, greater_is_better=st.booleans())
 
 
-def kept(retention: Retention, states: list[SavedState]) -> list[int]:
+def kept(retention: Retention, states: dict[Path, float | None]) -> list[int]:
     deleted = retention.states_to_delete(states)
-    return [state.serial for state in states if state not in deleted]
+    return [int(state.name) for state in states if state not in deleted]
 
 
-def numbered(*values: float | None) -> list[SavedState]:
-    return [SavedState(f"step_{serial}", serial, value) for serial, value in enumerate(values, start=1)]
+@pytest.mark.parametrize(
+    ("retention", "values", "expected"),
+    [
+        (Retention(), [1.0, 2.0, 3.0], [1, 2, 3]),
+        (Retention(last=2), [None] * 4, [3, 4]),
+        (Retention(last=9), [None] * 2, [1, 2]),
+        (Retention(best=1), [0.5, 0.1, math.nan, 0.1, None, 0.2, 0.9], [2, 7]),
+        (Retention(best=3), [0.5, 0.1, math.nan, 0.1, None, 0.2, 0.9], [2, 4, 6, 7]),
+        (Retention(best=2, greater_is_better=True), [0.5, 0.1, math.nan, 0.1, None, 0.2, 0.9], [1, 7]),
+        (Retention(best=1), [math.nan, 3.0, None, math.nan], [2, 4]),
+        (Retention(best=1, greater_is_better=True), [math.nan, 3.0, None, math.nan], [2, 4]),
+    ],
+)
+def test_the_last_and_the_best_stay_and_always_the_newest(retention, values, expected):
+    assert kept(retention, saved(values)) == expected
 
 
-def test_the_last_ones_stay():
-    assert kept(Retention(last=2), numbered(None, None, None, None)) == [3, 4]
-    assert kept(Retention(last=9), numbered(None, None)) == [1, 2]
-
-
-def test_the_best_ones_stay_and_the_newest():
-    states = numbered(0.5, 0.1, math.nan, 0.1, None, 0.2, 0.9)
-    assert kept(Retention(best=1), states) == [2, 7]
-    assert kept(Retention(best=3), states) == [2, 4, 6, 7]
-    assert kept(Retention(best=2, greater_is_better=True), states) == [1, 7]
-
-
-@pytest.mark.parametrize("greater_is_better", [True, False])
-def test_nan_is_never_best(greater_is_better):
-    states = numbered(math.nan, 3.0, None, math.nan)
-    assert kept(Retention(best=1, greater_is_better=greater_is_better), states) == [2, 4]
-
-
-def test_without_rules_everything_stays():
-    assert Retention().states_to_delete(numbered(1.0, 2.0, 3.0)) == []
-
-
-@given(retentions, histories())
+@given(retentions, histories)
 def test_the_newest_is_never_deleted(retention, states):
-    assert states[-1:] == [state for state in states[-1:] if state not in retention.states_to_delete(states)]
+    assert not set(list(states)[-1:]) & set(retention.states_to_delete(states))
 
 
-@given(retentions, histories())
+@given(retentions, histories)
 def test_rules_are_a_union(retention, states):
     alone = [
         Retention(last=retention.last),
         Retention(best=retention.best, greater_is_better=retention.greater_is_better),
     ]
-    rules = [rule for rule in alone if rule != Retention(greater_is_better=rule.greater_is_better)]
-    expected = sorted({serial for rule in rules for serial in kept(rule, states)}) if rules else kept(alone[0], states)
+    rules = [rule for rule in alone if not rule.keeps_all]
+    expected = sorted({number for rule in rules for number in kept(rule, states)}) if rules else kept(alone[0], states)
     assert kept(retention, states) == expected
 
 
-@given(retentions, histories())
+@given(retentions, histories)
 def test_deleting_after_each_save_keeps_what_the_rules_hold_at_the_end(retention, states):
     """A folder that is cleaned all the time ends with the same states as one that is cleaned once."""
-    folder: list[SavedState] = []
-    for state in states:
-        folder.append(state)
-        deleted = retention.states_to_delete(folder)
-        folder = [one for one in folder if one not in deleted]
-    assert [state.serial for state in folder] == kept(retention, states)
+    folder: dict[Path, float | None] = {}
+    for state, value in states.items():
+        folder[state] = value
+        for deleted in retention.states_to_delete(folder):
+            del folder[deleted]
+    assert [int(state.name) for state in folder] == kept(retention, states)
 
 
-@given(st.integers(1, 5), histories(), st.booleans())
+@given(st.integers(1, 5), histories, st.booleans())
 def test_no_deleted_state_is_better_than_a_kept_best(best, states, greater):
-    retention = Retention(best=best, greater_is_better=greater)
-    deleted = retention.states_to_delete(states)
-    known = [state.value for state in states if state not in deleted and state != states[-1]]
+    deleted = Retention(best=best, greater_is_better=greater).states_to_delete(states)
+    known = [value for state, value in list(states.items())[:-1] if state not in deleted]
     sign = -1 if greater else 1
-    for state in deleted:
-        if state.value is not None and not math.isnan(state.value):
-            better = [value for value in known if value is not None and sign * value <= sign * state.value]
-            assert len(better) >= best - 1
+    for value in map(states.get, deleted):
+        if value is not None and not math.isnan(value):
+            assert len([one for one in known if one is not None and sign * one <= sign * value]) >= best - 1
 
 
 def test_all_impossible_numbers_are_named():

@@ -11,11 +11,12 @@ from torch.optim import lr_scheduler as schedulers
 from pytorch_accelerated.checkpointing.codec import Encoded, encode
 from pytorch_accelerated.checkpointing.layout import FileEntry
 from pytorch_accelerated.checkpointing.publish import begin
-from pytorch_accelerated.checkpointing.state_folder import part_names, read_state, write_part, write_state
-from pytorch_accelerated.checkpointing.verify import list_states, newest_valid, read_manifest
+from pytorch_accelerated.checkpointing.state_folder import part_names, read_state, write_part
+from pytorch_accelerated.checkpointing.verify import find_state, list_states, read_manifest
 from pytorch_accelerated.errors import CheckpointError
 from tests.checkpointing.faulty_disk import FaultyDisk
 from tests.checkpointing.same_state import assert_same_state
+from tests.checkpointing.writing import write_state
 
 STATE: dict[str, Any] = {"model": {"weight": torch.arange(6.0).reshape(2, 3)}, "run": {"updates": 3, "best": math.inf}}
 
@@ -90,9 +91,9 @@ def test_the_newest_state_is_the_one_that_was_saved_last(tmp_path):
     """Not the one with most updates: after going back to an older state, the new branch counts."""
     for name, updates in [("step_1", 1), ("step_3", 3), ("step_2", 2)]:
         write_state(tmp_path / name, {"updates": updates}, STATE)
-    assert newest_valid(tmp_path) == tmp_path / "step_2"
+    assert find_state(tmp_path) == tmp_path / "step_2"
     write_state(tmp_path / "step_1", {"updates": 1}, STATE)
-    assert newest_valid(tmp_path) == tmp_path / "step_1"
+    assert find_state(tmp_path) == tmp_path / "step_1"
     assert [folder.name for folder, _ in list_states(tmp_path)] == ["step_3", "step_2", "step_1"]
 
 
@@ -101,7 +102,7 @@ def test_several_ranks_write_one_state(tmp_path):
     files: list[FileEntry] = []
     for rank in range(3):
         files += write_part(staged, f"rank_{rank}", encode({"rank": torch.tensor(rank)}, path="rank"))
-    assert newest_valid(tmp_path) is None
+    assert find_state(tmp_path) is None
     staged.commit({"world_size": 3}, files)
     _, parts = read_state(tmp_path / "state")
     assert {name: part["rank"].item() for name, part in parts.items()} == {"rank_0": 0, "rank_1": 1, "rank_2": 2}

@@ -11,8 +11,8 @@ import torch
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.__main__ import main
 from pytorch_accelerated.callbacks import SaveTrainingStateCallback
-from pytorch_accelerated.checkpointing.state_folder import write_state
 from tests.chaos.saved_runs import files_below
+from tests.checkpointing.writing import write_state
 
 LOSSES = [0.5, 0.1, 0.4, 0.2, 0.3]  # of step_1, step_2, ...
 

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from pytorch_accelerated.checkpointing import layout
-from pytorch_accelerated.checkpointing.state_folder import read_state, write_state
-from pytorch_accelerated.checkpointing.verify import find_state, list_states, newest_valid, read_manifest, verify
+from pytorch_accelerated.checkpointing.state_folder import read_state
+from pytorch_accelerated.checkpointing.verify import find_state, list_states, read_manifest, verify
 from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError
+from tests.checkpointing.writing import write_state
 
 FILES = ["manifest.json", "model.json", "model.safetensors", "run.json", "run.safetensors"]
 
@@ -95,7 +96,7 @@ def test_a_damaged_newest_state_is_skipped_with_one_warning(file, damage, tmp_pa
         save(tmp_path / f"step_{updates}", updates)
     damage(tmp_path / "step_3" / file)
     with pytest.warns(UserWarning, match="Resuming from") as warned:
-        assert newest_valid(tmp_path) == tmp_path / "step_2"
+        assert find_state(tmp_path) == tmp_path / "step_2"
     (warning,) = warned
     assert str(tmp_path / "step_2") in str(warning.message).splitlines()[0]
     assert str(tmp_path / "step_3" / file) in str(warning.message)
@@ -123,7 +124,6 @@ def test_without_any_state_there_is_nothing_to_resume(content, tmp_path):
         (place / ".hidden").mkdir()
         (place / "link").symlink_to(save(tmp_path / "elsewhere" / "state"))
     assert find_state(place) is None
-    assert newest_valid(place) is None
 
 
 def test_a_state_that_was_named_itself_is_not_replaced_by_another_one(tmp_path):

@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytorch_accelerated.checkpointing import disk
-from pytorch_accelerated.checkpointing.state_folder import write_state
 from pytorch_accelerated.errors import (
     ArgumentTypeError,
     CheckpointError,
@@ -28,6 +27,7 @@ from pytorch_accelerated.prediction.stored import StoredPredictions, StoredPredi
 from pytorch_accelerated.processes.accelerators import create_accelerator
 from pytorch_accelerated.processes.ranks import Ranks
 from pytorch_accelerated.trees import tensors_in
+from tests.checkpointing.writing import write_state
 from tests.support.processes import run_on_ranks, run_script
 
 ROW_BYTES = 4 * 3 + 8 + 2

@@ -16,10 +16,10 @@ from torch import nn
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import SaveTrainingStateCallback
-from pytorch_accelerated.checkpointing import shared_disk
+from pytorch_accelerated.checkpointing import run_folder
 from pytorch_accelerated.errors import PytorchAcceleratedError
 
-shared_disk.SECONDS_TO_APPEAR = 0.1
+run_folder.SECONDS_TO_APPEAR = 0.1
 rank = int(os.environ["RANK"])
 folder = Path(sys.argv[1])
 own_disk, other_disk, shared = folder / f"own{rank}", folder / f"own{1 - rank}", folder / "shared"

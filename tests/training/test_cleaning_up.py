@@ -11,8 +11,8 @@ from torch import nn
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import SaveTrainingStateCallback, TrainerCallback
-from pytorch_accelerated.checkpointing.background import BackgroundWriter
-from pytorch_accelerated.checkpointing.folder_lock import FolderLock
+from pytorch_accelerated.checkpointing.run_folder import FolderLock
+from pytorch_accelerated.checkpointing.state_folder import BackgroundWriter
 from pytorch_accelerated.models.preparation import PreparedModel
 from tests.support.processes import run_forked
 from tests.support.reference import regression_data, sgd, tiny_model

@@ -14,7 +14,7 @@ from torchmetrics import MeanSquaredError
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import MetricsCallback, SaveTrainingStateCallback
-from pytorch_accelerated.checkpointing.saved_metrics import read_metric_records
+from pytorch_accelerated.checkpointing.policy import read_metric_records
 from pytorch_accelerated.errors import InvalidCheckpointError, MissingCheckpointError
 from tests.huggingface.runs import OwnParts, make_trainer
 from tests.support import held

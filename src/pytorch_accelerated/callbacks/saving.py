@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.callbacks.watching import KINDS_OF_BEST, WatchedMetric
+from pytorch_accelerated.checkpointing.disk import is_file
 from pytorch_accelerated.checkpointing.layout import STATE_NAME, Manifest
 from pytorch_accelerated.checkpointing.matching import require_kinds
-from pytorch_accelerated.checkpointing.policy import Retention, SavePolicy
+from pytorch_accelerated.checkpointing.policy import Retention, SavePolicy, judged_states
 from pytorch_accelerated.checkpointing.publish import remove_state
-from pytorch_accelerated.checkpointing.reading import is_file
-from pytorch_accelerated.checkpointing.saved_metrics import judged_states
 from pytorch_accelerated.checkpointing.verify import list_states
 from pytorch_accelerated.errors import CheckpointError, DuplicateCallbackError
 from pytorch_accelerated.progress.formats import format_count, format_number
@@ -367,7 +366,7 @@ class SaveTrainingStateCallback(TrainerCallback):
         metric_name = None if self.retention.best is None else self.watch_metric
         for state in self.retention.states_to_delete(judged_states(self._listed_states(), metric_name=metric_name)):
             try:
-                remove_state(Path(self.save_dir) / state.name)
+                remove_state(state)
             except CheckpointError as error:
                 warnings.warn(f"A training state that is no longer needed cannot be deleted. {error}", stacklevel=2)
 

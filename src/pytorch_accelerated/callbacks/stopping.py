@@ -9,7 +9,7 @@ from pytorch_accelerated.callbacks.watching import KINDS_OF_BEST, WatchedMetric,
 from pytorch_accelerated.checkpointing.matching import require_kinds
 from pytorch_accelerated.errors import ConfigurationError, NonFiniteLossError, StopTrainingError
 from pytorch_accelerated.facts.settings import check_positive_count
-from pytorch_accelerated.models.finiteness import described_parameters
+from pytorch_accelerated.models.numerics import described_parameters
 from pytorch_accelerated.progress.formats import format_count
 
 if TYPE_CHECKING:

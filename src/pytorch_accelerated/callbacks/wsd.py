@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.saving import tell_of_earlier_states
-from pytorch_accelerated.checkpointing.shared_disk import agree_on_resuming
+from pytorch_accelerated.checkpointing.run_folder import agree_on_resuming
 from pytorch_accelerated.checkpointing.training_state import load_run
 from pytorch_accelerated.errors import ConfigurationError, MissingCheckpointError
 from pytorch_accelerated.schedulers.wsd_scheduler import WSDLrScheduler

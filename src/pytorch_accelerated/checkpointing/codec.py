@@ -32,7 +32,7 @@ import torch
 
 from pytorch_accelerated.checkpointing.formats import DTYPE_NAMES
 from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError
-from pytorch_accelerated.models.sharding import is_sharded
+from pytorch_accelerated.models.sharding import Shard, is_sharded, shard_of
 
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -49,12 +49,12 @@ class Encoded:
     Attributes:
         structure: for `formats.dump_json`.
         tensors: by name, for `formats.chunks`. They are the live tensors on their devices, not copies.
-        sharded: by name, for `sharded_files.write_shards`; each rank has its part of them.
+        sharded: by name, this rank's parts of sharded tensors, for `sharded_files.write_shards`; not copies either.
     """
 
     structure: Any
     tensors: dict[str, torch.Tensor]
-    sharded: dict[str, torch.Tensor] = field(default_factory=dict)
+    sharded: dict[str, Shard] = field(default_factory=dict)
 
 
 def encode(value: Any, *, path: str) -> Encoded:
@@ -134,7 +134,7 @@ class _Encoder:
     def __init__(self, root: str) -> None:
         self.root = root
         self.found: list[_Found] = []
-        self.sharded: dict[str, torch.Tensor] = {}
+        self.sharded: dict[str, Shard] = {}
         self.complaints: list[str] = []
 
     def encode(self, value: Any, path: str, depth: int) -> Any:
@@ -198,7 +198,7 @@ class _Encoder:
             # Tied sharded tensors are stored once for each name: from an empty part a rank can't see that it is tied.
             if tensor.dtype not in DTYPE_NAMES or path in self.sharded:
                 return self._refuse(path, f"is a sharded tensor of {tensor.dtype}, or not the only one of this name")
-            self.sharded[path] = tensor.detach()
+            self.sharded[path] = shard_of(tensor)
             return {"$": "sharded", "name": path}
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.is_nested:
             return self._refuse(path, f"is a {type(tensor).__name__}, a tensor of a special kind")

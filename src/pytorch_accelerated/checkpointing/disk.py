@@ -1,17 +1,24 @@
-"""All operations by which checkpoints change the disk.
+"""All operations by which checkpoints change the disk, and looking without mistaking the unreadable for the missing.
 
-Writers call them as ``disk.write(...)``, so a test that replaces them here sees each one, and can fail, crash or record
-at the n-th. Reading is not included.
+Writers call the former as ``disk.write(...)``, so a test that replaces them here sees each one, and can fail, crash or
+record at the n-th.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import stat
+from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
+from typing import Literal
+
+from pytorch_accelerated.errors import InvalidCheckpointError
 
 OPERATIONS = ("create_folder", "create_file", "write", "flush", "flush_folder", "move", "remove")
+Kind = Literal["file", "folder", "other"]
 
 
 def create_folder(path: Path) -> None:
@@ -61,3 +68,62 @@ def remove(path: Path) -> None:
         path.rmdir()
     else:
         path.unlink()
+
+
+def kind_of(path: Path) -> Kind | None:
+    """The kind of what is at `path`, after following links; None only if nothing exists there.
+
+    Raises:
+        InvalidCheckpointError: if that is unknown, because a parent folder may not be searched, links form a loop, or
+            the path is impossible.
+    """
+    with explained_reading(path):
+        try:
+            mode = os.stat(path).st_mode
+        except FileNotFoundError:
+            return None
+        except ValueError as error:  # the path has a null byte
+            raise OSError(0, str(error)) from error
+    return "file" if stat.S_ISREG(mode) else "folder" if stat.S_ISDIR(mode) else "other"
+
+
+def resolved(path: str | os.PathLike[str]) -> Path:
+    """The path without links and dots; it need not exist.
+
+    Raises:
+        InvalidCheckpointError: if links form a loop, or the path is impossible.
+    """
+    try:
+        found = Path(path).resolve()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise InvalidCheckpointError(f"{os.fspath(path)!r} cannot be resolved ({error}). Check the path.") from error
+    kind_of(found)  # from Python 3.13 on, `resolve` takes a loop of links as it is
+    return found
+
+
+def is_file(path: Path) -> bool:
+    """Whether `path` is a file or a link to one; an error if that is unknown, see `kind_of`."""
+    return kind_of(path) == "file"
+
+
+def is_folder(path: Path) -> bool:
+    """Whether `path` is a folder or a link to one; an error if that is unknown, see `kind_of`."""
+    return kind_of(path) == "folder"
+
+
+def children_of(folder: Path) -> list[Path]:
+    """The contents of a folder, sorted by name; an `InvalidCheckpointError` if it cannot be read."""
+    with explained_reading(folder):
+        return [folder / name for name in sorted(os.listdir(folder))]
+
+
+@contextlib.contextmanager
+def explained_reading(path: Path) -> Iterator[None]:
+    """Turn an error of the operating system, including a missing file, into an `InvalidCheckpointError`."""
+    try:
+        yield
+    except OSError as error:
+        raise InvalidCheckpointError(
+            f"{path} cannot be read: {error.strerror}. Check the path, and that this user may read it and search its "
+            "parent folders."
+        ) from error

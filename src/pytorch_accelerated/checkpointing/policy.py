@@ -1,12 +1,19 @@
-"""When to save and which states to keep: pure functions of the progress since the last save, and of the states."""
+"""When to save and which states to keep, by the progress since the last save and by the metrics in the states."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from pytorch_accelerated.errors import ConfigurationError
+from pytorch_accelerated.checkpointing.layout import Manifest
+from pytorch_accelerated.checkpointing.loading import explained_loading
+from pytorch_accelerated.checkpointing.state_folder import read_state
+from pytorch_accelerated.errors import ConfigurationError, InvalidCheckpointError
+from pytorch_accelerated.tracking.step_records import StepRecord, records_of
+from pytorch_accelerated.tracking.values import MetricRecord, records_in
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,11 +34,7 @@ class SavePolicy:
     every_n_minutes: float | None = None
 
     def __post_init__(self) -> None:
-        wrong = [f"{name}={value}" for name, value in vars(self).items() if value is not None and not value > 0]
-        if wrong:
-            raise ConfigurationError(
-                f"States cannot be saved this often: {', '.join(wrong)}. Give positive numbers, or None for never."
-            )
+        _require_positive(vars(self), "States cannot be saved this often")
 
     def is_due(
         self, *, updates: int, epochs: int, saved_updates: int, saved_epochs: int, seconds_since_save: float
@@ -48,23 +51,14 @@ class SavePolicy:
         )
 
 
+def _require_positive(rules: Mapping[str, float | None], complaint: str) -> None:
+    wrong = [f"{name}={value}" for name, value in rules.items() if value is not None and not value > 0]
+    if wrong:
+        raise ConfigurationError(f"{complaint}: {', '.join(wrong)}. Give positive numbers, or None for no such rule.")
+
+
 def _passed_multiple(n: int | None, before: int, now: int) -> bool:
     return n is not None and now // n > before // n
-
-
-@dataclass(frozen=True)
-class SavedState:
-    """The facts about a complete state that decide whether it is kept.
-
-    Attributes:
-        name: of its folder.
-        serial: its place in the order of saving, as in its manifest.
-        value: of the metric that ranks states, if known; NaN counts as unknown.
-    """
-
-    name: str
-    serial: int
-    value: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,27 +79,84 @@ class Retention:
     greater_is_better: bool = False
 
     def __post_init__(self) -> None:
-        rules = {"last": self.last, "best": self.best}
-        wrong = [f"{name}={value}" for name, value in rules.items() if value is not None and value < 1]
-        if wrong:
-            raise ConfigurationError(
-                f"So few states cannot be kept: {', '.join(wrong)}. Give positive numbers, or None for no such rule."
-            )
+        _require_positive({"last": self.last, "best": self.best}, "So few states cannot be kept")
 
     @property
     def keeps_all(self) -> bool:
         """Whether there is no rule."""
         return self.last is self.best is None
 
-    def states_to_delete(self, states: Iterable[SavedState]) -> list[SavedState]:
-        """Those of `states`, which must be complete, that no rule keeps; oldest first."""
-        by_age = sorted(states, key=lambda state: state.serial)
+    def states_to_delete(self, values: Mapping[Path, float | None]) -> list[Path]:
+        """The states that no rule keeps, oldest first.
+
+        Args:
+            values: what `judged_states` returned. NaN counts as unknown.
+        """
         if self.keeps_all:
             return []
-        kept = {*by_age[-(self.last or 1) :], *self._best(by_age)}
-        return [state for state in by_age if state not in kept]
+        known = {state: value for state, value in values.items() if value is not None and not math.isnan(value)}
+        best = sorted(known, key=known.__getitem__, reverse=self.greater_is_better)[: self.best or 0]
+        kept = {*list(values)[-(self.last or 1) :], *best}
+        return [state for state in values if state not in kept]
 
-    def _best(self, by_age: list[SavedState]) -> list[SavedState]:
-        known = [state for state in by_age if state.value is not None and not math.isnan(state.value)]
-        sign = -1 if self.greater_is_better else 1
-        return sorted(known, key=lambda state: sign * (state.value or 0.0))[: self.best or 0]
+
+def judged_states(states: Iterable[tuple[Path, Manifest]], *, metric_name: str | None) -> dict[Path, float | None]:
+    """The values by which `Retention` ranks `states`; None where unknown.
+
+    The value of a state is the one recorded after its own last update. If several states have the same model (the last
+    epoch is often saved as ``final`` too), only the first gets the value, so that it takes one place among the best.
+    The states must be complete, oldest first, and have `updates` among their facts.
+    """
+    judged: dict[Path, float | None] = {}
+    seen = set()
+    for folder, manifest in states:
+        updates = manifest.facts["updates"]
+        value = None if metric_name is None else _value_in(folder, metric_name, updates)
+        judged[folder] = None if (updates, value) in seen else value
+        seen.add((updates, value))
+    return judged
+
+
+def _value_in(folder: Path, metric_name: str, updates: int) -> float | None:
+    """The last value of a metric in a saved state, if it was recorded at the state's own update."""
+    try:
+        records, updates_done = _read_history(folder)
+    except InvalidCheckpointError:
+        return None
+    values = [(record.value, record.update) for record in records if record.name == metric_name]
+    # A history that was not reset has counted the updates of earlier runs too.
+    is_of_last_update = values and values[-1][1] == (updates if updates_done is None else updates_done)
+    return values[-1][0] if is_of_last_update else None
+
+
+def read_metric_records(folder: Path) -> list[MetricRecord]:
+    """All numbers recorded up to the save, in order. Reads only the part that has them.
+
+    Raises:
+        InvalidCheckpointError: if that part is damaged, or has no run history.
+    """
+    return _read_history(folder)[0]
+
+
+def read_step_records(folder: Path) -> list[StepRecord]:
+    """The step records up to the save; none in states from before there were any.
+
+    Raises:
+        InvalidCheckpointError: if that part is damaged.
+    """
+    with explained_loading("A list of step records", folder):
+        return records_of(_history_of(folder).get("step_records", ()))
+
+
+def _read_history(folder: Path) -> tuple[list[MetricRecord], int | None]:
+    """The recorded numbers, and the number of updates that the history had counted."""
+    with explained_loading("A run history", folder):
+        history = _history_of(folder)
+        records = [record for record in records_in(history.get("records", ())) if record.is_scalar]
+        return records, history.get("updates_done")
+
+
+def _history_of(folder: Path) -> Any:
+    """The state of the history when the state was saved; for a resume, a cut epoch also has an earlier one."""
+    _, parts = read_state(folder, ["run"])
+    return parts["run"].get("ended_history", parts["run"].get("history"))

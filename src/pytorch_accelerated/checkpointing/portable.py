@@ -15,8 +15,8 @@ import torch
 from torch.utils.serialization import config
 
 from pytorch_accelerated.checkpointing import disk
+from pytorch_accelerated.checkpointing.disk import explained_reading, kind_of, resolved
 from pytorch_accelerated.checkpointing.publish import explained, replacing
-from pytorch_accelerated.checkpointing.reading import explained_reading, kind_of, resolved
 from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError, MissingCheckpointError
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from pytorch_accelerated.checkpointing import disk
+from pytorch_accelerated.checkpointing.disk import resolved
 from pytorch_accelerated.checkpointing.layout import (
     MANIFEST_NAME,
     FileEntry,
@@ -30,7 +31,6 @@ from pytorch_accelerated.checkpointing.layout import (
     hidden_sibling,
     is_file_name,
 )
-from pytorch_accelerated.checkpointing.reading import resolved
 from pytorch_accelerated.checkpointing.verify import list_states, open_plain_file, read_manifest, sha256_of
 from pytorch_accelerated.errors import CheckpointError
 

@@ -1,9 +1,14 @@
-"""Nested state as a folder and back: combines `codec`, `formats`, `publish` and `verify`."""
+"""Nested state as a folder and back, and writing it in the background while the run continues.
+
+Combines `codec`, `formats`, `publish` and `verify`.
+"""
 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,26 +18,12 @@ from pytorch_accelerated.checkpointing.codec import Encoded, decode, encode
 from pytorch_accelerated.checkpointing.formats import chunks, dump_json, load_json, read_tensors
 from pytorch_accelerated.checkpointing.layout import PARTS, SHARDS_NAME, FileEntry, Manifest
 from pytorch_accelerated.checkpointing.publish import StagedFolder, begin
+from pytorch_accelerated.checkpointing.sharded_files import MakeTarget, read_shards, write_shards
 from pytorch_accelerated.checkpointing.verify import open_verified, read_manifest
+from pytorch_accelerated.errors import CheckpointError
 
 if TYPE_CHECKING:
     from pytorch_accelerated.processes.ranks import Ranks
-
-
-def write_state(final: str | os.PathLike[str], facts: dict[str, Any], parts: Mapping[str, Any]) -> None:
-    """Write a state folder from one process. It appears whole or not at all; an existing state is replaced.
-
-    Args:
-        final: the folder to write.
-        facts: plain values that `verify.read_manifest` finds without reading the parts.
-        parts: nested state by name, as `codec.encode` takes it; each becomes ``<name>.json`` and
-            ``<name>.safetensors``.
-
-    Raises:
-        CheckpointError: names every value that cannot be stored, before any file is created; or describes the disk's
-            error. Earlier saves are unchanged.
-    """
-    write_encoded(final, facts, encode_parts(parts))
 
 
 def encode_parts(parts: Mapping[str, Any]) -> dict[str, Encoded]:
@@ -46,14 +37,18 @@ def write_encoded(
     encoded: Mapping[str, Encoded],
     ranks: Ranks | None = None,
 ) -> None:
-    """`write_state` for parts that `encode_parts` has encoded.
+    """Write a state folder. It appears whole or not at all; an existing state is replaced.
 
     Args:
         final: the folder to write, which all ranks must be able to reach; or one that `publish.begin` has made, whose
             files become a part of the state.
-        facts: as for `write_state`.
-        encoded: the parts; each rank writes its own pieces of sharded tensors.
+        facts: plain values that `verify.read_manifest` finds without reading the parts.
+        encoded: what `encode_parts` returned; each part becomes ``<name>.json`` and ``<name>.safetensors``, and each
+            rank writes its own pieces of sharded tensors.
         ranks: the ranks that have pieces of sharded tensors, all of which must call this. None: nothing is sharded.
+
+    Raises:
+        CheckpointError: describes the disk's error. Earlier saves are unchanged.
     """
 
     def start() -> StagedFolder:
@@ -64,8 +59,6 @@ def write_encoded(
         if ranks is None:
             _publish(staged, facts, encoded, staged.take_in())
         else:
-            from pytorch_accelerated.checkpointing.sharded_files import write_shards
-
             shards = {f"{name}/{key}": tensor for name, part in encoded.items() for key, tensor in part.sharded.items()}
             others = ranks.do_on_first(staged.take_in)
             files = write_shards(ranks, staged, shards)
@@ -103,7 +96,7 @@ def write_part(staged: StagedFolder, name: str, part: Encoded) -> list[FileEntry
 def read_state(
     folder: str | os.PathLike[str],
     parts: Collection[str] | None = None,
-    make_target: Callable[[str, torch.Size, torch.dtype], torch.Tensor] | None = None,
+    make_target: MakeTarget | None = None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The facts and the parts of a state folder, bit for bit as they were written.
 
@@ -152,11 +145,9 @@ def _read_sharded(
     folder: Path,
     entries: Mapping[str, FileEntry],
     parts: Collection[str],
-    make_target: Callable[[str, torch.Size, torch.dtype], torch.Tensor] | None,
+    make_target: MakeTarget | None,
 ) -> dict[str, dict[str, torch.Tensor]]:
     """The sharded tensors of `parts`, by part and name."""
-    from pytorch_accelerated.checkpointing.sharded_files import read_shards
-
     layout = _read_structure(folder, entries[SHARDS_NAME])
     layout = {name: facts for name, facts in layout.items() if name.partition("/")[0] in parts}
     tensors: dict[str, dict[str, torch.Tensor]] = {}
@@ -171,3 +162,101 @@ def read_file_of_tensors(folder: Path, entry: FileEntry) -> dict[str, Any]:
     """The tensors in a safetensors file of a folder, by name, after comparing them with its manifest."""
     with open_verified(folder, entry) as read_into:
         return dict(read_tensors(read_into, entry.size_bytes, what=str(folder / entry.name)))
+
+
+class BackgroundWriter:
+    """Writes state folders, one at a time, in its own thread; the run waits only while the tensors are copied.
+
+    The copies are as large as the state. They are in host memory (pinned for tensors of a CUDA device) and are reused
+    for the next state, until `close`. Only the thread of the run may call the methods.
+
+    Attributes:
+        failure: why a state could not be written; `wait` raises it.
+        after_each: functions that the thread calls when a state is complete, before the next one starts.
+    """
+
+    def __init__(self) -> None:
+        self.after_each: list[Callable[[], None]] = []
+        self._thread: threading.Thread | None = None
+        self.failure: BaseException | None = None
+        self._copies: dict[tuple[str, ...], torch.Tensor] = {}
+        self._devices: set[torch.device] = set()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a state is being written."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def write(
+        self,
+        final: str | os.PathLike[str],
+        facts: dict[str, Any],
+        encoded: Mapping[str, Encoded],
+        ranks: Ranks | None = None,
+    ) -> None:
+        """Start `write_encoded` with a copy of the tensors as they are now.
+
+        First waits until the previous folder is complete. `ranks` need a process group that nothing else uses.
+
+        Raises:
+            CheckpointError: if the previous folder could not be written.
+        """
+        self.wait()
+        parts = {
+            name: Encoded(
+                part.structure,
+                {key: self._copy((name, key), tensor) for key, tensor in part.tensors.items()},
+                {
+                    key: replace(one, part=self._copy((name, key, "shard"), one.part))
+                    for key, one in part.sharded.items()
+                },
+            )
+            for name, part in encoded.items()
+        }
+        for device in self._devices:
+            torch.cuda.current_stream(device).synchronize()
+        # Not a daemon: the program should not exit before the state is complete.
+        self._thread = threading.Thread(target=self._write, args=(final, facts, parts, ranks), name="state writer")
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Return when everything is on disk.
+
+        Raises:
+            CheckpointError: if a state could not be written. Each failure is raised once.
+        """
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        failure, self.failure = self.failure, None
+        if isinstance(failure, CheckpointError):
+            raise failure
+        if failure is not None:
+            raise CheckpointError(f"A training state could not be written in the background: {failure!r}.") from failure
+
+    def close(self) -> None:
+        """`wait`, then free the copies."""
+        try:
+            self.wait()
+        finally:
+            self._copies.clear()
+
+    def _write(self, *arguments: Any) -> None:
+        try:
+            write_encoded(*arguments)
+            for call in self.after_each:
+                call()
+        except BaseException as error:
+            self.failure = error
+
+    def _copy(self, key: tuple[str, ...], tensor: torch.Tensor) -> torch.Tensor:
+        tensor = tensor.detach()
+        copy = self._copies.get(key)
+        shape, stride, dtype = tensor.shape, tensor.stride(), tensor.dtype
+        if copy is None or (copy.shape, copy.stride(), copy.dtype) != (shape, stride, dtype):
+            # With the strides of the tensor: another order of dimensions would make the copy two to four times slower.
+            copy = torch.empty_strided(shape, stride, dtype=dtype, pin_memory=tensor.is_cuda)
+            self._copies[key] = copy
+        if tensor.is_cuda:
+            self._devices.add(tensor.device)
+        return copy.copy_(tensor, non_blocking=tensor.is_cuda)

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pytorch_accelerated.checkpointing.background import BackgroundWriter
 from pytorch_accelerated.checkpointing.codec import Encoded, encode
+from pytorch_accelerated.checkpointing.disk import kind_of
 from pytorch_accelerated.checkpointing.held_states import checked_states, held_modules, held_objects, held_states
 from pytorch_accelerated.checkpointing.layout import MANIFEST_NAME
 from pytorch_accelerated.checkpointing.loading import all_or_nothing, check_same_kind, explained_loading, load_states
@@ -28,10 +28,8 @@ from pytorch_accelerated.checkpointing.optimizers import (
     without_callables,
 )
 from pytorch_accelerated.checkpointing.publish import StagedFolder
-from pytorch_accelerated.checkpointing.rank_differences import differences_from_first, with_difference
-from pytorch_accelerated.checkpointing.reading import kind_of
-from pytorch_accelerated.checkpointing.saved_metrics import storable_history
-from pytorch_accelerated.checkpointing.state_folder import encode_parts, read_state, write_encoded
+from pytorch_accelerated.checkpointing.state_folder import BackgroundWriter, encode_parts, read_state, write_encoded
+from pytorch_accelerated.checkpointing.storable import differences_from_first, storable_history, with_difference
 from pytorch_accelerated.checkpointing.verify import read_manifest
 from pytorch_accelerated.checkpointing.weights import (
     canonical_state_dict,

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from pytorch_accelerated.checkpointing.disk import children_of, explained_reading, is_folder, kind_of, resolved
 from pytorch_accelerated.checkpointing.formats import read_layout
 from pytorch_accelerated.checkpointing.layout import (
     MANIFEST_NAME,
@@ -27,7 +28,6 @@ from pytorch_accelerated.checkpointing.layout import (
     Manifest,
     parse_manifest,
 )
-from pytorch_accelerated.checkpointing.reading import children_of, explained_reading, is_folder, kind_of, resolved
 from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError, MissingCheckpointError
 
 _CHUNK_BYTES = 2**22
@@ -144,23 +144,13 @@ def list_states(parent: Path) -> list[tuple[Path, Manifest]]:
     return states
 
 
-def newest_valid(parent: Path, check: Callable[[Path], Any] = verify) -> Path | None:
-    """The last saved state folder in `parent` that matches its manifest, or None if there are no states.
-
-    Reads every byte of that folder. If newer or unreadable states had to be skipped, one warning says which and why.
-
-    Raises:
-        InvalidCheckpointError: if there are states, but none is valid.
-    """
-    return _newest_valid_of(state_folders(parent), parent, check)
-
-
 def find_state(path: str | os.PathLike[str], check: Callable[[Path], Any] = verify) -> Path | None:
-    """The state folder to resume from: `path` itself if it is a state, else the newest valid state in it.
+    """The state folder to resume from: `path` itself if it is a state, else the last saved valid state in it.
 
-    None if there is no state, or `path` does not exist. If a process died while it replaced `path`, the old state is
-    found under its temporary name. `check` is called with a folder, and raises an `InvalidCheckpointError` if that is
-    damaged.
+    None if there is no state, or `path` does not exist. If newer or unreadable states had to be skipped, one warning
+    says which and why. If a process died while it replaced `path`, the old state is found under its temporary name.
+    `check` is called with a folder, and raises an `InvalidCheckpointError` if that is damaged; `verify` reads every
+    byte of it.
 
     Raises:
         MissingCheckpointError: if `path` does not exist, and has the name of a state, not of a folder of states.
@@ -178,18 +168,15 @@ def find_state(path: str | os.PathLike[str], check: Callable[[Path], Any] = veri
         raise CheckpointError(
             f"{folder} is a file; a training state is a folder. To read a '.pt' file use `load_checkpoint`."
         )
-    if kind == "folder":
-        newest = newest_valid(folder, check)
-        if newest is None:
-            _refuse_states_of_accelerate(folder)
-        return newest
-    replaced = _newest_valid_of(_replaced(folder), folder, check)
-    if replaced is None and STATE_NAME.fullmatch(folder.name):
+    found = _newest_valid(state_folders(folder) if kind == "folder" else _replaced(folder), folder, check)
+    if found is None and kind == "folder":
+        _refuse_states_of_accelerate(folder)
+    elif found is None and STATE_NAME.fullmatch(folder.name):
         raise MissingCheckpointError(
             f"There is no training state {folder}. Check the path; to start afresh where there is no state yet, give "
             "the folder of the states."
         )
-    return replaced
+    return found
 
 
 def _refuse_states_of_accelerate(folder: Path) -> None:
@@ -204,7 +191,7 @@ def _refuse_states_of_accelerate(folder: Path) -> None:
         )
 
 
-def _newest_valid_of(folders: list[Path], place: Path, check: Callable[[Path], Any]) -> Path | None:
+def _newest_valid(folders: list[Path], place: Path, check: Callable[[Path], Any]) -> Path | None:
     states, complaints = _read_manifests(folders)
     for folder, manifest in reversed(states):
         if PREDICTIONS_FORMAT in manifest.facts:
@@ -307,10 +294,8 @@ def open_plain_file(path: Path) -> Iterator[FileIO]:
     Raises:
         InvalidCheckpointError: if `path` is a link or not a regular file, or cannot be read.
     """
-    try:
+    with explained_reading(path):
         if not stat.S_ISREG(path.lstat().st_mode):
             raise InvalidCheckpointError(f"{path} is not a regular file; training states hold nothing else.")
         with open(path, "rb", buffering=0) as file:
             yield file
-    except OSError as error:
-        raise InvalidCheckpointError(f"{path} cannot be read: {error.strerror}.") from error

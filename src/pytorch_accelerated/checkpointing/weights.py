@@ -13,7 +13,7 @@ from torch import nn
 
 from pytorch_accelerated.compat.torch import LOADING_METHODS, WRAPPED_NAMES, module_versions, set_module_versions
 from pytorch_accelerated.errors import InvalidCheckpointError, NonFiniteLossError
-from pytorch_accelerated.models.finiteness import listed
+from pytorch_accelerated.models.numerics import listed
 from pytorch_accelerated.models.sharding import has_shards, is_sharded, own_part, sharded_like
 from pytorch_accelerated.models.wrappers import bare_model
 from pytorch_accelerated.processes.ranks import Ranks

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pytorch_accelerated.callbacks.base import TrainerCallback as NativeCallback
 from pytorch_accelerated.callbacks.handler import EventHandler, needs_agreement
 from pytorch_accelerated.callbacks.warning import stacklevel_of_user
-from pytorch_accelerated.checkpointing.reading import explained_reading
+from pytorch_accelerated.checkpointing.disk import explained_reading
 from pytorch_accelerated.errors import ArgumentTypeError, InvalidCheckpointError
 from pytorch_accelerated.processes.ranks import Ranks
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from pytorch_accelerated.checkpointing.disk import children_of, is_folder
 from pytorch_accelerated.checkpointing.layout import MANIFEST_NAME
 from pytorch_accelerated.checkpointing.publish import is_replaceable, remove_state
-from pytorch_accelerated.checkpointing.reading import children_of, is_folder
 from pytorch_accelerated.checkpointing.verify import list_states
 from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.huggingface.arguments.strategies import HubStrategy as HubStrategy

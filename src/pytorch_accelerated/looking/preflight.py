@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.evaluation import OuterLimit
 from pytorch_accelerated.callbacks.saving import SaveTrainingStateCallback
-from pytorch_accelerated.checkpointing.reading import is_folder, resolved
+from pytorch_accelerated.checkpointing.disk import is_folder, resolved
 from pytorch_accelerated.checkpointing.training_state import save_run
 from pytorch_accelerated.errors import CheckpointError, UnknownMetricError
 from pytorch_accelerated.looking.batch_facts import BatchFacts, facts_of

@@ -12,11 +12,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from pytorch_accelerated.compat.accelerate import forget_prepared
-from pytorch_accelerated.models.compiling import compile_in_place
 from pytorch_accelerated.models.deepspeed import EngineOptimizer, hand_over
 from pytorch_accelerated.models.sharding import has_shards
-from pytorch_accelerated.processes.accelerators import uses_deepspeed
-from pytorch_accelerated.processes.plugins import refuse_idle_fp8
+from pytorch_accelerated.models.wrappers import compile_in_place
+from pytorch_accelerated.processes.accelerators import refuse_idle_fp8, uses_deepspeed
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

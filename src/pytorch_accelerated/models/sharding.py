@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,6 +27,32 @@ def is_sharded(value: Any) -> TypeGuard[DTensor]:
 def has_shards(model: Any) -> bool:
     """Whether any parameter of `model` is sharded."""
     return isinstance(model, nn.Module) and any(map(is_sharded, model.parameters()))
+
+
+@dataclass(frozen=True)
+class Shard:
+    """This rank's part of a sharded tensor.
+
+    Attributes:
+        shape: of the whole tensor.
+        place: start and end of the part in each dimension of the whole tensor.
+        part: the part, which may be empty. Not a copy.
+        is_replica: whether a rank with a lower number has the same part.
+    """
+
+    shape: torch.Size
+    place: list[tuple[int, int]]
+    part: torch.Tensor
+    is_replica: bool
+
+
+def shard_of(tensor: DTensor) -> Shard:
+    """This rank's part of `tensor`, and its place."""
+    (chunk,) = tensor.__create_chunk_list__()  # type: ignore[no-untyped-call]  # torch's protocol for checkpoints
+    coordinates = zip(tensor.placements, tensor.device_mesh.get_coordinate() or (), strict=False)
+    is_replica = any(place.is_replicate() and coordinate for place, coordinate in coordinates)
+    place = [(start, start + size) for start, size in zip(chunk.offsets, chunk.sizes, strict=True)]
+    return Shard(tensor.shape, place, tensor.to_local().detach(), is_replica)
 
 
 def own_part(tensor: torch.Tensor) -> torch.Tensor:

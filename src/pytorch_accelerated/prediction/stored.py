@@ -22,10 +22,10 @@ import torch
 from safetensors import safe_open
 from torch.nn.utils.rnn import PackedSequence
 
+from pytorch_accelerated.checkpointing.disk import is_file, resolved
 from pytorch_accelerated.checkpointing.formats import DTYPE_NAMES, chunks
 from pytorch_accelerated.checkpointing.layout import MANIFEST_NAME, PREDICTIONS_FORMAT, FileEntry
 from pytorch_accelerated.checkpointing.publish import StagedFolder, begin, explained
-from pytorch_accelerated.checkpointing.reading import is_file, resolved
 from pytorch_accelerated.checkpointing.state_folder import read_file_of_tensors
 from pytorch_accelerated.checkpointing.verify import check_file, read_manifest
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, HookOutputError, InvalidCheckpointError

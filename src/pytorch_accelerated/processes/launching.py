@@ -7,6 +7,8 @@ This is the only module that knows launchers: torchrun, whose variables torch an
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import os
 import re
 import shlex
@@ -16,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import accelerate
 import torch
 import torch.distributed as dist
 
@@ -267,3 +270,24 @@ def check_group(state: Any, world: World | None) -> None:
             f"process on each machine. Start them with: torchrun --nproc-per-node N {shlex.join(sys.argv)}. If one "
             "process is what you want, ask for one, and unset MASTER_ADDR."
         )
+
+
+def notebook_launcher(*args: Any, **kwargs: Any) -> None:
+    """Call a function in several new processes, or in this one if `num_processes` is 1.
+
+    It has the parameters of `accelerate.notebook_launcher`, which it calls, most often ``notebook_launcher(function,
+    args=(...), num_processes=2)``. The processes are copies of this one: the function makes the trainer, and nothing
+    may have used a GPU before. What it returns is lost; write results to files.
+    """
+    given = inspect.signature(accelerate.notebook_launcher).bind(*args, **kwargs)
+    function = given.arguments["function"]
+
+    @functools.wraps(function)
+    def without_result(*args: Any) -> None:
+        function(*args)  # torch would fail to send back a result that cannot be pickled
+
+    given.arguments["function"] = without_result
+    accelerate.notebook_launcher(*given.args, **given.kwargs)
+
+
+notebook_launcher.__signature__ = inspect.signature(accelerate.notebook_launcher)  # type: ignore[attr-defined]

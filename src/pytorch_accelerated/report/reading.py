@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from pytorch_accelerated.checkpointing import disk
+from pytorch_accelerated.checkpointing.policy import read_metric_records, read_step_records
 from pytorch_accelerated.checkpointing.publish import replacing
-from pytorch_accelerated.checkpointing.saved_metrics import read_metric_records, read_step_records
 from pytorch_accelerated.checkpointing.verify import find_state, read_manifest
 from pytorch_accelerated.errors import ConfigurationError, PytorchAcceleratedError, RunFileError
 from pytorch_accelerated.report.contents import RunContents, best_values, data_in, metric_columns, page_of, step_columns

@@ -21,7 +21,7 @@ from pytorch_accelerated.compat.torch import stored_values
 from pytorch_accelerated.data.updates import Update
 from pytorch_accelerated.errors import ConfigurationError, InvalidCheckpointError, NonFiniteLossError
 from pytorch_accelerated.facts.settings import TrainSettings
-from pytorch_accelerated.models.finiteness import FirstNonFinite, is_all_finite, listed
+from pytorch_accelerated.models.numerics import FirstNonFinite, is_all_finite, listed
 from pytorch_accelerated.models.preparation import is_replicated
 from pytorch_accelerated.models.sharding import own_part
 from pytorch_accelerated.models.wrappers import bare_model

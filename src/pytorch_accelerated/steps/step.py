@@ -18,7 +18,7 @@ from pytorch_accelerated.compat.torch import found_infinite, scale_all
 from pytorch_accelerated.data.updates import CountItems, MicroBatch, Update
 from pytorch_accelerated.errors import StopTrainingError
 from pytorch_accelerated.facts.settings import TrainSettings
-from pytorch_accelerated.models.clipping import clip_norm
+from pytorch_accelerated.models.numerics import clip_norm
 from pytorch_accelerated.models.sharding import own_parts
 from pytorch_accelerated.processes.accelerators import Accelerator
 from pytorch_accelerated.processes.ranks import Ranks, UnevenRanks

@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from pytorch_accelerated.checkpointing.background import BackgroundWriter
-from pytorch_accelerated.checkpointing.folder_lock import FolderLock
-from pytorch_accelerated.checkpointing.reading import resolved
-from pytorch_accelerated.checkpointing.shared_disk import StateFolders
+from pytorch_accelerated.checkpointing.disk import resolved
+from pytorch_accelerated.checkpointing.run_folder import FolderLock, StateFolders
+from pytorch_accelerated.checkpointing.state_folder import BackgroundWriter
 from pytorch_accelerated.errors import CheckpointError
 from pytorch_accelerated.facts.run_state import RunState
 from pytorch_accelerated.processes.ranks import Ranks

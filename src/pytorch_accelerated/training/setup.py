@@ -27,8 +27,8 @@ from pytorch_accelerated.facts.settings import (
     check_scheduler,
     check_scheduler_factory,
 )
-from pytorch_accelerated.models.finiteness import listed
 from pytorch_accelerated.models.held import held_parts, is_only_in_optimizer, optimizers_of, tensors_of
+from pytorch_accelerated.models.numerics import listed
 from pytorch_accelerated.progress.formats import format_count
 from pytorch_accelerated.run_config import TrainerRunConfig
 from pytorch_accelerated.seeding import mixed_seed, set_seed

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 
 from pytorch_accelerated.callbacks.warning import stacklevel_of_user, warn_user
+from pytorch_accelerated.checkpointing.disk import is_file, kind_of
 from pytorch_accelerated.checkpointing.loading import all_or_nothing, check_same_kind, load_states
 from pytorch_accelerated.checkpointing.optimizers import OPTIMIZER_FILE as OPTIMIZER_NAME
 from pytorch_accelerated.checkpointing.optimizers import check_optimizer_state, with_callables, without_callables
 from pytorch_accelerated.checkpointing.portable import load_portable
-from pytorch_accelerated.checkpointing.reading import is_file, kind_of
-from pytorch_accelerated.checkpointing.shared_disk import agree_on_resuming
+from pytorch_accelerated.checkpointing.run_folder import agree_on_resuming
 from pytorch_accelerated.errors import ArgumentTypeError, InvalidCheckpointError
 from pytorch_accelerated.facts.run_state import RunPhase, RunState
 from pytorch_accelerated.huggingface.arguments.strategies import IntervalStrategy

@@ -20,12 +20,12 @@ from torch import nn
 from pytorch_accelerated.callbacks.warning import stacklevel_of_user
 from pytorch_accelerated.checkpointing import disk
 from pytorch_accelerated.checkpointing.codec import encode
+from pytorch_accelerated.checkpointing.disk import children_of, is_file
 from pytorch_accelerated.checkpointing.formats import chunks
 from pytorch_accelerated.checkpointing.layout import MANIFEST_NAME, SHARDS_NAME
 from pytorch_accelerated.checkpointing.optimizers import OPTIMIZER_FILE as OPTIMIZER_NAME
 from pytorch_accelerated.checkpointing.portable import save_portable
 from pytorch_accelerated.checkpointing.publish import explained, make_folders, replacing
-from pytorch_accelerated.checkpointing.reading import children_of, is_file
 from pytorch_accelerated.checkpointing.state_folder import part_names, read_state
 from pytorch_accelerated.checkpointing.training_state import TRAINING_WEIGHTS
 from pytorch_accelerated.checkpointing.verify import read_manifest, verify

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from pytorch_accelerated.checkpointing.disk import explained_reading, is_file
 from pytorch_accelerated.checkpointing.formats import read_tensors
 from pytorch_accelerated.checkpointing.portable import load_portable
-from pytorch_accelerated.checkpointing.reading import explained_reading, is_file
 from pytorch_accelerated.checkpointing.verify import filling_from, open_plain_file
 from pytorch_accelerated.checkpointing.weights import canonical_state_dict
 from pytorch_accelerated.errors import InvalidCheckpointError

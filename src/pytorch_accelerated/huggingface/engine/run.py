@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.callbacks.warning import warn_user
+from pytorch_accelerated.checkpointing.disk import is_file
 from pytorch_accelerated.checkpointing.layout import MANIFEST_NAME
 from pytorch_accelerated.checkpointing.publish import begin, cover_changes, plain_files
-from pytorch_accelerated.checkpointing.reading import is_file
 from pytorch_accelerated.checkpointing.state_folder import part_names, read_state, write_encoded
 from pytorch_accelerated.checkpointing.training_state import TRAINING_WEIGHTS, save_run
 from pytorch_accelerated.checkpointing.verify import read_manifest

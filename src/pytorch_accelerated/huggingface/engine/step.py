@@ -15,7 +15,7 @@ from pytorch_accelerated.errors import HookOutputError, StopTrainingError
 from pytorch_accelerated.huggingface.collating import items_of_update
 from pytorch_accelerated.huggingface.events import Events, is_ours
 from pytorch_accelerated.huggingface.knowledge import reads_scale
-from pytorch_accelerated.models.clipping import clip_norm
+from pytorch_accelerated.models.numerics import clip_norm
 from pytorch_accelerated.models.sharding import whole
 from pytorch_accelerated.processes.accelerators import send_to_device
 from pytorch_accelerated.steps.hook_output import adding_nothing

@@ -1,20 +1,23 @@
-"""How the states of ranks differ from rank 0's, for objects whose states are equal, or nearly equal, on all ranks.
+"""What is stored of a history, and of objects whose states are equal, or nearly equal, on all ranks.
 
-Rank 0's state is stored whole. Every other rank stores only its differences: a list of ``[path, value]``, where a path
-is a list of keys of nested dicts. An average of weights, for example, costs each further rank its own batch statistics,
-not another copy of the weights.
+Of the latter, rank 0's state is stored whole. Every other rank stores only its differences: a list of
+``[path, value]``, where a path is a list of keys of nested dicts. An average of weights, for example, costs each
+further rank its own batch statistics, not another copy of the weights.
 """
 
 from __future__ import annotations
 
 import copy
 import hashlib
+import warnings
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.checkpointing.codec import encode
 from pytorch_accelerated.checkpointing.formats import chunks, dump_json
+from pytorch_accelerated.errors import CheckpointError
+from pytorch_accelerated.tracking.history import RunHistory, with_some_records
 from pytorch_accelerated.tracking.values import on_host
 
 if TYPE_CHECKING:
@@ -82,3 +85,33 @@ def _differing(value: Any, own: Any, first: Any, path: list[str]) -> Iterator[li
             yield from _differing(item, own[key], first[key], [*path, key])
     else:
         yield [path, on_host(value)]  # it is sent to other ranks, which may not see this one's device
+
+
+def storable_history(history: RunHistory, ranks: Ranks) -> dict[str, Any]:
+    """The state of a history without values that a training state cannot hold.
+
+    The first rank warns once about each metric with such values.
+    """
+    state = history.state_dict()
+    records = state.get("records")
+    if not isinstance(records, Mapping) or not records.get("objects"):
+        return state  # a user's own history, or nothing but numbers
+    reasons: dict[str, str] = {}
+    keep = [True] * len(records["table"])
+    for index, value in records["objects"]:
+        name = records["names"][int(records["table"][index, 0])]
+        try:
+            encode(value, path=name)
+        except CheckpointError as error:
+            reasons.setdefault(name, str(error).splitlines()[1].strip())
+            keep[index] = False
+    new = {name: reason for name, reason in reasons.items() if name not in history.names_not_saved}
+    history.names_not_saved.update(new)
+    if new and ranks.is_first:
+        warnings.warn(
+            "Training states leave out values of "
+            + ", ".join(f"the metric {name!r} ({reason})" for name, reason in new.items())
+            + ". The run and its history keep them. To have them in states, record plain values, tensors or arrays.",
+            stacklevel=2,
+        )
+    return with_some_records(state, keep) if reasons else state

@@ -1,0 +1,12 @@
+"""Writes training states without a trainer."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pytorch_accelerated.checkpointing.state_folder import encode_parts, write_encoded
+
+
+def write_state(folder: Path, facts: dict[str, Any], parts: Mapping[str, Any]) -> None:
+    """A state folder with nested `parts` of any names."""
+    write_encoded(folder, facts, encode_parts(parts))
