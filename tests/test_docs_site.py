@@ -4,13 +4,14 @@ import importlib
 import inspect
 import json
 import re
+import runpy
+import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
 
 from pytorch_accelerated import Trainer, errors, huggingface
-from pytorch_accelerated.__main__ import main
 from tests.support.processes import REPOSITORY, run_forked
 
 DOCS = REPOSITORY / "docs"
@@ -109,16 +110,19 @@ def test_the_reference_has_every_method_of_the_trainers(kind: type, site: Site) 
     assert not {f"{prefix}.Trainer.{name}" for name in public} - site.entries
 
 
-def test_the_page_of_the_command_line_has_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_of_the_command_line_has_every_command(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = (DOCS / "reference" / "command_line.md").read_text(encoding="utf-8")
     shown = [tuple(words.split()) for words in re.findall(r"^```\{command-help\}(.*)$", text, re.MULTILINE)]
-    assert shown == list(commands(capsys))
+    assert shown == list(commands(capsys, monkeypatch))
 
 
-def commands(capsys: pytest.CaptureFixture[str], *above: str) -> Iterator[tuple[str, ...]]:
+def commands(capsys: Any, monkeypatch: pytest.MonkeyPatch, *above: str) -> Iterator[tuple[str, ...]]:
     """A command and those below it, whose names are in the help, indented by four spaces."""
     yield above
+    monkeypatch.setattr(sys, "argv", ["pytorch_accelerated", *above, "--help"])
     with pytest.raises(SystemExit):
-        main([*above, "--help"])
+        runpy.run_module("pytorch_accelerated", run_name="__main__", alter_sys=False)
     for name in re.findall(r"^    (\w+)(?:  |$)", capsys.readouterr().out, re.MULTILINE):
-        yield from commands(capsys, *above, name)
+        yield from commands(capsys, monkeypatch, *above, name)

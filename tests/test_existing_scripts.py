@@ -11,7 +11,6 @@ import pytest
 import torch
 from accelerate import Accelerator
 from torch import nn
-from torch.optim.lr_scheduler import OneCycleLR
 from torch.utils.data import TensorDataset
 
 import pytorch_accelerated.callbacks as callbacks_module
@@ -22,17 +21,15 @@ from pytorch_accelerated.callbacks import (
     EarlyStoppingCallback,
     LimitBatchesCallback,
     LogMetricsCallback,
-    PrintMetricsCallback,
     ProgressBarCallback,
     TrainerCallback,
     get_default_callbacks,
 )
-from pytorch_accelerated.callbacks.base import EVENTS
 from pytorch_accelerated.run_config import TrainerRunConfig
 from pytorch_accelerated.trainer import DEFAULT_CALLBACKS
 from pytorch_accelerated.utils import DataLoaderSlice
 from tests.support.histories import state_without_times
-from tests.support.recording import HOOKS, INTERNAL_HOOKS, Recorder
+from tests.support.recording import EVENTS, HOOKS, INTERNAL_HOOKS, Recorder
 from tests.support.reference import assert_same_parameters, regression_data, sgd, tiny_model
 
 DATA = regression_data(12)
@@ -191,32 +188,6 @@ def test_a_subclass_that_overrides_everything_trains_to_the_same_weights():
     assert overriding.seen["steps"] == [0, 1, 2, 3, 4, 5] * 2
 
 
-def test_loader_arguments_of_a_call_win_over_those_of_a_hook_and_its_batch_size_over_the_argument():
-    class OwnDefaults(Trainer):
-        def get_default_train_dl_kwargs(self, batch_size: int) -> dict[str, Any]:
-            return {**super().get_default_train_dl_kwargs(batch_size), "drop_last": True}
-
-    trainer = make(OwnDefaults)
-    sampler = torch.utils.data.SubsetRandomSampler(range(10))
-    trainer.train(DATASET, 1, None, 8, train_dataloader_kwargs={"batch_size": 4, "sampler": sampler})
-    assert trainer.run_config["train_per_device_batch_size"] == 4
-    assert trainer.run_config.train_dl_kwargs["drop_last"]
-    assert "shuffle" not in trainer.run_config.train_dl_kwargs
-    assert trainer.run_state.updates == 2
-
-
-def test_a_custom_scheduler_may_use_loaders_and_run_config():
-    class OwnScheduler(Trainer):
-        def create_scheduler(self) -> Any:
-            assert self.run_config.num_update_steps_per_epoch == len(self._train_dataloader)
-            steps = self.run_config.num_epochs * len(self._train_dataloader)  # type: ignore[operator]
-            return OneCycleLR(self.optimizer, max_lr=0.5, total_steps=steps)
-
-    trainer = make(OwnScheduler)
-    trainer.train(DATASET, 2, per_device_batch_size=3)
-    assert trainer.scheduler.last_epoch == 8
-
-
 def test_a_loader_may_be_replaced_by_a_slice_of_it():
     class Fewer(TrainerCallback):
         def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
@@ -263,24 +234,6 @@ def test_callbacks_need_not_call_the_constructors_or_events_of_their_bases(capsy
     assert "train_loss_epoch" not in capsys.readouterr().out
 
 
-def test_callbacks_may_take_their_arguments_by_position_or_keyword_and_leave_out_what_they_do_not_need():
-    class Mine(TrainerCallback):
-        seen: tuple[Any, ...] = ()
-
-        def on_train_step_end(self, trainer, batch, batch_output, step, **kwargs):
-            self.seen += (step, len(batch[0]), sorted(batch_output))
-
-        def on_eval_epoch_start(self, trainer, is_intermediate, **kwargs):
-            self.seen += (is_intermediate,)
-
-        def on_eval_step_end(self, trainer, batch_output, **kwargs):
-            self.seen += (trainer.gather(batch_output["model_outputs"]).shape,)
-
-    mine = Mine()
-    make(callbacks=[mine]).train(DATASET, 1, DATASET, per_device_batch_size=12)
-    assert mine.seen == (0, 12, ["batch_size", "loss", "model_outputs"], False, (12, 2))
-
-
 def test_the_backward_pass_uses_the_loss_as_callbacks_have_left_it():
     class Doubles(TrainerCallback):
         def on_train_step_end(self, trainer, batch_output, **kwargs):
@@ -318,11 +271,6 @@ def test_a_trainer_may_fire_its_own_events():
     assert listens.heard == "half"
 
 
-def test_a_default_logger_passed_under_its_other_name_prints_once(capsys: pytest.CaptureFixture[str]):
-    make(callbacks=[*DEFAULT_CALLBACKS, PrintMetricsCallback]).train(DATASET, 1)
-    assert capsys.readouterr().out.count("train_loss_epoch") == 1
-
-
 def test_an_error_that_went_is_still_caught_by_its_name():
     with pytest.warns(FutureWarning, match="goes with version 2.0"):
         from pytorch_accelerated.errors import LoaderTimeoutError
@@ -330,15 +278,6 @@ def test_an_error_that_went_is_still_caught_by_its_name():
 
 
 # Everyday use
-
-
-def test_evaluate_resets_the_history_and_knows_the_last_evaluation_set():
-    trainer = make()
-    trainer.train(DATASET, 1, DATASET)
-    trainer.evaluate()
-    assert list(trainer.run_history.get_metric_names()) == ["evaluation_loss"]
-    assert trainer.run_config.train_per_device_batch_size is None
-    assert trainer.run_config.num_epochs is None
 
 
 class OwnAverage(TrainerCallback):

@@ -11,7 +11,6 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, SequentialSampler, TensorDataset
 
 from pytorch_accelerated import Trainer
-from pytorch_accelerated.facts.run_state import RunPhase, RunState
 from pytorch_accelerated.run_config import TrainerRunConfig
 from tests.support.reference import regression_data, sgd, tiny_model
 
@@ -103,11 +102,3 @@ def test_after_evaluate_alone_the_fields_about_training_are_none():
     assert {name for name in known if "train" in name or "update" in name or "gradient" in name} == set()
     assert config.num_epochs is None
     assert (config.eval_per_device_batch_size, config.eval_dataloader_len) == (4, 3)
-
-
-def test_the_run_state_as_plain_values_and_back():
-    state = RunState(epochs=2, updates=7, skipped_updates=1, updates_in_epoch=3, phase=RunPhase.EVALUATED)
-    plain = state.state_dict()
-    assert json.loads(json.dumps(plain)) == plain
-    assert RunState.from_state_dict(plain) == state
-    assert state.applied_updates == 6

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks.base import TrainerCallback
@@ -29,7 +28,6 @@ from tests.callbacks.runs import (
 )
 from tests.support.processes import run_on_ranks
 from tests.support.reference import TOLERANCE
-from tests.support.skipping import skipping_trainer
 
 
 @pytest.fixture(autouse=True)
@@ -76,19 +74,6 @@ def test_the_average_is_the_closed_form_over_all_updates(accumulation: int) -> N
             torch.testing.assert_close(average, expected, rtol=TOLERANCE, atol=TOLERANCE)
         else:
             assert average == others[-1][name] == 15, "batches are counted, not averaged"
-
-
-def test_skipped_updates_leave_the_average() -> None:
-    Skips = skipping_trainer(lambda updates: updates % 2 == 1)
-    record, callback = Record(), ModelEmaCallback(decay=0.5)
-    model = nn.Linear(3, 2).double()
-    trainer = Skips(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1), callbacks=[record, callback])
-    fit(trainer, num_epochs=1)
-    assert trainer.run_state.skipped_updates == 2
-    for name, average in average_of(callback).items():
-        start, applied = record.weights[0][name], [record.weights[update][name] for update in (1, 3, 5)]
-        expected = start / 8 + applied[0] / 8 + applied[1] / 4 + applied[2] / 2
-        torch.testing.assert_close(average, expected, rtol=TOLERANCE, atol=TOLERANCE)
 
 
 def test_training_is_the_same_with_and_without_the_average() -> None:

@@ -1,15 +1,22 @@
 """Batches reach the device in order, each once, ahead of their use where that is possible."""
 
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from pytorch_accelerated import Trainer
+from pytorch_accelerated.data.adapting import adapt_loader
 from pytorch_accelerated.data.prefetch import _tensors_in, device_feed
 from pytorch_accelerated.data.sampling import epoch_order
+from pytorch_accelerated.data.stream_loader import StreamLoader
 from pytorch_accelerated.processes.accelerators import send_to_device
+from tests.data.loaders import OneOf
 from tests.support.reference import regression_data, sgd, tiny_model
+from tests.support.streaming import Walk
 
 
 def test_another_device_gets_each_batch_when_it_is_asked_for() -> None:
@@ -78,3 +85,30 @@ def test_training_on_a_gpu_equals_training_on_the_cpu(kind: str) -> None:
     for first, second, expected in zip(*weights, reference.parameters(), strict=True):
         assert torch.equal(first, second)
         torch.testing.assert_close(first, expected.detach(), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_the_saved_position_is_the_end_of_the_update_although_a_feed_reads_ahead(steps: int) -> None:
+    def ahead(batches: Iterator[Any]) -> Iterator[Any]:
+        waiting = list(itertools.islice(batches, 1))
+        for batch in batches:
+            yield waiting.pop()
+            waiting.append(batch)
+        yield from waiting
+
+    loader = adapt_loader(DataLoader(Walk(), 2), OneOf(), seed=0, accumulation_steps=steps, feed=ahead)
+    assert isinstance(loader, StreamLoader)
+    sizes = []
+    for update in loader.updates():
+        sizes.append(sum(len(micro.batch[1]) for micro in update.micro_batches))
+        (of_dataset,) = loader.state_dict()["state"].values()
+        assert loader.state_dict()["is_finished"] or of_dataset["samples"] == sum(sizes)
+    assert sizes == ([2, 2, 2, 2, 1] if steps == 1 else [6, 3])
+
+
+@pytest.mark.parametrize("accumulation_steps", [1, 2])
+def test_a_limit_that_was_reached_is_not_exceeded_with_larger_batches(accumulation_steps: int) -> None:
+    """The used samples end within a batch, which is not used again: the pass is over."""
+    loader = adapt_loader(DataLoader(Walk(), 4), OneOf(), seed=0, accumulation_steps=accumulation_steps, feed=iter)
+    updates = loader.limited(3).updates(start=6, batches_done=3, count_items=lambda batch: len(batch[1]))
+    assert list(updates) == []

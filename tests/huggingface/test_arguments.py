@@ -36,7 +36,6 @@ from pytorch_accelerated.huggingface.trackers import ReportingCallback, TensorBo
 from pytorch_accelerated.huggingface.training_args import TrainingArguments
 from scripts import huggingface_pages as pages
 from tests.huggingface.runs import Regression, Rows
-from tests.support.processes import run_on_ranks
 
 RANKS = Path(__file__).parents[1] / "ranks"
 ALL = arguments_of(TrainingArguments)
@@ -520,11 +519,6 @@ def test_this_process_is_alone(caplog: pytest.LogCaptureFixture) -> None:
                 pass
     assert "reading True" in caplog.text
     assert "reading False" in caplog.text
-
-
-@pytest.mark.processes
-def test_each_of_two_processes_knows_its_place(tmp_path: Path) -> None:
-    run_on_ranks(RANKS / "huggingface_arguments.py", 2, cwd=tmp_path)
 
 
 # -------------------------------------------------------------------------------------------------------------- setters

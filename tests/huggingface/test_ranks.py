@@ -20,17 +20,7 @@ def test_two_processes_evaluate_predict_and_resume_as_one(tmp_path: Path) -> Non
     assert_same(first, second)
     assert len(one["exact"]) == 17
     assert_same(first["exact"], one["exact"])
-    torch.testing.assert_close(first["rounded"], one["rounded"], rtol=1e-6, atol=1e-7)
-
-
-@pytest.mark.processes
-def test_updates_without_rows_for_one_process_are_those_of_one_process(tmp_path: Path) -> None:
-    script = SCRIPT.with_name("huggingface_uneven.py")
-    run_forked(script, tmp_path)
-    assert run_on_ranks(script, 2, tmp_path).stdout.count("done") == 2
-    one, first, second = (torch.load(tmp_path / f"{name}.pt") for name in ("1-0", "2-0", "2-1"))
-    assert_same(first, second)
-    torch.testing.assert_close(first, one, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(first["rounded"], one["rounded"], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.processes

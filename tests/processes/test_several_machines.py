@@ -14,11 +14,11 @@ import torch
 from torch import nn
 
 from pytorch_accelerated import Trainer
-from pytorch_accelerated.checkpointing.verify import find_state, read_manifest
 from pytorch_accelerated.errors import ConfigurationError
 from tests.support.ending import kill_with_children
 from tests.support.hosts import two_hosts
 from tests.support.processes import REPOSITORY, TIME_LIMIT_SECONDS, run_on_ranks, start_on_ranks
+from tests.support.states import find_state, read_manifest
 
 RANKS = Path(__file__).parents[1] / "ranks"
 # What torchrun needs besides: to hand on Slurm's warning, and to restart what has died on CPUs.
@@ -45,32 +45,26 @@ def test_machines_without_a_shared_disk_fail_at_the_first_save_and_at_a_resume(t
 
 
 @pytest.mark.processes
-def test_a_lost_rank_is_an_error_that_names_update_and_newest_state(tmp_path: Path) -> None:
-    told = run_on_ranks(RANKS / "lost_peer.py", 2, "ends", tmp_path, 300).stdout_of_ranks[0]
-    assert "callbacks hear of a LostPeerError" in told
+@pytest.mark.parametrize(
+    ("way", "seconds", "state", "cause"),
+    [
+        ("ends", 300, "step_2", "caused by RuntimeError"),
+        # Far below torch's half an hour, far above what a busy machine needs to begin.
+        pytest.param("hangs", 12, "step_2", "12000ms", marks=pytest.mark.slow),
+        ("huggingface", 300, "checkpoint-2", "caused by RuntimeError"),
+    ],
+)
+def test_a_lost_rank_is_an_error_that_names_update_and_newest_state(
+    way: str, seconds: int, state: str, cause: str, tmp_path: Path
+) -> None:
+    told = run_on_ranks(RANKS / "lost_peer.py", 2, way, tmp_path, seconds).stdout_of_ranks[0]
     # A launcher may end the process before Python prints the exception: the run itself has to print the message.
     printed, caught = told.split("caught:")
     for text in (printed, caught):
         assert "Rank 0 of 2 lost another rank after update 3 (" in text
-        assert f"The newest complete state is {tmp_path / 'states' / 'step_2'}, from which the run resumes" in text
-    assert "caused by RuntimeError" in caught
-
-
-@pytest.mark.processes
-def test_the_hugging_face_trainer_tells_of_a_lost_rank_too(tmp_path: Path) -> None:
-    told = run_on_ranks(RANKS / "huggingface_lost_peer.py", 2, tmp_path).stdout_of_ranks[0]
-    assert "Rank 0 of 2 lost another rank after update 3 (" in told
-    assert f"The newest complete state is {tmp_path / 'checkpoint-2'}, from which the run resumes" in told
-
-
-@pytest.mark.processes
-@pytest.mark.slow
-def test_a_rank_that_hangs_is_waited_for_as_long_as_the_timeout_says(tmp_path: Path) -> None:
-    # Far below torch's half an hour, far above what a busy machine needs to begin.
-    told = run_on_ranks(RANKS / "lost_peer.py", 2, "hangs", tmp_path, 12).stdout_of_ranks[0]
-    assert "Rank 0 of 2 lost another rank after update 3 (" in told
-    assert "12000ms" in told
-    assert "step_2" in told
+        assert f"The newest complete state is {tmp_path / 'states' / state}, from which the run resumes" in text
+    assert cause in caught
+    assert way == "huggingface" or "callbacks hear of a LostPeerError" in printed
 
 
 @pytest.mark.processes
@@ -104,24 +98,15 @@ def test_two_hosts_train_together_until_their_cable_is_cut(tmp_path: Path) -> No
 @pytest.mark.processes
 @pytest.mark.slow
 def test_a_run_that_torchrun_restarts_after_a_kill_ends_with_the_same_bits(tmp_path: Path) -> None:
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    whole.mkdir()
-    killed.mkdir()
-    run_on_ranks(RANKS / "restarting.py", 2, whole)
-    (killed / "kill").touch()
-    launcher = start_on_ranks(
-        RANKS / "restarting.py",
-        2,
-        killed,
-        options=["--max-restarts", "2"],
-        env=dict([WITH_RESTARTS.split("=")]),
-        log=tmp_path / "log",
-    )
-    log = text_at_end(launcher, tmp_path / "log")
-    assert launcher.returncode == 0, log
-    assert not (killed / "kill").exists(), log
-    assert "The newest complete state is" in log
-    assert (killed / "digest").read_text() == (whole / "digest").read_text()
+    script, killed, log = RANKS / "dying.py", tmp_path / "killed", tmp_path / "log"
+    whole = run_on_ranks(script, 2, tmp_path / "whole", "never", 0, 0).stdout_of_ranks[0].splitlines()[-1]
+    options, env = ["--max-restarts", "2"], dict([WITH_RESTARTS.split("=")])
+    launcher = start_on_ranks(script, 2, killed, "rank 1 killed", 5, 0, options=options, env=env, log=log)
+    told = text_at_end(launcher, log)
+    assert launcher.returncode == 0, told
+    assert (killed / "died").exists(), told
+    assert "The newest complete state is" in told
+    assert whole in told
 
 
 @pytest.mark.processes

@@ -10,9 +10,15 @@ from tests.support.processes import run_on_ranks
 RANKS = Path(__file__).parents[1] / "ranks"
 ON_ANY_NUMBER = ("accumulation", "streams", "determinism", "evaluation")
 CASES = {
-    1: ("items", "detection"),
-    2: (*some((), ON_ANY_NUMBER), "save_on_exception", "passed_by", "nonfinite"),  # the last one ends the group
-    3: (*ON_ANY_NUMBER, "items", "gather", "detection", "evaluation_together"),
+    1: ("items",),
+    2: (
+        *some((), ON_ANY_NUMBER),
+        "schedule_length",
+        "save_on_exception",
+        "passed_by",
+        "nonfinite",
+    ),  # the last one ends the group
+    3: (*ON_ANY_NUMBER, "items", "gather", "evaluation_together"),
 }
 
 

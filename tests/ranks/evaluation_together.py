@@ -9,9 +9,9 @@ from torch import nn
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import TrainerCallback
-from pytorch_accelerated.callbacks.base import EVENTS
 from pytorch_accelerated.errors import ArgumentTypeError, HookOutputError, StopTrainingError
 from tests.chaos.size import some
+from tests.support.recording import EVENTS
 from tests.support.reference import assert_same_numbers, assert_same_parameters, regression_data, sgd, tiny_model
 
 RANKS = int(os.environ["WORLD_SIZE"])

@@ -9,10 +9,9 @@ from torch import nn
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.errors import ArgumentTypeError
-from pytorch_accelerated.processes.ranks import Ranks
 
 trainer = Trainer(nn.Linear(1, 1), None, None, callbacks=())
-ranks: Ranks = trainer._ranks
+ranks = trainer._ranks
 RANK, WORLD = ranks.index, ranks.count
 assert WORLD == int(os.environ["WORLD_SIZE"]) > 1
 

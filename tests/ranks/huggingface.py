@@ -22,7 +22,6 @@ from tests.huggingface.runs import (
     Stream,
     Tokens,
     everything,
-    losses,
     make_trainer,
     without_speed,
 )
@@ -84,45 +83,31 @@ trainer = make_trainer(
 )
 exact["ragged"] = torch.from_numpy(trainer.predict(ragged).predictions)
 
-# A run of the same updates: the batches of two ranks are as large as that of one together.
-trainer = make_trainer(folder / "trained", per_device_train_batch_size=4 // RANKS, optim="sgd", eval_strategy="epoch")
-trainer.train()
-rounded["trained"] = {
-    "model": trainer.model.state_dict(),
-    "losses": losses(trainer),
-    "evaluations": [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry],
+# Runs of the same updates: the batches of two ranks are as large as that of one together.
+with_gaps = Rows(10)
+with_gaps.labels[[0, 1, 2, 6]] = -100
+CASES: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
+    "evaluated": (4, {}, {"eval_strategy": "epoch"}),
+    # Its loss is told the number of labels in the update, and is a mean of the batch all the same.
+    "any keyword": (4, {"model": AnyKeyword()}, {}),
+    # In the last update of an epoch two ranks have three rows in batches of one, so one of them only keeps in step.
+    "a short update": (2, {"train_dataset": Rows(11)}, {"gradient_accumulation_steps": 2}),
+    "tokens": (2, {"model": Tokens(), "train_dataset": with_gaps}, {"gradient_accumulation_steps": 2}),
+    # Here some updates have no rows for one of two ranks.
+    "17 rows": (8, {"train_dataset": Rows(17)}, {}),
+    "17 rows, accumulated": (8, {"train_dataset": Rows(17)}, {"gradient_accumulation_steps": 2}),
+    "17 rows, logged now and then": (8, {"train_dataset": Rows(17)}, {"logging_steps": 2}),
+    "17 rows, logged by the epoch": (8, {"train_dataset": Rows(17)}, {"logging_strategy": "epoch"}),
+    "17 rows of tokens": (8, {"model": Tokens(), "train_dataset": Rows(17)}, {}),
+    "one row": (8, {"train_dataset": Rows(1)}, {}),
+    "a stream": (8, {"train_dataset": Stream(11)}, {"max_steps": 5}),
 }
-
-# Its loss is told the number of labels in the update, and is a mean of the batch all the same.
-trainer = make_trainer(
-    folder / "keywords", parts={"model": AnyKeyword()}, per_device_train_batch_size=4 // RANKS, optim="sgd"
-)
-trainer.train()
-rounded["keywords"] = {"model": trainer.model.state_dict(), "losses": losses(trainer)}
-
-# In the last update of an epoch two ranks have three rows in batches of one, so one of them only keeps in step.
-trainer = make_trainer(
-    folder / "short",
-    parts={"train_dataset": Rows(11)},
-    per_device_train_batch_size=2 // RANKS,
-    gradient_accumulation_steps=2,
-    optim="sgd",
-)
-trainer.train()
-rounded["short"] = {"model": trainer.model.state_dict(), "losses": losses(trainer)}
-
-
-rows = Rows(10)
-rows.labels[[0, 1, 2, 6]] = -100
-trainer = make_trainer(
-    folder / "tokens",
-    parts={"model": Tokens(), "train_dataset": rows},
-    per_device_train_batch_size=2 // RANKS,
-    gradient_accumulation_steps=2,
-    optim="sgd",
-)
-trainer.train()
-rounded["tokens"] = {"model": trainer.model.state_dict(), "losses": losses(trainer)}
+for name, (batch_size, parts, arguments) in CASES.items():
+    arguments = {"per_device_train_batch_size": batch_size // RANKS, "optim": "sgd", **arguments}
+    trainer = make_trainer(folder / name, parts=parts, **arguments)
+    loss = trainer.train().training_loss
+    history = without_speed(trainer.state.log_history)
+    rounded[name] = {"model": trainer.model.state_dict(), "history": history, "loss": loss}
 
 
 # Resumed, to the bit.

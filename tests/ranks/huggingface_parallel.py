@@ -1,5 +1,7 @@
-"""Runs on two ranks: effects of the Hugging Face arguments for several processes."""
+"""Runs on two ranks: effects of the Hugging Face arguments for several processes, and their values in each."""
 
+import logging
+import os
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -12,10 +14,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pytorch_accelerated.errors import ConfigurationError
-from pytorch_accelerated.huggingface import Trainer, TrainerCallback
+from pytorch_accelerated.huggingface import Trainer, TrainerCallback, TrainingArguments
 from tests.huggingface.runs import Regression, Rows, Tokens, losses, make_trainer
 
 folder = Path(sys.argv[1])
+rank = int(os.environ["RANK"])
 
 
 class Partial(Regression):
@@ -87,6 +90,19 @@ for averages, value in expected.items():
     arguments = {"per_device_train_batch_size": 2, "max_steps": 1, "average_tokens_across_devices": averages}
     averaged, _ = train(model=Tokens(), parts={"train_dataset": rows}, **arguments)
     assert losses(averaged) == pytest.approx([value.item()]), (averages, losses(averaged), value)
+
+# Each process knows its place.
+args = TrainingArguments(use_cpu=True, log_level="info", log_level_replica="error", ddp_timeout=77)
+assert (args.world_size, args.process_index, args.local_process_index) == (2, rank, rank)
+assert (args.device.type, args.n_gpu, args.parallel_mode.value) == ("cpu", 0, "distributed")
+assert args.should_save == args.should_log == (rank == 0)
+assert args.get_process_log_level() == (logging.INFO if rank == 0 else logging.ERROR)
+assert dist.get_backend() == "gloo"
+# Whoever comes second finds what the first one has made.
+made = folder / "made"
+with args.main_process_first():
+    assert made.exists() == (rank > 0)
+    made.touch()
 
 # What one process alone can do.
 for setting in ("split_batches", "dispatch_batches"):

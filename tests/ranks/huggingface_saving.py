@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from pytorch_accelerated.checkpointing.verify import verify
 from pytorch_accelerated.huggingface import TrainerCallback
 from tests.huggingface.runs import StopAt, make_trainer
 from tests.support.resuming import assert_same
+from tests.support.states import verify
 
 folder = Path(sys.argv[1])
 trainer = make_trainer(folder / "run", per_device_train_batch_size=1, save_strategy="steps", save_steps=5)

@@ -44,4 +44,3 @@ for _ in range(7):
     alone.step()
     scheduler.step()
 assert rates == pytest.approx(expected, rel=1e-12)
-print("fits")

@@ -10,14 +10,13 @@ import torch
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import TrainerCallback
-from pytorch_accelerated.checkpointing.verify import verify
 from pytorch_accelerated.errors import CheckpointError, ConfigurationError, InvalidCheckpointError, NonFiniteLossError
-from pytorch_accelerated.models.averaging import ModelEma
-from pytorch_accelerated.models.sharding import has_shards, own_part
+from pytorch_accelerated.utils import ModelEma
 from tests.checkpointing.faulty_disk import FaultyDisk
 from tests.support.reference import regression_data
 from tests.support.resuming import assert_same
-from tests.support.sharding import EVAL_ROWS, ROWS, everything, make_trainer, saver, train
+from tests.support.sharding import EVAL_ROWS, ROWS, everything, is_sharded, make_trainer, saver, train
+from tests.support.states import verify
 
 folder = Path(sys.argv[1])
 from_one_process = folder / "of_one_process"
@@ -45,7 +44,7 @@ class GatherInEvents(TrainerCallback):
 # A whole run, and what it is compared with by the test.
 whole_run = make_trainer(shards=True, dropout=0.3, callbacks=[saver(folder / "states")])
 assert whole_run._ranks.count == int(os.environ["WORLD_SIZE"]) == 2
-assert has_shards(whole_run.model)
+assert any(map(is_sharded, whole_run.model.parameters()))
 train(whole_run, ranks=2)
 expected = everything(whole_run)
 without_dropout = train(make_trainer(shards=True), ranks=2)
@@ -102,7 +101,7 @@ assert all(torch.isfinite(value).all() for value in everything(skipping)["model"
 with torch.no_grad():
     first = next(skipping.model.parameters())
     if skipping._ranks.index == 1:
-        own_part(first)[0] = float("nan")
+        first.to_local()[0] = float("nan")
 for save, path in ((skipping.save_training_state, folder / "bad"), (skipping.save_checkpoint, folder / "bad.pt")):
     with pytest.raises(NonFiniteLossError, match="'0.weight'"):
         save(path)

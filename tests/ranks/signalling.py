@@ -25,12 +25,12 @@ from torch.utils.data import TensorDataset
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import SaveTrainingStateCallback, StepBasedEvaluationCallback, TrainerCallback
 from pytorch_accelerated.checkpointing.publish import StagedFolder
-from pytorch_accelerated.checkpointing.verify import find_state
 from pytorch_accelerated.errors import SignalExit, StopTrainingError
 from tests.support.forks import Fork, Outcome, fork_ranks
 from tests.support.histories import state_without_times
 from tests.support.reference import regression_data, sgd, tiny_model
 from tests.support.resuming import AugmentedData, digests, everything, run
+from tests.support.states import find_state
 
 ECHO_SECONDS = 1.1  # after which a second signal is no echo of the first
 Action = Callable[[], object]

@@ -18,7 +18,6 @@ from pytorch_accelerated.schedulers.cosine_scheduler import CosineLrScheduler
 from pytorch_accelerated.schedulers.decay_scheduler import LinearLrScheduler
 from pytorch_accelerated.schedulers.wsd_scheduler import WSDLrScheduler
 from pytorch_accelerated.trainer import TrainerWithTimmScheduler
-from tests.support.processes import run_on_ranks
 from tests.support.reference import regression_data
 
 RANKS = Path(__file__).parents[1] / "ranks"
@@ -163,11 +162,6 @@ def test_a_stream_has_a_schedule_of_its_updates() -> None:
     trainer = Trainer(model, nn.MSELoss(), an_optimizer(model), callbacks=[rates])
     trainer.train(Stream(), None, per_device_batch_size=4, max_num_train_steps=7, create_scheduler_fn=create)
     assert rates.used == pytest.approx(rates_alone(create_for(7), 7)[:-1], rel=1e-12)
-
-
-def test_two_ranks_have_one_schedule_and_it_fits_their_run() -> None:
-    output = run_on_ranks(RANKS / "schedule_length.py", 2)
-    assert output.stdout_of_ranks[0] == output.stdout_of_ranks[1] == "fits\n"
 
 
 def test_a_warmup_longer_than_the_run_is_an_error_that_tells_both_lengths() -> None:

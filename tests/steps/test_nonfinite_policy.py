@@ -17,7 +17,6 @@ from pytorch_accelerated.callbacks import (
     TerminateOnNaNCallback,
     TrainerCallback,
 )
-from pytorch_accelerated.checkpointing.verify import list_states
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, NonFiniteLossError, StopTrainingError
 from tests.support.faults import (
     BATCH_SIZE,
@@ -35,6 +34,7 @@ from tests.support.faults import (
 from tests.support.histories import state_without_times
 from tests.support.reference import regression_data, sgd, tiny_model
 from tests.support.resuming import assert_same
+from tests.support.states import list_states
 
 NOT_APPLIED = "cannot be applied"
 

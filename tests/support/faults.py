@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from pytorch_accelerated import Trainer
-from pytorch_accelerated.models.averaging import ModelEma
+from pytorch_accelerated.utils import ModelEma
 from tests.support.reference import regression_data, windows_of_epoch
 
 SEED = 3

@@ -7,14 +7,18 @@ from typing import Any
 
 from torch import nn
 
+from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import TrainerCallback
-from pytorch_accelerated.callbacks.base import EVENTS
-from pytorch_accelerated.facts import order
 from pytorch_accelerated.tracking import InMemoryRunHistory
-from pytorch_accelerated.trainer import Trainer
+from tests.support.processes import REPOSITORY
 from tests.support.reference import sgd, tiny_model
 
-HOOKS = tuple(hook for hook in order.HOOKS if hook != "count_batch_items")  # counts items when overridden
+PAGE = REPOSITORY / "docs" / "events.md"
+EVENTS = tuple(name for name in vars(TrainerCallback) if name.startswith("on_"))
+# The methods that the page shows; `count_batch_items` counts items when overridden.
+_SHOWN = re.findall(r"^ *(\w+)(?:$|  )", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+SHOWN_HOOKS = tuple(name for name in dict.fromkeys(_SHOWN) if hasattr(Trainer, name) and name != "count_batch_items")
+HOOKS = tuple(hook for hook in SHOWN_HOOKS if not hook.startswith("_"))
 INTERNAL_HOOKS = (
     "_create_accelerator",
     "_create_callback_handler",
@@ -99,7 +103,7 @@ def expand(text: str, *, counts: Mapping[str, int] | None = None, parts: Mapping
 
     Lines below ``each of 3 updates:`` are repeated three times, lines below ``each update:`` as often as `counts` says
     for "update", and lines below ``the epoch:`` come once, as do names below a name. Text after two or more spaces is a
-    remark.
+    remark; a line with the remark ``(if ...)``, and the lines below it, are left out.
 
     Args:
         text: one name, or the name of a part, per line.
@@ -112,6 +116,8 @@ def expand(text: str, *, counts: Mapping[str, int] | None = None, parts: Mapping
         line, below = lines.pop(0), []
         while lines and _depth(lines[0]) > _depth(line):
             below.append(lines.pop(0))
+        if "  (if " in line:
+            continue
         name = re.split(r"\s{2,}", line.strip())[0]
         inner = expand("\n".join(below), counts=counts, parts=parts)
         if name.endswith(":"):

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from accelerate import PartialState
 from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_map_only
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import SaveTrainingStateCallback, TrainerCallback
@@ -52,10 +54,17 @@ def saver(folder: Path, *, background: bool = False) -> SaveTrainingStateCallbac
     return SaveTrainingStateCallback(folder, save_every_n_steps=1, save_at_end=False, background=background)
 
 
+def is_sharded(tensor: torch.Tensor) -> bool:
+    return isinstance(tensor, DTensor)
+
+
+def whole(state: Any) -> Any:
+    """A state with whole tensors. Must be called by all ranks."""
+    return tree_map_only(DTensor, DTensor.full_tensor, state)
+
+
 def everything(trainer: Trainer) -> dict[str, Any]:
     """The results of a run, gathered from the ranks. Must be called by all of them."""
-    from pytorch_accelerated.models.sharding import whole
-
     return {
         "model": dict(whole(trainer.get_model().state_dict())),
         "optimizer": whole(trainer.optimizer.state_dict()),

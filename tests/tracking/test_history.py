@@ -10,7 +10,7 @@ import torch
 
 from pytorch_accelerated.errors import UnknownMetricError
 from pytorch_accelerated.tracking.history import InMemoryRunHistory, RunHistory
-from pytorch_accelerated.tracking.step_records import StepRecord
+from pytorch_accelerated.tracking.step_records import StepRecord, usual_interval
 from pytorch_accelerated.tracking.values import MetricRecord
 from tests.support.processes import run_script
 
@@ -351,3 +351,9 @@ def test_a_plot_shows_itself_in_a_notebook_and_can_be_pickled():
     figure: Any = history.plot()
     assert figure._repr_png_().startswith(b"\x89PNG")
     assert drawn(pickle.loads(pickle.dumps(figure))) == drawn(figure)
+
+
+def test_the_usual_interval_gives_a_short_run_a_curve_and_a_long_one_some_thousand_points():
+    assert [usual_interval(updates) for updates in (0, 1, 20, 255, 256, 512, 1024, 8191)] == [1, 1, 1, 1, 2, 4, 8, 8]
+    for updates in (8192, 10_000, 123_456, 10**7):
+        assert 1024 <= updates / usual_interval(updates) < 2048

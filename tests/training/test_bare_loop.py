@@ -9,8 +9,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from pytorch_accelerated import Trainer
-from pytorch_accelerated.data.sampling import epoch_order
-from tests.support.reference import assert_same_parameters
+from tests.support.reference import assert_same_parameters, windows_of_epoch
 
 SEED = 3
 
@@ -48,7 +47,7 @@ def test_a_bare_hand_written_loop_gives_the_same_weights(
     torch.manual_seed(7)  # for dropout
     for epoch in range(3):
         by_hand.train()
-        for rows in epoch_order(101, seed=SEED, epoch=epoch).split(8):
+        for rows in windows_of_epoch(101, 8, seed=SEED, epoch=epoch):
             loss = loss_func(by_hand(inputs[rows]), targets[rows])
             loss.backward()
             optimizer.step()

@@ -5,7 +5,7 @@ import math
 import re
 import signal
 import textwrap
-import types
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,10 @@ import torch
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import SaveTrainingStateCallback, TerminateOnNaNCallback, TrainerCallback
 from pytorch_accelerated.errors import SignalExit, StopTrainingError
-from pytorch_accelerated.facts import order
 from tests.support.dispositions import default_signals
-from tests.support.recording import HOOKS, Recorder, expand
+from tests.support.recording import PAGE, SHOWN_HOOKS, Recorder, expand
 from tests.support.reference import regression_data
 
-PAGE = Path(__file__).parents[2] / "docs" / "events.md"
-INTERNAL = [name for name in order.NAMES if name.startswith("_")]
 COUNTS = {"update": 3, "batch of the update": 1, "batch": 2}
 TRAIN, EVALUATE = regression_data(6), regression_data(4)
 
@@ -44,7 +41,6 @@ def read_page() -> tuple[dict[str, str], dict[str, str]]:
 
 
 PARTS, BLOCKS = read_page()
-EXPANDED = {name: "\n".join(order.order_of(name, [order.WITH_EVALUATION])) for name in order.PARTS}
 
 
 class Act(TrainerCallback):
@@ -107,7 +103,7 @@ class Scene:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = folder
         self.monkeypatch = monkeypatch
-        self.recorder = Recorder((*HOOKS, *INTERNAL))
+        self.recorder = Recorder(SHOWN_HOOKS)
 
     def make(self, *callbacks: Any, base: type[Trainer] = Trainer) -> Trainer:
         """A trainer; that it is made is not noted."""
@@ -146,11 +142,10 @@ class Scene:
 
     def run_out_of_time(self) -> None:
         """In the second update."""
-        clock = types.SimpleNamespace(now=0.0)
-        times = types.SimpleNamespace(monotonic=lambda: clock.now)
-        self.monkeypatch.setattr("pytorch_accelerated.training.stopping.time", times)
-        wait = Act("on_train_step_start", lambda trainer: setattr(clock, "now", 60.0), at=2)
-        self.train(wait, max_duration="00:01:00")
+        now = time.monotonic
+        patch = self.monkeypatch.setattr
+        wait = Act("on_train_step_start", lambda trainer: patch(time, "monotonic", lambda: now() + 3600), at=2)
+        self.train(wait, max_duration="01:00:00")
 
 
 STEP_LR = functools.partial(torch.optim.lr_scheduler.StepLR, step_size=1)
@@ -195,12 +190,9 @@ SCENES: dict[str, Callable[[Scene], object]] = {
 }
 
 
-def test_every_block_of_the_page_is_tested_and_every_part_is_that_of_the_table_and_used():
+def test_every_block_of_the_page_is_tested_and_every_part_is_used():
     assert BLOCKS.keys() == SCENES.keys()
-    table = {name: text.lstrip() for name, text in order.PARTS.items()}
-    shown = [name for name in table if not name.endswith("(...)") and name != order.WHENEVER]
-    assert {name: table[name] for name in shown} == PARTS
-    assert PARTS.keys() <= {line.strip() for text in [*table.values(), *BLOCKS.values()] for line in text.splitlines()}
+    assert PARTS.keys() <= {line.strip() for text in [*PARTS.values(), *BLOCKS.values()] for line in text.splitlines()}
 
 
 @pytest.mark.parametrize("heading", SCENES)
@@ -212,7 +204,7 @@ def test_the_page_shows_what_really_happens(heading: str, tmp_path: Path, monkey
         ending = "returns"
     except (Exception, SignalExit) as error:
         ending = f"raises {type(error).__name__}"
-    assert [*scene.recorder.calls, ending] == expand(BLOCKS[heading], counts=COUNTS, parts=EXPANDED)
+    assert [*scene.recorder.calls, ending] == expand(BLOCKS[heading], counts=COUNTS, parts=PARTS)
 
 
 def test_events_get_what_they_are_about_by_keyword(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

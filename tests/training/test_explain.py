@@ -1,13 +1,14 @@
 """`Trainer.explain` tells beforehand what a run then does."""
 
+import re
 from typing import Any
 
 import pytest
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import TrainerCallback
-from pytorch_accelerated.facts import order
-from tests.support.recording import Recorder, expand
+from tests.support.processes import REPOSITORY
+from tests.support.recording import REMARKS, SHOWN_HOOKS, Recorder, expand
 from tests.support.reference import regression_data
 
 EPOCHS, UPDATES, BATCHES = 2, 3, 2  # batches of an update, and of an evaluation
@@ -50,8 +51,7 @@ def run(trainer: Trainer, what: str) -> None:
 @pytest.mark.parametrize("base", [Trainer, CountsItems])
 @pytest.mark.parametrize("what", ["train", "train without evaluation", "evaluate", "predict"])
 def test_the_text_is_what_a_run_does(what: str, base: type[Trainer]):
-    hooks = [name for name in order.NAMES if not name.startswith("on_")]
-    recorder = Recorder([hook for hook in hooks if hook != "count_batch_items" or base is CountsItems])
+    recorder = Recorder([*SHOWN_HOOKS, "count_batch_items"] if base is CountsItems else SHOWN_HOOKS)
     trainer = recorder.trainer(base=base)
     text = section(trainer.explain(EPOCHS, evaluate=what == "train" or what == "evaluate"), what.split()[0])
     recorder.calls.clear()
@@ -85,6 +85,15 @@ def expand_actors(text: str, name: str) -> list[str]:
         elif line.endswith(":"):
             lines.append(line)
     return expand("\n".join(lines), counts=COUNTS)
+
+
+def test_the_page_about_the_loop_shows_the_same():
+    """Methods on the left, events and recorded metrics on the right."""
+    page = (REPOSITORY / "docs" / "loop.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"<!-- loop -->\n```text\n.*?\n\n(.*?)```", page, re.DOTALL)
+    text = section(Recorder([]).trainer().explain(EPOCHS), "train").replace(f"each of {EPOCHS} epochs:", "each epoch:")
+    lines = [line[:REMARKS].strip() for line in text.splitlines()]
+    assert [line.strip() for line in shown.splitlines()] == [line for line in lines if not line.startswith("_")]
 
 
 def test_overridden_hooks_and_custom_events_are_shown():

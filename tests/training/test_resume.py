@@ -14,13 +14,13 @@ from torchmetrics import MeanSquaredError
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import MetricsCallback, SaveTrainingStateCallback
-from pytorch_accelerated.checkpointing.policy import read_metric_records
 from pytorch_accelerated.errors import InvalidCheckpointError, MissingCheckpointError
 from tests.huggingface.runs import OwnParts, make_trainer
 from tests.support import held
 from tests.support.processes import Output, run_forked, run_on_ranks
 from tests.support.reference import regression_data, sgd, tiny_model
 from tests.support.resuming import SaveAndStop, SaveAtEpochEnd, assert_same, everything, run
+from tests.support.states import read_metric_records
 from tests.support.streaming import Walk
 
 RANKS = Path(__file__).parents[1] / "ranks"

@@ -21,10 +21,10 @@ from torch.utils.data import (
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import SaveTrainingStateCallback
-from pytorch_accelerated.checkpointing.verify import read_manifest
 from tests.checkpointing.make_golden import GOLDEN, create_trainer, train
 from tests.support.reference import assert_same_parameters, regression_data, sgd, tiny_model
 from tests.support.resuming import SaveAndStop
+from tests.support.states import read_manifest
 
 DATA = TensorDataset(*regression_data(40))
 

@@ -15,11 +15,8 @@ from torch.utils.data import DataLoader
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import LimitBatchesCallback, SaveTrainingStateCallback, TrainerCallback
-from pytorch_accelerated.data.adapting import adapt_loader
-from pytorch_accelerated.data.stream_loader import StreamLoader
 from pytorch_accelerated.errors import ConfigurationError, InvalidCheckpointError
 from tests.chaos.saved_runs import sign
-from tests.data.loaders import OneOf
 from tests.support.processes import run_on_ranks
 from tests.support.reference import regression_data
 from tests.support.resuming import AugmentedData, SaveAndStop, assert_same
@@ -132,25 +129,6 @@ def test_nothing_is_read_again(source: str, tmp_path: Path) -> None:
     assert getattr(dataset, "walk", dataset).read.value == 7 + 9
 
 
-@pytest.mark.parametrize("steps", [1, 3])
-def test_the_saved_position_is_the_end_of_the_update_although_a_feed_reads_ahead(steps: int) -> None:
-    def ahead(batches: Iterator[Any]) -> Iterator[Any]:
-        waiting = list(itertools.islice(batches, 1))
-        for batch in batches:
-            yield waiting.pop()
-            waiting.append(batch)
-        yield from waiting
-
-    loader = adapt_loader(DataLoader(Walk(), 2), OneOf(), seed=0, accumulation_steps=steps, feed=ahead)
-    assert isinstance(loader, StreamLoader)
-    sizes = []
-    for update in loader.updates():
-        sizes.append(sum(len(micro.batch[1]) for micro in update.micro_batches))
-        (of_dataset,) = loader.state_dict()["state"].values()
-        assert loader.state_dict()["is_finished"] or of_dataset["samples"] == sum(sizes)
-    assert sizes == ([2, 2, 2, 2, 1] if steps == 1 else [6, 3])
-
-
 def test_going_back_after_an_update_that_is_not_finite_goes_back_in_the_stream(tmp_path: Path) -> None:
     class Bad(Walk):
         def __iter__(self) -> Iterator[Any]:
@@ -252,11 +230,3 @@ def test_a_worker_that_does_not_take_its_state_is_known_before_anything_changes(
     with pytest.raises(InvalidCheckpointError, match="The StatefulDataLoader cannot load its state .*TypeError"):
         run(make(), resume_from=tmp_path / "other")
     run(make(), resume_from=tmp_path / "state", num_epochs=1)
-
-
-@pytest.mark.parametrize("accumulation_steps", [1, 2])
-def test_a_limit_that_was_reached_is_not_exceeded_with_larger_batches(accumulation_steps: int) -> None:
-    """The used samples end within a batch, which is not used again: the pass is over."""
-    loader = adapt_loader(DataLoader(Walk(), 4), OneOf(), seed=0, accumulation_steps=accumulation_steps, feed=iter)
-    updates = loader.limited(3).updates(start=6, batches_done=3, count_items=lambda batch: len(batch[1]))
-    assert list(updates) == []

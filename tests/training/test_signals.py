@@ -13,12 +13,12 @@ from torch import nn
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import TrainerCallback
-from pytorch_accelerated.checkpointing.verify import find_state, read_manifest
 from pytorch_accelerated.errors import SignalExit
 from tests.support.ending import kill_with_children
 from tests.support.forks import Outcome
 from tests.support.processes import TIME_LIMIT_SECONDS, run_forked, start_on_ranks
 from tests.support.reference import regression_data, sgd, tiny_model
+from tests.support.states import find_state, read_manifest
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="Windows has no such signals")
 NUMBERS = {name: int(getattr(signal, name, 0)) for name in ("SIGTERM", "SIGINT", "SIGUSR1")}

@@ -13,7 +13,6 @@ from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import SaveTrainingStateCallback, TrainerCallback
 from pytorch_accelerated.errors import StopTrainingError
 from pytorch_accelerated.tracking import RunHistory, StepRecord
-from pytorch_accelerated.tracking.step_records import usual_interval
 from tests.chaos.size import some
 from tests.support.processes import run_on_ranks
 from tests.support.reference import TOLERANCE, regression_data, sgd, tiny_model
@@ -107,13 +106,6 @@ def test_weights_and_mean_losses_do_not_depend_on_the_interval() -> None:
         weights = [parameter.tolist() for parameter in trainer.model.parameters()]
         results.append((weights, history.records))
     assert all(result == results[0] for result in results)
-
-
-def test_the_usual_interval_gives_a_short_run_a_curve_and_a_long_one_some_thousand_points() -> None:
-    assert [usual_interval(updates) for updates in (0, 1, 20, 255, 256, 512, 1024, 8191)] == [1, 1, 1, 1, 2, 4, 8, 8]
-    for updates in (8192, 10_000, 123_456, 10**7):
-        assert 1024 <= updates / usual_interval(updates) < 2048
-    assert len(train(make(), 1, data=regression_data(80)).step_records) == 20
 
 
 class Stream(torch.utils.data.IterableDataset[Any]):

@@ -9,10 +9,10 @@ from torch import nn
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import SaveTrainingStateCallback, TerminateOnNaNCallback, TrainerCallback
-from pytorch_accelerated.callbacks.base import EVENTS
 from pytorch_accelerated.errors import NonFiniteLossError, StopTrainingError
 from tests.support.histories import state_without_times
 from tests.support.processes import run_on_ranks
+from tests.support.recording import EVENTS
 from tests.support.reference import assert_same_parameters, regression_data, sgd, tiny_model
 
 DATA = regression_data(12)
