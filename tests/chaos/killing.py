@@ -13,6 +13,7 @@ import os
 import random
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -40,17 +41,19 @@ def train(folder: Path, background: bool) -> None:
 
 def die_at(number: int, moment: str, counter: list[int]) -> None:
     """End this process around the disk operation `number`, as soon as it comes."""
+    one_at_a_time = threading.Lock()
 
     def wrapped(operation: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any) -> Any:
-            counter[0] += 1
-            is_the_one = counter[0] == number
-            if is_the_one and moment == "before":
-                os._exit(DEAD)
-            result = operation(*args)
-            if is_the_one:
-                os._exit(DEAD)
-            return result
+            with one_at_a_time:
+                counter[0] += 1
+                is_the_one = counter[0] == number
+                if is_the_one and moment == "before":
+                    os._exit(DEAD)
+                result = operation(*args)
+                if is_the_one:
+                    os._exit(DEAD)
+                return result
 
         return run
 

@@ -4,6 +4,7 @@ import contextlib
 import copy
 import dataclasses
 import random
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,7 @@ class RecordingDisk:
         self.moments: list[tuple[Folder, int]] = []
         self.saves_reported = 0
         self._files: dict[int, tuple[Any, File]] = {}
+        self._one_at_a_time = threading.Lock()
 
     @contextlib.contextmanager
     def installed(self) -> Iterator["RecordingDisk"]:
@@ -82,10 +84,11 @@ class RecordingDisk:
 
     def _recording(self, operation: Callable[..., Any], note: Callable[..., None]) -> Callable[..., Any]:
         def run(*args: Any) -> Any:
-            result = operation(*args)
-            note(*args, result)
-            self.moments.append((copy.deepcopy(self.tree), self.saves_reported))
-            return result
+            with self._one_at_a_time:
+                result = operation(*args)
+                note(*args, result)
+                self.moments.append((copy.deepcopy(self.tree), self.saves_reported))
+                return result
 
         return run
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
@@ -30,6 +31,7 @@ class FaultyDisk:
         self.how = how
         self.operations: list[str] = []
         self.is_dead = False
+        self._one_at_a_time = threading.Lock()
 
     @contextlib.contextmanager
     def installed(self) -> Iterator["FaultyDisk"]:
@@ -40,6 +42,10 @@ class FaultyDisk:
 
     def _wrapped(self, name: str, operation: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any) -> Any:
+            with self._one_at_a_time:
+                return act(*args)
+
+        def act(*args: Any) -> Any:
             if self.is_dead:
                 raise Killed
             is_the_one = len(self.operations) == self.fails_at

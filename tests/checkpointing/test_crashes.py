@@ -164,10 +164,10 @@ def test_a_full_disk_at_any_operation_is_reported_and_loses_nothing(first, secon
 
 
 def test_a_failed_write_says_which_file_and_how_much_and_is_cleaned_up(tmp_path):
-    with FaultyDisk(5, "error").installed() as full, pytest.raises(CheckpointError) as caught:
+    with FaultyDisk(2, "error").installed() as full, pytest.raises(CheckpointError) as caught:
         save(tmp_path / "state", 1)
-    assert full.operations[5] == "write"
-    assert "bytes at position 0 of 'model.safetensors'" in str(caught.value)
+    assert full.operations[2] == "write"
+    assert "bytes at position 0 of 'model.json'" in str(caught.value)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -8,11 +8,10 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler as schedulers
 
-from pytorch_accelerated.checkpointing.codec import Encoded, encode
 from pytorch_accelerated.checkpointing.layout import FileEntry
 from pytorch_accelerated.checkpointing.publish import begin
-from pytorch_accelerated.checkpointing.state_folder import part_names, read_state, write_part
-from pytorch_accelerated.checkpointing.verify import find_state, list_states, read_manifest
+from pytorch_accelerated.checkpointing.state_folder import read_state
+from pytorch_accelerated.checkpointing.verify import find_state, list_states
 from pytorch_accelerated.errors import CheckpointError
 from tests.checkpointing.faulty_disk import FaultyDisk
 from tests.checkpointing.same_state import assert_same_state
@@ -97,21 +96,9 @@ def test_the_newest_state_is_the_one_that_was_saved_last(tmp_path):
     assert [folder.name for folder, _ in list_states(tmp_path)] == ["step_3", "step_2", "step_1"]
 
 
-def test_several_ranks_write_one_state(tmp_path):
-    staged = begin(tmp_path / "state")
-    files: list[FileEntry] = []
-    for rank in range(3):
-        files += write_part(staged, f"rank_{rank}", encode({"rank": torch.tensor(rank)}, path="rank"))
-    assert find_state(tmp_path) is None
-    staged.commit({"world_size": 3}, files)
-    _, parts = read_state(tmp_path / "state")
-    assert {name: part["rank"].item() for name, part in parts.items()} == {"rank_0": 0, "rank_1": 1, "rank_2": 2}
-    assert part_names(read_manifest(tmp_path / "state")) == ["rank_0", "rank_1", "rank_2"]
-
-
 def test_a_file_that_the_publishing_rank_cannot_see_is_an_error(tmp_path):
     staged = begin(tmp_path / "state")
-    files = write_part(staged, "rank_0", Encoded(1, {}))
+    files = staged.write_files([("rank_0.json", [b"1"])])
     with pytest.raises(CheckpointError, match=r"cannot see rank_1\.json there.*all machines share"):
         staged.commit({}, [*files, FileEntry("rank_1.json", 1, "0" * 64)])
     staged.abort()
@@ -122,8 +109,12 @@ def test_a_file_that_the_publishing_rank_cannot_see_is_an_error(tmp_path):
 def test_files_are_flushed_before_the_manifest_and_the_manifest_before_the_name(tmp_path):
     with FaultyDisk().installed() as recorded:
         write_state(tmp_path / "state", {}, {"a": 1})
-    one_file = ["create_file", "write", "flush"]
-    assert recorded.operations == ["create_folder", *3 * one_file, "flush_folder", "move", "flush_folder"]
+    created, flushed = (
+        [number for number, name in enumerate(recorded.operations) if name == kind] for kind in ("create_file", "flush")
+    )
+    assert len(created) == len(flushed) == 3  # the last file is the manifest
+    assert flushed[1] < created[2] < flushed[2]
+    assert recorded.operations[flushed[2] + 1 :] == ["flush_folder", "move", "flush_folder"]
 
 
 # Every optimizer and scheduler: train, save, load into a fresh pair, and go on beside the first pair.

@@ -7,6 +7,7 @@ each prints how many operations it has needed.
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,15 +20,17 @@ trainer = make_trainer(shards=True)
 assert trainer._ranks.count == int(os.environ["WORLD_SIZE"]) == 2
 trainer.save_training_state(folder / "first")
 done = 0
+one_at_a_time = threading.Lock()
 
 
 def counted(operation: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any) -> Any:
         global done
-        if trainer._ranks.index == rank and done == dies_at:
-            os.kill(os.getpid(), signal.SIGKILL)
-        done += 1
-        return operation(*args)
+        with one_at_a_time:
+            if trainer._ranks.index == rank and done == dies_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            done += 1
+            return operation(*args)
 
     return run
 

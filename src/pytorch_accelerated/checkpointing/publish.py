@@ -35,6 +35,7 @@ from pytorch_accelerated.checkpointing.verify import list_states, open_plain_fil
 from pytorch_accelerated.errors import CheckpointError
 
 _STALE_AFTER_SECONDS = 3600.0
+_FLUSHES_AT_ONCE = 4
 
 
 @dataclass(frozen=True)
@@ -48,12 +49,27 @@ class StagedFolder:
     final: Path
 
     def write_file(self, name: str, chunks: Iterable[bytes | memoryview]) -> FileEntry:
-        """Write and flush one file; the entry is for `commit`. May be called by any rank.
+        """`write_files` for a single file."""
+        (entry,) = self.write_files([(check_file_name(name), chunks)])
+        return entry
+
+    def write_files(self, files: Iterable[tuple[str, Iterable[bytes | memoryview]]]) -> list[FileEntry]:
+        """Write files, by name, and flush each while the next ones are written; the entries are for `commit`.
+
+        May be called by any rank.
 
         Raises:
             CheckpointError: if writing fails; says at which position.
         """
-        return self._write(check_file_name(name), chunks)
+        entries, flushes = [], []
+        with explained(self.final), contextlib.ExitStack() as opened, ThreadPoolExecutor(_FLUSHES_AT_ONCE) as flushing:
+            for name, chunks in files:
+                file = opened.enter_context(disk.create_file(self.staging / name))
+                entries.append(self._write(file, name, chunks))
+                flushes.append(flushing.submit(disk.flush, file))
+            for flush in flushes:
+                flush.result()
+        return entries
 
     def take_in(self) -> list[FileEntry]:
         """Flush and hash the files that others have written, to this folder or `final`; the entries are for `commit`.
@@ -86,10 +102,12 @@ class StagedFolder:
         self._check_complete(files)
         serial = 1 + max((manifest.serial for _, manifest in list_states(self.final.parent)), default=0)
         manifest = dump_manifest(Manifest(serial, facts, files))
-        self._write(MANIFEST_NAME, [manifest])
+        self.write_files([(MANIFEST_NAME, [manifest])])
         with explained(self.final):
             disk.flush_folder(self.staging)
-            replaced = self._move_aside()
+            replaced = hidden_sibling(self.final, "replaced") if self.final.exists() else None
+            if replaced is not None:
+                disk.move(self.final, replaced)
             try:
                 disk.move(self.staging, self.final)
             except OSError:
@@ -99,8 +117,8 @@ class StagedFolder:
             disk.flush_folder(self.final.parent)
         if replaced is not None:
             # The new state is safe; if the old one cannot be deleted now, a later `sweep` will do it.
-            with contextlib.suppress(OSError):
-                _remove_tree(_hide(replaced))
+            with contextlib.suppress(CheckpointError):
+                remove_state(replaced)
 
     def abort(self) -> None:
         """Delete what was written so far. To be called by one rank if any has failed; no effect after `commit`."""
@@ -109,38 +127,27 @@ class StagedFolder:
             with contextlib.suppress(OSError):
                 _remove_tree(self.staging)
 
-    def _write(self, name: str, chunks: Iterable[bytes | memoryview]) -> FileEntry:
+    def _write(self, file: FileIO, name: str, chunks: Iterable[bytes | memoryview]) -> FileEntry:
         digest = hashlib.sha256()
         size_bytes = 0
-        # Hashing takes about as long as the disk, so it may lag behind by a chunk, and by the flush.
-        with explained(self.final), disk.create_file(self.staging / name) as file, ThreadPoolExecutor(1) as beside:
+        with ThreadPoolExecutor(1) as beside:
             hashed = beside.submit(digest.update, b"")
-            for chunk in chunks:
+            for chunk in chunks:  # hashing takes about as long as writing, so it may lag behind by a chunk
                 before, hashed = hashed, beside.submit(digest.update, chunk)
                 with explained(self.final, f"writing {len(chunk)} bytes at position {size_bytes} of {name!r}"):
                     disk.write(file, chunk)
                 before.result()
                 size_bytes += len(chunk)
-            disk.flush(file)
         return FileEntry(name, size_bytes, digest.hexdigest())
 
     def _check_complete(self, files: tuple[FileEntry, ...]) -> None:
-        paths = {entry: self.staging / entry.name for entry in files}
-        missing = [
-            entry.name for entry, path in paths.items() if not path.is_file() or path.stat().st_size != entry.size_bytes
-        ]
+        there = {name: (self.staging / name).stat().st_size for name in plain_files(self.staging)}
+        missing = [entry.name for entry in files if there.get(entry.name) != entry.size_bytes]
         if missing:
             raise CheckpointError(
                 f"The process that publishes {self.staging} cannot see {', '.join(missing)} there, although the ranks "
                 "have written these files. Save to a folder that all machines share."
             )
-
-    def _move_aside(self) -> Path | None:
-        if not self.final.exists():
-            return None
-        replaced = hidden_sibling(self.final, "replaced")
-        disk.move(self.final, replaced)
-        return replaced
 
 
 def plain_files(folder: Path) -> list[str]:
@@ -215,10 +222,12 @@ def remove_state(folder: Path) -> None:
         CheckpointError: if the disk fails.
     """
     with explained(folder, "deleting it"):
-        hidden = _hide(folder)
+        hidden = HiddenName.parse(folder.name)
+        partial = hidden_sibling(folder.with_name(hidden.final) if hidden else folder, "partial")
+        disk.move(folder, partial)
         # Otherwise a power cut could restore the name, but not the deleted files.
         disk.flush_folder(folder.parent)
-        _remove_tree(hidden)
+        _remove_tree(partial)
 
 
 @contextlib.contextmanager
@@ -281,14 +290,6 @@ def explained(final: Path, doing: str = "") -> Iterator[None]:
             f"Saving {final} failed{' while ' if doing else ''}{doing}: {error}. Earlier saves are unchanged. Check "
             "free space, quota and permissions of the disk, then save again."
         ) from error
-
-
-def _hide(folder: Path) -> Path:
-    """Rename `folder`, so that nobody reads it while it is being deleted."""
-    hidden = HiddenName.parse(folder.name)
-    partial = hidden_sibling(folder.with_name(hidden.final) if hidden else folder, "partial")
-    disk.move(folder, partial)
-    return partial
 
 
 def _remove_tree(path: Path) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ import torch
 
 from pytorch_accelerated.checkpointing.codec import Encoded, decode, encode
 from pytorch_accelerated.checkpointing.formats import chunks, dump_json, load_json, read_tensors
-from pytorch_accelerated.checkpointing.layout import PARTS, SHARDS_NAME, FileEntry, Manifest
+from pytorch_accelerated.checkpointing.layout import PARTS, SHARDS_NAME, FileEntry, Manifest, check_file_name
 from pytorch_accelerated.checkpointing.publish import StagedFolder, begin
 from pytorch_accelerated.checkpointing.sharded_files import MakeTarget, read_shards, write_shards
 from pytorch_accelerated.checkpointing.verify import open_verified, read_manifest
@@ -76,21 +76,16 @@ def _publish(
     others: list[FileEntry],
     shards: Sequence[FileEntry] = (),
 ) -> None:
-    files = [entry for name, part in encoded.items() for entry in write_part(staged, name, part)]
+    files = staged.write_files(file for name, part in encoded.items() for file in _files_of(name, part))
     if others:
         facts = {**facts, PARTS: list(encoded)}
     staged.commit(facts, [*shards, *others, *files])
 
 
-def write_part(staged: StagedFolder, name: str, part: Encoded) -> list[FileEntry]:
-    """Write the two files of one part into an unpublished folder; the entries are for `StagedFolder.commit`.
-
-    Tensors on other devices are copied to the host one at a time.
-    """
-    return [
-        staged.write_file(f"{name}.json", [dump_json(part.structure)]),
-        staged.write_file(f"{name}.safetensors", chunks(part.tensors)),
-    ]
+def _files_of(name: str, part: Encoded) -> Iterator[tuple[str, Iterable[bytes | memoryview]]]:
+    """The two files of a part. Tensors on other devices are copied to the host one at a time."""
+    yield check_file_name(f"{name}.json"), [dump_json(part.structure)]
+    yield f"{name}.safetensors", chunks(part.tensors)
 
 
 def read_state(
