@@ -1,6 +1,6 @@
 """`Trainer`: what users call, and the order of a run.
 
-`training/hooks.py` has the methods that a subclass may override, `training/run.py` the state of one call, and
+`training/hooks.py` has the methods that a subclass may override, `facts/context.py` what one call works with, and
 `steps/step.py` the computation of an update. `docs/events.md` has the order of hooks and events for every way a run
 can end.
 """
@@ -23,7 +23,8 @@ from pytorch_accelerated.data.adapting import refuse_rearranged
 from pytorch_accelerated.data.building import build_loader, check_dataset, default_loader_kwargs
 from pytorch_accelerated.data.updates import RunLoader
 from pytorch_accelerated.errors import InvalidCheckpointError
-from pytorch_accelerated.facts.names import Replaceable, knows_other_names
+from pytorch_accelerated.facts.context import Context
+from pytorch_accelerated.facts.names import Replaceable, knows_other_names, own_events
 from pytorch_accelerated.facts.order import explain_run
 from pytorch_accelerated.facts.placeholders import TrainerPlaceholderValues, replace_trainer_placeholder_values
 from pytorch_accelerated.facts.run_state import RunPhase
@@ -39,9 +40,19 @@ from pytorch_accelerated.progress.display import print_above_bars
 from pytorch_accelerated.steps.guarded import RollBack
 from pytorch_accelerated.tracking.history import RunHistory
 from pytorch_accelerated.tracking.loss import LossTracker
-from pytorch_accelerated.training import setup
-from pytorch_accelerated.training.hooks import TrainerHooks, own_events, own_version
-from pytorch_accelerated.training.run import Run
+from pytorch_accelerated.training.checks import check_evaluation, check_training, refuse_within_a_run
+from pytorch_accelerated.training.evaluation import Evaluation, Prediction
+from pytorch_accelerated.training.hooks import TrainerHooks
+from pytorch_accelerated.training.preparing import (
+    create_run_config,
+    loader_of_pass,
+    prepare_evaluation,
+    prepare_loaders,
+    prepare_model,
+    prepare_training,
+)
+from pytorch_accelerated.training.starting import at_work, ending
+from pytorch_accelerated.training.training import Training
 
 __all__ = [
     "DEFAULT_CALLBACKS",
@@ -50,14 +61,6 @@ __all__ = [
     "TrainerWithTimmScheduler",
     "replace_trainer_placeholder_values",
 ]
-
-
-# Methods of the trainer that are part of an update, by the names that `StepParts` has for the user's own versions.
-_OWN_PARTS = {
-    "own_passes": "_perform_forward_and_backward_passes",
-    "own_clipping": "_clip_gradients",
-    "own_recording": "_update_loss_tracker",
-}
 
 
 class Trainer(TrainerHooks):
@@ -99,10 +102,6 @@ class Trainer(TrainerHooks):
             longer than anything that one process does alone, such as a save. None: torch's limit, half an hour with
             gloo and ten minutes with NCCL.
     """
-
-    _run_kind: type[Run] = Run
-    _ongoing_run: Run | None = None  # during a call of the trainer
-    _previous_run: Run | None = None
 
     # ------------------------------------------------------------------------------------------------ what users call
 
@@ -194,7 +193,7 @@ class Trainer(TrainerHooks):
             NonFiniteLossError: if `TerminateOnNaNCallback` saw a loss that is NaN or infinite, or more updates in a row
                 than `max_skipped_updates` could not be applied.
         """
-        setup.refuse_within_a_run(self._ongoing_run, "train", "Call it when the run is over, or use another trainer.")
+        refuse_within_a_run(self.run_context, "train", "Call it when the run is over, or use another trainer.")
         settings = TrainSettings(
             num_epochs=num_epochs,
             per_device_batch_size=per_device_batch_size,
@@ -215,34 +214,22 @@ class Trainer(TrainerHooks):
         )
         if overfit_batches is not None:
             eval_dataset = train_dataset
-        setup.check_training(
-            self,
-            settings,
-            train_dataset,
-            eval_dataset,
-            create_scheduler_fn,
-            has_own_passes=own_version(self, _OWN_PARTS["own_passes"], Trainer) is not None,
-        )
+        check_training(self.run_context, settings, train_dataset, eval_dataset, create_scheduler_fn)
         self.train_dataset = train_dataset
         self.eval_dataset = eval_dataset
         self.collate_fn = collate_fn
         self.create_scheduler_fn = create_scheduler_fn
-        with self._during_run(settings) as run:
-            agree_on_resuming(resume_from, self._ranks)
-            state = None if resume_from is None else run.find_state(resume_from)
+        with self._during_run(settings) as context:
+            context.training = self._create_training(context)
+            agree_on_resuming(resume_from, context.ranks)
+            state = None if resume_from is None else context.states.find(resume_from)
             if resume_from is not None and state is None:
                 self.print(f"No training state in {resume_from}: starting afresh")
-            setup.start_training(
-                run,
-                train_dataloader_kwargs,
-                eval_dataloader_kwargs,
-                state,
-                resets_history=reset_run_history,
-                prepare=self._prepare_model_optimizer_and_dataloaders,
-                describe=self._create_run_config,
+            prepare_training(
+                context, train_dataloader_kwargs, eval_dataloader_kwargs, state, resets_history=reset_run_history
             )
             if state is not None:
-                self.print(run.describe_resumption())
+                self.print(context.training.describe_resumption())
             self._run_training()
         return self.run_history.copy()
 
@@ -274,23 +261,17 @@ class Trainer(TrainerHooks):
             ConfigurationError: without any dataset.
             DataError: if the dataset is empty.
         """
-        setup.refuse_within_a_run(self._ongoing_run, "evaluate", "Call `trainer.request_evaluation()` instead.")
+        refuse_within_a_run(self.run_context, "evaluate", "Call `trainer.request_evaluation()` instead.")
         check_positive_count("per_device_batch_size", per_device_batch_size)
-        setup.check_evaluation(self, dataset)
+        check_evaluation(self.run_context, dataset)
         self.eval_dataset = dataset if dataset is not None else self.eval_dataset
         self.collate_fn = collate_fn if collate_fn is not None else self.collate_fn
         settings = TrainSettings(num_epochs=1, eval_per_device_batch_size=per_device_batch_size)
         if reset_run_history:
             self.run_history.reset()
         records_before = len(self.run_history.records)
-        with self._during_run(settings) as run:
-            setup.start_evaluation(
-                run,
-                per_device_batch_size,
-                dataloader_kwargs,
-                prepare=self._prepare_model_optimizer_and_dataloaders,
-                describe=self._create_run_config,
-            )
+        with self._during_run(settings) as context:
+            prepare_evaluation(context, per_device_batch_size, dataloader_kwargs)
             self._run_evaluation()
         new_names = {record.name for record in self.run_history.records[records_before:]}
         return {
@@ -333,11 +314,12 @@ class Trainer(TrainerHooks):
         defaults = default_loader_kwargs(dataset, batch_size=per_device_batch_size, shuffle=False)
         loader = build_loader(dataset, defaults, dataloader_kwargs, collate_fn or self.collate_fn)
         with (
-            self._during_run(TrainSettings(num_epochs=1)) as run,
-            run.loader_of_pass(loader, dataloader_kwargs) as adapted,
+            self._during_run(TrainSettings(num_epochs=1)) as context,
+            loader_of_pass(context, loader, dataloader_kwargs) as adapted,
         ):
             refuse_rearranged(adapted)
-            return run.predict(adapted, collect_predictions(self._ranks, output_path))
+            collector = collect_predictions(context.ranks, output_path)
+            return Prediction(context).run(adapted, collector, lambda _: context.stopping.signals.exit())
 
     def save_checkpoint(
         self,
@@ -362,9 +344,9 @@ class Trainer(TrainerHooks):
             CheckpointError: if an entry could not be read back without running code; the message names it.
             NonFiniteLossError: if a parameter is NaN or infinite; an existing file is left as it is.
         """
-        run = self.run_context
-        run.check_finite()  # on every rank, so that all of them get the error
-        checkpoint = checkpoint_of(run.contents(), self.get_model(), optimizer=save_optimizer, scheduler=save_scheduler)
+        context = self.run_context
+        context.states.check_finite()  # on every rank, so that all of them get the error
+        checkpoint = checkpoint_of(context, self.get_model(), optimizer=save_optimizer, scheduler=save_scheduler)
 
         def write() -> None:
             if self._ranks.is_first_of_node if save_per_node else self._ranks.is_first:
@@ -390,9 +372,8 @@ class Trainer(TrainerHooks):
             InvalidCheckpointError: if the file is damaged or belongs to another model or optimizer; then nothing is
                 changed.
         """
-        run = self.run_context.contents()
         return load_checkpoint(
-            checkpoint_path, run, self.get_model(), optimizer=load_optimizer, scheduler=load_scheduler
+            checkpoint_path, self.run_context, self.get_model(), optimizer=load_optimizer, scheduler=load_scheduler
         )
 
     def save_training_state(
@@ -414,11 +395,11 @@ class Trainer(TrainerHooks):
                 run continues. It is complete before the next one starts and before `on_training_run_end`; errors until
                 then are raised in between. Outside of a run it is written at once.
         """
-        request = (Path(output_dir), dict(checkpoint_kwargs or {}), background)
-        if self._ongoing_run is not None and self._ongoing_run.requests.defers_saves:
-            self._ongoing_run.requests.states.append(request)
+        context, folder, extra = self.run_context, Path(output_dir), dict(checkpoint_kwargs or {})
+        if context.is_at_work and context.training is not None and context.training.requests.defers_saves:
+            context.training.requests.states.append((folder, extra, background))
         else:
-            self.run_context.write_state(*request[:2], background and self._ongoing_run is not None)
+            context.states.write(folder, extra, background and context.is_at_work)
 
     def load_training_state(self, input_dir: str | Path) -> dict[str, Any]:
         """Load a folder written by `save_training_state`, or the newest of several. Must be called by all ranks.
@@ -428,13 +409,12 @@ class Trainer(TrainerHooks):
         Returns:
             The `checkpoint_kwargs` of the save, and ``current_epoch``.
         """
-        agree_on_resuming(input_dir, self._ranks)
-        run = self.run_context
-        state = run.find_state(input_dir)
+        context = self.run_context
+        agree_on_resuming(input_dir, context.ranks)
+        state = context.states.find(input_dir)
         if state is None:
             raise InvalidCheckpointError(f"There is no training state in {input_dir}. Check the path.")
-        extra: dict[str, Any] = run.load_state(state, is_at_work=self._ongoing_run is not None)
-        return extra
+        return context.states.load(state, is_at_work=context.is_at_work)
 
     def gather(self, tensor: Any, padding_value: float | None = None) -> Any:
         """Tensors of all ranks, concatenated on their first dimension. Must be called by all ranks with a batch.
@@ -450,9 +430,8 @@ class Trainer(TrainerHooks):
         Returns:
             The same structure, with the rows of all ranks; a 0-dim tensor counts as one row.
         """
-        run = self._ongoing_run
-        gather = self._ranks.gather if run is None or run.uneven is None else run.uneven.gather
-        rows = gather(tensor, padding_value)
+        context = self.run_context
+        rows = (context.uneven or context.ranks).gather(tensor, padding_value)
         if padding_value is None:
             return rows
         return map_tensors(lambda of_all_ranks: remove_padding(of_all_ranks, padding_value), rows)
@@ -481,7 +460,8 @@ class Trainer(TrainerHooks):
         It happens when the current update is finished, or after the current event with all its callbacks. For
         callbacks, during training; every rank must request it.
         """
-        self.run_context.requests.evaluation = True
+        if self.run_context.training is not None:
+            self.run_context.training.requests.evaluation = True
 
     def explain(self, num_epochs: int = 1, evaluate: bool = True) -> str:
         """The order of hooks and events of a run as text, with the callbacks that handle each event."""
@@ -504,7 +484,7 @@ class Trainer(TrainerHooks):
         Raises:
             Any error that the run would have raised.
         """
-        setup.refuse_within_a_run(self._ongoing_run, "preflight", "Call it before `train`.")
+        refuse_within_a_run(self.run_context, "preflight", "Call it before `train`.")
         arguments = {"train_dataset": train_dataset, "num_epochs": num_epochs, "eval_dataset": eval_dataset}
         return rehearse(self, {**arguments, **train_arguments})
 
@@ -529,7 +509,7 @@ class Trainer(TrainerHooks):
             ArgumentTypeError, ConfigurationError: for invalid input.
             Any error that training would have raised.
         """
-        setup.refuse_within_a_run(self._ongoing_run, "summary", "Call it before `train`.")
+        refuse_within_a_run(self.run_context, "summary", "Call it before `train`.")
         return summarise(self, train_dataset, batch, depth=depth, arguments=train_arguments)
 
     def find_lr(
@@ -560,25 +540,13 @@ class Trainer(TrainerHooks):
         Raises:
             ArgumentTypeError, ConfigurationError: for invalid input, or an optimizer without learning rates.
         """
-        setup.refuse_within_a_run(self._ongoing_run, "find_lr", "Call it before `train`.")
+        refuse_within_a_run(self.run_context, "find_lr", "Call it before `train`.")
         rates = {"min_lr": min_lr, "max_lr": max_lr, "num_updates": num_updates}
         return find_learning_rate(self, train_dataset, **rates, arguments=train_arguments)
 
-    @property
-    def run_context(self) -> Run:
-        """The state of the current call of `train`, `evaluate` or `predict`.
-
-        Between calls it is the last run, and before the first call a new one.
-        """
-        if self._ongoing_run is not None:
-            return self._ongoing_run
-        if self._previous_run is None:
-            self._previous_run = self._create_run(TrainSettings(num_epochs=1))
-        return self._previous_run
-
     @Replaceable
-    def current_run(self) -> Run:
-        """The state of the current call of `train`, `evaluate` or `predict`."""
+    def current_run(self) -> Context:
+        """What the current call of `train`, `evaluate` or `predict` works with, or the last one did."""
         return self.run_context
 
     @Replaceable
@@ -590,68 +558,55 @@ class Trainer(TrainerHooks):
 
     def _run_training(self) -> None:
         """Run epoch after epoch, until the run is complete or something stops it."""
-        run = self.run_context
-        run.requests.defers_saves = True
-        with run.ending(self.training_run_end, "on_training_run_end"):
-            run.start_part(self.training_run_start, "on_training_run_start")
-            while not run.is_complete:
+        training = self.run_context.training
+        training.requests.defers_saves = True
+        with ending(training.context, self.training_run_end, "on_training_run_end"):
+            training.start_part(self.training_run_start, "on_training_run_start")
+            while not training.is_complete:
                 if self.run_state.phase is RunPhase.EPOCH_CLOSED:
                     self.run_state.start_epoch()
                 try:
-                    self._run_epoch(run)
+                    self._run_epoch(training)
                 except RollBack as request:
-                    run.go_back_to(request.state)
+                    training.go_back_to(request.state)
 
-    def _run_epoch(self, run: Run) -> None:
+    def _run_epoch(self, training: Training) -> None:
         """One epoch and its evaluation; after a resume, their remaining parts."""
-        state = self.run_state
+        context, state = self.run_context, self.run_state
         if state.phase is RunPhase.TRAINING:
-            if isinstance(run.loaders.train, RunLoader):  # a subclass may iterate over it itself
-                run.loaders.train.set_epoch(run.data_epoch)
-            self._run_train_epoch(run.loaders.train)
-            run.close_part(RunPhase.TRAINING_EPOCH_CLOSED)
+            if isinstance(context.loaders.train, RunLoader):  # a subclass may iterate over it itself
+                context.loaders.train.set_epoch(training.data_epoch)
+            self._run_train_epoch(context.loaders.train)
+            training.close_part(RunPhase.TRAINING_EPOCH_CLOSED)
         if state.phase is RunPhase.TRAINING_EPOCH_CLOSED:
-            if run.loaders.eval is not None:
-                run.evaluate_sets(self._run_eval_epoch)
-            if not run.is_cut:
+            if context.loaders.eval is not None:
+                training.evaluate()
+            if context.states.cut is None:
                 self._step_scheduler_after_epoch()
-            run.close_part(RunPhase.EVALUATED)
-        run.emitter.defer(self.training_run_epoch_end)
-        run.emitter.emit("on_training_run_epoch_end")
+            training.close_part(RunPhase.EVALUATED)
+        context.emitter.defer(self.training_run_epoch_end)
+        context.emitter.emit("on_training_run_epoch_end")
         state.finish_epoch()
         self.run_history._increment_epoch()
-        run.close_part(RunPhase.EPOCH_CLOSED)
+        training.close_part(RunPhase.EPOCH_CLOSED)
 
     def _run_train_epoch(self, train_dl: Any) -> None:
         """One pass over the training data, or over the rest of it."""
-        run = self.run_context
-        step = run.step
-        run.begin_pass()
+        context, training = self.run_context, self.run_context.training
+        training.begin_pass()
         self.model.train()
-        with run.requests.deferring_saves():
-            run.start_part(self.train_epoch_start, "on_train_epoch_start")
-            run.start_epoch()
-            for update in run.updates(train_dl):
-                step.update(update)
-                run.act_at_safe_point()
-            run.finish_epoch(train_dl)
-            run.emitter.defer(self.train_epoch_end)
+        with training.requests.deferring_saves():
+            training.start_part(self.train_epoch_start, "on_train_epoch_start")
+            training.start_epoch()
+            for update in training.updates(train_dl):
+                training.step.update(update)
+                training.act_at_safe_point()
+            training.finish_epoch(train_dl)
+            context.emitter.defer(self.train_epoch_end)
             self._add_epoch_loss_to_run_history("train_loss_epoch")
-            step.record(self.run_history)
-            run.emitter.emit("on_train_epoch_end")
+            training.step.record(self.run_history)
+            context.emitter.emit("on_train_epoch_end")
             self.run_state.phase = RunPhase.TRAINING_EPOCH_CLOSED
-
-    def _perform_forward_and_backward_passes(self, batch: Any, step: int) -> None:
-        """Add the gradients of one batch. `step` counts batches of this rank in the epoch, from 0."""
-        self.run_context.step.compute(batch, step)
-
-    def _clip_gradients(self) -> None:
-        """Clip the complete gradient, once per update."""
-        self.run_context.step.clip()
-
-    def _update_loss_tracker(self, batch_loss: torch.Tensor, batch_size: Any) -> None:
-        """Add the mean loss of a batch to that of the epoch. Does not wait for the device."""
-        self.run_context.losses.update(batch_loss, batch_size)
 
     def _run_eval_epoch(self, valid_dl: Any, is_training: bool = True, is_intermediate: bool = False) -> None:
         """Evaluate every sample once and record the mean loss.
@@ -661,70 +616,66 @@ class Trainer(TrainerHooks):
             is_training: whether this belongs to a training run.
             is_intermediate: whether this happens inside a training epoch.
         """
-        run = self.run_context
+        context = self.run_context
         metric_name = "evaluation_loss"
         if is_training:
             metric_name = "intermediate_eval_loss" if is_intermediate else "eval_loss_epoch"
-        with run.evaluating(restore_modes=is_intermediate) as passes:
-            run.emitter.defer(self.eval_epoch_start)
-            run.emitter.emit("on_eval_epoch_start", is_intermediate=is_intermediate)
-            run.stop_if_asked()
-            run.evaluate_rounds(valid_dl, passes, self._update_loss_tracker)
-            run.reports.report_non_finite(run.losses, metric_name)
-            run.emitter.defer(self.eval_epoch_end)
+        evaluation = Evaluation(context)
+        with evaluation.going_on(restores_modes=is_intermediate):
+            context.emitter.defer(self.eval_epoch_start)
+            context.emitter.emit("on_eval_epoch_start", is_intermediate=is_intermediate)
+            context.stopping.stop_if_asked()
+            evaluation.run(valid_dl, self._update_loss_tracker)
+            context.reports.report_non_finite(context.losses, metric_name)
+            context.emitter.defer(self.eval_epoch_end)
             self._add_epoch_loss_to_run_history(metric_name)
-            run.emitter.emit("on_eval_epoch_end", is_intermediate=is_intermediate)
+            context.emitter.emit("on_eval_epoch_end", is_intermediate=is_intermediate)
 
     def _add_epoch_loss_to_run_history(self, metric_name: str) -> None:
         """Record the mean loss per item over all ranks, and start a new mean."""
-        run = self.run_context
-        run.reports.record_mean(run.losses, metric_name)
+        self.run_context.reports.record_mean(self.run_context.losses, metric_name)
 
     def _step_scheduler_after_epoch(self) -> None:
         """Step schedulers that count epochs, or watch a metric."""
-        self.run_context.step_scheduler_after_epoch()
+        self.run_context.training.step_scheduler_after_epoch()
 
     def _run_evaluation(self) -> None:
         """The run of `evaluate`."""
-        run = self.run_context
-        with run.ending(self.evaluation_run_end, "on_evaluation_run_end"):
-            run.emitter.defer(self.evaluation_run_start)
-            run.emitter.emit("on_evaluation_run_start")
-            run.stop_if_asked()
-            run.evaluate_sets(self._run_eval_epoch, is_training=False)
-            run.stop_if_asked()
+        context = self.run_context
+        with ending(context, self.evaluation_run_end, "on_evaluation_run_end"):
+            context.emitter.defer(self.evaluation_run_start)
+            context.emitter.emit("on_evaluation_run_start")
+            context.stopping.stop_if_asked()
+            context.evaluation_sets.evaluate(is_training=False)
+            context.stopping.stop_if_asked()
 
     # ---------------------------------------------------------------------------------------------------- making a run
 
     @contextlib.contextmanager
-    def _during_run(self, settings: TrainSettings) -> Iterator[Run]:
-        """A run for `settings`; within a run, that run."""
-        if self._ongoing_run is not None:
-            with self._ongoing_run.stopping.finishing_passes():
-                yield self._ongoing_run
+    def _during_run(self, settings: TrainSettings) -> Iterator[Context]:
+        """A context for a call with `settings`; within a run, that of the run."""
+        if self.run_context.is_at_work:
+            with self.run_context.stopping.finishing_passes():
+                yield self.run_context
             return
         if str(self._accelerator.mixed_precision) != self._precision_at_start:
             # accelerate has one precision per process, and another trainer has changed it.
             self._accelerator = self._create_accelerator()
-        run = self._ongoing_run = self._create_run(settings)
-        try:
-            with run.at_work():
-                yield run
-        finally:
-            self._ongoing_run, self._previous_run = None, run
+        self.run_context = self._create_context(settings)
+        with at_work(self.run_context) as context:
+            yield context
 
-    def _create_run(self, settings: TrainSettings) -> Run:
-        """A run that goes by `settings`."""
-        own = {part: own_version(self, name, Trainer) for part, name in _OWN_PARTS.items()}
-        return self._run_kind(self, settings, self._run_eval_epoch, own, self._previous_run)
+    def _create_training(self, context: Context) -> Training:
+        """What a run of `train` does between its updates."""
+        return Training(context)
 
     def _prepare_model_optimizer_and_dataloaders(self) -> None:
         """Move the model to its device, wrap what must be wrapped, and distribute the loaders over the ranks."""
-        run = self.run_context
-        run.prepare_model(for_training=run.loaders.train is not None)
-        run.prepare_loaders()
+        context = self.run_context
+        prepare_model(context, for_training=context.loaders.train is not None)
+        prepare_loaders(context)
 
-    _create_run_config = setup.create_run_config
+    _create_run_config = create_run_config
 
     @property
     def _loss_tracker(self) -> LossTracker:

@@ -67,7 +67,7 @@ TABLE = {
     ("seeding.py", "tests/test_seeding.py"): [
         ("numpy's generator is not restored", "    np.random.set_state((algorithm,", "    bool((algorithm,"),
     ],
-    ("training/run.py", RESUME): [
+    ("training/training.py", RESUME): [
         ("the epoch begins again", "start=state.samples_in_epoch, batches_done=", "start=0, batches_done="),
     ],
     ("checkpointing/state_folder.py", BACKGROUND): [

@@ -12,7 +12,7 @@ from pytorch_accelerated.checkpointing.training_state import save_run
 from pytorch_accelerated.checkpointing.verify import read_manifest
 from pytorch_accelerated.huggingface import Trainer
 from pytorch_accelerated.huggingface.checkpoints.saving import StagedCheckpoint
-from pytorch_accelerated.huggingface.engine.run import EngineRun
+from pytorch_accelerated.huggingface.engine.states import CheckpointStates
 from tests.huggingface.runs import Regression, StopAt, everything, losses, make_trainer
 from tests.huggingface.test_against_transformers import run, sentences
 from tests.huggingface.texts import tiny_language_model
@@ -64,10 +64,10 @@ def test_a_checkpoint_does_not_hold_the_base(tmp_path: Path) -> None:
     assert size_of(folder) < 4 * 4 * numbers + few_names_and_generators  # twice the adapter, and two moments of it
 
 
-def write_all(self: EngineRun, folder: Path, write_files: Any, only_model: bool) -> None:
+def write_all(self: CheckpointStates, folder: Path, write_files: Any, only_model: bool) -> None:
     """As checkpoints were written before: the base and the optimizer are in native parts."""
     staged = begin(folder)
-    write_files(StagedCheckpoint(staged.staging, self.face.model))
+    write_files(StagedCheckpoint(staged.staging, self.context.holder.model))
     save_run(self.contents(), staged, {})
 
 
@@ -77,7 +77,7 @@ def test_a_resume_is_exact(settings: Any, is_old: bool, tmp_path: Path, monkeypa
     whole = train(tmp_path / "whole", model=adapted(**settings))
     with monkeypatch.context() as patch:
         if is_old:
-            patch.setattr(EngineRun, "write_checkpoint", write_all)
+            patch.setattr(CheckpointStates, "write_checkpoint", write_all)
         train(tmp_path / "parts", StopAt(4), model=adapted(**settings))
     names = {entry.name for entry in read_manifest(tmp_path / "parts" / "checkpoint-4").files}
     assert ("optimizer.safetensors" in names) == is_old

@@ -226,7 +226,7 @@ def in_predict(folder: Path) -> None:
     try:
         trainer.predict(regression_data(24)[0], 4, output_path=folder / "predictions")
     finally:
-        print(f"is running: {trainer._ongoing_run is not None}, left: {[path.name for path in folder.iterdir()]}")
+        print(f"is running: {trainer.run_context.is_at_work}, left: {[path.name for path in folder.iterdir()]}")
 
 
 class SlowData(AugmentedData):

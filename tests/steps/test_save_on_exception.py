@@ -43,7 +43,7 @@ class Breaks(TrainerCallback):
 
     def on_train_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
         self.batches += 1
-        is_second = trainer.run_context.step.micro_batch.is_last
+        is_second = trainer.run_context.training.step.micro_batch.is_last
         if self.reaches(trainer, "forward") and is_second:
             trainer.model[-1].register_forward_pre_hook(fail)  # after batch norm and dropout
         if self.reaches(trainer, "loss") and is_second:
@@ -53,7 +53,7 @@ class Breaks(TrainerCallback):
 
     def on_train_step_end(self, trainer: Trainer, *, batch_output: dict[str, Any], **kwargs: Any) -> None:
         trainer.run_history.update_metric("seen", self.batches)
-        if self.reaches(trainer, "backward") and trainer.run_context.step.micro_batch.is_last:
+        if self.reaches(trainer, "backward") and trainer.run_context.training.step.micro_batch.is_last:
             trainer.model[0].weight.register_hook(fail)
         if self.reaches(trainer, "callback"):
             raise self.error("broken")

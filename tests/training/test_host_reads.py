@@ -18,7 +18,7 @@ from pytorch_accelerated.callbacks import (
     TrainerCallback,
 )
 from pytorch_accelerated.schedulers import CosineLrScheduler
-from pytorch_accelerated.training.run import UPDATES_BETWEEN_READINGS
+from pytorch_accelerated.training.training import UPDATES_BETWEEN_READINGS
 from tests.support.reference import regression_data
 
 UPDATES = 2 * UPDATES_BETWEEN_READINGS + 8

@@ -153,7 +153,6 @@ from torch import nn
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import TrainerCallback
 from pytorch_accelerated.errors import HookOutputError, StopTrainingError
-from pytorch_accelerated.training.emitting import Emitter
 from pytorch_accelerated.training.stopping import Stopping
 from tests.support.reference import assert_same_parameters, regression_data, sgd, tiny_model
 
@@ -207,10 +206,10 @@ model = tiny_model()
 trainer = Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=0.01), callbacks=(), seed=3)
 agreements = 0
 agree = Stopping.stop_if_asked
-def counted(stopping, updates):
+def counted(stopping):
     global agreements
     agreements += 1
-    agree(stopping, updates)
+    agree(stopping)
 Stopping.stop_if_asked = counted
 trainer.train(regression_data(4000), 50, per_device_batch_size=2)
 updates = trainer.run_state.updates
@@ -223,7 +222,8 @@ assert agreements < updates + 150, (agreements, updates)
 if trainer._ranks.index:
     try:
         trainer = StopsTooEarly(model := tiny_model(), nn.MSELoss(), sgd(model), callbacks=())
-        Emitter(trainer, trainer._ranks).output_of(trainer.calculate_train_batch_loss, None, None)
+        hook = trainer.calculate_train_batch_loss
+        trainer.run_context.emitter.explain(StopTrainingError("enough"), hook, None)
     except Exception as error:
         print(type(error).__name__)
 torch.distributed.destroy_process_group()

@@ -165,7 +165,9 @@ class MetricsCallback(TrainerCallback):
             self._collection(trainer, "eval_").update(predictions, targets)
         if self._functions.functions:
             run = trainer.run_context
-            self._functions.add(self._key_of(trainer, "eval_"), run.passes.start, predictions, targets, ranks=run.ranks)
+            self._functions.add(
+                self._key_of(trainer, "eval_"), run.position_in_pass, predictions, targets, ranks=run.ranks
+            )
 
     def on_eval_epoch_end(self, trainer: Trainer, is_intermediate: bool = False, **kwargs: Any) -> None:
         """Record the metrics of the evaluation."""

@@ -186,7 +186,7 @@ class ReportCallback(TrainerCallback):
         """Collect the predictions of a batch, on the device."""
         if self._predictions is not None:
             predictions, targets = self.get_predictions_and_targets(batch, batch_output)
-            start = trainer.run_context.passes.start
+            start = trainer.run_context.position_in_pass
             self._predictions.add(predictions, targets, self.get_inputs(batch), start)
 
     def on_eval_epoch_end(self, trainer: Trainer, is_intermediate: bool = False, **kwargs: Any) -> None:

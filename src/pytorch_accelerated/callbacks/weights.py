@@ -119,7 +119,7 @@ class ModelEmaCallback(SaveBestModelCallback):
         """Evaluate the average at the end of a training epoch."""
         is_training = trainer.run_context.loaders.train is not None
         if self.evaluate_during_training and is_training and not is_intermediate:
-            trainer.run_context.evaluate_other_model(
+            trainer.run_context.evaluation_sets.evaluate_other_model(
                 self._average(trainer).module, metric_name_prefix="ema_model_", callbacks=self.callbacks
             )
 

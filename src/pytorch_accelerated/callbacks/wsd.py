@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
+from pytorch_accelerated.callbacks.handler import CallbackHandler
 from pytorch_accelerated.callbacks.saving import tell_of_earlier_states
 from pytorch_accelerated.checkpointing.run_folder import agree_on_resuming
 from pytorch_accelerated.checkpointing.training_state import load_run
@@ -106,12 +107,12 @@ def _load(trainer: Trainer, source: str | Path) -> None:
         trainer.load_checkpoint(source, load_scheduler=False)
         return
     agree_on_resuming(source, run.ranks)
-    state = run.find_state(source)
+    state = run.states.find(source)
     if state is None:
         raise MissingCheckpointError(f"There is no training state in {source}. Check the path.")
-    parts = dataclasses.replace(run.contents(), scheduler=None, callbacks=(), recorder=None)
+    parts = dataclasses.replace(run, scheduler=None, callbacks=CallbackHandler(), recorder=None)
     parts.history, parts.losses, parts.gradient_norms = copy.deepcopy(parts.history), LossTracker(), LossTracker()
-    load_run(parts, state, restores_position=False, read=run.take_read(state))
+    load_run(parts, state, restores_position=False, read=run.states.take_read(state))
 
 
 def _scheduler_of(trainer: Trainer) -> WSDLrScheduler:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -15,20 +14,13 @@ from pytorch_accelerated.checkpointing.portable import load_portable
 from pytorch_accelerated.checkpointing.weights import canonical_state_dict, check_canonical, load_canonical
 from pytorch_accelerated.errors import InvalidCheckpointError, PytorchAcceleratedError
 from pytorch_accelerated.models.deepspeed import ZeroOptimizer
+from pytorch_accelerated.models.kept import Kept, kept
 from pytorch_accelerated.models.sharding import whole
 
 if TYPE_CHECKING:
-    from pytorch_accelerated.checkpointing.training_state import LiveRun
+    from pytorch_accelerated.facts.context import Context
 
 _UNCHECKED = ("torch.", "timm.")  # objects from these packages load whatever they are given
-
-
-@contextlib.contextmanager
-def all_or_nothing() -> Iterator[contextlib.ExitStack]:
-    """Run the callbacks of the stack, last one first, if an exception leaves the block; otherwise drop them."""
-    with contextlib.ExitStack() as undo:
-        yield undo
-        undo.pop_all()
 
 
 @contextlib.contextmanager
@@ -45,63 +37,16 @@ def explained_loading(what: str, source: object) -> Iterator[None]:
         ) from error
 
 
-def keep_object(undo: contextlib.ExitStack, target: Any) -> None:
-    """Add to `undo` a step that restores the attributes of `target`, and the contents of its lists, dicts and sets."""
-    if not hasattr(target, "__dict__"):
-        return
-    before = dict(vars(target))
-    contents = [(value, value.copy()) for value in before.values() if type(value) in (list, dict, set)]
-
-    def restore() -> None:
-        vars(target).clear()
-        vars(target).update(before)
-        for value, items in contents:
-            value.clear()
-            value.extend(items) if isinstance(value, list) else value.update(items)
-
-    undo.callback(restore)
-
-
-def keep_optimizer(
-    undo: contextlib.ExitStack, optimizer: Any, keep: Callable[[Any], Any] = lambda value: value
-) -> None:
-    """Add to `undo` a step that restores the state and the groups of an optimizer.
-
-    torch's optimizers make a new state when they load one, so it is enough to keep the old one. Where they will step,
-    `keep` must copy it.
-    """
-    inner = getattr(optimizer, "optimizer", optimizer)
-    if not (hasattr(inner, "param_groups") and hasattr(inner, "state")):
-        state = copy.deepcopy(inner.state_dict())
-        undo.callback(lambda: inner.load_state_dict(state))
-        return
-    state, groups = inner.state, inner.param_groups
-    entries = {parameter: keep(entry) for parameter, entry in state.items()}
-    settings = [
-        {name: list(value) if name == "params" else keep(value) for name, value in group.items()} for group in groups
-    ]
-
-    def restore() -> None:
-        state.clear()
-        state.update(entries)
-        for group, before in zip(groups, settings, strict=True):
-            group.clear()
-            group.update(before)
-        inner.state, inner.param_groups = state, groups
-
-    undo.callback(restore)
-
-
 def load_states(
     load_weights: Callable[[], None],
     optimizer: Any,
     optimizer_state: Any,
     others: Iterable[tuple[str, Any, Any]],
-    undo: contextlib.ExitStack,
+    undo: Kept,
     *,
     source: object,
 ) -> None:
-    """Load states that were checked as far as possible. `undo` restores everything if one fails all the same.
+    """Load states that were checked as far as possible. If one fails all the same, `undo` restores everything.
 
     The weights come last, because they are changed in place.
 
@@ -109,7 +54,7 @@ def load_states(
         load_weights: loads the weights.
         optimizer: loads `optimizer_state`, unless that is None.
         others: a name, an object with `load_state_dict`, and its state.
-        undo: from `all_or_nothing`.
+        undo: keeps what is changed before the weights.
         source: where the states come from, for messages.
 
     Raises:
@@ -119,17 +64,17 @@ def load_states(
     if weights_first:
         load_weights()
     if optimizer is not None:
-        keep_optimizer(undo, optimizer)
+        undo.optimizer(optimizer, steps=False)
     if optimizer_state is not None:
         with explained_loading(type(optimizer).__name__, source):
             load_optimizer_state(optimizer, optimizer_state)
     for name, target, state in others:
         with explained_loading(name, source):
             if hasattr(target, "param_groups"):
-                keep_optimizer(undo, target)
+                undo.optimizer(target, steps=False)
                 load_optimizer_state(target, state)
             else:
-                keep_object(undo, target)
+                undo.object(target)
                 target.load_state_dict(state)
     if not weights_first:
         load_weights()
@@ -158,7 +103,7 @@ def _mismatch_of_names(target: Any, live: Mapping[str, Any], state: Mapping[str,
     return None
 
 
-def checkpoint_of(run: LiveRun, model: Any, *, optimizer: bool, scheduler: bool) -> dict[str, Any]:
+def checkpoint_of(run: Context, model: Any, *, optimizer: bool, scheduler: bool) -> dict[str, Any]:
     """The entries of a checkpoint. Must be called by all ranks.
 
     Args:
@@ -174,7 +119,7 @@ def checkpoint_of(run: LiveRun, model: Any, *, optimizer: bool, scheduler: bool)
     return checkpoint
 
 
-def load_checkpoint(path: str | Path, run: LiveRun, model: Any, *, optimizer: bool, scheduler: bool) -> dict[str, Any]:
+def load_checkpoint(path: str | Path, run: Context, model: Any, *, optimizer: bool, scheduler: bool) -> dict[str, Any]:
     """Load a file; see `checkpoint_of`. Returns all its entries.
 
     Raises:
@@ -198,6 +143,6 @@ def load_checkpoint(path: str | Path, run: LiveRun, model: Any, *, optimizer: bo
         check_same_kind(run.scheduler, scheduler_state, source=path)
         others = [(type(run.scheduler).__name__, run.scheduler, scheduler_state)]
     load_model = functools.partial(load_canonical, model, checkpoint["model_state_dict"])
-    with all_or_nothing() as undo:
+    with kept(only_if_it_fails=True) as undo:
         load_states(load_model, run.optimizer, optimizer_state, others, undo, source=path)
     return checkpoint

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
 import re
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,7 +19,7 @@ from pytorch_accelerated.checkpointing.codec import Encoded, encode
 from pytorch_accelerated.checkpointing.disk import kind_of
 from pytorch_accelerated.checkpointing.held_states import checked_states, held_modules, held_objects, held_states
 from pytorch_accelerated.checkpointing.layout import MANIFEST_NAME
-from pytorch_accelerated.checkpointing.loading import all_or_nothing, check_same_kind, explained_loading, load_states
+from pytorch_accelerated.checkpointing.loading import check_same_kind, explained_loading, load_states
 from pytorch_accelerated.checkpointing.optimizers import (
     check_optimizer_state,
     read_optimizer_file,
@@ -42,14 +41,15 @@ from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError
 from pytorch_accelerated.facts.run_state import RunPhase, RunState
 from pytorch_accelerated.models.deepspeed import ZeroOptimizer
 from pytorch_accelerated.models.held import held_parts
+from pytorch_accelerated.models.kept import kept
 from pytorch_accelerated.models.sharding import has_shards, is_sharded
 from pytorch_accelerated.models.wrappers import bare_model
 from pytorch_accelerated.processes.ranks import Ranks
-from pytorch_accelerated.run_config import TrainerRunConfig
 from pytorch_accelerated.seeding import check_generator_states, generator_states, restore_generator_states
-from pytorch_accelerated.tracking.history import RunHistory, with_some_records
-from pytorch_accelerated.tracking.loss import LossTracker
-from pytorch_accelerated.tracking.step_records import StepRecorder
+from pytorch_accelerated.tracking.history import with_some_records
+
+if TYPE_CHECKING:
+    from pytorch_accelerated.facts.context import Context
 
 TRAINING_WEIGHTS = "training_weights"
 """The part with the weights of the model where files of others in the folder have the name of the part ``model``."""
@@ -76,93 +76,30 @@ class KeptStates:
     generators: dict[str, Any] | None = None
 
 
-@dataclasses.dataclass
-class LiveRun:
-    """The objects whose states make up a training state.
+def frozen(run: Context, stateful: Iterable[Any], *, everything: bool = True) -> Context:
+    """The run as it is now, but for model, optimizer and scheduler. Must be called by all ranks.
 
-    The model is the one wrapped for training, `holder` the trainer that users see. Optimizer, scheduler, scaler and
-    loaders, as prepared for the run, may be None; the loaders of several evaluation sets are in `evaluation_sets`, by
-    name. `epochs_before` counts the epochs of the runs that this one continues.
+    Args:
+        run: the run.
+        stateful: the callbacks whose states may change.
+        everything: also keep the history and the generators, because something else than an update follows.
     """
-
-    ranks: Ranks
-    model: Any
-    holder: Any
-    optimizer: Any
-    scheduler: Any
-    scaler: Any
-    callbacks: Sequence[Any]
-    history: RunHistory
-    config: TrainerRunConfig | None
-    run_state: RunState
-    losses: LossTracker
-    gradient_norms: LossTracker
-    train_loader: Any
-    eval_loader: Any
-    evaluation_sets: Mapping[str, Any]
-    seed: int
-    epochs_before: int
-    recorder: StepRecorder | None
-    kept: KeptStates | None = None
-
-    @functools.cached_property
-    def held(self) -> dict[str, Any]:
-        """What the trainer holds besides model, optimizer and scheduler, by path."""
-        return held_parts(self.holder)
-
-    def callback_states(self) -> dict[str, Any]:
-        """The states of the callbacks by state key. Must be called by all ranks: some need communication."""
-        kept = {} if self.kept is None else self.kept.callbacks
-        stateful = {key_of_state(one): one for one in self.callbacks if hasattr(one, "state_dict")}
-        return {key: kept[key] if key in kept else one.state_dict() for key, one in stateful.items()}
-
-    def history_state(self) -> dict[str, Any]:
-        """The state of the run history."""
-        if self.kept is not None and self.kept.history is not None:
-            return self.kept.history
-        state = storable_history(self.history, self.ranks)
-        if self.kept is not None and isinstance(state.get("records"), Mapping):
-            count = len(state["records"]["table"])
-            return with_some_records(state, [index < self.kept.history_records for index in range(count)])
-        return state
-
-    def frozen(self, stateful: Iterable[Any], *, everything: bool = True) -> LiveRun:
-        """This run as it is now, but for model, optimizer and scheduler. Must be called by all ranks.
-
-        Args:
-            stateful: the callbacks whose states may change.
-            everything: also keep the history and the generators, because something else than an update follows.
-        """
-        stateful = [one for one in stateful if hasattr(one, "state_dict")]
-        kept = KeptStates(
-            callbacks={key_of_state(one): copy.deepcopy(one.state_dict()) for one in stateful},
-            history=storable_history(self.history, self.ranks) if everything else None,
-            history_records=len(self.history.records),
-            recorder=None if self.recorder is None else self.recorder.state_dict(self.run_state.samples_in_epoch),
-            stream=copy.deepcopy(_stream_of(self)),
-            generators=generator_states() if everything else None,
-        )
-        counts = dataclasses.replace(self.run_state)
-        losses, norms = self.losses.copy(), self.gradient_norms.copy()
-        return dataclasses.replace(self, run_state=counts, losses=losses, gradient_norms=norms, kept=kept)
-
-    def recorder_state(self) -> dict[str, Any] | None:
-        """The state of the recorder of step records."""
-        if self.kept is not None or self.recorder is None:
-            return None if self.kept is None else self.kept.recorder
-        return self.recorder.state_dict(self.run_state.samples_in_epoch)
-
-
-class LoadedRun(NamedTuple):
-    """The contents of a training state besides the states of objects; `extra` as it was given to `save_run`."""
-
-    run_state: RunState
-    epochs_before: int
-    extra: dict[str, Any]
+    stateful = [one for one in stateful if hasattr(one, "state_dict")]
+    earlier = KeptStates(
+        callbacks={key_of_state(one): copy.deepcopy(one.state_dict()) for one in stateful},
+        history=storable_history(run.history, run.ranks) if everything else None,
+        history_records=len(run.history.records),
+        recorder=None if run.recorder is None else run.recorder.state_dict(run.state.samples_in_epoch),
+        stream=copy.deepcopy(_stream_of(run)),
+        generators=generator_states() if everything else None,
+    )
+    counts = dataclasses.replace(run.state)
+    losses, norms = run.losses.copy(), run.gradient_norms.copy()
+    return dataclasses.replace(run, state=counts, losses=losses, gradient_norms=norms, kept=earlier)
 
 
 def save_run(
-    run: LiveRun,
+    run: Context,
     folder: Path | StagedFolder,
     extra: dict[str, Any],
     writer: BackgroundWriter | None = None,
@@ -191,17 +128,18 @@ def save_run(
             state before this one.
     """
     ranks = run.ranks
-    callbacks = run.callback_states()
-    held = held_states(run.held, warns=ranks.is_first)
+    callbacks = _callback_states(run)
+    held_now = held_parts(run.holder)
+    held = held_states(held_now, warns=ranks.is_first)
     everyones = ranks.exchange({**_own_state(run), **_own_differences(run, callbacks, held)})
     facts = {
-        "updates": run.run_state.updates,
-        "epochs": run.run_state.epochs,
-        "samples_in_epoch": 0 if run.run_state.phase is RunPhase.EPOCH_CLOSED else run.run_state.samples_in_epoch,
+        "updates": run.state.updates,
+        "epochs": run.state.epochs,
+        "samples_in_epoch": 0 if run.state.phase is RunPhase.EPOCH_CLOSED else run.state.samples_in_epoch,
         "ranks": ranks.count,
         "seed": run.seed,
-        "data": data_facts(train=run.train_loader, eval=run.eval_loader),
-        "evaluation_sets": data_facts(**run.evaluation_sets),
+        "data": data_facts(train=run.loaders.train, eval=run.loaders.eval),
+        "evaluation_sets": data_facts(**run.loaders.eval_by_name),
     }
     write: Callable[..., None] = write_encoded if writer is None else writer.write
 
@@ -217,7 +155,7 @@ def save_run(
         parts.update({f"rank_{rank}": state for rank, state in enumerate(everyones)})
         return encode_parts(parts)
 
-    if any(map(has_shards, (run.model, *run.held.values()))):
+    if any(map(has_shards, (run.model, *held_now.values()))):
         own_ranks = ranks if writer is None or ranks_of_writer is None else ranks_of_writer()
         write(folder, facts, ranks.do_on_all(encoded), own_ranks)
     elif isinstance(run.optimizer, ZeroOptimizer):
@@ -228,14 +166,14 @@ def save_run(
 
 
 def load_run(
-    run: LiveRun,
+    run: Context,
     folder: Path,
     *,
     restores_position: bool,
     skipped_weights: Collection[str] = (),
     read: tuple[dict[str, Any], dict[str, Any]] | None = None,
-) -> LoadedRun:
-    """Load the state in `folder` into the objects of a run. Must be called by all ranks.
+) -> dict[str, Any]:
+    """Load the state in `folder` into a run and its objects. Must be called by all ranks.
 
     Everything is read and verified before anything is changed. Generators come last, since restoring other objects may
     draw from them.
@@ -245,6 +183,9 @@ def load_run(
         restores_position: whether to restore the position of the training loader.
         skipped_weights: names in the model's state that the folder need not have; the live values stay.
         read: the contents of the folder, if this rank has read it already.
+
+    Returns:
+        `extra`, as it was given to `save_run`.
 
     Raises:
         InvalidCheckpointError: if the folder is damaged or belongs to another model or optimizer.
@@ -256,7 +197,7 @@ def load_run(
     run_state = RunState.from_state_dict(parts["run"]["run_state"])
     if restores_position:  # first, because a user's class may refuse its state
         streams = [state.get("stream") for state in by_rank]
-        restore_stream(run.train_loader, streams, ranks, run_state=run_state, source=folder)
+        restore_stream(run.loaders.train, streams, ranks, run_state=run_state, source=folder)
     others = [*_others(run, parts), *held_objects(held)]
     model = bare_model(run.model)
     modules = [(model, parts["model"]), *held_modules(held)]
@@ -266,7 +207,7 @@ def load_run(
         for module, state in modules:
             load_canonical(module, state, may_lack=skipped_weights if module is model else ())
 
-    with all_or_nothing() as undo:
+    with kept(only_if_it_fails=True) as undo:
 
         def load() -> None:
             load_states(load_weights, run.optimizer, optimizer_state, others, undo, source=folder)
@@ -284,11 +225,12 @@ def load_run(
     recorded = parts["run"].get("recorder")  # older states have none
     if run.recorder is not None and recorded is not None:
         run.recorder.load_state_dict(recorded)
-    return LoadedRun(run_state, parts["run"]["epochs_before_run"], parts["extra"])
+    run.state, run.epochs_before = run_state, parts["run"]["epochs_before_run"]
+    return parts["extra"]  # type: ignore[no-any-return]
 
 
 def _read_run(
-    run: LiveRun,
+    run: Context,
     folder: Path,
     skipped_weights: Collection[str],
     read: tuple[dict[str, Any], dict[str, Any]] | None,
@@ -321,11 +263,11 @@ def _read_run(
         check_optimizer_state(run.optimizer, optimizer_state, source=folder)
     for _, target, state in _scheduler_and_scaler(run, parts):
         check_same_kind(target, state, source=folder)
-    held = checked_states(run.held, parts["held"], source=folder, is_first=run.ranks.is_first)
+    held = checked_states(held_parts(run.holder), parts["held"], source=folder, is_first=run.ranks.is_first)
     return parts, by_rank, optimizer_state, held
 
 
-def _others(run: LiveRun, parts: dict[str, Any]) -> list[tuple[str, Any, Any]]:
+def _others(run: Context, parts: dict[str, Any]) -> list[tuple[str, Any, Any]]:
     """Name, object and state of what loads a state besides model, optimizer and held parts."""
     stateful = [one for one in run.callbacks if hasattr(one, "load_state_dict")]
     saved = [(one, parts["callbacks"].get(key_of_state(one))) for one in stateful]
@@ -336,8 +278,8 @@ def _others(run: LiveRun, parts: dict[str, Any]) -> list[tuple[str, Any, Any]]:
     ]
 
 
-def _scheduler_and_scaler(run: LiveRun, parts: dict[str, Any]) -> list[tuple[str, Any, Any]]:
-    scheduler, scaler = run.scheduler, run.scaler
+def _scheduler_and_scaler(run: Context, parts: dict[str, Any]) -> list[tuple[str, Any, Any]]:
+    scheduler, scaler = run.scheduler, run.accelerator.scaler
     found = []
     if scheduler is not None and parts["scheduler"] is not None:
         found.append((type(scheduler).__name__, scheduler, parts["scheduler"]))
@@ -346,7 +288,7 @@ def _scheduler_and_scaler(run: LiveRun, parts: dict[str, Any]) -> list[tuple[str
     return found
 
 
-def _targets(run: LiveRun) -> Callable[[str, torch.Size, torch.dtype], torch.Tensor]:
+def _targets(run: Context) -> Callable[[str, torch.Size, torch.dtype], torch.Tensor]:
     """A function that makes targets for tensors, sharded as in this run, so that no rank holds a whole state."""
     values = canonical_state_dict(bare_model(run.model))
     groups = [] if run.optimizer is None else run.optimizer.param_groups
@@ -377,7 +319,7 @@ def data_of_run(folder: Path) -> dict[str, SavedData]:
     return saved_data(read_manifest(folder).facts)
 
 
-def difference_by_ranks(run: LiveRun, folder: Path) -> str | None:
+def difference_by_ranks(run: Context, folder: Path) -> str | None:
     """How this run will differ from the one that saved `folder`, if it has another number of ranks."""
     ranks_before = read_manifest(folder).facts["ranks"]
     if ranks_before == run.ranks.count:
@@ -389,32 +331,55 @@ def difference_by_ranks(run: LiveRun, folder: Path) -> str | None:
     )
 
 
-def _shared_parts(run: LiveRun, *, without_optimizer: bool) -> dict[str, Any]:
+def _shared_parts(run: Context, *, without_optimizer: bool) -> dict[str, Any]:
     """The parts that are the same on every rank."""
-    optimizer, scheduler, scaler = run.optimizer, run.scheduler, run.scaler
+    optimizer, scheduler, scaler = run.optimizer, run.scheduler, run.accelerator.scaler
     parts: dict[str, Any] = {
         "model": canonical_state_dict(bare_model(run.model)),
         "scheduler": None if scheduler is None else scheduler.state_dict(),
         "scaler": None if scaler is None else scaler.state_dict(),
         "run": {
-            "run_state": run.run_state.state_dict(),
-            "history": run.history_state(),
+            "run_state": run.state.state_dict(),
+            "history": _history_state(run),
             "epochs_before_run": run.epochs_before,
             "config": None if run.config is None else run.config.to_dict(),
-            "recorder": run.recorder_state(),
+            "recorder": _recorder_state(run),
         },
     }
-    if run.run_state.is_cut:
+    if run.state.is_cut:
         parts["run"]["ended_history"] = storable_history(run.history, run.ranks)  # with the end of the cut epoch
     if not without_optimizer:
         parts["optimizer"] = None if optimizer is None else without_callables(optimizer.state_dict())
     return parts
 
 
-def _own_differences(run: LiveRun, callbacks: dict[str, Any], held: dict[str, Any]) -> dict[str, Any]:
+def _callback_states(run: Context) -> dict[str, Any]:
+    """The states of the callbacks by state key. Must be called by all ranks: some need communication."""
+    before = {} if run.kept is None else run.kept.callbacks
+    stateful = {key_of_state(one): one for one in run.callbacks if hasattr(one, "state_dict")}
+    return {key: before[key] if key in before else one.state_dict() for key, one in stateful.items()}
+
+
+def _history_state(run: Context) -> dict[str, Any]:
+    if run.kept is not None and run.kept.history is not None:
+        return run.kept.history
+    state = storable_history(run.history, run.ranks)
+    if run.kept is not None and isinstance(state.get("records"), Mapping):
+        count = len(state["records"]["table"])
+        return with_some_records(state, [index < run.kept.history_records for index in range(count)])
+    return state
+
+
+def _recorder_state(run: Context) -> dict[str, Any] | None:
+    if run.kept is not None or run.recorder is None:
+        return None if run.kept is None else run.kept.recorder
+    return run.recorder.state_dict(run.state.samples_in_epoch)
+
+
+def _own_differences(run: Context, callbacks: dict[str, Any], held: dict[str, Any]) -> dict[str, Any]:
     """How this rank's callbacks, history and held parts differ from rank 0's, if they do."""
     ranks = run.ranks
-    histories = {} if ranks.count == 1 else {"history": run.history_state()}
+    histories = {} if ranks.count == 1 else {"history": _history_state(run)}
     own = {
         "callbacks": differences_from_first(ranks, callbacks, path="callbacks"),
         "held": differences_from_first(ranks, held, path="held"),
@@ -423,7 +388,7 @@ def _own_differences(run: LiveRun, callbacks: dict[str, Any], held: dict[str, An
     return {name: difference for name, difference in own.items() if difference}
 
 
-def _take_states_of_this_rank(run: LiveRun, parts: dict[str, Any], by_rank: list[dict[str, Any]]) -> None:
+def _take_states_of_this_rank(run: Context, parts: dict[str, Any], by_rank: list[dict[str, Any]]) -> None:
     """Replace those of the history, the callbacks and held parts; nothing if the number of ranks differs."""
     parts.setdefault("held", {})  # older states have none, nor those of a run in which nothing is held
     if len(by_rank) == run.ranks.count:
@@ -444,7 +409,7 @@ def _take_states_of_this_rank(run: LiveRun, parts: dict[str, Any], by_rank: list
         )
 
 
-def _own_state(run: LiveRun) -> dict[str, Any]:
+def _own_state(run: Context) -> dict[str, Any]:
     """The state that every rank has for itself."""
     kept = None if run.kept is None else run.kept.generators
     return {
@@ -455,9 +420,9 @@ def _own_state(run: LiveRun) -> dict[str, Any]:
     }
 
 
-def _stream_of(run: LiveRun) -> dict[str, Any] | None:
+def _stream_of(run: Context) -> dict[str, Any] | None:
     """This rank's position in the stream that it trains on, if it has one."""
-    state = stream_state(run.train_loader)
+    state = stream_state(run.loaders.train)
     if state is not None:
         try:
             encode(state["borrowed"], path="the last batch")

@@ -28,13 +28,8 @@ from pytorch_accelerated.huggingface.checkpoints import restoring, saving
 from pytorch_accelerated.huggingface.checkpoints.saving import TRAINER_STATE_NAME
 from pytorch_accelerated.huggingface.engine import refusing
 from pytorch_accelerated.huggingface.engine.engine import Engine
-from pytorch_accelerated.huggingface.engine.training import (
-    Overridable,
-    Training,
-    metric_of,
-    note_if_best,
-    with_batches_that_fit,
-)
+from pytorch_accelerated.huggingface.engine.measuring import metric_of, note_if_best
+from pytorch_accelerated.huggingface.engine.training import Order, Overridable, with_batches_that_fit
 from pytorch_accelerated.huggingface.events import (
     CallbackHandler,
     TrainerControl,
@@ -249,9 +244,7 @@ class Trainer(TrainerHooks):
         def run(batch_size: int) -> TrainOutput:
             self._train_batch_size, self.optimizer, self.lr_scheduler = batch_size, optimizer, schedule
             self.state = _new_state(self)
-            training = Training(
-                self,
-                engine,
+            order = Order(
                 Overridable(
                     evaluate=self._evaluate,
                     determine_best_metric=self._determine_best_metric,
@@ -260,17 +253,16 @@ class Trainer(TrainerHooks):
                     load_best_model=self._load_best_model,
                     load_callback_state=self._load_callback_state,
                 ),
-                counter=collating.BatchCounter(
+                collating.BatchCounter(
                     self.floating_point_ops if estimates_operations else None,
                     tokens_counted=str(self.args.include_num_input_tokens_seen),
                     input_name=knowledge.main_input_name(self.model),
                     pad_token_id=getattr(self.processing_class, "pad_token_id", None),
                 ),
-                batch_size=batch_size,
-                ignore_keys=ignore_keys_for_eval,
+                batch_size,
+                ignore_keys_for_eval,
             )
-            engine.model = self.model
-            return training.run(checkpoint)
+            return engine.run_training(order, checkpoint)
 
         size = self.args.train_batch_size
         if not self.args.auto_find_batch_size:
@@ -678,7 +670,7 @@ class Trainer(TrainerHooks):
                 saving.save_states(staged.folder, states)
                 self.state.save_to_json(staged.folder / TRAINER_STATE_NAME)
 
-        self._engine.run.write_checkpoint(folder, write_files, only_model=only_model)
+        self._engine.states.write_checkpoint(folder, write_files, only_model=only_model)
         if self.args.should_save:
             rotate_checkpoints(output_dir_of(self.args), self.args.save_total_limit, self.state.best_model_checkpoint)
 

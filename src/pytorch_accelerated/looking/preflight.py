@@ -91,8 +91,8 @@ def rehearse(trainer: Trainer, arguments: dict[str, Any]) -> PreflightReport:
             # Going back to a training state would need callbacks that are left out.
             trainer.train(**{**arguments, "resume_from": None, "nonfinite_policy": None, "reset_run_history": True})
             metric_names, batch = tuple(trainer.run_history.get_metric_names()), one_update.batch
-            save_run(trainer.run_context.contents(), scratch / "after", {})
-            trainer.run_context.load_state(scratch / "after", is_at_work=False)
+            save_run(trainer.run_context, scratch / "after", {})
+            trainer.run_context.states.load(scratch / "after", is_at_work=False)
         size_bytes = sum(file.stat().st_size for file in (scratch / "after").iterdir())
         ranks.wait()
     finally:

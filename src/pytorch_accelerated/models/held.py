@@ -32,7 +32,7 @@ def held_parts(holder: Any) -> dict[str, Any]:
     Those in lists, tuples and dicts there too, and parameters that only an optimizer has, each once. The trainer's own
     model, optimizer and scheduler, and what belongs to them, are left out.
     """
-    own = [vars(holder).get(name) for name in _NOT_HELD]
+    own = _own_parts(holder)
     own += [getattr(part, "optimizer", None) for part in own]  # inside of accelerate's wrapper
     seen = {id(part) for part in own} | {id(tensor) for part in own for tensor in tensors_of(part)}
     found: dict[str, Any] = {}
@@ -71,7 +71,7 @@ def trained_outside(holder: Any, held: Mapping[str, Any]) -> dict[str, torch.Ten
     }
     modules = [module for part in held.values() if isinstance(part, nn.Module) for module in part.modules()]
     wrapped = [module for module in modules if isinstance(module, DistributedDataParallel)]  # the user did so
-    own = [vars(holder).get(name) for name in _NOT_HELD]
+    own = _own_parts(holder)
     averaged = {id(tensor) for part in [*own, *wrapped] for tensor in tensors_of(part)}
     trained = [
         parameter
@@ -117,6 +117,12 @@ def tensors_of(part: Any) -> list[torch.Tensor]:
     if isinstance(part, nn.Module):
         return [*part.parameters(), *part.buffers()]
     return [part] if isinstance(part, torch.Tensor) else []
+
+
+def _own_parts(holder: Any) -> list[Any]:
+    """The model, the optimizer and the scheduler of a trainer, in all their forms."""
+    names = [name for name in _NOT_HELD if name in vars(holder) or hasattr(type(holder), name)]
+    return [getattr(holder, name) for name in names]
 
 
 def _all_parts(holder: Any) -> Iterator[tuple[str, Any]]:

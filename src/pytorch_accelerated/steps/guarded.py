@@ -26,11 +26,12 @@ from pytorch_accelerated.models.preparation import is_replicated
 from pytorch_accelerated.models.sharding import own_part
 from pytorch_accelerated.models.wrappers import bare_model
 from pytorch_accelerated.processes.accelerators import Accelerator
-from pytorch_accelerated.steps.safe_points import TransactionalStep
-from pytorch_accelerated.steps.step import Call, Step, StepParts
+from pytorch_accelerated.steps.safe_points import UndoneStep
+from pytorch_accelerated.steps.step import Call, Step
 from pytorch_accelerated.tracking.loss import LossTracker
 
 if TYPE_CHECKING:
+    from pytorch_accelerated.facts.context import Context
     from pytorch_accelerated.training.saves import Saves
 
 
@@ -145,18 +146,23 @@ class AnomalyStep(Step):
             super().update(update)
 
 
-class GuardedStep(TransactionalStep):
+class GuardedStep(UndoneStep):
     """A step that undoes an update whose losses or gradients are not finite."""
 
-    def __init__(self, parts: StepParts) -> None:
-        super().__init__(parts)
-        assert isinstance(parts.losses, FiniteLossTracker)
-        self._losses = parts.losses
+    def __init__(self, context: Context, *args: Any, **kwargs: Any) -> None:
+        super().__init__(context, *args, **kwargs)
+        assert isinstance(context.losses, FiniteLossTracker)
+        self._losses = context.losses
         self._left_out: set[int] = set()  # updates that could not be applied, by the number of updates before them
+        self._rollbacks = None
+        if context.settings.nonfinite_policy == "rollback":
+            self._rollbacks = Rollbacks(
+                context.callbacks, context.saves, context.resumed_from, is_first=context.ranks.is_first
+            )
 
     def update(self, update: Update) -> None:
         """One update, unless the run went back in order to leave this one out."""
-        if self._hooks.run_state.updates in self._left_out:
+        if self.context.state.updates in self._left_out:
             self._pass_over(update)
             return
         self._losses.of_update.clear()
@@ -172,14 +178,14 @@ class GuardedStep(TransactionalStep):
         if self._is_finite(is_skipped):
             super().finish(calls, is_skipped=is_skipped)
             return
-        ranks, settings, rollbacks = self.parts.ranks, self.parts.settings, self.parts.rollbacks
+        ranks, settings, rollbacks = self.context.ranks, self.context.settings, self._rollbacks
         message = self._description()
         is_last_bad = bool(self._losses.of_update) and not math.isfinite(self._losses.of_update[-1])
         batch = self.micro_batch.batch
         self._give_back()
         if is_last_bad and ranks.count == 1:
             message += self._origin(batch)
-        last = self._hooks.run_state.updates + 1
+        last = self.context.state.updates + 1
         self._left_out.add(last - 1)
         good = next(number for number in range(last - 1, -1, -1) if number - 1 not in self._left_out)
         if last - good > settings.max_skipped_updates:
@@ -201,11 +207,11 @@ class GuardedStep(TransactionalStep):
     def record(self, history: Any) -> None:
         """Also record how many updates of the run have been skipped so far, if any."""
         super().record(history)
-        if self._hooks.run_state.skipped_updates:
-            history.update_metric("skipped_updates", self._hooks.run_state.skipped_updates)
+        if self.context.state.skipped_updates:
+            history.update_metric("skipped_updates", self.context.state.skipped_updates)
 
     def _is_finite(self, is_skipped: bool) -> bool:
-        ranks = self.parts.ranks
+        ranks = self.context.ranks
         losses = [torch.isfinite(torch.as_tensor(loss)).reshape(()) for loss in self._losses.of_update]
         # fp16's scaler skips what it found infinite.
         gradients = () if is_skipped else (are_finite(values for _, values in self._gradients()),)
@@ -213,11 +219,11 @@ class GuardedStep(TransactionalStep):
         return not ranks.sum_on_device((~is_finite).float()).item()
 
     def _give_back(self) -> None:
-        self.transaction.give_back()
-        scaler = self.parts.accelerator.scaler
+        self.before_update.restore()
+        scaler = self.context.accelerator.scaler
         if scaler is not None:  # it has checked the gradients and waits to be told the result
             scaler.update()
-        self._emitter.defer(self._hooks.optimizer_zero_grad)
+        self.context.emitter.defer(self.context.trainer.optimizer_zero_grad)
 
     def _origin(self, batch: Any) -> str:
         """A sentence about what made the loss of `batch` non-finite, from a repeat of its forward pass.
@@ -229,12 +235,12 @@ class GuardedStep(TransactionalStep):
             return " The batch itself has values that are NaN or infinite."
         first = FirstNonFinite()
         try:
-            with torch.no_grad(), first.watching(bare_model(self._hooks.model)):
-                output = self._hooks.calculate_train_batch_loss(batch)
+            with torch.no_grad(), first.watching(bare_model(self.context.model)):
+                output = self.context.trainer.calculate_train_batch_loss(batch)
         except Exception:  # a second pass may not fit into memory, or the hook may count its calls
             return ""
         finally:
-            self.transaction.give_back()
+            self.before_update.restore()
         if first.names:
             return f" The first outputs that are not finite are those of the module {listed(first.names)}."
         if is_all_finite(output.get("loss")):
@@ -243,9 +249,8 @@ class GuardedStep(TransactionalStep):
 
     def _pass_over(self, update: Update) -> None:
         """Consume the batches of an update. No batch event is emitted, since no batch is computed."""
-        hooks = self._hooks
         for micro_batch in update.micro_batches:
-            hooks.run_state.batches_in_epoch += not micro_batch.is_borrowed
+            self.context.state.batches_in_epoch += not micro_batch.is_borrowed
         self.current = update
         super().finish((), is_skipped=True)
 
@@ -261,8 +266,8 @@ class GuardedStep(TransactionalStep):
 
     def _description(self) -> str:
         """A sentence with the update's error and its position. Must be called by all ranks."""
-        hooks, ranks, losses = self._hooks, self.parts.ranks, self._losses.of_update
-        last = hooks.run_state.batches_in_epoch - 1
+        context, ranks, losses = self.context, self.context.ranks, self._losses.of_update
+        last = context.state.batches_in_epoch - 1
         first = min(last, last + 1 - len(losses))
         own = [str(first + index) for index, loss in enumerate(losses) if not math.isfinite(loss)]
         reasons = [
@@ -270,7 +275,7 @@ class GuardedStep(TransactionalStep):
             for rank, batches in enumerate(ranks.exchange(own))
             if batches
         ]
-        names = {id(parameter): name for name, parameter in bare_model(hooks.model).named_parameters()}
+        names = {id(parameter): name for name, parameter in bare_model(context.model).named_parameters()}
         own_bad = [
             names.get(id(parameter), "a parameter that is not the model's")
             for parameter, values in self._gradients()
@@ -280,7 +285,7 @@ class GuardedStep(TransactionalStep):
         if bad:
             reasons.append(f"there are NaN or infinite values in the gradient of {listed(bad)}")
         batches = f"batches {first} to {last}" if first < last else f"batch {last}"
-        epoch, number = hooks.run_history.current_epoch, hooks.run_state.updates + 1
+        epoch, number = context.history.current_epoch, context.state.updates + 1
         return (
             f"In epoch {epoch}, update {number} of the run ({batches} of the epoch, counted from 0) cannot be applied: "
             f"{', and '.join(reasons)}."

@@ -7,12 +7,15 @@ example, would be other ones on each rank, and soon the whole model.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytorch_accelerated.models.held import held_parts, optimizers_of
-from pytorch_accelerated.steps.step import Call, Step, StepParts
+from pytorch_accelerated.models.held import held_parts, optimizers_of, trained_outside
+from pytorch_accelerated.steps.step import Call, Step
+
+if TYPE_CHECKING:
+    from pytorch_accelerated.facts.context import Context
 
 _NO_UPDATE = object()
 
@@ -24,18 +27,20 @@ class OutsideStep(Step):
     averaged right before.
     """
 
-    def __init__(self, parts: StepParts) -> None:
-        super().__init__(parts)
+    def __init__(self, context: Context, *args: Any, **kwargs: Any) -> None:
+        super().__init__(context, *args, **kwargs)
         self._always_completes = True
         self._averaged: Any = _NO_UPDATE
-        optimizers = optimizers_of(parts.holder, held_parts(parts.holder)).values()
+        held = held_parts(context.holder)
+        self._outside = trained_outside(context.holder, held)
+        optimizers = optimizers_of(context.holder, held).values()
         raw = [getattr(optimizer, "optimizer", optimizer) for optimizer in optimizers]
         steps = [each for each in raw if isinstance(each, torch.optim.Optimizer)]
         self._handles = [optimizer.register_step_pre_hook(self._before_step) for optimizer in steps]
 
     def complete(self) -> bool:
         """Average the gradients, then scale all of them to their true size."""
-        self._average(list(self.parts.outside.values()))
+        self._average(list(self._outside.values()))
         self._averaged = self.current
         return super().complete()
 
@@ -53,12 +58,12 @@ class OutsideStep(Step):
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if self._averaged is not self.current:
             stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-            self._average([each for each in self.parts.outside.values() if id(each) in stepped])
+            self._average([each for each in self._outside.values() if id(each) in stepped])
 
     @torch.no_grad()
     def _average(self, parameters: Collection[torch.Tensor]) -> None:
         """Replace gradients by their means over the ranks, where one without a gradient counts as 0."""
-        ranks = self.parts.ranks
+        ranks = self.context.ranks
         for kind in dict.fromkeys((each.dtype, each.device) for each in parameters):
             alike = [each for each in parameters if (each.dtype, each.device) == kind]
             own = [torch.zeros_like(each) if each.grad is None else each.grad.to_dense() for each in alike]

@@ -1,4 +1,4 @@
-"""An update as a transaction: everything it changes before its gradients are applied can be undone.
+"""An update that can be undone: everything it changes before its gradients are applied is kept.
 
 A run whose last safe point is kept in this way can be saved as it was there, if an error ends it.
 `docs/design/failing-updates.md` has the reasons.
@@ -6,102 +6,90 @@ A run whose last safe point is kept in this way can be saved as it was there, if
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from pytorch_accelerated.checkpointing.training_state import LiveRun
+from pytorch_accelerated.checkpointing.training_state import frozen
 from pytorch_accelerated.compat.torch import tensor_stores, version_of
 from pytorch_accelerated.data.updates import Update
 from pytorch_accelerated.facts.order import EVENTS_OF_UPDATE
 from pytorch_accelerated.models.held import held_parts, optimizers_of
-from pytorch_accelerated.seeding import generator_states, restore_generator_states
-from pytorch_accelerated.steps.step import Call, Step, StepParts
+from pytorch_accelerated.models.kept import Kept
+from pytorch_accelerated.steps.step import Call, Step
 
 if TYPE_CHECKING:
-    from pytorch_accelerated.training.hooks import TrainerHooks
+    from pytorch_accelerated.facts.context import Context
 
 _EVENTS_BEFORE = [event for event in EVENTS_OF_UPDATE if event != "on_optimizer_step_end"]
 
 
-class Transaction:
-    """Records generators and buffers when an update begins, and restores them if the update must not count.
-
-    Gradients are not copied: they are None between updates, unless the user's own `optimizer_zero_grad` keeps tensors.
+class Beginnings:
+    """Keeps what updates change before they are applied: gradients, buffers and generators, but not the parameters.
 
     Args:
-        hooks: the trainer of the loop, whose model is the current one.
-        holder: the trainer that users see, which may hold further modules and generators.
+        context: of the run, whose model is prepared.
 
     Attributes:
-        parameters: those of the modules and of the optimizer, at the beginning of the update.
+        parameters: those of the modules and of the optimizer, when the last update began.
     """
 
-    def __init__(self, hooks: Any, holder: Any) -> None:
-        roots = [part for part in (hooks.model, *held_parts(holder).values()) if isinstance(part, nn.Module)]
+    def __init__(self, context: Context) -> None:
+        holder = context.holder
+        roots = [part for part in (context.model, *held_parts(holder).values()) if isinstance(part, nn.Module)]
         modules = list({id(module): module for root in roots for module in root.modules()}.values())
         self._stores = [tensor_stores(module) for module in modules]
         found = [value for each in (holder, *modules) for value in vars(each).values()]
         self._own_generators = [value for value in found if isinstance(value, torch.Generator)]
         self.parameters: list[torch.Tensor] = []
-        self._begun: tuple[Any, ...] = ()
 
-    def begin(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Record the current state.
+    def kept(self, parameters: Iterable[torch.Tensor]) -> Kept:
+        """What an update begins with.
 
         Args:
-            parameters: the parameters of the optimizer.
+            parameters: of the optimizer.
         """
         of_modules = (each for store, _ in self._stores for each in store.values() if each is not None)
         self.parameters = list({id(each): each for each in (*of_modules, *parameters)}.values())
-        kept = [(each.grad, each.grad.clone()) for each in self.parameters if each.grad is not None]
-        buffers = [
-            (buffer, buffer.detach().clone())
+        kept = Kept()
+        kept.generators()
+        for generator in self._own_generators:
+            kept.call(generator.set_state, generator.get_state())
+        kept.gradients(self.parameters)
+        kept.tensors(
+            buffer
             for _, store in self._stores
             for buffer in store.values()
             # Tensors whose elements share memory cannot be written to.
             if buffer is not None
             and all(stride or size < 2 for stride, size in zip(buffer.stride(), buffer.shape, strict=True))
-        ]
-        gradients = [each.grad for each in self.parameters]
-        own = [(each, each.get_state()) for each in self._own_generators]
-        self._begun = (kept, buffers, gradients, own, generator_states())
-
-    @torch.no_grad()
-    def give_back(self) -> None:
-        """Restore everything to the beginning of the update, which may then begin again."""
-        kept, buffers, gradients, own, states = self._begun
-        for tensor, copied in (*kept, *buffers):
-            tensor.copy_(copied)
-        for parameter, gradient in zip(self.parameters, gradients, strict=True):
-            parameter.grad = gradient
-        for generator, state in own:
-            generator.set_state(state)
-        restore_generator_states(states)
-
-    def forget(self) -> None:
-        """Drop the note: there is nothing to give back any more."""
-        self._begun = ()
+        )
+        return kept
 
 
-class TransactionalStep(Step):
-    """A step whose updates can be undone."""
+class UndoneStep(Step):
+    """A step whose updates can be undone.
 
-    def __init__(self, parts: StepParts) -> None:
-        super().__init__(parts)
-        self.transaction = Transaction(parts.hooks, parts.holder)
+    Attributes:
+        before_update: what the current update began with.
+    """
+
+    def __init__(self, context: Context, *args: Any, **kwargs: Any) -> None:
+        super().__init__(context, *args, **kwargs)
+        self._beginnings = Beginnings(context)
+        self.before_update = Kept()
 
     def update(self, update: Update) -> None:
-        """One update, from a recorded beginning."""
-        self.transaction.begin(self.parameters())
+        """One update."""
+        self.before_update = self._beginnings.kept(self.parameters())
         super().update(update)
 
     def release(self) -> None:
-        """Drop the note of the last update, too."""
+        """Drop what the last update began with, too."""
         super().release()
-        self.transaction.forget()
+        self.before_update = Kept()
 
 
 class SafePoint:
@@ -111,62 +99,59 @@ class SafePoint:
     same. For one process.
 
     Args:
-        hooks: the trainer, once its model is prepared.
-        holder: the trainer that users see.
-        contents: returns the parts of the run.
+        context: of the run, whose model is prepared.
     """
 
-    def __init__(self, hooks: TrainerHooks, holder: Any, contents: Callable[[], LiveRun]) -> None:
-        self._hooks = hooks
-        self._holder = holder
-        self._contents = contents
-        self._transaction = Transaction(hooks, holder)
-        self._kept: LiveRun | None = None
-        self._parameters: list[tuple[Any, int | None]] = []
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._beginnings = Beginnings(context)
+        self._before = Kept()
+        self._kept: Context | None = None
+        self._versions: list[tuple[Any, int | None]] = []
         self._updates_at_start: int | None = None
         self._listeners = self._find_listeners()
 
-    def note(self, *, everything: bool) -> None:
+    def note(self, run: Context, *, everything: bool) -> None:
         """Make this moment the last safe point.
 
         Args:
+            run: the context; where its epoch is cut, as it was before the end of the epoch.
             everything: also keep the run history and the states of all callbacks, because something else than an update
                 follows. An update changes only those of callbacks that hear of its batches.
         """
         self.leave()  # an interrupt may come at any moment
-        run = self._contents()
         if self._updates_at_start is None:
-            self._updates_at_start = run.run_state.updates
-        optimizers = optimizers_of(self._holder, run.held).values()
-        parameters = [each for one in optimizers for group in one.param_groups for each in group["params"]]
-        self._transaction.begin(parameters)
-        self._parameters = [(each, version_of(each)) for each in self._transaction.parameters]
+            self._updates_at_start = run.state.updates
+        optimizers = optimizers_of(run.holder, held_parts(run.holder)).values()
+        self._before = self._beginnings.kept(
+            [each for one in optimizers for group in one.param_groups for each in group["params"]]
+        )
+        self._versions = [(each, version_of(each)) for each in self._beginnings.parameters]
         if everything:
             self._listeners = self._find_listeners()
-        if run.kept is None:  # else the epoch is cut, and states are of the moment before its end
-            run = run.frozen(run.callbacks if everything else self._listeners, everything=everything)
+        if run.kept is None:
+            run = frozen(run, run.callbacks if everything else self._listeners, everything=everything)
         self._kept = run
 
     def leave(self) -> None:
         """Forget the last safe point: something begins that cannot be undone."""
         self._kept = None
 
-    def go_back(self) -> LiveRun | None:
-        """Restore buffers and generators. The parts of the run as they were at the last safe point; None if unknown."""
-        kept = self._kept
-        if kept is None or any(version_of(each) != version for each, version in self._parameters):
+    def go_back(self) -> Context | None:
+        """Restore buffers and generators. The run as it was at the last safe point; None if unknown."""
+        if self._kept is None or any(version_of(each) != version for each, version in self._versions):
             return None
-        self._transaction.give_back()
-        return kept
+        self._before.restore()
+        return self._kept
 
     @property
     def has_progress(self) -> bool:
         """Whether an update has been completed since the run began or was resumed."""
-        return self._updates_at_start is not None and self._hooks.run_state.updates > self._updates_at_start
+        return self._updates_at_start is not None and self._context.state.updates > self._updates_at_start
 
     def _find_listeners(self) -> list[Any]:
         """The callbacks whose state an update may have changed before it is applied."""
-        methods = [each for event in _EVENTS_BEFORE for each in self._hooks.callback_handler.acting_methods(event)]
+        methods = [each for event in _EVENTS_BEFORE for each in self._context.callbacks.acting_methods(event)]
         return list({id(owner): owner for method in methods if (owner := getattr(method, "__self__", None))}.values())
 
 
@@ -175,6 +160,6 @@ class NotedStep(Step):
 
     def finish(self, calls: Sequence[Call], *, is_skipped: bool) -> None:
         """Apply the update; see `Step.finish`."""
-        assert self.parts.before_applying is not None
-        self.parts.before_applying()
+        assert self.context.training.safe_point is not None
+        self.context.training.safe_point.leave()
         super().finish(calls, is_skipped=is_skipped)

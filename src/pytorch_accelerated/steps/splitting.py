@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -19,9 +19,11 @@ from pytorch_accelerated.facts.error_notes import described
 from pytorch_accelerated.models.preparation import is_replicated
 from pytorch_accelerated.processes.accelerators import Accelerator
 from pytorch_accelerated.steps.hook_output import adding_nothing, loss_and_size
-from pytorch_accelerated.steps.safe_points import TransactionalStep
-from pytorch_accelerated.steps.step import StepParts
+from pytorch_accelerated.steps.safe_points import UndoneStep
 from pytorch_accelerated.trees import leaves, map_leaves, merged, split_rows
+
+if TYPE_CHECKING:
+    from pytorch_accelerated.facts.context import Context
 
 
 def refuse_what_cannot_be_split(accelerator: Accelerator, *, has_own_passes: bool) -> None:
@@ -71,14 +73,14 @@ class _Part:
     output: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
-class SplittingStep(TransactionalStep):
+class SplittingStep(UndoneStep):
     """A step that computes batches whole, or in parts if they do not fit; update, loss and events are the same.
 
     When memory runs out, the update is undone and computed again from its first batch, in parts of half the size.
     """
 
-    def __init__(self, parts: StepParts) -> None:
-        super().__init__(parts)
+    def __init__(self, context: Context, *args: Any, **kwargs: Any) -> None:
+        super().__init__(context, *args, **kwargs)
         self._part: _Part | None = None
         self._is_reporting = False
         self._computed: list[_Computed] = []
@@ -87,7 +89,7 @@ class SplittingStep(TransactionalStep):
     @property
     def rows(self) -> int | None:
         """The largest number of samples in a part; None as long as whole batches fit."""
-        return self._hooks.run_state.rows_that_fit or None
+        return self.context.state.rows_that_fit or None
 
     def update(self, update: Update) -> None:
         """One update, whose batches are kept until all of them fit."""
@@ -116,8 +118,8 @@ class SplittingStep(TransactionalStep):
         self.micro_batch = latest.micro_batch
         if self.rows != rows_before:
             warn_user(
-                self.parts.ranks,
-                f"A batch of {size} samples does not fit into memory (epoch {self._hooks.run_history.current_epoch}, "
+                self.context.ranks,
+                f"A batch of {size} samples does not fit into memory (epoch {self.context.history.current_epoch}, "
                 f"batch {step}, counted from 0), so it and those that follow go through the model in parts of "
                 f"{self.rows} at the most. Updates are the same, except for what looks across a batch, such as "
                 "BatchNorm. To save the attempt, use a smaller `per_device_batch_size` and more "
@@ -141,11 +143,11 @@ class SplittingStep(TransactionalStep):
                 "Use a smaller model or shorter samples, `mixed_precision='bf16'`, or activation checkpointing."
             ) from error
         del error
-        self.transaction.give_back()
+        self.before_update.restore()
         self.late_counts.forget()
-        if self.parts.ranks.device.type != "cpu":
+        if self.context.ranks.device.type != "cpu":
             torch.accelerator.empty_cache()
-        self._hooks.run_state.rows_that_fit = (rows + 1) // 2
+        self.context.state.rows_that_fit = (rows + 1) // 2
 
     def _fits(self, batch: _Computed) -> bool:
         """Compute a batch. Returns whether there was enough memory."""
@@ -176,7 +178,7 @@ class SplittingStep(TransactionalStep):
 
     def _counts_of(self, parts: list[Any]) -> list[int]:
         """The weights of the parts, if they are known before the parts are computed."""
-        count_items = self.parts.count_items
+        count_items = self.context.count_items
         counts = [rows_of(part) if count_items is None else items_of(part, count_items) for part in parts]
         return [rows_of(part) for part in parts] if None in counts else counts  # type: ignore[return-value]
 
@@ -193,7 +195,7 @@ class SplittingStep(TransactionalStep):
         computed = next(each for each in self._computed if each.micro_batch is self.micro_batch)
         if computed.is_reported:
             later = self._computed[self._computed.index(computed) + 1 :]
-            self.parts.losses.replace(sum(each.is_reported for each in later), loss)
+            self.context.losses.replace(sum(each.is_reported for each in later), loss)
             return
         computed.is_reported = True
         self._is_reporting = True

@@ -17,27 +17,19 @@ from pytorch_accelerated.data.adapting import refuse_empty
 from pytorch_accelerated.data.building import build_loader, default_loader_kwargs, effective_kwargs
 from pytorch_accelerated.data.slicing import LIMIT_BATCHES_ENV_VAR, batch_limit_from_environment
 from pytorch_accelerated.data.updates import Loaders
-from pytorch_accelerated.facts.names import GivenArgument, GivenArguments, is_users_class, knows_other_names
-from pytorch_accelerated.facts.order import EVENTS, HOOKS
+from pytorch_accelerated.facts.context import Context, view
+from pytorch_accelerated.facts.names import GivenArgument, GivenArguments, is_users_class, knows_other_names, own_events
+from pytorch_accelerated.facts.order import HOOKS
 from pytorch_accelerated.facts.placeholders import replace_trainer_placeholder_values
 from pytorch_accelerated.facts.run_state import RunState
+from pytorch_accelerated.facts.settings import TrainSettings
 from pytorch_accelerated.processes.accelerators import Accelerator, create_accelerator, given_accelerator
 from pytorch_accelerated.processes.ranks import Ranks, limit_of_waiting
 from pytorch_accelerated.run_config import TrainerRunConfig
 from pytorch_accelerated.tracking.history import InMemoryRunHistory, RunHistory
 from pytorch_accelerated.training.batches import batch_loss, batch_predictions
-
-
-def _of_loaders(name: str) -> Any:
-    """A property that reads and sets an attribute of the loaders: scripts know it by another name."""
-
-    def read(trainer: TrainerHooks) -> Any:
-        return getattr(trainer._run_loaders, name)
-
-    def write(trainer: TrainerHooks, value: Any) -> None:
-        setattr(trainer._run_loaders, name, value)
-
-    return property(read, write)
+from pytorch_accelerated.training.starting import new_context
+from pytorch_accelerated.training.states import States
 
 
 class TrainerHooks:
@@ -49,17 +41,33 @@ class TrainerHooks:
 
     #: Names of events that a subclass emits itself, so that callbacks with such methods are not considered misspelt.
     custom_events: tuple[str, ...] = ()
-    _train_dataloader = _of_loaders("train")
-    _eval_dataloader = _of_loaders("eval")
-    _train_dl_kwargs = _of_loaders("train_kwargs")
-    _eval_dl_kwargs = _of_loaders("eval_kwargs")
+    run_context: Context
+    model = view("model")
+    optimizer = view("optimizer")
+    scheduler = view("scheduler")
+    run_history: RunHistory = view("history")
+    run_state: RunState = view("state")
+    run_config: TrainerRunConfig = view("config")
+    callback_handler: CallbackHandler = view("callbacks")
+    _accelerator: Accelerator = view("accelerator")
+    _ranks: Ranks = view("ranks")
+    _train_dataloader = view("loaders.train")
+    _eval_dataloader = view("loaders.eval")
+    _train_dl_kwargs = view("loaders.train_kwargs")
+    _eval_dl_kwargs = view("loaders.eval_kwargs")
     seed = GivenArgument()
     mixed_precision = GivenArgument()
     compile_model = GivenArgument()
     inference_mode = GivenArgument()
     timeout = GivenArgument()
     _batch_samples: int | None = None  # of the batch that a hook is computing, as far as the loader knows
+    _kind_of_states = States
     _makes_optimizer = False  # True if a subclass creates the optimizer when a run starts
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        trainer = super().__new__(cls)
+        trainer.run_context = Context(trainer, trainer)  # a subclass may assign attributes before our constructor
+        return trainer
 
     @knows_other_names
     def __init__(
@@ -77,27 +85,26 @@ class TrainerHooks:
         inference_mode: bool = False,
         timeout: float | None = None,
     ) -> None:
-        self._given_arguments = GivenArguments(
+        self.run_context.given = GivenArguments(
             seed, mixed_precision, compile_model, accelerator, inference_mode, timeout
         )
-        self.model: Any = model
+        self.run_context.loaders = Loaders()
+        self.model = model
         self.loss_func = loss_func
-        self.optimizer: Any = optimizer
-        self.run_history: RunHistory = run_history if run_history is not None else InMemoryRunHistory()
-        self.scheduler: Any = None
+        self.optimizer = optimizer
+        self.run_history = run_history if run_history is not None else InMemoryRunHistory()
+        self.scheduler = None
         self.create_scheduler_fn: Callable[..., Any] | None = None
         self.collate_fn: Callable[..., Any] | None = None
         self.train_dataset: Any = None
         self.eval_dataset: Any = None
-        self.run_config: TrainerRunConfig = None  # type: ignore[assignment]  # there is none before the first run
-        self.run_state = RunState()
         self._callbacks = callbacks
-        self._run_loaders = Loaders()
         self._pad_uneven_eval_batches = False  # scripts read it; nothing is padded
-        self._accelerator: Accelerator = self._create_accelerator()
+        self._accelerator = self._create_accelerator()
         self._ranks = Ranks(self._accelerator, timeout=limit_of_waiting(timeout))
-        self.callback_handler: CallbackHandler = self._create_callback_handler()
+        self.callback_handler = self._create_callback_handler()
         self._precision_at_start = str(self._accelerator.mixed_precision)
+        self.run_context = self._create_context(TrainSettings(num_epochs=1))
         limit = batch_limit_from_environment()
         if limit is not None:
             self.callback_handler.add_callback(OuterLimit(limit, source=LIMIT_BATCHES_ENV_VAR))
@@ -108,7 +115,7 @@ class TrainerHooks:
 
     def _create_accelerator(self) -> Accelerator:
         """The accelerate object behind this trainer."""
-        given = self._given_arguments
+        given = self.run_context.given
         limit = limit_of_waiting(given.timeout)
         if given.accelerator is None:
             return create_accelerator(given.mixed_precision, timeout=limit)
@@ -117,6 +124,12 @@ class TrainerHooks:
     def _create_callback_handler(self) -> CallbackHandler:
         """The handler of the callbacks given to the constructor."""
         return CallbackHandler(self._callbacks, custom_events=own_events(self))
+
+    def _create_context(self, settings: TrainSettings) -> Context:
+        """What a call with `settings` works with."""
+        context = new_context(self.run_context, settings, self._kind_of_states)
+        context.count_items = self.count_batch_items if overrides(self, "count_batch_items") else None
+        return context
 
     def create_train_dataloader(
         self, batch_size: int, train_dl_kwargs: Mapping[str, Any] | None = None
@@ -128,13 +141,13 @@ class TrainerHooks:
             train_dl_kwargs: override the defaults.
         """
         defaults = self.get_default_train_dl_kwargs(batch_size)
-        self._run_loaders.train_kwargs = effective_kwargs(defaults, train_dl_kwargs)
+        self._train_dl_kwargs = effective_kwargs(defaults, train_dl_kwargs)
         return build_loader(self.train_dataset, defaults, train_dl_kwargs, self.collate_fn)
 
     def create_eval_dataloader(self, batch_size: int, eval_dl_kwargs: Mapping[str, Any] | None = None) -> Iterable[Any]:
         """The evaluation loader; see `create_train_dataloader`."""
         defaults = self.get_default_eval_dl_kwargs(batch_size)
-        self._run_loaders.eval_kwargs = effective_kwargs(defaults, eval_dl_kwargs)
+        self._eval_dl_kwargs = effective_kwargs(defaults, eval_dl_kwargs)
         return build_loader(self.eval_dataset, defaults, eval_dl_kwargs, self.collate_fn)
 
     def get_default_train_dl_kwargs(self, batch_size: int) -> dict[str, Any]:
@@ -206,6 +219,14 @@ class TrainerHooks:
         """
         return batch_loss(self.model, self.loss_func, batch, self._batch_samples, hook="calculate_train_batch_loss")
 
+    def _perform_forward_and_backward_passes(self, batch: Any, step: int) -> None:
+        """Add the gradients of one batch. `step` counts batches of this rank in the epoch, from 0."""
+        self.run_context.training.step.compute(batch, step)
+
+    def _update_loss_tracker(self, batch_loss: torch.Tensor, batch_size: Any) -> None:
+        """Add the mean loss of a batch to that of the epoch. Does not wait for the device."""
+        self.run_context.losses.update(batch_loss, batch_size)
+
     def backward_step(self, loss: torch.Tensor) -> None:
         """Add the gradients of `loss`, which is already weighted by its share of the update."""
         accelerator = self._accelerator
@@ -213,6 +234,10 @@ class TrainerHooks:
             loss.backward()  # type: ignore[no-untyped-call]
         else:
             accelerator.backward(loss)
+
+    def _clip_gradients(self) -> None:
+        """Clip the complete gradient, once per update."""
+        self.run_context.training.step.clip()
 
     def optimizer_step(self) -> None:
         """Update the parameters."""
@@ -259,27 +284,19 @@ class TrainerHooks:
         return batch_predictions(self.model, batch, hook="calculate_predict_batch_outputs")
 
 
-def own_version(trainer: TrainerHooks, name: str, base: type) -> Any:
-    """The user's version of the method `name` of `base`, from a subclass or this trainer; None without one."""
-    method = getattr(trainer, name)
-    return None if getattr(method, "__func__", None) is getattr(base, name) else method
+def own_hooks(trainer: TrainerHooks, hooks: Iterable[str]) -> dict[str, Callable[..., Any]]:
+    """The versions of `hooks`, methods of `TrainerHooks`, that a subclass or this trainer has, by name."""
+    methods = {hook: getattr(trainer, hook) for hook in hooks}
+    return {
+        hook: method
+        for hook, method in methods.items()
+        if getattr(method, "__func__", None) is not getattr(TrainerHooks, hook)
+    }
 
 
 def overrides(trainer: TrainerHooks, hook: str) -> bool:
     """Whether a subclass or this trainer overrides the method of `TrainerHooks`."""
-    return own_version(trainer, hook, TrainerHooks) is not None
-
-
-def own_events(trainer: TrainerHooks) -> tuple[str, ...]:
-    """The events that the user's subclasses emit: `custom_events`, and names with ``on_`` in the code of methods."""
-    names = dict.fromkeys(trainer.custom_events)
-    for kind in filter(is_users_class, type(trainer).__mro__):
-        codes = [value.__code__ for value in vars(kind).values() if isinstance(value, types.FunctionType)]
-        while codes:
-            constants = codes.pop().co_consts
-            codes += [each for each in constants if isinstance(each, types.CodeType)]
-            names |= dict.fromkeys(each for each in constants if isinstance(each, str) and each.startswith("on_"))
-    return tuple(name for name in names if name not in EVENTS)
+    return bool(own_hooks(trainer, [hook]))
 
 
 def warn_about_misspelt_hooks(trainer: TrainerHooks, ranks: Ranks) -> None:

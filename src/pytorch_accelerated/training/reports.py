@@ -6,16 +6,15 @@ import contextlib
 import math
 import warnings
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pytorch_accelerated.data.updates import Loaders, RunLoader
+from pytorch_accelerated.data.updates import RunLoader
 from pytorch_accelerated.errors import DataError
-from pytorch_accelerated.processes.ranks import Ranks
 from pytorch_accelerated.tracking.loss import LossTracker
-from pytorch_accelerated.tracking.step_records import StepRecorder
 from pytorch_accelerated.tracking.values import name_in_set
-from pytorch_accelerated.training.emitting import Emitter
-from pytorch_accelerated.training.hooks import TrainerHooks
+
+if TYPE_CHECKING:
+    from pytorch_accelerated.facts.context import Context
 
 _MOST_TEXTS = 100  # of warnings
 
@@ -24,46 +23,37 @@ class LossReports:
     """Reports step records, mean losses, and losses that are not finite. All ranks must call its methods.
 
     Args:
-        hooks: the trainer.
-        ranks: the processes.
-        emitter: calls callbacks.
-        loaders: those of the run.
-
-    Attributes:
-        recorder: makes the step records of a training run, if it has any.
+        context: of the run.
     """
 
-    def __init__(self, hooks: TrainerHooks, ranks: Ranks, emitter: Emitter, loaders: Loaders) -> None:
-        self.recorder: StepRecorder | None = None
-        self._hooks = hooks
-        self._ranks = ranks
-        self._emitter = emitter
-        self._loaders = loaders
+    def __init__(self, context: Context) -> None:
+        self._context = context
 
     # ---------------------------------------------------------------------------------------------------- step records
 
     def add_records(self) -> bool:
         """Add the step records that have ended to the history. Returns whether there were any."""
-        if self.recorder is None or not self.recorder.is_pending:
+        recorder = self._context.recorder
+        if recorder is None or not recorder.is_pending:
             return False
-        return self.recorder.complete(self._ranks.exchange_numbers(self.recorder.measurements()))
+        return recorder.complete(self._context.ranks.exchange_numbers(recorder.measurements()))
 
     def complete_records(self) -> None:
         """Add the step records that have ended to the history, and tell the callbacks."""
         if self.add_records():
-            self._emitter.emit("on_step_records")
+            self._context.emitter.emit("on_step_records")
 
-    def mark_rest(self, groups: list[dict[str, Any]]) -> None:
-        """End a record after the current update, unless one has. `groups` are the optimizer's parameter groups."""
-        if self.recorder is not None:
-            self.recorder.mark_rest(self._hooks.run_state.samples_in_epoch, groups)
+    def mark_rest(self) -> None:
+        """End a record after the current update, unless one has."""
+        if self._context.recorder is not None:
+            self._context.recorder.mark_rest(self._context.state.samples_in_epoch, self._context.parameter_groups)
 
-    def finish_records(self, groups: list[dict[str, Any]]) -> None:
+    def finish_records(self) -> None:
         """Make a record of the updates after the last one, since the run may end within an epoch.
 
         States for a resume are written before, so that the resumed run has records at the same places.
         """
-        self.mark_rest(groups)
+        self.mark_rest()
         self.complete_records()
 
     def samples_between(self, start: int, stop: int) -> list[int] | None:
@@ -73,7 +63,7 @@ class LossReports:
             start: the samples of the run history before them.
             stop: the samples of the run history with them.
         """
-        loader, recorder = self._loaders.train, self.recorder
+        loader, recorder = self._context.loaders.train, self._context.recorder
         if recorder is None or not isinstance(loader, RunLoader):
             return None
         return loader.indices(recorder.position(start), recorder.position(stop))
@@ -82,10 +72,10 @@ class LossReports:
 
     def report(self, losses: LossTracker) -> None:
         """Tell the callbacks about new step records, and about a training loss that is not finite."""
-        recorder = self.recorder
+        recorder = self._context.recorder
         everyones = self._everyones_first_non_finite(losses, [] if recorder is None else recorder.measurements())
         if recorder is not None and recorder.complete([measured for _, *measured in everyones]):
-            self._emitter.emit("on_step_records")
+            self._context.emitter.emit("on_step_records")
         self._report_first_non_finite(losses, "train_loss_epoch", [first for first, *_ in everyones])
 
     def report_non_finite(self, losses: LossTracker, metric_name: str) -> None:
@@ -95,15 +85,15 @@ class LossReports:
 
     def _everyones_first_non_finite(self, losses: LossTracker, numbers: list[int]) -> list[list[int]]:
         first_bad = losses.first_non_finite
-        return self._ranks.exchange_numbers([-1 if first_bad is None else first_bad, *numbers])
+        return self._context.ranks.exchange_numbers([-1 if first_bad is None else first_bad, *numbers])
 
     def _report_first_non_finite(self, losses: LossTracker, metric_name: str, everyones: list[int]) -> None:
         steps = [step for step in everyones if step >= 0]
         if steps:
             losses.first_non_finite = None
-            history = self._hooks.run_history
+            history = self._context.history
             metric_name = name_in_set(metric_name, history.evaluation_set)
-            self._emitter.emit_at_once(
+            self._context.emitter.emit_at_once(
                 "on_non_finite_loss", metric_name=metric_name, epoch=history.current_epoch, step=min(steps)
             )
 
@@ -112,15 +102,15 @@ class LossReports:
 
         That of the first of several evaluation sets is also recorded without the name of the set.
         """
-        history = self._hooks.run_history
-        total, count, batches = self._ranks.sum([losses.total_loss, losses.running_count, losses.batches_read])
+        history = self._context.history
+        total, count, batches = self._context.ranks.sum([losses.total_loss, losses.running_count, losses.batches_read])
         if batches and not count and not losses.leaves_out_non_finite:
             raise DataError(
                 f"None of the {batches:.0f} batches has any items, so there is no mean loss to record as "
                 f"{metric_name!r}. Check the counts of `count_batch_items` or 'num_items_in_batch'."
             )
         mean = total / count if count else math.nan if losses.leaves_out_non_finite else losses.average
-        if history.evaluation_set and history.evaluation_set not in self._loaders.further_eval:
+        if history.evaluation_set and history.evaluation_set not in self._context.loaders.further_eval:
             with history.measuring_on(""):
                 history.update_metric(metric_name, mean)
         history.update_metric(metric_name, mean)

@@ -8,15 +8,15 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from pytorch_accelerated.data.updates import Round
 from pytorch_accelerated.errors import StopTrainingError
-from pytorch_accelerated.facts.settings import TrainSettings
-from pytorch_accelerated.processes.ranks import Ranks
 from pytorch_accelerated.processes.signals import SignalWatch
 from pytorch_accelerated.tracking.timing import Pace
-from pytorch_accelerated.training.emitting import Emitter
-from pytorch_accelerated.training.saves import Saves
+
+if TYPE_CHECKING:
+    from pytorch_accelerated.facts.context import Context
 
 # How long the other ranks may keep training once one must stop for a reason outside the update: a signal, a time limit,
 # a failed save.
@@ -27,60 +27,55 @@ class Stopping:
     """Collects the reasons to stop on this rank, and makes all ranks agree on them.
 
     Args:
-        ranks: the processes.
-        emitter: holds the deferred requests to stop.
-        saves: holds the failures of background saves.
-        settings: has the time limit.
+        context: of the run. It has the deferred requests to stop, the failures of background saves, and the time limit.
 
     Attributes:
         signals: the signals that this process received.
     """
 
-    def __init__(self, ranks: Ranks, emitter: Emitter, saves: Saves, settings: TrainSettings) -> None:
+    def __init__(self, context: Context) -> None:
         self.signals = SignalWatch()
-        self._ranks = ranks
-        self._emitter = emitter
-        self._saves = saves
-        self._settings = settings
+        self._context = context
         self._pace = Pace(_SECONDS_BETWEEN_AGREEMENTS)
         self._deadline: float | None = None
         self._finishes_passes = False  # in passes that no resumed run would repeat
 
     def start_clock(self) -> None:
         """Start the clock of `max_duration`."""
-        seconds = self._settings.max_seconds
+        seconds = self._context.settings.max_seconds
         self._deadline = None if seconds is None else time.monotonic() + seconds
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether this rank has a reason to stop, other than the time."""
+        wish, failure = self._context.emitter.wish, self._context.saves.writer.failure
+        return wish is not None or failure is not None or bool(self.signals.number)
 
     def is_due(self, updates: int) -> bool:
         """Whether it is time to agree, after `updates` updates without a callback that could have asked to stop."""
         return self._pace.is_due(updates)
 
-    def stop_if_asked(self, updates: int) -> None:
-        """Raise `StopTrainingError` on all ranks if any of them has a reason to stop. Must be called by all ranks.
-
-        Args:
-            updates: the updates of the run so far.
-        """
-        emitter = self._emitter
-        if self._deadline is not None and time.monotonic() >= self._deadline and self._ranks.is_first:
-            duration = self._settings.max_duration
+    def stop_if_asked(self) -> None:
+        """Raise `StopTrainingError` on all ranks if any of them has a reason to stop. Must be called by all ranks."""
+        emitter = self._context.emitter
+        if self._deadline is not None and time.monotonic() >= self._deadline and self._context.ranks.is_first:
+            duration = self._context.settings.max_duration
             emitter.wish = emitter.wish or StopTrainingError(f"`max_duration` ({duration}) is over.")
-        is_wanted = emitter.wish is not None or self.signals.number or self._saves.writer.failure is not None
-        if self._finishes_passes or (self._ranks.count == 1 and not is_wanted):
+        if self._finishes_passes or (self._context.ranks.count == 1 and not self.is_asked):
             return
-        if self._agree(self._pace, updates, emitter.wish is not None):
+        if self._agree(self._pace, self._context.state.updates, emitter.wish is not None):
             wish, emitter.wish = emitter.wish, None
-            reasons = self._ranks.exchange("" if wish is None else str(wish))
+            reasons = self._context.ranks.exchange("" if wish is None else str(wish))
             raise StopTrainingError(next(filter(None, [self.signals.reason, *reasons]), "")) from wish
 
     def _agree(self, pace: Pace, done: int, wants_to_stop: bool) -> bool:
         """Whether any rank wants to stop or received a signal, after `done` updates or rounds."""
-        has_failed = self._saves.writer.failure is not None
+        has_failed = self._context.saves.writer.failure is not None
         numbers = [pace.proposal(done), wants_to_stop, has_failed, self.signals.number]
-        proposals, wishes, failures, signals = zip(*self._ranks.exchange_numbers(numbers), strict=True)
+        proposals, wishes, failures, signals = zip(*self._context.ranks.exchange_numbers(numbers), strict=True)
         pace.go_on(done, between=proposals[0])
         if any(failures):
-            self._saves.finish()  # raises the failure on all ranks
+            self._context.saves.finish()  # raises the failure on all ranks
         return self.signals.agree(signals) or any(wishes)
 
     def until_signal(self, rounds: Iterable[Round], give_up: Callable[[str], BaseException]) -> Iterator[Round]:
@@ -92,7 +87,7 @@ class Stopping:
         """
         pace = Pace(_SECONDS_BETWEEN_AGREEMENTS)
         for number, round_ in enumerate(rounds):
-            is_due = self.signals.number if self._ranks.count == 1 else pace.is_due(number)
+            is_due = self.signals.number if self._context.ranks.count == 1 else pace.is_due(number)
             if is_due and not self._finishes_passes and self._agree(pace, number, False):
                 raise give_up(self.signals.reason)
             yield round_

@@ -8,13 +8,13 @@ import warnings
 from collections.abc import Callable, Mapping
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pytorch_accelerated.callbacks.warning import stacklevel_of_user, warn_user
 from pytorch_accelerated.checkpointing.disk import is_file, kind_of
-from pytorch_accelerated.checkpointing.loading import all_or_nothing, check_same_kind, load_states
+from pytorch_accelerated.checkpointing.loading import check_same_kind, load_states
 from pytorch_accelerated.checkpointing.optimizers import OPTIMIZER_FILE as OPTIMIZER_NAME
 from pytorch_accelerated.checkpointing.optimizers import check_optimizer_state, with_callables, without_callables
 from pytorch_accelerated.checkpointing.portable import load_portable
@@ -23,13 +23,16 @@ from pytorch_accelerated.errors import ArgumentTypeError, InvalidCheckpointError
 from pytorch_accelerated.facts.run_state import RunPhase, RunState
 from pytorch_accelerated.huggingface.arguments.strategies import IntervalStrategy
 from pytorch_accelerated.huggingface.checkpoints.saving import TRAINER_STATE_NAME, find_checkpoint
-from pytorch_accelerated.huggingface.engine.engine import Engine
 from pytorch_accelerated.huggingface.events import TrainerControl, TrainerState
 from pytorch_accelerated.huggingface.training_args import TrainingArguments
 from pytorch_accelerated.models.deepspeed import ZeroOptimizer
+from pytorch_accelerated.models.kept import kept
 from pytorch_accelerated.models.sharding import has_shards
 from pytorch_accelerated.processes.ranks import Ranks
 from pytorch_accelerated.seeding import check_generator_states, generator_states, restore_generator_states
+
+if TYPE_CHECKING:
+    from pytorch_accelerated.huggingface.engine.engine import Engine
 
 SCHEDULER_NAME = "scheduler.pt"
 SCALER_NAME = "scaler.pt"
@@ -162,7 +165,7 @@ def take_over_foreign(engine: Engine, folder: Path, updates: int, load_weights: 
     ]
     for _, target, state in others:
         check_same_kind(target, state, source=folder)
-    with all_or_nothing() as undo:
+    with kept(only_if_it_fails=True) as undo:
         load_states(load_weights, engine.optimizer, optimizer, others, undo, source=folder)
         if optimizer is None and isinstance(engine.optimizer, ZeroOptimizer):
             engine.optimizer.take_over_weights()
@@ -184,12 +187,12 @@ def _rng_state_name(rank: int, ranks: Ranks) -> str:
 
 def _position(engine: Engine, updates: int) -> RunState:
     """The position after so many updates of this run's size."""
-    per_epoch = engine.train_loader.num_updates
+    per_epoch = engine.run_context.loaders.train.num_updates
     per_update = engine.run_config.train_total_batch_size or 1
     epochs, rest = divmod(updates, per_epoch) if per_epoch else (0, updates)
     if not rest and updates:
         return RunState(epochs=epochs, updates=updates, phase=RunPhase.EPOCH_CLOSED)
-    batches = rest * (engine.run.settings.gradient_accumulation_steps or 1)
+    batches = rest * (engine.run_context.settings.gradient_accumulation_steps or 1)
     return RunState(
         epochs=epochs,
         updates=updates,

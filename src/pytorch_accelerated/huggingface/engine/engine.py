@@ -4,30 +4,36 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
+import time
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
-from pytorch_accelerated.data.updates import RunLoader
+from pytorch_accelerated.errors import StopTrainingError
+from pytorch_accelerated.facts.context import Context
 from pytorch_accelerated.facts.settings import TrainSettings
 from pytorch_accelerated.huggingface.arguments.parallel import accelerator_arguments
 from pytorch_accelerated.huggingface.engine.refusing import refuse_foreign_schedule
-from pytorch_accelerated.huggingface.engine.run import EngineRun
-from pytorch_accelerated.huggingface.engine.step import FaceStep
+from pytorch_accelerated.huggingface.engine.states import CheckpointStates
+from pytorch_accelerated.huggingface.engine.training import FaceTraining, Order, warn_of_earlier_checkpoints
 from pytorch_accelerated.huggingface.events import Events
-from pytorch_accelerated.huggingface.trainer_utils import EvalLoopOutput
+from pytorch_accelerated.huggingface.trainer_utils import EvalLoopOutput, TrainOutput
 from pytorch_accelerated.models.preparation import PreparedModel
 from pytorch_accelerated.models.wrappers import bare_model
 from pytorch_accelerated.prediction.collecting import PredictionCollector
 from pytorch_accelerated.processes.accelerators import Accelerator, create_accelerator
-from pytorch_accelerated.processes.ranks import Ranks
 from pytorch_accelerated.run_config import TrainerRunConfig
 from pytorch_accelerated.trainer import Trainer as NativeTrainer
-from pytorch_accelerated.training.setup import check_optimizer_of
+from pytorch_accelerated.training.checks import check_optimizer_of
+from pytorch_accelerated.training.evaluation import Prediction
+from pytorch_accelerated.training.preparing import distributed, loader_of_pass
 
 if TYPE_CHECKING:
-    from pytorch_accelerated.huggingface.engine.training import Training
+    from pytorch_accelerated.huggingface.engine.step import FaceStep
     from pytorch_accelerated.huggingface.trainer import Trainer
+    from pytorch_accelerated.processes.ranks import Ranks
 
 
 class Engine(NativeTrainer):
@@ -43,34 +49,26 @@ class Engine(NativeTrainer):
         given_optimizer: the user's, and `given_schedule` likewise.
         training: the current training, or the last one.
         init_metrics: the memory that making the trainer took, if that is measured.
+        preparation_seconds: the time to prepare the model for the last evaluation; None if a training had prepared it.
         warns_without_metrics: until it has warned that `compute_metrics` could not be called.
     """
 
     _makes_optimizer = True
-    _run_kind = EngineRun
+    _kind_of_states = CheckpointStates
 
     def __init__(self, face: Trainer, optimizers: tuple[Any, Any], **native_arguments: Any) -> None:
-        self._face = face
+        self._face = self.run_context.holder = face
         self.events = Events(face)
         self.given_optimizer, self.given_schedule = optimizers
-        self.training: Training | None = None
+        self.training: FaceTraining | None = None
         self.init_metrics: dict[str, int] = {}
+        self.preparation_seconds: float | None = None
         self.warns_without_metrics = True
+        self._order: Order = None  # type: ignore[assignment]  # until a training is asked for
         self._evaluate_batch: Callable[[Any], Any] | None = None
-        self._kept_loaders: dict[Any, RunLoader] = {}
-        self._kept_workers = contextlib.ExitStack()
-        self._counted: tuple[RunLoader | None, int | None] = None, None  # a training loader and its batches
-        self._has_trained = False
-        super().__init__(face.model, None, None, callbacks=[_Moments(self, self.events)], **native_arguments)
+        super().__init__(face.model, None, None, callbacks=[_Moments(self.events)], **native_arguments)
 
     # ----------------------------------------------------------------------------------- for the Hugging Face trainer
-
-    @property
-    def run(self) -> EngineRun:
-        """The current run; outside of one the last, or a new one."""
-        run = self.run_context
-        assert isinstance(run, EngineRun)
-        return run
 
     @property
     def ranks(self) -> Ranks:
@@ -83,27 +81,21 @@ class Engine(NativeTrainer):
         return self._accelerator
 
     @property
-    def train_loader(self) -> RunLoader:
-        """The training loader of the run."""
-        loader: RunLoader = self._train_dataloader
-        return loader
+    def states(self) -> CheckpointStates:
+        """Writes and loads checkpoints."""
+        return self.run_context.states  # type: ignore[return-value]
 
     @property
     def step(self) -> FaceStep:
         """Does the updates of the current training, or of the last one right after it."""
-        step = self.run.step
-        assert isinstance(step, FaceStep)
-        return step
+        assert self.training is not None
+        return self.training.face_step
 
     @property
     def learning_rate(self) -> float:
         """The learning rate of the last update."""
-        return self.step.learning_rate if self.run.has_step else 0.0
-
-    @property
-    def preparation_seconds(self) -> float | None:
-        """The time it took to prepare the model for the last evaluation; None if a training had prepared it."""
-        return None if self._has_trained else self.run.preparation_seconds
+        has_step = self.training is not None and self.training.step is not None
+        return self.step.learning_rate if has_step else 0.0
 
     @property
     def batches_of_update(self) -> int:
@@ -121,38 +113,36 @@ class Engine(NativeTrainer):
 
     def has_placed(self, batch: Any) -> bool:
         """Whether `batch` is the current one of the training, which the loader has put on the device."""
-        run = self.run
-        return run.has_step and batch is run.step.micro_batch.batch
-
-    @property
-    def epochs_done(self) -> float:
-        """Passes over the training set, with the fraction of the current one."""
-        state, loader, settings = self.run_state, self.train_loader, self.run.settings
-        if loader is not self._counted[0]:  # asked after each update
-            self._counted = loader, loader.num_batches
-        batches = self._counted[1]
-        if batches is None:
-            assert settings.max_num_train_steps is not None
-            return state.epochs + state.updates_in_epoch / settings.max_num_train_steps
-        return state.epochs + min(state.updates_in_epoch * settings.gradient_accumulation_steps, batches) / batches
+        training = self.training
+        return training is not None and training.step is not None and batch is training.step.micro_batch.batch
 
     def gather_padded(self, tensors: Any, padding_value: float) -> Any:
         """`gather` that keeps rows of nothing but padding: the labels of a row may all be -100."""
-        uneven = self.run.uneven
-        return (self._ranks if uneven is None else uneven).gather(tensors, padding_value)
+        return (self.run_context.uneven or self._ranks).gather(tensors, padding_value)
 
     def evaluate_rows(
         self, loader: Any, evaluate_batch: Callable[[Any], Any], collector: PredictionCollector
     ) -> EvalLoopOutput:
         """The result of `collector`, from the output of `evaluate_batch` for each batch. All ranks must call it."""
-        is_asked_for = self._ongoing_run is not None and self.run.evaluates_as_requested
+        training = self.training if self.run_context.is_at_work else None
+        is_asked_for = training is not None and training.evaluates_as_requested
         outer, self._evaluate_batch = self._evaluate_batch, evaluate_batch
+        started = time.perf_counter()
         try:
             # A signal may end an evaluation that the loop requested: a resumed run repeats it.
             with contextlib.nullcontext() if is_asked_for else self._during_run(TrainSettings(num_epochs=1)):
-                run = self.run
-                with self._model_of_the_moment(run), self._pass_over(loader, run) as adapted:
-                    output: EvalLoopOutput = run.predict(adapted, collector)
+                context = self.run_context
+                part: contextlib.AbstractContextManager[Any]
+                if training is not None and is_asked_for and getattr(loader, "persistent_workers", False):
+                    part = contextlib.nullcontext(training.kept_loader(loader))
+                else:
+                    part = loader_of_pass(context, loader, None)
+                with self._model_of_the_moment(context), part as adapted:
+                    if self.training is None:
+                        self.preparation_seconds = time.perf_counter() - started
+                    exit_ = context.stopping.signals.exit
+                    give_up = StopTrainingError if is_asked_for else lambda reason: exit_()
+                    output: EvalLoopOutput = Prediction(context).run(adapted, collector, give_up)
                     # Scripts tell the logs of an evaluation from those of training by the model's mode, which the
                     # next step of training changes.
                     self.model.eval()
@@ -161,11 +151,11 @@ class Engine(NativeTrainer):
             self._evaluate_batch = outer
 
     @contextlib.contextmanager
-    def _model_of_the_moment(self, run: EngineRun) -> Iterator[None]:
+    def _model_of_the_moment(self, context: Context) -> Iterator[None]:
         """The model that the Hugging Face trainer has now. A script may have replaced it for one evaluation."""
         trained, model = self.model, self._face.model
-        if not run.is_prepared or bare_model(trained) is model:
-            self.model = trained if run.is_prepared else model
+        if context.prepared is None or bare_model(trained) is model:
+            self.model = model if context.prepared is None else trained
             yield
             return
         prepared = PreparedModel(self.accelerator, model, None, for_training=False)
@@ -176,24 +166,31 @@ class Engine(NativeTrainer):
             prepared.release(model)
             self.model = trained
 
-    def _pass_over(self, loader: Any, run: EngineRun) -> contextlib.AbstractContextManager[Any]:
-        """This rank's part of `loader`. Its workers live until the training is over if they persist, else until the
-        pass is.
-        """
-        if not (run.evaluates_as_requested and getattr(loader, "persistent_workers", False)):
-            return run.loader_of_pass(loader, None)
-        if loader not in self._kept_loaders:
-            self._kept_loaders[loader] = self._kept_workers.enter_context(run.loader_of_pass(loader, None))
-        return contextlib.nullcontext(self._kept_loaders[loader])
-
-    def run_training(self, training: Training, dataset: Any, **arguments: Any) -> None:
-        """Run the native training, and inform `training` of its progress."""
-        self.training = training
+    def run_training(self, order: Order, checkpoint: Path | None) -> TrainOutput:
+        """Do what `order` says, from `checkpoint` on. Must be called by all ranks."""
+        args, face = self._face.args, self._face
+        if checkpoint is None:
+            warn_of_earlier_checkpoints(args, self.ranks)
+        self._order, self.model = order, face.model
+        face.is_in_train = True
         try:
-            self.train(dataset, **arguments)
-        finally:  # the workers of evaluations end with the training
-            self._kept_loaders.clear()
-            self._kept_workers.close()
+            self.train(
+                face.train_dataset,
+                num_epochs=math.ceil(args.num_train_epochs) or None,  # None: `max_steps` says when to stop
+                per_device_batch_size=order.batch_size,
+                max_num_train_steps=args.max_steps if args.max_steps > 0 else None,
+                gradient_accumulation_steps=args.gradient_accumulation_steps,
+                gradient_clip_norm=args.max_grad_norm or None,
+                resume_from=checkpoint,
+                # The metric that a schedule watches is looked up in the log history, not in the native one.
+                scheduler_metric="train_loss_epoch",
+            )
+        finally:
+            face.is_in_train = False
+            face.model_wrapped = face.model
+        assert self.training is not None
+        assert self.training.output is not None
+        return self.training.output
 
     # ---------------------------------------------------------------------------------------------------------- hooks
 
@@ -214,31 +211,30 @@ class Engine(NativeTrainer):
     def _create_accelerator(self) -> Accelerator:
         return create_accelerator(self.mixed_precision, **accelerator_arguments(self._face.args, self._face.model))
 
-    def _create_run(self, settings: TrainSettings) -> EngineRun:
+    def _create_context(self, settings: TrainSettings) -> Context:
         if self._face.args.deepspeed is not None:
             # accelerate has one DeepSpeed config per process: restore ours if another trainer has changed it.
             self._accelerator = self._create_accelerator()
-        run = super()._create_run(settings)
-        assert isinstance(run, EngineRun)
-        run.face, run.events = self._face, self.events
-        if self.training is not None:
-            run.training = self.training
-        return run
+        return super()._create_context(settings)
+
+    def _create_training(self, context: Context) -> FaceTraining:
+        self.training, self.preparation_seconds = FaceTraining(context, self._order), None
+        return self.training
 
     def _prepare_model_optimizer_and_dataloaders(self) -> None:
         """Make the optimizer and the schedule as soon as the length of the run is known."""
-        face, run = self._face, self.run
+        face, context, loaders = self._face, self.run_context, self.run_context.loaders
         if not face.counts_items:
-            run.count_items = None
-        self._train_dataloader = run.adapted(self._train_dataloader, self._train_dl_kwargs)
-        max_steps = run.training.plan(self._train_dataloader)
-        run.settings = dataclasses.replace(run.settings, max_num_train_steps=max_steps)
+            context.count_items = None
+        loaders.train = distributed(context, loaders.train, loaders.train_kwargs)
+        assert self.training is not None
+        max_steps = self.training.plan(loaders.train)
+        context.settings = dataclasses.replace(context.settings, max_num_train_steps=max_steps)
         face.create_optimizer_and_scheduler(num_training_steps=max_steps)
         self.optimizer = face.optimizer
-        check_optimizer_of(self, face)
+        check_optimizer_of(context)
         refuse_foreign_schedule(face.optimizer, face.lr_scheduler)
         super()._prepare_model_optimizer_and_dataloaders()
-        self._has_trained = True
         face.model_wrapped = self.model
 
     def _create_run_config(self, *sizes: Any, **further: Any) -> TrainerRunConfig:
@@ -257,27 +253,27 @@ class Engine(NativeTrainer):
 class _Moments(TrainerCallback):
     """Translates the events of the native run, after everything that belongs to them."""
 
-    def __init__(self, engine: Engine, events: Events) -> None:
-        self._engine, self._events = engine, events
+    def __init__(self, events: Events) -> None:
+        self._events = events
 
     def on_training_run_start(self, trainer: Any, **kwargs: Any) -> None:
-        self._engine.run.training.begin()
+        trainer.training.begin()
 
     def on_train_epoch_start(self, trainer: Any, **kwargs: Any) -> None:
         self._events.fire("on_epoch_begin")
 
     def on_train_epoch_end(self, trainer: Any, **kwargs: Any) -> None:
-        self._engine.run.training.end_epoch()
+        trainer.training.end_epoch()
 
     def on_prediction_step_end(self, trainer: Any, **kwargs: Any) -> None:
         self._events.fire("on_prediction_step")
 
     def on_stop_training_error(self, trainer: Any, reason: str = "", **kwargs: Any) -> None:
-        if self._engine.training is not None:  # else an evaluation was stopped before any training
-            self._engine.training.stop_early(reason)
+        if trainer.training is not None:  # else an evaluation was stopped before any training
+            trainer.training.stop_early(reason)
 
     def on_training_run_end(self, trainer: Any, **kwargs: Any) -> None:
-        self._engine.run.training.end()
+        trainer.training.end()
 
     def on_exception(self, trainer: Any, **kwargs: Any) -> None:
         self._events.close_displays()

@@ -19,10 +19,11 @@ from pytorch_accelerated.models.numerics import clip_norm
 from pytorch_accelerated.models.sharding import whole
 from pytorch_accelerated.processes.accelerators import send_to_device
 from pytorch_accelerated.steps.hook_output import adding_nothing
-from pytorch_accelerated.steps.step import Call, Step, StepParts
+from pytorch_accelerated.steps.step import Call, Step
 
 if TYPE_CHECKING:
-    from pytorch_accelerated.huggingface.engine.training import Training
+    from pytorch_accelerated.facts.context import Context
+    from pytorch_accelerated.huggingface.engine.training import FaceTraining
     from pytorch_accelerated.huggingface.trainer import Trainer
 
 
@@ -40,23 +41,22 @@ class FaceStep(Step):
         norms: of the gradients of the last update; None if no log was expected.
     """
 
-    face: Trainer
-    events: Events
-    training: Training
-
-    def __init__(self, parts: StepParts) -> None:
-        super().__init__(parts)
+    def __init__(self, context: Context, *args: Any, **kwargs: Any) -> None:
+        super().__init__(context, *args, **kwargs)
+        self.training: FaceTraining = context.training  # type: ignore[assignment]
+        self.face: Trainer = context.holder
+        self.events: Events = context.trainer.events
         self.learning_rate = 0.0
         self.samples_used = 0
         self._loss: Any = None
         self._items: int | None = None
         self._has_checked_scale = False
         self.norms: Sequence[torch.Tensor] | None = None
-        self._raw_optimizer = getattr(parts.hooks.optimizer, "optimizer", parts.hooks.optimizer)
+        self._raw_optimizer = getattr(context.optimizer, "optimizer", context.optimizer)
 
     def update(self, update: Update) -> None:
         """Do one update, with its events."""
-        self._emitter.defer(self.events.fire, "on_step_begin")
+        self.context.emitter.defer(self.events.fire, "on_step_begin")
         self._items = None
         if update.items is not None:
             self._items = items_of_update(*update.items, self.face.args)
@@ -68,7 +68,7 @@ class FaceStep(Step):
         try:
             self.training.end_step()
         except StopTrainingError as wish:
-            self._emitter.wish = self._emitter.wish or wish
+            self.context.emitter.wish = self.context.emitter.wish or wish
 
     def run_batch(self, micro_batch: MicroBatch) -> None:
         """Add the gradients of one batch, and tell the callbacks."""
@@ -78,13 +78,13 @@ class FaceStep(Step):
 
     def compute(self, batch: Any, step: int) -> None:
         """Add the gradients of one batch by the `training_step` of the Hugging Face trainer."""
-        training_step, model = self.face.training_step, self._hooks.model
+        training_step, model = self.face.training_step, self.context.model
         if not model.training:  # after an evaluation
             model.train()
         try:
             share = training_step(model, batch, self._items)
         except Exception as error:
-            self._emitter.note_failure(error, training_step, batch)
+            self.context.emitter.explain(error, training_step, batch)
             raise
         if share is None:
             raise HookOutputError(
@@ -116,11 +116,16 @@ class FaceStep(Step):
 
     def applying(self) -> list[Call]:
         """The calls that change the parameters, in order, with the events between them."""
-        return [(self, "clip"), (self, "before_optimizer"), (self._hooks, "optimizer_step"), (self, "after_optimizer")]
+        return [
+            (self, "clip"),
+            (self, "before_optimizer"),
+            (self.context.trainer, "optimizer_step"),
+            (self, "after_optimizer"),
+        ]
 
     def clip(self) -> None:
         """Clip the complete gradient, and keep its norm if it may be logged."""
-        limit = self.parts.settings.gradient_clip_norm
+        limit = self.context.settings.gradient_clip_norm
         if limit is not None:
             self.norms = [clip_norm(self.parameters(), limit)]
         elif self.training.may_log_step():
@@ -150,19 +155,19 @@ class FaceStep(Step):
     def after_optimizer(self) -> None:
         """Emit the event after the optimizer's step, and keep the loss of the update."""
         self._tell("on_optimizer_step")
-        self.parts.losses.update(self._loss)
+        self.context.losses.update(self._loss)
 
     def _tell(self, event: str) -> None:
         """Fire an event, if any callback listens to it."""
         if self.events.listens_to(event):
-            self._emitter.defer(self.events.fire, event)
+            self.context.emitter.defer(self.events.fire, event)
 
     def _check_scale(self) -> None:
         """Warn once about an overridden `compute_loss` that divides by nothing, so that its mean is no share."""
-        steps, compute_loss = self.parts.settings.gradient_accumulation_steps, self.face.compute_loss
+        steps, compute_loss = self.context.settings.gradient_accumulation_steps, self.face.compute_loss
         if not self._has_checked_scale and steps > 1 and not (is_ours(compute_loss) or reads_scale(compute_loss)):
             warn_user(
-                self.parts.ranks,
+                self.context.ranks,
                 f"{type(self.face).__name__}.compute_loss does not divide by `num_items_in_batch`, the number of "
                 f"labels in the update, which it is given because the model takes any keyword. So the loss of {steps} "
                 f"batches is {steps} times their mean, as in transformers. Divide by it, or set `loss_is_scaled_for_ga "
@@ -202,5 +207,5 @@ class ZeroStep(FaceStep):
 
     def after_optimizer(self) -> None:
         """Take the norm of the gradient from the optimizer."""
-        self.norms = [self._hooks.optimizer.gradient_norm]
+        self.norms = [self.context.optimizer.gradient_norm]
         super().after_optimizer()

@@ -1,0 +1,167 @@
+"""`Context`: what one call of the trainer works with. The trainer's attributes are views of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pytorch_accelerated.facts.names import GivenArguments
+from pytorch_accelerated.facts.run_state import RunState
+from pytorch_accelerated.facts.settings import TrainSettings
+
+if TYPE_CHECKING:
+    from pytorch_accelerated.callbacks.handler import CallbackHandler
+    from pytorch_accelerated.checkpointing.training_state import KeptStates
+    from pytorch_accelerated.data.updates import CountItems, Loaders
+    from pytorch_accelerated.models.preparation import PreparedModel
+    from pytorch_accelerated.processes.accelerators import Accelerator
+    from pytorch_accelerated.processes.ranks import Ranks, UnevenRanks
+    from pytorch_accelerated.progress.notebook import NotebookPage
+    from pytorch_accelerated.run_config import TrainerRunConfig
+    from pytorch_accelerated.tracking.history import RunHistory
+    from pytorch_accelerated.tracking.loss import LossTracker
+    from pytorch_accelerated.tracking.step_records import StepRecorder
+    from pytorch_accelerated.tracking.timing import EpochClock
+    from pytorch_accelerated.training.emitting import Emitter
+    from pytorch_accelerated.training.evaluation import Pass
+    from pytorch_accelerated.training.evaluation_sets import EvaluationSets
+    from pytorch_accelerated.training.reports import LossReports, ShownWarnings
+    from pytorch_accelerated.training.saves import Saves
+    from pytorch_accelerated.training.states import States
+    from pytorch_accelerated.training.stopping import Stopping
+    from pytorch_accelerated.training.training import Training
+
+
+_LATER: Any = None  # until the constructor of the trainer, or a call that needs it, sets it
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class Context:
+    """What a call of `train`, `evaluate` or `predict` works with. Each call has one of its own, made from the last one.
+
+    Attributes:
+        trainer: has the hooks.
+        holder: the trainer that users see, whose attributes may belong to the run, too; see `models.held`.
+        given: the arguments of the trainer's constructor.
+        accelerator: accelerate's object of this process.
+        ranks: the processes.
+        model: the trainer's; during training it may be wrapped.
+        optimizer, scheduler, history, callbacks, config, state: the trainer's.
+        loaders: of the training and the evaluation sets.
+        settings: the arguments of `train`.
+        seed: of everything random in the run.
+        number: training runs of the trainer so far, including this one.
+        epochs_before: epochs of the runs that this run continues, with `reset_run_history=False`.
+        resumed_from: the training state that the run was resumed from, if any.
+        count_items: counts the items of a host batch, if the loss is not a mean over samples.
+        losses: the current loss tracker.
+        gradient_norms: the gradient norms of the current epoch, if gradients are clipped by norm.
+        recorder: makes the step records of a training run, if it has any.
+        epoch_clock: times the current epoch.
+        kept: states of an earlier moment, where this is a run as it was then.
+        is_at_work: whether the call has begun and is not over.
+        prepared: the model and the optimizer as prepared for the call; None before and after.
+        uneven: how rows count when some ranks have none; None for a single process.
+        emitter: calls callbacks and hooks.
+        stopping: reasons to stop.
+        saves: the training states that the call has written.
+        states: writes, reads and loads training states.
+        reports: brings losses that have been read to the history and the callbacks.
+        evaluation_sets: the evaluation sets by name.
+        training: what the call trains with; None if it does not train.
+        current_pass: the evaluation or prediction that is going on, if any.
+        page: the display of a training run in a notebook, opened by a callback; None elsewhere.
+        shown_warnings: the warnings that this process has shown during the call.
+    """
+
+    trainer: Any
+    holder: Any
+    given: GivenArguments = _LATER
+    accelerator: Accelerator = _LATER
+    ranks: Ranks = _LATER
+    model: Any = None
+    optimizer: Any = None
+    scheduler: Any = None
+    history: RunHistory = _LATER
+    callbacks: CallbackHandler = _LATER
+    config: TrainerRunConfig | None = None
+    state: RunState = dataclasses.field(default_factory=RunState)
+    loaders: Loaders = _LATER
+    settings: TrainSettings = TrainSettings(num_epochs=1)
+    seed: int = 0
+    number: int = 0
+    epochs_before: int = 0
+    resumed_from: Path | None = None
+    count_items: CountItems | None = None
+    losses: LossTracker = _LATER
+    gradient_norms: LossTracker = _LATER
+    recorder: StepRecorder | None = None
+    epoch_clock: EpochClock = _LATER
+    kept: KeptStates | None = None
+    is_at_work: bool = False
+    prepared: PreparedModel = _LATER
+    uneven: UnevenRanks = _LATER
+    emitter: Emitter = _LATER
+    stopping: Stopping = _LATER
+    saves: Saves = _LATER
+    states: States = _LATER
+    reports: LossReports = _LATER
+    evaluation_sets: EvaluationSets = _LATER
+    training: Training = _LATER
+    current_pass: Pass | None = None
+    page: NotebookPage | None = None
+    shown_warnings: ShownWarnings = _LATER
+
+    @property
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """The parameter groups of the optimizer; none if the user steps other optimizers."""
+        return getattr(self.optimizer, "param_groups", [])
+
+    @property
+    def updates_left(self) -> int | None:
+        """The updates until `max_num_train_steps`, if it is set; 0 if a run is resumed right after the last one."""
+        limit = self.settings.max_num_train_steps
+        return None if limit is None else min(max(0, limit - self.state.updates), sys.maxsize)
+
+    @property
+    def is_last_epoch(self) -> bool:
+        """Whether the run ends, as far as is known, when the current epoch is over."""
+        if self.settings.max_num_train_steps is not None:
+            return self.updates_left == 0
+        return self.state.epochs + 1 >= (self.settings.num_epochs or 1)
+
+    @property
+    def position_in_pass(self) -> int | None:
+        """The position of the first sample of the batch that is evaluated, in the whole evaluation; None if unknown."""
+        return None if self.current_pass is None else self.current_pass.start
+
+    def release_model(self) -> None:
+        """Remove the wrappers that training needed from the model and the optimizer."""
+        prepared, self.prepared = self.prepared, _LATER
+        if prepared is not None:
+            self.model, self.optimizer = prepared.release(self.model)
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """`print` on the first process of each node, as the trainer does it."""
+        self.trainer.print(*args, **kwargs)
+
+
+class _View:
+    def __init__(self, path: str) -> None:
+        owner, _, self._name = f"run_context.{path}".rpartition(".")
+        self._owner = operator.attrgetter(owner)
+        self._read = operator.attrgetter(f"run_context.{path}")
+
+    def __get__(self, trainer: Any, kind: type | None = None) -> Any:
+        return self if trainer is None else self._read(trainer)
+
+    def __set__(self, trainer: Any, value: Any) -> None:
+        setattr(self._owner(trainer), self._name, value)
+
+
+def view(path: str) -> Any:
+    """An attribute of the trainer that is kept in its context, at `path`: reading and assigning it goes there."""
+    return _View(path)

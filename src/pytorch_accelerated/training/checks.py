@@ -1,0 +1,116 @@
+"""Checks a call of the trainer before anything is started."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from pytorch_accelerated.callbacks.warning import warn_user
+from pytorch_accelerated.data.building import check_dataset, check_eval_dataset
+from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError
+from pytorch_accelerated.facts.settings import (
+    TrainSettings,
+    check_optimizer,
+    check_parts,
+    check_reduction,
+    check_scheduler_factory,
+)
+from pytorch_accelerated.models.held import held_parts, is_only_in_optimizer, optimizers_of, tensors_of
+from pytorch_accelerated.models.numerics import listed
+from pytorch_accelerated.progress.formats import format_count
+from pytorch_accelerated.steps.guarded import refuse_what_cannot_be_held_back
+from pytorch_accelerated.steps.splitting import refuse_what_cannot_be_split
+from pytorch_accelerated.training.hooks import TrainerHooks, overrides
+
+if TYPE_CHECKING:
+    from pytorch_accelerated.facts.context import Context
+
+
+def refuse_within_a_run(context: Context, method: str, remedy: str) -> None:
+    """Reject a call of `method` that would reset the run that is going on."""
+    if context.is_at_work:
+        raise ConfigurationError(
+            f"`{method}` was called while the trainer is at work: it would reset the run. {remedy}"
+        )
+
+
+def check_optimizer_of(context: Context) -> None:
+    """Reject an optimizer whose steps would change nothing; None is for subclasses with optimizers of their own."""
+    trainer, holder = context.trainer, context.holder
+    has_own_step = overrides(trainer, "optimizer_step")
+    if context.optimizer is not None:
+        held = held_parts(holder)
+        strangers = {id(part) for path, part in held.items() if is_only_in_optimizer(path)}
+        owned = [each for part in (context.model, *held.values()) for each in tensors_of(part)]
+        owned = [each for each in owned if id(each) not in strangers]
+        check_optimizer(context.optimizer, owned, has_own_step=has_own_step)
+        if strangers and not has_own_step and isinstance(context.model, nn.Module):
+            _warn_of_untrained(context, optimizers_of(holder, held).values(), len(strangers))
+        return
+    if not (has_own_step and overrides(trainer, "optimizer_zero_grad")):
+        raise ArgumentTypeError(
+            "`optimizer` is None, so the trainer cannot update the model. Pass an optimizer of the model's parameters, "
+            "for example `torch.optim.AdamW(model.parameters())`. A subclass with optimizers of its own must override "
+            "both `optimizer_step` and `optimizer_zero_grad`."
+        )
+
+
+def _warn_of_untrained(context: Context, optimizers: Iterable[Any], strangers: int) -> None:
+    """Warn about a part of the model that looks as if it had replaced another one after the optimizer was made."""
+    trained = {id(each) for one in optimizers for group in one.param_groups for each in group["params"]}
+    parameters = context.model.named_parameters()
+    untrained = [name for name, each in parameters if each.requires_grad and id(each) not in trained]
+    if untrained:
+        warn_user(
+            context.ranks,
+            f"The optimizer has {format_count(strangers, 'parameter')} that neither the model nor the trainer has, "
+            f"while {listed(untrained)} of the model is in no optimizer, and stays as it is. If that layer was "
+            "replaced after the optimizer was made, make the optimizer last, with `model.parameters()`; if it should "
+            "stay as it is, set `requires_grad` to False.",
+        )
+
+
+def check_training(
+    context: Context, settings: TrainSettings, train_dataset: Any, eval_dataset: Any, create_scheduler_fn: Any
+) -> None:
+    """Reject a training run that cannot work. The arguments are those of `Trainer.train`."""
+    trainer = context.trainer
+    has_own_passes = overrides(trainer, "_perform_forward_and_backward_passes")
+    check_scheduler_factory(create_scheduler_fn)
+    check_parts(context.model, trainer.loss_func)
+    if not (has_own_passes or overrides(trainer, "calculate_train_batch_loss")):
+        check_reduction(trainer.loss_func, hook="calculate_train_batch_loss")
+    if eval_dataset is not None:
+        _check_reduction_in_evaluation(trainer)
+    if not trainer._makes_optimizer:
+        check_optimizer_of(context)
+    if settings.nonfinite_policy is not None:
+        refuse_what_cannot_be_held_back(settings, context.accelerator, context.callbacks)
+    if settings.split_on_oom:
+        refuse_what_cannot_be_split(context.accelerator, has_own_passes=has_own_passes)
+    num_passes = settings.num_epochs if settings.max_num_train_steps is None else None
+    if not overrides(trainer, "create_train_dataloader"):
+        check_dataset(train_dataset, num_passes=num_passes)
+    if eval_dataset is not None and not overrides(trainer, "create_eval_dataloader"):
+        check_eval_dataset(eval_dataset, num_passes=num_passes)
+
+
+def check_evaluation(context: Context, dataset: Any) -> None:
+    """Reject an evaluation that cannot work."""
+    trainer = context.trainer
+    check_parts(context.model, trainer.loss_func)
+    _check_reduction_in_evaluation(trainer)
+    if dataset is None and trainer.eval_dataset is None:
+        raise ConfigurationError(
+            "`evaluate` was called without a dataset, and there was no evaluation dataset before that it could use "
+            "again. Pass `dataset`."
+        )
+    if dataset is not None and not overrides(trainer, "create_eval_dataloader"):
+        check_eval_dataset(dataset)
+
+
+def _check_reduction_in_evaluation(trainer: TrainerHooks) -> None:
+    if not overrides(trainer, "calculate_eval_batch_loss"):
+        check_reduction(trainer.loss_func, hook="calculate_eval_batch_loss")
