@@ -1,6 +1,6 @@
 """Trains, evaluates, predicts with and saves any PyTorch model, on any hardware that accelerate supports."""
 
-from pytorch_accelerated.compat import tqdm as _tqdm  # noqa: F401  # first
+from pytorch_accelerated.compat import accelerate as _accelerate  # noqa: F401  # first, for it silences a warning
 from pytorch_accelerated.facts.placeholders import TrainerPlaceholderValues
 from pytorch_accelerated.processes.launching import notebook_launcher
 from pytorch_accelerated.seeding import set_seed

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import random
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
+T = TypeVar("T")
 _64_BITS = 0xFFFFFFFFFFFFFFFF
 _KEYS_OF_NUMPY = 624
 _numpy_random: Any = np.random  # numpy's type hints lack two of its functions
@@ -29,19 +31,18 @@ def seeds_of_batches(*parts: object) -> Callable[[int], int]:
 
     Unlike a hash of all that for each batch, it takes no time that shows beside a small step.
     """
-    start = int.from_bytes(_digest(parts)[:8], "little")
-    return lambda number: split_mix(start, number) & 0xFFFFFFFF
+    return functools.partial(split_mix, int.from_bytes(_digest(parts)[:8], "little"))
 
 
 def split_mix(start: int, number: int) -> int:
-    """The number at position `number` that the generator SplitMix64 gives when it is started with `start`: 64 bits.
+    """The low 32 bits of the number at position `number` that SplitMix64 gives when it is started with `start`.
 
     Source: Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014 (doi:10.1145/2660193.2660195).
     """
     bits = (start + number * 0x9E3779B97F4A7C15) & _64_BITS
     bits = (bits ^ bits >> 30) * 0xBF58476D1CE4E5B9 & _64_BITS
     bits = (bits ^ bits >> 27) * 0x94D049BB133111EB & _64_BITS
-    return bits ^ bits >> 31
+    return (bits ^ bits >> 31) & 0xFFFFFFFF
 
 
 def _digest(parts: tuple[object, ...]) -> bytes:
@@ -75,39 +76,32 @@ def worker_init_fn(worker_id: int) -> None:
     random.seed(seed)
 
 
-class host_generators_seeded:  # noqa: N801  # called like a function
-    """Seed the host generators with `seed` within a ``with`` block, and restore their states afterwards.
+def with_seed(seed: int, function: Callable[..., T], *arguments: Any) -> T:
+    """``function(*arguments)``, called with the host generators seeded with `seed`; their states are restored.
 
-    Numpy gets another bit generator for the block, because copying the state of its own takes a hundred times longer.
+    Numpy gets another bit generator for the call, because copying the state of its own takes a hundred times longer.
     What it keeps outside of the bit generator, the second one of a pair of normally distributed numbers, is lost with
     the change; `without_second_numbers` makes that the same wherever batches are fetched.
     """
-
-    __slots__ = ("_numpy", "_numpy_of_block", "_python", "_seed", "_torch")
-
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
-
-    def __enter__(self) -> None:
-        self._torch = torch.default_generator.get_state()
-        self._python = random.getstate()
-        self._numpy = _numpy_random.get_bit_generator()
-        self._numpy_of_block = _spare_twisters.pop() if _spare_twisters else np.random.MT19937()
-        _numpy_random.set_bit_generator(self._numpy_of_block)
-        seed_host_generators(self._seed)
-
-    def __exit__(self, *exception_info: object) -> None:
-        _spare_twisters.append(self._numpy_of_block)
-        _numpy_random.set_bit_generator(self._numpy)
-        random.setstate(self._python)
-        torch.default_generator.set_state(self._torch)
+    of_torch, of_python = torch.default_generator.get_state(), random.getstate()
+    of_numpy = _numpy_random.get_bit_generator()
+    twister = _spare_twisters.pop() if _spare_twisters else np.random.MT19937()
+    _numpy_random.set_bit_generator(twister)
+    try:
+        seed_host_generators(seed)
+        return function(*arguments)
+    finally:
+        _spare_twisters.append(twister)
+        _numpy_random.set_bit_generator(of_numpy)
+        random.setstate(of_python)
+        torch.default_generator.set_state(of_torch)
 
 
 _spare_twisters: list[np.random.MT19937] = []
 
 
 def without_second_numbers(batches: Iterator[Any]) -> Iterator[Any]:
-    """The same batches. With each, numpy forgets what `host_generators_seeded` makes it forget."""
+    """The same batches. With each, numpy forgets what `with_seed` makes it forget."""
     for batch in batches:
         _numpy_random.set_bit_generator(_numpy_random.get_bit_generator())
         yield batch

@@ -1,6 +1,6 @@
 """Public helpers, gathered from the modules that define them."""
 
-from pytorch_accelerated.data.slicing import LIMIT_BATCHES_ENV_VAR, DataLoaderSlice, LimitBatches
+from pytorch_accelerated.data.building import LIMIT_BATCHES_ENV_VAR, DataLoaderSlice, LimitBatches
 from pytorch_accelerated.models.averaging import ModelEma
 from pytorch_accelerated.prediction.padded import remove_padding
 from pytorch_accelerated.processes.accelerators import (

@@ -22,10 +22,7 @@ from torch.utils.data import DataLoader
 import pytorch_accelerated.compat
 from pytorch_accelerated.compat import accelerate as compat_accelerate
 from pytorch_accelerated.compat import torch as compat
-from pytorch_accelerated.compat.datasets import parts_of_stream
-from pytorch_accelerated.compat.python import add_note
-from pytorch_accelerated.compat.torchmetrics import reductions_of, set_update_count
-from pytorch_accelerated.compat.transformers import unsplittable_layers
+from pytorch_accelerated.compat.extras import parts_of_stream, reductions_of, set_update_count, unsplittable_layers
 
 
 def test_every_function_has_a_test_that_names_it() -> None:
@@ -339,13 +336,3 @@ def test_unsplittable_layers() -> None:
     config = transformers.GPT2Config(n_layer=1, n_head=1, n_embd=4, vocab_size=4, n_positions=4)
     assert list(unsplittable_layers(transformers.GPT2LMHeadModel(config))) == ["GPT2Block"]
     assert unsplittable_layers(nn.Linear(1, 1)) == ()
-
-
-# ------------------------------------------------------------------------------------------------------------ python
-
-
-def test_add_note() -> None:
-    error = ValueError("no")
-    add_note(error, "first")
-    add_note(error, "second")
-    assert error.__notes__ == ["first", "second"]  # type: ignore[attr-defined]

@@ -1,6 +1,6 @@
 """Helpers for tests of loaders: datasets that record their use, and ranks without processes."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -8,17 +8,29 @@ from torch.utils.data import Dataset, IterableDataset
 
 from pytorch_accelerated.data.adapting import adapt_loader
 from pytorch_accelerated.data.updates import RunLoader
-from pytorch_accelerated.processes.ranks import Ranks
 
 
-class OneOf(Ranks):
+class OneOf:
     """A rank as the plan of an epoch sees it. It can't talk to others, and for planned data it needn't."""
 
+    count_on_node = 1
+    device = torch.device("cpu")
+
     def __init__(self, index: int = 0, count: int = 1) -> None:
-        self.index = self.local_index = index
+        self.index = index
         self.count = count
-        self.device = torch.device("cpu")
-        self._is_alone = True
+        self.is_first = index == 0
+
+    def exchange(self, value: Any) -> list[Any]:
+        return [value]
+
+    exchange_numbers = exchange
+
+    def sum(self, numbers: list[float]) -> list[float]:
+        return numbers
+
+    def do_on_first(self, function: Callable[[], Any]) -> Any:
+        return function()
 
 
 class Numbers(Dataset[Any]):
@@ -55,8 +67,11 @@ class SizedStream(Stream):
         return self.size
 
 
-def adapted(loader: Any, *, rank: int = 0, ranks: int = 1, steps: int = 1, seed: int = 0, **kwargs: Any) -> RunLoader:
-    return adapt_loader(loader, OneOf(rank, ranks), seed=seed, accumulation_steps=steps, feed=iter, **kwargs)
+def adapted(
+    loader: Any, *, rank: int = 0, ranks: int = 1, steps: int = 1, seed: int = 0, feed: Any = iter, **kwargs: Any
+) -> RunLoader:
+    one_of: Any = OneOf(rank, ranks)
+    return adapt_loader(loader, one_of, seed=seed, accumulation_steps=steps, feed=feed, **kwargs)
 
 
 def numbers_in(batches: Any) -> list[list[int]]:

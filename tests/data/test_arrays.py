@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
-from pytorch_accelerated.data.arrays import ArrayDataset, as_array_dataset
 from pytorch_accelerated.data.building import check_dataset
+from pytorch_accelerated.data.rows import ArrayDataset, as_array_dataset
 from pytorch_accelerated.errors import DataError
 
 ROWS = 6

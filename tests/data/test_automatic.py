@@ -214,43 +214,6 @@ def test_a_pass_that_is_left_in_the_middle_is_followed_by_a_whole_one(expected: 
     loader.close()
 
 
-def test_weights_do_not_depend_on_workers_that_start_by_themselves() -> None:
-    class Rows(Sleepy):
-        def __getitem__(self, index: int) -> Any:
-            noise = super().__getitem__(index) - index
-            return torch.full((3,), float(index % 7)) + noise, torch.tensor([float(index % 5)])
-
-    def trained(**arguments: Any) -> torch.Tensor:
-        torch.manual_seed(0)
-        model = torch.nn.Linear(3, 1)
-        trainer = Trainer(model, torch.nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.01), callbacks=())
-        trainer.train(Rows(), num_epochs=2, per_device_batch_size=BATCH, **arguments)
-        return model.weight.detach()
-
-    assert torch.equal(trained(), trained(train_dataloader_kwargs={"num_workers": 0}))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "updates"),
-    [
-        ({"max_num_train_steps": 30}, 30),
-        ({"max_num_train_steps": 3}, 3),
-        ({"num_epochs": 9, "max_num_train_steps": 4}, 4),
-    ],
-)
-@pytest.mark.parametrize("seconds", [0.0, 0.002])
-def test_a_run_may_be_as_long_as_a_number_of_updates(arguments: dict[str, Any], updates: int, seconds: float) -> None:
-    class Rows(Sleepy):
-        def __getitem__(self, index: int) -> Any:
-            time.sleep(seconds)
-            return torch.full((3,), float(index % 7)), torch.tensor([float(index % 5)])
-
-    model = torch.nn.Linear(3, 1)
-    trainer = Trainer(model, torch.nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.01), callbacks=())
-    trainer.train(Rows(), per_device_batch_size=BATCH, eval_dataset=Rows(), **{"num_epochs": None, **arguments})
-    assert trainer.run_state.updates == updates
-
-
 # ------------------------------------------------------------------------------------------ what workers must not read
 
 

@@ -1,5 +1,6 @@
 """Batches are fetched with the same randomness wherever it happens, and workers do what their user expects of them."""
 
+import contextlib
 import itertools
 import multiprocessing
 import os
@@ -22,12 +23,9 @@ from torch.utils.data import (
     default_collate,
     get_worker_info,
 )
-from torch.utils.data.datapipes.iter import IterableWrapper
 
 from pytorch_accelerated.data.building import build_loader
-from pytorch_accelerated.data.fetching import BatchFetcher, StreamFetcher
-from pytorch_accelerated.data.rows import Request
-from pytorch_accelerated.seeding import host_generators_seeded, mixed_seed, seeds_of_batches, set_seed
+from pytorch_accelerated.utils import set_seed
 from tests.data.loaders import Numbers, Stream, adapted, numbers_in
 from tests.support.processes import run_forked
 
@@ -325,7 +323,7 @@ class OwnIterator(IterableDataset[Any]):
         if self.position == self.size:
             raise StopIteration
         self.position += 1
-        return torch.tensor(draws()), random.random() + self.position
+        return torch.tensor([self.position, 0]), self.position / 3
 
 
 class OwnIteratorWithState(OwnIterator):
@@ -345,31 +343,10 @@ def test_a_stream_read_in_this_process_gives_the_batches_of_torchs_loader(
     def loader() -> DataLoader[Any]:
         return DataLoader(kind(size), **{"batch_size": 3, **settings})
 
-    ours = StreamFetcher(loader(), seed=4, rank=0, ranks=1).fetch(2)
-    seed_of = seeds_of_batches("stream", 4, 2, *(() if kind is OwnIterator else (0,)))
-    with host_generators_seeded(mixed_seed("stream", 4, 2, "start")):
-        theirs = iter(loader())
-    expected = []
-    for number in itertools.count():
-        with host_generators_seeded(seed_of(number)):
-            batch = next(theirs, None)
-        if batch is None:
-            break
-        expected.append(described(batch))
-    found = list(ours)
-    assert [described(batch) for batch, _ in found] == expected
-    counts = [None if settings.get("batch_size", 1) is None else len(batch[0]) for batch, _ in found]
-    assert [samples for _, samples in found] == counts
-
-
-def test_the_parts_of_a_pipe_are_seeded_by_torchs_loader() -> None:
-    pipe = IterableWrapper(range(20)).shuffle()
-    first, again, other = (
-        numbers_in(batch for batch, _ in StreamFetcher(DataLoader(pipe, 4), seed=0, rank=0, ranks=1).fetch(epoch))
-        for epoch in (0, 0, 1)
-    )
-    assert first == again != other
-    assert sorted(itertools.chain(*first)) == list(range(20))
+    found = [micro for update in adapted(loader()).updates() for micro in update.micro_batches]
+    assert [described(micro.batch) for micro in found] == [described(batch) for batch in loader()]
+    if "batch_size" not in settings:
+        assert [micro.samples for micro in found] == [len(batch[0]) for batch in loader()]
 
 
 class OneBadRecord(Dataset[Any]):
@@ -399,14 +376,9 @@ def broken_collate(samples: list[torch.Tensor]) -> torch.Tensor:
 def test_an_error_of_a_dataset_or_collate_function_says_for_which_samples(
     num_workers: int, arguments: dict[str, Any], error: type[Exception], note: str
 ) -> None:
-    loader = DataLoader(OneBadRecord(), batch_size=3, num_workers=num_workers, **arguments)
-    fetcher = BatchFetcher(loader, seed=0)
-    requests = [Request([0, 1, 2], 1), Request([3, 4, 5], 2)]
-    try:
-        with pytest.raises(error) as caught:
-            list(fetcher.fetch(iter(requests), len(requests)))
-    finally:
-        fetcher.close()
+    loader = adapted(DataLoader(OneBadRecord(), batch_size=3, num_workers=num_workers, **arguments))
+    with contextlib.closing(loader), pytest.raises(error) as caught:
+        list(loader)
     assert note in "".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
 
 

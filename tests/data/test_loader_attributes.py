@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, SequentialSampler, TensorDataset
 
 from pytorch_accelerated import Trainer
-from pytorch_accelerated.data.slicing import DataLoaderSlice
+from pytorch_accelerated.data.building import DataLoaderSlice
 from tests.data.loaders import Numbers, SizedStream, adapted
 from tests.support.reference import regression_data, sgd, tiny_model
 

@@ -6,15 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate.utils import send_to_device
 from torch.utils.data import DataLoader
 
 from pytorch_accelerated import Trainer
-from pytorch_accelerated.data.adapting import adapt_loader
-from pytorch_accelerated.data.prefetch import _tensors_in, device_feed
+from pytorch_accelerated.data.adapting import _tensors_in, device_feed
 from pytorch_accelerated.data.sampling import epoch_order
-from pytorch_accelerated.data.stream_loader import StreamLoader
-from pytorch_accelerated.processes.accelerators import send_to_device
-from tests.data.loaders import OneOf
+from tests.data.loaders import adapted
 from tests.support.reference import regression_data, sgd, tiny_model
 from tests.support.streaming import Walk
 
@@ -96,8 +94,7 @@ def test_the_saved_position_is_the_end_of_the_update_although_a_feed_reads_ahead
             waiting.append(batch)
         yield from waiting
 
-    loader = adapt_loader(DataLoader(Walk(), 2), OneOf(), seed=0, accumulation_steps=steps, feed=ahead)
-    assert isinstance(loader, StreamLoader)
+    loader: Any = adapted(DataLoader(Walk(), 2), steps=steps, feed=ahead)
     sizes = []
     for update in loader.updates():
         sizes.append(sum(len(micro.batch[1]) for micro in update.micro_batches))
@@ -109,6 +106,6 @@ def test_the_saved_position_is_the_end_of_the_update_although_a_feed_reads_ahead
 @pytest.mark.parametrize("accumulation_steps", [1, 2])
 def test_a_limit_that_was_reached_is_not_exceeded_with_larger_batches(accumulation_steps: int) -> None:
     """The used samples end within a batch, which is not used again: the pass is over."""
-    loader = adapt_loader(DataLoader(Walk(), 4), OneOf(), seed=0, accumulation_steps=accumulation_steps, feed=iter)
+    loader = adapted(DataLoader(Walk(), 4), steps=accumulation_steps)
     updates = loader.limited(3).updates(start=6, batches_done=3, count_items=lambda batch: len(batch[1]))
     assert list(updates) == []

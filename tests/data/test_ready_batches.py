@@ -108,31 +108,3 @@ def test_a_loader_of_webdataset_has_batches(make_loader: Callable[[], Any], caps
     assert_same_parameters(trainer.model, in_order.model)
     expected = in_order.predict(ROWS)  # in batches of another size
     torch.testing.assert_close(trainer.predict(make_loader()), expected, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("samples", "said"),
-    [
-        ([(torch.zeros(4, 3), torch.zeros(4, 2))] * 6, "shapes [2, 4, 3] and [2, 4, 2]. If it yields batches itself"),
-        ([{"x": torch.zeros(4, 5), "y": torch.zeros(4)}] * 6, "shapes [2, 4, 5] and [2, 4]"),
-        ([(torch.zeros(3), torch.zeros(2))] * 6, None),
-        ([(torch.zeros(3, 8, 8), 1)] * 6, None),
-        ([{"input_ids": torch.zeros(9), "labels": torch.zeros(9), "mask": torch.zeros(9)}] * 6, None),
-        ([torch.zeros(3, 3)] * 6, None),
-    ],
-)
-def test_a_stream_whose_samples_could_be_batches_is_said_to_be_read_sample_by_sample(
-    samples: list[Any], said: str | None, capsys: Any
-) -> None:
-    class Counting(Trainer):
-        def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
-            loss = sum(parameter.sum() for parameter in self.model.parameters())
-            return {"loss": loss, "model_outputs": None, "batch_size": 2}
-
-    trainer = make(Counting, callbacks=())
-    trainer.train(OfBatches(samples), 2, per_device_batch_size=2)
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == (said is not None)
-    assert said is None or said in lines[0]
-    trainer.train(DataLoader(OfBatches(samples), batch_size=None), 1)
-    assert capsys.readouterr().out == ""

@@ -39,7 +39,7 @@ training_plans = st.builds(
 def positions(windows: Iterable[Window]) -> list[int]:
     """The positions of all cells, as the ranks meet them."""
     cells = (cell for window in windows for round_ in window.rounds for cell in round_)
-    return [position for cell in cells for position in range(cell.start, cell.stop)]
+    return [position for cell in cells for position in range(cell.start, cell.start + cell.size)]
 
 
 def assert_well_formed(windows: Iterable[Window], *, ranks: int) -> None:
@@ -47,13 +47,15 @@ def assert_well_formed(windows: Iterable[Window], *, ranks: int) -> None:
     position = None
     for window in windows:
         assert position in (None, window.start)
-        position = window.stop
+        position = window.start + window.size
         assert window.size > 0
         for cells in window.rounds:
             assert len(cells) == ranks
             assert any(cell.size for cell in cells), "a round in which nobody has anything"
             for cell in cells:
-                assert cell.size or window.start <= cell.start < window.stop, "there is nothing to borrow"
+                assert cell.size or window.start <= cell.start < window.start + window.size, (
+                    "there is nothing to borrow"
+                )
 
 
 @given(total=st.integers(0, 200), cells=st.integers(1, 30))
@@ -83,8 +85,7 @@ def test_an_epoch_uses_each_sample_once_in_order(plan: TrainingPlan) -> None:
 def test_every_rank_has_the_announced_number_of_batches_and_updates(plan: TrainingPlan) -> None:
     windows = list(plan.windows())
     assert len(windows) == -(-plan.num_batches // plan.accumulation_steps)
-    for rank in range(plan.ranks):
-        assert sum(len(window.cells_of(rank)) for window in windows) == plan.num_batches
+    assert sum(len(window.rounds) for window in windows) == plan.num_batches
 
 
 @given(plan=training_plans)
@@ -111,8 +112,7 @@ def test_a_limit_cuts_the_end_off_and_changes_nothing_before_it(plan: TrainingPl
     limited = list(plan.windows(max_batches=max_batches))
     assert_well_formed(limited, ranks=plan.ranks)
     assert positions(limited) == positions(plan.windows())[: max_batches * plan.batch_size * plan.ranks]
-    for rank in range(plan.ranks):
-        assert sum(len(window.cells_of(rank)) for window in limited) == min(max_batches, plan.num_batches)
+    assert sum(len(window.rounds) for window in limited) == min(max_batches, plan.num_batches)
 
 
 @given(size=sizes, legs=st.lists(st.tuples(layouts, st.integers(1, 4)), max_size=5), last=layouts)
@@ -169,14 +169,13 @@ def test_custom_batches_stay_whole_and_come_once_and_in_order(plan: BatchListPla
     ]
     assert positions(windows) == list(range(sum(plan.sizes)))
     assert len(windows) == -(-plan.num_batches // plan.accumulation_steps)
-    for rank in range(plan.ranks):
-        assert sum(len(window.cells_of(rank)) for window in windows) == plan.num_batches
+    assert sum(len(window.rounds) for window in windows) == plan.num_batches
 
 
 @given(plan=shares_of_ranks())
 def test_batches_of_a_rank_stay_on_it(plan: BatchListPlan) -> None:
     for rank in range(plan.ranks):
-        cells = [cell for window in plan.windows() for cell in window.cells_of(rank)]
+        cells = [cell for window in plan.windows() for cell in (cells[rank] for cells in window.rounds)]
         assert [cell.size for cell in cells] == list(plan.sizes[rank :: plan.ranks])
 
 
@@ -202,7 +201,7 @@ def test_batches_continued_on_another_number_of_ranks_come_once(
     plan: BatchListPlan, ranks: int, steps: int, done: int
 ) -> None:
     before = list(itertools.islice(plan.windows(), done))
-    start = before[-1].stop if before else 0
+    start = before[-1].start + before[-1].size if before else 0
     after = list(BatchListPlan(plan.sizes, ranks, steps).windows(start))
     assert_well_formed(after, ranks=ranks)
     assert positions(before) + positions(after) == list(range(sum(plan.sizes)))

@@ -50,8 +50,8 @@ def test_the_note_of_a_training_batch_tells_where_in_the_run_it_was_and_what_was
         "This happened in the forward pass or the loss of training: epoch 1, update 2 of the run, batch 3 of the epoch "
         "on this rank (counted from 0).",
         "The batch: list of 2 with (float32 [2, 3] on cpu; int64 [2] on cpu, values from 0 to 2).",
-        "The usual cause: A label is out of range: class labels go from 0 to the number of the model's outputs minus "
-        "1. On a GPU it may also be an input of an embedding; run the batch on the CPU to see the place.",
+        "The usual cause: A label is out of range: class labels go from 0 to the number of outputs minus 1. On a GPU "
+        "it may also be an input of an embedding.",
     ]
 
 

@@ -3,9 +3,12 @@
 import pytest
 import torch
 
-from pytorch_accelerated.schedulers.cosine_scheduler import CosineLrScheduler
-from pytorch_accelerated.schedulers.decay_scheduler import LinearLrScheduler, PolynomialLrScheduler
-from pytorch_accelerated.schedulers.warmup_scheduler import InverseSqrtLrScheduler
+from pytorch_accelerated.schedulers import (
+    CosineLrScheduler,
+    InverseSqrtLrScheduler,
+    LinearLrScheduler,
+    PolynomialLrScheduler,
+)
 from tests.schedulers.curves import an_optimizer, rates
 
 

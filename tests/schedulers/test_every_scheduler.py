@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import inspect
 import json
 from types import SimpleNamespace
 from typing import Any
@@ -10,14 +9,18 @@ from typing import Any
 import pytest
 from torch.optim import Optimizer
 
+from pytorch_accelerated import TrainerPlaceholderValues as P
 from pytorch_accelerated.errors import ConfigurationError
-from pytorch_accelerated.facts.placeholders import TrainerPlaceholderValues as P
-from pytorch_accelerated.facts.placeholders import replace_trainer_placeholder_values
 from pytorch_accelerated.run_config import TrainerRunConfig
-from pytorch_accelerated.schedulers.cosine_scheduler import CosineLrScheduler
-from pytorch_accelerated.schedulers.decay_scheduler import LinearLrScheduler, PolynomialLrScheduler
-from pytorch_accelerated.schedulers.warmup_scheduler import ConstantLrScheduler, InverseSqrtLrScheduler
-from pytorch_accelerated.schedulers.wsd_scheduler import WSDLrScheduler
+from pytorch_accelerated.schedulers import (
+    ConstantLrScheduler,
+    CosineLrScheduler,
+    InverseSqrtLrScheduler,
+    LinearLrScheduler,
+    PolynomialLrScheduler,
+    WSDLrScheduler,
+)
+from pytorch_accelerated.trainer import replace_trainer_placeholder_values
 from tests.schedulers.curves import an_optimizer, rates, train
 
 WARMUP = 4
@@ -132,26 +135,14 @@ def test_the_default_covers_a_stream_of_known_duration() -> None:
     assert rates(optimizer, create(optimizer), 11) == pytest.approx([0.8 * left / 10 for left in range(10, -1, -1)])
 
 
-@pytest.mark.parametrize(
-    ("scheduler", "lengths"),
-    [
-        (CosineLrScheduler, set()),
-        (WSDLrScheduler, {"num_epochs", "num_update_steps_per_epoch", "total_steps", "num_warmup_steps"}),
-    ],
-)
-def test_the_factory_has_the_arguments_and_defaults_of_the_constructor(scheduler: Any, lengths: set[str]) -> None:
-    def defaults(function: Any) -> dict[str, Any]:
-        parameters = inspect.signature(function).parameters.values()
-        return {parameter.name: parameter.default for parameter in parameters if parameter.name not in lengths}
-
-    required = {name for name, default in defaults(scheduler).items() if default is inspect.Parameter.empty}
-    factory = defaults(scheduler.create_scheduler_fn)
-    filled_in_by_the_trainer = {name for name, default in factory.items() if isinstance(default, P)}
-    assert required - {"optimizer"} <= filled_in_by_the_trainer
-    of_its_own = {"num_warmup_epochs"} if lengths else set()  # the warmup in epochs where the constructor has steps
-    assert {name: factory[name] for name in factory.keys() - filled_in_by_the_trainer - of_its_own} == {
-        name: default for name, default in defaults(scheduler).items() if name not in required
-    }
+def test_the_factory_takes_the_arguments_of_the_constructor_in_its_order() -> None:
+    cosine = CosineLrScheduler.create_scheduler_fn(3, 5, 2.0, num_cooldown_epochs=1)(an_optimizer())
+    assert (cosine.total_updates, cosine.k_decay, cosine.num_cooldown_updates) == (15, 2.0, 5)
+    wsd = WSDLrScheduler.create_scheduler_fn(3, 5, 1, 0.2, 0.1, num_checkpoints=2)(an_optimizer())
+    assert (wsd.total_steps, wsd.num_warmup_updates, wsd.decay_phase_ratio, wsd.lr_min) == (15, 5, 0.2, 0.1)
+    assert wsd.get_checkpoint_steps() == [7, 15]
+    with pytest.raises(TypeError, match="too many positional arguments"):
+        ConstantLrScheduler.create_scheduler_fn(1, 2, 3, 4, 5)
 
 
 def test_a_placeholder_given_to_a_constructor_is_a_clear_error() -> None:

@@ -15,7 +15,7 @@ from pytorch_accelerated import Trainer, TrainerPlaceholderValues
 from pytorch_accelerated.callbacks import SaveTrainingStateCallback, TrainerCallback
 from pytorch_accelerated.errors import ConfigurationError, StopTrainingError
 from pytorch_accelerated.schedulers.cosine_scheduler import CosineLrScheduler
-from pytorch_accelerated.schedulers.decay_scheduler import LinearLrScheduler
+from pytorch_accelerated.schedulers.warmup_scheduler import LinearLrScheduler
 from pytorch_accelerated.schedulers.wsd_scheduler import WSDLrScheduler
 from pytorch_accelerated.trainer import TrainerWithTimmScheduler
 from tests.support.reference import regression_data

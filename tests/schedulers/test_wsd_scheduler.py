@@ -1,16 +1,12 @@
 """Warmup, stable, decay: the phases, the checkpoints and the curve."""
 
-import dataclasses
 import math
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from pytorch_accelerated.errors import ConfigurationError
-from pytorch_accelerated.facts.placeholders import replace_trainer_placeholder_values
-from pytorch_accelerated.run_config import TrainerRunConfig
-from pytorch_accelerated.schedulers.wsd_scheduler import WSDLrScheduler, estimate_checkpoint_steps
+from pytorch_accelerated.schedulers import WSDLrScheduler, estimate_checkpoint_steps
 from tests.schedulers.curves import an_optimizer, rates
 
 
@@ -123,12 +119,8 @@ def test_a_pre_decay_state_goes_on_as_if_the_longer_run_had_been_meant_from_the_
 
 
 def warmup_updates(**kwargs: Any) -> int:
-    """The warmup of a run of 10 epochs of 20 updates, made as a trainer makes it."""
-    fields: dict[str, Any] = dict.fromkeys(field.name for field in dataclasses.fields(TrainerRunConfig))
-    facts = {**fields, "num_epochs": 10, "num_update_steps_per_epoch": 20}
-    trainer = SimpleNamespace(run_config=TrainerRunConfig(**facts))
-    create = replace_trainer_placeholder_values(trainer, WSDLrScheduler.create_scheduler_fn(**kwargs))
-    return create(an_optimizer()).num_warmup_updates
+    """The warmup of a run of 10 epochs of 20 updates."""
+    return WSDLrScheduler.create_scheduler_fn(10, 20, **kwargs)(an_optimizer()).num_warmup_updates
 
 
 def test_edge_12_a_warmup_of_none_is_one_percent_of_the_run() -> None:

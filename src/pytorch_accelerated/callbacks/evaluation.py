@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
-from pytorch_accelerated.data.slicing import DataLoaderSlice, checked_limit
+from pytorch_accelerated.data.building import DataLoaderSlice, checked_limit
 from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.facts.settings import check_positive_count
 from pytorch_accelerated.progress.formats import format_count

@@ -11,7 +11,7 @@ from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.metric_functions import Choice, MetricFunctions, divided, predictions_of, targets_of
 from pytorch_accelerated.checkpointing.loading import explained_loading
 from pytorch_accelerated.checkpointing.matching import require_kinds
-from pytorch_accelerated.compat.torchmetrics import reductions_of, set_update_count
+from pytorch_accelerated.compat.extras import reductions_of, set_update_count
 from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.optional import require
 from pytorch_accelerated.tracking.values import is_scalar, on_host, stored_value

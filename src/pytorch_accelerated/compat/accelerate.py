@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 import copyreg
+import warnings
 from typing import Any
+
+import tqdm
+
+with warnings.catch_warnings():
+    # Before accelerate imports it: in a notebook without ipywidgets it warns in red of bars that nobody shows there.
+    warnings.simplefilter("ignore", tqdm.TqdmWarning)
+    import tqdm.auto
 
 from accelerate import Accelerator, PartialState
 from accelerate.data_loader import BatchSamplerShard, DataLoaderDispatcher, DataLoaderShard, IterableDatasetShard

@@ -1,8 +1,7 @@
 """From datasets to batches on the device, for any number of ranks.
 
 `building` makes a torch `DataLoader` for a dataset. `adapting` makes a `RunLoader` from any loader: a `planned_loader`
-for map-style data, a `stream_loader` for the rest, and refuses unusable ones. `updates` defines `RunLoader` and what
-the loop gets from it. Below them, `ordering` and `sampling` decide the order of samples, `fetching`,
-`arrays` and `streams` fetch batches, and `prefetch` copies them to the device. `resuming` saves and restores the
-position in a stream.
+for map-style data, a `stream_loader` for the rest; it refuses unusable ones, and copies batches to the device.
+`updates` defines `RunLoader` and what the loop gets from it. Below them, `ordering` and `sampling` decide the order of
+samples, and `fetching`, `rows` and `streams` fetch batches. `resuming` saves and restores the position in a stream.
 """

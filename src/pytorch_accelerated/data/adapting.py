@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
 from pytorch_accelerated.compat.accelerate import given_loader
 from pytorch_accelerated.data.building import is_used_up_by_one_pass, is_web_loader
-from pytorch_accelerated.data.fingerprints import hash_of_contents
 from pytorch_accelerated.data.ordering import drawn_seed
 from pytorch_accelerated.data.planned_loader import PlannedLoader
-from pytorch_accelerated.data.prefetch import DeviceFeed, device_feed
 from pytorch_accelerated.data.stream_loader import StreamLoader
 from pytorch_accelerated.data.streams import is_stateful_loader
-from pytorch_accelerated.data.updates import RunLoader
+from pytorch_accelerated.data.updates import DeviceFeed, RunLoader
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, DataError
 from pytorch_accelerated.processes.accelerators import send_to_device
 from pytorch_accelerated.processes.ranks import Ranks
-from pytorch_accelerated.trees import count_rows
+from pytorch_accelerated.trees import count_rows, leaves
 
 
 def distribute_loader(
@@ -179,16 +177,9 @@ def refuse_other_rows(loader: RunLoader, ranks: Ranks) -> None:
     """
     if ranks.count == 1:
         return  # without a comparison, no rows need to be fetched for fingerprints
-    own = loader.fingerprint
-    everyones = ranks.exchange(own)
+    everyones = ranks.exchange(loader.fingerprint)
     difference = next(filter(None, map(everyones[0].difference, everyones)), None)
     if difference is None:
-        return
-    without_contents = [dataclasses.replace(theirs, contents=None) for theirs in everyones]
-    is_of_contents = not any(map(without_contents[0].difference, without_contents))
-    # The rows of a dataset with its own generator differ each time they are fetched.
-    if is_of_contents and ranks.any(hash_of_contents(loader.source) != own.contents):
-        loader.fingerprint = without_contents[0]
         return
     lengths = [theirs.rows for theirs in everyones]
     raise DataError(
@@ -196,3 +187,64 @@ def refuse_other_rows(loader: RunLoader, ranks: Ranks) -> None:
         f"has {difference}), so samples would be used twice or never. If they were split at random, call "
         "`set_seed(...)` before the split; if they were listed from a folder, sort the list."
     )
+
+
+# -------------------------------------------------------------------------------------------------------- to the device
+
+
+def device_feed(device: torch.device, move: Callable[..., Any]) -> DeviceFeed:
+    """The `DeviceFeed` for `device`, where ``move(batch, device, non_blocking=True)`` returns the batch on the device.
+
+    On the CPU it does nothing. On CUDA the next batch is copied on a separate stream while the current one is in use.
+    On other devices each batch is copied when it is requested.
+    """
+    if device.type == "cpu":
+        return _unchanged
+    if device.type == "cuda":
+        return _CudaFeed(device, move)
+    return lambda batches: (move(batch, device, non_blocking=True) for batch in batches)
+
+
+def _unchanged(batches: Iterator[Any]) -> Iterator[Any]:
+    return batches
+
+
+class _CudaFeed:
+    """Copies one batch ahead."""
+
+    def __init__(self, device: torch.device, move: Callable[..., Any]) -> None:
+        self._device = device
+        self._move = move
+        self._stream: torch.cuda.Stream | None = None
+
+    def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        ahead = self._copy_next(batches, self._stream)
+        while ahead is not None:
+            batch, copied = ahead
+            if copied is not None:
+                current = torch.cuda.current_stream(self._device)
+                current.wait_event(copied)  # the stream waits, the host does not
+                for tensor in _tensors_in(batch) or ():
+                    # The other stream owns the memory and must not reuse it before this stream has finished with it.
+                    tensor.record_stream(current)
+            ahead = self._copy_next(batches, self._stream)
+            yield batch
+
+    def _copy_next(
+        self, batches: Iterator[Any], stream: torch.cuda.Stream
+    ) -> tuple[Any, torch.cuda.Event | None] | None:
+        for batch in batches:
+            if _tensors_in(batch) is None:  # copy it on the current stream
+                return self._move(batch, self._device, non_blocking=True), None
+            with torch.cuda.stream(stream):
+                moved = self._move(batch, self._device, non_blocking=True)
+                return moved, stream.record_event()
+        return None
+
+
+def _tensors_in(batch: Any) -> list[torch.Tensor] | None:
+    """The tensors of a batch; None if it contains an opaque object that can be moved."""
+    movable = [leaf for leaf in leaves(batch) if hasattr(leaf, "to")]
+    return movable if all(isinstance(leaf, torch.Tensor) for leaf in movable) else None

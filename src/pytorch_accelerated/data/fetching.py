@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, Sampler, default_collate
+from torch.utils.data import DataLoader, IterableDataset, Sampler, default_collate
 
 from pytorch_accelerated.compat.torch import pinned
-from pytorch_accelerated.data.arrays import ArrayDataset, as_array_dataset
 from pytorch_accelerated.data.automatic import AutomaticFetcher, AutomaticLoader, usable_processors
-from pytorch_accelerated.data.rows import Request, RowBatches
+from pytorch_accelerated.data.rows import ArrayDataset, Request, RowBatches, as_array_dataset
 from pytorch_accelerated.data.sampling import Cell
 from pytorch_accelerated.data.streams import (
+    END,
     Counted,
     Counting,
     KeyedStream,
-    StreamBatches,
     has_state,
     is_hub_stream,
     is_stateful_loader,
     knows_position,
 )
 from pytorch_accelerated.data.workers import WorkerInit, begin_pass, end_pass, no_workers_left_on_error
-from pytorch_accelerated.seeding import host_generators_seeded, mixed_seed, seeds_of_batches, without_second_numbers
+from pytorch_accelerated.seeding import mixed_seed, seeds_of_batches, with_seed, without_second_numbers
 
 _BATCHES_AT_ONCE = 16
 
@@ -95,19 +94,18 @@ class BatchFetcher:
         self._pass = begin_pass(self._loader)
         return without_second_numbers(self._pass)
 
-    def fetch_cells(self, order: torch.Tensor | None, cells: Iterator[Cell]) -> Iterator[Any]:
+    def fetch_cells(self, order: Sequence[int] | torch.Tensor, cells: Iterator[Cell]) -> Iterator[Any]:
         """The batches of `cells`, for vectorised data. Several are fetched at a time, which takes a third less.
 
-        `order` has the rows by position (int64); None means the order of the dataset.
+        `order` has the rows by position: an int64 tensor, or a range from 0.
         """
         assert self._arrays is not None
         while block := list(itertools.islice(cells, _BATCHES_AT_ONCE)):
-            spans = [slice(cell.start, cell.stop if cell.size else cell.start + 1) for cell in block]
-            if order is None:
-                batches: Iterable[Any] = map(self._arrays.fetch, spans)
+            rows: list[Any] = [order[start : start + (size or 1)] for start, size in block]
+            if isinstance(order, torch.Tensor):
+                batches: Iterable[Any] = self._arrays.fetch_many(torch.cat(rows), [len(each) for each in rows])
             else:
-                sizes = [span.stop - span.start for span in spans]
-                batches = self._arrays.fetch_many(torch.cat([order[span] for span in spans]), sizes)
+                batches = [self._arrays.fetch(slice(each.start, each.stop)) for each in rows]
             yield from map(pinned, batches) if self._pins_memory else batches
 
     def close(self) -> None:
@@ -204,21 +202,19 @@ class StreamFetcher:
         self._counts_samples = loader.batch_size is not None
         collate_fn = Counting(loader.collate_fn) if self._counts_samples else loader.collate_fn
         self._pins_memory = is_here and _pins_memory(loader)
-        if is_stateful_loader(loader) or (is_here and knows_position(loader.dataset)):
-            self._source = self._stream = KeyedStream(loader, collate_fn, seed=self._seed, rank=rank, ranks=ranks)
-            self._is_keyed = False
+        self._stateful, self._is_keyed = None, False
+        is_resumable = is_stateful_loader(loader) or (is_here and knows_position(loader.dataset))
+        if is_here or is_resumable:
+            settings: dict[str, Any] = {"seed": self._seed, "rank": rank, "ranks": ranks, "is_resumable": is_resumable}
+            self._source = self._stream = KeyedStream(loader, collate_fn, **settings)
             if not is_here:
                 self._loader = like_loader(loader, self._stream, batch_size=None, collate_fn=_unchanged)
-            self._stateful = self._stream if is_here else self._loader
+            if is_resumable:
+                self._stateful = self._stream if is_here else self._loader
             return
         dataset: Any = loader.dataset
         if ranks > 1:
             dataset = _RankSlice(dataset, loader.batch_size or 1, rank, ranks)
-        self._stateful, self._is_keyed = None, is_here
-        if is_here and not isinstance(dataset, IterDataPipe):
-            self._source = StreamBatches(dataset, collate_fn, loader.batch_size, drop_last=loader.drop_last)
-            return
-        # Torch's loader also seeds and shards the parts of a pipe.
         sizes: dict[str, Any] = {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
         self._source = self._loader = like_loader(loader, dataset, collate_fn=collate_fn, **sizes)
 
@@ -240,18 +236,15 @@ class StreamFetcher:
 
     def _keyed(self, source: Iterable[Any], epoch: int) -> Iterator[Any]:
         """The batches of `source` from the current one on, each under its key. Starting a pass has a key too."""
-        with host_generators_seeded(mixed_seed("stream", self._seed, epoch, "start")):
-            batches = iter(source)
+        batches = with_seed(mixed_seed("stream", self._seed, epoch, "start"), iter, source)
         return self._under_keys(batches, epoch)
 
     def _under_keys(self, batches: Iterator[Any], epoch: int) -> Iterator[Any]:
-        seed_of = seeds_of_batches("stream", self._seed, epoch)
-        for number in itertools.count(self._batches):
-            with host_generators_seeded(seed_of(number)):
-                try:
-                    batch = next(batches)
-                except StopIteration:
-                    return
+        seeds = map(seeds_of_batches("stream", self._seed, epoch), itertools.count(self._batches))
+        for seed in seeds:
+            batch = with_seed(seed, next, batches, END)
+            if batch is END:
+                return
             yield batch
 
     def _numbered(self, batches: Iterator[Any]) -> Iterator[Any]:
@@ -269,12 +262,8 @@ def like_loader(loader: DataLoader[Any], dataset: Any, **settings: Any) -> DataL
     kind: type[DataLoader[Any]] = DataLoader
     worker_settings: dict[str, Any] = {}
     if loader.num_workers > 0:
-        worker_settings = {
-            "persistent_workers": loader.persistent_workers,
-            "prefetch_factor": loader.prefetch_factor,
-            "multiprocessing_context": loader.multiprocessing_context,
-            "timeout": loader.timeout,
-        }
+        names = ("persistent_workers", "prefetch_factor", "multiprocessing_context", "timeout")
+        worker_settings = {name: getattr(loader, name) for name in names}
         if is_stateful_loader(loader) and isinstance(dataset, KeyedStream):
             kind = type(loader)
             worker_settings["snapshot_every_n_steps"] = loader.snapshot_every_n_steps  # type: ignore[attr-defined]

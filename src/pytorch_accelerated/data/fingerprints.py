@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from pytorch_accelerated.data.fetching import like_loader
 from pytorch_accelerated.data.workers import begin_pass, end_pass
-from pytorch_accelerated.seeding import host_generators_seeded
+from pytorch_accelerated.seeding import with_seed
 from pytorch_accelerated.trees import leaves_by_path, length_of
 
 _KEY = 41  # an arbitrary fixed seed for fetching rows
@@ -37,7 +37,8 @@ class Fingerprint:
     Attributes:
         rows: the number of rows; None if unknown.
         indices: hash of the indices of all nested `Subset`s; None without one.
-        contents: hash of the contents of the first, the middle and the last row; None if they can't be fetched.
+        contents: hash of the contents of the first, the middle and the last row; None if they can't be fetched, or
+            differ each time.
     """
 
     rows: int | None = None
@@ -62,7 +63,7 @@ def fingerprint_of(loader: Any) -> Fingerprint:
 
 
 def hash_of_contents(loader: Any) -> str | None:
-    """A hash of some rows of the dataset of `loader`, which are fetched for this.
+    """A hash of some rows of the dataset of `loader`, which are fetched for this, twice.
 
     If the loader has workers, a temporary worker fetches them, because many datasets open a file at the first fetch,
     which must not happen in this process. The states of generators do not change.
@@ -86,23 +87,27 @@ def hash_of_contents(loader: Any) -> str | None:
 
 
 class _ChosenRows(Dataset[Any]):
-    """One item: the hash of the first, the middle and the last row of a dataset, or None if fetching them fails."""
+    """One item: the hash of the first, the middle and the last row of a dataset, or None; see `Fingerprint`."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
 
     def __getitem__(self, _: int) -> str | None:
         try:
-            with host_generators_seeded(_KEY), warnings.catch_warnings():
+            with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # they appear again when the run fetches the row
-                last = len(self.dataset) - 1
-                digest = hashlib.sha256()
-                for index in sorted({0, (last + 1) // 2, last}):
-                    for word in _words_of(self.dataset[index]):
-                        digest.update(word)
-                return _finished(digest)
+                first, again = (with_seed(_KEY, self._hash) for _ in range(2))
+            return first if first == again else None  # rows of a dataset with its own generator differ each time
         except Exception:
             return None
+
+    def _hash(self) -> str:
+        last = len(self.dataset) - 1
+        digest = hashlib.sha256()
+        for index in sorted({0, (last + 1) // 2, last}):
+            for word in _words_of(self.dataset[index]):
+                digest.update(word)
+        return _finished(digest)
 
 
 def _hash_of_indices(dataset: Any) -> str | None:

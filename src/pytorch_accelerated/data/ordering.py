@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 from pytorch_accelerated.data.sampling import epoch_order
 from pytorch_accelerated.processes.ranks import Ranks
-from pytorch_accelerated.seeding import host_generators_seeded, mixed_seed
+from pytorch_accelerated.seeding import mixed_seed, with_seed
 
 _RANDOM_SAMPLER_OF_STATEFUL_LOADER = ("torchdata.stateful_dataloader.sampler", "RandomSampler")
 
@@ -25,14 +25,17 @@ class EpochOrder:
     """The samples of one epoch.
 
     Attributes:
-        indices: by position; None: in the order of the dataset.
-        size: the number of samples.
+        indices: by position: a range for the order of the dataset, a tensor, or a list of other keys.
         batch_sizes: the sizes of a batch sampler's batches; None without one.
     """
 
     indices: Any
-    size: int
     batch_sizes: list[int] | None = None
+
+    @property
+    def size(self) -> int:
+        """The number of samples."""
+        return len(self.indices)
 
 
 class EpochOrders:
@@ -58,23 +61,25 @@ class EpochOrders:
     def of(self, epoch: int) -> EpochOrder:
         """The order of an epoch. Must be called by all ranks."""
         if self.is_sequential:
-            return EpochOrder(None, len(self._dataset))
+            return EpochOrder(range(len(self._dataset)))
         if self.is_shuffled:
-            size = len(self._dataset)
-            return EpochOrder(epoch_order(size, seed=self._seed, epoch=epoch), size)
+            return EpochOrder(epoch_order(len(self._dataset), seed=self._seed, epoch=epoch))
         ahead, self._read_ahead = self._read_ahead, None
         return ahead[1] if ahead is not None and ahead[0] == epoch else self._read_sampler(epoch)
 
     def sizes(self, epoch: int) -> EpochOrder:
-        """The sizes of every epoch, without indices; reads a sampler for `epoch`. Must be called by all ranks."""
+        """An order with the sizes of every epoch, though not the indices of any; reads a sampler for `epoch`.
+
+        Must be called by all ranks.
+        """
         if self._sizes is None:
             if self.is_sequential or self.is_shuffled:
-                self._sizes = EpochOrder(None, len(self._dataset))
+                self._sizes = EpochOrder(range(len(self._dataset)))
             else:
                 order = self._read_sampler(epoch)
                 # The sampler may count how often it is read, so this order is also used for the pass.
                 self._read_ahead = epoch, order
-                self._sizes = dataclasses.replace(order, indices=None)
+                self._sizes = EpochOrder(range(order.size), order.batch_sizes)
         return self._sizes
 
     def _read_sampler(self, epoch: int) -> EpochOrder:
@@ -91,18 +96,18 @@ class EpochOrders:
             # Each rank could draw a different order.
             items = self._ranks.do_on_first(lambda: self._drawn(self._sampler, epoch))
             if not self._has_own_batches:
-                return EpochOrder(_as_indices(items), len(items))
+                return EpochOrder(_as_indices(items))
             batches = [batch for batch in items if len(batch)]
         indices = _as_indices(list(itertools.chain.from_iterable(batches)))
-        return EpochOrder(indices, len(indices), [len(batch) for batch in batches])
+        return EpochOrder(indices, [len(batch) for batch in batches])
 
     def _drawn(self, sampler: Any, epoch: int) -> list[Any]:
         seed = mixed_seed("sampler", self._seed, epoch)
-        with host_generators_seeded(seed), contextlib.ExitStack() as seeded:
+        with contextlib.ExitStack() as seeded:
             for generator in {id(own): own for own in _generators_of(sampler)}.values():
                 seeded.callback(generator.set_state, generator.get_state())
                 generator.manual_seed(seed)
-            return list(sampler)
+            return with_seed(seed, list, sampler)
 
 
 def drawn_seed(loader: Any) -> int | None:

@@ -7,7 +7,9 @@ is a pure function of (seed, epoch), so every rank knows the size of every batch
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import operator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,18 +17,18 @@ from torch.utils.data import DataLoader
 
 from pytorch_accelerated.data.fetching import BatchFetcher
 from pytorch_accelerated.data.ordering import EpochOrder, EpochOrders
-from pytorch_accelerated.data.prefetch import DeviceFeed
 from pytorch_accelerated.data.rows import Request
 from pytorch_accelerated.data.sampling import BatchListPlan, Cell, TrainingPlan, Window, evaluation_rounds
 from pytorch_accelerated.data.updates import (
     CountItems,
-    ItemCounter,
+    DeviceFeed,
     ItemWeight,
     MicroBatch,
     Round,
     RunLoader,
     Update,
     items_of,
+    with_items,
 )
 from pytorch_accelerated.processes.ranks import Ranks
 from pytorch_accelerated.seeding import seeds_of_batches
@@ -66,8 +68,8 @@ class PlannedLoader(RunLoader):
     def indices(self, start: int, stop: int) -> list[int] | None:
         if not (self.is_shuffled or self._orders.is_sequential):
             return None  # a sampler may not be read twice
-        indices = self._orders.of(self._epoch).indices
-        return list(range(start, stop)) if indices is None else indices[start:stop].tolist()
+        rows = self._orders.of(self._epoch).indices[start:stop]
+        return rows.tolist() if isinstance(rows, torch.Tensor) else list(rows)
 
     def __len__(self) -> int:
         return self.num_batches
@@ -80,68 +82,68 @@ class PlannedLoader(RunLoader):
         self, *, start: int = 0, batches_done: int = 0, count_items: CountItems | None = None
     ) -> Iterator[Update]:
         order, left = self._orders.of(self._epoch), self._batches_left(batches_done)
-        plan = self._plan(order)
-        windows, planned = itertools.tee(plan.windows(start, left))
-        host_batches = self._fetch(order, (cells[self._ranks.index] for window in planned for cells in window.rounds))
-        if count_items is not None:
-            yield from self._counted_updates(windows, host_batches, count_items)
-            return
-        batches = self._feed(host_batches)
+        windows, planned = itertools.tee(self._plan(order).windows(start, left))
+        host_batches = self._fetch(order, planned, borrows=True)
+        batches = self._feed(host_batches) if count_items is None else iter(())
+        weights, items = None, None
         for window in windows:
-            yield Update(self._micro_batches(window, batches), window.size)
-
-    def _counted_updates(
-        self, windows: Iterator[Window], host_batches: Iterator[Any], count_items: CountItems
-    ) -> Iterator[Update]:
-        for window in windows:
-            sizes = [cell.size for cell in window.cells_of(self._ranks.index)]
-            host = list(itertools.islice(host_batches, len(sizes)))
-            counts = [items_of(batch, count_items) if size else 0 for size, batch in zip(sizes, host, strict=True)]
-            weights, items = self._weights_of_items(counts, sizes)
-            yield Update(self._micro_batches(window, self._feed(iter(host)), weights), window.size, items)
+            if count_items is not None:
+                sizes = [cells[self._ranks.index].size for cells in window.rounds]
+                began = time.perf_counter()
+                host = list(itertools.islice(host_batches, len(sizes)))
+                self.waiting.seconds += time.perf_counter() - began
+                counts = [items_of(batch, count_items) if size else 0 for size, batch in zip(sizes, host, strict=True)]
+                weights, items = self._weights_of_items(counts, sizes)
+                batches = self._feed(iter(host))
+            yield Update(self._micro_batches(window, batches, weights), window.size, items)
 
     def _micro_batches(
-        self, window: Window, batches: Iterator[Any], weights: Sequence[ItemWeight] | None = None
+        self, window: Window, batches: Iterator[Any], weights: Sequence[ItemWeight] | None
     ) -> Iterator[MicroBatch]:
         """The batches of an update. Without `weights`, each is weighted by its share of the samples."""
         ranks, total, last = self._ranks, window.size, len(window.rounds) - 1
         for index, cells in enumerate(window.rounds):
+            began = time.perf_counter()
+            batch = next(batches)
+            self.waiting.seconds += time.perf_counter() - began
             size = cells[ranks.index].size
             weight, items = (ranks.count * size / total, None) if weights is None else weights[index]
             has_empty_rank = ranks.count > 1 and not all(cell.size for cell in cells)
-            yield MicroBatch(next(batches), size or 1, weight, index == last, not size, has_empty_rank, items)
+            yield MicroBatch(batch, size or 1, weight, index == last, not size, has_empty_rank, items)
 
     def rounds(self, *, borrows: bool = False, count_items: CountItems | None = None) -> Iterator[Round]:
         order = self._orders.of(self._epoch)
         windows, planned = itertools.tee(itertools.islice(self._rounds(order), self.max_batches))
-        mine = (window.rounds[0][self._ranks.index] for window in planned)
-        counter = ItemCounter(count_items)
-        batches = self._feed(counter.over(self._fetch(order, (cell for cell in mine if cell.size or borrows))))
+        batches = self._feed(with_items(self._fetch(order, planned, borrows=borrows), count_items))
         for window in windows:
-            cells = window.rounds[0]
-            cell = cells[self._ranks.index]
-            batch = None
-            if cell.size or borrows:
-                batch = next(batches)
-                counter.advance()
-            has_empty_rank = not all(cell.size for cell in cells)
-            yield Round(batch, cell.start, cell.size or 1, has_empty_rank, not cell.size, counter.items)
+            (cells,) = window.rounds
+            start, size = cells[self._ranks.index]
+            began = time.perf_counter()
+            batch, items = next(batches) if size or borrows else (None, None)
+            self.waiting.seconds += time.perf_counter() - began
+            has_empty_rank = self._ranks.count > 1 and not all(cell.size for cell in cells)
+            yield Round(batch, start, size or 1, has_empty_rank, not size, items)
 
-    def _fetch(self, order: EpochOrder, cells: Iterable[Cell]) -> Iterator[Any]:
+    def _fetch(self, order: EpochOrder, windows: Iterator[Window], *, borrows: bool) -> Iterator[Any]:
+        """This rank's host batches, one sample in place of an empty cell if it `borrows`, else none."""
+        # Without functions of ours, which would be entered for every batch.
+        rounds = itertools.chain.from_iterable(map(operator.attrgetter("rounds"), windows))
+        cells: Iterator[Cell] = map(operator.itemgetter(self._ranks.index), rounds)
+        if not borrows:
+            cells = filter(operator.attrgetter("size"), cells)
         if self.is_vectorised:
-            return self.waiting.over(self._fetcher.fetch_cells(order.indices, iter(cells)))
-        batches = self._fetcher.fetch(self._requests(order, cells), self._at_most(self._plan(order).num_batches))
-        return self.waiting.over(batches)
+            return self._fetcher.fetch_cells(order.indices, cells)
+        return self._fetcher.fetch(self._requests(order, cells), self._at_most(self._plan(order).num_batches))
 
-    def _requests(self, order: EpochOrder, cells: Iterable[Cell]) -> Iterator[Request]:
+    def _requests(self, order: EpochOrder, cells: Iterator[Cell]) -> Iterator[Request]:
         seed_of, indices = seeds_of_batches("batch", self.seed, self._epoch), order.indices
-        for start, stop in cells:
-            stop = max(stop, start + 1)
-            rows: Sequence[Any] = range(start, stop) if indices is None else indices[start:stop]
-            if isinstance(rows, torch.Tensor):
-                rows = rows.tolist()  # tensors go to workers in shared memory
+        is_tensor = isinstance(indices, torch.Tensor)
+        if is_tensor:
+            indices = indices.numpy()  # far quicker to cut
+        for start, size in cells:
+            rows = indices[start : start + (size or 1)]
             # The position of its first sample identifies a batch, independently of earlier batches.
-            yield Request(rows, seed_of(start))
+            yield Request(rows.tolist() if is_tensor else rows, seed_of(start))
 
     def _plan(self, order: EpochOrder) -> TrainingPlan | BatchListPlan:
         if order.batch_sizes is not None:

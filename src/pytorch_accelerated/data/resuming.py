@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pytorch_accelerated.data.fingerprints import Fingerprint, hash_of_contents
+from pytorch_accelerated.data.fingerprints import Fingerprint
 from pytorch_accelerated.data.stream_loader import StreamLoader
 from pytorch_accelerated.data.updates import Loaders, RunLoader
 from pytorch_accelerated.errors import ConfigurationError, InvalidCheckpointError
@@ -59,14 +59,8 @@ def differing_rows(saved: Mapping[str, SavedData], loaders: Loaders, source: obj
         if role not in saved or not isinstance(loader, RunLoader):
             continue
         kind = _ROLES[role] if role in _ROLES else f"evaluation ({role.removeprefix('eval/')!r})"
-        now = loader.fingerprint
-        difference = saved[role].fingerprint.difference(now)
-        same_otherwise = dataclasses.replace(now, contents=None)
-        if difference is None or (
-            saved[role].fingerprint.difference(same_otherwise) is None
-            # The rows of a dataset with its own generator differ each time they are fetched.
-            and hash_of_contents(loader.source) != now.contents
-        ):
+        difference = saved[role].fingerprint.difference(loader.fingerprint)
+        if difference is None:
             continue
         yield (
             f"The run resumes from {source}, but its {kind} data has changed (the "

@@ -1,16 +1,152 @@
-"""Fetches and collates the rows of a map-style dataset, under the key of their batch."""
+"""Fetches rows of map-style datasets: of arrays in memory a whole batch at once, of others one by one under a key."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
-from pytorch_accelerated.compat.python import add_note
 from pytorch_accelerated.compat.torch import pinned
-from pytorch_accelerated.seeding import host_generators_seeded, seed_host_generators
+from pytorch_accelerated.errors import DataError
+from pytorch_accelerated.facts.error_notes import add_note
+from pytorch_accelerated.seeding import with_seed
+from pytorch_accelerated.trees import leaves_by_path, map_leaves, plain_parts_of, rebuilt
+
+
+class ArrayDataset(Dataset[Any]):
+    """Rows of tensors, arrays, or tuples and dicts of them, as a map-style dataset.
+
+    A sample has the structure of `data`, with one row of each array. `fetch` returns a whole batch, with the structure,
+    dtypes and values that torch's `default_collate` would give. Batches never share memory with the data.
+
+    Args:
+        data: a tensor, an array, or a tuple or dict of them (nested dicts too), all of one length.
+        indices: the rows that belong to the dataset, in order; int64, one dimension. None: all rows.
+
+    Raises:
+        DataError: if the arrays have different lengths, or one has no rows.
+    """
+
+    def __init__(self, data: Any, indices: torch.Tensor | None = None) -> None:
+        self.data = data
+        self.indices = indices
+        arrays = leaves_by_path(data, "data", parts=plain_parts_of)
+        lengths = {name: _length(name, array) for name, array in arrays.items()}
+        if len(set(lengths.values())) != 1:
+            found = ", ".join(f"{name} has {length}" for name, length in lengths.items()) or "there are no arrays"
+            raise DataError(
+                f"The arrays of a dataset must have one row per sample each, but {found}. Pass arrays of one length."
+            )
+        self._rows = next(iter(lengths.values()))
+        tensors = [_as_tensor(array) for array in arrays.values()]
+        known = [tensor for tensor in tensors if tensor is not None]
+        # If torch has no dtype for one of the arrays (strings, objects), samples are fetched one by one instead.
+        self._tensors = known if len(known) == len(tensors) else None
+        is_flat = type(data) in (tuple, list) and all(map(_is_array, data))
+        self._assemble: Callable[[Sequence[torch.Tensor]], Any] = list if is_flat else self._assemble_nested
+
+    def __len__(self) -> int:
+        return self._rows if self.indices is None else len(self.indices)
+
+    def __getitem__(self, index: int) -> Any:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"Sample {index} was asked for, but there are {len(self)}.")
+        row = index if self.indices is None else int(self.indices[index])
+        return map_leaves(lambda array: array[row], self.data, parts=plain_parts_of)
+
+    def fetch(self, indices: torch.Tensor | slice) -> Any:
+        """The batch of the samples at `indices`: an int64 tensor on the CPU, or a slice of step 1."""
+        if self._tensors is None:
+            positions = range(len(self))[indices] if isinstance(indices, slice) else indices.tolist()
+            return default_collate([self[index] for index in positions])
+        if self.indices is not None:
+            indices = self.indices[indices]
+        return self._assemble([_rows_at(indices, tensor) for tensor in self._tensors])
+
+    def fetch_many(self, indices: torch.Tensor, sizes: Sequence[int]) -> list[Any]:
+        """Batches of these sizes of the samples at `indices`, cut from one copy. They do not overlap in memory."""
+        if self._tensors is None:
+            return [self.fetch(part) for part in torch.split(indices, list(sizes))]
+        rows = indices if self.indices is None else self.indices[indices]
+        # "Unsafe" only if the copy itself were written to. The parts of the safe `split` can't be written to where
+        # gradients flow.
+        parts = [torch.unsafe_split_with_sizes(_rows_at(rows, tensor), sizes) for tensor in self._tensors]
+        return list(map(self._assemble, zip(*parts, strict=True)))
+
+    def _assemble_nested(self, tensors: Sequence[torch.Tensor]) -> Any:
+        return _assembled(self.data, iter(tensors))
+
+
+def as_array_dataset(dataset: Any) -> ArrayDataset | None:
+    """`dataset` as an `ArrayDataset`, if it is data in memory, else None.
+
+    Only exact types are converted: a subclass of `TensorDataset` or `Subset` may have changed its samples.
+    """
+    if type(dataset) is ArrayDataset:
+        return dataset
+    if type(dataset) is TensorDataset:
+        return ArrayDataset(dataset.tensors) if all(map(_is_array, dataset.tensors)) else None
+    if type(dataset) is Subset:
+        whole = as_array_dataset(dataset.dataset)
+        if whole is None:
+            return None
+        indices = torch.as_tensor(dataset.indices, dtype=torch.int64)
+        indices = torch.where(indices < 0, indices + len(whole), indices)  # counted from the end, as in a list
+        return ArrayDataset(whole.data, indices if whole.indices is None else whole.indices[indices])
+    # Without any array among its items, a tuple is a sequence of samples.
+    is_columns = type(dataset) is tuple and any(isinstance(item, (torch.Tensor, np.ndarray)) for item in dataset)
+    return ArrayDataset(dataset) if is_columns or _is_array(dataset) or type(dataset) is dict else None
+
+
+def _is_array(value: Any) -> bool:
+    return (type(value) is torch.Tensor and value.layout == torch.strided) or type(value) in (np.ndarray, np.memmap)
+
+
+def _length(name: str, array: Any) -> int:
+    if not _is_array(array):
+        kind = f"of type {type(array).__name__}" if not isinstance(array, torch.Tensor) else "no dense tensor"
+        raise DataError(
+            f"{name} of the dataset is {kind}, but a whole batch of rows can be taken only from dense "
+            "tensors and numpy arrays, in plain tuples, lists and dicts. Pass these, with numbers in place of texts, "
+            "or a torch Dataset that returns one sample for an index."
+        )
+    if array.ndim == 0:
+        raise DataError(f"{name} of the dataset is a single number, without rows. Pass one row per sample.")
+    return len(array)
+
+
+def _assembled(data: Any, tensors: Iterator[torch.Tensor]) -> Any:
+    """`tensors` in the structure of `data`, with lists in place of tuples, as `default_collate` does it."""
+    parts = plain_parts_of(data)
+    if parts is None:
+        return next(tensors)
+    batch = [_assembled(part, tensors) for part in parts]
+    return rebuilt(data, batch) if type(data) is dict else batch
+
+
+def _rows_at(indices: torch.Tensor | slice, tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of these rows."""
+    if isinstance(indices, slice):
+        return tensor[indices].clone(memory_format=torch.contiguous_format)
+    if tensor.ndim == 1 and tensor.dtype in (torch.uint16, torch.uint32, torch.uint64):
+        return tensor[indices]  # many times slower for large rows, but index_select does not support these
+    return tensor.index_select(0, indices.to(tensor.device))
+
+
+def _as_tensor(array: Any) -> torch.Tensor | None:
+    if isinstance(array, torch.Tensor):
+        return array
+    with warnings.catch_warnings():
+        # A read-only array is fine: batches are copies.
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        try:
+            return torch.from_numpy(array)
+        except (TypeError, ValueError):  # no such dtype, or negative strides
+            return None
 
 
 class Request(NamedTuple):
@@ -25,9 +161,9 @@ class Request(NamedTuple):
 
 
 class RowBatches(Dataset[Any]):
-    """The batches of `dataset` by `Request`: those of workers as items, those of this process by `maker`.
+    """The batches of `dataset` by `Request`.
 
-    `pins_memory` puts batches made in this process into pinned memory; for those of workers, torch's loader does it.
+    `pins_memory` puts batches of `maker` into pinned memory; for those of workers, torch's loader does it.
 
     Attributes:
         dataset: the user's.
@@ -42,19 +178,12 @@ class RowBatches(Dataset[Any]):
         self._may_read_columns = collate_fn is default_collate and _is_arrow_dataset_of_tensors(dataset)
 
     def __getitem__(self, request: Request) -> Any:
-        """A batch, in a worker."""
-        seed_host_generators(request.key)
-        return self._fetch(request.indices)
+        """The batch of a request."""
+        return with_seed(request.key, self._fetch, request.indices)
 
     def maker(self) -> Callable[[Request], Any]:
-        """A function that makes the batches of one pass in this process."""
-
-        def make(request: Request) -> Any:
-            with host_generators_seeded(request.key):
-                batch = self._fetch(request.indices)
-            return pinned(batch) if self._pins_memory else batch
-
-        return make
+        """A function that makes batches in this process."""
+        return (lambda request: pinned(self[request])) if self._pins_memory else self.__getitem__
 
     def _fetch(self, indices: Sequence[Any]) -> Any:
         if self._may_read_columns:
@@ -63,29 +192,19 @@ class RowBatches(Dataset[Any]):
                 return columns
             # Rows of different sizes, or not tensors: leave them to the collate function.
             self._may_read_columns = False
-        samples = self._samples(indices)
+        dataset, samples = self.dataset, list[Any]()
         try:
+            if self._fetch_many is not None:
+                samples = self._fetch_many(list(indices))
+            else:
+                for index in indices:  # Python calls `__getitem__` fastest from brackets like these
+                    samples.append(dataset[index])
             return self.collate_fn(samples)
         except Exception as error:
-            self._add_note(error, f"the batch of samples {list(indices)}")
+            is_one = self._fetch_many is None and len(samples) < len(indices)
+            source = f"sample {indices[len(samples)]}" if is_one else f"the batch of samples {list(indices)}"
+            add_note(error, f"Raised for {source} of the {type(dataset).__name__}.")
             raise
-
-    def _samples(self, indices: Sequence[Any]) -> list[Any]:
-        samples: list[Any] = []
-        fetch_many, dataset = self._fetch_many, self.dataset
-        try:
-            if fetch_many is not None:
-                return fetch_many(list(indices))  # type: ignore[no-any-return]
-            for index in indices:  # Python calls `__getitem__` fastest from brackets like these
-                samples.append(dataset[index])
-        except Exception as error:
-            is_one = fetch_many is None
-            self._add_note(error, f"sample {indices[len(samples)]}" if is_one else f"one of samples {list(indices)}")
-            raise
-        return samples
-
-    def _add_note(self, error: Exception, source: str) -> None:
-        add_note(error, f"Raised for {source} of the {type(self.dataset).__name__}.")
 
 
 def _is_arrow_dataset_of_tensors(dataset: Any) -> bool:

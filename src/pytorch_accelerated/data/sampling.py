@@ -29,44 +29,31 @@ def deal(total: int, cells: int) -> list[int]:
 
 
 class Cell(NamedTuple):
-    """The samples of one batch on one rank: positions `start` to `stop` of the epoch's order.
+    """The samples of one batch on one rank: `size` positions of the epoch's order, from `start` on.
 
     If the cell is empty, its rank borrows the sample at `start`: it needs a forward and backward pass to stay in step
     with the other ranks, but the sample does not count.
     """
 
     start: int
-    stop: int
-
-    @property
-    def size(self) -> int:
-        return self.stop - self.start
+    size: int
 
 
 class Window(NamedTuple):
-    """The samples of one update over all ranks: positions `start` to `stop`, in `rounds` of one cell per rank."""
+    """The samples of one update over all ranks: `size` positions from `start` on, in `rounds` of one cell per rank."""
 
     start: int
-    stop: int
+    size: int
     rounds: tuple[tuple[Cell, ...], ...]
 
-    @property
-    def size(self) -> int:
-        return self.stop - self.start
 
-    def cells_of(self, rank: int) -> list[Cell]:
-        return [cells[rank] for cells in self.rounds]
-
-
-def cut(start: int, stop: int, *, rounds: int, ranks: int) -> tuple[tuple[Cell, ...], ...]:
-    """Positions `start` to `stop` as `rounds` of one cell per rank, in order, as evenly as possible."""
-    if rounds == ranks == 1 and stop > start:  # by far the most common case
-        return ((Cell(start, stop),),)
+def cut(start: int, total: int, *, rounds: int, ranks: int) -> tuple[tuple[Cell, ...], ...]:
+    """`total` positions from `start` on as `rounds` of one cell per rank, in order, as evenly as possible."""
     cells = []
     position = start
-    for size in deal(stop - start, rounds * ranks):
+    for size in deal(total, rounds * ranks):
         # Empty cells come last, where the position may be past the end: they borrow the window's first sample.
-        cells.append(Cell(position, position + size) if size else Cell(start, start))
+        cells.append(Cell(position if size else start, size))
         position += size
     return tuple(tuple(cells[first : first + ranks]) for first in range(0, len(cells), ranks))
 
@@ -115,10 +102,13 @@ class TrainingPlan:
         if max_batches is not None:
             end = min(end, start + max_batches * per_round)
         while start < end:
-            stop = min(start + per_update, end)
-            rounds = -(-(stop - start) // per_round)
-            yield Window(start, stop, cut(start, stop, rounds=rounds, ranks=self.ranks))
-            start = stop
+            size = min(per_update, end - start)
+            rounds = -(-size // per_round)
+            if rounds == self.ranks == 1:  # by far the most common case
+                yield Window(start, size, ((Cell(start, size),),))
+            else:
+                yield Window(start, size, cut(start, size, rounds=rounds, ranks=self.ranks))
+            start += size
 
 
 def evaluation_rounds(size: int, *, batch_size: int, ranks: int, drop_last: bool = False) -> Iterator[Window]:
@@ -133,13 +123,13 @@ def evaluation_rounds(size: int, *, batch_size: int, ranks: int, drop_last: bool
     if drop_last:
         size, rest = size - rest, 0
     shared = full + rest if 0 < rest < ranks and size > full and batch_size > 1 else rest
-    start = 0
-    while start < size - shared:
-        yield Window(start, start + full, cut(start, start + full, rounds=1, ranks=ranks))
-        start += full
-    for cells in cut(start, size, rounds=-(-shared // full), ranks=ranks) if shared else ():
-        start, stop = cells[0].start, max(cell.stop for cell in cells)
-        yield Window(start, stop, (cells,))
+    rounds = TrainingPlan(size - shared, batch_size, ranks, accumulation_steps=1).windows()
+    if not shared:
+        return rounds
+    last = cut(size - shared, shared, rounds=-(-shared // full), ranks=ranks)
+    return itertools.chain(
+        rounds, (Window(cells[0].start, sum(cell.size for cell in cells), (cells,)) for cells in last)
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,8 +165,8 @@ class BatchListPlan:
         per_update = self.ranks * self.accumulation_steps
         for begin in range(first, last, per_update):
             end = min(begin + per_update, last)
-            borrowed = Cell(begins[begin], begins[begin])
-            cells = [Cell(begins[i], begins[i + 1]) if self.sizes[i] else borrowed for i in range(begin, end)]
+            borrowed = Cell(begins[begin], 0)
+            cells = [Cell(begins[i], self.sizes[i]) if self.sizes[i] else borrowed for i in range(begin, end)]
             cells += [borrowed] * (-len(cells) % self.ranks)
             rounds = tuple(tuple(cells[i : i + self.ranks]) for i in range(0, len(cells), self.ranks))
-            yield Window(begins[begin], begins[end], rounds)
+            yield Window(begins[begin], begins[end] - begins[begin], rounds)

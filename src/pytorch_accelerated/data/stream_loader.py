@@ -4,35 +4,39 @@ from __future__ import annotations
 
 import itertools
 import sys
+import time
 import warnings
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
-import numpy as np
-import torch
 from torch.utils.data import IterableDataset
 
 from pytorch_accelerated.data.fetching import StreamFetcher
-from pytorch_accelerated.data.prefetch import DeviceFeed
 from pytorch_accelerated.data.updates import (
     CountItems,
-    ItemCounter,
+    DeviceFeed,
     ItemWeight,
     MicroBatch,
     Round,
     RunLoader,
     Update,
     items_of,
+    with_items,
 )
 from pytorch_accelerated.errors import DataError
 from pytorch_accelerated.processes.ranks import Ranks
-from pytorch_accelerated.trees import count_rows, leaves, length_of
+from pytorch_accelerated.trees import count_rows, length_of
 
 _UNKNOWN = -1  # in messages between ranks
-# A batch, its size for weights and positions, and the number of its samples. The size of batches that somebody else has
-# made is the first dimension of their first tensor.
-_Measured = tuple[Any, "int | None", "int | None"]
+
+
+class _Measured(NamedTuple):
+    """A batch; `size` is for weights and positions: rows of its first tensor if nobody counts samples."""
+
+    batch: Any
+    size: int | None
+    samples: int | None
+    items: int | None = None
 
 
 class StreamLoader(RunLoader):
@@ -56,7 +60,6 @@ class StreamLoader(RunLoader):
         batches: Iterable[Any] | None = None,
     ) -> None:
         super().__init__(loader, ranks, seed=seed, accumulation_steps=accumulation_steps, feed=feed)
-        self._say: Callable[[str], None] | None = None  # until the first batch
         self._previous: Any = None  # with several ranks, the last batch, which may be borrowed to stay in step
         self._has_stream = isinstance(self.dataset, IterableDataset)
         self.is_sharded = is_sharded or not self._has_stream
@@ -67,9 +70,6 @@ class StreamLoader(RunLoader):
             ranks=ranks.count,
             is_sharded=is_sharded,
         )
-
-    def expect_passes(self, passes: int, say: Callable[[str], None]) -> None:
-        self._say = say
 
     @property
     def num_samples(self) -> int | None:
@@ -118,19 +118,17 @@ class StreamLoader(RunLoader):
         many there are. If the stream knows its position, nothing else is read ahead.
         """
         is_fed_ahead = self._accumulation_steps == 1 and count_items is None and self.stateful is None
-        return self._agreed_updates(start, self._batches_left(batches_done), count_items, is_fed_ahead)
-
-    def _agreed_updates(
-        self, start: int, batches_left: int | None, count_items: CountItems | None, is_fed_ahead: bool
-    ) -> Iterator[Update]:
         batches = self._measured_batches(self._feed if is_fed_ahead else iter)
+        batches_left = self._batches_left(batches_done)
         left = sys.maxsize if batches_left is None else batches_left
         position = start if self._fetcher.resumes_within(self._epoch) else 0
         while True:
             # Used samples may have been divided into updates differently.
             wanted = min(1 if position < start else self._accumulation_steps, left)
+            began = time.perf_counter()
             measured = list(itertools.islice(batches, wanted))
-            host, sizes = [batch for batch, *_ in measured], [size for _, size, _ in measured]
+            self.waiting.seconds += time.perf_counter() - began
+            host, sizes = [each.batch for each in measured], [each.size for each in measured]
             numbers, samples_by_rank = self._exchange(sizes)
             total = None if None in samples_by_rank else sum(filter(None, samples_by_rank))
             rounds = max(numbers)
@@ -146,7 +144,7 @@ class StreamLoader(RunLoader):
                 weights, items = self._weights(host, sizes, total, count_items)
                 left -= rounds
                 fed = iter(host) if is_fed_ahead else self._feed(iter(host))
-                counts = [samples for *_, samples in measured] + [None] * (rounds - len(measured))
+                counts = [each.samples for each in measured] + [None] * (rounds - len(measured))
                 counted = zip(fed, counts, strict=True)
                 yield Update(self._micro_batches(counted, weights, numbers), rounds if total is None else total, items)
 
@@ -186,15 +184,13 @@ class StreamLoader(RunLoader):
             yield MicroBatch(batch, samples, weight, index == last, is_borrowed, has_empty_rank, items)
 
     def rounds(self, *, borrows: bool = False, count_items: CountItems | None = None) -> Iterator[Round]:
-        counter = ItemCounter(count_items)
-        batches = itertools.islice(self._measured_batches(self._feed, counter), self.max_batches)
-        return self._agreed_rounds(batches, counter, borrows)
-
-    def _agreed_rounds(self, batches: Iterator[_Measured], counter: ItemCounter, borrows: bool) -> Iterator[Round]:
+        batches = itertools.islice(self._measured_batches(self._feed, count_items), self.max_batches)
         position = 0
         previous: Any = None
         while True:
-            batch, size, samples = next(batches, (None, 0, None))
+            began = time.perf_counter()
+            batch, size, samples, items = next(batches, _Measured(None, 0, None))
+            self.waiting.seconds += time.perf_counter() - began
             numbers, samples_by_rank = self._exchange([] if size == 0 else [size])
             sizes = [number if each is None else each for number, each in zip(numbers, samples_by_rank, strict=True)]
             if not any(sizes):
@@ -203,72 +199,26 @@ class StreamLoader(RunLoader):
                 raise self._no_batch_at_all(sizes)
             start = position + sum(sizes[: self._ranks.index])
             previous = batch if size != 0 else previous if borrows else None
-            yield Round(previous, start, samples, not all(sizes), size == 0, counter.items)
+            yield Round(previous, start, samples, not all(sizes), size == 0, items)
             position += sum(sizes)
 
-    def _measured_batches(self, feed: DeviceFeed, counter: ItemCounter | None = None) -> Iterator[_Measured]:
+    def _measured_batches(self, feed: DeviceFeed, count_items: CountItems | None = None) -> Iterator[_Measured]:
         """The batches of a pass, without empty ones, which most models can't handle."""
-        counter = counter or ItemCounter(None)
-        counts = deque[int | None]()  # of batches that may be on their way to the device
         seen, expected = 0, self.num_samples if self._has_stream else None
-
-        def host_batches() -> Iterator[Any]:
-            for batch, samples in self.waiting.over(self._fetcher.fetch(self._epoch)):
-                counts.append(samples)
-                yield batch
-
         # Otherwise a pass may yield less: the share of a rank, the rest after a resume, or only full batches.
         is_whole = self._ranks.count == 1 and not self._fetcher.resumes_within(self._epoch)
         is_whole &= not getattr(self.source, "drop_last", False)
-        for batch in feed(counter.over(host_batches())):
-            counter.advance()
-            samples = counts.popleft()
-            if self._say is not None:
-                line = _line_about_samples(self.dataset, batch, samples)
-                if line is not None:
-                    self._say(line)
-                self._say = None
+        count_each = None if count_items is None else lambda counted: count_items(counted.batch)
+        for (batch, samples), items in feed(with_items(self._fetcher.fetch(self._epoch), count_each)):
             size = count_rows(batch) if samples is None else samples
             if size != 0:
-                yield batch, size, samples
+                yield _Measured(batch, size, samples, items)
             seen += size or 0
             is_whole &= size is not None
-            if expected is not None and seen > expected:
-                self._warn_of_length(
-                    expected,
-                    "more. With several workers each yields the whole stream, unless it is "
-                    "divided by means of `torch.utils.data.get_worker_info()`",
-                )
-                expected = None
-        if is_whole and expected is not None and 0 < seen < expected:
-            self._warn_of_length(expected, f"{seen}")
-
-    def _warn_of_length(self, expected: int, instead: str) -> None:
-        warnings.warn(
-            f"The {type(self.dataset).__name__} says that it has {expected} samples but yields {instead}. The number "
-            "of updates of a run and the schedule of its learning rate depend on this number: correct `__len__`.",
-            stacklevel=3,
-        )
-
-
-def _line_about_samples(dataset: Any, batch: Any, samples: int | None) -> str | None:
-    """A line about the first batch made of samples of a stream, if each of them could be a batch; else None.
-
-    Its tensors have as many rows each, then. In one dimension and of one length, they are sequences. `samples` is None
-    if the batch was not made here.
-    """
-    shapes = [list(leaf.shape[1:]) for leaf in leaves(batch) if isinstance(leaf, (torch.Tensor, np.ndarray))]
-    rows = {shape[0] if shape else None for shape in shapes}
-    if (
-        samples is None
-        or len(shapes) < 2
-        or len(rows) > 1
-        or None in rows
-        or all(shape == shapes[0][:1] for shape in shapes)
-    ):
-        return None
-    shown = " and ".join(str([samples, *shape]) for shape in shapes)
-    return (
-        f"The {type(dataset).__name__} is read sample by sample, {samples} to a batch. The first batch has the shapes "
-        f"{shown}. If it yields batches itself, pass `DataLoader(dataset, batch_size=None)`."
-    )
+        if is_whole and seen and expected not in (None, seen):
+            warnings.warn(
+                f"The {type(self.dataset).__name__} says that it has {expected} samples but yields {seen}. The number "
+                "of updates of a run and the schedule of its learning rate depend on this number: correct `__len__`. "
+                "Several workers yield the whole stream each, unless it is divided by `get_worker_info()` of torch.",
+                stacklevel=2,
+            )

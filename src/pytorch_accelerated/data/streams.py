@@ -5,20 +5,18 @@ Those of the package `datasets` have a state too, but it is exact for some of th
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import itertools
 import operator
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from typing import Any, Final, NamedTuple
 
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from pytorch_accelerated.compat.datasets import parts_of_stream
-from pytorch_accelerated.seeding import host_generators_seeded, seed_host_generators, seeds_of_batches
+from pytorch_accelerated.compat.extras import parts_of_stream
+from pytorch_accelerated.seeding import mixed_seed, seeds_of_batches, with_seed
 
-_END: Final = object()
+END: Final = object()
 # A pass resumed from the state of these yields exactly the rest. After a shuffle buffer it does not, since the buffer
 # starts empty; nor where rows are read ahead (batched functions, interleaving), which drew under an earlier key.
 _EXACT_PARTS = frozenset(
@@ -70,40 +68,12 @@ class Counting:
         return Counted(self.collate_fn(samples), len(samples))
 
 
-class StreamBatches:
-    """The batches of an `IterableDataset` in this process, as torch's `DataLoader` makes them.
-
-    `batch_size` is None if the dataset makes batches itself.
-    """
-
-    def __init__(
-        self, dataset: Any, collate_fn: Callable[[Any], Any], batch_size: int | None, *, drop_last: bool
-    ) -> None:
-        self._dataset = dataset
-        self._collate_fn = collate_fn
-        self._batch_size = batch_size
-        self._drop_last = drop_last
-
-    def __iter__(self) -> Iterator[Any]:
-        samples = _samples_of(iter(self._dataset))
-        if self._batch_size is None:
-            return map(self._collate_fn, samples)
-        return self._collated(samples, self._batch_size)
-
-    def _collated(self, samples: Iterator[Any], size: int) -> Iterator[Any]:
-        is_full = True
-        while is_full:
-            batch = list(itertools.islice(samples, size))
-            is_full = len(batch) == size
-            if is_full or (batch and not self._drop_last):
-                yield self._collate_fn(batch)
-
-
 class KeyedStream(IterableDataset[Any]):
     """This rank's batches of a stream, each fetched and collated under its own key.
 
     The object always knows its position. In a worker, that includes the batches that the worker has read ahead. Each
-    rank takes its part of every global batch. `seed` is mixed into the keys.
+    rank takes its part of every global batch. `seed` is mixed into the keys. `is_resumable` says whether a pass may
+    resume from a state; other passes begin under a key of their own.
 
     Attributes:
         dataset: the user's.
@@ -111,7 +81,14 @@ class KeyedStream(IterableDataset[Any]):
     """
 
     def __init__(
-        self, loader: DataLoader[Any], collate_fn: Callable[[Any], Any], *, seed: int, rank: int, ranks: int
+        self,
+        loader: DataLoader[Any],
+        collate_fn: Callable[[Any], Any],
+        *,
+        seed: int,
+        rank: int,
+        ranks: int,
+        is_resumable: bool,
     ) -> None:
         self.dataset: Any = loader.dataset
         self.epoch = 0
@@ -121,6 +98,7 @@ class KeyedStream(IterableDataset[Any]):
         self._seed = seed
         self._rank = rank
         self._ranks = ranks
+        self._is_resumable = is_resumable
         self._passes = 0
         self._is_resumed = False
         self._samples: Any = None
@@ -134,8 +112,12 @@ class KeyedStream(IterableDataset[Any]):
         # Persistent workers don't learn of later epochs.
         epoch = self.epoch + (0 if worker is None else self._passes)
         self._passes += 1
-        key = ("stream", self._seed, epoch, 0 if worker is None else worker.id)
-        self._read_again(*key)
+        key: tuple[object, ...] = ("stream", self._seed, epoch)
+        if self._is_resumable:
+            key = (*key, 0 if worker is None else worker.id)
+            self._read_again(*key)
+        else:
+            self._samples = with_seed(mixed_seed(*key, "start"), self._begin)
         return self._batches(*key)
 
     def state_dict(self) -> dict[str, Any]:
@@ -179,17 +161,15 @@ class KeyedStream(IterableDataset[Any]):
         """Read used samples again, under the same keys: samples may be random, or prepared before their batch."""
         seed_of = seeds_of_batches(*key)
         while self._batches_read < self._batches_to_read_again:
-            with _fetching_under(seed_of(self._batches_read)):
-                if self._next_samples() is _END:
-                    return
+            if with_seed(seed_of(self._batches_read), self._next_samples) is END:
+                return
             self._batches_read += 1
 
     def _batches(self, *key: object) -> Iterator[Any]:
         seed_of = seeds_of_batches(*key)
         while True:
-            with _fetching_under(seed_of(self._batches_read)):
-                batch = self._next_batch()
-            if batch is _END:
+            batch = with_seed(seed_of(self._batches_read), self._next_batch)
+            if batch is END:
                 self._rewind()
                 return
             self._batches_read += 1
@@ -197,7 +177,7 @@ class KeyedStream(IterableDataset[Any]):
 
     def _next_batch(self) -> Any:
         samples = self._next_samples()
-        return _END if samples is _END else self._collate_fn(samples)
+        return END if samples is END else self._collate_fn(samples)
 
     def _next_samples(self) -> Any:
         """The samples of this rank's next batch. Those before it, of other ranks, are read in vain."""
@@ -214,16 +194,8 @@ class KeyedStream(IterableDataset[Any]):
             if is_own:
                 batch += share
         if not batch or (self._drop_last and len(batch) < size):
-            return _END
+            return END
         return batch if self._batch_size else batch[0]
-
-
-def _fetching_under(key: int) -> AbstractContextManager[object]:
-    """Seed the host generators with `key`; restore them at the end of the block, except in a worker."""
-    if get_worker_info() is None:
-        return host_generators_seeded(key)
-    seed_host_generators(key)
-    return contextlib.nullcontext()
 
 
 def _samples_of(iterator: Any) -> Iterator[Any]:

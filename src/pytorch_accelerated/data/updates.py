@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import inspect
 import numbers
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,12 +16,13 @@ from torch.utils.data import DataLoader
 
 from pytorch_accelerated.data.fetching import BatchFetcher, StreamFetcher
 from pytorch_accelerated.data.fingerprints import Fingerprint, fingerprint_of
-from pytorch_accelerated.data.prefetch import DeviceFeed, WaitingTime
 from pytorch_accelerated.errors import DataError, HookOutputError
 from pytorch_accelerated.processes.ranks import Ranks
 from pytorch_accelerated.trees import length_of
 
 CountItems = Callable[[Any], "int | None"]
+# Takes host batches and yields them on the trainer's device, in the same order.
+DeviceFeed = Callable[[Iterator[Any]], Iterator[Any]]
 
 
 class MicroBatch(NamedTuple):
@@ -81,21 +82,8 @@ class Round(NamedTuple):
     items: int | None = None
 
 
-# Defaults for the attributes that scripts expect of a torch `DataLoader`, if the batches come from another object.
-_WITHOUT_LOADER: Mapping[str, Any] = {
-    "sampler": None,
-    "batch_sampler": None,
-    "collate_fn": None,
-    "pin_memory": False,
-    "pin_memory_device": "",
-    "timeout": 0,
-    "worker_init_fn": None,
-    "multiprocessing_context": None,
-    "generator": None,
-    "prefetch_factor": None,
-    "persistent_workers": False,
-    "in_order": True,
-}
+# The attributes that scripts expect of a torch `DataLoader`, for batches that come from another object.
+_WITHOUT_LOADER = {name: each.default for name, each in inspect.signature(DataLoader).parameters.items()}
 
 
 def items_of(batch: Any, count_items: CountItems) -> int | None:
@@ -115,6 +103,13 @@ def items_of(batch: Any, count_items: CountItems) -> int | None:
     )
 
 
+@dataclasses.dataclass
+class WaitingTime:
+    """The seconds that a run has waited for batches."""
+
+    seconds: float = 0.0
+
+
 class ItemWeight(NamedTuple):
     """`weight` and `items` of a `MicroBatch`."""
 
@@ -122,46 +117,23 @@ class ItemWeight(NamedTuple):
     items: int | None = None
 
 
-class ItemCounter:
-    """Counts the items of host batches on their way to the device.
+def with_items(host_batches: Iterator[Any], count_items: CountItems | None) -> Iterator[tuple[Any, int | None]]:
+    """Each batch of an evaluation, and the number of its items; None without `count_items`.
 
-    Args:
-        count_items: counts the items of a batch; None: nothing is counted.
-
-    Attributes:
-        items: of the current batch.
+    Raises:
+        HookOutputError: if only some batches can be counted, so that their losses have no common mean.
     """
-
-    def __init__(self, count_items: CountItems | None) -> None:
-        self.items: int | None = None
-        self._count_items = count_items
-        self._ahead: deque[int | None] = deque()
-        self._reached = 0
-
-    def over(self, host_batches: Iterator[Any]) -> Iterator[Any]:
-        """The same batches, which may be fetched ahead of calls of `advance`."""
-        return host_batches if self._count_items is None else self._counted(host_batches, self._count_items)
-
-    def _counted(self, host_batches: Iterator[Any], count_items: CountItems) -> Iterator[Any]:
-        for batch in host_batches:
-            self._ahead.append(items_of(batch, count_items))
-            yield batch
-
-    def advance(self) -> None:
-        """Make the next batch the current one.
-
-        Raises:
-            HookOutputError: if only some batches can be counted, so that their losses have no common mean.
-        """
-        if self._count_items is None:
-            return
-        before, self.items = self.items, self._ahead.popleft()
-        self._reached += 1
-        if self._reached > 1 and (before is None) is not (self.items is None):
+    were_known = None
+    for batch in host_batches:
+        items = None if count_items is None else items_of(batch, count_items)
+        is_known = items is not None
+        if were_known not in (None, is_known):
             raise HookOutputError(
                 "`count_batch_items` returned a number for some batches of the evaluation, and None for others, so "
                 "their losses have no common mean. Return a number for all of them, or for none."
             )
+        were_known = is_known
+        yield batch, items
 
 
 class RunLoader(ABC):
@@ -182,7 +154,7 @@ class RunLoader(ABC):
         dataset: the user's, if there is one.
         batch_size: samples of a batch on this rank; None if they vary or are unknown.
         drop_last: whether samples that do not fill a batch are left out.
-        waiting: the time that the run waited for host batches.
+        waiting: the time that the run waited for batches.
         is_sharded: whether each rank has different data already.
         is_shuffled: whether we shuffle the samples of each epoch.
         is_vectorised: whether fetching a batch is one indexing operation in this process.

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from pytorch_accelerated.compat.python import add_note
 from pytorch_accelerated.errors import PytorchAcceleratedError
 
 _BEGINNING = "This happened in"
@@ -27,14 +26,12 @@ _STAGES = {
     "backward_step": "the backward pass",
     "optimizer_step": "the optimizer's step",
 }
-# The commonest causes of torch's errors; the messages are those of torch 2.10 to 2.13. The page "When it breaks" has
-# more of them.
+# The commonest causes of torch's errors, whose messages are those of torch 2.10 to 2.13; "When it breaks" has more.
 _CAUSES = {
     r"out of memory|DefaultCPUAllocator": "The batch is too large for the free memory. `split_on_oom=True` "
     "(`auto_find_batch_size` in TrainingArguments) computes batches in parts that fit, without changing the updates.",
     r"Target -?\d+ is out of bounds|smaller than num_classes|t < n_classes|device-side assert": "A label is out of "
-    "range: class labels go from 0 to the number of the model's outputs minus 1. On a GPU it may also be an input of "
-    "an embedding; run the batch on the CPU to see the place.",
+    "range: class labels go from 0 to the number of outputs minus 1. On a GPU it may also be an input of an embedding.",
     r"expected target dtype to be Long|expected scalar type Long but found|nll_loss.* not implemented for": "Labels "
     "that are class numbers must be int64: `labels.long()`.",
     r"can't be cast to the desired output type Long|Found dtype (Long|Int|Byte|Bool) but expected": "This loss needs "
@@ -42,14 +39,13 @@ _CAUSES = {
     r"[Dd]ouble|torch\.float64": "A tensor is float64, NumPy's default, and the model is not: convert it in the "
     "dataset, with `.float()` or `astype('float32')`.",
     r"must be Tensor, not (tuple|list)|'(tuple|list)' object has no attribute": "A part of the batch is no tensor, "
-    "because its rows are text or other objects: turn them into numbers in the dataset, such as classes from 0.",
-    r"does not require grad|has no attribute 'backward'": "The loss depends on nothing that is trained. Return it as "
-    "it is, without `.item()` or `.detach()`, and check that parameters of the model have `requires_grad=True`.",
-    r"backward through the graph a second time": "The hook that computes the loss calls `backward()` itself, which the "
-    "trainer does after it; or a tensor of an earlier batch is used again, which must be detached.",
-    r"same device|expected device|Expected object of device type": "A tensor is on another device than the rest. Only "
-    "the batch and the model are moved: create tensors in forward with `device=inputs.device`, register constants as "
-    "buffers, and move a loss function that holds tensors (class weights) to `trainer.device`.",
+    "because its rows are text or other objects: turn them into numbers in the dataset.",
+    r"does not require grad|has no attribute 'backward'": "The loss depends on nothing that is trained. Return it "
+    "without `.item()` or `.detach()`, and check that parameters of the model have `requires_grad=True`.",
+    r"backward through the graph a second time": "A hook calls `backward()` itself, which the trainer does after it; "
+    "or a tensor of an earlier batch is used again, which must be detached.",
+    r"same device|expected device|Expected object of device type": "A tensor is on another device than the rest: "
+    "create tensors in forward with `device=inputs.device`, and move a loss function with weights to `trainer.device`.",
 }
 _MOST_ITEMS = 8
 
@@ -81,6 +77,11 @@ def note_failure(error: Exception, *, hook: str, batch: Any, position: str, rank
 
 def _has_note(error: Exception) -> bool:
     return any(note.startswith(_BEGINNING) for note in getattr(error, "__notes__", ()))
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Add a note to an exception, also in Python 3.10, which has no `add_note`."""
+    error.__notes__ = [*getattr(error, "__notes__", ()), note]  # type: ignore[attr-defined]
 
 
 def add_place(error: Exception, position: str) -> None:

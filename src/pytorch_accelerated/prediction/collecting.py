@@ -130,7 +130,7 @@ class InMemoryPredictions:
 
     def _take(self, start: int, predictions: Any, samples: int | None) -> None:
         if self._are_rows:
-            self._rows.add(start, predictions, samples)
+            self._rows.take(start, predictions, samples)
             return
         results = map_leaves(_kept, predictions)
         if self._are_rows is None:
@@ -178,12 +178,11 @@ class RowFacts(NamedTuple):
     places: list[Place]
 
 
-class CollectedRows:
+class CollectedRows(RowBlocks):
     """Checks that batches of rows fit together, and hands them on in blocks.
 
     Args:
-        keep: see `RowBlocks`.
-        block_bytes: see `RowBlocks`.
+        keep, block_bytes: see `RowBlocks`.
         source: what the rows come from, for error messages.
 
     Attributes:
@@ -192,17 +191,17 @@ class CollectedRows:
     """
 
     def __init__(self, keep: Callable[[Leaves], None], *, block_bytes: int, source: str = HOOK) -> None:
+        super().__init__(keep, block_bytes)
         self.structure: Any = None
-        self._source = source
         self.kinds: Kinds = {}
-        self._blocks = RowBlocks(keep, block_bytes)
+        self._source = source
 
     def facts(self) -> RowFacts:
         """What the other ranks need to know."""
-        return RowFacts(self.kinds, without_classes(self.structure), self._blocks.places)
+        return RowFacts(self.kinds, without_classes(self.structure), self.places)
 
-    def add(self, start: int, predictions: Any, samples: int | None = None) -> None:
-        """See `PredictionCollector`."""
+    def take(self, start: int, predictions: Any, samples: int | None = None) -> None:
+        """Add the rows of a batch, after checking them. See `PredictionCollector.add`."""
         where = f"The predictions of the batch that begins at row {start}"
         leaves: Leaves = {}
         complaints: list[str] = []
@@ -242,11 +241,7 @@ class CollectedRows:
             self.structure, self.kinds = structure, kinds
         elif kinds != self.kinds:
             raise _cannot_be_joined(where, "those before them", kinds, self.kinds, self._source)
-        self._blocks.add(start, leaves)
-
-    def finish(self) -> None:
-        """Hand on the last block."""
-        self._blocks.finish()
+        self.add(start, leaves)
 
 
 def agreed(everyones: Sequence[RowFacts], *, source: str = HOOK) -> tuple[Kinds, Any]:

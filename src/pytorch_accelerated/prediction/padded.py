@@ -62,7 +62,7 @@ class PaddedRows:
             if isinstance(leaf, torch.Tensor) and self._joins:
                 if path not in self._columns:
                     self._columns[path] = _Column(self._padding(path, leaf))
-                self._columns[path].add(start, leaf)
+                self._columns[path].add(start, {"": leaf})
             else:
                 array = leaf.cpu().numpy().copy() if isinstance(leaf, torch.Tensor) else leaf
                 self._batches.setdefault(path, []).append((start, array))
@@ -94,28 +94,23 @@ class PaddedRows:
         return torch.tensor(padding).to(rows.dtype).item()
 
 
-class _Column:
+class _Column(RowBlocks):
     """The rows of one output."""
 
     def __init__(self, padding: float) -> None:
-        self._padding = padding
-        self._blocks: collections.deque[torch.Tensor] = collections.deque()
-        self._rows = RowBlocks(lambda block: self._blocks.append(block[""]), padding=padding)
-
-    def add(self, start: int, rows: torch.Tensor) -> None:
-        """Take the rows of one batch."""
-        self._rows.add(start, {"": rows})
+        self._kept: collections.deque[torch.Tensor] = collections.deque()
+        super().__init__(lambda block: self._kept.append(block[""]), padding=padding)
 
     def joined(self, ranks: Ranks) -> Array:
         """The rows of all ranks. Must be called by all ranks."""
-        self._rows.finish()
-        facts = ranks.exchange((self._rows.places, [(block.dtype, block.shape[1:]) for block in self._blocks]))
+        self.finish()
+        facts = ranks.exchange((self.places, [(block.dtype, block.shape[1:]) for block in self._kept]))
         places = [own for own, _ in facts]
         dtypes, shapes = zip(*itertools.chain(*(kinds for _, kinds in facts)), strict=True)
         row_shape = max(shapes, key=lambda shape: shape[:1])
         rows = sum(place.rows for own in places for place in own)
         result = torch.empty((rows, *row_shape), dtype=functools.reduce(torch.promote_types, dtypes))
-        put_in_order(ranks, self._blocks, places, result, self._padding)
+        put_in_order(ranks, self._kept, places, result, self._padding)
         return result.numpy()
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from pytorch_accelerated.processes.ranks import Ranks
-from pytorch_accelerated.trees import parts_of
+from pytorch_accelerated.trees import parts_of, rebuilt
 
 BLOCK_BYTES = 64 * 2**20
 ROOT = "predictions"
@@ -201,11 +201,7 @@ def filled(structure: Any, leaves: dict[str, Any]) -> Any:
     found = [filled(part, leaves) for part in parts]
     if isinstance(structure, collections.OrderedDict):
         return collections.namedtuple("Predictions", structure)(*found)
-    if isinstance(structure, dict):
-        return dict(zip(structure, found, strict=True))
-    if hasattr(structure, "_fields"):
-        return type(structure)(*found)
-    return tuple(found) if isinstance(structure, tuple) else found
+    return rebuilt(structure, found)
 
 
 def empty_rows(kinds: Kinds, rows: int) -> Leaves:

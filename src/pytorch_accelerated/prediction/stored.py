@@ -14,9 +14,9 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import safe_open
@@ -41,8 +41,32 @@ from pytorch_accelerated.prediction.collecting import (
 from pytorch_accelerated.prediction.rows import BLOCK_BYTES, Kinds, Leaves, Piece, empty_rows, filled, pieces_in_order
 from pytorch_accelerated.processes.ranks import Ranks
 
-_FORMAT = 1
+_VERSION = 1
 _ORDER_NAME = "order.safetensors"
+
+
+class FileFormat(NamedTuple):
+    """How a file holds a block of rows: tensors by their path in the hook's result, with one row per sample each.
+
+    To store predictions in another format, add it to `FORMATS`. The rest (order, checksums, ranks) stays as it is.
+
+    Attributes:
+        dump: makes the contents of a file.
+        open: opens a file for reading; ``open(path)(name, slice(0, 5))`` are the first five rows of the tensor `name`.
+    """
+
+    dump: Callable[[Leaves], Iterable[bytes | memoryview]]
+    open: Callable[[Path], Callable[[str, slice], torch.Tensor]]
+
+
+def _open_safetensors(path: Path) -> Callable[[str, slice], torch.Tensor]:
+    file = safe_open(path, framework="pt")
+    return lambda name, rows: file.get_slice(name)[rows]  # type: ignore[no-untyped-call]
+
+
+_DEFAULT = ".safetensors"
+FORMATS = {_DEFAULT: FileFormat(chunks, _open_safetensors)}
+"""By the suffix of an `output_path`, which the files in it have too; any other suffix means the default."""
 
 
 def collect_predictions(ranks: Ranks, output_path: str | os.PathLike[str] | None = None) -> PredictionCollector:
@@ -69,6 +93,8 @@ class StoredPredictionsWriter:
 
     def __init__(self, ranks: Ranks, output_path: str | os.PathLike[str], *, block_bytes: int = BLOCK_BYTES) -> None:
         self._ranks = ranks
+        suffix = Path(output_path).suffix
+        self._suffix = suffix if suffix in FORMATS else _DEFAULT
         self._files: list[FileEntry] = []
         self._rows = CollectedRows(self._write_block, block_bytes=block_bytes)
         self._staged = ranks.do_on_first(lambda: _begin(output_path))
@@ -80,11 +106,11 @@ class StoredPredictionsWriter:
                 f"{HOOK} returned one result per sample, but a folder holds rows of one shape. Predict without "
                 "`output_path`, or return tensors with one row per sample, padded to the same length in every batch."
             )
-        self._rows.add(start, predictions, samples)
+        self._rows.take(start, predictions, samples)
         refused = [f"{path} is {dtype}" for path, (dtype, _) in self._rows.kinds.items() if dtype not in DTYPE_NAMES]
         if refused:
             raise ArgumentTypeError(
-                f"Some predictions have a dtype that safetensors files cannot hold: {', '.join(refused)}. Convert them "
+                f"Some predictions have a dtype that files cannot hold: {', '.join(refused)}. Convert them "
                 f"in {HOOK}, or predict without `output_path`."
             )
 
@@ -103,14 +129,15 @@ class StoredPredictionsWriter:
         self._staged.abort()
 
     def _write_block(self, block: Leaves) -> None:
-        self._files.append(self._staged.write_file(_block_name(self._ranks.index, len(self._files)), chunks(block)))
+        name = _block_name(self._ranks.index, len(self._files)) + self._suffix
+        self._files.append(self._staged.write_file(name, FORMATS[self._suffix].dump(block)))
 
     def _publish(self, everyones: list[tuple[RowFacts, list[FileEntry]]], kinds: Kinds, structure: Any) -> None:
         pieces = pieces_in_order([facts.places for facts, _ in everyones])
         order = torch.tensor(pieces, dtype=torch.int64, device="cpu").reshape(-1, len(Piece._fields))
         files = [self._staged.write_file(_ORDER_NAME, chunks({"pieces": order}))]
         facts = {
-            PREDICTIONS_FORMAT: _FORMAT,
+            PREDICTIONS_FORMAT: _VERSION,
             "rows": sum(piece.rows for piece in pieces),
             "structure": structure,
             "tensors": kinds,
@@ -140,12 +167,13 @@ class StoredPredictions:
                 "was the `output_path` of `Trainer.predict`."
             )
         manifest = read_manifest(self.path)
-        if manifest.facts.get(PREDICTIONS_FORMAT) != _FORMAT:
+        if manifest.facts.get(PREDICTIONS_FORMAT) != _VERSION:
             raise InvalidCheckpointError(
-                f"{self.path} holds no predictions of format {_FORMAT}, which this version of pytorch-accelerated "
+                f"{self.path} holds no predictions of format {_VERSION}, which this version of pytorch-accelerated "
                 "reads. Pass another folder, or install the version that wrote it."
             )
         self._files = {entry.name: entry for entry in manifest.files}
+        self._blocks_by_name = {Path(name).stem: name for name in self._files}
         self._rows: int = manifest.facts["rows"]
         self._structure: Any = manifest.facts["structure"]
         self._kinds: Kinds = manifest.facts["tensors"]
@@ -196,7 +224,7 @@ class StoredPredictions:
             end = first + rows
             while first < end:
                 part = slice(first, min(end, first + missing))
-                parts.append({path: opened[rank][1].get_slice(path)[part] for path in self._kinds})
+                parts.append({path: opened[rank][1](path, part) for path in self._kinds})
                 missing -= part.stop - first
                 first = part.stop
                 if not missing:
@@ -210,10 +238,11 @@ class StoredPredictions:
         tensors = read_file_of_tensors(self.path, self._files[_ORDER_NAME])
         return list(itertools.starmap(Piece, tensors["pieces"].tolist()))
 
-    def _open_block(self, name: str) -> Any:
-        """Open a file for reading rows, after checking all of it."""
-        check_file(self.path / name, self._files[name])
-        return safe_open(self.path / name, framework="pt")
+    def _open_block(self, stem: str) -> Callable[[str, slice], torch.Tensor]:
+        """Open a file for reading rows, after checking all of it; see `FileFormat`."""
+        path = self.path / self._blocks_by_name[stem]
+        check_file(path, self._files[path.name])
+        return FORMATS[path.suffix].open(path)
 
 
 def _joined(parts: list[Leaves]) -> Leaves:
@@ -221,7 +250,7 @@ def _joined(parts: list[Leaves]) -> Leaves:
 
 
 def _block_name(rank: int, block: int) -> str:
-    return f"rank{rank:05}-{block:05}.safetensors"
+    return f"rank{rank:05}-{block:05}"
 
 
 def _begin(output_path: str | os.PathLike[str]) -> StagedFolder:

@@ -13,9 +13,8 @@ from torch.optim import Optimizer
 
 from pytorch_accelerated.errors import ConfigurationError, HookOutputError, InvalidCheckpointError
 
-# In states of pytorch-accelerated 0.1, which hold the attributes of the scheduler.
-_COUNTERS_OF_0_1 = ("num_updates", "_num_updates")
-_BASE_VALUES_OF_0_1 = "base_lr_values"
+# The names in states of pytorch-accelerated 0.1, which hold the attributes of the scheduler.
+_NAMES_OF_0_1 = {"num_updates", "_num_updates", "base_lr_values"}
 
 
 class SchedulerBase(abc.ABC):
@@ -115,13 +114,16 @@ class SchedulerBase(abc.ABC):
         Raises:
             InvalidCheckpointError: if the state belongs to another kind of scheduler, or has another number of groups.
         """
-        is_of_0_1 = "values" not in state_dict and not {*_COUNTERS_OF_0_1, _BASE_VALUES_OF_0_1}.isdisjoint(state_dict)
-        own = {**self.state_dict(), **_from_0_1(state_dict)} if is_of_0_1 else state_dict
+        is_of_0_1 = "values" not in state_dict and not _NAMES_OF_0_1.isdisjoint(state_dict)
+        own = dict(self.state_dict() if is_of_0_1 else state_dict)
+        if is_of_0_1 and "base_lr_values" in state_dict:
+            own["base_values"] = [float(value) for value in state_dict["base_lr_values"]]
         self._check_state(own)
         self._restore(own)
-        if is_of_0_1 and "last_update" in own:
-            self.step_update(own["last_update"] + 1)
-        if is_of_0_1 and _COUNTERS_OF_0_1[0] not in state_dict and _COUNTERS_OF_0_1[1] not in state_dict:
+        last_update = state_dict.get("_num_updates", state_dict.get("num_updates"))
+        if is_of_0_1 and last_update is not None:
+            self.step_update(int(last_update) + 1)
+        elif is_of_0_1:
             warnings.warn(
                 f"{type(self).__name__}: The state does not include the number of finished updates, so the schedule "
                 "stays where it is. Call `scheduler.step_update(number_of_finished_updates)` to set it.",
@@ -208,14 +210,3 @@ class StatefulSchedulerBase(SchedulerBase):
     def _restore(self, state_dict: dict[str, Any]) -> None:
         super()._restore(state_dict)
         self._num_updates = state_dict["last_update"]
-
-
-def _from_0_1(state: dict[str, Any]) -> dict[str, Any]:
-    """What a state of pytorch-accelerated 0.1 has, by the names of ours."""
-    own: dict[str, Any] = {}
-    if _BASE_VALUES_OF_0_1 in state:
-        own["base_values"] = [float(value) for value in state[_BASE_VALUES_OF_0_1]]
-    for name in _COUNTERS_OF_0_1:
-        if name in state:
-            own["last_update"] = int(state[name])
-    return own

@@ -14,8 +14,13 @@ from pytorch_accelerated.callbacks.evaluation import OuterLimit
 from pytorch_accelerated.callbacks.handler import DEFAULT_CALLBACKS, CallbackHandler
 from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.data.adapting import refuse_empty
-from pytorch_accelerated.data.building import build_loader, default_loader_kwargs, effective_kwargs
-from pytorch_accelerated.data.slicing import LIMIT_BATCHES_ENV_VAR, batch_limit_from_environment
+from pytorch_accelerated.data.building import (
+    LIMIT_BATCHES_ENV_VAR,
+    batch_limit_from_environment,
+    build_loader,
+    default_loader_kwargs,
+    effective_kwargs,
+)
 from pytorch_accelerated.data.updates import Loaders
 from pytorch_accelerated.facts.context import Context, view
 from pytorch_accelerated.facts.names import GivenArgument, GivenArguments, is_users_class, knows_other_names, own_events

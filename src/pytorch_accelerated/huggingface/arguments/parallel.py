@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 from pytorch_accelerated.callbacks.warning import stacklevel_of_user
-from pytorch_accelerated.compat.transformers import unsplittable_layers
+from pytorch_accelerated.compat.extras import unsplittable_layers
 from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.huggingface.arguments.deepspeed import DDP_OPTIONS, check_batches, engine_config
 from pytorch_accelerated.huggingface.arguments.fields import Arguments

@@ -10,11 +10,11 @@ import torch
 
 from pytorch_accelerated.seeding import (
     generator_states,
-    host_generators_seeded,
     restore_generator_states,
     seed_host_generators,
     seeds_of_batches,
     split_mix,
+    with_seed,
     without_second_numbers,
 )
 
@@ -37,17 +37,18 @@ def test_what_is_drawn_between_blocks_does_not_depend_on_them(kind: str) -> None
     kinds = {"all": list(DRAWS.values()), "none": []}.get(kind) or [DRAWS[kind]] if kind != "none" else []
     everything = list(DRAWS.values())
 
+    def within(turn: int) -> None:
+        for draw in everything[: turn % (len(everything) + 1)]:
+            draw()
+        if turn % 3 == 0:
+            with_seed(turn, np.random.randn)
+
     def drawn(*, has_blocks: bool) -> list[Any]:
         seed_host_generators(1)
         numbers: list[Any] = []
         for turn in without_second_numbers(iter(range(60))):
             if has_blocks:
-                with host_generators_seeded(turn):
-                    for draw in everything[: turn % (len(everything) + 1)]:
-                        draw()
-                    if turn % 3 == 0:
-                        with host_generators_seeded(turn):
-                            np.random.randn()
+                with_seed(turn, within, turn)
             numbers += [draw() for draw in kinds]
         return [*numbers, *(draw() for draw in everything)]
 
@@ -55,17 +56,16 @@ def test_what_is_drawn_between_blocks_does_not_depend_on_them(kind: str) -> None
 
 
 def test_what_is_drawn_within_a_block_depends_on_its_seed_only() -> None:
-    def within(seed: int) -> list[Any]:
-        with host_generators_seeded(seed):
-            return [draw() for draw in DRAWS.values()]
+    def draws() -> list[Any]:
+        return [draw() for draw in DRAWS.values()]
 
-    first = within(5)
+    first = with_seed(5, draws)
     for draw in DRAWS.values():
         draw()
-        assert within(5) == first
-    assert within(6) != first
+        assert with_seed(5, draws) == first
+    assert with_seed(6, draws) != first
     seed_host_generators(5)
-    assert [draw() for draw in DRAWS.values()] == first
+    assert draws() == first
 
 
 def test_a_bit_generator_of_the_user_stays_numpys_global_one() -> None:
@@ -75,8 +75,7 @@ def test_a_bit_generator_of_the_user_stays_numpys_global_one() -> None:
         expected = np.random.RandomState(np.random.PCG64(3)).random_sample(3)
         found = []
         for _ in range(3):
-            with host_generators_seeded(1):
-                np.random.randn()
+            with_seed(1, np.random.randn)
             found.append(np.random.rand())
         assert found == list(expected)
     finally:
@@ -99,4 +98,4 @@ def test_seeds_of_batches_are_those_of_split_mix() -> None:
     assert sum(seed_of(number) == others(number) for number in range(10_000)) < 3
     # The numbers that the authors' program gives for the seed 0, in their low 32 bits.
     published = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
-    assert [split_mix(0, number) & 0xFFFFFFFF for number in (1, 2, 3)] == [each & 0xFFFFFFFF for each in published]
+    assert [split_mix(0, number) for number in (1, 2, 3)] == [each & 0xFFFFFFFF for each in published]
