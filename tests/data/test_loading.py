@@ -358,19 +358,13 @@ def test_iterables_that_are_not_shared_out_are_pointed_out_once_and_only_on_seve
 
 def test_arguments_override_the_defaults() -> None:
     defaults = {"batch_size": 8, "shuffle": True, "num_workers": 0}
-    assert effective_kwargs(defaults, None) == defaults
-    assert effective_kwargs(defaults, {"batch_size": 3, "drop_last": True}) == {
-        **defaults,
-        "batch_size": 3,
-        "drop_last": True,
-    }
+    given = {"batch_size": 3, "drop_last": True}
+    assert effective_kwargs(defaults, given) == {**defaults, **given}
     sampler = Backwards()
     assert effective_kwargs(defaults, {"sampler": sampler}) == {"batch_size": 8, "num_workers": 0, "sampler": sampler}
     assert effective_kwargs(defaults, {"sampler": None}) == {**defaults, "sampler": None}
-    assert effective_kwargs(defaults, {"batch_sampler": OWN_BATCHES}) == {
-        "num_workers": 0,
-        "batch_sampler": OWN_BATCHES,
-    }
+    of_batches = {"batch_sampler": OWN_BATCHES}
+    assert effective_kwargs(defaults, of_batches) == {"num_workers": 0, **of_batches}
     assert defaults == {"batch_size": 8, "shuffle": True, "num_workers": 0}
 
 

@@ -19,7 +19,6 @@ from pytorch_accelerated.errors import (
     StopTrainingError,
 )
 from pytorch_accelerated.prediction import StoredPredictions
-from pytorch_accelerated.trees import leaves_by_path
 from tests.support import batch_shapes
 from tests.support.batch_shapes import SHAPES, Samples
 from tests.support.reference import assert_same_numbers, regression_data, sgd, tiny_model
@@ -36,11 +35,6 @@ def trainer_of(model: nn.Module | None = None, *callbacks: Any, base: type[Train
 def outputs_of(model: nn.Module, inputs: torch.Tensor = INPUTS) -> torch.Tensor:
     with torch.no_grad():
         return model(inputs)  # type: ignore[no-any-return]
-
-
-def assert_rows(found: Any, expected: torch.Tensor) -> None:
-    """Equal up to the order in which a matrix product of another height adds up."""
-    assert_same_numbers(found, expected)
 
 
 class Items(Dataset[Any]):
@@ -83,22 +77,24 @@ DATASETS: dict[str, Callable[[], Any]] = {
 def test_any_kind_of_data_is_predicted_for(kind: str) -> None:
     trainer = trainer_of()
     dataset: Any = iter(DATASETS[kind]()) if kind == "batches" else DATASETS[kind]()
-    assert_rows(trainer.predict(dataset, per_device_batch_size=3), outputs_of(trainer.model))
+    assert_same_numbers(trainer.predict(dataset, per_device_batch_size=3), outputs_of(trainer.model))
 
 
 @pytest.mark.parametrize(("batch_size", "workers"), [(1, 0), (2, 2), (3, 0), (SIZE, 0), (100, 2)])
 def test_every_batch_size_and_number_of_workers_gives_the_same_rows(batch_size: int, workers: int) -> None:
     trainer = trainer_of()
     found = trainer.predict(Items(list(INPUTS)), batch_size, {"num_workers": workers})
-    assert_rows(found, outputs_of(trainer.model))
+    assert_same_numbers(found, outputs_of(trainer.model))
 
 
 def test_a_loader_in_another_order_gives_its_own_order() -> None:
     trainer = trainer_of()
     order = [3, 1, 4, 1, 5]
     expected = outputs_of(trainer.model)[order]
-    assert_rows(trainer.predict(TensorDataset(INPUTS), 2, {"sampler": order}), expected)
-    assert_rows(trainer.predict(DataLoader(TensorDataset(INPUTS), batch_sampler=[[3], [1, 4], [1, 5]])), expected)
+    assert_same_numbers(trainer.predict(TensorDataset(INPUTS), 2, {"sampler": order}), expected)
+    assert_same_numbers(
+        trainer.predict(DataLoader(TensorDataset(INPUTS), batch_sampler=[[3], [1, 4], [1, 5]])), expected
+    )
 
 
 @pytest.mark.parametrize("ready", [False, True])
@@ -139,9 +135,9 @@ def test_a_collate_function_makes_the_batches() -> None:
         return torch.tensor([[float(len(word))] * 3 for word in batch]).double()
 
     expected = outputs_of(trainer.model, lengths(words))
-    assert_rows(trainer.predict(words, 2, collate_fn=lengths), expected)
+    assert_same_numbers(trainer.predict(words, 2, collate_fn=lengths), expected)
     trainer.collate_fn = lengths  # the one that was used last, unless another one is given
-    assert_rows(trainer.predict(words, 2), expected)
+    assert_same_numbers(trainer.predict(words, 2), expected)
 
 
 @pytest.mark.parametrize("empty", [INPUTS[:0], [], Items([]), TensorDataset(INPUTS[:0]), StreamOf([])], ids=type)
@@ -187,12 +183,10 @@ def test_a_model_of_named_inputs_gets_all_but_the_labels() -> None:
     ("outputs", "error", "message"),
     [
         (lambda batch: batch[:1], HookOutputError, "returned 1 rows for a batch of 4 samples"),
-        (lambda batch: batch.sum(), DataError, "one row per sample"),
-        (lambda batch: "text", ArgumentTypeError, "values other than tensors"),
         (lambda batch: {"x": batch, "y": batch[:2]}, DataError, "'y'.* has 2"),
         (lambda batch: None, ArgumentTypeError, "values other than tensors"),
     ],
-    ids=["too few rows", "no rows", "text", "uneven", "nothing"],
+    ids=["too few rows", "uneven", "nothing"],
 )
 @pytest.mark.parametrize("in_memory", [True, False])
 def test_outputs_that_are_not_rows_are_rejected_and_nothing_is_left(
@@ -259,7 +253,7 @@ def test_lists_that_may_be_rows_as_well_are_read_as_the_others_of_their_pass() -
 def test_samples_in_dimension_1_are_an_error_that_names_the_remedy() -> None:
     with pytest.raises(HookOutputError, match=r"returned 3 rows for a batch of 2 samples.*outputs.transpose\(0, 1\)"):
         predicted(lambda batch: batch.T)
-    assert_rows(predicted(lambda batch: batch.T.transpose(0, 1)), INPUTS)
+    assert_same_numbers(predicted(lambda batch: batch.T.transpose(0, 1)), INPUTS)
 
 
 def test_ready_batches_of_graphs_are_predicted_for() -> None:
@@ -267,14 +261,16 @@ def test_ready_batches_of_graphs_are_predicted_for() -> None:
     expected = torch.stack(batch_shapes.predictions(trainer, "graphs"))
     rows = [Samples()[index] for index in range(len(Samples()))]
     batches = (batch_shapes.graphs(rows[start : start + 4]) for start in range(0, len(rows), 4))
-    assert_rows(trainer.predict(batches), expected)
+    assert_same_numbers(trainer.predict(batches), expected)
 
 
 def assert_equal_results(found: list[Any], expected: list[Any]) -> None:
     assert len(found) == len(expected)
     for one, other in zip(found, expected, strict=True):
-        for path, value in leaves_by_path(other).items():
-            assert_same_numbers(leaves_by_path(one)[path], value)
+        if isinstance(other, dict):
+            assert_equal_results([one[name] for name in other], list(other.values()))
+        else:
+            assert_same_numbers(one, other)
 
 
 # --------------------------------------------------------------------------------------- before, during and after it
@@ -288,7 +284,7 @@ class Watching(TrainerCallback):
         self.seen.append(("start", num_batches, trainer.model.training, torch.is_grad_enabled()))
 
     def on_prediction_step_end(self, trainer: Trainer, batch: Any, predictions: torch.Tensor, **kwargs: Any) -> None:
-        assert_rows(predictions, outputs_of(trainer.model, batch))
+        assert_same_numbers(predictions, outputs_of(trainer.model, batch))
         self.seen.append((len(batch), predictions.requires_grad))
 
     def on_prediction_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
@@ -318,7 +314,7 @@ def test_predicting_within_a_run_changes_nothing_of_it() -> None:
 
         def on_train_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
             expected = outputs_of(trainer.get_model())
-            assert_rows(trainer.predict(INPUTS, 2), expected)
+            assert_same_numbers(trainer.predict(INPUTS, 2), expected)
             self.was_training.add(trainer.model.training)
 
         on_eval_step_end = on_train_epoch_end = on_training_run_start = on_training_run_end = on_train_step_end
@@ -345,7 +341,7 @@ def test_a_stop_in_the_middle_gives_no_half_of_the_predictions(tmp_path: Path) -
         trainer.predict(INPUTS, 4, output_path=tmp_path / "predictions")
     assert list(tmp_path.iterdir()) == []
     trainer.callback_handler.clear_callbacks()
-    assert_rows(trainer.predict(INPUTS, 4), outputs_of(trainer.model))
+    assert_same_numbers(trainer.predict(INPUTS, 4), outputs_of(trainer.model))
 
 
 # ------------------------------------------------------------------------------------------------------------ on disk
@@ -354,15 +350,13 @@ def test_a_stop_in_the_middle_gives_no_half_of_the_predictions(tmp_path: Path) -
 def test_arguments_that_cannot_work_are_refused_before_anything_is_written(tmp_path: Path) -> None:
     trainer = trainer_of()
     path = tmp_path / "predictions"
-    attempts: dict[str, tuple[Any, type[Exception]]] = {
-        "batch size": (lambda: trainer.predict(INPUTS, 0, output_path=path), ConfigurationError),
-        "kind of batch size": (lambda: trainer.predict(INPUTS, "4", output_path=path), ArgumentTypeError),  # type: ignore[arg-type]
-        "dataset": (lambda: trainer.predict(3, output_path=path), ArgumentTypeError),
-        "lengths": (lambda: trainer.predict((INPUTS, TARGETS[1:]), output_path=path), DataError),
-        "loader": (lambda: trainer.predict(INPUTS, 4, {"no_such": 1}, output_path=path), TypeError),
-        "path": (lambda: trainer.predict(INPUTS, output_path=3), TypeError),  # type: ignore[arg-type]
-    }
-    for attempt, error in attempts.values():
+    attempts: list[tuple[Any, type[Exception]]] = [
+        (lambda: trainer.predict(INPUTS, 0, output_path=path), ConfigurationError),
+        (lambda: trainer.predict((INPUTS, TARGETS[1:]), output_path=path), DataError),
+        (lambda: trainer.predict(INPUTS, 4, {"no_such": 1}, output_path=path), TypeError),
+        (lambda: trainer.predict(INPUTS, output_path=3), TypeError),  # type: ignore[arg-type]
+    ]
+    for attempt, error in attempts:
         with pytest.raises(error):
             attempt()
         assert list(tmp_path.iterdir()) == []

@@ -34,15 +34,11 @@ ALL: dict[str, Any] = {
 }
 
 
-def a_trainer(**facts: Any) -> Any:
-    """The part of a trainer that placeholders need: its run config, here with `facts` only."""
-    fields: dict[str, Any] = dict.fromkeys(field.name for field in dataclasses.fields(TrainerRunConfig))
-    return SimpleNamespace(run_config=TrainerRunConfig(**{**fields, **facts}))
-
-
 def make(name: str, optimizer: Optimizer, num_epochs: int = 2, updates_per_epoch: int = 8, **kwargs: Any) -> Any:
     """The scheduler, as a trainer makes it in a run of that many epochs; the warmup is `WARMUP` updates."""
-    trainer = a_trainer(num_epochs=num_epochs, num_update_steps_per_epoch=updates_per_epoch)
+    fields: dict[str, Any] = dict.fromkeys(field.name for field in dataclasses.fields(TrainerRunConfig))
+    facts = {"num_epochs": num_epochs, "num_update_steps_per_epoch": updates_per_epoch}
+    trainer = SimpleNamespace(run_config=TrainerRunConfig(**{**fields, **facts}))
     create = ALL[name](**{"num_warmup_epochs": WARMUP / P.NUM_UPDATE_STEPS_PER_EPOCH, **kwargs})
     return replace_trainer_placeholder_values(trainer, create)(optimizer)
 
@@ -113,26 +109,6 @@ def test_edge_12_a_resumed_curve_equals_the_uninterrupted_one(name: str, stop_af
     resumed_optimizer.load_state_dict(optimizer.state_dict())
     resumed.load_state_dict(state)
     assert before + train(resumed_optimizer, resumed, 18 - stop_after) == whole
-
-
-@pytest.mark.parametrize("num_epochs", [1, 3])
-def test_edge_11_the_default_covers_its_whole_curve_on_two_ranks(num_epochs: int) -> None:
-    # 8 updates per epoch are 8 on each of the ranks: nothing is multiplied by their number.
-    trainer = a_trainer(num_epochs=num_epochs, num_update_steps_per_epoch=8, num_processes=2, is_distributed=True)
-    optimizer = an_optimizer(0.8)
-    create = replace_trainer_placeholder_values(trainer, CosineLrScheduler.create_scheduler_fn(lr_min=0.1))
-    scheduler = create(optimizer)
-    used = rates(optimizer, scheduler, num_epochs * 8 + 1)
-    assert used[0] == pytest.approx(0.8)
-    assert used[num_epochs * 4] == pytest.approx(0.45)  # half way down in the middle of the run
-    assert used[-2] > used[-1] == pytest.approx(0.1)
-
-
-def test_the_default_covers_a_stream_of_known_duration() -> None:
-    trainer = a_trainer(num_epochs=1, max_num_train_steps=10)
-    optimizer = an_optimizer(0.8)
-    create = replace_trainer_placeholder_values(trainer, LinearLrScheduler.create_scheduler_fn(lr_min=0))
-    assert rates(optimizer, create(optimizer), 11) == pytest.approx([0.8 * left / 10 for left in range(10, -1, -1)])
 
 
 def test_the_factory_takes_the_arguments_of_the_constructor_in_its_order() -> None:

@@ -15,9 +15,8 @@ from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.callbacks.watching import WatchedMetric
 from pytorch_accelerated.checkpointing.optimizers import optimizer_settings, replaced_settings
 from pytorch_accelerated.data.adapting import close_loader, distribute_loader, refuse_empty, refuse_other_order
-from pytorch_accelerated.data.building import named_sets
+from pytorch_accelerated.data.building import DataLoaderSlice, named_sets
 from pytorch_accelerated.data.resuming import data_facts, role_of_set
-from pytorch_accelerated.data.slicing import DataLoaderSlice
 from pytorch_accelerated.facts.run_state import RunState
 from pytorch_accelerated.facts.settings import check_scheduler
 from pytorch_accelerated.models.held import held_parts, refuse_outside, share_values, trained_outside
